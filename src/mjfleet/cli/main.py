@@ -1,0 +1,74 @@
+"""`mjfleet <command>`: the commands besides training, and training once more."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tyro
+
+from mjfleet.cli.train import guarded, train
+from mjfleet.errors import UserError
+from mjfleet.registry import discover
+
+
+@dataclass(frozen=True, kw_only=True)
+class TasksArguments:
+    """List the tasks that can be trained."""
+
+    tasks_dir: str | None = None
+    """Folder of task folders that is searched first."""
+
+
+def main() -> None:
+    """Entry point of the command `mjfleet`."""
+    sys.exit(guarded(mjfleet, sys.argv[1:]))
+
+
+def mjfleet(arguments: Sequence[str]) -> int:
+    """Dispatch to a command; returns the exit code."""
+    commands = {"train": train, "tasks": tasks}
+    usage = (
+        "usage: mjfleet <command> ...\n\n"
+        "commands:\n"
+        "  train  Train a policy; the same as `train`.\n"
+        "  tasks  List the tasks that can be trained.\n\n"
+        "`mjfleet <command> --help` says more."
+    )
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage)
+        return 0 if arguments else 2
+    if arguments[0] not in commands:
+        raise UserError(f"there is no command `{arguments[0]}`. Commands: {', '.join(commands)}.")
+    return commands[arguments[0]](arguments[1:])
+
+
+def tasks(arguments: Sequence[str]) -> int:
+    """Print the tasks as a table."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    parsed = tyro.cli(TasksArguments, args=arguments, prog="mjfleet tasks")
+    registry = discover(os.environ, parsed.tasks_dir)
+    table = Table(box=box.SIMPLE)
+    table.add_column("task", no_wrap=True)
+    for column in ("summary", "observations", "actions"):
+        table.add_column(column)
+    table.add_column("folder", overflow="fold")
+    for name, found in registry.tasks.items():
+        sizes = (found.task.observation_sizes or {}).items()
+        observations = ", ".join(f"{group} {size}" for group, size in sizes)
+        actions = found.task.num_actions
+        table.add_row(
+            name,
+            found.task.summary,
+            observations or "?",
+            "?" if actions is None else str(actions),
+            str(found.folder),
+        )
+    # Into a pipe, one line for each task.
+    Console(width=None if sys.stdout.isatty() else 400).print(table)
+    for folder, why in registry.broken.items():
+        print(f"{folder} could not be read: {why}", file=sys.stderr)
+    return 0

@@ -1,0 +1,159 @@
+"""`train <task> [flags]`, also `mjfleet train` and `python -m mjfleet.cli.train`."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+
+import tyro
+
+from mjfleet.config import LaunchConfig, TrainConfig
+from mjfleet.errors import UserError
+from mjfleet.launch.config_file import read_config
+from mjfleet.launch.devices import count_gpus, select_devices
+from mjfleet.launch.plan import LaunchPlan, make_plan
+from mjfleet.registry import FoundTask, Registry, discover
+
+_STYLE = (tyro.conf.AvoidSubcommands,)
+
+
+def main() -> None:
+    """Entry point of the command `train`."""
+    sys.exit(guarded(train, sys.argv[1:]))
+
+
+def guarded(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Run a command; the user's mistakes become one message and exit code 2."""
+    try:
+        return command(arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Parse, plan and run; returns the exit code."""
+    registry = discover(os.environ, _peek(arguments, "--tasks-dir"))
+    if not arguments or arguments[0] in ("-h", "--help"):
+        _print_help(registry)
+        return 0 if arguments else 2
+    name, flags = arguments[0], arguments[1:]
+    if name.startswith("-"):
+        raise UserError(f"the task comes first: train <task> {name} ... (`train --help` lists tasks)")
+    found = registry.find(name)
+    config = parse(found, flags)
+    plan = _plan(found, config, datetime.now())
+    if plan.note:
+        print(plan.note)
+    if config.dry_run:
+        print(describe(plan))
+        return 0
+    return _run(found, config, plan, ["train", *arguments])
+
+
+def parse(found: FoundTask, flags: Sequence[str]) -> TrainConfig:
+    """The task's defaults, then the file that --config names, then the flags."""
+    default = found.defaults()
+    file = _peek(flags, "--config")
+    if file is not None:
+        default = read_config(file, default)
+    return tyro.cli(
+        TrainConfig,
+        default=default,
+        args=flags,
+        prog=f"train {found.name}",
+        description=found.task.summary,
+        config=_STYLE,
+    )
+
+
+def describe(plan: LaunchPlan) -> str:
+    """The plan as --dry-run prints it."""
+    devices = [
+        name + (f" (GPU {physical})" if physical else "")
+        for name, physical in zip(
+            plan.devices, plan.physical_devices or ("",) * len(plan.devices), strict=True
+        )
+    ]
+    total = plan.worlds_per_worker * plan.world_size
+    log_dir = plan.torchrunx_log_dir or "none"
+    lines = {
+        "task": f"{plan.task} ({plan.task_folder})",
+        "mode": {"cpu": "CPU, in this process", "single-gpu": "one GPU, in this process"}[plan.mode],
+        "devices": ", ".join(devices),
+        "engine": plan.engine,
+        "CPU threads": plan.threads,
+        "seed": plan.seed,
+        "worlds": f"{plan.worlds_per_worker} per worker, {total} in total",
+        "steps per iteration": plan.steps_per_iteration,
+        "iterations": plan.max_iterations,
+        "run directory": plan.run_dir,
+        "torchrunx log directory": f"{log_dir} ({plan.torchrunx_log_dir_source})",
+    }
+    return "\n".join(f"{name + ':':<25}{value}" for name, value in lines.items())
+
+
+def _plan(found: FoundTask, config: TrainConfig, when: datetime) -> LaunchPlan:
+    # The native engine needs no GPU: leave one alone unless it was asked for.
+    wants_cpu = config.engine == "native" and config.gpu_ids == "auto"
+    request = None if wants_cpu else config.gpu_ids
+    devices = select_devices(request, os.environ, 0 if request is None else count_gpus())
+    cores = len(os.sched_getaffinity(0))
+    return make_plan(found, config, devices, os.environ, cores, when)
+
+
+def _run(found: FoundTask, config: TrainConfig, plan: LaunchPlan, argv: Sequence[str]) -> int:
+    from mjfleet.launch.launcher import create_run_dir, launch
+
+    when = datetime.now()
+    while True:
+        try:
+            create_run_dir(plan, config, argv)
+            break
+        except FileExistsError:
+            # Another run began in the same second: take the next second's name.
+            when += timedelta(seconds=1)
+            plan = _plan(found, config, when)
+    where = f"run directory: {plan.run_dir}"
+    print(where, flush=True)
+    try:
+        return launch(plan, config)
+    except UserError:
+        raise
+    except Exception:
+        traceback.print_exc()
+        return 1
+    finally:
+        print(where, flush=True)
+
+
+def _print_help(registry: Registry) -> None:
+    """All tasks and the flags they share, by way of tyro."""
+    width = max((len(name) for name in registry.tasks), default=0)
+    tasks = [f"  {name:<{width}}  {found.task.summary}" for name, found in registry.tasks.items()]
+    tasks += [f"  {folder} could not be read: {why}" for folder, why in registry.broken.items()]
+    description = "Train a policy.\n\ntasks:\n" + "\n".join(tasks) + (
+        "\n\n`train <task> --help` shows every number of a task. The flags below fit every task."
+    )
+    try:
+        tyro.cli(LaunchConfig, args=["--help"], prog="train <task>", description=description)
+    except SystemExit:
+        return
+
+
+def _peek(arguments: Sequence[str], flag: str) -> str | None:
+    """The last value of a flag that decides how the rest is parsed."""
+    value = None
+    for position, argument in enumerate(arguments):
+        name, equals, text = argument.partition("=")
+        if name.replace("_", "-") == flag:
+            if equals:
+                value = text
+            elif position + 1 < len(arguments):
+                value = arguments[position + 1]
+    return value
+
+
+if __name__ == "__main__":
+    main()

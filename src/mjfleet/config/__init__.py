@@ -1,0 +1,34 @@
+"""Configuration: frozen dataclasses of the standard library, safe to import in any process.
+
+Task folders import from here: `from mjfleet.config import AgentConfig, EnvConfig, Task`.
+"""
+
+from mjfleet.config.agent import (
+    ActorConfig,
+    AgentConfig,
+    CriticConfig,
+    DistributionConfig,
+    ObsGroups,
+    PPOConfig,
+    RndConfig,
+    SymmetryConfig,
+)
+from mjfleet.config.convert import from_dict, to_dict
+from mjfleet.config.train import EnvConfig, LaunchConfig, Task, TrainConfig
+
+__all__ = [
+    "ActorConfig",
+    "AgentConfig",
+    "CriticConfig",
+    "DistributionConfig",
+    "EnvConfig",
+    "LaunchConfig",
+    "ObsGroups",
+    "PPOConfig",
+    "RndConfig",
+    "SymmetryConfig",
+    "Task",
+    "TrainConfig",
+    "from_dict",
+    "to_dict",
+]

@@ -1,0 +1,109 @@
+"""Configuration to plain data and back: what config.yaml holds and what crosses a process."""
+
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from mjfleet.errors import UserError
+
+T = TypeVar("T")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A configuration as nested dictionaries, lists and scalars, in the order of its fields."""
+    return {f.name: _plain(getattr(config, f.name)) for f in fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def from_dict(default: T, data: Mapping[str, Any]) -> T:
+    """`default` with the values of `data`, which may be partial, checked against its types.
+
+    Raises:
+        UserError: an unknown key or a value of the wrong type, named by its dotted path.
+    """
+    return _build(type(default), default, data, "")
+
+
+def _build(kind: type[T], default: T | None, data: Mapping[str, Any], path: str) -> T:
+    declared = fields(kind)  # pyright: ignore[reportArgumentType]
+    known = [f.name for f in declared]
+    for key in data:
+        if key not in known:
+            raise UserError(f"unknown key `{path}{key}`; known here: {', '.join(known)}.")
+    values = {} if default is None else {name: getattr(default, name) for name in known}
+    hints = get_type_hints(kind)
+    for key, value in data.items():
+        values[key] = _convert(hints[key], value, values.get(key), path + key)
+    for f in declared:
+        if f.name not in values and f.default is MISSING and f.default_factory is MISSING:
+            raise UserError(f"`{path}{f.name}` is missing.")
+    return kind(**values)
+
+
+def _convert(hint: Any, value: Any, default: Any, path: str) -> Any:
+    """`value` as the type `hint` says; nested configurations start from `default`."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        for option in args:
+            try:
+                return _convert(option, value, default, path)
+            except _WrongType:
+                continue
+    elif origin is Literal:
+        if value in args and not isinstance(value, bool):
+            return value
+    elif is_dataclass(hint):
+        if isinstance(value, Mapping):
+            # The default's own class may be a subclass of the declared one: a task's EnvConfig.
+            kind = hint if default is None else type(default)
+            return _build(kind, default, value, path + ".")
+    elif origin in (list, tuple):
+        if isinstance(value, (list, tuple)):
+            fixed = origin is tuple and args[-1] is not Ellipsis
+            if not fixed or len(args) == len(value):
+                kinds = args if fixed else args[:1] * len(value)
+                return origin(_convert(k, v, None, path) for k, v in zip(kinds, value, strict=True))
+    elif hint is float:
+        number = _number(value)
+        if number is not None:
+            return number
+    elif isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise _WrongType(f"`{path}` is {value!r}; it must be {_words(hint)}.")
+
+
+class _WrongType(UserError):
+    """A value that does not fit its field's type."""
+
+
+def _number(value: Any) -> float | None:
+    """A float from a number, or from text such as 1e-3, which YAML 1.1 takes for a string."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _words(hint: Any) -> str:
+    """A type in the words of an error message."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_words(option) for option in args)
+    if origin is Literal:
+        return " or ".join(repr(option) for option in args)
+    if origin in (list, tuple):
+        return f"a list of {_words(args[0])}"
+    if is_dataclass(hint):
+        return "a mapping"
+    plain = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+    return plain.get(hint, "null")

@@ -1,0 +1,105 @@
+"""What is trained and where: the environment's numbers, the launch flags, and a task's entry."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from mjfleet.config.agent import AgentConfig
+from mjfleet.config.check import Rule, above, at_least, check, optional
+from mjfleet.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    """The environment. A task's own configuration is a subclass that adds its fields."""
+
+    flags: ClassVar[str] = "env."
+
+    num_envs: int = 1024
+    """Worlds per worker."""
+    decimation: int = 1
+    """Physics steps per environment step; the action is held meanwhile."""
+    episode_seconds: float = 20.0
+    """Simulated seconds after which an episode times out."""
+    nconmax: int | None = None
+    """Contacts per world that the warp engine has room for; None: guessed from the model."""
+    njmax: int | None = None
+    """Constraint rows per world that the warp engine has room for; None: guessed from the model."""
+
+    def __post_init__(self) -> None:
+        check(self, num_envs=at_least(1), decimation=at_least(1), episode_seconds=above(0))
+        check(self, nconmax=optional(at_least(1)), njmax=optional(at_least(1)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """The flags that every task has in common: where it runs and where its files go."""
+
+    flags: ClassVar[str] = ""
+
+    gpu_ids: list[int] | Literal["auto", "all"] | None = "auto"
+    """GPUs to train on: indices into CUDA_VISIBLE_DEVICES, `all`, or `None` for the CPU. `auto`:
+    GPU 0 if there is one, else the CPU."""
+    engine: Literal["auto", "warp", "native"] = "auto"
+    """What steps the physics: MuJoCo-Warp, or MuJoCo's own thread pool (CPU only). `auto`: native
+    on the CPU, warp on a GPU."""
+    cpu_threads: int | None = None
+    """CPU threads of this machine to use; `None`: every core this process may run on."""
+    log_root: str = "logs"
+    """Folder under which run directories are made."""
+    torchrunx_log_dir: str | None = None
+    """Folder of the workers' own logs; `""`: none; `None`: torchrunx/ in the run directory. The
+    environment variable TORCHRUNX_LOG_DIR wins over this flag."""
+    tasks_dir: str | None = None
+    """Folder of task folders that is searched first; the environment variable MJFLEET_TASKS does
+    the same."""
+    config: str | None = None
+    """File to start from, such as the config.yaml of an earlier run; flags win over it."""
+    dry_run: bool = False
+    """Print what would run, then stop; nothing is started or created."""
+
+    def __post_init__(self) -> None:
+        gpus = Rule(
+            lambda v: not isinstance(v, list) or v,
+            "one or more GPU indices, `all`, `auto`, or `None` for the CPU",
+        )
+        check(self, gpu_ids=gpus, cpu_threads=optional(at_least(1)))
+        check(self, log_root=Rule(lambda v: v.strip() != "", "the name of a folder"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(LaunchConfig):
+    """Everything that decides a training run."""
+
+    env: EnvConfig = field(default_factory=EnvConfig)
+    """The task's environment."""
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    """The learning agent."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        samples = self.env.num_envs * self.agent.num_steps_per_env
+        batches = self.agent.algorithm.num_mini_batches
+        if batches > samples:
+            raise UserError(
+                f"--agent.algorithm.num-mini-batches is {batches}, more than the {samples} samples "
+                "of a rollout (--env.num-envs x --agent.num-steps-per-env)."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a task folder's config.py lists under TASKS: a name's environment and defaults."""
+
+    summary: str
+    """One line for lists and help."""
+    env: EnvConfig
+    """Defaults of the environment; its class makes the task's flags."""
+    env_class: str
+    """`module:Class` of the environment within the task folder, e.g. `env:CartpoleEnv`."""
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    """Defaults of the agent."""
+    num_actions: int | None = None
+    """Size of an action, for lists; checked when the environment is built."""
+    observation_sizes: Mapping[str, int] | None = None
+    """Size of each observation group, for lists; checked when the environment is built."""

@@ -1,0 +1,224 @@
+"""The environment contract: what a task author writes, and the step that is built from it."""
+
+import inspect
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import mujoco
+import torch
+from rsl_rl.env import VecEnv
+from tensordict import TensorDict
+
+from mjfleet.config import EnvConfig
+from mjfleet.sim import Simulation
+
+C = TypeVar("C", bound=EnvConfig)
+
+
+@dataclass(frozen=True)
+class EpisodeStatistics:
+    """Sums over the episodes that ended, and over the steps taken, since the last call."""
+
+    episodes: int
+    returns: float
+    lengths: float
+    """In environment steps."""
+    terms: dict[str, float]
+    """Sum of each reward term over those episodes."""
+    mean_reward: float
+    """Mean reward of all steps of all worlds, whether or not their episode ended."""
+
+
+class Env(VecEnv, Generic[C]):
+    """`num_envs` worlds with observations, rewards and episodes that reset themselves.
+
+    A task author sets `model_file` and writes the methods below. Tensors have the world index
+    first and live on `self.device`. Nothing in them may wait for the device: no `.item()`, no
+    `.cpu()`, no `.nonzero()`, no `if tensor:`, no indexing by a boolean mask; `torch.where` instead.
+
+    One step is: `apply`, `cfg.decimation` physics steps, `rewards`, `terminated` and time-outs,
+    `reset_worlds` for the worlds that are done, `observe`. The observation of a world that is done
+    is thus the first of its next episode.
+    """
+
+    model_file: ClassVar[str]
+    """The MJCF file, relative to the file that defines the class."""
+
+    cfg: C
+
+    def __init__(self, cfg: C, sim: Simulation, seed: int) -> None:
+        self.cfg = cfg
+        self.sim = sim
+        self.num_envs = sim.num_envs
+        self.device = sim.device
+        self.step_dt = cfg.decimation * float(sim.model.opt.timestep)
+        """Simulated seconds per environment step."""
+        self.max_episode_length = max(1, round(cfg.episode_seconds / self.step_dt))
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.num_actions = self.count_actions()
+        self.action = torch.zeros(self.num_envs, self.num_actions, device=self.device)
+        """The newest action, `(num_envs, num_actions)`, float32; zero in a new episode."""
+        self.episode_length_buf = torch.zeros(self.num_envs, dtype=torch.long, device=self.device)
+
+        self.setup()
+        everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        self._reset(everywhere)
+        terms = self.rewards()
+        self.reward_names = tuple(terms)
+        self._check_shapes(terms)
+        self._observations = self._observe()
+        self._term_sums = torch.zeros(len(terms), self.num_envs, device=self.device)
+        # Worlds that were put into the middle of an episode do not count until it has ended.
+        self._whole = everywhere
+        self._totals = torch.zeros(3 + len(terms), dtype=torch.float64, device=self.device)
+        self._steps = 0
+
+    @classmethod
+    def make_model(cls, cfg: C) -> mujoco.MjModel:
+        """The model, compiled from `model_file`; override to build it from the configuration."""
+        del cfg
+        return mujoco.MjModel.from_xml_path(
+            str(Path(inspect.getfile(cls)).parent / cls.model_file)
+        )
+
+    def setup(self) -> None:
+        """Called once before the first reset: look up ids and sensors, allocate own tensors."""
+        return
+
+    def count_actions(self) -> int:
+        """The size of an action; one per actuator of the model unless overridden."""
+        return self.sim.model.nu
+
+    @abstractmethod
+    def reset_worlds(self, mask: torch.Tensor) -> None:
+        """Write an initial state where `mask` `(num_envs,)` is true.
+
+        The model's default state is there already. `forward` is called afterwards.
+        """
+
+    @abstractmethod
+    def apply(self, action: torch.Tensor) -> None:
+        """Write `sim.ctrl` from `action` `(num_envs, num_actions)`, float32."""
+
+    @abstractmethod
+    def observe(self) -> dict[str, torch.Tensor]:
+        """Observation groups `(num_envs, size)`: "actor" and "critic" at least."""
+
+    @abstractmethod
+    def rewards(self) -> dict[str, torch.Tensor]:
+        """Named, weighted terms `(num_envs,)`; their sum is the reward. The names never change."""
+
+    def terminated(self) -> torch.Tensor:
+        """Worlds that failed, `(num_envs,)`, bool; none unless overridden. Time-outs are apart."""
+        return torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+
+    def uniform(self, size: int, low: float, high: float) -> torch.Tensor:
+        """Random numbers `(num_envs, size)` in [low, high), from this worker's own generator."""
+        shape = (self.num_envs, size)
+        return torch.rand(shape, generator=self.generator, device=self.device) * (high - low) + low
+
+    def normal(self, size: int) -> torch.Tensor:
+        """Standard normal numbers `(num_envs, size)`, from this worker's own generator."""
+        return torch.randn(self.num_envs, size, generator=self.generator, device=self.device)
+
+    @property
+    def unwrapped(self) -> "Env[C]":
+        """Itself: rsl_rl asks for this where environments may be wrapped."""
+        return self
+
+    def get_observations(self) -> TensorDict:
+        """The current observations: each group `(num_envs, size)`, float32."""
+        return self._observations
+
+    def step(
+        self, actions: torch.Tensor
+    ) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """Advance every world by one environment step; see the class for the order.
+
+        Args:
+            actions: `(num_envs, num_actions)`, float32.
+
+        Returns:
+            Observations; rewards `(num_envs,)`, float32; dones `(num_envs,)`, bool; and extras,
+            whose "time_outs" `(num_envs,)`, bool, are the dones that were no failure.
+        """
+        self.action = actions
+        self.apply(actions)
+        self.sim.step(self.cfg.decimation)
+        self.episode_length_buf += 1
+        terms = torch.stack(tuple(self.rewards().values())).to(torch.float32)
+        reward = terms.sum(dim=0)
+        failed = self.terminated()
+        time_outs = (self.episode_length_buf >= self.max_episode_length) & ~failed
+        dones = failed | time_outs
+        self._record(terms, reward, dones)
+        self._reset(dones)
+        self._observations = self._observe()
+        return self._observations, reward, dones, {"time_outs": time_outs}
+
+    def start_at_random_times(self) -> None:
+        """Put every world at a random time of its episode, so that time-outs are spread out."""
+        self.episode_length_buf.random_(self.max_episode_length, generator=self.generator)
+        self._whole = self.episode_length_buf == 0
+
+    def take_statistics(self) -> EpisodeStatistics:
+        """What happened since the last call; waits for the device, so call it once an iteration."""
+        episodes, lengths, rewards, *terms = self._totals.tolist()
+        steps = max(1, self._steps * self.num_envs)
+        self._totals.zero_()
+        self._steps = 0
+        return EpisodeStatistics(
+            episodes=round(episodes),
+            returns=sum(terms),
+            lengths=lengths,
+            terms=dict(zip(self.reward_names, terms, strict=True)),
+            mean_reward=rewards / steps,
+        )
+
+    def _record(self, terms: torch.Tensor, reward: torch.Tensor, dones: torch.Tensor) -> None:
+        """Add a step to the statistics, before the worlds that are done are reset."""
+        self._term_sums += terms
+        ended = (dones & self._whole).to(torch.float32)
+        lengths = self.episode_length_buf * ended
+        totals = torch.stack((ended.sum(), lengths.sum(), reward.sum()))
+        self._totals += torch.cat((totals, self._term_sums @ ended))
+        self._term_sums.masked_fill_(dones, 0.0)
+        self._whole = self._whole | dones
+        self._steps += 1
+
+    def _reset(self, mask: torch.Tensor) -> None:
+        self.sim.reset(mask)
+        self.episode_length_buf.masked_fill_(mask, 0)
+        self.action = self.action.masked_fill(mask.unsqueeze(1), 0.0)
+        self.reset_worlds(mask)
+        self.sim.forward(mask)
+
+    def _observe(self) -> TensorDict:
+        # A copy: a group may be a view of the live state, and the caller keeps the observation.
+        groups = {k: v.to(torch.float32, copy=True) for k, v in self.observe().items()}
+        return TensorDict(groups, batch_size=[self.num_envs], device=self.device)
+
+    def _check_shapes(self, terms: dict[str, torch.Tensor]) -> None:
+        """Refuse what would otherwise be broadcast in silence."""
+        worlds = (self.num_envs,)
+        name = type(self).__name__
+        if not terms:
+            raise ValueError(f"{name}.rewards() returns no term")
+        found = {f"rewards()[{key!r}]": value for key, value in terms.items()}
+        for what, value in (found | {"terminated()": self.terminated()}).items():
+            if tuple(value.shape) != worlds:
+                raise ValueError(f"{name}.{what} has shape {tuple(value.shape)}, not {worlds}")
+        if self.terminated().dtype != torch.bool:
+            raise ValueError(f"{name}.terminated() is {self.terminated().dtype}, not torch.bool")
+        groups = self.observe()
+        for key in ("actor", "critic"):
+            if key not in groups:
+                raise ValueError(f"{name}.observe() has no group {key!r}; it has {list(groups)}")
+        for key, value in groups.items():
+            if value.shape[:1] != worlds or value.dim() != 2:
+                raise ValueError(
+                    f"{name}.observe()[{key!r}] has shape {tuple(value.shape)}, not "
+                    f"({self.num_envs}, size)"
+                )

@@ -1,0 +1,1 @@
+"""From a configuration to running workers: which devices, which plan, and the launch itself."""

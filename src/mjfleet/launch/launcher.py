@@ -1,0 +1,77 @@
+"""From a plan to a finished run: the run directory, the worker, and the record of how it ended."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+
+from mjfleet import worker
+from mjfleet.config import TrainConfig, to_dict
+from mjfleet.errors import UserError
+from mjfleet.launch.config_file import write_config
+from mjfleet.launch.plan import LaunchPlan
+from mjfleet.report.record import git_state, now, stack_versions, write_record
+
+
+def create_run_dir(plan: LaunchPlan, config: TrainConfig, argv: Sequence[str]) -> None:
+    """Make the run directory with config.yaml and run.json.
+
+    Raises:
+        FileExistsError: a run of that name exists.
+        UserError: the folder cannot be made.
+    """
+    try:
+        (plan.run_dir / "checkpoints").mkdir(parents=True)
+    except FileExistsError:
+        if plan.run_dir.is_dir():
+            raise
+        raise UserError(f"--log-root {config.log_root}: a file is in the way.") from None
+    except OSError as error:
+        raise UserError(f"--log-root {config.log_root}: {error.strerror}.") from None
+    write_config(plan.run_dir / "config.yaml", plan.task, config)
+    package = Path(str(resources.files("mjfleet")))
+    write_record(
+        plan.run_dir,
+        argv=list(argv),
+        task=plan.task,
+        status="running",
+        iterations=0,
+        started=now(),
+        ended=None,
+        seed=plan.seed,
+        host=os.uname().nodename,
+        pid=os.getpid(),
+        plan={k: str(v) if isinstance(v, Path) else v for k, v in asdict(plan).items()},
+        versions=stack_versions(),
+        git=git_state([package, plan.task_folder]),
+    )
+
+
+def launch(plan: LaunchPlan, config: TrainConfig) -> int:
+    """Run the plan in its run directory; returns the exit code.
+
+    Whatever the worker raises is raised here, once the record says that the run failed.
+    """
+    stop = worker.StopRequest()
+    job = worker.Job(
+        task=plan.task,
+        task_folder=str(plan.task_folder),
+        config=to_dict(config),
+        device=plan.devices[0],
+        engine=plan.engine,
+        threads=plan.threads,
+        run_dir=str(plan.run_dir),
+    )
+    status = "failed"
+    try:
+        with stop.installed():
+            outcome = worker.run(job, stop)
+        status = "finished" if outcome.stopped_by is None else "stopped"
+        stopped_by = outcome.stopped_by
+    except worker.Stopped as stopped:
+        status = "stopped"
+        stopped_by = stopped.signal_number
+    finally:
+        write_record(plan.run_dir, status=status, ended=now())
+    return 0 if stopped_by is None else 128 + stopped_by

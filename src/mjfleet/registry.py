@@ -1,0 +1,157 @@
+"""Finds task folders and loads from them; importing it imports no environment."""
+
+import difflib
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+import traceback
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from mjfleet.config import Task, TrainConfig
+from mjfleet.errors import UserError
+
+TASKS_VARIABLE = "MJFLEET_TASKS"
+
+
+@dataclass(frozen=True)
+class FoundTask:
+    """A task and the folder it was found in."""
+
+    name: str
+    folder: Path
+    task: Task
+
+    def defaults(self) -> TrainConfig:
+        """The task's configuration before files and flags; its experiment is called as it is."""
+        agent = self.task.agent
+        name = agent.experiment_name or self.name
+        return TrainConfig(env=self.task.env, agent=replace(agent, experiment_name=name))
+
+    def load(self, reference: str) -> Any:
+        """The object that `module:name` refers to within the task folder, e.g. `env:CartpoleEnv`.
+
+        Raises:
+            UserError: the reference is not of that form, or the folder has no such object.
+        """
+        module_name, _, attribute = reference.partition(":")
+        file = self.folder / f"{module_name}.py"
+        if not file.is_file():
+            raise UserError(
+                f"task {self.name}: `{reference}` must be `module:name` with a module of the "
+                f"folder {self.folder}; there is no {file.name} in it."
+            )
+        module = importlib.import_module(f"{_import_package(self.folder)}.{module_name}")
+        if not hasattr(module, attribute):
+            raise UserError(f"task {self.name}: {file} has no `{attribute}`.")
+        return getattr(module, attribute)
+
+
+@dataclass
+class Registry:
+    """All tasks that were found, by name, and the folders that could not be read, with why."""
+
+    tasks: dict[str, FoundTask] = field(default_factory=dict)
+    broken: dict[Path, str] = field(default_factory=dict)
+
+    def find(self, name: str) -> FoundTask:
+        """The task of that name.
+
+        Raises:
+            UserError: there is none; suggests the nearest names, else lists all.
+        """
+        if name in self.tasks:
+            return self.tasks[name]
+        near = difflib.get_close_matches(name, self.tasks, n=3, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Tasks: {', '.join(self.tasks)}."
+        unread = "".join(f"\n{folder} could not be read: {why}" for folder, why in self.broken.items())
+        raise UserError(f"there is no task `{name}`. {hint}{unread}")
+
+
+def discover(environ: Mapping[str, str], tasks_dir: str | None = None) -> Registry:
+    """Read the config.py of every task folder; the first folder searched is listed first.
+
+    Args:
+        environ: environment variables; MJFLEET_TASKS names folders like PATH does.
+        tasks_dir: the value of --tasks-dir, searched first.
+
+    Raises:
+        UserError: a folder that was asked for does not exist, or two tasks have one name.
+    """
+    registry = Registry()
+    for root in _roots(environ, tasks_dir):
+        for file in sorted(root.glob("*/config.py")):
+            _read(file.parent, registry)
+    return registry
+
+
+def find_task(name: str, folder: Path) -> FoundTask:
+    """The task of that name in one folder, for a worker that was told both."""
+    registry = Registry()
+    _read(folder, registry)
+    return registry.find(name)
+
+
+def _roots(environ: Mapping[str, str], tasks_dir: str | None) -> list[Path]:
+    """The folders to search, each once, in order."""
+    asked = [(tasks_dir, "--tasks-dir")] if tasks_dir else []
+    listed = environ.get(TASKS_VARIABLE, "").split(":")
+    asked += [(folder, TASKS_VARIABLE) for folder in listed if folder]
+    for folder, source in asked:
+        if not Path(folder).is_dir():
+            raise UserError(f"{source} names {folder!r}, which is not a folder.")
+    roots = [Path(folder) for folder, _ in asked]
+    roots.append(Path("tasks"))
+    for entry in entry_points(group="mjfleet.tasks"):
+        spec = importlib.util.find_spec(entry.module)
+        roots += [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+    roots.append(bundled_tasks())
+    return list(dict.fromkeys(root.resolve() for root in roots if root.is_dir()))
+
+
+def bundled_tasks() -> Path:
+    """The tasks that come with mjfleet: inside the package, or beside src/ in a clone."""
+    package = Path(__file__).resolve().parent
+    inside = package / "tasks"
+    return inside if inside.is_dir() else package.parents[1] / "tasks"
+
+
+def _read(folder: Path, registry: Registry) -> None:
+    """Add the tasks of one folder to the registry."""
+    try:
+        module = importlib.import_module(f"{_import_package(folder)}.config")
+        tasks = dict(module.TASKS)
+        strays = [name for name, task in tasks.items() if not isinstance(task, Task)]
+        if strays:
+            raise TypeError(f"TASKS[{strays[0]!r}] is not a mjfleet.config.Task")
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        registry.broken[folder] = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+        return
+    for name, task in tasks.items():
+        if name in registry.tasks:
+            raise UserError(
+                f"two tasks are named `{name}`: one in {registry.tasks[name].folder}, one in "
+                f"{folder}. Rename one of them."
+            )
+        registry.tasks[name] = FoundTask(name, folder, task)
+
+
+def _import_package(folder: Path) -> str:
+    """Make `folder` importable as a package without touching sys.path; return its name.
+
+    The name is made from the whole path, so that folders of one name do not meet.
+    """
+    folder = folder.resolve()
+    stem = "".join(c if c.isalnum() else "_" for c in folder.name)
+    name = f"mjfleet_task_{stem}_{zlib.crc32(str(folder).encode()):08x}"
+    if name not in sys.modules:
+        spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = [str(folder)]
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+    return name

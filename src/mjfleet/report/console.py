@@ -1,0 +1,75 @@
+"""The terminal of a run: one line per iteration, for eyes on a terminal, for grep elsewhere."""
+
+import sys
+import time
+from datetime import timedelta
+
+from rich.console import Console
+
+from mjfleet.rl.metrics import IterationMetrics
+
+_HEADER_EVERY = 20
+_HEADER = (
+    f"{'iteration':>11} {'return':>10} {'length':>7} {'reward/step':>11} {'action std':>10} "
+    f"{'value loss':>10} {'steps/s':>9} {'left':>8}"
+)
+
+
+class Progress:
+    """Prints iterations as they end."""
+
+    def __init__(self, max_iterations: int) -> None:
+        self._max_iterations = max_iterations
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._start = time.perf_counter()
+        self._warned: set[str] = set()
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(text, markup=False)
+
+    def iteration(self, metrics: IterationMetrics) -> None:
+        """Print an iteration, and each new kind of trouble in the simulation once."""
+        for kind, worlds in metrics.warnings.items():
+            if kind not in self._warned:
+                self._warned.add(kind)
+                self.say(f"warning: {kind} in {worlds} worlds; {_remedy(kind)}")
+        if self._console.is_terminal:
+            if metrics.iteration % _HEADER_EVERY == 1:
+                self._console.print(_HEADER, style="bold")
+            self.say(self._columns(metrics))
+        else:
+            row = metrics.row() | {"iteration": f"{metrics.iteration}/{self._max_iterations}"}
+            print(" ".join(f"{name}={_short(value)}" for name, value in row.items()))
+            sys.stdout.flush()
+
+    def _columns(self, m: IterationMetrics) -> str:
+        done = f"{m.iteration}/{self._max_iterations}"
+        each = (time.perf_counter() - self._start) / m.iteration
+        left = timedelta(seconds=round(each * (self._max_iterations - m.iteration)))
+        return (
+            f"{done:>11} {_number(m.mean_return, '10.2f')} {_number(m.mean_episode_length, '7.0f')} "
+            f"{m.mean_reward:11.4f} {m.action_std:10.3f} {m.losses['value']:10.4f} "
+            f"{m.steps_per_second:9,.0f} {left!s:>8}"
+        )
+
+
+def _remedy(kind: str) -> str:
+    """What to do about a warning of the simulation."""
+    if kind in ("NARROWPHASE", "BROADPHASE", "CCD", "HFIELD"):
+        return "contacts were dropped, raise --env.nconmax"
+    if kind in ("NEFC", "NJMAX_NNZ"):
+        return "constraints were dropped, raise --env.njmax"
+    if kind in ("BADQPOS", "BADQVEL", "BADQACC"):
+        return "the simulation went unstable there and MuJoCo reset it, try a smaller timestep"
+    return "see MuJoCo's documentation of that warning"
+
+
+def _number(value: float | None, form: str) -> str:
+    return f"{value:{form}}" if value is not None else "-".rjust(int(form.split(".")[0]))
+
+
+def _short(value: float | int | str | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

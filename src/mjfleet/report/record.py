@@ -1,0 +1,59 @@
+"""run.json: what was run, on what, and how it ended."""
+
+import json
+import subprocess
+from collections.abc import Iterable
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from mjfleet.files import write_atomically
+
+STACK = (
+    "mjfleet", "mujoco", "mujoco-warp", "warp-lang", "torch", "rsl-rl-lib", "tensordict",
+    "torchrunx", "wandb", "numpy",
+)  # fmt: skip
+
+
+def now() -> str:
+    """The time with its zone, to the second."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def write_record(run_dir: Path, **entries: Any) -> None:
+    """Add or change entries of run.json."""
+    path = run_dir / "run.json"
+    record = json.loads(path.read_text()) if path.exists() else {}
+    text = json.dumps(record | entries, indent=2) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def stack_versions() -> dict[str, str]:
+    """Versions of the packages that decide a run's result."""
+    return {name: version(name) for name in STACK}
+
+
+def git_state(folders: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Commit and dirtiness of the git repositories that hold these folders, by their root."""
+    states = {}
+    for folder in folders:
+        root = _git(folder, "rev-parse", "--show-toplevel")
+        if root and root not in states:
+            changes = _git(folder, "status", "--porcelain")
+            states[root] = {
+                "commit": _git(folder, "rev-parse", "HEAD") or None,
+                "dirty": None if changes is None else bool(changes),
+            }
+    return states
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints; None without git, or outside a repository."""
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None

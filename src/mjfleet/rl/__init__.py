@@ -1,0 +1,1 @@
+"""Learning: what rsl_rl does not do for us."""

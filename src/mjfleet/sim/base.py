@@ -1,0 +1,120 @@
+"""The contract of a simulation: all worlds of one worker, on one device, stepped by one engine."""
+
+import difflib
+from abc import ABC, abstractmethod
+from typing import Any
+
+import mujoco
+import torch
+
+STATE_FIELDS = (
+    "time", "qpos", "qvel", "act", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat",
+)  # fmt: skip
+"""State and inputs: live tensors that can be written in place."""
+
+DERIVED_FIELDS = (
+    "xpos", "xquat", "xmat", "xipos", "ximat", "xanchor", "xaxis", "geom_xpos", "geom_xmat",
+    "site_xpos", "site_xmat", "cam_xpos", "cam_xmat", "subtree_com", "cvel", "actuator_length",
+    "actuator_velocity", "ten_length", "ten_velocity", "qfrc_bias", "qfrc_passive", "sensordata",
+)  # fmt: skip
+"""What follows from positions and velocities: after a step, that of the new state."""
+
+ACCELERATION_FIELDS = ("qacc", "actuator_force", "qfrc_actuator", "qfrc_constraint")
+"""What follows from forces: as the last physics step computed it, zero after a reset."""
+
+FIELDS = STATE_FIELDS + DERIVED_FIELDS + ACCELERATION_FIELDS
+
+
+class Simulation(ABC):
+    """`num_envs` worlds of one model.
+
+    Every name in FIELDS is an attribute: a live tensor `(num_envs, ...)` on `device`, in the shape
+    that `mujoco.MjData` gives the field and in the engine's own precision, float64 on the native
+    engine and float32 on warp. State fields are written in place (`sim.ctrl[:] = action`), never
+    replaced: captured graphs hold their addresses.
+
+    After `step`, positions, velocities and all that follows from them, sensors included, are those
+    of the new state. Accelerations and forces, and the sensors made from them (accelerometer,
+    force, torque, touch, contact), are those that the last physics step computed, as with
+    `mujoco.mj_step`; they are zero between a reset and the next step.
+    """
+
+    def __init__(self, model: mujoco.MjModel, num_envs: int, device: str) -> None:
+        self.model = model
+        self.num_envs = num_envs
+        self.device = torch.device(device)
+        self._template = mujoco.MjData(model)
+        needs = model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC
+        held = [
+            column
+            for adr, dim in zip(model.sensor_adr[needs], model.sensor_dim[needs], strict=True)
+            for column in range(adr, adr + dim)
+        ]
+        self._acceleration_columns = held
+        """Columns of sensordata that belong to acceleration-dependent sensors."""
+
+    @abstractmethod
+    def step(self, n: int = 1) -> None:
+        """Advance every world by `n` physics steps with the current `ctrl`."""
+
+    @abstractmethod
+    def forward(self, mask: torch.Tensor | None = None) -> None:
+        """Recompute what follows from positions and velocities, after a write to the state.
+
+        Args:
+            mask: `(num_envs,)`, bool: the worlds that were written; None for all. Other worlds are
+                current already, and whether they are computed again is left to the engine.
+        """
+
+    @abstractmethod
+    def reset(self, mask: torch.Tensor) -> None:
+        """Restore the model's default state where `mask` `(num_envs,)` is true; leave the rest.
+
+        Derived fields of those worlds are stale until `forward` or `step`.
+        """
+
+    @abstractmethod
+    def warnings(self) -> dict[str, int]:
+        """Numbers of worlds in trouble since the last call, by kind; waits for the device.
+
+        Kinds are the engine's own: overflowed buffers on warp (their worlds lost contacts or
+        constraints), MuJoCo's warnings on native (among them worlds that went unstable and that
+        MuJoCo reset).
+        """
+
+    @abstractmethod
+    def _bind(self, name: str) -> torch.Tensor:
+        """The live tensor of a field."""
+
+    def sensor(self, name: str) -> torch.Tensor:
+        """A sensor's values, a view `(num_envs, dim)` of `sensordata`.
+
+        Raises:
+            ValueError: the model has no sensor of that name; lists those it has.
+        """
+        index = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_SENSOR, name)
+        if index < 0:
+            names = [self.model.sensor(i).name for i in range(self.model.nsensor)]
+            raise ValueError(f"no sensor {name!r}; the model has: {', '.join(names) or 'none'}")
+        start = self.model.sensor_adr[index]
+        return self.sensordata[:, start : start + self.model.sensor_dim[index]]
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        if name not in FIELDS:
+            near = difflib.get_close_matches(name, FIELDS, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise AttributeError(f"no field {name!r}; {hint}Fields: {', '.join(FIELDS)}")
+        field = self._bind(name)
+        self.__dict__[name] = field
+        return field
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # `sim.ctrl += x` ends here too, with the tensor that is already bound.
+        if name in FIELDS and self.__dict__.get(name) is not value:
+            raise AttributeError(f"write in place, `sim.{name}[:] = ...`: fields stay where they are")
+        object.__setattr__(self, name, value)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """A field's shape with the world index first."""
+        shape = getattr(self._template, name)
+        return (self.num_envs, *getattr(shape, "shape", ()))

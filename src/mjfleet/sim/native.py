@@ -1,0 +1,92 @@
+"""MuJoCo itself on a thread pool: `mujoco.batch.Batch`. Runs in a worker, on the CPU only."""
+
+import warnings
+
+import mujoco
+import numpy as np
+import torch
+from mujoco.batch import Batch
+
+from mjfleet.sim.base import ACCELERATION_FIELDS, STATE_FIELDS, Simulation
+
+_NONE = mujoco.mjtStage.mjSTAGE_NONE.value
+_VEL = mujoco.mjtStage.mjSTAGE_VEL.value
+
+
+class NativeSimulation(Simulation):
+    """Worlds in float64; the result does not depend on the number of threads.
+
+    Derived fields cost time only once one of them is first read: until then a step ends with the
+    integration, as `mujoco.mj_step` does.
+
+    An MjData of the batch serves many worlds, so that a call which stops at the velocity stage
+    leaves other worlds' accelerations in it. Fields that hold accelerations are therefore kept
+    here as copies, taken after a step alone and cleared by a reset.
+    """
+
+    def __init__(self, model: mujoco.MjModel, num_envs: int, num_threads: int) -> None:
+        super().__init__(model, num_envs, "cpu")
+        self._batch = Batch(model, nsim=num_envs, nthread=num_threads)
+        # The C++ side wants world numbers: a NumPy view of this mask finds them without asking a
+        # tensor that, on another engine, would live on a GPU.
+        self._mask = torch.zeros(num_envs, dtype=torch.bool)
+        self._mask_array = self._mask.numpy()
+        self._stage = _NONE
+        self._copies: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        # MuJoCo counts warnings of each world; by default it also appends them to a file in the
+        # folder where the user stands, and prints them from its threads.
+        mujoco.set_mju_user_warning(lambda message: None)
+        self._counts = self._batch.warning[:, :, 1]
+        self._counted = self._counts.copy()
+        self._warned = np.zeros(self._counts.shape, dtype=bool)
+
+    def step(self, n: int = 1) -> None:
+        self._batch.step(nstep=n, stage=self._stage)
+        for copy, live in self._copies.values():
+            copy.copy_(live)
+
+    def forward(self, mask: torch.Tensor | None = None) -> None:
+        if self._stage == _NONE:
+            return
+        self._batch.forward(None if mask is None else self._ids(mask), stage=_VEL)
+        if "sensordata" in self._copies:
+            copy, live = self._copies["sensordata"]
+            copy.copy_(torch.where(self._acceleration_mask, copy, live))
+
+    def reset(self, mask: torch.Tensor) -> None:
+        ids = self._ids(mask)
+        if ids.size:
+            self._warned[ids] |= self._counts[ids] > self._counted[ids]
+            self._batch.reset(ids, stage=_NONE)
+            self._counted[ids] = 0
+            for copy, _ in self._copies.values():
+                copy.masked_fill_(mask.unsqueeze(1), 0.0)
+
+    def warnings(self) -> dict[str, int]:
+        worlds = (self._warned | (self._counts > self._counted)).sum(axis=0)
+        self._counted[:] = self._counts
+        self._warned[:] = False
+        names = [mujoco.mjtWarning(i).name.removeprefix("mjWARN_") for i in range(len(worlds))]
+        return {name: int(number) for name, number in zip(names, worlds, strict=True) if number}
+
+    def _ids(self, mask: torch.Tensor) -> np.ndarray:
+        """The worlds where `mask` is true, as Batch wants them."""
+        self._mask.copy_(mask)
+        return np.flatnonzero(self._mask_array)
+
+    def _bind(self, name: str) -> torch.Tensor:
+        if name not in STATE_FIELDS and self._stage == _NONE:
+            self._stage = _VEL
+            self._batch.forward(stage=_VEL)
+        with warnings.catch_warnings():
+            # Derived arrays are read-only in NumPy, which torch cannot express and warns about.
+            warnings.filterwarnings("ignore", message=".*not writable.*")
+            live = torch.from_numpy(self._batch.bind(name))
+        copied = name in ACCELERATION_FIELDS or (name == "sensordata" and self._acceleration_columns)
+        if not copied:
+            return live
+        self._acceleration_mask = torch.zeros(self.model.nsensordata, dtype=torch.bool)
+        self._acceleration_mask[self._acceleration_columns] = True
+        copy = torch.zeros_like(live)
+        self._copies[name] = (copy, live)
+        return copy

@@ -1,0 +1,127 @@
+"""MuJoCo-Warp: all worlds in one set of arrays, on a CUDA device or the CPU. Runs in a worker."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import mujoco
+import mujoco_warp as mjw
+import torch
+import warp as wp
+
+from mjfleet.sim.base import ACCELERATION_FIELDS, STATE_FIELDS, Simulation
+
+_LIMITS = mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS
+"""Flags of a solver that stopped at its limit, which is how it is meant to work in real time."""
+
+
+class WarpSimulation(Simulation):
+    """Worlds in float32. Steps, forward and reset are graphs, captured once and launched.
+
+    A captured graph holds the addresses of the arrays that it was captured with: nothing here, or
+    in a task, may replace an array of `_data` afterwards. Arrays are written in place.
+    """
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        num_envs: int,
+        device: str,
+        nconmax: int | None = None,
+        njmax: int | None = None,
+    ) -> None:
+        super().__init__(model, num_envs, device)
+        _quiet_start()
+        self._graphs: dict[tuple[object, ...], wp.Graph] = {}
+        self._derived = False
+        with wp.ScopedDevice(device):
+            self._model = mjw.put_model(model)
+            self._model.opt.warn_overflow = 0  # Kernels would print; `warnings` reports instead.
+            self._data = mjw.put_data(
+                model, self._template, nworld=num_envs, nconmax=nconmax, njmax=njmax
+            )
+            self._mask = torch.ones(num_envs, dtype=torch.bool, device=self.device)
+            self._mask_array = wp.from_torch(self._mask)
+            self._overflow = wp.to_torch(self._data.overflow)
+            self._overflowed = torch.zeros_like(self._overflow)
+            # Every kernel is compiled and loaded by running once: a capture must not load any.
+            self._step(1, derived=True)
+            self._reset()
+            self._velocity_stage()
+
+    def step(self, n: int = 1) -> None:
+        derived = self._derived
+        self._run((n, derived), lambda: self._step(n, derived))
+        self._overflowed.bitwise_or_(self._overflow)
+
+    def forward(self, mask: torch.Tensor | None = None) -> None:
+        if self._derived:
+            self._run(("forward",), self._velocity_stage)
+
+    def reset(self, mask: torch.Tensor) -> None:
+        self._mask.copy_(mask)
+        self._run(("reset",), self._reset)
+        for name in ACCELERATION_FIELDS:
+            if name in self.__dict__:
+                self.__dict__[name].masked_fill_(mask.unsqueeze(1), 0.0)
+
+    def warnings(self) -> dict[str, int]:
+        flags = self._overflowed.tolist()
+        self._overflowed.zero_()
+        found = {
+            str(kind.name): sum(bool(world & kind) for world in flags)
+            for kind in mjw.OverflowType.ALL & ~_LIMITS
+        }
+        return {kind: number for kind, number in found.items() if number}
+
+    def _run(self, key: tuple[object, ...], launches: Callable[[], None]) -> None:
+        """Launch the graph of `key`, captured from `launches` the first time."""
+        with wp.ScopedDevice(str(self.device)):
+            if key not in self._graphs:
+                with _no_garbage_collection(), wp.ScopedCapture() as capture:
+                    launches()
+                self._graphs[key] = capture.graph
+            wp.capture_launch(self._graphs[key])
+
+    def _step(self, n: int, derived: bool) -> None:
+        for _ in range(n):
+            mjw.step(self._model, self._data)
+        if derived:
+            self._velocity_stage()
+
+    def _velocity_stage(self) -> None:
+        """What follows from positions and velocities. `mjw.step1` also clears all sensors."""
+        mjw.fwd_position(self._model, self._data)
+        mjw.sensor_pos(self._model, self._data)
+        mjw.fwd_velocity(self._model, self._data)
+        mjw.sensor_vel(self._model, self._data)
+
+    def _reset(self) -> None:
+        mjw.reset_data(self._model, self._data, reset=self._mask_array)
+
+    def _bind(self, name: str) -> torch.Tensor:
+        if name not in STATE_FIELDS and not self._derived:
+            self._derived = True
+            self.forward()
+        # Matrices are 3 x 3 on warp and 9 numbers in MuJoCo's own arrays.
+        return wp.to_torch(getattr(self._data, name)).view(self._shape(name))
+
+
+def _quiet_start() -> None:
+    """Start warp without its banner, a line for each kernel it loads, and, on a machine without a
+    GPU, a complaint about the missing driver."""
+    wp.config.log_level = wp.LOG_ERROR
+    wp.init()
+    wp.config.log_level = wp.LOG_WARNING
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep Python from freeing arrays or graphs during a capture, which would record the frees."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,168 @@
+"""What a worker is given, and one worker's life: device, seed, build, train, close.
+
+Importing this imports nothing heavy; `run` does.
+"""
+
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal
+
+from mjfleet.config import TrainConfig, from_dict
+from mjfleet.errors import UserError
+from mjfleet.registry import FoundTask, find_task
+
+if TYPE_CHECKING:
+    from mjfleet.env import Env
+
+CONTROLLED = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a worker needs to know, as plain data; it loads the task again by name."""
+
+    task: str
+    task_folder: str
+    config: Mapping[str, Any]
+    """The resolved TrainConfig, as `mjfleet.config.to_dict` makes it."""
+    device: str
+    """torch's name of this worker's device."""
+    engine: Literal["warp", "native"]
+    threads: int
+    run_dir: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a worker's training ended."""
+
+    iterations: int
+    """Iterations that were completed."""
+    stopped_by: int | None
+    """The signal that ended training early, if one did."""
+
+
+class Stopped(BaseException):
+    """A signal arrived where nothing needs to be finished first."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.signal_number = signal_number
+
+
+class StopRequest:
+    """SIGINT and SIGTERM: raised at once as Stopped, or, while `deferred`, remembered.
+
+    A second signal is raised at once in any case.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._deferred = False
+
+    @contextmanager
+    def installed(self) -> Iterator["StopRequest"]:
+        """Handle the signals inside the block."""
+        before = {number: signal.signal(number, self._handle) for number in CONTROLLED}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Let the block finish what it is doing; it asks `received`."""
+        self._deferred = True
+        try:
+            yield
+        finally:
+            self._deferred = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self._deferred and self.received is None:
+            self.received = number
+            name = signal.Signals(number).name
+            print(f"{name}: stopping after this iteration; once more stops at once", flush=True)
+            return
+        raise Stopped(number)
+
+
+def run(job: Job, stop: StopRequest) -> Outcome:
+    """Train on one device until the configured iterations are done or a signal arrives."""
+    import torch
+
+    from mjfleet.report.console import Progress
+    from mjfleet.report.record import write_record
+    from mjfleet.report.sinks import Sinks
+    from mjfleet.rl.metrics import IterationMetrics
+    from mjfleet.rl.runner import Runner
+
+    found = find_task(job.task, Path(job.task_folder))
+    config = from_dict(found.defaults(), job.config)
+    agent = config.agent
+    run_dir = Path(job.run_dir)
+    _seed_everything(agent.seed)
+    if job.device != "cpu":
+        torch.cuda.set_device(job.device)
+    env = _build_env(found, config, job)
+    runner = Runner(env, agent, job.device, job.threads, found.load)
+
+    progress = Progress(agent.max_iterations)
+    sinks = Sinks(run_dir, agent.logger, agent.experiment_name, job.config)
+
+    def on_iteration(metrics: IterationMetrics) -> None:
+        progress.iteration(metrics)
+        sinks.write(metrics.row())
+
+    try:
+        with stop.deferred():
+            runner.train(run_dir / "checkpoints", on_iteration, lambda: stop.received is not None)
+    finally:
+        write_record(run_dir, iterations=runner.current_learning_iteration)
+        sinks.close()
+    return Outcome(iterations=runner.current_learning_iteration, stopped_by=stop.received)
+
+
+def _build_env(found: FoundTask, config: TrainConfig, job: Job) -> "Env[Any]":
+    """The environment over its simulation, on the job's device."""
+    from mjfleet.sim import make_simulation
+
+    env_class: type[Env[Any]] = found.load(found.task.env_class)
+    sim = make_simulation(
+        job.engine,
+        env_class.make_model(config.env),
+        config.env.num_envs,
+        device=job.device,
+        num_threads=job.threads,
+        nconmax=config.env.nconmax,
+        njmax=config.env.njmax,
+    )
+    env = env_class(config.env, sim, config.agent.seed)
+    sizes = {name: group.shape[1] for name, group in env.get_observations().items()}
+    for what, declared, built in (
+        ("num_actions", found.task.num_actions, env.num_actions),
+        ("observation_sizes", found.task.observation_sizes, sizes),
+    ):
+        if declared is not None and declared != built:
+            raise UserError(
+                f"task {found.name}: config.py declares {what}={declared}, but the environment "
+                f"has {built}."
+            )
+    return env
+
+
+def _seed_everything(seed: int) -> None:
+    import random
+
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)

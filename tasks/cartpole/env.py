@@ -1,0 +1,50 @@
+"""Cart-pole balance and swing-up, as dm_control/suite/cartpole.py defines them."""
+
+import math
+from typing import ClassVar
+
+import torch
+
+from mjfleet.env import Env
+
+from .config import CartpoleConfig
+
+
+class CartpoleEnv(Env[CartpoleConfig]):
+    """A pole on a cart; one action in [-1, 1] pushes the cart with up to 10 N."""
+
+    model_file: ClassVar[str] = "cartpole.xml"
+
+    def reset_worlds(self, mask: torch.Tensor) -> None:
+        """The suite's start distributions: positions in m and rad, speeds in m/s and rad/s."""
+        if self.cfg.swing_up:
+            start = 0.01 * self.normal(2)
+            start[:, 1] += math.pi
+        else:
+            start = torch.cat((self.uniform(1, -0.1, 0.1), self.uniform(1, -0.034, 0.034)), dim=1)
+        world = mask.unsqueeze(1)
+        self.sim.qpos[:] = torch.where(world, start, self.sim.qpos)
+        self.sim.qvel[:] = torch.where(world, 0.01 * self.normal(2), self.sim.qvel)
+
+    def apply(self, action: torch.Tensor) -> None:
+        self.sim.ctrl[:] = action.clamp(-1.0, 1.0)
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        """Cart position (m), cosine and sine of the pole's angle, both speeds (m/s, rad/s)."""
+        cart, angle = self.sim.qpos.split(1, dim=1)
+        state = torch.cat((cart, angle.cos(), angle.sin(), self.sim.qvel), dim=1)
+        return {"actor": state, "critic": state}
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        """The suite's smooth reward, a product of four factors, at most 1 a step."""
+        cart, angle = self.sim.qpos.unbind(dim=1)
+        upright = (angle.cos() + 1) / 2
+        centered = (1 + gaussian(cart, margin=2.0)) / 2
+        small_control = (4 + (1 - self.sim.ctrl[:, 0].square()).clamp(min=0)) / 5
+        small_velocity = (1 + gaussian(self.sim.qvel[:, 1], margin=5.0)) / 2
+        return {"balance": upright * small_control * small_velocity * centered}
+
+
+def gaussian(x: torch.Tensor, margin: float) -> torch.Tensor:
+    """1 at zero, 0.1 at `margin`: dm_control's `rewards.tolerance` with its default sigmoid."""
+    return torch.exp(math.log(0.1) * (x / margin).square())
