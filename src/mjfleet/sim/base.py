@@ -44,14 +44,6 @@ class Simulation(ABC):
         self.num_envs = num_envs
         self.device = torch.device(device)
         self._template = mujoco.MjData(model)
-        needs = model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC
-        held = [
-            column
-            for adr, dim in zip(model.sensor_adr[needs], model.sensor_dim[needs], strict=True)
-            for column in range(adr, adr + dim)
-        ]
-        self._acceleration_columns = held
-        """Columns of sensordata that belong to acceleration-dependent sensors."""
 
     @abstractmethod
     def step(self, n: int = 1) -> None:

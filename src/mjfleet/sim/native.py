@@ -33,6 +33,11 @@ class NativeSimulation(Simulation):
         self._mask_array = self._mask.numpy()
         self._stage = _NONE
         self._copies: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._of_acceleration = torch.zeros(model.nsensordata, dtype=torch.bool)
+        for stage, start, dim in zip(
+            model.sensor_needstage, model.sensor_adr, model.sensor_dim, strict=True
+        ):
+            self._of_acceleration[start : start + dim] = stage == mujoco.mjtStage.mjSTAGE_ACC
         # MuJoCo counts warnings of each world; by default it also appends them to a file in the
         # folder where the user stands, and prints them from its threads.
         mujoco.set_mju_user_warning(lambda message: None)
@@ -51,7 +56,7 @@ class NativeSimulation(Simulation):
         self._batch.forward(None if mask is None else self._ids(mask), stage=_VEL)
         if "sensordata" in self._copies:
             copy, live = self._copies["sensordata"]
-            copy.copy_(torch.where(self._acceleration_mask, copy, live))
+            copy.copy_(torch.where(self._of_acceleration, copy, live))
 
     def reset(self, mask: torch.Tensor) -> None:
         ids = self._ids(mask)
@@ -75,18 +80,15 @@ class NativeSimulation(Simulation):
         return np.flatnonzero(self._mask_array)
 
     def _bind(self, name: str) -> torch.Tensor:
-        if name not in STATE_FIELDS and self._stage == _NONE:
-            self._stage = _VEL
-            self._batch.forward(stage=_VEL)
         with warnings.catch_warnings():
             # Derived arrays are read-only in NumPy, which torch cannot express and warns about.
             warnings.filterwarnings("ignore", message=".*not writable.*")
             live = torch.from_numpy(self._batch.bind(name))
-        copied = name in ACCELERATION_FIELDS or (name == "sensordata" and self._acceleration_columns)
-        if not copied:
+        if name in STATE_FIELDS:
             return live
-        self._acceleration_mask = torch.zeros(self.model.nsensordata, dtype=torch.bool)
-        self._acceleration_mask[self._acceleration_columns] = True
-        copy = torch.zeros_like(live)
-        self._copies[name] = (copy, live)
-        return copy
+        # A derived field is filled from the first call after it was bound.
+        self._stage = _VEL
+        if name in ACCELERATION_FIELDS or name == "sensordata":
+            self._copies[name] = (torch.zeros_like(live), live)
+        self.forward()
+        return self._copies[name][0] if name in self._copies else live

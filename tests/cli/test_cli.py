@@ -1,0 +1,159 @@
+"""The command line as an interface: help, errors, and what it must not import."""
+
+from pathlib import Path
+
+import pytest
+
+from ..conftest import Run
+
+HEAVY = ("torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "wandb", "torchrunx")
+
+POISON = f"""
+import sys
+class Poison:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {HEAVY!r}:
+            raise RuntimeError(f"the command line imported {{name}}")
+sys.meta_path.insert(0, Poison())
+"""
+
+
+@pytest.mark.parametrize("module", HEAVY)
+def test_the_poison_works(run: Run, module: str) -> None:
+    result = run("train", prelude=f"{POISON}\nimport {module}")
+    assert f"imported {module}" in result.stderr
+
+
+def test_help_lists_the_tasks_and_the_common_flags(run: Run) -> None:
+    result = run("train", "--help", prelude=POISON)
+    assert result.returncode == 0
+    for words in ("cartpole-balance", "Keep a pole upright", "--gpu-ids", "--dry-run", "--config"):
+        assert words in result.stdout
+    assert "--env." not in result.stdout
+
+
+def test_help_of_a_task_shows_every_number_with_its_meaning(run: Run) -> None:
+    result = run("train", "cartpole-swingup", "--help", prelude=POISON)
+    assert result.returncode == 0
+    text = " ".join(result.stdout.replace("│", " ").split())
+    for words in (
+        "--env.num-envs INT Worlds per worker. (default:",
+        "--env.swing-up, --env.no-swing-up",
+        "--agent.algorithm.learning-rate FLOAT",
+        "(default: 0.001)",
+        "--agent.algorithm.use-mixed-precision",
+        "--agent.torch-compile-mode",
+        "--agent.actor.hidden-dims",
+        "--agent.actor.distribution.init-std",
+    ):
+        assert words in text, words
+
+
+def test_tasks_are_listed_as_a_table(run: Run) -> None:
+    result = run("main", "tasks", prelude=POISON)
+    assert result.returncode == 0
+    (line,) = [line for line in result.stdout.splitlines() if "cartpole-balance" in line]
+    for words in ("Keep a pole upright", "actor 5, critic 5", "1", "tasks/cartpole"):
+        assert words in line
+
+
+def test_commands_are_listed(run: Run) -> None:
+    assert "tasks" in run("main", "--help", prelude=POISON).stdout
+    assert run("main").returncode == 2
+    result = run("main", "trian")
+    assert result.returncode == 2
+    assert "Commands: train, tasks" in result.stderr
+
+
+def test_dry_run_prints_the_plan_and_creates_nothing(run: Run, tmp_path: Path) -> None:
+    result = run(
+        "train", "cartpole-balance", "--dry-run", "--env.num-envs", "100", prelude=POISON,
+        TORCHRUNX_LOG_DIR="/tmp/workers",
+    )  # fmt: skip
+    assert result.returncode == 0
+    lines = dict(line.split(":", 1) for line in result.stdout.splitlines() if ":" in line)
+    values = {name: value.strip() for name, value in lines.items()}
+    assert values["task"].startswith("cartpole-balance (")
+    assert values["engine"] == "native"
+    assert values["worlds"] == "100 per worker, 100 in total"
+    assert values["steps per iteration"] == "3200"
+    assert values["run directory"].startswith("logs/cartpole-balance/")
+    assert values["torchrunx log directory"].startswith("/tmp/workers (environment variable")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_cpu_is_announced_where_no_gpu_was_found(run: Run) -> None:
+    result = run("train", "cartpole-balance", "--dry-run", CUDA_VISIBLE_DEVICES="")
+    assert "training on the CPU" in result.stdout
+    explicit = run("train", "cartpole-balance", "--dry-run", "--gpu-ids", "None")
+    assert "training on the CPU" not in explicit.stdout
+
+
+ERRORS = [
+    (["cartpole-balanse"], ["no task `cartpole-balanse`", "Did you mean cartpole-balance"]),
+    (["--gpu-ids", "0", "cartpole-balance"], ["the task comes first"]),
+    (["cartpole-balance", "--gpu-ids", "0"], ["--gpu-ids 0", "--gpu-ids None"]),
+    (["cartpole-balance", "--gpu-ids", "x"], ["--gpu-ids"]),
+    (["cartpole-balance", "--gpu-ids"], ["--gpu-ids is []", "one or more GPU indices"]),
+    (["cartpole-balance", "--env.nun-envs", "3"], ["--env.nun-envs", "--env.num-envs"]),
+    (["cartpole-balance", "--env.num-envs", "0"], ["--env.num-envs is 0", "at least 1"]),
+    (["cartpole-balance", "--env.num-envs", "many"], ["--env.num-envs", "many"]),
+    (["cartpole-balance", "--agent.algorithm.gamma", "2"], ["gamma is 2.0", "between 0 and 1"]),
+    (["cartpole-balance", "--engine", "bullet"], ["--engine", "native"]),
+    (["cartpole-balance", "--cpu-threads", "9999"], ["--cpu-threads is 9999", "at most"]),
+    (["cartpole-balance", "--config", "missing.yaml"], ["missing.yaml", "No such file"]),
+    (["cartpole-balance", "--tasks-dir", "missing"], ["--tasks-dir names 'missing'"]),
+    (["cartpole-balance", "--agent.run-name", "a/b"], ["--agent.run-name is 'a/b'"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), ERRORS)
+def test_an_error_is_one_message_with_exit_code_2_and_creates_nothing(
+    run: Run, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    result = run("train", *arguments, prelude=POISON)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    text = " ".join((result.stdout + result.stderr).replace("│", " ").split())
+    for word in words:
+        assert word in text
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("agent: {sede: 3}", ["config.yaml", "unknown key `agent.sede`", "seed"]),
+        ("env: {num_envs: few}", ["`env.num_envs` is 'few'", "an integer"]),
+        ("env: [", ["not YAML"]),
+        ("3", ["must hold a mapping"]),
+    ],
+)
+def test_a_wrong_configuration_file_is_refused(
+    run: Run, tmp_path: Path, text: str, words: list[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    result = run("train", "cartpole-balance", "--config", "config.yaml", prelude=POISON)
+    assert result.returncode == 2
+    for word in words:
+        assert word in result.stderr
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_task(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("env: {num_envs: 64}\nagent: {max_iterations: 7, seed: 5}\n")
+    result = run(
+        "train", "cartpole-balance", "--config=my.yaml", "--agent.seed", "9", "--dry-run",
+        prelude=POISON,
+    )  # fmt: skip
+    lines = " ".join(result.stdout.split())
+    assert "worlds: 64 per worker" in lines
+    assert "iterations: 7" in lines
+    assert "seed: 9" in lines
+
+
+def test_a_log_root_that_cannot_be_made_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run("train", "cartpole-balance", "--log-root", "file")
+    assert result.returncode == 2
+    assert "--log-root file" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,57 @@
+"""What the tests share: how to run the command line, and which devices are at hand."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+REPOSITORY = TESTS.parent
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run `python -m mjfleet.cli.<module>` in an empty folder, without this process's settings."""
+
+    def run_module(
+        module: str, *arguments: str, prelude: str = "", **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        dropped = ("CUDA_VISIBLE_DEVICES", "TORCHRUNX_LOG_DIR", "MJFLEET_TASKS", "WANDB_MODE")
+        inherited = {k: v for k, v in os.environ.items() if k not in dropped}
+        script = f"{prelude}\nimport sys\nfrom mjfleet.cli.{module} import main\nmain()"
+        return subprocess.run(
+            [sys.executable, "-c", script, *arguments],
+            cwd=tmp_path,
+            env=inherited | environ,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return run_module
+
+
+def write_task(root: Path, name: str, config: str, env: str = "", model: str = "") -> Path:
+    """Write a task folder of the given sources; returns it."""
+    folder = root / name
+    folder.mkdir(parents=True)
+    for file, text in (("config.py", config), ("env.py", env), ("model.xml", model)):
+        if text:
+            (folder / file).write_text(text)
+    return folder
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Skip what is marked `gpu` on a machine without one."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))

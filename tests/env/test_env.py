@@ -1,0 +1,254 @@
+"""The environment's step: order, episodes, statistics, and that it never waits for the device."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mjfleet.config import EnvConfig
+from mjfleet.env import Env
+from mjfleet.registry import discover
+from mjfleet.sim import make_simulation
+
+from ..conftest import TESTS
+
+BUNDLED = discover({}).tasks
+ENGINES = [("native", "cpu"), ("warp", "cpu")]
+
+
+def build_task(name: str, engine: Any, device: str, num_envs: int = 8) -> Env[Any]:
+    found = BUNDLED[name]
+    env_class = found.load(found.task.env_class)
+    cfg = replace(found.task.env, num_envs=num_envs)
+    sim = make_simulation(engine, env_class.make_model(cfg), num_envs, device=device)
+    return env_class(cfg, sim, seed=1)
+
+
+class HostSynchronisation(AssertionError):
+    """A step would have waited for the device."""
+
+
+class _RefuseOperators(TorchDispatchMode):
+    """Refuses what makes a GPU's host wait: scalars, and shapes that depend on values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal"):
+            raise HostSynchronisation(name)
+        if name in ("index", "index_put", "index_put_") and any(
+            i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]
+        ):
+            raise HostSynchronisation("indexing by a boolean mask")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def no_host_synchronisation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Refuse `.item()`, `.cpu()`, `.numpy()`, `.nonzero()`, `if tensor:` and the like."""
+
+    def refuse(name: str) -> Any:
+        def refused(self: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
+            raise HostSynchronisation(name)
+
+        return refused
+
+    with monkeypatch.context() as patched, _RefuseOperators():
+        for name in ("item", "cpu", "numpy", "tolist", "nonzero", "__bool__", "__array__"):
+            patched.setattr(torch.Tensor, name, refuse(name))
+        yield
+
+
+@pytest.mark.parametrize(("engine", "device"), ENGINES)
+@pytest.mark.parametrize("name", BUNDLED)
+def test_no_bundled_task_waits_for_the_device(
+    name: str, engine: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = build_task(name, engine, device)
+    env.episode_length_buf[:4] = env.max_episode_length - 1  # So that worlds are reset too.
+    actions = torch.zeros(env.num_envs, env.num_actions)
+    with torch.inference_mode():
+        env.step(actions)  # A graph is captured in the first step.
+        env.episode_length_buf[:4] = env.max_episode_length - 1
+        with no_host_synchronisation(monkeypatch):
+            _, _, dones, _ = env.step(actions)
+    assert dones.tolist() == [True] * 4 + [False] * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", BUNDLED)
+def test_no_bundled_task_waits_for_a_gpu(name: str) -> None:
+    env = build_task(name, "warp", "cuda:0")
+    actions = torch.zeros(env.num_envs, env.num_actions, device="cuda:0")
+    env.step(actions)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            env.step(actions)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda t: t.sum().item(),
+        lambda t: t.cpu(),
+        lambda t: t.numpy(),
+        lambda t: t.nonzero(),
+        lambda t: bool(t.any()),
+        lambda t: t[t > 0],
+        lambda t: t.index_put_((t > 0,), torch.zeros(())),
+        lambda t: torch.where(t > 0),
+        lambda t: float(t.sum()),
+    ],
+)
+def test_the_check_for_waiting_finds_every_kind(wait: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.ones(3)
+    with pytest.raises(HostSynchronisation), no_host_synchronisation(monkeypatch):
+        wait(tensor)
+
+
+class ReachEnv(Env[EnvConfig]):
+    """An arm that fails in the worlds it is told to; rewards are easy to add up."""
+
+    model_file: ClassVar[str] = "../models/arm.xml"
+
+    def setup(self) -> None:
+        self.failing = torch.zeros(self.num_envs, dtype=torch.bool)
+        self.order: list[str] = []
+
+    def reset_worlds(self, mask: torch.Tensor) -> None:
+        self.order.append("reset_worlds")
+        start = torch.full_like(self.sim.qpos, 0.5)
+        self.sim.qpos[:] = torch.where(mask.unsqueeze(1), start, self.sim.qpos)
+
+    def apply(self, action: torch.Tensor) -> None:
+        self.order.append("apply")
+        self.sim.ctrl[:] = action
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        self.order.append("observe")
+        return {"actor": self.sim.qpos, "critic": self.sim.sensor("hand")}
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        self.order.append("rewards")
+        ones = torch.ones(self.num_envs)
+        return {"alive": 2 * ones, "effort": -0.5 * ones}
+
+    def terminated(self) -> torch.Tensor:
+        self.order.append("terminated")
+        return self.failing
+
+
+def reach(episode_steps: int = 5, num_envs: int = 3) -> ReachEnv:
+    cfg = EnvConfig(num_envs=num_envs, decimation=2, episode_seconds=episode_steps * 2 * 0.004)
+    return ReachEnv(cfg, make_simulation("native", ReachEnv.make_model(cfg), num_envs), seed=0)
+
+
+def test_a_step_keeps_its_order() -> None:
+    env = reach()
+    env.order.clear()
+    env.step(torch.zeros(3, 2))
+    assert env.order == ["apply", "rewards", "terminated", "reset_worlds", "observe"]
+    assert env.sim.time[0] == pytest.approx(2 * 0.004)
+
+
+def test_time_outs_are_told_apart_from_failures() -> None:
+    env = reach(episode_steps=2)
+    env.failing[0] = True
+    _, _, dones, extras = env.step(torch.zeros(3, 2))
+    assert dones.tolist() == [True, False, False]
+    assert extras["time_outs"].tolist() == [False, False, False]
+    _, _, dones, extras = env.step(torch.zeros(3, 2))
+    assert dones.tolist() == [True, True, True]
+    assert extras["time_outs"].tolist() == [False, True, True]
+
+
+def test_a_done_world_observes_the_start_of_its_next_episode() -> None:
+    env = reach(episode_steps=100)
+    first = env.get_observations()
+    for _ in range(5):
+        moved, _, _, _ = env.step(torch.ones(3, 2))
+    env.failing[1] = True
+    observations, _, _, _ = env.step(torch.ones(3, 2))
+    assert torch.allclose(observations["actor"][1], first["actor"][1])
+    assert torch.allclose(observations["critic"][1], first["critic"][1], atol=1e-6)
+    assert not torch.allclose(observations["actor"][0], moved["actor"][1], atol=1e-6)
+    assert env.episode_length_buf.tolist() == [6, 0, 6]
+    assert env.action[1].tolist() == [0.0, 0.0]
+
+
+def test_observations_are_copies_of_the_live_state() -> None:
+    env = reach()
+    before, _, _, _ = env.step(torch.ones(3, 2))
+    kept = before["actor"].clone()
+    env.step(torch.ones(3, 2))
+    assert torch.equal(before["actor"], kept)
+    assert before["actor"].dtype == torch.float32
+
+
+def test_statistics_are_those_of_the_episodes_that_ended() -> None:
+    env = reach(episode_steps=4)
+    for step in range(6):
+        env.failing[0] = step == 1
+        env.step(torch.zeros(3, 2))
+    # World 0: a failure after 2 steps and a time-out after 4; worlds 1 and 2: one time-out each.
+    statistics = env.take_statistics()
+    assert statistics.episodes == 4
+    assert statistics.lengths == 2 + 4 + 4 + 4
+    assert statistics.terms == {"alive": 14 * 2.0, "effort": 14 * -0.5}
+    assert statistics.returns == 14 * 1.5
+    assert statistics.mean_reward == 1.5
+    assert env.take_statistics().episodes == 0
+
+
+def test_worlds_started_in_mid_episode_count_from_their_second_episode() -> None:
+    env = reach(episode_steps=50, num_envs=64)
+    env.start_at_random_times()
+    assert env.episode_length_buf.unique().numel() > 10
+    shortened = int((env.episode_length_buf > 0).sum())
+    for _ in range(50):
+        env.step(torch.zeros(64, 2))
+    assert env.take_statistics().episodes == 64 - shortened
+    for _ in range(50):
+        env.step(torch.zeros(64, 2))
+    statistics = env.take_statistics()
+    assert statistics.episodes == 64
+    assert statistics.lengths == 64 * 50
+
+
+class Misshapen(ReachEnv):
+    what: ClassVar[str]
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        groups = super().observe()
+        if self.what == "no critic":
+            del groups["critic"]
+        return groups | ({"actor": self.sim.qpos[:, 0]} if self.what == "flat group" else {})
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        terms = super().rewards()
+        return {k: v.unsqueeze(1) for k, v in terms.items()} if self.what == "column" else terms
+
+    def terminated(self) -> torch.Tensor:
+        return torch.zeros(self.num_envs) if self.what == "float mask" else super().terminated()
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("no critic", "no group 'critic'"),
+        ("flat group", r"observe\(\)\['actor'\] has shape \(2,\)"),
+        ("column", r"rewards\(\)\['alive'\] has shape \(2, 1\)"),
+        ("float mask", r"terminated\(\) is torch.float32, not torch.bool"),
+    ],
+)
+def test_wrong_shapes_are_refused_before_training(what: str, message: str) -> None:
+    cfg = EnvConfig(num_envs=2)
+    kind = type("Wrong", (Misshapen,), {"what": what, "model_file": str(TESTS / "models/arm.xml")})
+    with pytest.raises(ValueError, match=message):
+        kind(cfg, make_simulation("native", kind.make_model(cfg), 2), seed=0)

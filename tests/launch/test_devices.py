@@ -1,0 +1,106 @@
+"""Device selection: what is asked, what is visible, what comes out."""
+
+import doctest
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mjfleet.errors import UserError
+from mjfleet.launch import devices
+from mjfleet.launch.devices import select_devices, visible_gpus
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
+MIG = "MIG-3f2a1b4c-8932-5c6d-9e0f-20bd9faed9f6"
+
+
+def test_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(devices).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("request_", "visible", "gpus", "indices", "physical"),
+    [
+        ([0, 1], None, 4, (0, 1), ("0", "1")),
+        ([1, 0], None, 2, (1, 0), ("1", "0")),
+        ([0], "2,3", 4, (0,), ("2",)),
+        ("all", "3, 1", 4, (0, 1), ("3", "1")),
+        ("all", f"{UUID},GPU-12ab34cd", 2, (0, 1), (UUID, "GPU-12ab34cd")),
+        ([0], MIG, 1, (0,), (MIG,)),
+        ([0], "MIG-GPU-8932f937/7/0", 1, (0,), ("MIG-GPU-8932f937/7/0",)),
+        ("auto", None, 2, (0,), ("0",)),
+        ("auto", "1", 2, (0,), ("1",)),
+        ("auto", None, 0, (), ()),
+        ("all", None, 0, (), ()),
+        ("auto", "", 4, (), ()),
+        ("all", "-1", 4, (), ()),
+        ("auto", "NoDevFiles", 4, (), ()),
+        ("auto", "0", 0, (), ()),
+        (None, "0,1", 4, (), ()),
+        (None, "nonsense", 4, (), ()),
+    ],
+)
+def test_selection(request_, visible, gpus, indices, physical) -> None:
+    environ = {} if visible is None else {VISIBLE: visible}
+    selected = select_devices(request_, environ, gpus)
+    assert (selected.indices, selected.physical) == (indices, physical)
+
+
+@pytest.mark.parametrize(
+    ("request_", "visible", "gpus", "words"),
+    [
+        ([2], None, 2, ["no GPU 2", "2 GPUs", "0, 1"]),
+        ([4], "2,3", 8, ["no GPU 4", f"{VISIBLE}=2,3", "0, 1"]),
+        ([-1], None, 2, ["no GPU -1", "0, 1"]),
+        ([0, 0], None, 2, ["GPU 0 is listed twice"]),
+        ([0], None, 0, ["no GPU was found", "--gpu-ids None"]),
+        ([0], "", 4, ["hides all GPUs", "--gpu-ids None"]),
+        ("all", "0,one", 4, ["cannot read the entry 'one'", UUID[:4]]),
+        ("all", "0,,1", 4, ["cannot read the entry ''"]),
+        ("all", "0,9", 4, ["no GPU 9", "4 GPUs"]),
+        ("all", "1,1", 4, ["the same GPU is listed twice"]),
+        ("all", f"0,{UUID}", 4, ["either numbers or UUIDs"]),
+    ],
+)
+def test_errors_say_what_is_wrong_and_what_is_allowed(request_, visible, gpus, words) -> None:
+    environ = {} if visible is None else {VISIBLE: visible}
+    with pytest.raises(UserError) as error:
+        select_devices(request_, environ, gpus)
+    for word in words:
+        assert word in str(error.value)
+
+
+@given(
+    request_=st.one_of(
+        st.none(), st.sampled_from(["auto", "all"]), st.lists(st.integers(-2, 9), min_size=1)
+    ),
+    visible=st.one_of(st.none(), st.text(max_size=12), st.lists(st.integers(-1, 9)).map(str)),
+    gpus=st.integers(0, 8),
+)
+def test_any_request_is_answered_by_devices_that_are_visible_or_by_a_user_error(
+    request_, visible, gpus
+) -> None:
+    environ = {} if visible is None else {VISIBLE: visible}
+    try:
+        selected = select_devices(request_, environ, gpus)
+    except UserError:
+        return
+    assert len(selected.indices) == len(selected.physical) == len(set(selected.physical))
+    if selected.indices:
+        assert request_ is not None
+        seen = visible_gpus(environ, gpus)
+        assert [seen[i] for i in selected.indices] == list(selected.physical)
+        assert not selected.note
+    if isinstance(request_, list):
+        assert list(selected.indices) == request_
+
+
+@given(gpus=st.integers(1, 16), data=st.data())
+def test_indices_count_within_what_is_visible(gpus, data) -> None:
+    order = data.draw(st.permutations(range(gpus)))
+    shown = order[: data.draw(st.integers(1, gpus))]
+    environ = {VISIBLE: ",".join(map(str, shown))}
+    selected = select_devices("all", environ, gpus)
+    assert selected.indices == tuple(range(len(shown)))
+    assert selected.physical == tuple(str(gpu) for gpu in shown)

@@ -1,0 +1,230 @@
+"""One contract, every engine: what a task author may rely on."""
+
+from pathlib import Path
+
+import mujoco
+import pytest
+import torch
+
+from mjfleet.sim import FIELDS, Simulation, make_simulation
+from mjfleet.sim.base import DERIVED_FIELDS, STATE_FIELDS
+
+from ..conftest import REPOSITORY, TESTS
+
+MODELS = {
+    "cartpole": REPOSITORY / "tasks/cartpole/cartpole.xml",
+    "box": TESTS / "models/box.xml",
+    "arm": TESTS / "models/arm.xml",
+}
+ENGINES = ["native", "warp", pytest.param("cuda", marks=pytest.mark.gpu)]
+WORLDS = 4
+
+
+def load(name: str) -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_path(str(MODELS[name]))
+
+
+def build(engine: str, model: mujoco.MjModel, **options: int) -> Simulation:
+    if engine == "native":
+        return make_simulation("native", model, WORLDS, num_threads=2)
+    device = "cuda:0" if engine == "cuda" else "cpu"
+    return make_simulation("warp", model, WORLDS, device=device, **options)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> mujoco.MjModel:
+    return load(request.param)
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def start_apart(sim: Simulation) -> None:
+    """Give every world a state and controls of its own, the same on every engine."""
+    generator = torch.Generator().manual_seed(0)
+    speed = torch.randn(WORLDS, sim.model.nv, generator=generator)
+    sim.qvel[:] = (0.3 * speed).to(sim.qvel)
+    sim.ctrl[:] = torch.rand(WORLDS, sim.model.nu, generator=generator).to(sim.ctrl)
+    sim.forward()
+
+
+def reference(sim: Simulation, world: int) -> mujoco.MjData:
+    """MuJoCo's own data with a world's state, all its derived fields computed."""
+    data = mujoco.MjData(sim.model)
+    data.qpos[:] = sim.qpos[world].tolist()
+    data.qvel[:] = sim.qvel[world].tolist()
+    data.ctrl[:] = sim.ctrl[world].tolist()
+    mujoco.mj_forward(sim.model, data)
+    return data
+
+
+def close(tensor: torch.Tensor, array: object, tolerance: float = 2e-4) -> bool:
+    expected = torch.as_tensor(array, dtype=torch.float64)
+    return torch.allclose(tensor.cpu().double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_every_field_has_mujocos_shape(engine: str, model: mujoco.MjModel) -> None:
+    sim = build(engine, model)
+    data = mujoco.MjData(model)
+    for name in FIELDS:
+        shape = getattr(getattr(data, name), "shape", ())
+        assert tuple(getattr(sim, name).shape) == (WORLDS, *shape), name
+        assert getattr(sim, name).device == sim.device
+
+
+@pytest.mark.parametrize("other", ENGINES[1:])
+@pytest.mark.parametrize(("steps", "tolerance"), [(1, 1e-5), (10, 1e-4)])
+def test_engines_agree_on_a_trajectory(
+    other: str, model: mujoco.MjModel, steps: int, tolerance: float
+) -> None:
+    native, sim = build("native", model), build(other, model)
+    for each in (native, sim):
+        start_apart(each)
+        each.step(steps)
+    scale = max(1.0, float(native.qpos.abs().max()))
+    assert (native.qpos - sim.qpos.cpu()).abs().max() <= tolerance * scale
+
+
+def test_native_result_does_not_depend_on_threads(model: mujoco.MjModel) -> None:
+    one = make_simulation("native", model, WORLDS, num_threads=1)
+    two = make_simulation("native", model, WORLDS, num_threads=2)
+    for sim in (one, two):
+        start_apart(sim)
+        sim.step(50)
+    assert torch.equal(one.qpos, two.qpos)
+
+
+@pytest.mark.parametrize("read_before", [True, False])
+def test_derived_fields_are_those_of_the_new_state_after_step(
+    engine: str, model: mujoco.MjModel, read_before: bool
+) -> None:
+    sim = build(engine, model)
+    if read_before:
+        assert sim.xpos.shape[0] == WORLDS
+    start_apart(sim)
+    sim.step(3)
+    for world in range(WORLDS):
+        data = reference(sim, world)
+        for name in set(DERIVED_FIELDS) - {"sensordata"}:
+            assert close(getattr(sim, name)[world], getattr(data, name)), name
+
+
+def test_forward_after_a_write(engine: str, model: mujoco.MjModel) -> None:
+    sim = build(engine, model)
+    before = sim.xpos.clone()
+    sim.qpos[1, 0] += 0.25
+    mask = torch.tensor([False, True, False, False], device=sim.device)
+    sim.forward(mask)
+    assert close(sim.xpos[1], reference(sim, 1).xpos)
+    assert not torch.equal(sim.xpos[1], before[1])
+    assert torch.allclose(sim.xpos[0], before[0])
+
+
+def test_masked_reset_touches_only_the_masked_worlds(engine: str, model: mujoco.MjModel) -> None:
+    sim = build(engine, model)
+    fresh = {name: getattr(sim, name).clone() for name in STATE_FIELDS}
+    start_apart(sim)
+    sim.step(5)
+    before = {name: getattr(sim, name).clone() for name in STATE_FIELDS}
+    mask = torch.tensor([False, True, False, True], device=sim.device)
+    sim.reset(mask)
+    for name in STATE_FIELDS:
+        assert torch.equal(getattr(sim, name)[mask], fresh[name][mask]), name
+        assert torch.equal(getattr(sim, name)[~mask], before[name][~mask]), name
+    sim.forward(mask)
+    sim.step(5)
+    again = build(engine, model)
+    again.step(5)
+    assert torch.equal(sim.qpos[mask], again.qpos[mask])
+
+
+def test_sensors_by_name_describe_the_new_state(engine: str) -> None:
+    sim = build(engine, load("box"))
+    start_apart(sim)
+    sim.step(4)
+    for name in ("position", "gyro", "velocimeter"):
+        assert sim.sensor(name).shape == (WORLDS, 3)
+        for world in range(WORLDS):
+            assert close(sim.sensor(name)[world], reference(sim, world).sensor(name).data), name
+
+
+def test_acceleration_sensors_are_those_of_the_last_physics_step(engine: str) -> None:
+    model = load("box")
+    sim = build(engine, model)
+    touch, accelerometer, qacc = sim.sensor("touch"), sim.sensor("accelerometer"), sim.qacc
+    sim.step(100)
+    data = mujoco.MjData(model)
+    for _ in range(100):
+        mujoco.mj_step(model, data)
+    assert data.sensor("touch").data[0] > 1.0
+    assert close(touch[0], data.sensor("touch").data, 1e-2)
+    assert close(accelerometer[0], data.sensor("accelerometer").data, 1e-2)
+    mask = torch.tensor([True, False, False, False], device=sim.device)
+    kept = touch[1:].clone()
+    sim.reset(mask)
+    sim.forward(mask)
+    assert touch[0].abs().max() == 0 and qacc[0].abs().max() == 0
+    assert torch.equal(touch[1:], kept)
+    assert close(sim.sensor("position")[0], [0.0, 0.0, 0.1])
+
+
+def test_acceleration_sensors_of_one_world_never_reach_another(engine: str) -> None:
+    sim = build(engine, load("arm"))
+    torque = sim.sensor("shoulder_torque")
+    sim.ctrl[:, 0] = torch.tensor([0.0, 0.5, 1.0, 1.5]).to(sim.ctrl)
+    sim.step()
+    before = torque.clone()
+    assert torch.unique(before).numel() == WORLDS
+    sim.qpos[:, 1] = 0.1
+    sim.forward()
+    assert torch.equal(torque, before)
+
+
+def test_wrong_names_say_which_exist(engine: str) -> None:
+    sim = build(engine, load("box"))
+    with pytest.raises(ValueError, match="gyro, accelerometer, touch"):
+        sim.sensor("imu")
+    with pytest.raises(AttributeError, match="did you mean 'qpos'.*qvel"):
+        sim.qpso  # noqa: B018
+
+
+def test_a_field_cannot_be_replaced(engine: str) -> None:
+    sim = build(engine, load("arm"))
+    with pytest.raises(AttributeError, match="in place"):
+        sim.ctrl = torch.zeros(WORLDS, 2)
+    sim.ctrl += 1.0
+    assert sim.ctrl.min() == 1.0
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_overflowing_contact_buffers_are_reported_once(device: str) -> None:
+    sim = make_simulation("warp", load("box"), WORLDS, device=device, nconmax=1, njmax=64)
+    sim.step(40)
+    worlds = sim.warnings()
+    assert worlds and all(0 < number <= WORLDS for number in worlds.values())
+    sim.reset(torch.ones(WORLDS, dtype=torch.bool, device=sim.device))
+    assert sim.warnings() == {}
+
+
+def test_an_overflow_is_remembered_over_a_reset() -> None:
+    sim = make_simulation("warp", load("box"), WORLDS, nconmax=1, njmax=64)
+    sim.step(40)
+    sim.reset(torch.ones(WORLDS, dtype=torch.bool))
+    assert sim.warnings()
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_an_unstable_world_on_native_is_reported_once(
+    reset: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sim = build("native", load("cartpole"))
+    sim.qpos[2, 0] = torch.nan
+    sim.step()
+    if reset:
+        sim.reset(torch.ones(WORLDS, dtype=torch.bool))
+    assert sim.warnings() == {"BADQPOS": 1}
+    assert sim.warnings() == {}
+    assert not list(tmp_path.iterdir()), "MuJoCo's log file ends in no one's folder"

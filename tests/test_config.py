@@ -1,0 +1,155 @@
+"""Configuration: what is refused, and that it survives being written and read."""
+
+import ast
+import inspect
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mjfleet.config import (
+    ActorConfig,
+    AgentConfig,
+    CriticConfig,
+    DistributionConfig,
+    EnvConfig,
+    ObsGroups,
+    PPOConfig,
+    RndConfig,
+    SymmetryConfig,
+    TrainConfig,
+    from_dict,
+    agent,
+    to_dict,
+    train,
+)
+from mjfleet.errors import UserError
+from mjfleet.launch.config_file import read_config, write_config
+from mjfleet.registry import discover
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: EnvConfig(num_envs=0), ["--env.num-envs is 0", "at least 1"]),
+        (lambda: EnvConfig(decimation=0), ["--env.decimation"]),
+        (lambda: EnvConfig(episode_seconds=float("nan")), ["--env.episode-seconds is nan"]),
+        (lambda: EnvConfig(njmax=0), ["--env.njmax", "or None"]),
+        (lambda: PPOConfig(gamma=1.5), ["--agent.algorithm.gamma is 1.5", "between 0 and 1"]),
+        (lambda: PPOConfig(learning_rate=-1e-3), ["--agent.algorithm.learning-rate"]),
+        (lambda: PPOConfig(learning_rate=float("inf")), ["--agent.algorithm.learning-rate"]),
+        (lambda: AgentConfig(run_name="a/b"), ["--agent.run-name is 'a/b'", "folder name"]),
+        (lambda: AgentConfig(experiment_name=".."), ["--agent.experiment-name"]),
+        (lambda: AgentConfig(seed=-1), ["--agent.seed is -1"]),
+        (lambda: ActorConfig(hidden_dims=(64, 0)), ["--agent.actor.hidden-dims"]),
+        (lambda: CriticConfig(hidden_dims=()), ["--agent.critic.hidden-dims"]),
+        (lambda: DistributionConfig(init_std=0), ["--agent.actor.distribution.init-std"]),
+        (lambda: ObsGroups(critic=()), ["--agent.obs-groups.critic"]),
+        (lambda: TrainConfig(gpu_ids=[]), ["--gpu-ids", "`all`"]),
+        (lambda: TrainConfig(log_root=""), ["--log-root"]),
+        (
+            lambda: TrainConfig(env=EnvConfig(num_envs=1), agent=AgentConfig(num_steps_per_env=2)),
+            ["--agent.algorithm.num-mini-batches is 4", "2 samples"],
+        ),
+        (
+            lambda: AgentConfig(
+                actor=ActorConfig(class_name="RNNModel"),
+                algorithm=PPOConfig(symmetry_cfg=SymmetryConfig(data_augmentation_func="env:f")),
+            ),
+            ["symmetry", "MLPModel"],
+        ),
+    ],
+)
+def test_bad_values_are_refused_when_the_configuration_is_made(make: Any, words: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        make()
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_ppo_has_every_parameter_of_rsl_rl() -> None:
+    from rsl_rl.algorithms import PPO
+
+    ours = {f.name for f in fields(PPOConfig)}
+    theirs = set(inspect.signature(PPO.__init__).parameters)
+    built_by_the_runner = {"self", "actor", "critic", "storage", "device", "multi_gpu_cfg"}
+    # Gradients of all workers travel as one buffer, so that there are no buckets to size.
+    assert theirs - built_by_the_runner - {"grad_reduce_bucket_mb"} == ours
+
+
+def test_every_field_is_documented_where_it_is_declared() -> None:
+    modules = [agent, train] + [Path(str(f.folder)) for f in discover({}).tasks.values()]
+    undocumented, documented = [], 0
+    for module in modules:
+        file = module / "config.py" if isinstance(module, Path) else Path(str(module.__file__))
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not (isinstance(node, ast.ClassDef) and node.decorator_list):
+                continue
+            for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
+                if isinstance(statement, ast.AnnAssign) and "ClassVar" not in ast.unparse(
+                    statement.annotation
+                ):
+                    text = following.value if isinstance(following, ast.Expr) else None
+                    documented += isinstance(text, ast.Constant)
+                    if not isinstance(text, ast.Constant):
+                        undocumented.append(f"{file}: {ast.unparse(statement)}")
+    assert documented > 50
+    assert not undocumented
+
+
+@pytest.mark.parametrize("name", discover({}).tasks)
+def test_a_configuration_survives_its_file(name: str, tmp_path: Path) -> None:
+    config = discover({}).find(name).defaults()
+    assert from_dict(config, to_dict(config)) == config
+    write_config(tmp_path / "config.yaml", name, config)
+    other = TrainConfig(env=type(config.env)())
+    assert read_config(str(tmp_path / "config.yaml"), other) == config
+
+
+def test_a_file_may_hold_only_some_values_and_yaml_may_spell_numbers_its_way() -> None:
+    data = {"agent": {"algorithm": {"learning_rate": "3e-4", "rnd_cfg": {"weight": 2}}}}
+    config = from_dict(TrainConfig(), data)
+    assert config.agent.algorithm.learning_rate == 3e-4
+    assert config.agent.algorithm.rnd_cfg == RndConfig(weight=2.0)
+    assert config.env == EnvConfig()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"env": {"nun_envs": 3}}, ["unknown key `env.nun_envs`", "num_envs"]),
+        ({"agents": {}}, ["unknown key `agents`", "agent"]),
+        ({"env": {"num_envs": 1.5}}, ["`env.num_envs` is 1.5", "an integer"]),
+        ({"env": {"num_envs": True}}, ["`env.num_envs`", "an integer"]),
+        ({"env": 3}, ["`env` is 3", "a mapping"]),
+        ({"dry_run": 1}, ["`dry_run`", "true or false"]),
+        ({"agent": {"logger": "csv"}}, ["`agent.logger` is 'csv'", "'wandb'"]),
+        ({"agent": {"actor": {"hidden_dims": [64, "x"]}}}, ["hidden_dims"]),
+        ({"gpu_ids": "some"}, ["`gpu_ids` is 'some'", "'all'", "null"]),
+        ({"agent": {"algorithm": {"gamma": "high"}}}, ["gamma", "a number"]),
+        ({"agent": {"algorithm": {"gamma": 3}}}, ["--agent.algorithm.gamma is 3.0"]),
+        ({"agent": {"algorithm": {"symmetry_cfg": {}}}}, ["data_augmentation_func` is missing"]),
+    ],
+)
+def test_wrong_data_is_refused_by_its_dotted_name(data: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        from_dict(TrainConfig(), data)
+    for word in words:
+        assert word in str(error.value)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["env", "agent"]), inner),
+    )
+)
+def test_any_data_makes_a_configuration_or_a_user_error(value: Any) -> None:
+    for key in ("env", "agent", "gpu_ids", "log_root"):
+        try:
+            from_dict(TrainConfig(), {key: value})
+        except UserError:
+            continue

@@ -1,0 +1,122 @@
+"""Finding tasks: where they may be, and what happens to folders that cannot be read."""
+
+from pathlib import Path
+
+import pytest
+
+from mjfleet.errors import UserError
+from mjfleet.registry import bundled_tasks, discover, find_task
+
+from .conftest import write_task
+
+CONFIG = """
+from mjfleet.config import EnvConfig, Task
+TASKS = {{"{name}": Task(summary="{summary}", env=EnvConfig(), env_class="env:Thing")}}
+"""
+
+
+def config(name: str, summary: str = "A task.") -> str:
+    return CONFIG.format(name=name, summary=summary)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_bundled_tasks_are_found_anywhere() -> None:
+    tasks = discover({}).tasks
+    assert {"cartpole-balance", "cartpole-swingup"} <= set(tasks)
+    assert tasks["cartpole-balance"].folder == bundled_tasks() / "cartpole"
+
+
+def test_folders_are_searched_in_order(elsewhere: Path, tmp_path: Path) -> None:
+    write_task(elsewhere / "tasks", "near", config("near"))
+    write_task(tmp_path / "flag", "far", config("far"))
+    write_task(tmp_path / "one", "a", config("first"))
+    write_task(tmp_path / "two", "b", config("second"))
+    found = discover({"MJFLEET_TASKS": f"{tmp_path}/one:{tmp_path}/two"}, str(tmp_path / "flag"))
+    assert list(found.tasks)[:4] == ["far", "first", "second", "near"]
+    assert "cartpole-balance" in found.tasks
+
+
+def test_installed_packages_bring_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    write_task(site / "robots", "walker", config("walker-walk"))
+    (site / "robots" / "__init__.py").touch()
+    information = site / "robots-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Name: robots\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[mjfleet.tasks]\nrobots = robots\n")
+    monkeypatch.syspath_prepend(str(site))
+    assert discover({}).find("walker-walk").folder == site / "robots" / "walker"
+
+
+def test_the_same_folder_by_two_ways_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bundled_tasks().parent)
+    tasks = discover({"MJFLEET_TASKS": str(bundled_tasks())}, str(bundled_tasks())).tasks
+    assert "cartpole-balance" in tasks
+
+
+def test_two_tasks_of_one_name_show_both_places(elsewhere: Path) -> None:
+    folder = write_task(elsewhere / "tasks", "mine", config("cartpole-balance"))
+    with pytest.raises(UserError) as error:
+        discover({})
+    assert str(folder) in str(error.value)
+    assert str(bundled_tasks() / "cartpole") in str(error.value)
+
+
+def test_a_misspelt_task_suggests_the_nearest() -> None:
+    with pytest.raises(UserError, match="Did you mean cartpole-balance"):
+        discover({}).find("cartpole-balanse")
+    with pytest.raises(UserError, match="Tasks: .*cartpole-swingup"):
+        discover({}).find("zzzzzz")
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("import nonexistent", "ModuleNotFoundError"),
+        ("TASKS = {", "SyntaxError"),
+        ("x = 1", "TASKS"),
+        ("TASKS = {'thing': 3}", "TASKS\\['thing'\\] is not"),
+        ("from mjfleet.config import EnvConfig\nEnvConfig(num_envs=0)", "--env.num-envs is 0"),
+    ],
+)
+def test_a_broken_folder_hides_no_other_task(elsewhere: Path, source: str, why: str) -> None:
+    folder = write_task(elsewhere / "tasks", "broken", source)
+    registry = discover({})
+    assert registry.find("cartpole-balance")
+    with pytest.raises(UserError, match=why) as error:
+        registry.find("thing")
+    assert str(folder) in str(error.value)
+
+
+def test_a_task_folder_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(UserError, match="--tasks-dir names 'nowhere'"):
+        discover({}, "nowhere")
+    with pytest.raises(UserError, match="MJFLEET_TASKS names '/nowhere'"):
+        discover({"MJFLEET_TASKS": "/nowhere"})
+
+
+def test_folders_of_one_name_keep_their_modules_apart(tmp_path: Path) -> None:
+    for number in (1, 2):
+        write_task(
+            tmp_path / str(number), "robot", config(f"robot-{number}"), f"Thing = 'thing {number}'"
+        )
+    found = discover({"MJFLEET_TASKS": f"{tmp_path}/1:{tmp_path}/2"})
+    things = [found.find(f"robot-{n}").load("env:Thing") for n in (1, 2)]
+    assert things == ["thing 1", "thing 2"]
+    assert find_task("robot-2", tmp_path / "2" / "robot").load("env:Thing") == "thing 2"
+
+
+def test_a_wrong_reference_into_the_folder_says_what_is_missing(tmp_path: Path) -> None:
+    write_task(tmp_path / "tasks", "robot", config("robot"), "Other = 1")
+    found = discover({}, str(tmp_path / "tasks")).find("robot")
+    with pytest.raises(UserError, match=r"no nowhere\.py"):
+        found.load("nowhere:Thing")
+    with pytest.raises(UserError, match="has no `Thing`"):
+        found.load("env:Thing")
