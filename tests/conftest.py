@@ -26,6 +26,7 @@ def run(tmp_path: Path) -> Run:
         script = f"{prelude}\nimport sys\nfrom mjfleet.cli.{module} import main\nmain()"
         return subprocess.run(
             [sys.executable, "-c", script, *arguments],
+            check=False,
             cwd=tmp_path,
             env=inherited | environ,
             capture_output=True,

@@ -21,8 +21,8 @@ from mjfleet.config import (
     RndConfig,
     SymmetryConfig,
     TrainConfig,
-    from_dict,
     agent,
+    from_dict,
     to_dict,
     train,
 )

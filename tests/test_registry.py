@@ -72,7 +72,7 @@ def test_two_tasks_of_one_name_show_both_places(elsewhere: Path) -> None:
 def test_a_misspelt_task_suggests_the_nearest() -> None:
     with pytest.raises(UserError, match="Did you mean cartpole-balance"):
         discover({}).find("cartpole-balanse")
-    with pytest.raises(UserError, match="Tasks: .*cartpole-swingup"):
+    with pytest.raises(UserError, match=r"Tasks: .*cartpole-swingup"):
         discover({}).find("zzzzzz")
 
 

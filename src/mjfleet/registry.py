@@ -69,7 +69,9 @@ class Registry:
             return self.tasks[name]
         near = difflib.get_close_matches(name, self.tasks, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Tasks: {', '.join(self.tasks)}."
-        unread = "".join(f"\n{folder} could not be read: {why}" for folder, why in self.broken.items())
+        unread = "".join(
+            f"\n{folder} could not be read: {why}" for folder, why in self.broken.items()
+        )
         raise UserError(f"there is no task `{name}`. {hint}{unread}")
 
 

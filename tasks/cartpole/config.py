@@ -16,6 +16,8 @@ from mjfleet.config import (
 class CartpoleConfig(EnvConfig):
     """Control at 20 Hz in episodes of 50 s, so 1000 steps of at most 1 each."""
 
+    num_envs: int = 512
+    """Worlds per worker."""
     decimation: int = 5
     """Physics steps (0.01 s each) per environment step; the action is held meanwhile."""
     episode_seconds: float = 50.0
@@ -29,7 +31,8 @@ AGENT = AgentConfig(
     max_iterations=150,
     actor=ActorConfig(hidden_dims=(64, 64)),
     critic=CriticConfig(hidden_dims=(64, 64)),
-    algorithm=PPOConfig(entropy_coef=0.0),
+    # Returns reach 100 (discounted), far beyond a value clip of 0.2.
+    algorithm=PPOConfig(entropy_coef=0.0, use_clipped_value_loss=False),
 )
 SIZES = {"actor": 5, "critic": 5}
 

@@ -28,7 +28,8 @@ def test_episodes_have_a_thousand_steps_of_a_twentieth_second(name: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "center", "spread"), [("cartpole-balance", 0.0, 0.034), ("cartpole-swingup", 3.14, 0.06)]
+    ("name", "center", "spread"),
+    [("cartpole-balance", 0.0, 0.034), ("cartpole-swingup", 3.14, 0.06)],
 )
 def test_start_distributions(name: str, center: float, spread: float) -> None:
     env = build(name, 4096)

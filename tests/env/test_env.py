@@ -28,7 +28,7 @@ def build_task(name: str, engine: Any, device: str, num_envs: int = 8) -> Env[An
     return env_class(cfg, sim, seed=1)
 
 
-class HostSynchronisation(AssertionError):
+class HostSynchronisationError(AssertionError):
     """A step would have waited for the device."""
 
 
@@ -38,11 +38,11 @@ class _RefuseOperators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name in ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal"):
-            raise HostSynchronisation(name)
+            raise HostSynchronisationError(name)
         if name in ("index", "index_put", "index_put_") and any(
             i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]
         ):
-            raise HostSynchronisation("indexing by a boolean mask")
+            raise HostSynchronisationError("indexing by a boolean mask")
         return func(*args, **(kwargs or {}))
 
 
@@ -52,7 +52,7 @@ def no_host_synchronisation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def refuse(name: str) -> Any:
         def refused(self: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
-            raise HostSynchronisation(name)
+            raise HostSynchronisationError(name)
 
         return refused
 
@@ -108,7 +108,7 @@ def test_no_bundled_task_waits_for_a_gpu(name: str) -> None:
 )
 def test_the_check_for_waiting_finds_every_kind(wait: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.ones(3)
-    with pytest.raises(HostSynchronisation), no_host_synchronisation(monkeypatch):
+    with pytest.raises(HostSynchronisationError), no_host_synchronisation(monkeypatch):
         wait(tensor)
 
 
@@ -170,7 +170,7 @@ def test_time_outs_are_told_apart_from_failures() -> None:
 
 def test_a_done_world_observes_the_start_of_its_next_episode() -> None:
     env = reach(episode_steps=100)
-    first = env.get_observations()
+    first = moved = env.get_observations()
     for _ in range(5):
         moved, _, _, _ = env.step(torch.ones(3, 2))
     env.failing[1] = True

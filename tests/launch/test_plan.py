@@ -17,7 +17,9 @@ CPU, GPU = Devices((), ()), Devices((1,), ("3",))
 NOON = datetime(2026, 5, 4, 12, 0, 0)
 
 
-def plan(devices: Devices = CPU, environ: dict[str, str] | None = None, **changes: Any) -> LaunchPlan:
+def plan(
+    devices: Devices = CPU, environ: dict[str, str] | None = None, **changes: Any
+) -> LaunchPlan:
     found = discover({}).find("cartpole-balance")
     config: TrainConfig = replace(found.defaults(), **changes)
     return make_plan(found, config, devices, environ or {}, 4, NOON)

@@ -165,7 +165,8 @@ def test_acceleration_sensors_are_those_of_the_last_physics_step(engine: str) ->
     kept = touch[1:].clone()
     sim.reset(mask)
     sim.forward(mask)
-    assert touch[0].abs().max() == 0 and qacc[0].abs().max() == 0
+    assert touch[0].abs().max() == 0
+    assert qacc[0].abs().max() == 0
     assert torch.equal(touch[1:], kept)
     assert close(sim.sensor("position")[0], [0.0, 0.0, 0.1])
 
@@ -186,7 +187,7 @@ def test_wrong_names_say_which_exist(engine: str) -> None:
     sim = build(engine, load("box"))
     with pytest.raises(ValueError, match="gyro, accelerometer, touch"):
         sim.sensor("imu")
-    with pytest.raises(AttributeError, match="did you mean 'qpos'.*qvel"):
+    with pytest.raises(AttributeError, match=r"did you mean 'qpos'.*qvel"):
         sim.qpso  # noqa: B018
 
 
@@ -203,7 +204,8 @@ def test_overflowing_contact_buffers_are_reported_once(device: str) -> None:
     sim = make_simulation("warp", load("box"), WORLDS, device=device, nconmax=1, njmax=64)
     sim.step(40)
     worlds = sim.warnings()
-    assert worlds and all(0 < number <= WORLDS for number in worlds.values())
+    assert worlds
+    assert all(0 < number <= WORLDS for number in worlds.values())
     sim.reset(torch.ones(WORLDS, dtype=torch.bool, device=sim.device))
     assert sim.warnings() == {}
 

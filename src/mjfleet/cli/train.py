@@ -11,7 +11,7 @@ import tyro
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.config_file import read_config
-from mjfleet.launch.devices import count_gpus, select_devices
+from mjfleet.launch.devices import Devices, count_gpus, select_devices
 from mjfleet.launch.plan import LaunchPlan, make_plan
 from mjfleet.registry import FoundTask, Registry, discover
 
@@ -40,7 +40,9 @@ def train(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     name, flags = arguments[0], arguments[1:]
     if name.startswith("-"):
-        raise UserError(f"the task comes first: train <task> {name} ... (`train --help` lists tasks)")
+        raise UserError(
+            f"the task comes first: train <task> {name} ... (`train --help` lists tasks)"
+        )
     found = registry.find(name)
     config = parse(found, flags)
     plan = _plan(found, config, datetime.now())
@@ -80,7 +82,9 @@ def describe(plan: LaunchPlan) -> str:
     log_dir = plan.torchrunx_log_dir or "none"
     lines = {
         "task": f"{plan.task} ({plan.task_folder})",
-        "mode": {"cpu": "CPU, in this process", "single-gpu": "one GPU, in this process"}[plan.mode],
+        "mode": {"cpu": "CPU, in this process", "single-gpu": "one GPU, in this process"}[
+            plan.mode
+        ],
         "devices": ", ".join(devices),
         "engine": plan.engine,
         "CPU threads": plan.threads,
@@ -96,9 +100,11 @@ def describe(plan: LaunchPlan) -> str:
 
 def _plan(found: FoundTask, config: TrainConfig, when: datetime) -> LaunchPlan:
     # The native engine needs no GPU: leave one alone unless it was asked for.
-    wants_cpu = config.engine == "native" and config.gpu_ids == "auto"
-    request = None if wants_cpu else config.gpu_ids
-    devices = select_devices(request, os.environ, 0 if request is None else count_gpus())
+    if config.engine == "native" and config.gpu_ids == "auto":
+        devices = Devices((), (), "--engine native")
+    else:
+        gpus = 0 if config.gpu_ids is None else count_gpus()
+        devices = select_devices(config.gpu_ids, os.environ, gpus)
     cores = len(os.sched_getaffinity(0))
     return make_plan(found, config, devices, os.environ, cores, when)
 
@@ -133,8 +139,10 @@ def _print_help(registry: Registry) -> None:
     width = max((len(name) for name in registry.tasks), default=0)
     tasks = [f"  {name:<{width}}  {found.task.summary}" for name, found in registry.tasks.items()]
     tasks += [f"  {folder} could not be read: {why}" for folder, why in registry.broken.items()]
-    description = "Train a policy.\n\ntasks:\n" + "\n".join(tasks) + (
-        "\n\n`train <task> --help` shows every number of a task. The flags below fit every task."
+    description = (
+        "Train a policy.\n\ntasks:\n"
+        + "\n".join(tasks)
+        + ("\n\n`train <task> --help` shows every number of a task. These flags fit every task.")
     )
     try:
         tyro.cli(LaunchConfig, args=["--help"], prog="train <task>", description=description)

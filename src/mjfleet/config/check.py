@@ -42,7 +42,7 @@ LAYER_SIZES = Rule(
 )
 FOLDER_NAME = Rule(
     lambda v: v not in (".", "..") and not set(v) & set('/\\\0\n:*?"<>|') and v == v.strip(),
-    "a plain folder name (no slashes, none of :*?\"<>|, no space around it)",
+    'a plain folder name (no slashes, none of :*?"<>|, no space around it)',
 )
 
 

@@ -55,7 +55,7 @@ def _convert(hint: Any, value: Any, default: Any, path: str) -> Any:
         for option in args:
             try:
                 return _convert(option, value, default, path)
-            except _WrongType:
+            except _WrongTypeError:
                 continue
     elif origin is Literal:
         if value in args and not isinstance(value, bool):
@@ -63,7 +63,7 @@ def _convert(hint: Any, value: Any, default: Any, path: str) -> Any:
     elif is_dataclass(hint):
         if isinstance(value, Mapping):
             # The default's own class may be a subclass of the declared one: a task's EnvConfig.
-            kind = hint if default is None else type(default)
+            kind: type[Any] = hint if default is None else type(default)
             return _build(kind, default, value, path + ".")
     elif origin in (list, tuple):
         if isinstance(value, (list, tuple)):
@@ -71,27 +71,25 @@ def _convert(hint: Any, value: Any, default: Any, path: str) -> Any:
             if not fixed or len(args) == len(value):
                 kinds = args if fixed else args[:1] * len(value)
                 return origin(_convert(k, v, None, path) for k, v in zip(kinds, value, strict=True))
-    elif hint is float:
-        number = _number(value)
-        if number is not None:
-            return number
-    elif isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
-        return value
-    raise _WrongType(f"`{path}` is {value!r}; it must be {_words(hint)}.")
+    elif _is_scalar(value, hint):
+        return float(value) if hint is float else value
+    raise _WrongTypeError(f"`{path}` is {value!r}; it must be {_words(hint)}.")
 
 
-class _WrongType(UserError):
+class _WrongTypeError(UserError):
     """A value that does not fit its field's type."""
 
 
-def _number(value: Any) -> float | None:
-    """A float from a number, or from text such as 1e-3, which YAML 1.1 takes for a string."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
+def _is_scalar(value: Any, hint: Any) -> bool:
+    """Whether `value` is what `hint` says. YAML 1.1 takes a number such as 1e-3 for text."""
+    if isinstance(value, bool) or hint is bool:
+        return isinstance(value, bool) and hint is bool
+    if hint is not float:
+        return isinstance(value, hint)
     try:
-        return float(value)
-    except ValueError:
-        return None
+        return isinstance(value, (int, float, str)) and isinstance(float(value), float)
+    except (ValueError, OverflowError):
+        return False
 
 
 def _words(hint: Any) -> str:

@@ -60,7 +60,7 @@ class LaunchConfig:
 
     def __post_init__(self) -> None:
         gpus = Rule(
-            lambda v: not isinstance(v, list) or v,
+            lambda v: v != [],
             "one or more GPU indices, `all`, `auto`, or `None` for the CPU",
         )
         check(self, gpu_ids=gpus, cpu_threads=optional(at_least(1)))

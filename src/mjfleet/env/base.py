@@ -36,7 +36,7 @@ class Env(VecEnv, Generic[C]):
 
     A task author sets `model_file` and writes the methods below. Tensors have the world index
     first and live on `self.device`. Nothing in them may wait for the device: no `.item()`, no
-    `.cpu()`, no `.nonzero()`, no `if tensor:`, no indexing by a boolean mask; `torch.where` instead.
+    `.cpu()`, no `.nonzero()`, no `if tensor:`, no indexing by a boolean mask; use `torch.where`.
 
     One step is: `apply`, `cfg.decimation` physics steps, `rewards`, `terminated` and time-outs,
     `reset_worlds` for the worlds that are done, `observe`. The observation of a world that is done
@@ -47,15 +47,18 @@ class Env(VecEnv, Generic[C]):
     """The MJCF file, relative to the file that defines the class."""
 
     cfg: C
+    max_episode_length: int
 
     def __init__(self, cfg: C, sim: Simulation, seed: int) -> None:
-        self.cfg = cfg
+        # rsl_rl declares these two more widely.
+        self.cfg = cfg  # pyright: ignore[reportIncompatibleVariableOverride]
         self.sim = sim
         self.num_envs = sim.num_envs
         self.device = sim.device
         self.step_dt = cfg.decimation * float(sim.model.opt.timestep)
         """Simulated seconds per environment step."""
-        self.max_episode_length = max(1, round(cfg.episode_seconds / self.step_dt))
+        steps = max(1, round(cfg.episode_seconds / self.step_dt))
+        self.max_episode_length = steps  # pyright: ignore[reportIncompatibleVariableOverride]
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.num_actions = self.count_actions()
         self.action = torch.zeros(self.num_envs, self.num_actions, device=self.device)
@@ -79,9 +82,7 @@ class Env(VecEnv, Generic[C]):
     def make_model(cls, cfg: C) -> mujoco.MjModel:
         """The model, compiled from `model_file`; override to build it from the configuration."""
         del cfg
-        return mujoco.MjModel.from_xml_path(
-            str(Path(inspect.getfile(cls)).parent / cls.model_file)
-        )
+        return mujoco.MjModel.from_xml_path(str(Path(inspect.getfile(cls)).parent / cls.model_file))
 
     def setup(self) -> None:
         """Called once before the first reset: look up ids and sensors, allocate own tensors."""

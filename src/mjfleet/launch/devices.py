@@ -77,7 +77,8 @@ def select_devices(request: GpuRequest, environ: Mapping[str, str], num_gpus: in
     for index in request:
         if not 0 <= index < len(visible):
             raise UserError(
-                f"--gpu-ids {_join(request)}: there is no GPU {index}. {_describe(visible, environ)}"
+                f"--gpu-ids {_join(request)}: there is no GPU {index}. "
+                + _describe(visible, environ)
             )
         if request.count(index) > 1:
             raise UserError(f"--gpu-ids {_join(request)}: GPU {index} is listed twice.")

@@ -48,7 +48,7 @@ class Progress:
         each = (time.perf_counter() - self._start) / m.iteration
         left = timedelta(seconds=round(each * (self._max_iterations - m.iteration)))
         return (
-            f"{done:>11} {_number(m.mean_return, '10.2f')} {_number(m.mean_episode_length, '7.0f')} "
+            f"{done:>11} {_number(m.mean_return, 10, 2)} {_number(m.mean_episode_length, 7, 0)} "
             f"{m.mean_reward:11.4f} {m.action_std:10.3f} {m.losses['value']:10.4f} "
             f"{m.steps_per_second:9,.0f} {left!s:>8}"
         )
@@ -65,8 +65,8 @@ def _remedy(kind: str) -> str:
     return "see MuJoCo's documentation of that warning"
 
 
-def _number(value: float | None, form: str) -> str:
-    return f"{value:{form}}" if value is not None else "-".rjust(int(form.split(".")[0]))
+def _number(value: float | None, width: int, digits: int) -> str:
+    return "-".rjust(width) if value is None else f"{value:{width}.{digits}f}"
 
 
 def _short(value: float | int | str | None) -> str:

@@ -52,7 +52,11 @@ def _git(folder: Path, *arguments: str) -> str | None:
     """What git prints; None without git, or outside a repository."""
     try:
         result = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10
+            ["git", "-C", str(folder), *arguments],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=10,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -3,7 +3,7 @@
 import csv
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -64,7 +64,7 @@ class WandbSink:
         import wandb
 
         mode = os.environ.get("WANDB_MODE")
-        if mode is None and not wandb.api.api_key:
+        if mode is None and not wandb.login(prompt=False, verify=False):
             logger.warning("W&B: not logged in, recording offline; `wandb sync` uploads it later")
             mode = "offline"
         self._run = wandb.init(
@@ -94,7 +94,9 @@ class Sinks:
         project: str,
         config: Mapping[str, Any],
     ) -> None:
-        makers = {"metrics.csv": lambda: CsvSink(run_dir / "metrics.csv")}
+        makers: dict[str, Callable[[], Sink]] = {
+            "metrics.csv": lambda: CsvSink(run_dir / "metrics.csv")
+        }
         if kind == "tensorboard":
             makers["TensorBoard"] = lambda: TensorBoardSink(run_dir)
         elif kind == "wandb":
@@ -113,7 +115,7 @@ class Sinks:
         for name, sink in list(self._sinks.items()):
             self._attempt(name, sink.close)
 
-    def _attempt(self, name: str, action: Any) -> None:
+    def _attempt(self, name: str, action: Callable[[], object]) -> None:
         try:
             action()
         except Exception as error:

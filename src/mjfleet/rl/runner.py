@@ -81,10 +81,11 @@ class Runner(OnPolicyRunner):
             start = time.perf_counter()
             self._collect()
             collected = time.perf_counter()
+            self._check_rollout(iteration)
             losses = self._update()
             learned = time.perf_counter()
             statistics = self.env.take_statistics()
-            self._check_finite(iteration, losses)
+            _check_losses(iteration, losses)
             self.current_learning_iteration = iteration
             steps = self.env.num_envs * self.agent.num_steps_per_env
             self.total_steps += steps
@@ -136,12 +137,13 @@ class Runner(OnPolicyRunner):
         torch.set_num_threads(self._num_threads)
         return self.alg.update()
 
-    def _check_finite(self, iteration: int, losses: dict[str, float]) -> None:
-        """Refuse to go on with numbers that are not finite: they would end in every weight."""
+    def _check_rollout(self, iteration: int) -> None:
+        """Refuse to learn from numbers that are not finite: they would end in every weight."""
         rollout = self.alg.storage
         seen = {f"observation group {k!r}": v for k, v in rollout.observations.items()}
         for what, values in (seen | {"reward": rollout.rewards}).items():
-            worlds = (~values.isfinite()).flatten(2).any(dim=2).any(dim=0)
+            assert isinstance(values, torch.Tensor)
+            worlds = values.isfinite().logical_not().flatten(2).any(dim=2).any(dim=0)
             bad = worlds.nonzero().flatten().tolist()
             if bad:
                 raise DivergedError(
@@ -149,9 +151,12 @@ class Runner(OnPolicyRunner):
                     f"{self.env.num_envs} worlds ({', '.join(map(str, bad[:5]))}"
                     f"{', ...' if len(bad) > 5 else ''})"
                 )
-        for name, value in losses.items():
-            if not math.isfinite(value):
-                raise DivergedError(f"iteration {iteration}: the {name} loss is {value}")
+
+
+def _check_losses(iteration: int, losses: dict[str, float]) -> None:
+    for name, value in losses.items():
+        if not math.isfinite(value):
+            raise DivergedError(f"iteration {iteration}: the {name} loss is {value}")
 
 
 def rsl_rl_config(agent: AgentConfig, load: Callable[[str], Any]) -> dict[str, Any]:

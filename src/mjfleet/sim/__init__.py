@@ -13,6 +13,7 @@ def make_simulation(
     engine: Literal["warp", "native"],
     model: mujoco.MjModel,
     num_envs: int,
+    *,
     device: str = "cpu",
     num_threads: int = 1,
     nconmax: int | None = None,

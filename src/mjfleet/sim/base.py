@@ -8,7 +8,8 @@ import mujoco
 import torch
 
 STATE_FIELDS = (
-    "time", "qpos", "qvel", "act", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat",
+    "time", "qpos", "qvel", "act", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos",
+    "mocap_quat",
 )  # fmt: skip
 """State and inputs: live tensors that can be written in place."""
 
@@ -97,13 +98,15 @@ class Simulation(ABC):
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise AttributeError(f"no field {name!r}; {hint}Fields: {', '.join(FIELDS)}")
         field = self._bind(name)
-        self.__dict__[name] = field
+        object.__setattr__(self, name, field)
         return field
 
     def __setattr__(self, name: str, value: Any) -> None:
         # `sim.ctrl += x` ends here too, with the tensor that is already bound.
         if name in FIELDS and self.__dict__.get(name) is not value:
-            raise AttributeError(f"write in place, `sim.{name}[:] = ...`: fields stay where they are")
+            raise AttributeError(
+                f"write in place, `sim.{name}[:] = ...`: fields stay where they are"
+            )
         object.__setattr__(self, name, value)
 
     def _shape(self, name: str) -> tuple[int, ...]:

@@ -1,6 +1,8 @@
 """MuJoCo-Warp: all worlds in one set of arrays, on a CUDA device or the CPU. Runs in a worker."""
 
 import gc
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -31,7 +33,7 @@ class WarpSimulation(Simulation):
         njmax: int | None = None,
     ) -> None:
         super().__init__(model, num_envs, device)
-        _quiet_start()
+        _start_warp(device)
         self._graphs: dict[tuple[object, ...], wp.Graph] = {}
         self._derived = False
         with wp.ScopedDevice(device):
@@ -80,6 +82,7 @@ class WarpSimulation(Simulation):
             if key not in self._graphs:
                 with _no_garbage_collection(), wp.ScopedCapture() as capture:
                     launches()
+                assert capture.graph is not None
                 self._graphs[key] = capture.graph
             wp.capture_launch(self._graphs[key])
 
@@ -107,12 +110,24 @@ class WarpSimulation(Simulation):
         return wp.to_torch(getattr(self._data, name)).view(self._shape(name))
 
 
-def _quiet_start() -> None:
-    """Start warp without its banner, a line for each kernel it loads, and, on a machine without a
-    GPU, a complaint about the missing driver."""
-    wp.config.log_level = wp.LOG_ERROR
-    wp.init()
+def _start_warp(device: str) -> None:
+    """Start warp without its banner and a line for each kernel it loads.
+
+    Its C++ side prints that there is no GPU driver, which is no news to a run on the CPU.
+    """
     wp.config.log_level = wp.LOG_WARNING
+    if device != "cpu":
+        wp.init()
+        return
+    sys.stderr.flush()
+    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        wp.init()
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)
 
 
 @contextmanager

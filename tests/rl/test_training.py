@@ -1,0 +1,255 @@
+"""Training from the command line: what a run leaves behind, and that it can be repeated."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from ..conftest import Run, write_task
+
+SMALL = (
+    "--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8",
+    "--agent.max-iterations", "5", "--agent.save-interval", "2",
+)  # fmt: skip
+
+
+def only_run(root: Path, experiment: str = "cartpole-balance") -> Path:
+    (run_dir,) = (root / "logs" / experiment).iterdir()
+    return run_dir
+
+
+def rows(run_dir: Path) -> list[dict[str, str]]:
+    with (run_dir / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("engine", ["native", "warp"])
+def test_a_run_leaves_a_directory_that_explains_it(run: Run, tmp_path: Path, engine: str) -> None:
+    result = run(
+        "train", "cartpole-balance", *SMALL, "--engine", engine, "--agent.run-name", "first"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    run_dir = only_run(tmp_path)
+    assert run_dir.name.endswith("_first")
+    lines = result.stdout.splitlines()
+    shown = f"run directory: {run_dir.relative_to(tmp_path)}"
+    assert [lines[1], lines[-1]] == [shown, shown]
+    assert [line.split()[0] for line in lines[2:-1]] == [f"iteration={i}/5" for i in range(1, 6)]
+
+    record = json.loads((run_dir / "run.json").read_text())
+    assert record["status"] == "finished"
+    assert record["iterations"] == 5
+    assert record["task"] == "cartpole-balance"
+    assert record["argv"][:2] == ["train", "cartpole-balance"]
+    assert record["plan"]["engine"] == engine
+    assert record["started"] <= record["ended"]
+    assert {"torch", "mujoco", "mujoco-warp", "rsl-rl-lib"} <= set(record["versions"])
+    assert record["seed"] == 1
+    assert all(len(state["commit"]) == 40 for state in record["git"].values())
+
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert config["env"]["num_envs"] == 16
+    assert config["agent"]["algorithm"]["clip_param"] == 0.2
+
+    table = rows(run_dir)
+    assert [row["iteration"] for row in table] == ["1", "2", "3", "4", "5"]
+    assert table[-1]["total_steps"] == str(5 * 8 * 16)
+    for column in (
+        "steps_per_second", "mean_return", "mean_episode_length", "reward/balance", "loss/value",
+        "loss/surrogate", "loss/entropy", "learning_rate", "action_std", "collect_seconds",
+        "learn_seconds",
+    ):  # fmt: skip
+        assert column in table[0]
+    # Episodes of 20 steps: the first whole ones end within 40 steps, in the last iterations.
+    assert table[0]["mean_return"] == ""
+    assert float(table[-1]["mean_episode_length"]) == 20
+    assert 0 < float(table[-1]["mean_return"]) < 20
+
+    names = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    assert names == ["model_2.pt", "model_4.pt", "model_5.pt"]
+    assert list(run_dir.glob("events.out.tfevents.*"))
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+
+
+def test_the_same_seed_gives_the_same_weights_bit_for_bit(run: Run, tmp_path: Path) -> None:
+    weights = []
+    for name, seed in (("a", "3"), ("b", "3"), ("c", "4")):
+        result = run(
+            "train", "cartpole-swingup", *SMALL, "--agent.experiment-name", name,
+            "--agent.seed", seed, "--agent.logger", "none",
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        checkpoint = only_run(tmp_path, name) / "checkpoints" / "model_5.pt"
+        weights.append(torch.load(checkpoint, weights_only=True)["actor_state_dict"])
+    first, second, other = weights
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+def test_a_run_can_be_repeated_from_its_config_file(run: Run, tmp_path: Path) -> None:
+    assert run("train", "cartpole-balance", *SMALL, "--agent.seed", "7").returncode == 0
+    first = only_run(tmp_path)
+    again = run(
+        "train", "cartpole-balance", "--config", str(first / "config.yaml"), "--log-root", "more"
+    )
+    assert again.returncode == 0, again.stderr
+    (second,) = (tmp_path / "more" / "cartpole-balance").iterdir()
+    for column in ("mean_reward", "loss/value", "learning_rate"):
+        assert [row[column] for row in rows(first)] == [row[column] for row in rows(second)]
+
+
+def test_a_checkpoint_loads_into_rsl_rls_own_runner(run: Run, tmp_path: Path) -> None:
+    from rsl_rl.runners import OnPolicyRunner
+
+    from mjfleet.registry import discover
+    from mjfleet.rl.runner import rsl_rl_config
+
+    from ..env.test_env import build_task
+
+    assert run("train", "cartpole-balance", *SMALL).returncode == 0
+    path = only_run(tmp_path) / "checkpoints" / "model_4.pt"
+    env = build_task("cartpole-balance", "native", "cpu")
+    found = discover({}).find("cartpole-balance")
+    stock = OnPolicyRunner(env, rsl_rl_config(found.task.agent, found.load), device="cpu")
+    stock.load(str(path))
+    assert stock.current_learning_iteration == 4
+    saved = torch.load(path, weights_only=True)["actor_state_dict"]
+    assert all(torch.equal(saved[k], v) for k, v in stock.alg.actor.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--agent.actor.class-name", "RNNModel", "--agent.critic.class-name", "RNNModel",
+         "--agent.actor.rnn-hidden-dim", "8", "--agent.critic.rnn-hidden-dim", "8"),
+        ("--agent.algorithm.use-mixed-precision", "--agent.actor.obs-normalization",
+         "--agent.algorithm.optimizer", "adamw"),
+        ("--agent.actor.distribution.class-name", "HeteroscedasticGaussianDistribution",
+         "--agent.algorithm.schedule", "fixed", "--agent.no-init-at-random-ep-len"),
+        ("--config", "rnd.yaml"),
+    ],
+)  # fmt: skip
+def test_what_rsl_rl_offers_can_be_chosen(run: Run, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    (tmp_path / "rnd.yaml").write_text("agent: {algorithm: {rnd_cfg: {weight: 0.5}}}")
+    result = run("train", "cartpole-balance", *SMALL, *flags)
+    assert result.returncode == 0, result.stderr
+    if "rnd.yaml" in flags:
+        assert float(rows(only_run(tmp_path))[-1]["loss/rnd"]) > 0
+
+
+SPOILT_CONFIG = """
+from mjfleet.config import EnvConfig, Task
+TASKS = {"spoilt": Task(summary="Spoilt.", env=EnvConfig(num_envs=8, decimation=2),
+                        env_class="env:SpoiltEnv", num_actions=ACTIONS)}
+"""
+SPOILT_ENV = """
+import torch
+from mjfleet.env import Env
+
+class SpoiltEnv(Env):
+    model_file = "model.xml"
+    steps = 0
+
+    def reset_worlds(self, mask):
+        pass
+
+    def apply(self, action):
+        self.sim.ctrl[:] = action
+        self.steps += 1
+        if self.steps == RAISE_AT:
+            raise RuntimeError("the gripper broke")
+
+    def observe(self):
+        state = self.sim.qpos.clone()
+        if self.steps == SPOIL_AT:
+            state[3] = torch.nan
+        return {"actor": state, "critic": state}
+
+    def rewards(self):
+        return {"nothing": torch.zeros(self.num_envs)}
+"""
+
+
+@pytest.fixture
+def spoilt(run: Run, tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Train a task that fails at a given step."""
+
+    def train(raise_at: int = -1, spoil_at: int = -1, actions: int = 2) -> Any:
+        model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
+        env = SPOILT_ENV.replace("RAISE_AT", str(raise_at)).replace("SPOIL_AT", str(spoil_at))
+        config = SPOILT_CONFIG.replace("ACTIONS", str(actions))
+        write_task(tmp_path / "tasks", "spoilt", config, env, model)
+        return run("train", "spoilt")
+
+    return train
+
+
+def test_an_exception_fails_the_run_with_its_traceback(spoilt: Any, tmp_path: Path) -> None:
+    result = spoilt(raise_at=30)
+    assert result.returncode == 1
+    assert "RuntimeError: the gripper broke" in result.stderr
+    run_dir = only_run(tmp_path, "spoilt")
+    assert result.stdout.splitlines()[-1] == f"run directory: {run_dir.relative_to(tmp_path)}"
+    record = json.loads((run_dir / "run.json").read_text())
+    assert (record["status"], record["iterations"]) == ("failed", 1)
+    assert record["ended"]
+
+
+def test_training_ends_at_numbers_that_are_not_finite(spoilt: Any) -> None:
+    result = spoilt(spoil_at=30)
+    assert result.returncode == 1
+    assert "observation group 'actor' is not finite in 1 of 8 worlds (3)" in result.stderr
+
+
+def test_declared_sizes_are_checked_when_the_environment_is_built(spoilt: Any) -> None:
+    result = spoilt(actions=5)
+    assert result.returncode == 2
+    assert "declares num_actions=5, but the environment has 2" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_signal_finishes_the_iteration_and_saves_it(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mjfleet.cli.train", "cartpole-balance", "--env.num-envs", "64"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("iteration=2/"):
+        assert process.poll() is None, "training ended before it was stopped"
+    time.sleep(0.05)
+    process.send_signal(number)
+    rest, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert errors == ""
+    assert f"{number.name}: stopping after this iteration" in rest
+    run_dir = only_run(tmp_path)
+    record = json.loads((run_dir / "run.json").read_text())
+    assert record["status"] == "stopped"
+    done = record["iterations"]
+    assert len(rows(run_dir)) == done
+    assert (run_dir / "checkpoints" / f"model_{done}.pt").exists()
+
+
+def test_cartpole_balance_is_learned(run: Run, tmp_path: Path) -> None:
+    result = run("train", "cartpole-balance", "--gpu-ids", "None", "--engine", "native")
+    assert result.returncode == 0, result.stderr
+    last = rows(only_run(tmp_path))[-1]
+    assert float(last["mean_episode_length"]) == 1000
+    assert float(last["mean_return"]) >= 900
