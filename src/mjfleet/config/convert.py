@@ -3,7 +3,7 @@
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from mjfleet.errors import UserError
 
@@ -63,7 +63,7 @@ def _convert(hint: Any, value: Any, default: Any, path: str) -> Any:
     elif is_dataclass(hint):
         if isinstance(value, Mapping):
             # The default's own class may be a subclass of the declared one: a task's EnvConfig.
-            kind: type[Any] = hint if default is None else type(default)
+            kind = type(default) if is_dataclass(default) else cast(type[Any], hint)
             return _build(kind, default, value, path + ".")
     elif origin in (list, tuple):
         if isinstance(value, (list, tuple)):
