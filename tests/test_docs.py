@@ -22,9 +22,7 @@ def test_the_task_of_the_guide_trains_as_it_is_written(run: Run, tmp_path: Path)
     assert "Swing a pendulum up with a motor too weak" in listed.stdout
     assert run("train", "pendulum-swingup", "--dry-run").returncode == 0
     for engine in ("native", "warp"):
-        result = run(
-            "train", "pendulum-swingup", "--engine", engine, "--agent.max-iterations", "3"
-        )
+        result = run("train", "pendulum-swingup", "--engine", engine, "--agent.max-iterations", "3")
         assert result.returncode == 0, result.stderr
         assert "reward/upright=" in result.stdout
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
-from mjfleet.config import TrainConfig, from_dict
+from mjfleet.config import TrainConfig, from_dict, to_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, find_task
 
@@ -154,6 +154,13 @@ def _build_env(found: FoundTask, config: TrainConfig, job: Job) -> "Env[Any]":
                 f"task {found.name}: config.py declares {what}={declared}, but the environment "
                 f"has {built}."
             )
+    for network, names in to_dict(config.agent.obs_groups).items():
+        for name in names:
+            if name not in sizes:
+                raise UserError(
+                    f"--agent.obs-groups.{network.replace('_', '-')} names the group {name!r}; "
+                    f"task {found.name} observes: {', '.join(sizes)}."
+                )
     return env
 
 

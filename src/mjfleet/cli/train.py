@@ -5,17 +5,50 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 import tyro
 
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.config_file import read_config
-from mjfleet.launch.devices import Devices, count_gpus, select_devices
+from mjfleet.launch.devices import Devices, GpuRequest, count_gpus, select_devices
 from mjfleet.launch.plan import LaunchPlan, make_plan
 from mjfleet.registry import FoundTask, Registry, discover
 
 _STYLE = (tyro.conf.AvoidSubcommands,)
+_PARSERS = tyro.constructors.ConstructorRegistry()
+
+
+@_PARSERS.primitive_rule
+def _gpu_ids(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
+    """How --gpu-ids is read: tyro's own way with unions ends in an error that few understand."""
+    if kind.type != GpuRequest:
+        return None
+    words: dict[str, GpuRequest] = {"auto": "auto", "all": "all", "None": None}
+
+    def read(texts: list[str]) -> GpuRequest:
+        if len(texts) == 1 and texts[0] in words:
+            return words[texts[0]]
+        try:
+            return [int(text) for text in texts]
+        except ValueError:
+            given = " ".join(texts)
+            raise UserError(
+                f"--gpu-ids {given}: it must be GPU indices such as `0 1`, `all`, `auto`, or "
+                "`None` for the CPU."
+            ) from None
+
+    def write(value: GpuRequest) -> list[str]:
+        return [str(item) for item in (value if isinstance(value, list) else [value])]
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="{auto,all,None}|INT [INT ...]",
+        instance_from_str=read,
+        is_instance=lambda value: value is None or isinstance(value, str | list),
+        str_from_instance=write,
+    )
 
 
 def main() -> None:
@@ -67,6 +100,7 @@ def parse(found: FoundTask, flags: Sequence[str]) -> TrainConfig:
         prog=f"train {found.name}",
         description=found.task.summary,
         config=_STYLE,
+        registry=_PARSERS,
     )
 
 
@@ -110,7 +144,7 @@ def _plan(found: FoundTask, config: TrainConfig, when: datetime) -> LaunchPlan:
 
 
 def _run(found: FoundTask, config: TrainConfig, plan: LaunchPlan, argv: Sequence[str]) -> int:
-    from mjfleet.launch.launcher import create_run_dir, launch
+    from mjfleet.launch.launcher import create_run_dir, discard_run_dir, launch
 
     when = datetime.now()
     while True:
@@ -124,14 +158,15 @@ def _run(found: FoundTask, config: TrainConfig, plan: LaunchPlan, argv: Sequence
     where = f"run directory: {plan.run_dir}"
     print(where, flush=True)
     try:
-        return launch(plan, config)
+        code = launch(plan, config)
     except UserError:
+        discard_run_dir(plan, config)
         raise
     except Exception:
         traceback.print_exc()
-        return 1
-    finally:
-        print(where, flush=True)
+        code = 1
+    print(where, flush=True)
+    return code
 
 
 def _print_help(registry: Registry) -> None:
@@ -145,7 +180,13 @@ def _print_help(registry: Registry) -> None:
         + ("\n\n`train <task> --help` shows every number of a task. These flags fit every task.")
     )
     try:
-        tyro.cli(LaunchConfig, args=["--help"], prog="train <task>", description=description)
+        tyro.cli(
+            LaunchConfig,
+            args=["--help"],
+            prog="train <task>",
+            description=description,
+            registry=_PARSERS,
+        )
     except SystemExit:
         return
 

@@ -38,21 +38,17 @@ class LaunchConfig:
     flags: ClassVar[str] = ""
 
     gpu_ids: list[int] | Literal["auto", "all"] | None = "auto"
-    """GPUs to train on: indices into CUDA_VISIBLE_DEVICES, `all`, or `None` for the CPU. `auto`:
-    GPU 0 if there is one, else the CPU."""
+    """`auto` (GPU 0, else the CPU), `all`, `None` (the CPU), or indices of visible GPUs."""
     engine: Literal["auto", "warp", "native"] = "auto"
-    """What steps the physics: MuJoCo-Warp, or MuJoCo's own thread pool (CPU only). `auto`: native
-    on the CPU, warp on a GPU."""
+    """`warp` (MuJoCo-Warp), `native` (MuJoCo's threads, CPU only); `auto`: warp on a GPU only."""
     cpu_threads: int | None = None
-    """CPU threads of this machine to use; `None`: every core this process may run on."""
+    """CPU threads to use; `None`: every core that this process may run on."""
     log_root: str = "logs"
     """Folder under which run directories are made."""
     torchrunx_log_dir: str | None = None
-    """Folder of the workers' own logs; `""`: none; `None`: torchrunx/ in the run directory. The
-    environment variable TORCHRUNX_LOG_DIR wins over this flag."""
+    """Folder of workers' logs, `""`: none; TORCHRUNX_LOG_DIR wins; else in the run directory."""
     tasks_dir: str | None = None
-    """Folder of task folders that is searched first; the environment variable MJFLEET_TASKS does
-    the same."""
+    """Folder of task folders that is searched first, before those of MJFLEET_TASKS."""
     config: str | None = None
     """File to start from, such as the config.yaml of an earlier run; flags win over it."""
     dry_run: bool = False

@@ -1,6 +1,7 @@
 """From a plan to a finished run: the run directory, the worker, and the record of how it ended."""
 
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import resources
@@ -46,6 +47,14 @@ def create_run_dir(plan: LaunchPlan, config: TrainConfig, argv: Sequence[str]) -
         versions=stack_versions(),
         git=git_state([package, plan.task_folder]),
     )
+
+
+def discard_run_dir(plan: LaunchPlan, config: TrainConfig) -> None:
+    """Remove a run directory in which nothing has run yet, and the folders made for it."""
+    shutil.rmtree(plan.run_dir)
+    for folder in (plan.run_dir.parent, Path(config.log_root)):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def launch(plan: LaunchPlan, config: TrainConfig) -> int:
