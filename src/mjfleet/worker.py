@@ -66,13 +66,13 @@ class StopRequest:
 
     @contextmanager
     def installed(self) -> Iterator["StopRequest"]:
-        """Handle the signals inside the block."""
+        """Handle the signals inside the block; after one, they are ignored while the run ends."""
         before = {number: signal.signal(number, self._handle) for number in CONTROLLED}
         try:
             yield self
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, handler if self.received is None else signal.SIG_IGN)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -90,6 +90,7 @@ class StopRequest:
             name = signal.Signals(number).name
             print(f"{name}: stopping after this iteration; once more stops at once", flush=True)
             return
+        self.received = number
         raise Stopped(number)
 
 
