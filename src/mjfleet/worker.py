@@ -96,8 +96,6 @@ class StopRequest:
 
 def run(job: Job, stop: StopRequest) -> Outcome:
     """Train on one device until the configured iterations are done or a signal arrives."""
-    import torch
-
     from mjfleet.report.console import Progress
     from mjfleet.report.record import write_record
     from mjfleet.report.sinks import Sinks
@@ -110,7 +108,7 @@ def run(job: Job, stop: StopRequest) -> Outcome:
     run_dir = Path(job.run_dir)
     _seed_everything(agent.seed)
     if job.device != "cpu":
-        torch.cuda.set_device(job.device)
+        _bind_gpu(job.device)
     env = _build_env(found, config, job)
     runner = Runner(env, agent, job.device, job.threads, found.load)
 
@@ -163,6 +161,18 @@ def _build_env(found: FoundTask, config: TrainConfig, job: Job) -> "Env[Any]":
                     f"task {found.name} observes: {', '.join(sizes)}."
                 )
     return env
+
+
+def _bind_gpu(device: str) -> None:
+    """Make `device` torch's current GPU, before anything is allocated."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError(
+            f"torch {torch.__version__} cannot use the GPU: it needs a driver for CUDA "
+            f"{torch.version.cuda} or newer. Update the driver, or use --gpu-ids None."
+        )
+    torch.cuda.set_device(device)
 
 
 def _seed_everything(seed: int) -> None:

@@ -43,7 +43,7 @@ def test_a_run_leaves_a_directory_that_explains_it(run: Run, tmp_path: Path, eng
     assert run_dir.name.endswith("_first")
     lines = result.stdout.splitlines()
     shown = f"run directory: {run_dir.relative_to(tmp_path)}"
-    assert [lines[1], lines[-1]] == [shown, shown]
+    assert [lines[0], lines[-1]] == [shown, shown]
     assert [line.split()[0] for line in lines[2:-1]] == [f"iteration={i}/5" for i in range(1, 6)]
 
     record = json.loads((run_dir / "run.json").read_text())
@@ -215,6 +215,31 @@ def test_declared_sizes_are_checked_when_the_environment_is_built(spoilt: Any) -
     result = spoilt(actions=5)
     assert result.returncode == 2
     assert "declares num_actions=5, but the environment has 2" in result.stderr
+
+
+CROWDED = """
+<mujoco>
+  <worldbody>
+    <geom type="plane" size="2 2 0.1"/>
+    <body pos="0 0 0.1"><joint name="lift" type="slide" axis="0 0 1"/>
+      <geom type="box" size="0.1 0.1 0.11"/></body>
+  </worldbody>
+  <actuator><motor joint="lift"/><motor joint="lift"/></actuator>
+</mujoco>
+"""
+
+
+def test_lost_contacts_are_told_with_the_remedy(run: Run, tmp_path: Path) -> None:
+    config = SPOILT_CONFIG.replace("ACTIONS", "2")
+    env = SPOILT_ENV.replace("RAISE_AT", "-1").replace("SPOIL_AT", "-1")
+    write_task(tmp_path / "tasks", "spoilt", config, env, CROWDED)
+    result = run(
+        "train", "spoilt", "--engine", "warp", "--env.nconmax", "1", "--agent.max-iterations", "3"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("contacts were dropped, raise --env.nconmax") == 1
+    run_dir = only_run(tmp_path, "spoilt")
+    assert all(int(row["worlds_with_warnings"]) >= 8 for row in rows(run_dir))
 
 
 @pytest.mark.parametrize(

@@ -5,50 +5,16 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
 import tyro
 
+from mjfleet.cli.arguments import PARSERS, STYLE, peek
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.config_file import read_config
-from mjfleet.launch.devices import Devices, GpuRequest, count_gpus, select_devices
+from mjfleet.launch.devices import Devices, count_gpus, select_devices
 from mjfleet.launch.plan import LaunchPlan, make_plan
 from mjfleet.registry import FoundTask, Registry, discover
-
-_STYLE = (tyro.conf.AvoidSubcommands,)
-_PARSERS = tyro.constructors.ConstructorRegistry()
-
-
-@_PARSERS.primitive_rule
-def _gpu_ids(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
-    """How --gpu-ids is read: tyro's own way with unions ends in an error that few understand."""
-    if kind.type != GpuRequest:
-        return None
-    words: dict[str, GpuRequest] = {"auto": "auto", "all": "all", "None": None}
-
-    def read(texts: list[str]) -> GpuRequest:
-        if len(texts) == 1 and texts[0] in words:
-            return words[texts[0]]
-        try:
-            return [int(text) for text in texts]
-        except ValueError:
-            given = " ".join(texts)
-            raise UserError(
-                f"--gpu-ids {given}: it must be GPU indices such as `0 1`, `all`, `auto`, or "
-                "`None` for the CPU."
-            ) from None
-
-    def write(value: GpuRequest) -> list[str]:
-        return [str(item) for item in (value if isinstance(value, list) else [value])]
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="{auto,all,None}|INT [INT ...]",
-        instance_from_str=read,
-        is_instance=lambda value: value is None or isinstance(value, str | list),
-        str_from_instance=write,
-    )
 
 
 def main() -> None:
@@ -63,11 +29,13 @@ def guarded(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def train(arguments: Sequence[str]) -> int:
     """Parse, plan and run; returns the exit code."""
-    registry = discover(os.environ, _peek(arguments, "--tasks-dir"))
+    registry = discover(os.environ, peek(arguments, "--tasks-dir"))
     if not arguments or arguments[0] in ("-h", "--help"):
         _print_help(registry)
         return 0 if arguments else 2
@@ -79,8 +47,6 @@ def train(arguments: Sequence[str]) -> int:
     found = registry.find(name)
     config = parse(found, flags)
     plan = _plan(found, config, datetime.now())
-    if plan.note:
-        print(plan.note)
     if config.dry_run:
         print(describe(plan))
         return 0
@@ -90,7 +56,7 @@ def train(arguments: Sequence[str]) -> int:
 def parse(found: FoundTask, flags: Sequence[str]) -> TrainConfig:
     """The task's defaults, then the file that --config names, then the flags."""
     default = found.defaults()
-    file = _peek(flags, "--config")
+    file = peek(flags, "--config")
     if file is not None:
         default = read_config(file, default)
     return tyro.cli(
@@ -99,19 +65,14 @@ def parse(found: FoundTask, flags: Sequence[str]) -> TrainConfig:
         args=flags,
         prog=f"train {found.name}",
         description=found.task.summary,
-        config=_STYLE,
-        registry=_PARSERS,
+        config=STYLE,
+        registry=PARSERS,
     )
 
 
 def describe(plan: LaunchPlan) -> str:
     """The plan as --dry-run prints it."""
-    devices = [
-        name + (f" (GPU {physical})" if physical else "")
-        for name, physical in zip(
-            plan.devices, plan.physical_devices or ("",) * len(plan.devices), strict=True
-        )
-    ]
+    physical = f" (the machine's {', '.join(plan.physical_devices)})"
     total = plan.worlds_per_worker * plan.world_size
     log_dir = plan.torchrunx_log_dir or "none"
     lines = {
@@ -119,7 +80,7 @@ def describe(plan: LaunchPlan) -> str:
         "mode": {"cpu": "CPU, in this process", "single-gpu": "one GPU, in this process"}[
             plan.mode
         ],
-        "devices": ", ".join(devices),
+        "devices": ", ".join(plan.devices) + (physical if plan.physical_devices else ""),
         "engine": plan.engine,
         "CPU threads": plan.threads,
         "seed": plan.seed,
@@ -129,7 +90,8 @@ def describe(plan: LaunchPlan) -> str:
         "run directory": plan.run_dir,
         "torchrunx log directory": f"{log_dir} ({plan.torchrunx_log_dir_source})",
     }
-    return "\n".join(f"{name + ':':<25}{value}" for name, value in lines.items())
+    plain = [f"{name + ':':<25}{value}" for name, value in lines.items()]
+    return "\n".join([*plain, *([plan.note] if plan.note else [])])
 
 
 def _plan(found: FoundTask, config: TrainConfig, when: datetime) -> LaunchPlan:
@@ -157,6 +119,8 @@ def _run(found: FoundTask, config: TrainConfig, plan: LaunchPlan, argv: Sequence
             plan = _plan(found, config, when)
     where = f"run directory: {plan.run_dir}"
     print(where, flush=True)
+    if plan.note:
+        print(plan.note, flush=True)
     try:
         code = launch(plan, config)
     except UserError:
@@ -185,23 +149,10 @@ def _print_help(registry: Registry) -> None:
             args=["--help"],
             prog="train <task>",
             description=description,
-            registry=_PARSERS,
+            registry=PARSERS,
         )
     except SystemExit:
         return
-
-
-def _peek(arguments: Sequence[str], flag: str) -> str | None:
-    """The last value of a flag that decides how the rest is parsed."""
-    value = None
-    for position, argument in enumerate(arguments):
-        name, equals, text = argument.partition("=")
-        if name.replace("_", "-") == flag:
-            if equals:
-                value = text
-            elif position + 1 < len(arguments):
-                value = arguments[position + 1]
-    return value
 
 
 if __name__ == "__main__":

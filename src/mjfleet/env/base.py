@@ -61,6 +61,8 @@ class Env(VecEnv, Generic[C]):
         self.max_episode_length = steps  # pyright: ignore[reportIncompatibleVariableOverride]
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.num_actions = self.count_actions()
+        if self.num_actions < 1:
+            raise ValueError(f"{type(self).__name__}: the model has no actuator to act with")
         self.action = torch.zeros(self.num_envs, self.num_actions, device=self.device)
         """The newest action, `(num_envs, num_actions)`, float32; zero in a new episode."""
         self.episode_length_buf = torch.zeros(self.num_envs, dtype=torch.long, device=self.device)

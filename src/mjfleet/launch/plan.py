@@ -71,7 +71,7 @@ def make_plan(
             f"--gpu-ids selects {len(devices.indices)} GPUs; this version trains on one. "
             f"Choose one, such as --gpu-ids {devices.indices[0]}."
         )
-    if int(environ.get("WORLD_SIZE", "1")) > 1:
+    if environ.get("WORLD_SIZE", "1") != "1":
         raise UserError(
             f"WORLD_SIZE is {environ['WORLD_SIZE']}: this version trains on one device; start it "
             "without torchrun."

@@ -1,0 +1,56 @@
+"""How flags are read where tyro's own way is not enough."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tyro
+
+from mjfleet.errors import UserError
+from mjfleet.launch.devices import GpuRequest
+
+STYLE = (tyro.conf.AvoidSubcommands,)
+PARSERS = tyro.constructors.ConstructorRegistry()
+
+
+@PARSERS.primitive_rule
+def _gpu_ids(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
+    """How --gpu-ids is read: tyro's own way with unions ends in an error that few understand."""
+    if kind.type != GpuRequest:
+        return None
+    words: dict[str, GpuRequest] = {"auto": "auto", "all": "all", "None": None}
+
+    def read(texts: list[str]) -> GpuRequest:
+        if len(texts) == 1 and texts[0] in words:
+            return words[texts[0]]
+        try:
+            return [int(text) for text in texts]
+        except ValueError:
+            given = " ".join(texts)
+            raise UserError(
+                f"--gpu-ids {given}: it must be GPU indices such as `0 1`, `all`, `auto`, or "
+                "`None` for the CPU."
+            ) from None
+
+    def write(value: GpuRequest) -> list[str]:
+        return [str(item) for item in (value if isinstance(value, list) else [value])]
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="{auto,all,None}|INT [INT ...]",
+        instance_from_str=read,
+        is_instance=lambda value: value is None or isinstance(value, str | list),
+        str_from_instance=write,
+    )
+
+
+def peek(arguments: Sequence[str], flag: str) -> str | None:
+    """The last value of a flag that decides how the rest is parsed."""
+    value = None
+    for position, argument in enumerate(arguments):
+        name, equals, text = argument.partition("=")
+        if name.replace("_", "-") == flag:
+            if equals:
+                value = text
+            elif position + 1 < len(arguments):
+                value = arguments[position + 1]
+    return value
