@@ -54,7 +54,6 @@ class WarpSimulation(Simulation):
     def step(self, n: int = 1) -> None:
         derived = self._derived
         self._run((n, derived), lambda: self._step(n, derived))
-        self._overflowed.bitwise_or_(self._overflow)
 
     def forward(self, mask: torch.Tensor | None = None) -> None:
         if self._derived:
@@ -62,14 +61,16 @@ class WarpSimulation(Simulation):
 
     def reset(self, mask: torch.Tensor) -> None:
         self._mask.copy_(mask)
+        self._overflowed |= self._overflow  # The reset clears it.
         self._run(("reset",), self._reset)
         for name in ACCELERATION_FIELDS:
             if name in self.__dict__:
                 self.__dict__[name].masked_fill_(mask.unsqueeze(1), 0.0)
 
     def warnings(self) -> dict[str, int]:
-        flags = self._overflowed.tolist()
+        flags = (self._overflowed | self._overflow).tolist()
         self._overflowed.zero_()
+        self._overflow.zero_()
         found = {
             str(kind.name): sum(bool(world & kind) for world in flags)
             for kind in mjw.OverflowType.ALL & ~_LIMITS
