@@ -32,7 +32,7 @@ AGENT = AgentConfig(
     actor=ActorConfig(hidden_dims=(64, 64)),
     critic=CriticConfig(hidden_dims=(64, 64)),
     # Returns reach 100 (discounted), far beyond a value clip of 0.2.
-    algorithm=PPOConfig(entropy_coef=0.0, use_clipped_value_loss=False),
+    algorithm=PPOConfig(entropy_coef=0.005, use_clipped_value_loss=False),
 )
 SIZES = {"actor": 5, "critic": 5}
 
