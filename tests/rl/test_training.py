@@ -211,10 +211,13 @@ def test_training_ends_at_numbers_that_are_not_finite(spoilt: Any) -> None:
     assert "observation group 'actor' is not finite in 1 of 8 worlds (3)" in result.stderr
 
 
-def test_declared_sizes_are_checked_when_the_environment_is_built(spoilt: Any) -> None:
+def test_declared_sizes_are_checked_when_the_environment_is_built(
+    spoilt: Any, tmp_path: Path
+) -> None:
     result = spoilt(actions=5)
     assert result.returncode == 2
     assert "declares num_actions=5, but the environment has 2" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
 
 
 CROWDED = """

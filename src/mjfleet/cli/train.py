@@ -106,12 +106,12 @@ def _plan(found: FoundTask, config: TrainConfig, when: datetime) -> LaunchPlan:
 
 
 def _run(found: FoundTask, config: TrainConfig, plan: LaunchPlan, argv: Sequence[str]) -> int:
-    from mjfleet.launch.launcher import create_run_dir, discard_run_dir, launch
+    from mjfleet.launch.launcher import create_run_dir, discard, launch
 
     when = datetime.now()
     while True:
         try:
-            create_run_dir(plan, config, argv)
+            made = create_run_dir(plan, config, argv)
             break
         except FileExistsError:
             # Another run began in the same second: take the next second's name.
@@ -124,7 +124,7 @@ def _run(found: FoundTask, config: TrainConfig, plan: LaunchPlan, argv: Sequence
     try:
         code = launch(plan, config)
     except UserError:
-        discard_run_dir(plan, config)
+        discard(made)
         raise
     except Exception:
         traceback.print_exc()

@@ -15,13 +15,17 @@ from mjfleet.launch.plan import LaunchPlan
 from mjfleet.report.record import git_state, now, stack_versions, write_record
 
 
-def create_run_dir(plan: LaunchPlan, config: TrainConfig, argv: Sequence[str]) -> None:
+def create_run_dir(plan: LaunchPlan, config: TrainConfig, argv: Sequence[str]) -> list[Path]:
     """Make the run directory with config.yaml and run.json.
+
+    Returns:
+        The folders that were made, innermost first, for `discard`.
 
     Raises:
         FileExistsError: a run of that name exists.
         UserError: the folder cannot be made.
     """
+    missing = [path for path in (plan.run_dir, *plan.run_dir.parents) if not path.exists()]
     try:
         (plan.run_dir / "checkpoints").mkdir(parents=True)
     except FileExistsError:
@@ -47,13 +51,14 @@ def create_run_dir(plan: LaunchPlan, config: TrainConfig, argv: Sequence[str]) -
         versions=stack_versions(),
         git=git_state([package, plan.task_folder]),
     )
+    return missing
 
 
-def discard_run_dir(plan: LaunchPlan, config: TrainConfig) -> None:
-    """Remove a run directory in which nothing has run yet, and the folders made for it."""
-    shutil.rmtree(plan.run_dir)
-    for folder in (plan.run_dir.parent, Path(config.log_root)):
-        if folder.is_dir() and not any(folder.iterdir()):
+def discard(made: Sequence[Path]) -> None:
+    """Remove a run directory in which nothing has run, and the folders made to hold it."""
+    shutil.rmtree(made[0])
+    for folder in made[1:]:
+        if not any(folder.iterdir()):
             folder.rmdir()
 
 
