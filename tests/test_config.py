@@ -55,6 +55,17 @@ from mjfleet.registry import discover
             ["--agent.algorithm.num-mini-batches is 4", "2 samples"],
         ),
         (
+            lambda: TrainConfig(
+                env=EnvConfig(num_envs=3),
+                agent=AgentConfig(actor=ActorConfig(class_name="RNNModel")),
+            ),
+            ["--agent.algorithm.num-mini-batches is 4", "3 worlds"],
+        ),
+        (
+            lambda: TrainConfig(env=EnvConfig(num_envs=1), agent=AgentConfig(num_steps_per_env=1)),
+            ["one sample"],
+        ),
+        (
             lambda: AgentConfig(
                 actor=ActorConfig(class_name="RNNModel"),
                 algorithm=PPOConfig(symmetry_cfg=SymmetryConfig(data_augmentation_func="env:f")),
@@ -106,7 +117,7 @@ def test_a_configuration_survives_its_file(name: str, tmp_path: Path) -> None:
     assert from_dict(config, to_dict(config)) == config
     write_config(tmp_path / "config.yaml", name, config)
     other = TrainConfig(env=type(config.env)())
-    assert read_config(str(tmp_path / "config.yaml"), other) == config
+    assert from_dict(other, read_config(str(tmp_path / "config.yaml"))) == config
 
 
 def test_a_file_may_hold_only_some_values_and_yaml_may_spell_numbers_its_way() -> None:

@@ -82,7 +82,9 @@ def test_a_misspelt_task_suggests_the_nearest() -> None:
         ("import nonexistent", "ModuleNotFoundError"),
         ("TASKS = {", "SyntaxError"),
         ("x = 1", "TASKS"),
-        ("TASKS = {'thing': 3}", "TASKS\\['thing'\\] is not"),
+        ("TASKS = {'thing': 3}", "TASKS must be a dict"),
+        ("import mjfleet\n\nraise OSError('no disk')", "config.py, line 3: OSError: no disk"),
+        (CONFIG.format(name="a/b", summary=""), "the task name 'a/b' must be a plain folder name"),
         ("from mjfleet.config import EnvConfig\nEnvConfig(num_envs=0)", "--env.num-envs is 0"),
     ],
 )
@@ -100,6 +102,11 @@ def test_a_task_folder_that_does_not_exist_is_an_error() -> None:
         discover({}, "nowhere")
     with pytest.raises(UserError, match="MJFLEET_TASKS names '/nowhere'"):
         discover({"MJFLEET_TASKS": "/nowhere"})
+
+
+def test_a_task_folder_where_its_parent_belongs_is_named() -> None:
+    with pytest.raises(UserError, match="which is a task folder; name the folder that holds it"):
+        discover({}, str(bundled_tasks() / "cartpole"))
 
 
 def test_folders_of_one_name_keep_their_modules_apart(tmp_path: Path) -> None:

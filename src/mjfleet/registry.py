@@ -7,13 +7,14 @@ import importlib.util
 import sys
 import traceback
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from mjfleet.config import Task, TrainConfig
+from mjfleet.config import Task, TrainConfig, from_dict, to_dict
+from mjfleet.config.check import FOLDER_NAME
 from mjfleet.errors import UserError
 
 TASKS_VARIABLE = "MJFLEET_TASKS"
@@ -31,7 +32,21 @@ class FoundTask:
         """The task's configuration before files and flags; its experiment is called as it is."""
         agent = self.task.agent
         name = agent.experiment_name or self.name
-        return TrainConfig(env=self.task.env, agent=replace(agent, experiment_name=name))
+        config = TrainConfig(env=self.task.env, agent=replace(agent, experiment_name=name))
+        try:
+            return from_dict(config, to_dict(config))
+        except UserError as error:
+            raise UserError(f"{self.folder / 'config.py'}, task {self.name}: {error}") from None
+
+    def check_groups(self, config: TrainConfig, known: Collection[str]) -> None:
+        """Raise UserError where a network is to see an observation group that is not `known`."""
+        for network, names in to_dict(config.agent.obs_groups).items():
+            for name in names:
+                if name not in known:
+                    raise UserError(
+                        f"--agent.obs-groups.{network.replace('_', '-')} names the group {name!r}; "
+                        f"task {self.name} observes: {', '.join(known)}."
+                    )
 
     def load(self, reference: str) -> Any:
         """The object that `module:name` refers to within the task folder, e.g. `env:CartpoleEnv`.
@@ -107,6 +122,10 @@ def _roots(environ: Mapping[str, str], tasks_dir: str | None) -> list[Path]:
     for folder, source in asked:
         if not Path(folder).is_dir():
             raise UserError(f"{source} names {folder!r}, which is not a folder.")
+        if (Path(folder) / "config.py").is_file():
+            raise UserError(
+                f"{source} names {folder!r}, which is a task folder; name the folder that holds it."
+            )
     roots = [Path(folder) for folder, _ in asked]
     roots.append(Path("tasks"))
     for entry in entry_points(group="mjfleet.tasks"):
@@ -127,13 +146,21 @@ def _read(folder: Path, registry: Registry) -> None:
     """Add the tasks of one folder to the registry."""
     try:
         module = importlib.import_module(f"{_import_package(folder)}.config")
-        tasks = dict(module.TASKS)
-        strays = [name for name, task in tasks.items() if not isinstance(task, Task)]
-        if strays:
-            raise TypeError(f"TASKS[{strays[0]!r}] is not a mjfleet.config.Task")
+        tasks = getattr(module, "TASKS", None)
+        if not isinstance(tasks, dict) or not all(isinstance(t, Task) for t in tasks.values()):
+            raise TypeError("TASKS must be a dict of names to mjfleet.config.Task")
+        for name in tasks:
+            if not name or name.startswith("-") or not FOLDER_NAME.holds(name):
+                raise ValueError(f"the task name {name!r} must be {FOLDER_NAME.allowed}")
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        registry.broken[folder] = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+        # The newest line of the folder's own code; a syntax error says itself where it is.
+        own = [
+            f
+            for f in traceback.extract_tb(error.__traceback__)
+            if f.filename.startswith(str(folder))
+        ]
+        line = f", line {own[-1].lineno}" if own else ""
+        registry.broken[folder] = f"config.py{line}: {type(error).__name__}: {error}"
         return
     for name, task in tasks.items():
         if name in registry.tasks:

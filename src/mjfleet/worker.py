@@ -3,8 +3,10 @@
 Importing this imports nothing heavy; `run` does.
 """
 
+import math
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,14 +14,17 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
-from mjfleet.config import TrainConfig, from_dict, to_dict
+from mjfleet.config import TrainConfig, from_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, find_task
+from mjfleet.tell import tell
 
 if TYPE_CHECKING:
     from mjfleet.env import Env
 
-CONTROLLED = (signal.SIGINT, signal.SIGTERM)
+CONTROLLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAME_SIGNAL_SECONDS = 0.5
+"""A wrapper such as `uv run` may pass on a signal that the whole group has received already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,19 +61,23 @@ class Stopped(BaseException):
 
 
 class StopRequest:
-    """SIGINT and SIGTERM: raised at once as Stopped, or, while `deferred`, remembered.
+    """SIGINT, SIGTERM, SIGHUP: raised at once as Stopped, or, while `deferred`, remembered.
 
     A second signal is raised at once in any case.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self._when = -math.inf
         self._deferred = False
 
     @contextmanager
     def installed(self) -> Iterator["StopRequest"]:
         """Handle the signals inside the block; after one, they are ignored while the run ends."""
-        before = {number: signal.signal(number, self._handle) for number in CONTROLLED}
+        controlled = set(CONTROLLED)
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+            controlled.remove(signal.SIGHUP)  # nohup: the run is to outlive its terminal.
+        before = {number: signal.signal(number, self._handle) for number in controlled}
         try:
             yield self
         finally:
@@ -86,12 +95,17 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self._deferred and self.received is None:
-            self.received = number
-            name = signal.Signals(number).name
-            print(f"{name}: stopping after this iteration; once more stops at once", flush=True)
+        now = time.monotonic()
+        if now - self._when < SAME_SIGNAL_SECONDS:
             return
+        self._when = now
+        first = self.received is None
         self.received = number
+        name = signal.Signals(number).name
+        if self._deferred and first:
+            tell(f"{name}: stopping after this iteration; once more stops at once")
+            return
+        tell(f"{name}: stopping at once")
         raise Stopped(number)
 
 
@@ -135,9 +149,14 @@ def run(job: Job, stop: StopRequest) -> Outcome:
 
 def _build_env(found: FoundTask, config: TrainConfig, job: Job) -> "Env[Any]":
     """The environment over its simulation, on the job's device."""
+    from mjfleet.env import Env
     from mjfleet.sim import make_simulation
 
-    env_class: type[Env[Any]] = found.load(found.task.env_class)
+    env_class = found.load(found.task.env_class)
+    if not (isinstance(env_class, type) and issubclass(env_class, Env)):
+        raise UserError(f"task {found.name}: {found.task.env_class} is no subclass of Env.")
+    if missing := sorted(env_class.__abstractmethods__):
+        raise UserError(f"task {found.name}: {env_class.__name__} lacks {', '.join(missing)}.")
     sim = make_simulation(
         job.engine,
         env_class.make_model(config.env),
@@ -158,13 +177,7 @@ def _build_env(found: FoundTask, config: TrainConfig, job: Job) -> "Env[Any]":
                 f"task {found.name}: config.py declares {what}={declared}, but the environment "
                 f"has {built}."
             )
-    for network, names in to_dict(config.agent.obs_groups).items():
-        for name in names:
-            if name not in sizes:
-                raise UserError(
-                    f"--agent.obs-groups.{network.replace('_', '-')} names the group {name!r}; "
-                    f"task {found.name} observes: {', '.join(sizes)}."
-                )
+    found.check_groups(config, sizes)
     return env
 
 

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mjfleet.config import EnvConfig
 from mjfleet.env import Env
+from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.sim import make_simulation
 
@@ -224,15 +225,20 @@ def test_worlds_started_in_mid_episode_count_from_their_second_episode() -> None
 class Misshapen(ReachEnv):
     what: ClassVar[str]
 
-    def observe(self) -> dict[str, torch.Tensor]:
+    def observe(self) -> Any:
         groups = super().observe()
         if self.what == "no critic":
             del groups["critic"]
-        return groups | ({"actor": self.sim.qpos[:, 0]} if self.what == "flat group" else {})
+        wrong = {
+            "flat group": {"actor": self.sim.qpos[:, 0]},
+            "empty": {"actor": self.sim.qpos[:, :0]},
+        }
+        return self.sim.qpos if self.what == "tensor" else groups | wrong.get(self.what, {})
 
-    def rewards(self) -> dict[str, torch.Tensor]:
+    def rewards(self) -> Any:
         terms = super().rewards()
-        return {k: v.unsqueeze(1) for k, v in terms.items()} if self.what == "column" else terms
+        columns = {k: v.unsqueeze(1) for k, v in terms.items()}
+        return {"column": columns, "number": {"alive": 1.0}}.get(self.what, terms)
 
     def terminated(self) -> torch.Tensor:
         return torch.zeros(self.num_envs) if self.what == "float mask" else super().terminated()
@@ -245,10 +251,13 @@ class Misshapen(ReachEnv):
         ("flat group", r"observe\(\)\['actor'\] has shape \(2,\)"),
         ("column", r"rewards\(\)\['alive'\] has shape \(2, 1\)"),
         ("float mask", r"terminated\(\) is torch.float32, not torch.bool"),
+        ("number", r"rewards\(\)\['alive'\] is float, not a tensor \(2,\)"),
+        ("tensor", r"observe\(\) is no dictionary"),
+        ("empty", r"observe\(\)\['actor'\] has shape \(2, 0\)"),
     ],
 )
 def test_wrong_shapes_are_refused_before_training(what: str, message: str) -> None:
     cfg = EnvConfig(num_envs=2)
     kind = type("Wrong", (Misshapen,), {"what": what, "model_file": str(TESTS / "models/arm.xml")})
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         kind(cfg, make_simulation("native", kind.make_model(cfg), 2), seed=0)

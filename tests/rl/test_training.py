@@ -14,6 +14,8 @@ import pytest
 import torch
 import yaml
 
+from mjfleet.cli.train import guarded, train
+
 from ..conftest import Run, write_task
 
 SMALL = (
@@ -184,14 +186,14 @@ class SpoiltEnv(Env):
 def spoilt(run: Run, tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
     """Train a task that fails at a given step."""
 
-    def train(raise_at: int = -1, spoil_at: int = -1, actions: int = 2) -> Any:
+    def train_it(raise_at: int = -1, spoil_at: int = -1, actions: int = 2) -> Any:
         model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
         env = SPOILT_ENV.replace("RAISE_AT", str(raise_at)).replace("SPOIL_AT", str(spoil_at))
         config = SPOILT_CONFIG.replace("ACTIONS", str(actions))
         write_task(tmp_path / "tasks", "spoilt", config, env, model)
         return run("train", "spoilt")
 
-    return train
+    return train_it
 
 
 def test_an_exception_fails_the_run_with_its_traceback(spoilt: Any, tmp_path: Path) -> None:
@@ -245,34 +247,125 @@ def test_lost_contacts_are_told_with_the_remedy(run: Run, tmp_path: Path) -> Non
     assert all(int(row["worlds_with_warnings"]) >= 8 for row in rows(run_dir))
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
-)
-def test_a_signal_finishes_the_iteration_and_saves_it(
-    tmp_path: Path, number: signal.Signals, code: int
+FAULTS = {
+    "no subclass of Env": {"env.py": "class SpoiltEnv: pass"},
+    "has no `SpoiltEnv`": {"env.py": "import torch"},
+    "lacks apply, rewards": {
+        "env.py": SPOILT_ENV.replace("apply", "aply").replace("rewards", "reward")
+    },
+    "model.xml: ": {"model.xml": "<mujoco><worldbody></mujoco>"},
+    "no actuator": {"model.xml": "<mujoco><worldbody/></mujoco>"},
+    "has shape (7,), not (8,)": {"env.py": SPOILT_ENV.replace("self.num_envs)}", "7)}")},
+}
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_a_fault_in_a_task_folder_is_one_message_and_leaves_nothing(
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mjfleet.cli.train", "cartpole-balance", "--env.num-envs", "64"],
+    arm = (Path(__file__).parents[1] / "models/arm.xml").read_text()
+    env = SPOILT_ENV.replace("RAISE_AT", "-1").replace("SPOIL_AT", "-1")
+    config = SPOILT_CONFIG.replace("ACTIONS", "None")
+    folder = write_task(tmp_path / "tasks", "spoilt", config, env, arm)
+    for name, text in FAULTS[message].items():
+        (folder / name).write_text(text.replace("RAISE_AT", "-1").replace("SPOIL_AT", "-1"))
+    monkeypatch.chdir(tmp_path)
+    assert guarded(train, ["spoilt", "--gpu-ids", "None"]) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
+
+
+def test_a_config_file_knows_where_its_task_was_found(
+    spoilt: Any, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert spoilt(raise_at=1).returncode == 1
+    (tmp_path / "tasks").rename(tmp_path / "robots")
+    small = ("--tasks-dir", "robots", "--agent.max-iterations", "1", "--log-root", "first")
+    run("train", "spoilt", *small)
+    ((run_dir,),) = [list(e.iterdir()) for e in (tmp_path / "first").iterdir()]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    config = str(run_dir / "config.yaml")
+    assert guarded(train, ["spoilt", "--config", config, "--dry-run"]) == 0
+
+
+def start(tmp_path: Path, *flags: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "mjfleet.cli.train", "cartpole-balance", *flags],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def wait_for_iteration(process: "subprocess.Popen[str]", number: int) -> None:
     assert process.stdout is not None
-    while not process.stdout.readline().startswith("iteration=2/"):
-        assert process.poll() is None, "training ended before it was stopped"
-    time.sleep(0.05)
-    process.send_signal(number)
+    while not process.stdout.readline().startswith(f"iteration={number}/"):
+        assert process.poll() is None, "training ended too early"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "times"),
+    [
+        (signal.SIGINT, 130, 1),
+        (signal.SIGINT, 130, 2),
+        (signal.SIGTERM, 143, 1),
+        (signal.SIGHUP, 129, 1),
+    ],
+)
+def test_a_signal_finishes_the_iteration_and_saves_it(
+    tmp_path: Path, number: signal.Signals, code: int, times: int
+) -> None:
+    process = start(tmp_path, "--env.num-envs", "64")
+    wait_for_iteration(process, 2)
+    for _ in range(times):  # `uv run` may pass on a signal that the whole group has received.
+        process.send_signal(number)
+        time.sleep(0.05)
     rest, errors = process.communicate(timeout=60)
     assert process.returncode == code
     assert errors == ""
-    assert f"{number.name}: stopping after this iteration" in rest
+    assert rest.count(f"{number.name}: stopping after this iteration") == 1
     run_dir = only_run(tmp_path)
     record = json.loads((run_dir / "run.json").read_text())
     assert record["status"] == "stopped"
     done = record["iterations"]
     assert len(rows(run_dir)) == done
     assert (run_dir / "checkpoints" / f"model_{done}.pt").exists()
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    slow = ("--env.num-envs", "4096", "--agent.algorithm.num-learning-epochs", "200")
+    process = start(tmp_path, *slow)
+    assert process.stdout is not None
+    process.stdout.readline()
+    while not (only_run(tmp_path) / "metrics.csv").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(1.0)
+    rest, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "SIGINT: stopping at once" in rest
+    record = json.loads((only_run(tmp_path) / "run.json").read_text())
+    assert (record["status"], record["iterations"]) == ("stopped", 0)
+
+
+def test_training_outlives_whoever_reads_its_output(tmp_path: Path) -> None:
+    process = start(tmp_path, *SMALL)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert json.loads((only_run(tmp_path) / "run.json").read_text())["status"] == "finished"
 
 
 def test_cartpole_balance_is_learned(run: Run, tmp_path: Path) -> None:

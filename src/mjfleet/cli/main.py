@@ -10,6 +10,7 @@ import tyro
 from mjfleet.cli.train import guarded, train
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
+from mjfleet.tell import tell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ def mjfleet(arguments: Sequence[str]) -> int:
         "`mjfleet <command> --help` says more."
     )
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage)
+        tell(usage)
         return 0 if arguments else 2
     if arguments[0] not in commands:
         raise UserError(f"there is no command `{arguments[0]}`. Commands: {', '.join(commands)}.")

@@ -3,18 +3,21 @@
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import tyro
 
 from mjfleet.cli.arguments import PARSERS, STYLE, peek
-from mjfleet.config import LaunchConfig, TrainConfig
+from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.errors import UserError
 from mjfleet.launch.config_file import read_config
 from mjfleet.launch.devices import Devices, count_gpus, select_devices
 from mjfleet.launch.plan import LaunchPlan, make_plan
 from mjfleet.registry import FoundTask, Registry, discover
+from mjfleet.tell import tell
 
 
 def main() -> None:
@@ -35,7 +38,9 @@ def guarded(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -
 
 def train(arguments: Sequence[str]) -> int:
     """Parse, plan and run; returns the exit code."""
-    registry = discover(os.environ, peek(arguments, "--tasks-dir"))
+    file = peek(arguments, "--config")
+    data = {} if file is None else read_config(file)
+    registry = discover(os.environ, peek(arguments, "--tasks-dir") or data.get("tasks_dir"))
     if not arguments or arguments[0] in ("-h", "--help"):
         _print_help(registry)
         return 0 if arguments else 2
@@ -45,21 +50,21 @@ def train(arguments: Sequence[str]) -> int:
             f"the task comes first: train <task> {name} ... (`train --help` lists tasks)"
         )
     found = registry.find(name)
-    config = parse(found, flags)
+    config = parse(found, flags, data)
     plan = _plan(found, config, datetime.now())
     if config.dry_run:
-        print(describe(plan))
+        tell(describe(plan))
         return 0
     return _run(found, config, plan, ["train", *arguments])
 
 
-def parse(found: FoundTask, flags: Sequence[str]) -> TrainConfig:
-    """The task's defaults, then the file that --config names, then the flags."""
-    default = found.defaults()
-    file = peek(flags, "--config")
-    if file is not None:
-        default = read_config(file, default)
-    return tyro.cli(
+def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> TrainConfig:
+    """The task's defaults, then the data of the file that --config names, then the flags."""
+    try:
+        default = from_dict(found.defaults(), data)
+    except UserError as error:
+        raise UserError(f"--config {peek(flags, '--config')}: {error}") from None
+    config = tyro.cli(
         TrainConfig,
         default=default,
         args=flags,
@@ -68,6 +73,8 @@ def parse(found: FoundTask, flags: Sequence[str]) -> TrainConfig:
         config=STYLE,
         registry=PARSERS,
     )
+    # Written into the run directory, the folder must be found from anywhere.
+    return replace(config, tasks_dir=config.tasks_dir and os.path.abspath(config.tasks_dir))
 
 
 def describe(plan: LaunchPlan) -> str:
@@ -118,18 +125,19 @@ def _run(found: FoundTask, config: TrainConfig, plan: LaunchPlan, argv: Sequence
             when += timedelta(seconds=1)
             plan = _plan(found, config, when)
     where = f"run directory: {plan.run_dir}"
-    print(where, flush=True)
+    tell(where)
     if plan.note:
-        print(plan.note, flush=True)
+        tell(plan.note)
     try:
         code = launch(plan, config)
     except UserError:
         discard(made)
+        tell(f"removed again, nothing was run: {plan.run_dir}")
         raise
     except Exception:
         traceback.print_exc()
         code = 1
-    print(where, flush=True)
+    tell(where)
     return code
 
 

@@ -237,9 +237,13 @@ class AgentConfig:
         count = at_least(1)
         check(self, seed=between(0, 2**31 - 1), num_steps_per_env=count, max_iterations=count)
         check(self, save_interval=count, experiment_name=FOLDER_NAME, run_name=FOLDER_NAME)
-        recurrent = "RNNModel" in (self.actor.class_name, self.critic.class_name)
-        if recurrent and self.algorithm.symmetry_cfg is not None:
+        if self.is_recurrent and self.algorithm.symmetry_cfg is not None:
             raise UserError(
                 "--agent.algorithm.symmetry-cfg cannot be used with a recurrent network: choose "
                 "MLPModel for --agent.actor.class-name and --agent.critic.class-name."
             )
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a network has a memory."""
+        return "RNNModel" in (self.actor.class_name, self.critic.class_name)

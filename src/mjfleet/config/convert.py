@@ -100,7 +100,7 @@ def _words(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(repr(option) for option in args)
     if origin in (list, tuple):
-        return f"a list of {_words(args[0])}"
+        return f"a list, each item {_words(args[0])}"
     if is_dataclass(hint):
         return "a mapping"
     plain = {int: "an integer", float: "a number", str: "text", bool: "true or false"}

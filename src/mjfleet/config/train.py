@@ -1,7 +1,8 @@
 """What is trained and where: the environment's numbers, the launch flags, and a task's entry."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
 from mjfleet.config.agent import AgentConfig
@@ -29,6 +30,8 @@ class EnvConfig:
     def __post_init__(self) -> None:
         check(self, num_envs=at_least(1), decimation=at_least(1), episode_seconds=above(0))
         check(self, nconmax=optional(at_least(1)), njmax=optional(at_least(1)))
+        number = Rule(lambda v: not (isinstance(v, float) and math.isnan(v)), "a number")
+        check(self, **{f.name: number for f in fields(self)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +79,18 @@ class TrainConfig(LaunchConfig):
         super().__post_init__()
         samples = self.env.num_envs * self.agent.num_steps_per_env
         batches = self.agent.algorithm.num_mini_batches
-        if batches > samples:
+        if samples < 2:
             raise UserError(
-                f"--agent.algorithm.num-mini-batches is {batches}, more than the {samples} samples "
-                "of a rollout (--env.num-envs x --agent.num-steps-per-env)."
+                "a rollout has one sample, of which advantages cannot be normalised: raise "
+                "--env.num-envs or --agent.num-steps-per-env."
+            )
+        # Recurrent networks learn from whole trajectories: each minibatch is a share of the worlds.
+        pieces = self.env.num_envs if self.agent.is_recurrent else samples
+        if batches > pieces:
+            what = "worlds" if self.agent.is_recurrent else "samples of a rollout"
+            raise UserError(
+                f"--agent.algorithm.num-mini-batches is {batches}, more than the {pieces} {what} "
+                "that it divides."
             )
 
 

@@ -12,6 +12,7 @@ from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 
 from mjfleet.config import EnvConfig
+from mjfleet.errors import UserError
 from mjfleet.sim import Simulation
 
 C = TypeVar("C", bound=EnvConfig)
@@ -62,7 +63,7 @@ class Env(VecEnv, Generic[C]):
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.num_actions = self.count_actions()
         if self.num_actions < 1:
-            raise ValueError(f"{type(self).__name__}: the model has no actuator to act with")
+            raise UserError(f"{type(self).__name__}: the model has no actuator to act with")
         self.action = torch.zeros(self.num_envs, self.num_actions, device=self.device)
         """The newest action, `(num_envs, num_actions)`, float32; zero in a new episode."""
         self.episode_length_buf = torch.zeros(self.num_envs, dtype=torch.long, device=self.device)
@@ -70,9 +71,9 @@ class Env(VecEnv, Generic[C]):
         self.setup()
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self._reset(everywhere)
+        self._check_returns()
         terms = self.rewards()
         self.reward_names = tuple(terms)
-        self._check_shapes(terms)
         self._observations = self._observe()
         self._term_sums = torch.zeros(len(terms), self.num_envs, device=self.device)
         # Worlds that were put into the middle of an episode do not count until it has ended.
@@ -84,7 +85,11 @@ class Env(VecEnv, Generic[C]):
     def make_model(cls, cfg: C) -> mujoco.MjModel:
         """The model, compiled from `model_file`; override to build it from the configuration."""
         del cfg
-        return mujoco.MjModel.from_xml_path(str(Path(inspect.getfile(cls)).parent / cls.model_file))
+        path = Path(inspect.getfile(cls)).parent / cls.model_file
+        try:
+            return mujoco.MjModel.from_xml_path(str(path))
+        except ValueError as error:
+            raise UserError(f"{cls.__name__}: {path}: {error}") from None
 
     def setup(self) -> None:
         """Called once before the first reset: look up ids and sensors, allocate own tensors."""
@@ -151,7 +156,10 @@ class Env(VecEnv, Generic[C]):
         self.apply(actions)
         self.sim.step(self.cfg.decimation)
         self.episode_length_buf += 1
-        terms = torch.stack(tuple(self.rewards().values())).to(torch.float32)
+        named = self.rewards()
+        if tuple(named) != self.reward_names:
+            raise ValueError(f"rewards() now has {list(named)}, not {list(self.reward_names)}")
+        terms = torch.stack(tuple(named.values())).to(torch.float32)
         reward = terms.sum(dim=0)
         failed = self.terminated()
         time_outs = (self.episode_length_buf >= self.max_episode_length) & ~failed
@@ -203,25 +211,32 @@ class Env(VecEnv, Generic[C]):
         groups = {k: v.to(torch.float32, copy=True) for k, v in self.observe().items()}
         return TensorDict(groups, batch_size=[self.num_envs], device=self.device)
 
-    def _check_shapes(self, terms: dict[str, torch.Tensor]) -> None:
-        """Refuse what would otherwise be broadcast in silence."""
-        worlds = (self.num_envs,)
-        name = type(self).__name__
-        if not terms:
-            raise ValueError(f"{name}.rewards() returns no term")
-        found = {f"rewards()[{key!r}]": value for key, value in terms.items()}
-        for what, value in (found | {"terminated()": self.terminated()}).items():
-            if tuple(value.shape) != worlds:
-                raise ValueError(f"{name}.{what} has shape {tuple(value.shape)}, not {worlds}")
-        if self.terminated().dtype != torch.bool:
-            raise ValueError(f"{name}.terminated() is {self.terminated().dtype}, not torch.bool")
-        groups = self.observe()
+    def _check_returns(self) -> None:
+        """Refuse what would otherwise be broadcast in silence, or fail far from its cause."""
+        groups, terms, failed = self.observe(), self.rewards(), self.terminated()
+        for what, found in (("observe()", groups), ("rewards()", terms)):
+            if not isinstance(found, dict) or not found:
+                raise self._wrong(what, "is no dictionary of names to tensors")
         for key in ("actor", "critic"):
             if key not in groups:
-                raise ValueError(f"{name}.observe() has no group {key!r}; it has {list(groups)}")
+                raise self._wrong("observe()", f"has no group {key!r}; it has {list(groups)}")
         for key, value in groups.items():
-            if value.shape[:1] != worlds or value.dim() != 2:
-                raise ValueError(
-                    f"{name}.observe()[{key!r}] has shape {tuple(value.shape)}, not "
-                    f"({self.num_envs}, size)"
-                )
+            self._check_tensor(f"observe()[{key!r}]", value, dimensions=2)
+        for key, value in terms.items():
+            self._check_tensor(f"rewards()[{key!r}]", value, dimensions=1)
+        self._check_tensor("terminated()", failed, dimensions=1)
+        if failed.dtype != torch.bool:
+            raise self._wrong("terminated()", f"is {failed.dtype}, not torch.bool")
+
+    def _check_tensor(self, what: str, value: Any, dimensions: int) -> None:
+        wanted = f"({self.num_envs},)" if dimensions == 1 else f"({self.num_envs}, size)"
+        if not isinstance(value, torch.Tensor):
+            raise self._wrong(what, f"is {type(value).__name__}, not a tensor {wanted}")
+        shape = tuple(value.shape)
+        if len(shape) != dimensions or shape[0] != self.num_envs or 0 in shape:
+            raise self._wrong(what, f"has shape {shape}, not {wanted}")
+        if value.device.type != self.sim.device.type:
+            raise self._wrong(what, f"is on {value.device}, not on {self.device}")
+
+    def _wrong(self, what: str, how: str) -> UserError:
+        return UserError(f"{type(self).__name__}.{what} {how}.")

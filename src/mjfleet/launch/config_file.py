@@ -1,21 +1,18 @@
 """config.yaml: written into every run directory, and what `--config FILE` starts from."""
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-from mjfleet.config import from_dict, to_dict
-from mjfleet.config.train import TrainConfig
+from mjfleet.config import TrainConfig, to_dict
 from mjfleet.errors import UserError
 from mjfleet.files import write_atomically
 
-C = TypeVar("C", bound=TrainConfig)
 
-
-def read_config(path: str, default: C) -> C:
-    """`default` with the values of a YAML file, which may hold only some.
+def read_config(path: str) -> dict[str, Any]:
+    """What a YAML file says, which may be only some of a configuration.
 
     Raises:
-        UserError: the file cannot be read, or holds an unknown key or a wrong value.
+        UserError: the file cannot be read, or is no mapping of names.
     """
     import yaml
 
@@ -27,10 +24,7 @@ def read_config(path: str, default: C) -> C:
         raise UserError(f"--config {path}: not YAML: {error}") from None
     if not isinstance(data, dict):
         raise UserError(f"--config {path}: must hold a mapping such as `agent: {{seed: 2}}`.")
-    try:
-        return from_dict(default, data)
-    except UserError as error:
-        raise UserError(f"--config {path}: {error}") from None
+    return data
 
 
 def write_config(path: Path, task: str, config: TrainConfig) -> None:

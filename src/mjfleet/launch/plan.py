@@ -76,6 +76,8 @@ def make_plan(
             f"WORLD_SIZE is {environ['WORLD_SIZE']}: this version trains on one device; start it "
             "without torchrun."
         )
+    if found.task.observation_sizes is not None:
+        found.check_groups(config, found.task.observation_sizes)
     on_gpu = bool(devices.indices)
     if on_gpu and config.engine == "native":
         raise UserError("--engine native runs on the CPU only: add --gpu-ids None, or use warp.")

@@ -4,9 +4,8 @@ import sys
 import time
 from datetime import timedelta
 
-from rich.console import Console
-
 from mjfleet.rl.metrics import IterationMetrics
+from mjfleet.tell import tell
 
 _HEADER_EVERY = 20
 _HEADER = (
@@ -20,28 +19,23 @@ class Progress:
 
     def __init__(self, max_iterations: int) -> None:
         self._max_iterations = max_iterations
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._on_terminal = sys.stdout is not None and sys.stdout.isatty()
         self._start = time.perf_counter()
         self._warned: set[str] = set()
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        self._console.print(text, markup=False)
 
     def iteration(self, metrics: IterationMetrics) -> None:
         """Print an iteration, and each new kind of trouble in the simulation once."""
         for kind, worlds in metrics.warnings.items():
             if kind not in self._warned:
                 self._warned.add(kind)
-                self.say(f"warning: {kind} in {worlds} worlds; {_remedy(kind)}")
-        if self._console.is_terminal:
+                tell(f"warning: {kind} in {worlds} worlds; {_remedy(kind)}")
+        if self._on_terminal:
             if metrics.iteration % _HEADER_EVERY == 1:
-                self._console.print(_HEADER, style="bold")
-            self.say(self._columns(metrics))
+                tell(_HEADER)
+            tell(self._columns(metrics))
         else:
             row = metrics.row() | {"iteration": f"{metrics.iteration}/{self._max_iterations}"}
-            print(" ".join(f"{name}={_short(value)}" for name, value in row.items()))
-            sys.stdout.flush()
+            tell(" ".join(f"{name}={_short(value)}" for name, value in row.items()))
 
     def _columns(self, m: IterationMetrics) -> str:
         done = f"{m.iteration}/{self._max_iterations}"
@@ -61,7 +55,10 @@ def _remedy(kind: str) -> str:
     if kind in ("NEFC", "NJMAX_NNZ"):
         return "constraints were dropped, raise --env.njmax"
     if kind in ("BADQPOS", "BADQVEL", "BADQACC"):
-        return "the simulation went unstable there and MuJoCo reset it, try a smaller timestep"
+        return (
+            "a number there was huge or not finite, and MuJoCo reset the world: the task wrote it, "
+            "or the simulation went unstable and needs a smaller timestep"
+        )
     return "see MuJoCo's documentation of that warning"
 
 

@@ -82,10 +82,9 @@ class Runner(OnPolicyRunner):
             self._collect()
             collected = time.perf_counter()
             self._check_rollout(iteration)
-            losses = self._update()
+            losses = self._update(iteration)
             learned = time.perf_counter()
             statistics = self.env.take_statistics()
-            _check_losses(iteration, losses)
             self.current_learning_iteration = iteration
             steps = self.env.num_envs * self.agent.num_steps_per_env
             self.total_steps += steps
@@ -133,9 +132,18 @@ class Runner(OnPolicyRunner):
                 self.alg.process_env_step(observations, rewards, dones, extras)
             self.alg.compute_returns(observations)
 
-    def _update(self) -> dict[str, float]:
+    def _update(self, iteration: int) -> dict[str, float]:
         torch.set_num_threads(self._num_threads)
-        return self.alg.update()
+        try:
+            losses = self.alg.update()
+        except (RuntimeError, ValueError) as error:
+            if all(p.isfinite().all() for p in self.alg.get_policy().parameters()):
+                raise
+            raise DivergedError(f"iteration {iteration}: the policy is not finite") from error
+        for name, value in losses.items():
+            if not math.isfinite(value):
+                raise DivergedError(f"iteration {iteration}: the {name} loss is {value}")
+        return losses
 
     def _check_rollout(self, iteration: int) -> None:
         """Refuse to learn from numbers that are not finite: they would end in every weight."""
@@ -151,12 +159,6 @@ class Runner(OnPolicyRunner):
                     f"{self.env.num_envs} worlds ({', '.join(map(str, bad[:5]))}"
                     f"{', ...' if len(bad) > 5 else ''})"
                 )
-
-
-def _check_losses(iteration: int, losses: dict[str, float]) -> None:
-    for name, value in losses.items():
-        if not math.isfinite(value):
-            raise DivergedError(f"iteration {iteration}: the {name} loss is {value}")
 
 
 def rsl_rl_config(agent: AgentConfig, load: Callable[[str], Any]) -> dict[str, Any]:
