@@ -40,7 +40,8 @@ def train(arguments: Sequence[str]) -> int:
     """Parse, plan and run; returns the exit code."""
     file = peek(arguments, "--config")
     data = {} if file is None else read_config(file)
-    registry = discover(os.environ, peek(arguments, "--tasks-dir") or data.get("tasks_dir"))
+    folder = peek(arguments, "--tasks-dir") or data.get("tasks_dir")
+    registry = discover(os.environ, folder if isinstance(folder, str) else None)
     if not arguments or arguments[0] in ("-h", "--help"):
         _print_help(registry)
         return 0 if arguments else 2
@@ -60,8 +61,9 @@ def train(arguments: Sequence[str]) -> int:
 
 def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> TrainConfig:
     """The task's defaults, then the data of the file that --config names, then the flags."""
+    default = found.defaults()
     try:
-        default = from_dict(found.defaults(), data)
+        default = from_dict(default, data)
     except UserError as error:
         raise UserError(f"--config {peek(flags, '--config')}: {error}") from None
     config = tyro.cli(
