@@ -114,6 +114,9 @@ def run(job: Job, stop: StopRequest) -> Outcome:
     # OpenMP's threads wait for each other by spinning. Where anything else wants a core, they spin
     # through their time slices: updates were seen to take ten times as long. Sleeping costs little.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    worlds = job.config["env"]["num_envs"]
+    compiles = "; a model's first run compiles its kernels" if job.engine == "warp" else ""
+    tell(f"building {worlds} worlds: {job.engine} engine on {job.device}{compiles}")
 
     from mjfleet.report.console import Progress
     from mjfleet.report.record import write_record
