@@ -223,6 +223,30 @@ def test_declared_sizes_are_checked_when_the_environment_is_built(
     assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
 
 
+MIRROR = """
+
+def mirror(env, obs, actions):
+    if obs is not None:
+        obs = torch.cat((obs, obs.apply(torch.neg)))
+    return obs, None if actions is None else torch.cat((actions, -actions))
+"""
+
+
+def test_symmetry_is_a_function_of_the_task_folder(run: Run, tmp_path: Path) -> None:
+    model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
+    env = SPOILT_ENV.replace("RAISE_AT", "-1").replace("SPOIL_AT", "-1") + MIRROR
+    write_task(tmp_path / "tasks", "spoilt", SPOILT_CONFIG.replace("ACTIONS", "2"), env, model)
+    (tmp_path / "mirror.yaml").write_text(
+        "agent: {algorithm: {symmetry_cfg: {data_augmentation_func: 'env:mirror'}}}"
+    )
+    result = run(
+        "train", "spoilt", "--config", "mirror.yaml", "--agent.max-iterations", "2",
+        "--agent.algorithm.symmetry-cfg.use-data-augmentation",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert all(float(row["loss/symmetry"]) > 0 for row in rows(only_run(tmp_path, "spoilt")))
+
+
 CROWDED = """
 <mujoco>
   <worldbody>
