@@ -142,6 +142,7 @@ def test_a_file_may_hold_only_some_values_and_yaml_may_spell_numbers_its_way() -
         ({"gpu_ids": "some"}, ["`gpu_ids` is 'some'", "'all'", "null"]),
         ({"agent": {"algorithm": {"gamma": "high"}}}, ["gamma", "a number"]),
         ({"agent": {"algorithm": {"gamma": 3}}}, ["--agent.algorithm.gamma is 3.0"]),
+        ({"agent": {"algorithm": {"rnd_cfg": {"weight": "x"}}}}, ["rnd_cfg.weight", "a number"]),
         ({"agent": {"algorithm": {"symmetry_cfg": {}}}}, ["data_augmentation_func` is missing"]),
     ],
 )

@@ -129,8 +129,11 @@ def _roots(environ: Mapping[str, str], tasks_dir: str | None) -> list[Path]:
     roots = [Path(folder) for folder, _ in asked]
     roots.append(Path("tasks"))
     for entry in entry_points(group="mjfleet.tasks"):
-        spec = importlib.util.find_spec(entry.module)
-        roots += [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+        # Finding `robots.tasks` by its whole name would import `robots`, and what that imports.
+        package, *inner = entry.module.split(".")
+        spec = importlib.util.find_spec(package)
+        places = (spec.submodule_search_locations if spec else None) or []
+        roots += [Path(place, *inner) for place in places]
     roots.append(bundled_tasks())
     return list(dict.fromkeys(root.resolve() for root in roots if root.is_dir()))
 

@@ -141,13 +141,15 @@ def run(job: Job, stop: StopRequest) -> Outcome:
         progress.iteration(metrics)
         sinks.write(metrics.row())
 
-    try:
-        with stop.deferred():
+    with stop.deferred():
+        try:
             runner.train(run_dir / "checkpoints", on_iteration, lambda: stop.received is not None)
-    finally:
-        write_record(run_dir, iterations=runner.current_learning_iteration)
-        sinks.close()
-    return Outcome(iterations=runner.current_learning_iteration, stopped_by=stop.received)
+        finally:
+            iterations = runner.current_learning_iteration
+            write_record(run_dir, iterations=iterations)
+            sinks.close()
+    stopped_by = stop.received if iterations < agent.max_iterations else None
+    return Outcome(iterations=iterations, stopped_by=stopped_by)
 
 
 def _build_env(found: FoundTask, config: TrainConfig, job: Job) -> "Env[Any]":
@@ -160,6 +162,9 @@ def _build_env(found: FoundTask, config: TrainConfig, job: Job) -> "Env[Any]":
         raise UserError(f"task {found.name}: {found.task.env_class} is no subclass of Env.")
     if missing := sorted(env_class.__abstractmethods__):
         raise UserError(f"task {found.name}: {env_class.__name__} lacks {', '.join(missing)}.")
+    own_model = env_class.make_model.__func__ is not Env.make_model.__func__
+    if not own_model and not hasattr(env_class, "model_file"):
+        raise UserError(f"task {found.name}: {env_class.__name__} sets no model_file.")
     sim = make_simulation(
         job.engine,
         env_class.make_model(config.env),
@@ -188,10 +193,13 @@ def _bind_gpu(device: str) -> None:
     """Make `device` torch's current GPU, before anything is allocated."""
     import torch
 
-    if not torch.cuda.is_available():
+    index, count = int(device.removeprefix("cuda:")), torch.cuda.device_count()
+    if index >= count:
         raise UserError(
-            f"torch {torch.__version__} cannot use the GPU: it needs a driver for CUDA "
-            f"{torch.version.cuda} or newer. Update the driver, or use --gpu-ids None."
+            f"torch {torch.__version__} (built for CUDA {torch.version.cuda}) sees {count} GPUs, "
+            f"so not index {index}. Its driver may be too old, CUDA_VISIBLE_DEVICES may name a "
+            "GPU that is not there, or several MIG devices, of which a process sees one. "
+            "--gpu-ids None trains on the CPU."
         )
     torch.cuda.set_device(device)
 

@@ -128,7 +128,6 @@ def test_an_error_is_one_message_with_exit_code_2_and_creates_nothing(
         ("env: [", ["not YAML"]),
         ("3", ["must hold a mapping"]),
         ("tasks_dir: 3", ["`tasks_dir` is 3", "text or null"]),
-        ("tasks_dir: missing", ["names 'missing', which is not a folder"]),
     ],
 )
 def test_a_wrong_configuration_file_is_refused(

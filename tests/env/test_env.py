@@ -33,12 +33,18 @@ class HostSynchronisationError(AssertionError):
     """A step would have waited for the device."""
 
 
+WAITING = {
+    "_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim",
+    "unique_consecutive", "repeat_interleave", "bincount",
+}  # fmt: skip
+
+
 class _RefuseOperators(TorchDispatchMode):
     """Refuses what makes a GPU's host wait: scalars, and shapes that depend on values."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if name in ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal"):
+        if name in WAITING:
             raise HostSynchronisationError(name)
         if name in ("index", "index_put", "index_put_") and any(
             i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]
@@ -105,6 +111,11 @@ def test_no_bundled_task_waits_for_a_gpu(name: str) -> None:
         lambda t: t.index_put_((t > 0,), torch.zeros(())),
         lambda t: torch.where(t > 0),
         lambda t: float(t.sum()),
+        lambda t: t.unique(),
+        lambda t: t.unique_consecutive(),
+        lambda t: t.unique(dim=0),
+        lambda t: t.repeat_interleave(torch.tensor([1, 2, 3])),
+        lambda t: t.long().bincount(),
     ],
 )
 def test_the_check_for_waiting_finds_every_kind(wait: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,8 +208,9 @@ def test_an_exception_fails_the_run_with_its_traceback(spoilt: Any, tmp_path: Pa
     assert record["ended"]
 
 
-def test_training_ends_at_numbers_that_are_not_finite(spoilt: Any) -> None:
-    result = spoilt(spoil_at=30)
+@pytest.mark.parametrize("step", [30, 48])  # Amid the second rollout, and after its last step.
+def test_training_ends_at_numbers_that_are_not_finite(spoilt: Any, step: int) -> None:
+    result = spoilt(spoil_at=step)
     assert result.returncode == 1
     assert "observation group 'actor' is not finite in 1 of 8 worlds (3)" in result.stderr
 
@@ -269,7 +270,19 @@ def test_lost_contacts_are_told_with_the_remedy(run: Run, tmp_path: Path) -> Non
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("contacts were dropped, raise --env.nconmax") == 1
     run_dir = only_run(tmp_path, "spoilt")
-    assert all(int(row["worlds_with_warnings"]) >= 8 for row in rows(run_dir))
+    assert all(int(row["sim_warnings"]) >= 8 for row in rows(run_dir))
+
+
+def test_a_run_that_has_trained_is_kept_whatever_the_task_raises(run: Run, tmp_path: Path) -> None:
+    model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
+    raised = "from mjfleet.errors import UserError; raise UserError('late')"
+    env = SPOILT_ENV.replace('raise RuntimeError("the gripper broke")', raised)
+    env = env.replace("RAISE_AT", "30").replace("SPOIL_AT", "-1")
+    write_task(tmp_path / "tasks", "spoilt", SPOILT_CONFIG.replace("ACTIONS", "2"), env, model)
+    result = run("train", "spoilt", "--agent.save-interval", "1")
+    assert result.returncode == 1
+    checkpoints = only_run(tmp_path, "spoilt") / "checkpoints"
+    assert [path.name for path in checkpoints.iterdir()] == ["model_1.pt"]
 
 
 FAULTS = {

@@ -83,8 +83,8 @@ def test_engines_agree_on_a_trajectory(
     for each in (native, sim):
         start_apart(each)
         each.step(steps)
-    scale = max(1.0, float(native.qpos.abs().max()))
-    assert (native.qpos - sim.qpos.cpu()).abs().max() <= tolerance * scale
+    error = (native.qpos - sim.qpos.cpu()).abs().max()
+    assert error <= tolerance * native.qpos.abs().max()
 
 
 def test_native_result_does_not_depend_on_threads(model: mujoco.MjModel) -> None:
@@ -137,7 +137,7 @@ def test_masked_reset_touches_only_the_masked_worlds(engine: str, model: mujoco.
     sim.step(5)
     again = build(engine, model)
     again.step(5)
-    assert torch.equal(sim.qpos[mask], again.qpos[mask])
+    assert torch.allclose(sim.qpos[mask], again.qpos[mask], rtol=1e-6, atol=1e-6)
 
 
 def test_sensors_by_name_describe_the_new_state(engine: str) -> None:
@@ -169,6 +169,32 @@ def test_acceleration_sensors_are_those_of_the_last_physics_step(engine: str) ->
     assert qacc[0].abs().max() == 0
     assert torch.equal(touch[1:], kept)
     assert close(sim.sensor("position")[0], [0.0, 0.0, 0.1])
+
+
+def test_accelerations_may_be_read_first_after_a_step_or_a_reset(engine: str) -> None:
+    sim, read = build(engine, load("box")), build(engine, load("box"))
+    assert read.qacc.abs().max() == read.sensor("touch").abs().max() == 0
+    for each in (sim, read):
+        each.step(100)
+    assert torch.allclose(sim.sensor("touch"), read.sensor("touch"), rtol=0.02)
+    assert torch.allclose(sim.qfrc_constraint, read.qfrc_constraint, rtol=0.02, atol=0.05)
+    sim.step(10)
+    read.step(10)
+    assert torch.equal(sim.qpos, read.qpos), "reading must not change the physics"
+    arm = build(engine, load("arm"))
+    arm.ctrl[:] = 1.0
+    arm.step(50)
+    arm.reset(torch.ones(WORLDS, dtype=torch.bool, device=arm.device))
+    arm.forward()
+    assert arm.actuator_force.abs().max() == 0
+
+
+def test_a_field_first_read_in_inference_mode_can_be_written_outside(engine: str) -> None:
+    sim = build(engine, load("arm"))
+    with torch.inference_mode():
+        sim.ctrl[:] = 1.0
+    sim.ctrl[:] = 2.0
+    assert sim.ctrl.min() == 2.0
 
 
 def test_acceleration_sensors_of_one_world_never_reach_another(engine: str) -> None:
@@ -208,7 +234,8 @@ def test_overflowing_contact_buffers_are_reported_once(device: str) -> None:
     assert all(0 < number <= WORLDS for number in worlds.values())
     assert sim.warnings() == {}
     sim.step()
-    assert sim.warnings() == worlds
+    assert set(sim.warnings()) <= set(worlds)
+    assert sim.warnings() == {}
 
 
 def test_an_overflow_is_remembered_over_a_reset() -> None:
@@ -230,4 +257,7 @@ def test_an_unstable_world_on_native_is_reported_once(
         sim.reset(torch.ones(WORLDS, dtype=torch.bool))
     assert sim.warnings() == {"BADQPOS": 1}
     assert sim.warnings() == {}
+    sim.qpos[1, 0] = sim.qpos[2, 0] = torch.nan
+    sim.step()
+    assert sim.warnings() == {"BADQPOS": 2}
     assert not list(tmp_path.iterdir()), "MuJoCo's log file ends in no one's folder"

@@ -53,4 +53,4 @@ def peek(arguments: Sequence[str], flag: str) -> str | None:
                 value = text
             elif position + 1 < len(arguments):
                 value = arguments[position + 1]
-    return value
+    return None if value == "None" else value

@@ -16,7 +16,8 @@ from mjfleet.errors import UserError
 from mjfleet.launch.config_file import read_config
 from mjfleet.launch.devices import Devices, count_gpus, select_devices
 from mjfleet.launch.plan import LaunchPlan, make_plan
-from mjfleet.registry import FoundTask, Registry, discover
+from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
+from mjfleet.report.record import METRICS_FILE
 from mjfleet.tell import tell
 
 
@@ -40,9 +41,13 @@ def train(arguments: Sequence[str]) -> int:
     """Parse, plan and run; returns the exit code."""
     file = peek(arguments, "--config")
     data = {} if file is None else read_config(file)
-    folder = peek(arguments, "--tasks-dir") or data.get("tasks_dir")
-    registry = discover(os.environ, folder if isinstance(folder, str) else None)
-    if not arguments or arguments[0] in ("-h", "--help"):
+    recorded = data.get("tasks_dir")
+    if isinstance(recorded, str) and not os.path.isdir(recorded):
+        # Recorded elsewhere: the task may still be found in the usual places.
+        recorded = data["tasks_dir"] = None
+    folder = peek(arguments, "--tasks-dir") or (recorded if isinstance(recorded, str) else None)
+    registry = discover(os.environ, folder)
+    if not arguments or (arguments[0].startswith("-") and {"-h", "--help"} & set(arguments)):
         _print_help(registry)
         return 0 if arguments else 2
     name, flags = arguments[0], arguments[1:]
@@ -75,8 +80,9 @@ def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> Tr
         config=STYLE,
         registry=PARSERS,
     )
-    # Written into the run directory, the folder must be found from anywhere.
-    return replace(config, tasks_dir=config.tasks_dir and os.path.abspath(config.tasks_dir))
+    # Written into the run directory, the task must be found from anywhere.
+    folder = found.folder.parent
+    return replace(config, tasks_dir=None if folder == bundled_tasks() else str(folder))
 
 
 def describe(plan: LaunchPlan) -> str:
@@ -132,11 +138,11 @@ def _run(found: FoundTask, config: TrainConfig, plan: LaunchPlan, argv: Sequence
         tell(plan.note)
     try:
         code = launch(plan, config)
-    except UserError:
-        discard(made)
-        tell(f"removed again, nothing was run: {plan.run_dir}")
-        raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, UserError) and not (plan.run_dir / METRICS_FILE).exists():
+            discard(made)
+            tell(f"removed again, nothing was run: {plan.run_dir}")
+            raise
         traceback.print_exc()
         code = 1
     tell(where)

@@ -41,8 +41,13 @@ LAYER_SIZES = Rule(
     "one or more positive layer sizes (-1: the size of the input)",
 )
 FOLDER_NAME = Rule(
-    lambda v: v not in (".", "..") and not set(v) & set('/\\\0\n:*?"<>|') and v == v.strip(),
-    'a plain folder name (no slashes, none of :*?"<>|, no space around it)',
+    lambda v: (
+        v not in (".", "..")
+        and not set(v) & set('/\\\0\n:*?"<>|')
+        and v == v.strip()
+        and len(v) <= 100
+    ),
+    'a plain folder name (at most 100 letters, no slashes, none of :*?"<>|, no space around it)',
 )
 
 

@@ -56,7 +56,8 @@ def _convert(hint: Any, value: Any, default: Any, path: str) -> Any:
             try:
                 return _convert(option, value, default, path)
             except _WrongTypeError:
-                continue
+                if is_dataclass(option) and isinstance(value, Mapping):
+                    raise
     elif origin is Literal:
         if value in args and not isinstance(value, bool):
             return value
@@ -100,7 +101,8 @@ def _words(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(repr(option) for option in args)
     if origin in (list, tuple):
-        return f"a list, each item {_words(args[0])}"
+        many = f" of {len(args)}" if origin is tuple and args[-1] is not Ellipsis else ""
+        return f"a list{many}, each item {_words(args[0])}"
     if is_dataclass(hint):
         return "a mapping"
     plain = {int: "an integer", float: "a number", str: "text", bool: "true or false"}

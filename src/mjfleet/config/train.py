@@ -84,6 +84,11 @@ class TrainConfig(LaunchConfig):
                 "a rollout has one sample, of which advantages cannot be normalised: raise "
                 "--env.num-envs or --agent.num-steps-per-env."
             )
+        if self.agent.algorithm.normalize_advantage_per_mini_batch and samples // batches < 2:
+            raise UserError(
+                f"--agent.algorithm.num-mini-batches is {batches}: of {samples} samples that "
+                "leaves one in each minibatch, whose advantages cannot be normalised."
+            )
         # Recurrent networks learn from whole trajectories: each minibatch is a share of the worlds.
         pieces = self.env.num_envs if self.agent.is_recurrent else samples
         if batches > pieces:

@@ -60,7 +60,8 @@ class Env(VecEnv, Generic[C]):
         """Simulated seconds per environment step."""
         steps = max(1, round(cfg.episode_seconds / self.step_dt))
         self.max_episode_length = steps  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.generator = torch.Generator(self.device).manual_seed(seed)
+        # Apart from torch's own generator, whose seed is below 2^31 and which draws the actions.
+        self.generator = torch.Generator(self.device).manual_seed(seed + 2**32)
         self.num_actions = self.count_actions()
         if self.num_actions < 1:
             raise UserError(f"{type(self).__name__}: the model has no actuator to act with")
@@ -173,6 +174,7 @@ class Env(VecEnv, Generic[C]):
         """Put every world at a random time of its episode, so that time-outs are spread out."""
         self.episode_length_buf.random_(self.max_episode_length, generator=self.generator)
         self._whole = self.episode_length_buf == 0
+        self._observations = self._observe()
 
     def take_statistics(self) -> EpisodeStatistics:
         """What happened since the last call; waits for the device, so call it once an iteration."""

@@ -31,6 +31,6 @@ def write_config(path: Path, task: str, config: TrainConfig) -> None:
     """Write every value of a configuration, under the names that `--config` reads."""
     import yaml
 
-    header = f"# Train again with: train {task} --config {path.name}\n"
+    header = f"# Train again with: train {task} --config {path.resolve()}\n"
     text = header + yaml.safe_dump(to_dict(config), sort_keys=False)
     write_atomically(path, lambda file: file.write(text.encode()))

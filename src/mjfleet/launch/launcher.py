@@ -25,40 +25,42 @@ def create_run_dir(plan: LaunchPlan, config: TrainConfig, argv: Sequence[str]) -
         FileExistsError: a run of that name exists.
         UserError: the folder cannot be made.
     """
+    package = Path(str(resources.files("mjfleet")))
+    record = {
+        "argv": list(argv),
+        "task": plan.task,
+        "status": "running",
+        "iterations": 0,
+        "started": now(),
+        "ended": None,
+        "seed": plan.seed,
+        "host": os.uname().nodename,
+        "pid": os.getpid(),
+        "plan": {k: str(v) if isinstance(v, Path) else v for k, v in asdict(plan).items()},
+        "versions": stack_versions(),
+        "git": git_state([package, plan.task_folder]),
+    }
     missing = [path for path in (plan.run_dir, *plan.run_dir.parents) if not path.exists()]
     try:
         (plan.run_dir / "checkpoints").mkdir(parents=True)
+        write_config(plan.run_dir / "config.yaml", plan.task, config)
+        write_record(plan.run_dir, **record)
     except FileExistsError:
         if plan.run_dir.is_dir():
             raise
         raise UserError(f"--log-root {config.log_root}: a file is in the way.") from None
     except OSError as error:
+        discard(missing)
         raise UserError(f"--log-root {config.log_root}: {error.strerror}.") from None
-    write_config(plan.run_dir / "config.yaml", plan.task, config)
-    package = Path(str(resources.files("mjfleet")))
-    write_record(
-        plan.run_dir,
-        argv=list(argv),
-        task=plan.task,
-        status="running",
-        iterations=0,
-        started=now(),
-        ended=None,
-        seed=plan.seed,
-        host=os.uname().nodename,
-        pid=os.getpid(),
-        plan={k: str(v) if isinstance(v, Path) else v for k, v in asdict(plan).items()},
-        versions=stack_versions(),
-        git=git_state([package, plan.task_folder]),
-    )
     return missing
 
 
 def discard(made: Sequence[Path]) -> None:
     """Remove a run directory in which nothing has run, and the folders made to hold it."""
-    shutil.rmtree(made[0])
-    for folder in made[1:]:
-        if not any(folder.iterdir()):
+    for folder in made:
+        if folder == made[0]:
+            shutil.rmtree(folder, ignore_errors=True)
+        elif folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
 

@@ -50,7 +50,9 @@ class Progress:
 
 def _remedy(kind: str) -> str:
     """What to do about a warning of the simulation."""
-    if kind in ("NARROWPHASE", "BROADPHASE", "CCD", "HFIELD"):
+    if kind == "HFIELD":
+        return "contacts with a height field were dropped, make its grid coarser"
+    if kind in ("NARROWPHASE", "BROADPHASE", "CCD"):
         return "contacts were dropped, raise --env.nconmax"
     if kind in ("NEFC", "NJMAX_NNZ"):
         return "constraints were dropped, raise --env.njmax"
@@ -59,7 +61,7 @@ def _remedy(kind: str) -> str:
             "a number there was huge or not finite, and MuJoCo reset the world: the task wrote it, "
             "or the simulation went unstable and needs a smaller timestep"
         )
-    return "see MuJoCo's documentation of that warning"
+    return "see mjtWarning in MuJoCo's documentation, OverflowType in MuJoCo-Warp's"
 
 
 def _number(value: float | None, width: int, digits: int) -> str:

@@ -14,6 +14,8 @@ STACK = (
     "mjfleet", "mujoco", "mujoco-warp", "warp-lang", "torch", "rsl-rl-lib", "tensordict",
     "torchrunx", "wandb", "numpy",
 )  # fmt: skip
+METRICS_FILE = "metrics.csv"
+"""There from the moment that training begins."""
 
 
 def now() -> str:

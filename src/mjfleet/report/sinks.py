@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from mjfleet.report.record import METRICS_FILE
+
 Row = Mapping[str, float | int | None]
 
 logger = logging.getLogger(__name__)
@@ -95,7 +97,7 @@ class Sinks:
         config: Mapping[str, Any],
     ) -> None:
         makers: dict[str, Callable[[], Sink]] = {
-            "metrics.csv": lambda: CsvSink(run_dir / "metrics.csv")
+            METRICS_FILE: lambda: CsvSink(run_dir / METRICS_FILE)
         }
         if kind == "tensorboard":
             makers["TensorBoard"] = lambda: TensorBoardSink(run_dir)

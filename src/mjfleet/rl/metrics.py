@@ -48,7 +48,7 @@ class IterationMetrics:
             "action_std": self.action_std,
             "collect_seconds": self.collect_seconds,
             "learn_seconds": self.learn_seconds,
-            "worlds_with_warnings": sum(self.warnings.values()),
+            "sim_warnings": sum(self.warnings.values()),
         }
 
 

@@ -97,7 +97,9 @@ class Simulation(ABC):
             near = difflib.get_close_matches(name, FIELDS, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise AttributeError(f"no field {name!r}; {hint}Fields: {', '.join(FIELDS)}")
-        field = self._bind(name)
+        # First read in a rollout, it must not become a tensor for rollouts only.
+        with torch.inference_mode(False):
+            field = self._bind(name)
         object.__setattr__(self, name, field)
         return field
 

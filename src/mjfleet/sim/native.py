@@ -10,6 +10,7 @@ from mujoco.batch import Batch
 from mjfleet.sim.base import ACCELERATION_FIELDS, STATE_FIELDS, Simulation
 
 _NONE = mujoco.mjtStage.mjSTAGE_NONE.value
+_ACC = mujoco.mjtStage.mjSTAGE_ACC.value
 _VEL = mujoco.mjtStage.mjSTAGE_VEL.value
 
 
@@ -42,7 +43,6 @@ class NativeSimulation(Simulation):
         # folder where the user stands, and prints them from its threads.
         mujoco.set_mju_user_warning(lambda message: None)
         self._counts = self._batch.warning[:, :, 1]
-        self._counted = self._counts.copy()
         self._warned = np.zeros(self._counts.shape, dtype=bool)
 
     def step(self, n: int = 1) -> None:
@@ -61,15 +61,14 @@ class NativeSimulation(Simulation):
     def reset(self, mask: torch.Tensor) -> None:
         ids = self._ids(mask)
         if ids.size:
-            self._warned[ids] |= self._counts[ids] > self._counted[ids]
+            self._warned[ids] |= self._counts[ids] > 0  # The reset clears the counts.
             self._batch.reset(ids, stage=_NONE)
-            self._counted[ids] = 0
             for copy, _ in self._copies.values():
                 copy.masked_fill_(mask.unsqueeze(1), 0.0)
 
     def warnings(self) -> dict[str, int]:
-        worlds = (self._warned | (self._counts > self._counted)).sum(axis=0)
-        self._counted[:] = self._counts
+        worlds = (self._warned | (self._counts > 0)).sum(axis=0)
+        self._counts[:] = 0
         self._warned[:] = False
         names = [mujoco.mjtWarning(i).name.removeprefix("mjWARN_") for i in range(len(worlds))]
         return {name: int(number) for name, number in zip(names, worlds, strict=True) if number}
@@ -89,6 +88,16 @@ class NativeSimulation(Simulation):
         # A derived field is filled from the first call after it was bound.
         self._stage = _VEL
         if name in ACCELERATION_FIELDS or name == "sensordata":
-            self._copies[name] = (torch.zeros_like(live), live)
+            self._copies[name] = (self._accelerations(live), live)
         self.forward()
         return self._copies[name][0] if name in self._copies else live
+
+    def _accelerations(self, live: torch.Tensor) -> torch.Tensor:
+        """First values of a field that holds accelerations: those of the state as it is now, since
+        the last step did not keep them; zero where there has been no step."""
+        warm_start = self._batch.bind("qacc_warmstart")
+        kept = warm_start.copy()
+        self._batch.forward(stage=_ACC)
+        warm_start[:] = kept
+        started = torch.from_numpy(self._batch.bind("time")) > 0
+        return torch.where(started.unsqueeze(1), live, torch.zeros_like(live))

@@ -50,6 +50,12 @@ class WarpSimulation(Simulation):
             self._step(1, derived=True)
             self._reset()
             self._velocity_stage()
+            # `reset_data` leaves most of these as they are.
+            self._accelerations = [
+                wp.to_torch(getattr(self._data, name)) for name in ACCELERATION_FIELDS
+            ]
+            for field in self._accelerations:
+                field.zero_()
 
     def step(self, n: int = 1) -> None:
         derived = self._derived
@@ -63,9 +69,8 @@ class WarpSimulation(Simulation):
         self._mask.copy_(mask)
         self._overflowed |= self._overflow  # The reset clears it.
         self._run(("reset",), self._reset)
-        for name in ACCELERATION_FIELDS:
-            if name in self.__dict__:
-                self.__dict__[name].masked_fill_(mask.unsqueeze(1), 0.0)
+        for field in self._accelerations:
+            field.masked_fill_(mask.unsqueeze(1), 0.0)
 
     def warnings(self) -> dict[str, int]:
         flags = (self._overflowed | self._overflow).tolist()
