@@ -148,11 +148,13 @@ class Runner(OnPolicyRunner):
     def _check_rollout(self, iteration: int) -> None:
         """Refuse to learn from numbers that are not finite: they would end in every weight."""
         rollout = self.alg.storage
-        seen = {"reward": rollout.rewards}
+        seen: dict[str, torch.Tensor] = {}
         last = self.env.get_observations()
         for name in last.keys():  # noqa: SIM118  # Iterating over a TensorDict goes along its batch.
             both = rollout.observations.get(name), last.get(name).unsqueeze(0)
             seen[f"observation group {name!r}"] = torch.cat(both)
+        # Last: at a time-out rsl_rl adds the value of an observation to the reward.
+        seen["reward"] = rollout.rewards
         for what, values in seen.items():
             worlds = values.isfinite().logical_not().flatten(2).any(dim=2).any(dim=0)
             bad = worlds.nonzero().flatten().tolist()
