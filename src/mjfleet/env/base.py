@@ -60,8 +60,8 @@ class Env(VecEnv, Generic[C]):
         """Simulated seconds per environment step."""
         steps = max(1, round(cfg.episode_seconds / self.step_dt))
         self.max_episode_length = steps  # pyright: ignore[reportIncompatibleVariableOverride]
-        # Apart from torch's own generator, whose seed is below 2^31 and which draws the actions.
-        self.generator = torch.Generator(self.device).manual_seed(seed + 2**32)
+        # Another stream than that of torch, which draws the actions and whose seeds are below 2^31.
+        self.generator = torch.Generator(self.device).manual_seed(seed + 2**31)
         self.num_actions = self.count_actions()
         if self.num_actions < 1:
             raise UserError(f"{type(self).__name__}: the model has no actuator to act with")
