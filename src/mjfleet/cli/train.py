@@ -157,7 +157,7 @@ def _print_help(registry: Registry) -> None:
     description = (
         "Train a policy.\n\ntasks:\n"
         + "\n".join(tasks)
-        + ("\n\n`train <task> --help` shows every number of a task. These flags fit every task.")
+        + "\n\n`train <task> --help` shows every number of a task. These flags fit every task."
     )
     try:
         tyro.cli(

@@ -57,10 +57,9 @@ def create_run_dir(plan: LaunchPlan, config: TrainConfig, argv: Sequence[str]) -
 
 def discard(made: Sequence[Path]) -> None:
     """Remove a run directory in which nothing has run, and the folders made to hold it."""
-    for folder in made:
-        if folder == made[0]:
-            shutil.rmtree(folder, ignore_errors=True)
-        elif folder.is_dir() and not any(folder.iterdir()):
+    shutil.rmtree(made[0], ignore_errors=True)
+    for folder in made[1:]:
+        if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
 
