@@ -1,4 +1,4 @@
-"""The one exception that means "the user asked for something that cannot be done"."""
+"""Exceptions whose text is all that a person needs."""
 
 
 class UserError(Exception):
@@ -6,3 +6,7 @@ class UserError(Exception):
 
     The command line prints the text alone, without a traceback, and exits with code 2.
     """
+
+
+class WorkerError(Exception):
+    """A worker, which is another process, has failed; its text holds that worker's traceback."""

@@ -12,13 +12,15 @@ import tyro
 
 from mjfleet.cli.arguments import PARSERS, STYLE, peek
 from mjfleet.config import LaunchConfig, TrainConfig, from_dict
-from mjfleet.errors import UserError
+from mjfleet.errors import UserError, WorkerError
 from mjfleet.launch.config_file import read_config
 from mjfleet.launch.devices import Devices, count_gpus, select_devices
-from mjfleet.launch.plan import LaunchPlan, make_plan
+from mjfleet.launch.launcher import MadeFolders, create_run_dir, discard, launch
+from mjfleet.launch.plan import LaunchPlan, divide_worlds, make_plan
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.report.record import METRICS_FILE
 from mjfleet.tell import tell
+from mjfleet.worker.job import Rank
 
 
 def main() -> None:
@@ -57,9 +59,10 @@ def train(arguments: Sequence[str]) -> int:
         )
     found = registry.find(name)
     config = parse(found, flags, data)
-    plan = _plan(found, config, datetime.now())
+    plan, config = _plan(found, config, datetime.now())
     if config.dry_run:
-        tell(describe(plan))
+        if plan.rank.rank == 0:
+            tell(describe(plan))
         return 0
     return _run(found, config, plan, ["train", *arguments])
 
@@ -87,57 +90,72 @@ def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> Tr
 
 def describe(plan: LaunchPlan) -> str:
     """The plan as --dry-run prints it."""
-    physical = f" (the machine's {', '.join(plan.physical_devices)})"
-    total = plan.worlds_per_worker * plan.world_size
+    who = {
+        "in-process": "in this process",
+        "torchrunx": "started by torchrunx",
+        "outer": "started already",
+    }[plan.launcher]
+    talk = f", which talk by {plan.backend}" if plan.backend else ""
     log_dir = plan.torchrunx_log_dir or "none"
     lines = {
         "task": f"{plan.task} ({plan.task_folder})",
-        "mode": {"cpu": "CPU, in this process", "single-gpu": "one GPU, in this process"}[
-            plan.mode
-        ],
-        "devices": ", ".join(plan.devices) + (physical if plan.physical_devices else ""),
+        "workers": f"{plan.world_size}, {who}{talk}",
         "engine": plan.engine,
-        "CPU threads": plan.threads,
-        "seed": plan.seed,
-        "worlds": f"{plan.worlds_per_worker} per worker, {total} in total",
+        "worlds": f"{plan.worlds_per_worker} per worker, "
+        f"{plan.worlds_per_worker * plan.world_size} in total",
         "steps per iteration": plan.steps_per_iteration,
         "iterations": plan.max_iterations,
         "run directory": plan.run_dir,
         "torchrunx log directory": f"{log_dir} ({plan.torchrunx_log_dir_source})",
     }
+    table = [("rank", "host", "device", "seed", "threads", "log file")]
+    for w in plan.workers:
+        device = f"{w.device} (the machine's {w.physical})" if w.physical else w.device
+        no_file = "none" if plan.launcher == "torchrunx" else "none: it prints here"
+        log_file = str(w.log_file) if w.log_file else no_file
+        table.append((str(w.rank), w.host, device, str(w.seed), str(w.threads), log_file))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    rows = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
     plain = [f"{name + ':':<25}{value}" for name, value in lines.items()]
-    return "\n".join([*plain, *([plan.note] if plan.note else [])])
+    return "\n".join([*plain, "", *rows, *(["", *plan.notes] if plan.notes else [])])
 
 
-def _plan(found: FoundTask, config: TrainConfig, when: datetime) -> LaunchPlan:
+def _plan(
+    found: FoundTask, config: TrainConfig, when: datetime
+) -> tuple[LaunchPlan, TrainConfig]:
+    """The plan, and the configuration with the worlds of each worker."""
+    outer = Rank.from_environ(os.environ)
+    started = outer.local_world_size if outer else None
     # The native engine needs no GPU: leave one alone unless it was asked for.
-    if config.engine == "native" and config.gpu_ids == "auto":
-        devices = Devices((), (), "--engine native")
+    if config.engine == "native" and config.gpu_ids == "auto" and config.cpu_workers is None:
+        devices = Devices((), (), "--engine native", cpu_workers=started or 1)
     else:
-        gpus = 0 if config.gpu_ids is None else count_gpus()
-        devices = select_devices(config.gpu_ids, os.environ, gpus)
+        devices = select_devices(
+            config.gpu_ids,
+            os.environ,
+            0 if config.gpu_ids is None or config.cpu_workers else count_gpus(),
+            cpu_workers=config.cpu_workers,
+            started=started,
+            shared=config.backend == "gloo",
+        )
+    config = divide_worlds(config, outer.world_size if outer else len(devices.names))
     cores = len(os.sched_getaffinity(0))
-    return make_plan(found, config, devices, os.environ, cores, when)
+    return make_plan(found, config, devices, os.environ, cores, when), config
 
 
 def _run(found: FoundTask, config: TrainConfig, plan: LaunchPlan, argv: Sequence[str]) -> int:
-    from mjfleet.launch.launcher import create_run_dir, discard, launch
-
-    when = datetime.now()
-    while True:
-        try:
-            made = create_run_dir(plan, config, argv)
-            break
-        except FileExistsError:
-            # Another run began in the same second: take the next second's name.
-            when += timedelta(seconds=1)
-            plan = _plan(found, config, when)
+    if plan.rank.rank > 0:
+        return launch(plan, config)
+    plan, made = _create(found, config, plan, argv)
     where = f"run directory: {plan.run_dir}"
     tell(where)
-    if plan.note:
-        tell(plan.note)
+    for note in plan.notes:
+        tell(note)
     try:
         code = launch(plan, config)
+    except WorkerError as error:
+        print(error, file=sys.stderr)
+        code = 1
     except Exception as error:
         if isinstance(error, UserError) and not (plan.run_dir / METRICS_FILE).exists():
             discard(made)
@@ -147,6 +165,19 @@ def _run(found: FoundTask, config: TrainConfig, plan: LaunchPlan, argv: Sequence
         code = 1
     tell(where)
     return code
+
+
+def _create(
+    found: FoundTask, config: TrainConfig, plan: LaunchPlan, argv: Sequence[str]
+) -> tuple[LaunchPlan, MadeFolders]:
+    """The run directory; under the next second's name if another run began in the same one."""
+    when = datetime.now()
+    while True:
+        try:
+            return plan, create_run_dir(plan, config, argv)
+        except FileExistsError:
+            when += timedelta(seconds=1)
+            plan, config = _plan(found, config, when)
 
 
 def _print_help(registry: Registry) -> None:

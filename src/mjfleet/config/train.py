@@ -41,11 +41,20 @@ class LaunchConfig:
     flags: ClassVar[str] = ""
 
     gpu_ids: list[int] | Literal["auto", "all"] | None = "auto"
-    """`auto` (GPU 0, else the CPU), `all`, `None` (the CPU), or indices of visible GPUs."""
+    """`auto` (GPU 0, else the CPU), `all`, `None` (the CPU), or indices of visible GPUs.
+    One worker for each."""
+    cpu_workers: int | None = None
+    """Workers on the CPU; `None`: one, where no GPU is used."""
+    total_envs: int | None = None
+    """Worlds of all workers together, instead of `--env.num-envs` for each."""
     engine: Literal["auto", "warp", "native"] = "auto"
     """`warp` (MuJoCo-Warp), `native` (MuJoCo's threads, CPU only); `auto`: warp on a GPU only."""
     cpu_threads: int | None = None
-    """CPU threads to use; `None`: every core that this process may run on."""
+    """CPU threads that the workers share; `None`: one for each core that this process may use."""
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """How workers talk to each other; `auto`: nccl on GPUs, gloo on the CPU."""
+    collective_timeout: float = 600.0
+    """Seconds after which a worker gives up waiting for the others."""
     log_root: str = "logs"
     """Folder under which run directories are made."""
     torchrunx_log_dir: str | None = None
@@ -62,7 +71,9 @@ class LaunchConfig:
             lambda v: v != [],
             "one or more GPU indices, `all`, `auto`, or `None` for the CPU",
         )
-        check(self, gpu_ids=gpus, cpu_threads=optional(at_least(1)))
+        count = optional(at_least(1))
+        check(self, gpu_ids=gpus, cpu_workers=count, total_envs=count, cpu_threads=count)
+        check(self, collective_timeout=above(0))
         check(self, log_root=Rule(lambda v: v.strip() != "", "the name of a folder"))
 
 

@@ -28,8 +28,10 @@ class EpisodeStatistics:
     """In environment steps."""
     terms: dict[str, float]
     """Sum of each reward term over those episodes."""
-    mean_reward: float
-    """Mean reward of all steps of all worlds, whether or not their episode ended."""
+    rewards: float
+    """Sum of the rewards of all steps of all worlds, whether or not their episode ended."""
+    steps: int
+    """Steps taken, all worlds together."""
 
 
 class Env(VecEnv, Generic[C]):
@@ -179,7 +181,7 @@ class Env(VecEnv, Generic[C]):
     def take_statistics(self) -> EpisodeStatistics:
         """What happened since the last call; waits for the device, so call it once an iteration."""
         episodes, lengths, rewards, *terms = self._totals.tolist()
-        steps = max(1, self._steps * self.num_envs)
+        steps = self._steps * self.num_envs
         self._totals.zero_()
         self._steps = 0
         return EpisodeStatistics(
@@ -187,7 +189,8 @@ class Env(VecEnv, Generic[C]):
             returns=sum(terms),
             lengths=lengths,
             terms=dict(zip(self.reward_names, terms, strict=True)),
-            mean_reward=rewards / steps,
+            rewards=rewards,
+            steps=steps,
         )
 
     def _record(self, terms: torch.Tensor, reward: torch.Tensor, dones: torch.Tensor) -> None:

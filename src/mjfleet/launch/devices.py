@@ -15,7 +15,7 @@ GpuRequest = list[int] | Literal["auto", "all"] | None
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of this host that a run uses; no index means the CPU."""
+    """The devices of this host that a run uses, one for each worker; no index means the CPU."""
 
     indices: tuple[int, ...]
     """CUDA device indices, as torch and warp count them: into CUDA_VISIBLE_DEVICES if set."""
@@ -23,6 +23,13 @@ class Devices:
     """The same devices as the driver names them: a number, a GPU UUID or a MIG UUID."""
     note: str = ""
     """Why the CPU was chosen, where the user may have expected a GPU."""
+    cpu_workers: int = 1
+    """The number of workers, where there is no index."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """torch's name of each worker's device."""
+        return tuple(f"cuda:{index}" for index in self.indices) or ("cpu",) * self.cpu_workers
 
 
 def count_gpus() -> int:
@@ -37,52 +44,98 @@ def count_gpus() -> int:
         pynvml.nvmlShutdown()
 
 
-def select_devices(request: GpuRequest, environ: Mapping[str, str], num_gpus: int) -> Devices:
+def select_devices(
+    request: GpuRequest,
+    environ: Mapping[str, str],
+    num_gpus: int,
+    *,
+    cpu_workers: int | None = None,
+    started: int | None = None,
+    shared: bool = False,
+) -> Devices:
     """Choose devices; a pure function.
 
     Args:
         request: the value of --gpu-ids.
         environ: environment variables, of which only CUDA_VISIBLE_DEVICES matters.
         num_gpus: GPUs that this host has, visible or not.
+        cpu_workers: the value of --cpu-workers.
+        started: how many workers something else, such as torchrun, has started on this host.
+        shared: whether several workers may have the same GPU.
 
     Raises:
         UserError: a GPU was asked for that is not visible, or one twice, or
-            CUDA_VISIBLE_DEVICES cannot be understood.
+            CUDA_VISIBLE_DEVICES cannot be understood, or the number of devices is not that of the
+            workers that were started.
 
     Examples:
-        >>> select_devices([1], {"CUDA_VISIBLE_DEVICES": "2,3"}, 4)
-        Devices(indices=(1,), physical=('3',), note='')
-        >>> select_devices("all", {}, 2)
-        Devices(indices=(0, 1), physical=('0', '1'), note='')
-        >>> select_devices(None, {}, 2)
-        Devices(indices=(), physical=(), note='')
+        >>> select_devices([1], {"CUDA_VISIBLE_DEVICES": "2,3"}, 4).physical
+        ('3',)
+        >>> select_devices("all", {}, 2).names
+        ('cuda:0', 'cuda:1')
+        >>> select_devices(None, {}, 2).names
+        ('cpu',)
         >>> select_devices("auto", {}, 0).note
         'no GPU was found'
+        >>> select_devices("auto", {}, 4, started=2).indices
+        (0, 1)
     """
+    if cpu_workers is not None:
+        if request not in (None, "auto"):
+            raise UserError(
+                f"--cpu-workers {cpu_workers} runs on the CPU, --gpu-ids {_shown(request)} does "
+                "not: choose one of them."
+            )
+        _check_started(f"--cpu-workers {cpu_workers}", cpu_workers, started)
+        return Devices((), (), cpu_workers=cpu_workers)
     if request is None:
-        return Devices((), ())
+        return Devices((), (), cpu_workers=started or 1)
     visible = visible_gpus(environ, num_gpus)
     if not visible:
         hidden = f"{VISIBLE}={environ.get(VISIBLE, '')!r} hides all GPUs"
         why = hidden if num_gpus and VISIBLE in environ else "no GPU was found"
         if isinstance(request, list):
             raise UserError(
-                f"--gpu-ids {_join(request)}: {why}; use --gpu-ids None to train on the CPU."
+                f"--gpu-ids {_shown(request)}: {why}; use --gpu-ids None to train on the CPU."
             )
-        return Devices((), (), why)
-    if request == "auto":
-        request = [0]
-    elif request == "all":
-        request = list(range(len(visible)))
-    for index in request:
+        return Devices((), (), why, cpu_workers=started or 1)
+    indices = _indices(request, len(visible), started)
+    for index in indices:
         if not 0 <= index < len(visible):
             raise UserError(
-                f"--gpu-ids {_join(request)}: there is no GPU {index}. "
+                f"--gpu-ids {_shown(request)}: there is no GPU {index}. "
                 + _describe(visible, environ)
             )
-        if request.count(index) > 1:
-            raise UserError(f"--gpu-ids {_join(request)}: GPU {index} is listed twice.")
-    return Devices(tuple(request), tuple(visible[index] for index in request))
+    if isinstance(request, list) and not shared:
+        twice = [index for index in indices if indices.count(index) > 1]
+        if twice:
+            raise UserError(
+                f"--gpu-ids {_shown(request)}: GPU {twice[0]} is listed twice; workers can share "
+                "a GPU only with --backend gloo."
+            )
+    _check_started(f"--gpu-ids {_shown(request)}", len(indices), started)
+    return Devices(indices, tuple(visible[index] for index in indices))
+
+
+def _indices(request: GpuRequest, visible: int, started: int | None) -> tuple[int, ...]:
+    """The GPU of each worker; not yet checked against those that are visible."""
+    if isinstance(request, list):
+        return tuple(request)
+    if request == "all":
+        return tuple(range(visible))
+    if started is None:
+        return (0,)
+    # A scheduler may show each worker one GPU, its own.
+    return (0,) * started if visible == 1 else tuple(range(started))
+
+
+def _check_started(what: str, devices: int, started: int | None) -> None:
+    """Refuse to be one of more, or fewer, workers than there are devices for."""
+    if started is not None and devices != started:
+        raise UserError(
+            f"{what} is for {_count(devices, 'worker')} on this host, but {started} were started "
+            "(LOCAL_WORLD_SIZE): give both the same number."
+        )
 
 
 def visible_gpus(environ: Mapping[str, str], num_gpus: int) -> list[str]:
@@ -120,12 +173,12 @@ def visible_gpus(environ: Mapping[str, str], num_gpus: int) -> list[str]:
     return entries
 
 
-def _join(request: list[int]) -> str:
-    return " ".join(str(index) for index in request)
+def _shown(request: GpuRequest) -> str:
+    return " ".join(map(str, request)) if isinstance(request, list) else str(request)
 
 
-def _count(number: int) -> str:
-    return f"{number} GPU" + ("" if number == 1 else "s")
+def _count(number: int, what: str = "GPU") -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _describe(visible: list[str], environ: Mapping[str, str]) -> str:

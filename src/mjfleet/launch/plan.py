@@ -1,7 +1,7 @@
 """The frozen answer to "who runs where": pure, so that --dry-run prints what a run would do."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -9,9 +9,28 @@ from typing import Literal
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices
+from mjfleet.launch.logs import choose_log_dir
 from mjfleet.registry import FoundTask
+from mjfleet.worker.job import Rank
 
-LOG_DIR_VARIABLE = "TORCHRUNX_LOG_DIR"
+LOCALHOST = "localhost"
+"""What torchrunx calls this host, and its workers' log files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedWorker:
+    """One worker: who it is and where it runs."""
+
+    rank: int
+    host: str
+    device: str
+    """torch's name: "cuda:0", or "cpu"."""
+    physical: str
+    """What the driver calls that GPU; empty on the CPU."""
+    seed: int
+    threads: int
+    log_file: Path | None
+    """None: it prints into this process's own output, or nowhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +39,16 @@ class LaunchPlan:
 
     task: str
     task_folder: Path
-    mode: Literal["cpu", "single-gpu"]
-    devices: tuple[str, ...]
-    """torch's device names, one per worker: "cuda:0", or "cpu"."""
-    physical_devices: tuple[str, ...]
-    """What the driver calls those GPUs; empty on the CPU."""
+    launcher: Literal["in-process", "torchrunx", "outer"]
+    """Who starts the workers; outer: something else has, such as torchrun."""
+    world_size: int
+    """The number of workers."""
+    workers: tuple[PlannedWorker, ...]
+    """Those on this host, by local rank."""
+    rank: Rank
+    """Which of them this process is, where it is one."""
+    backend: Literal["nccl", "gloo"] | None
+    """How the workers talk to each other; None: there is only one."""
     engine: Literal["warp", "native"]
     threads: int
     """CPU threads of each worker."""
@@ -36,13 +60,27 @@ class LaunchPlan:
     run_dir: Path
     torchrunx_log_dir: Path | None
     torchrunx_log_dir_source: str
-    note: str = ""
-    """What the user should be told about the choice of devices."""
+    notes: tuple[str, ...] = ()
+    """What the user should be told about these decisions."""
 
-    @property
-    def world_size(self) -> int:
-        """The number of workers."""
-        return len(self.devices)
+
+def divide_worlds(config: TrainConfig, world_size: int) -> TrainConfig:
+    """The configuration with the worlds of each worker, where the user gave those of all.
+
+    Raises:
+        UserError: they cannot be divided.
+    """
+    total = config.total_envs
+    if total is None:
+        return config
+    each, rest = divmod(total, world_size)
+    if rest or not each:
+        near = [n for n in (each * world_size, (each + 1) * world_size) if n]
+        raise UserError(
+            f"--total-envs is {total}; it must be a multiple of {world_size}, the number of "
+            f"workers, such as {' or '.join(map(str, near))}."
+        )
+    return replace(config, env=replace(config.env, num_envs=each))
 
 
 def make_plan(
@@ -57,56 +95,84 @@ def make_plan(
 
     Args:
         found: the task and its folder.
-        config: the resolved configuration.
-        devices: the selected devices of this host.
+        config: the resolved configuration, with the worlds of each worker.
+        devices: the selected devices of this host, one per worker.
         environ: environment variables.
         cores: CPU cores that this process may use.
         now: the time that names the run directory.
 
     Raises:
-        UserError: several GPUs, more threads than cores, or an engine that the device lacks.
+        UserError: devices, threads, engine or backend do not fit each other.
     """
-    if len(devices.indices) > 1:
-        raise UserError(
-            f"--gpu-ids selects {len(devices.indices)} GPUs; this version trains on one. "
-            f"Choose one, such as --gpu-ids {devices.indices[0]}."
-        )
-    if environ.get("WORLD_SIZE", "1") != "1":
-        raise UserError(
-            f"WORLD_SIZE is {environ['WORLD_SIZE']}: this version trains on one device; start it "
-            "without torchrun."
-        )
+    outer = Rank.from_environ(environ)
     if found.task.observation_sizes is not None:
         found.check_groups(config, found.task.observation_sizes)
+    names = devices.names
     on_gpu = bool(devices.indices)
     if on_gpu and config.engine == "native":
         raise UserError("--engine native runs on the CPU only: add --gpu-ids None, or use warp.")
-    if config.cpu_threads is not None and config.cpu_threads > cores:
-        raise UserError(
-            f"--cpu-threads is {config.cpu_threads}; it must be at most {cores}, the cores that "
-            "this process may use."
-        )
+    world_size = outer.world_size if outer else len(names)
     agent = config.agent
     stamp = now.strftime("%Y-%m-%d_%H-%M-%S") + (f"_{agent.run_name}" if agent.run_name else "")
     run_dir = Path(config.log_root) / agent.experiment_name / stamp
-    log_dir, source = _torchrunx_log_dir(config, environ, run_dir)
+    launcher = "outer" if outer else "torchrunx" if world_size > 1 else "in-process"
+    log_dir, source = choose_log_dir(config, environ, run_dir)
+    files = log_dir / now.isoformat(timespec="seconds") if log_dir else None
+    threads = _threads(config, cores, len(names))
+    first = outer.rank - outer.local_rank if outer else 0
+    workers = tuple(
+        PlannedWorker(
+            rank=first + index,
+            host=LOCALHOST,
+            device=name,
+            physical=physical,
+            seed=agent.seed + first + index,
+            threads=threads,
+            log_file=files / f"{LOCALHOST}[{index}].log"
+            if files and launcher == "torchrunx"
+            else None,
+        )
+        for index, (name, physical) in enumerate(
+            zip(names, devices.physical or ("",) * len(names), strict=True)
+        )
+    )
+    steps = world_size * config.env.num_envs * agent.num_steps_per_env
     return LaunchPlan(
         task=found.name,
         task_folder=found.folder,
-        mode="single-gpu" if on_gpu else "cpu",
-        devices=tuple(f"cuda:{index}" for index in devices.indices) or ("cpu",),
-        physical_devices=devices.physical,
+        launcher=launcher,
+        world_size=world_size,
+        workers=workers,
+        rank=outer or Rank(),
+        backend=_backend(config, devices) if world_size > 1 else None,
         engine=_engine(config, on_gpu),
-        threads=config.cpu_threads or cores,
+        threads=threads,
         seed=agent.seed,
         worlds_per_worker=config.env.num_envs,
-        steps_per_iteration=config.env.num_envs * agent.num_steps_per_env,
+        steps_per_iteration=steps,
         max_iterations=agent.max_iterations,
         run_dir=run_dir,
         torchrunx_log_dir=log_dir,
         torchrunx_log_dir_source=source,
-        note=f"{devices.note}: training on the CPU" if devices.note else "",
+        notes=_notes(config, devices, world_size, cores),
     )
+
+
+def _threads(config: TrainConfig, cores: int, workers: int) -> int:
+    """Threads of each of this host's workers: together no more than there are cores."""
+    wanted = config.cpu_threads
+    if wanted is None:
+        return max(1, cores // workers)
+    if wanted > cores:
+        raise UserError(
+            f"--cpu-threads is {wanted}; it must be at most {cores}, the cores that this process "
+            "may use."
+        )
+    if wanted < workers:
+        raise UserError(
+            f"--cpu-threads is {wanted}; it must be at least {workers}, one for each worker."
+        )
+    return wanted // workers
 
 
 def _engine(config: TrainConfig, on_gpu: bool) -> Literal["warp", "native"]:
@@ -115,14 +181,25 @@ def _engine(config: TrainConfig, on_gpu: bool) -> Literal["warp", "native"]:
     return config.engine
 
 
-def _torchrunx_log_dir(
-    config: TrainConfig, environ: Mapping[str, str], run_dir: Path
-) -> tuple[Path | None, str]:
-    """Where the workers' logs go, and which of the three places said so; empty means nowhere."""
-    if LOG_DIR_VARIABLE in environ:
-        chosen, source = environ[LOG_DIR_VARIABLE], f"environment variable {LOG_DIR_VARIABLE}"
-    elif config.torchrunx_log_dir is not None:
-        chosen, source = config.torchrunx_log_dir, "--torchrunx-log-dir"
-    else:
-        return run_dir / "torchrunx", "default"
-    return (Path(chosen) if chosen else None), source
+def _backend(config: TrainConfig, devices: Devices) -> Literal["nccl", "gloo"]:
+    if config.backend == "nccl" and not devices.indices:
+        raise UserError("--backend nccl connects GPUs only: on the CPU use gloo, or auto.")
+    if config.backend == "auto":
+        return "nccl" if devices.indices else "gloo"
+    return config.backend
+
+
+def _notes(
+    config: TrainConfig, devices: Devices, world_size: int, cores: int
+) -> tuple[str, ...]:
+    notes = []
+    if devices.note:
+        notes.append(f"{devices.note}: training on the CPU")
+    if config.total_envs is not None:
+        notes.append(
+            f"--total-envs {config.total_envs}: {config.env.num_envs} worlds for each of "
+            f"{world_size} workers"
+        )
+    if len(devices.names) > cores:
+        notes.append(f"{len(devices.names)} workers share {cores} CPU cores and will be slow")
+    return tuple(notes)

@@ -1,9 +1,59 @@
-"""What is known of an iteration when it ends: one row of metrics.csv."""
+"""What is known of an iteration when it ends: one row of metrics.csv, over all workers."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mjfleet.env import EpisodeStatistics
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """What one rank tells the others when its iteration ends, and all of them can add up."""
+
+    statistics: EpisodeStatistics
+    losses: dict[str, float]
+    action_std: float
+    warnings: dict[str, int]
+    """Worlds in trouble by kind: every kind, also those without any."""
+    collect_seconds: float
+    learn_seconds: float
+    collective_seconds: float
+    """Time in collectives, waiting for other ranks included; part of the two above."""
+    stop: bool
+    """Whether this rank was asked to stop."""
+    diverged: bool
+    checksum: int
+    """Of parameters and normalisers; at most 2^53, so that a float64 holds it."""
+
+    def pack(self) -> list[float]:
+        """All numbers, in an order that depends on the names of terms, losses and kinds alone."""
+        s = self.statistics
+        return [
+            s.episodes, s.returns, s.lengths, s.rewards, s.steps, *s.terms.values(),
+            *self.losses.values(), self.action_std, *self.warnings.values(), self.collect_seconds,
+            self.learn_seconds, self.collective_seconds, self.stop, self.diverged, self.checksum,
+        ]  # fmt: skip
+
+    def unpack(self, numbers: Sequence[float]) -> "RankReport":
+        """The report of another rank, whose terms, losses and kinds have the names of this one."""
+        rest = iter(numbers)
+        episodes, returns, lengths, rewards, steps = (next(rest) for _ in range(5))
+        terms = {name: next(rest) for name in self.statistics.terms}
+        return RankReport(
+            statistics=EpisodeStatistics(
+                int(episodes), returns, lengths, terms, rewards, int(steps)
+            ),
+            losses={name: next(rest) for name in self.losses},
+            action_std=next(rest),
+            warnings={kind: int(next(rest)) for kind in self.warnings},
+            collect_seconds=next(rest),
+            learn_seconds=next(rest),
+            collective_seconds=next(rest),
+            stop=bool(next(rest)),
+            diverged=bool(next(rest)),
+            checksum=int(next(rest)),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,9 +62,11 @@ class IterationMetrics:
 
     iteration: int
     """Iterations completed, this one included."""
+    world_size: int
+    """The number of workers; all that follows is over all of them."""
     total_steps: int
     """Environment steps of all worlds so far."""
-    steps_per_second: float
+    global_steps_per_second: float
     """Environment steps of all worlds per second, everything between two iterations included."""
     mean_return: float | None
     """Mean sum of rewards of the newest episodes."""
@@ -30,6 +82,12 @@ class IterationMetrics:
     """Standard deviation of the action, mean over its components."""
     collect_seconds: float
     learn_seconds: float
+    slowest_rank: int
+    """The rank that worked longest, time in collectives aside."""
+    wait_seconds: float
+    """How long the other ranks waited for it, on average."""
+    collective_seconds: float
+    """What collectives cost the slowest rank, for which no other had to wait."""
     warnings: dict[str, int]
     """Worlds in trouble during this iteration, by kind; see Simulation.warnings."""
 
@@ -37,8 +95,10 @@ class IterationMetrics:
         """The columns of metrics.csv; the same names in every row of a run."""
         return {
             "iteration": self.iteration,
+            "world_size": self.world_size,
             "total_steps": self.total_steps,
-            "steps_per_second": round(self.steps_per_second),
+            "steps_per_second": round(self.global_steps_per_second / self.world_size),
+            "global_steps_per_second": round(self.global_steps_per_second),
             "mean_return": self.mean_return,
             "mean_episode_length": self.mean_episode_length,
             "mean_reward": self.mean_reward,
@@ -48,8 +108,46 @@ class IterationMetrics:
             "action_std": self.action_std,
             "collect_seconds": self.collect_seconds,
             "learn_seconds": self.learn_seconds,
+            "slowest_rank": self.slowest_rank,
+            "wait_seconds": self.wait_seconds,
+            "collective_seconds": self.collective_seconds,
             "sim_warnings": sum(self.warnings.values()),
         }
+
+
+def all_episodes(reports: Sequence[RankReport]) -> EpisodeStatistics:
+    """The episodes and steps of all ranks together."""
+    each = [report.statistics for report in reports]
+    return EpisodeStatistics(
+        episodes=sum(s.episodes for s in each),
+        returns=sum(s.returns for s in each),
+        lengths=sum(s.lengths for s in each),
+        terms={name: sum(s.terms[name] for s in each) for name in each[0].terms},
+        rewards=sum(s.rewards for s in each),
+        steps=sum(s.steps for s in each),
+    )
+
+
+def slowest(reports: Sequence[RankReport]) -> tuple[int, float, float]:
+    """Who kept the others waiting.
+
+    Returns:
+        The rank that worked longest, the mean seconds that the others waited for it, and its own
+        seconds in collectives, which nobody could have saved it.
+    """
+    work = [r.collect_seconds + r.learn_seconds - r.collective_seconds for r in reports]
+    rank = work.index(max(work))
+    others = [r.collective_seconds for i, r in enumerate(reports) if i != rank]
+    least = reports[rank].collective_seconds
+    wait = sum(others) / len(others) - least if others else 0.0
+    return rank, max(0.0, wait), least
+
+
+def odd_ones_out(reports: Sequence[RankReport]) -> list[int]:
+    """Ranks whose checksum is not that of the majority, or of rank 0 where there is none."""
+    sums = [report.checksum for report in reports]
+    common = max(sums, key=lambda value: (sums.count(value), value == sums[0]))
+    return [rank for rank, value in enumerate(sums) if value != common]
 
 
 class EpisodeWindow:

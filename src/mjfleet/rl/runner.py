@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from rsl_rl.runners import OnPolicyRunner
@@ -14,15 +14,32 @@ from rsl_rl.runners import OnPolicyRunner
 from mjfleet.config import AgentConfig, to_dict
 from mjfleet.env import Env
 from mjfleet.files import write_atomically
-from mjfleet.rl.metrics import EpisodeWindow, IterationMetrics
+from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.metrics import (
+    EpisodeWindow,
+    IterationMetrics,
+    RankReport,
+    all_episodes,
+    odd_ones_out,
+    slowest,
+)
+from mjfleet.rl.ppo import FlatPPO
 
 
 class DivergedError(RuntimeError):
     """Training met numbers that are not finite and cannot go on."""
 
 
+class OutOfStepError(RuntimeError):
+    """The ranks no longer have the same parameters."""
+
+
 class Runner(OnPolicyRunner):
-    """Collects rollouts and updates the policy; who shows or stores metrics is told by callback."""
+    """Collects rollouts and updates the policy; who shows or stores metrics is told by callback.
+
+    Each rank has a runner. They do every iteration together: update by the same gradients, tell
+    each other how it went, stop and fail as one.
+    """
 
     env: Env[Any]
 
@@ -33,6 +50,7 @@ class Runner(OnPolicyRunner):
         device: str,
         num_threads: int,
         load: Callable[[str], Any],
+        collectives: Collectives | None = None,
     ) -> None:
         """Build networks, algorithm and storage.
 
@@ -42,75 +60,66 @@ class Runner(OnPolicyRunner):
             device: torch's name of the device.
             num_threads: CPU threads that torch may use for an update.
             load: finds `module:name` in the task folder, see FoundTask.load.
+            collectives: connects the ranks; None: this is the only one.
         """
         self._num_threads = num_threads
+        self._collectives = collectives or Collectives()
+        config = rsl_rl_config(agent, load)
+        config["algorithm"]["class_name"] = FlatPPO
         with contextlib.redirect_stdout(io.StringIO()):  # rsl_rl prints both networks.
-            super().__init__(env, rsl_rl_config(agent, load), log_dir=None, device=device)  # pyright: ignore[reportArgumentType]
+            super().__init__(env, config, log_dir=None, device=device)  # pyright: ignore[reportArgumentType]
         self.agent = agent
         self.total_steps = 0
 
     def _configure_multi_gpu(self) -> None:
-        """One worker; rsl_rl would read the world size from environment variables."""
-        self.is_distributed = False
-        self.gpu_world_size, self.gpu_global_rank, self.gpu_local_rank = 1, 0, 0
-        self.cfg["multi_gpu"] = None
+        """Be one of the ranks that are connected already; rsl_rl would make a group of its own."""
+        ranks = self._collectives
+        self.is_distributed = ranks.world_size > 1
+        self.gpu_world_size, self.gpu_global_rank = ranks.world_size, ranks.rank
+        self.cfg["multi_gpu"] = (
+            {"global_rank": ranks.rank, "world_size": ranks.world_size, "collectives": ranks}
+            if self.is_distributed
+            else None
+        )
 
     def train(
         self,
-        checkpoints: Path,
+        checkpoints: Path | None,
         on_iteration: Callable[[IterationMetrics], None],
         should_stop: Callable[[], bool],
     ) -> None:
-        """Train until `agent.max_iterations` iterations are done or `should_stop` says so.
+        """Train until `agent.max_iterations` iterations are done or a rank's `should_stop` says so.
 
         Args:
             checkpoints: folder for model_<iteration>.pt: every `agent.save_interval` iterations,
-                and the last.
-            on_iteration: called with the metrics of each iteration.
+                and the last; None on ranks that write none.
+            on_iteration: called with the metrics of each iteration, the same on every rank.
             should_stop: asked after each iteration.
 
         Raises:
-            DivergedError: an observation, a reward or a loss is not finite.
+            DivergedError: on some rank an observation, a reward or a loss is not finite.
+            OutOfStepError: the ranks' parameters differ.
         """
         if self.agent.init_at_random_ep_len:
             self.env.start_at_random_times()
         self.alg.train_mode()
+        if self.is_distributed:
+            self.alg.broadcast_parameters()
+        self._collectives.take_seconds()
         window = EpisodeWindow()
         before = time.perf_counter()
         for iteration in range(1, self.agent.max_iterations + 1):
-            start = time.perf_counter()
-            self._collect()
-            collected = time.perf_counter()
-            self._check_rollout(iteration)
-            losses = self._update(iteration)
-            learned = time.perf_counter()
-            statistics = self.env.take_statistics()
+            reports = self._iterate(iteration, should_stop)
             self.current_learning_iteration = iteration
-            steps = self.env.num_envs * self.agent.num_steps_per_env
-            self.total_steps += steps
+            statistics = all_episodes(reports)
+            self.total_steps += statistics.steps
             window.add(statistics)
-            means = window.means(self.env.reward_names)
             now = time.perf_counter()
-            metrics = IterationMetrics(
-                iteration=iteration,
-                total_steps=self.total_steps,
-                steps_per_second=steps / (now - before),
-                mean_return=means["return"],
-                mean_episode_length=means["length"],
-                terms={name: means[f"reward/{name}"] for name in self.env.reward_names},
-                mean_reward=statistics.mean_reward,
-                losses=losses,
-                learning_rate=self.alg.learning_rate,
-                action_std=self.alg.get_policy().output_std.mean().item(),
-                collect_seconds=collected - start,
-                learn_seconds=learned - collected,
-                warnings=self.env.sim.warnings(),
-            )
+            on_iteration(self._metrics(reports, window, statistics.steps / (now - before)))
             before = now
-            on_iteration(metrics)
-            stop = should_stop()
+            stop = any(report.stop for report in reports)
             last = stop or iteration == self.agent.max_iterations
-            if last or iteration % self.agent.save_interval == 0:
+            if checkpoints and (last or iteration % self.agent.save_interval == 0):
                 self.save(str(checkpoints / f"model_{iteration}.pt"))
             if stop:
                 return
@@ -120,8 +129,95 @@ class Runner(OnPolicyRunner):
         state = self.alg.save() | {"iter": self.current_learning_iteration, "infos": infos}
         write_atomically(Path(path), lambda file: torch.save(state, file))
 
+    def load(
+        self,
+        path: str,
+        load_cfg: dict[str, Any] | None = None,
+        strict: bool = True,
+        map_location: str | None = None,
+    ) -> Any:
+        """Load a checkpoint to this rank's own device, wherever it was saved; returns its infos."""
+        state = torch.load(path, weights_only=True, map_location=map_location or self.device)
+        if self.alg.load(state, load_cfg, strict):
+            self.current_learning_iteration = state["iter"]
+        return state["infos"]
+
+    def _iterate(self, iteration: int, should_stop: Callable[[], bool]) -> list[RankReport]:
+        """Collect, learn, and tell each other; returns the reports of all ranks."""
+        start = time.perf_counter()
+        self._collect()
+        trouble = self._trouble_in_rollout()
+        # A rank that went on alone would wait for ever for one that gave up.
+        if self._collectives.total([trouble is not None])[0]:
+            self._diverged(iteration, trouble)
+        collected = time.perf_counter()
+        losses = self._update(iteration)
+        learned = time.perf_counter()
+        unfit = [f"the {n} loss is {v}" for n, v in losses.items() if not math.isfinite(v)]
+        own = RankReport(
+            statistics=self.env.take_statistics(),
+            losses=losses,
+            action_std=self.alg.get_policy().output_std.mean().item(),
+            warnings=dict.fromkeys(self.env.sim.warning_kinds, 0) | self.env.sim.warnings(),
+            collect_seconds=collected - start,
+            learn_seconds=learned - collected,
+            collective_seconds=self._collectives.take_seconds(),
+            stop=should_stop(),
+            diverged=bool(unfit),
+            checksum=self._checksum() if self.is_distributed else 0,
+        )
+        everyone = self._collectives.all_gather(own.pack())
+        reports = [own.unpack(numbers) for numbers in everyone]
+        if any(report.diverged for report in reports):
+            self._diverged(iteration, unfit[0] if unfit else None)
+        if odd := odd_ones_out(reports):
+            ranks = ", ".join(f"rank {rank}" for rank in odd)
+            raise OutOfStepError(
+                f"iteration {iteration}: parameters or normalisers of {ranks} differ from those of "
+                f"the other{'' if len(reports) == 2 else 's'}. Something on a rank changes them "
+                "besides the common update, or its hardware is faulty."
+            )
+        return reports
+
+    def _metrics(
+        self, reports: list[RankReport], window: EpisodeWindow, steps_per_second: float
+    ) -> IterationMetrics:
+        """An iteration over all ranks: sums of what can be counted, means of the rest."""
+        statistics = all_episodes(reports)
+        means = window.means(self.env.reward_names)
+        rank, wait, collective = slowest(reports)
+        totals = {
+            kind: sum(report.warnings[kind] for report in reports) for kind in reports[0].warnings
+        }
+
+        def mean(values: list[float]) -> float:
+            return sum(values) / len(reports)
+
+        return IterationMetrics(
+            iteration=self.current_learning_iteration,
+            world_size=len(reports),
+            total_steps=self.total_steps,
+            global_steps_per_second=steps_per_second,
+            mean_return=means["return"],
+            mean_episode_length=means["length"],
+            terms={name: means[f"reward/{name}"] for name in self.env.reward_names},
+            mean_reward=statistics.rewards / statistics.steps,
+            losses={
+                name: mean([report.losses[name] for report in reports])
+                for name in reports[0].losses
+            },
+            learning_rate=self.alg.learning_rate,
+            action_std=mean([report.action_std for report in reports]),
+            collect_seconds=mean([report.collect_seconds for report in reports]),
+            learn_seconds=mean([report.learn_seconds for report in reports]),
+            slowest_rank=rank,
+            wait_seconds=wait,
+            collective_seconds=collective,
+            warnings={kind: worlds for kind, worlds in totals.items() if worlds},
+        )
+
     def _collect(self) -> None:
-        """One rollout into the storage, and its returns."""
+        """One rollout into the storage."""
         # The physics engine has threads of its own; torch's would fight them for the cores.
         torch.set_num_threads(1)
         with torch.inference_mode():
@@ -130,23 +226,42 @@ class Runner(OnPolicyRunner):
                 actions = self.alg.act(observations)
                 observations, rewards, dones, extras = self.env.step(actions)
                 self.alg.process_env_step(observations, rewards, dones, extras)
-            self.alg.compute_returns(observations)
 
     def _update(self, iteration: int) -> dict[str, float]:
+        """Returns of the rollout, and the update by them; returns this rank's mean losses."""
+        with torch.inference_mode():
+            self.alg.compute_returns(self.env.get_observations())
         torch.set_num_threads(self._num_threads)
         try:
-            losses = self.alg.update()
+            return self.alg.update()
         except (RuntimeError, ValueError) as error:
+            # The ranks have the same parameters: where one fails so, all do, in the same minibatch.
             if all(p.isfinite().all() for p in self.alg.get_policy().parameters()):
                 raise
             raise DivergedError(f"iteration {iteration}: the policy is not finite") from error
-        for name, value in losses.items():
-            if not math.isfinite(value):
-                raise DivergedError(f"iteration {iteration}: the {name} loss is {value}")
-        return losses
 
-    def _check_rollout(self, iteration: int) -> None:
-        """Refuse to learn from numbers that are not finite: they would end in every weight."""
+    def _diverged(self, iteration: int, trouble: str | None) -> NoReturn:
+        """End the run on every rank alike, by what each of them has found."""
+        found = self._collectives.all_gather_text(trouble)
+        texts = [
+            f"on rank {rank} {text}" if self.is_distributed else text
+            for rank, text in enumerate(found)
+            if text is not None
+        ]
+        raise DivergedError(f"iteration {iteration}: {'; '.join(texts)}")
+
+    @torch.inference_mode()
+    def _checksum(self) -> int:
+        """Of every bit of parameters and normalisers, below 2^52; waits for the device."""
+        modules = [self.alg.actor, self.alg.critic, *([self.alg.rnd] if self.alg.rnd else [])]
+        tensors = [tensor for module in modules for tensor in module.state_dict().values()]
+        total = torch.zeros((), dtype=torch.int64, device=self.device)
+        for tensor in tensors:
+            total = total * 31 + tensor.reshape(-1).view(torch.int32).sum(dtype=torch.int64)
+        return int(total) % 2**52
+
+    def _trouble_in_rollout(self) -> str | None:
+        """What in the rollout is not finite, and must not be learned from."""
         rollout = self.alg.storage
         seen: dict[str, torch.Tensor] = {}
         last = self.env.get_observations()
@@ -159,11 +274,11 @@ class Runner(OnPolicyRunner):
             worlds = values.isfinite().logical_not().flatten(2).any(dim=2).any(dim=0)
             bad = worlds.nonzero().flatten().tolist()
             if bad:
-                raise DivergedError(
-                    f"iteration {iteration}: {what} is not finite in {len(bad)} of "
-                    f"{self.env.num_envs} worlds ({', '.join(map(str, bad[:5]))}"
-                    f"{', ...' if len(bad) > 5 else ''})"
+                return (
+                    f"{what} is not finite in {len(bad)} of {self.env.num_envs} worlds "
+                    f"({', '.join(map(str, bad[:5]))}{', ...' if len(bad) > 5 else ''})"
                 )
+        return None
 
 
 def rsl_rl_config(agent: AgentConfig, load: Callable[[str], Any]) -> dict[str, Any]:

@@ -40,6 +40,9 @@ class Simulation(ABC):
     `mujoco.mj_step`; they are zero between a reset and the next step.
     """
 
+    warning_kinds: tuple[str, ...]
+    """Every kind of trouble that `warnings` may report."""
+
     def __init__(self, model: mujoco.MjModel, num_envs: int, device: str) -> None:
         self.model = model
         self.num_envs = num_envs

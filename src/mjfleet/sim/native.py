@@ -43,6 +43,9 @@ class NativeSimulation(Simulation):
         # folder where the user stands, and prints them from its threads.
         mujoco.set_mju_user_warning(lambda message: None)
         self._counts = self._batch.warning[:, :, 1]
+        self.warning_kinds = tuple(
+            mujoco.mjtWarning(i).name.removeprefix("mjWARN_") for i in range(self._counts.shape[1])
+        )
         self._warned = np.zeros(self._counts.shape, dtype=bool)
 
     def step(self, n: int = 1) -> None:
@@ -70,8 +73,8 @@ class NativeSimulation(Simulation):
         worlds = (self._warned | (self._counts > 0)).sum(axis=0)
         self._counts[:] = 0
         self._warned[:] = False
-        names = [mujoco.mjtWarning(i).name.removeprefix("mjWARN_") for i in range(len(worlds))]
-        return {name: int(number) for name, number in zip(names, worlds, strict=True) if number}
+        counts = zip(self.warning_kinds, worlds, strict=True)
+        return {kind: int(number) for kind, number in counts if number}
 
     def _ids(self, mask: torch.Tensor) -> np.ndarray:
         """The worlds where `mask` is true, as Batch wants them."""

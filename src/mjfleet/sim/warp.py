@@ -33,6 +33,7 @@ class WarpSimulation(Simulation):
         njmax: int | None = None,
     ) -> None:
         super().__init__(model, num_envs, device)
+        self.warning_kinds = tuple(str(kind.name) for kind in mjw.OverflowType.ALL & ~_LIMITS)
         _start_warp(device)
         self._graphs: dict[tuple[object, ...], wp.Graph] = {}
         self._derived = False
@@ -77,8 +78,8 @@ class WarpSimulation(Simulation):
         self._overflowed.zero_()
         self._overflow.zero_()
         found = {
-            str(kind.name): sum(bool(world & kind) for world in flags)
-            for kind in mjw.OverflowType.ALL & ~_LIMITS
+            kind: sum(bool(world & mjw.OverflowType[kind]) for world in flags)
+            for kind in self.warning_kinds
         }
         return {kind: number for kind, number in found.items() if number}
 

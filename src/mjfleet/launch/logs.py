@@ -1,0 +1,106 @@
+"""Where the workers' logs go, and how rank 0's output reaches the terminal. Runs in the launcher."""
+
+import fcntl
+import os
+import pty
+import selectors
+import termios
+import threading
+import tty
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from mjfleet.config import TrainConfig
+
+LOG_DIR_VARIABLE = "TORCHRUNX_LOG_DIR"
+
+
+def choose_log_dir(
+    config: TrainConfig, environ: Mapping[str, str], run_dir: Path
+) -> tuple[Path | None, str]:
+    """Where the workers' logs go, and which of the three places said so; empty means nowhere."""
+    if LOG_DIR_VARIABLE in environ:
+        chosen, source = environ[LOG_DIR_VARIABLE], f"environment variable {LOG_DIR_VARIABLE}"
+    elif config.torchrunx_log_dir is not None:
+        chosen, source = config.torchrunx_log_dir, "--torchrunx-log-dir"
+    else:
+        return run_dir / "torchrunx", "default"
+    return (Path(chosen) if chosen else None), source
+
+
+class Relay:
+    """Brings rank 0's output to this process's own, byte by byte, and into its log file.
+
+    For each of standard output and error there is a channel that the worker opens: a
+    pseudo-terminal where ours is a terminal, so that the worker draws as it would on it, else a
+    pipe. What a worker wrote before it was killed is in the channel and still comes out.
+    """
+
+    def __init__(self, log_file: Path | None) -> None:
+        self._log: BinaryIO | None = log_file.open("ab", buffering=0) if log_file else None
+        self._channels: dict[int, tuple[int, int]] = {}
+        self._silent: set[int] = set()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._pump, name="relay")
+
+    def __enter__(self) -> "Relay":
+        for stream in (1, 2):
+            self._channels[stream] = _channel(stream)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        for ends in self._channels.values():
+            for end in ends:
+                os.close(end)
+        if self._log:
+            self._log.close()
+
+    @property
+    def paths(self) -> tuple[str, str]:
+        """What a worker on this host opens as its standard output and error."""
+        out, error = (f"/proc/{os.getpid()}/fd/{ends[1]}" for ends in self._channels.values())
+        return out, error
+
+    def _pump(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for stream, (end, _) in self._channels.items():
+                os.set_blocking(end, False)
+                selector.register(end, selectors.EVENT_READ, stream)
+            while True:
+                # Asked before the look: what comes later is not from a worker of this run.
+                ended = self._ended.is_set()
+                ready = selector.select(timeout=0 if ended else 0.1)
+                for key, _ in ready:
+                    self._pass_on(key.data, os.read(key.fd, 65536))
+                if ended and not ready:
+                    return
+
+    def _pass_on(self, stream: int, data: bytes) -> None:
+        if self._log:
+            self._log.write(data)
+        while data and stream not in self._silent:
+            try:
+                data = data[os.write(stream, data) :]
+            except OSError:
+                self._silent.add(stream)  # Nobody reads any more, as after `| head`.
+
+
+def _channel(stream: int) -> tuple[int, int]:
+    """An end to read from, and one for the worker to write to."""
+    if not os.isatty(stream):
+        return os.pipe()
+    reader, writer = pty.openpty()
+    tty.setraw(writer)  # Bytes pass as they are.
+    size = fcntl.ioctl(stream, termios.TIOCGWINSZ, bytes(8))
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, size)
+    return reader, writer
+
+
+def outputs(relay: Relay, log_files: Sequence[Path | None]) -> tuple[tuple[str, str], ...]:
+    """Where each local worker writes: rank 0 into the relay, the others into their own files."""
+    files = [str(file.resolve()) if file else os.devnull for file in log_files[1:]]
+    return (relay.paths, *((file, file) for file in files))

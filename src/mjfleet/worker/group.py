@@ -1,0 +1,88 @@
+"""The process group of a run: how its workers find each other and talk."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from mjfleet.rl.collectives import Collectives
+from mjfleet.worker.job import Job, Rank
+
+LOOPBACK = "127.0.0.1"
+
+
+class Group:
+    """The workers of a run, as one of them sees the others."""
+
+    def __init__(self, rank: Rank, device: str, timeout: timedelta) -> None:
+        self._rank = rank
+        self._timeout = timeout
+        self.collectives = Collectives(rank.rank, rank.world_size, device)
+
+    @contextmanager
+    def one_first(self, on: bool) -> Iterator[None]:
+        """Run the block in one worker of each host before the others: it fills a cache for them."""
+        if not on or self._rank.local_world_size == 1:
+            yield
+            return
+        store = dist.distributed_c10d._get_default_store()
+        done = f"mjfleet/first/{self._rank.node}"
+        if self._rank.local_rank > 0:
+            store.wait([done], self._timeout)
+        yield
+        if self._rank.local_rank == 0:
+            store.set(done, "")
+
+
+@contextmanager
+def process_group(job: Job, rank: Rank, timeout_seconds: float) -> Iterator[Group]:
+    """Join the other workers for the length of the block; alone, there is no process group.
+
+    Workers that we started on one host meet at a store that listens on the loopback interface
+    alone, and need no host name. Otherwise MASTER_ADDR and MASTER_PORT say where to meet.
+
+    Args:
+        job: its `backend` and devices.
+        rank: this worker's place.
+        timeout_seconds: after which a collective gives up waiting for a rank.
+    """
+    timeout = timedelta(seconds=timeout_seconds)
+    device = job.devices[rank.local_rank]
+    if job.backend is None:
+        yield Group(rank, device, timeout)
+        return
+    if rank.world_size == rank.local_world_size:
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(variable, "lo")
+    dist.init_process_group(
+        job.backend,
+        store=_loopback_store(rank, timeout) if job.local else None,
+        rank=rank.rank,
+        world_size=rank.world_size,
+        timeout=timeout,
+        device_id=torch.device(device) if job.backend == "nccl" else None,
+    )
+    try:
+        yield Group(rank, device, timeout)
+    finally:
+        dist.destroy_process_group()
+
+
+def _loopback_store(rank: Rank, timeout: timedelta) -> dist.TCPStore:
+    """A store on the loopback interface alone; torch's own would listen on all of them."""
+    port = int(os.environ["MASTER_PORT"])
+    if rank.rank > 0:
+        return dist.TCPStore(LOOPBACK, port, rank.world_size, is_master=False, timeout=timeout)
+    listener = socket.create_server((LOOPBACK, port))
+    return dist.TCPStore(
+        LOOPBACK,
+        port,
+        rank.world_size,
+        is_master=True,
+        timeout=timeout,
+        master_listen_fd=listener.detach(),
+    )

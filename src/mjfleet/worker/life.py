@@ -1,0 +1,152 @@
+"""One worker's life: device, seed, process group, build, train, close.
+
+Importing this imports nothing heavy; `run` does.
+"""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mjfleet.config import TrainConfig, from_dict
+from mjfleet.errors import UserError
+from mjfleet.registry import FoundTask, find_task
+from mjfleet.tell import tell
+from mjfleet.worker.job import Job, Outcome, Rank
+from mjfleet.worker.stop import StopRequest
+
+if TYPE_CHECKING:
+    from mjfleet.env import Env
+
+
+def run(job: Job, rank: Rank, stop: StopRequest) -> Outcome:
+    """Train on one device until the configured iterations are done or a signal arrives.
+
+    With several workers, all of them run this at the same time; only rank 0 writes the run's files
+    and reports to the terminal.
+    """
+    # OpenMP's threads wait for each other by spinning. Where anything else wants a core, they spin
+    # through their time slices: updates were seen to take ten times as long. Sleeping costs little.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    device = job.devices[rank.local_rank]
+    worlds = job.config["env"]["num_envs"]
+    compiles = "; a model's first run compiles its kernels" if job.engine == "warp" else ""
+    if rank.rank == 0 or job.outputs:
+        who = f"rank {rank.rank}: " if rank.world_size > 1 else ""
+        tell(f"{who}building {worlds} worlds: {job.engine} engine on {device}{compiles}")
+
+    from mjfleet.report.console import Progress
+    from mjfleet.report.record import write_record
+    from mjfleet.report.sinks import Sinks
+    from mjfleet.rl.metrics import IterationMetrics
+    from mjfleet.rl.runner import Runner
+    from mjfleet.worker.group import process_group
+
+    found = find_task(job.task, Path(job.task_folder))
+    config = from_dict(found.defaults(), job.config)
+    agent = config.agent
+    run_dir = Path(job.run_dir)
+    writes = rank.rank == 0
+    _seed_everything(agent.seed + rank.rank)
+    if device != "cpu":
+        _bind_gpu(device)
+    with _warp_on(device), process_group(job, rank, config.collective_timeout) as group:
+        with group.one_first(on=job.engine == "warp"):
+            env = _build_env(found, config, job, rank)
+        runner = Runner(env, agent, device, job.threads, found.load, group.collectives)
+        progress = Progress(agent.max_iterations) if writes else None
+        sinks = Sinks(run_dir, agent.logger, agent.experiment_name, job.config) if writes else None
+
+        def on_iteration(metrics: IterationMetrics) -> None:
+            if progress and sinks:
+                progress.iteration(metrics)
+                sinks.write(metrics.row())
+
+        with stop.deferred():
+            try:
+                runner.train(
+                    run_dir / "checkpoints" if writes else None,
+                    on_iteration,
+                    lambda: stop.received is not None,
+                )
+            finally:
+                iterations = runner.current_learning_iteration
+                if sinks:
+                    write_record(run_dir, iterations=iterations)
+                    sinks.close()
+    stopped_by = stop.received if iterations < agent.max_iterations else None
+    return Outcome(iterations=iterations, stopped_by=stopped_by)
+
+
+def _build_env(found: FoundTask, config: TrainConfig, job: Job, rank: Rank) -> "Env[Any]":
+    """The environment over its simulation, on the worker's device."""
+    from mjfleet.env import Env
+    from mjfleet.sim import make_simulation
+
+    env_class = found.load(found.task.env_class)
+    if not (isinstance(env_class, type) and issubclass(env_class, Env)):
+        raise UserError(f"task {found.name}: {found.task.env_class} is no subclass of Env.")
+    if missing := sorted(env_class.__abstractmethods__):
+        raise UserError(f"task {found.name}: {env_class.__name__} lacks {', '.join(missing)}.")
+    own_model = env_class.make_model.__func__ is not Env.make_model.__func__
+    if not own_model and not hasattr(env_class, "model_file"):
+        raise UserError(f"task {found.name}: {env_class.__name__} sets no model_file.")
+    sim = make_simulation(
+        job.engine,
+        env_class.make_model(config.env),
+        config.env.num_envs,
+        device=job.devices[rank.local_rank],
+        num_threads=job.threads,
+        nconmax=config.env.nconmax,
+        njmax=config.env.njmax,
+    )
+    env = env_class(config.env, sim, config.agent.seed + rank.rank)
+    sizes = {name: group.shape[1] for name, group in env.get_observations().items()}
+    for what, declared, built in (
+        ("num_actions", found.task.num_actions, env.num_actions),
+        ("observation_sizes", found.task.observation_sizes, sizes),
+    ):
+        if declared is not None and declared != built:
+            raise UserError(
+                f"task {found.name}: config.py declares {what}={declared}, but the environment "
+                f"has {built}."
+            )
+    found.check_groups(config, sizes)
+    return env
+
+
+def _bind_gpu(device: str) -> None:
+    """Make `device` the GPU of torch and of rendering, before anything is allocated."""
+    import torch
+
+    index, count = int(device.removeprefix("cuda:")), torch.cuda.device_count()
+    if index >= count:
+        raise UserError(
+            f"torch {torch.__version__} (built for CUDA {torch.version.cuda}) sees {count} GPUs, "
+            f"so not index {index}. Its driver may be too old, CUDA_VISIBLE_DEVICES may name a "
+            "GPU that is not there, or several MIG devices, of which a process sees one. "
+            "--gpu-ids None trains on the CPU."
+        )
+    torch.cuda.set_device(device)
+    # MuJoCo takes this for an index into the visible GPUs, as torch does.
+    os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", str(index))
+
+
+def _warp_on(device: str) -> "AbstractContextManager[object]":
+    """Let warp, also where a task calls it, use this device only; nothing on the CPU."""
+    if device == "cpu":
+        return nullcontext()
+    import warp as wp
+
+    return wp.ScopedDevice(device)
+
+
+def _seed_everything(seed: int) -> None:
+    import random
+
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)

@@ -1,0 +1,114 @@
+"""A worker that torchrunx has started: its own output, and how it fails. Runs in that worker."""
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mjfleet.errors import UserError
+from mjfleet.files import write_atomically
+from mjfleet.worker.job import Job, Outcome, Rank
+from mjfleet.worker.life import run
+from mjfleet.worker.stop import Stopped, StopRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a worker ended early: what failures/rank<r>.json holds."""
+
+    rank: int
+    host: str
+    device: str
+    time: float
+    """Seconds since the epoch."""
+    kind: str
+    """The exception's class."""
+    message: str
+    traceback: str
+    mistake: bool
+    """Whether it is the user's mistake, for whom the message is enough."""
+    echo: bool
+    """Whether it is only what another rank's failure looks like from here."""
+
+
+def run_spawned(job: Job) -> Outcome:
+    """Train as one of the workers that torchrunx has started.
+
+    A failure is written down, and the process ends at once: torchrunx would hold the exception
+    back until all workers end, while the others wait for this one in a collective.
+    """
+    rank = Rank.from_environ(os.environ) or Rank()
+    _use_own_output(*job.outputs[rank.local_rank])
+    # torch leaves files behind in the folder for temporary ones; a task's own go where they belong.
+    os.environ["TMPDIR"] = job.temporary
+    tempfile.tempdir = None
+    # The launcher turns every signal into SIGINT; SIGTERM, torch's own, means that all is lost.
+    stop = StopRequest([signal.SIGINT], say=lambda text: None)
+    try:
+        with stop.installed():
+            return run(job, rank, stop)
+    except Stopped as stopped:
+        _end(128 + stopped.signal_number)
+    except BaseException as error:
+        # Whoever reads this worker's log finds the traceback there too.
+        traceback.print_exc()
+        _write_failure(job, rank, error)
+        _end(1)
+    raise AssertionError("unreachable")
+
+
+def _use_own_output(stdout: str, stderr: str) -> None:
+    """Write to files, not to torchrunx's log server, which drops lines and chokes on odd bytes."""
+    for stream, path in ((sys.stdout, stdout), (sys.stderr, stderr)):
+        stream.flush()
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY, 0o644)
+        os.dup2(file, stream.fileno())
+        os.close(file)
+    sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
+    root = logging.getLogger()
+    root.handlers.clear()
+    root.setLevel(logging.WARNING)
+    logging.captureWarnings(False)
+    logging.setLogRecordFactory(logging.LogRecord)
+
+
+def _write_failure(job: Job, rank: Rank, error: BaseException) -> None:
+    folder = Path(job.run_dir, "failures")
+    folder.mkdir(exist_ok=True)
+    failure = Failure(
+        rank=rank.rank,
+        host=socket.gethostname(),
+        device=job.devices[rank.local_rank],
+        time=time.time(),
+        kind=type(error).__name__,
+        message=str(error),
+        traceback=traceback.format_exc(),
+        mistake=isinstance(error, UserError),
+        echo=_is_echo(error),
+    )
+    text = json.dumps(asdict(failure), indent=2) + "\n"
+    path = folder / f"rank{rank.rank}.json"
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Whether a collective failed because another rank has gone away."""
+    from torch.distributed import DistError
+
+    if isinstance(error, DistError):
+        return True
+    return isinstance(error, RuntimeError) and "gloo/transport" in str(error)
+
+
+def _end(code: int) -> None:
+    """End this process now, without waiting for threads or for its parent."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
