@@ -82,6 +82,33 @@ def test_dry_run_prints_the_plan_and_creates_nothing(run: Run, tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
+def test_dry_run_shows_every_worker(run: Run) -> None:
+    result = run(
+        "train", "cartpole-balance", "--dry-run", "--cpu-workers", "2", "--total-envs", "100",
+        "--agent.seed", "5", "--cpu-threads", "2", prelude=POISON, TORCHRUNX_LOG_DIR="mine",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    rows = [line.split() for line in result.stdout.splitlines()]
+    workers = [row for row in rows if row[:1] in (["0"], ["1"])]
+    assert [row[:5] for row in workers] == [
+        ["0", "localhost", "cpu", "5", "1"],
+        ["1", "localhost", "cpu", "6", "1"],
+    ]
+    for index, row in enumerate(workers):
+        assert row[5].startswith("mine/")
+        assert row[5].endswith(f"/localhost[{index}].log")
+    assert "50 per worker, 100 in total" in result.stdout
+    assert "--total-envs 100: 50 worlds for each of 2 workers" in result.stdout
+
+
+def test_the_newest_word_on_the_number_of_worlds_counts(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("total_envs: 64\n")
+    flags = ("--config", "my.yaml", "--cpu-workers", "2", "--cpu-threads", "2", "--dry-run")
+    assert "32 per worker" in run("train", "cartpole-balance", *flags).stdout
+    own = run("train", "cartpole-balance", *flags, "--env.num-envs", "10")
+    assert "10 per worker, 20 in total" in own.stdout
+
+
 def test_the_cpu_is_announced_where_no_gpu_was_found(run: Run) -> None:
     result = run("train", "cartpole-balance", "--dry-run", CUDA_VISIBLE_DEVICES="")
     assert "training on the CPU" in result.stdout
@@ -103,6 +130,18 @@ ERRORS = [
     (["cartpole-balance", "--cpu-threads", "9999"], ["--cpu-threads is 9999", "at most"]),
     (["cartpole-balance", "--config", "missing.yaml"], ["missing.yaml", "No such file"]),
     (["cartpole-balance", "--tasks-dir", "missing"], ["--tasks-dir names 'missing'"]),
+    (["cartpole-balance", "--cpu-workers", "0"], ["--cpu-workers is 0", "at least 1"]),
+    (["cartpole-balance", "--cpu-workers", "2", "--gpu-ids", "0", "1"], ["choose one of them"]),
+    (["cartpole-balance", "--backend", "nccl", "--cpu-workers", "2"], ["connects GPUs only"]),
+    (["cartpole-balance", "--collective-timeout", "0"], ["greater than 0"]),
+    (
+        ["cartpole-balance", "--cpu-workers", "3", "--total-envs", "100"],
+        ["--total-envs is 100", "a multiple of 3", "99 or 102"],
+    ),
+    (
+        ["cartpole-balance", "--total-envs", "64", "--env.num-envs", "32"],
+        ["--total-envs and --env.num-envs"],
+    ),
     (["cartpole-balance", "--agent.run-name", "a/b"], ["--agent.run-name is 'a/b'"]),
 ]
 
@@ -149,7 +188,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_task(run: Run, tmp_path: 
     lines = " ".join(result.stdout.split())
     assert "worlds: 64 per worker" in lines
     assert "iterations: 7" in lines
-    assert "seed: 9" in lines
+    assert "localhost cpu 9 " in lines
 
 
 def test_a_log_root_that_cannot_be_made_is_refused(run: Run, tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_statistics_are_those_of_the_episodes_that_ended() -> None:
     assert statistics.lengths == 2 + 4 + 4 + 4
     assert statistics.terms == {"alive": 14 * 2.0, "effort": 14 * -0.5}
     assert statistics.returns == 14 * 1.5
-    assert statistics.mean_reward == 1.5
+    assert (statistics.rewards, statistics.steps) == (18 * 1.5, 18)
     assert env.take_statistics().episodes == 0
 
 

@@ -104,3 +104,45 @@ def test_indices_count_within_what_is_visible(gpus, data) -> None:
     selected = select_devices("all", environ, gpus)
     assert selected.indices == tuple(range(len(shown)))
     assert selected.physical == tuple(str(gpu) for gpu in shown)
+
+
+def test_workers_on_the_cpu() -> None:
+    assert select_devices("auto", {}, 4, cpu_workers=2).names == ("cpu", "cpu")
+    assert select_devices(None, {}, 0, cpu_workers=3).names == ("cpu",) * 3
+    assert select_devices("auto", {}, 4, cpu_workers=2).note == ""
+    for request_ in ("all", [0, 1]):
+        with pytest.raises(UserError, match="choose one of them"):
+            select_devices(request_, {}, 4, cpu_workers=2)
+
+
+def test_workers_can_share_a_gpu_where_that_is_asked_for() -> None:
+    assert select_devices([0, 0], {}, 1, shared=True).names == ("cuda:0", "cuda:0")
+    with pytest.raises(UserError, match="--backend gloo"):
+        select_devices([0, 0], {}, 1)
+
+
+def test_devices_for_workers_that_something_else_has_started() -> None:
+    assert select_devices([1, 0], {}, 4, started=2).indices == (1, 0)
+    assert select_devices("all", {}, 2, started=2).indices == (0, 1)
+    assert select_devices("auto", {}, 4, started=2).indices == (0, 1)
+    assert select_devices("auto", {}, 0, started=2).names == ("cpu", "cpu")
+    assert select_devices(None, {}, 4, started=2).names == ("cpu", "cpu")
+    # A scheduler that shows each worker one GPU.
+    assert select_devices("auto", {VISIBLE: "3"}, 4, started=2).physical == ("3", "3")
+
+
+@pytest.mark.parametrize(
+    ("request_", "gpus", "cpu_workers", "words"),
+    [
+        ([0], 4, None, ["--gpu-ids 0 is for 1 worker", "2 were started"]),
+        ("all", 4, None, ["--gpu-ids all is for 4 workers", "2 were started"]),
+        ("auto", 4, 3, ["--cpu-workers 3 is for 3 workers", "2 were started"]),
+    ],
+)
+def test_a_number_of_devices_that_is_not_that_of_the_workers_is_refused(
+    request_, gpus, cpu_workers, words
+) -> None:
+    with pytest.raises(UserError) as error:
+        select_devices(request_, {}, gpus, cpu_workers=cpu_workers, started=2)
+    for word in words:
+        assert word in str(error.value)

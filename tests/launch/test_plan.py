@@ -10,10 +10,11 @@ import pytest
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices
-from mjfleet.launch.plan import LaunchPlan, make_plan
+from mjfleet.launch.plan import LaunchPlan, divide_worlds, make_plan
 from mjfleet.registry import discover
 
 CPU, GPU = Devices((), ()), Devices((1,), ("3",))
+CPUS, GPUS = Devices((), (), cpu_workers=2), Devices((0, 2), ("4", "6"))
 NOON = datetime(2026, 5, 4, 12, 0, 0)
 
 
@@ -26,8 +27,8 @@ def plan(
 
 
 def test_auto_engine_is_native_on_the_cpu_and_warp_on_a_gpu() -> None:
-    assert (plan().engine, plan().devices) == ("native", ("cpu",))
-    assert (plan(GPU).engine, plan(GPU).devices) == ("warp", ("cuda:1",))
+    assert (plan().engine, plan().workers[0].device) == ("native", "cpu")
+    assert (plan(GPU).engine, plan(GPU).workers[0].device) == ("warp", "cuda:1")
     assert plan(engine="warp").engine == "warp"
 
 
@@ -57,10 +58,13 @@ def test_torchrunx_log_dir_precedence(variable, flag, expected, source) -> None:
 @pytest.mark.parametrize(
     ("devices", "environ", "changes", "words"),
     [
-        (Devices((0, 1), ("0", "1")), {}, {}, ["2 GPUs", "--gpu-ids 0"]),
         (GPU, {}, {"engine": "native"}, ["--engine native", "--gpu-ids None"]),
         (CPU, {}, {"cpu_threads": 5}, ["--cpu-threads is 5", "at most 4"]),
-        (CPU, {"WORLD_SIZE": "2"}, {}, ["WORLD_SIZE is 2"]),
+        (CPUS, {}, {"cpu_threads": 1}, ["--cpu-threads is 1", "at least 2"]),
+        (CPU, {"WORLD_SIZE": "2"}, {}, ["WORLD_SIZE=2", "RANK"]),
+        (CPU, {"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0"}, {}, ["RANK=2"]),
+        (CPU, {"WORLD_SIZE": "2", "RANK": "x", "LOCAL_RANK": "0"}, {}, ["RANK=x"]),
+        (CPUS, {}, {"backend": "nccl"}, ["--backend nccl", "gloo"]),
     ],
 )
 def test_impossible_plans_are_refused(devices, environ, changes, words) -> None:
@@ -73,3 +77,53 @@ def test_impossible_plans_are_refused(devices, environ, changes, words) -> None:
 def test_threads_are_all_cores_unless_said_otherwise() -> None:
     assert plan().threads == 4
     assert plan(cpu_threads=3).threads == 3
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(2, 2), (3, 1), (4, 1), (6, 1)])
+def test_workers_share_the_cores(workers: int, threads: int) -> None:
+    made = plan(Devices((), (), cpu_workers=workers))
+    assert [worker.threads for worker in made.workers] == [threads] * workers
+    assert any("share 4 CPU cores" in note for note in made.notes) == (workers > 4)
+
+
+def test_one_device_runs_here_and_several_through_torchrunx() -> None:
+    assert (plan().launcher, plan().backend, plan().world_size) == ("in-process", None, 1)
+    assert plan(GPU).launcher == "in-process"
+    assert (plan(CPUS).launcher, plan(CPUS).backend) == ("torchrunx", "gloo")
+    made = plan(GPUS)
+    assert (made.launcher, made.backend, made.engine) == ("torchrunx", "nccl", "warp")
+    assert [(w.rank, w.device, w.physical, w.seed) for w in made.workers] == [
+        (0, "cuda:0", "4", 1),
+        (1, "cuda:2", "6", 2),
+    ]
+    assert made.steps_per_iteration == 2 * 512 * 32
+    folder = Path("logs/cartpole-balance/2026-05-04_12-00-00/torchrunx/2026-05-04T12:00:00")
+    assert [w.log_file for w in made.workers] == [
+        folder / "localhost[0].log",
+        folder / "localhost[1].log",
+    ]
+    assert all(w.log_file is None for w in plan(GPUS, torchrunx_log_dir="").workers)
+    assert plan(GPUS, backend="gloo").backend == "gloo"
+
+
+def test_a_process_that_something_else_started_is_the_rank_it_was_given() -> None:
+    # The second of two on the second of two hosts, as torchrun tells it.
+    environ = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    made = plan(GPUS, environ)
+    assert (made.launcher, made.world_size, made.rank.rank, made.rank.node) == ("outer", 4, 3, 1)
+    assert [(w.rank, w.device, w.seed) for w in made.workers] == [
+        (2, "cuda:0", 3),
+        (3, "cuda:2", 4),
+    ]
+    assert all(w.log_file is None for w in made.workers)
+    assert made.steps_per_iteration == 4 * 512 * 32
+    assert plan(environ={"WORLD_SIZE": "1", "RANK": "0"}).launcher == "in-process"
+
+
+def test_the_worlds_of_all_workers_are_divided() -> None:
+    config = replace(discover({}).find("cartpole-balance").defaults(), total_envs=96)
+    assert divide_worlds(config, 3).env.num_envs == 32
+    with pytest.raises(UserError, match="95 or 100"):
+        divide_worlds(config, 5)
+    with pytest.raises(UserError, match="such as 100\\."):
+        divide_worlds(config, 100)

@@ -1,12 +1,12 @@
 """Means over episodes: the newest ones, enough of them, and nothing where none has ended."""
 
 from mjfleet.env import EpisodeStatistics
-from mjfleet.rl.metrics import EpisodeWindow
+from mjfleet.rl.metrics import EpisodeWindow, RankReport, all_episodes, odd_ones_out, slowest
 
 
 def ended(episodes: int, mean_return: float) -> EpisodeStatistics:
     returns = episodes * mean_return
-    return EpisodeStatistics(episodes, returns, episodes * 10.0, {"alive": returns}, 0.0)
+    return EpisodeStatistics(episodes, returns, episodes * 10.0, {"alive": returns}, 0.0, 1)
 
 
 def test_there_is_no_mean_before_an_episode_has_ended() -> None:
@@ -29,3 +29,46 @@ def test_one_iteration_with_enough_episodes_is_enough() -> None:
     window.add(ended(500, 1.0))
     window.add(ended(100, 3.0))
     assert window.means(("alive",))["return"] == 3.0
+
+
+def report(
+    episodes: int = 0, work: float = 1.0, collective: float = 0.0, checksum: int = 7
+) -> RankReport:
+    return RankReport(
+        statistics=ended(episodes, 2.0),
+        losses={"value": 0.5, "surrogate": -0.25},
+        action_std=0.75,
+        warnings={"BADQACC": 3, "INERTIA": 0},
+        collect_seconds=0.25 * work,
+        learn_seconds=0.75 * work + collective,
+        collective_seconds=collective,
+        stop=False,
+        diverged=True,
+        checksum=checksum,
+    )
+
+
+def test_a_report_arrives_as_it_was_sent() -> None:
+    sent = report(episodes=3, checksum=2**52 - 1)
+    assert report().unpack(sent.pack()) == sent
+
+
+def test_episodes_of_all_ranks_are_added_up() -> None:
+    total = all_episodes([report(episodes=2), report(episodes=3)])
+    assert (total.episodes, total.returns, total.lengths, total.steps) == (5, 10.0, 50.0, 2)
+    assert total.terms == {"alive": 10.0}
+
+
+def test_the_slowest_rank_is_the_one_that_the_others_waited_for() -> None:
+    reports = [report(work=1.0, collective=0.5), report(work=1.4, collective=0.1)]
+    rank, wait, own = slowest([*reports, report(work=1.1, collective=0.4)])
+    assert (rank, own) == (1, 0.1)
+    assert abs(wait - 0.35) < 1e-9
+    assert slowest([report()]) == (0, 0.0, 0.0)
+
+
+def test_the_rank_that_differs_is_named() -> None:
+    assert odd_ones_out([report(checksum=c) for c in (1, 1)]) == []
+    assert odd_ones_out([report(checksum=c) for c in (1, 2)]) == [1]
+    assert odd_ones_out([report(checksum=c) for c in (1, 2, 2)]) == [0]
+    assert odd_ones_out([report(checksum=c) for c in (4, 2, 4, 3)]) == [1, 3]

@@ -83,6 +83,13 @@ def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> Tr
         config=STYLE,
         registry=PARSERS,
     )
+    if peek(flags, "--env.num-envs") is not None:
+        if peek(flags, "--total-envs") is not None:
+            raise UserError(
+                "--total-envs and --env.num-envs: give the worlds of all workers together, or "
+                "those of each."
+            )
+        config = replace(config, total_envs=None)
     # Written into the run directory, the task must be found from anywhere.
     folder = found.folder.parent
     return replace(config, tasks_dir=None if folder == bundled_tasks() else str(folder))
@@ -120,9 +127,7 @@ def describe(plan: LaunchPlan) -> str:
     return "\n".join([*plain, "", *rows, *(["", *plan.notes] if plan.notes else [])])
 
 
-def _plan(
-    found: FoundTask, config: TrainConfig, when: datetime
-) -> tuple[LaunchPlan, TrainConfig]:
+def _plan(found: FoundTask, config: TrainConfig, when: datetime) -> tuple[LaunchPlan, TrainConfig]:
     """The plan, and the configuration with the worlds of each worker."""
     outer = Rank.from_environ(os.environ)
     started = outer.local_world_size if outer else None

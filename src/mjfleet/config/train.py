@@ -46,7 +46,7 @@ class LaunchConfig:
     cpu_workers: int | None = None
     """Workers on the CPU; `None`: one, where no GPU is used."""
     total_envs: int | None = None
-    """Worlds of all workers together, instead of `--env.num-envs` for each."""
+    """Worlds of all workers together, shared out evenly, instead of a number for each."""
     engine: Literal["auto", "warp", "native"] = "auto"
     """`warp` (MuJoCo-Warp), `native` (MuJoCo's threads, CPU only); `auto`: warp on a GPU only."""
     cpu_threads: int | None = None

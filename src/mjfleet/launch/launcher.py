@@ -10,6 +10,7 @@ from typing import Any
 
 from mjfleet.config import TrainConfig, to_dict
 from mjfleet.errors import UserError
+from mjfleet.launch.agent import Agent
 from mjfleet.launch.config_file import write_config
 from mjfleet.launch.plan import LaunchPlan
 from mjfleet.report.record import git_state, now, stack_versions, write_record
@@ -117,9 +118,10 @@ def launch(plan: LaunchPlan, config: TrainConfig) -> int:
 def _run(plan: LaunchPlan, job: Job, stop: StopRequest) -> Outcome:
     if plan.launcher != "torchrunx":
         return run(job, plan.rank, stop)
-    from mjfleet.launch.fleet import run_fleet
+    with Agent(plan.threads) as agent:
+        from mjfleet.launch.fleet import run_fleet
 
-    return run_fleet(plan, job, stop)
+        return run_fleet(plan, job, stop, agent)
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Where the workers' logs go, and how rank 0's output reaches the terminal. Runs in the launcher."""
+"""Where the workers' logs go, and how rank 0's output reaches the terminal. In the launcher."""
 
 import fcntl
 import os

@@ -189,9 +189,7 @@ def _backend(config: TrainConfig, devices: Devices) -> Literal["nccl", "gloo"]:
     return config.backend
 
 
-def _notes(
-    config: TrainConfig, devices: Devices, world_size: int, cores: int
-) -> tuple[str, ...]:
+def _notes(config: TrainConfig, devices: Devices, world_size: int, cores: int) -> tuple[str, ...]:
     notes = []
     if devices.note:
         notes.append(f"{devices.note}: training on the CPU")

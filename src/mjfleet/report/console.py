@@ -12,6 +12,7 @@ _HEADER = (
     f"{'iteration':>11} {'return':>10} {'length':>7} {'reward/step':>11} {'action std':>10} "
     f"{'value loss':>10} {'steps/s':>9} {'left':>8}"
 )
+_FLEET_HEADER = f" {'waited':>7} for"
 
 
 class Progress:
@@ -31,7 +32,7 @@ class Progress:
                 tell(f"warning: {kind} in {worlds} worlds; {_remedy(kind)}")
         if self._on_terminal:
             if metrics.iteration % _HEADER_EVERY == 1:
-                tell(_HEADER)
+                tell(_HEADER + (_FLEET_HEADER if metrics.world_size > 1 else ""))
             tell(self._columns(metrics))
         else:
             row = metrics.row() | {"iteration": f"{metrics.iteration}/{self._max_iterations}"}
@@ -44,8 +45,8 @@ class Progress:
         return (
             f"{done:>11} {_number(m.mean_return, 10, 2)} {_number(m.mean_episode_length, 7, 0)} "
             f"{m.mean_reward:11.4f} {m.action_std:10.3f} {m.losses['value']:10.4f} "
-            f"{m.steps_per_second:9,.0f} {left!s:>8}"
-        )
+            f"{m.global_steps_per_second:9,.0f} {left!s:>8}"
+        ) + (f" {m.wait_seconds:6.3f}s rank {m.slowest_rank}" if m.world_size > 1 else "")
 
 
 def _remedy(kind: str) -> str:

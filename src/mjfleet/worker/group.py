@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from mjfleet.rl.collectives import Collectives
 from mjfleet.worker.job import Job, Rank
@@ -72,13 +73,13 @@ def process_group(job: Job, rank: Rank, timeout_seconds: float) -> Iterator[Grou
         dist.destroy_process_group()
 
 
-def _loopback_store(rank: Rank, timeout: timedelta) -> dist.TCPStore:
+def _loopback_store(rank: Rank, timeout: timedelta) -> TCPStore:
     """A store on the loopback interface alone; torch's own would listen on all of them."""
     port = int(os.environ["MASTER_PORT"])
     if rank.rank > 0:
-        return dist.TCPStore(LOOPBACK, port, rank.world_size, is_master=False, timeout=timeout)
+        return TCPStore(LOOPBACK, port, rank.world_size, is_master=False, timeout=timeout)
     listener = socket.create_server((LOOPBACK, port))
-    return dist.TCPStore(
+    return TCPStore(
         LOOPBACK,
         port,
         rank.world_size,
