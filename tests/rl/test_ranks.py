@@ -1,0 +1,400 @@
+"""Several ranks that learn together: two real processes, connected by gloo."""
+
+import multiprocessing
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from rsl_rl.algorithms import PPO
+from torch.nn.parallel import DistributedDataParallel
+
+from mjfleet.config import AgentConfig
+from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.ppo import FlatPPO
+from mjfleet.rl.runner import DivergedError, OutOfStepError, Runner, rsl_rl_config
+from mjfleet.worker.group import Group
+from mjfleet.worker.job import Rank
+
+from ..conftest import REPOSITORY
+from ..env.test_env import BUNDLED, build_task
+
+WORLD_SIZE = 2
+FOUND = BUNDLED["cartpole-balance"]
+
+
+def agent(**algorithm: Any) -> AgentConfig:
+    from mjfleet.config import from_dict
+
+    return from_dict(
+        FOUND.task.agent,
+        {
+            "num_steps_per_env": 8,
+            "max_iterations": 3,
+            "actor": {"obs_normalization": True, "hidden_dims": [16, 8]},
+            "critic": {"obs_normalization": True, "hidden_dims": [16, 8]},
+            "algorithm": {"num_learning_epochs": 2, **algorithm},
+        },
+    )
+
+
+class Ranks:
+    """What a rank needs in the functions below."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.collectives = Collectives(rank, WORLD_SIZE)
+
+    def runner(self, config: AgentConfig) -> Runner:
+        """Networks drawn alike on every rank only once `train` has begun."""
+        torch.manual_seed(self.rank)
+        env = build_task("cartpole-balance", "native", "cpu", num_envs=16)
+        return Runner(env, config, "cpu", 1, FOUND.load, self.collectives)
+
+    def algorithm(self, kind: type[PPO], config: AgentConfig) -> PPO:
+        """An algorithm with the same networks on every rank and a rollout that differs."""
+        env = build_task("cartpole-balance", "native", "cpu", num_envs=16)
+        cfg = rsl_rl_config(config, FOUND.load)
+        cfg["algorithm"]["class_name"] = kind
+        cfg["multi_gpu"] = {"global_rank": self.rank, "world_size": WORLD_SIZE}
+        if issubclass(kind, FlatPPO):
+            cfg["multi_gpu"]["collectives"] = self.collectives
+        torch.manual_seed(1)
+        alg = kind.construct_algorithm(env.get_observations(), env, cfg, "cpu")
+        alg.train_mode()
+        self.env = env
+        torch.manual_seed(100 + self.rank)
+        return alg
+
+    def rollout(self, alg: PPO, steps: int = 8) -> None:
+        with torch.inference_mode():
+            observations = self.env.get_observations()
+            for _ in range(steps):
+                observations, rewards, dones, extras = self.env.step(alg.act(observations))
+                alg.process_env_step(observations, rewards + self.rank, dones, extras)
+            alg.compute_returns(observations)
+
+    def learn(self, kind: type[PPO], config: AgentConfig, updates: int = 3) -> PPO:
+        alg = self.algorithm(kind, config)
+        for _ in range(updates):
+            self.rollout(alg)
+            alg.update()
+        return alg
+
+
+def weights(alg: PPO) -> dict[str, torch.Tensor]:
+    modules = {"actor": alg.actor, "critic": alg.critic} | ({"rnd": alg.rnd} if alg.rnd else {})
+    return {
+        f"{name}.{key}": value.clone()
+        for name, module in modules.items()
+        for key, value in module.state_dict().items()
+    }
+
+
+def enter(function: Callable[..., Any], rank: int, folder: str, arguments: tuple[Any, ...]) -> None:
+    """The main function of a rank's process."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=WORLD_SIZE,
+        timeout=timedelta(seconds=60),
+    )
+    try:
+        torch.save(function(Ranks(rank), *arguments), Path(folder, f"{rank}.pt"))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def in_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Call a function of this module on every rank at once; returns what each returned."""
+    monkeypatch.syspath_prepend(str(REPOSITORY))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+    def call(function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        context = multiprocessing.get_context("spawn")
+        processes = [
+            context.Process(target=enter, args=(function, rank, str(tmp_path), arguments))
+            for rank in range(WORLD_SIZE)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0] * WORLD_SIZE
+        return [
+            torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(WORLD_SIZE)
+        ]
+
+    return call
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "fixed": {"schedule": "fixed"},
+    "rnd": {"schedule": "fixed", "rnd_cfg": {"weight": 0.5, "state_normalization": True}},
+    "adaptive": {"schedule": "adaptive", "desired_kl": 0.002},
+}
+
+
+def learn_both_ways(ranks: Ranks) -> dict[str, Any]:
+    found = {}
+    for name, changes in VARIANTS.items():
+        # Normalised in each minibatch, advantages are the same for both.
+        config = agent(normalize_advantage_per_mini_batch=True, **changes)
+        ours, theirs = ranks.learn(FlatPPO, config), ranks.learn(PPO, config)
+        found[name] = (weights(ours), weights(theirs), ours.learning_rate, theirs.learning_rate)
+    return found
+
+
+def test_the_update_is_that_of_rsl_rl(in_ranks: Callable[..., list[Any]]) -> None:
+    first, second = in_ranks(learn_both_ways)
+    for name in VARIANTS:
+        ours, theirs, rate, their_rate = first[name]
+        again, _, other_rate, _ = second[name]
+        assert all(torch.equal(ours[key], again[key]) for key in ours), name
+        assert rate == other_rate
+        if name == "adaptive":  # rsl_rl rounds the learning rate to float32 on its way.
+            assert rate != agent().algorithm.learning_rate
+            assert rate == pytest.approx(their_rate, rel=1e-6)
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        else:
+            assert all(torch.equal(ours[key], theirs[key]) for key in ours), name
+
+
+class Both(torch.nn.Module):
+    """Actor and critic as one module, for DistributedDataParallel."""
+
+    def __init__(self, alg: PPO) -> None:
+        super().__init__()
+        self.actor, self.critic = alg.actor, alg.critic
+
+    def forward(self, observations: Any) -> torch.Tensor:
+        action = self.actor(observations, stochastic_output=True)
+        log_prob = self.actor.get_output_log_prob(action.detach())
+        return log_prob.mean() + self.critic(observations).square().mean()
+
+
+def follow_gradients(ranks: Ranks) -> dict[str, Any]:
+    """Steps by our reduction, with things on the way that could part gradients and buffer."""
+    found: dict[str, Any] = {}
+    for fused in (False, True):
+        flat = ranks.algorithm(FlatPPO, agent(schedule="fixed"))
+        other = ranks.algorithm(PPO, agent(schedule="fixed"))
+        assert isinstance(flat, FlatPPO)
+        ddp = DistributedDataParallel(Both(other))
+        both = Both(flat)
+        for alg in (flat, other):
+            for group in alg.optimizer.param_groups:
+                group["fused"] = fused
+        for step in range(6):
+            ranks.env.step(torch.randn(16, 1))
+            observations = ranks.env.get_observations()
+            for module, alg in ((both, flat), (ddp, other)):
+                torch.manual_seed(1000 * step + ranks.rank)
+                if step == 2:
+                    module.zero_grad(set_to_none=True)
+                elif step == 3:
+                    state = alg.save()
+                    alg.load(state, None, strict=True)
+                    alg.optimizer.zero_grad()
+                else:
+                    alg.optimizer.zero_grad()
+                module(observations).backward()
+                if alg is flat:
+                    alg.reduce_parameters()
+                for part in (alg.actor, alg.critic):
+                    torch.nn.utils.clip_grad_norm_(part.parameters(), 0.5)
+                alg.optimizer.step()
+        found[f"fused={fused}"] = (weights(flat), weights(other))
+    storages = {p.grad.untyped_storage().data_ptr() for p in both.parameters()}
+    found["one buffer"] = len(storages) == 1
+    # A step in which rank 1 has no gradient for the actor, and none has one for its deviation.
+    flat.optimizer.zero_grad()
+    both.zero_grad(set_to_none=True)
+    mean = flat.actor(observations).mean()
+    (mean if ranks.rank == 0 else mean * 0 + flat.critic(observations).mean()).backward()
+    own = [None if p.grad is None else p.grad.clone() for p in both.parameters()]
+    flat.reduce_parameters()
+    found["reduced"] = ([p.grad.clone() for p in both.parameters()], own)
+    return found
+
+
+def test_gradients_stay_in_one_buffer_and_steps_are_those_of_ddp(
+    in_ranks: Callable[..., list[Any]],
+) -> None:
+    first, second = in_ranks(follow_gradients)
+    for fused in (False, True):
+        ours, ddps = first[f"fused={fused}"]
+        torch.testing.assert_close(ours, ddps, rtol=1e-5, atol=1e-6)
+        assert all(torch.equal(ours[k], v) for k, v in second[f"fused={fused}"][0].items())
+    assert first["one buffer"]
+    reduced, own = first["reduced"]
+    for mean, a, b in zip(reduced, own, second["reduced"][1], strict=True):
+        zero = torch.zeros_like(mean)
+        expected = ((zero if a is None else a) + (zero if b is None else b)) / 2
+        assert torch.equal(mean, expected)
+
+
+def normalise(ranks: Ranks) -> dict[str, Any]:
+    alg = ranks.algorithm(FlatPPO, agent())
+    ranks.rollout(alg)
+    rollout = alg.storage
+    found = {
+        "advantages": rollout.advantages.clone(),
+        "raw": (rollout.returns - rollout.values).clone(),
+        "observations": rollout.observations["actor"].flatten(0, 1).clone(),
+    }
+    alg.update()
+    found["normaliser"] = {
+        key: value for key, value in weights(alg).items() if "actor.obs_normalizer" in key
+    }
+    return found
+
+
+def test_advantages_and_observations_are_normalised_over_all_ranks(
+    in_ranks: Callable[..., list[Any]],
+) -> None:
+    found = in_ranks(normalise)
+    raw = torch.cat([rank["raw"] for rank in found])
+    expected = (raw - raw.mean()) / (raw.std() + 1e-8)
+    torch.testing.assert_close(
+        torch.cat([rank["advantages"] for rank in found]), expected, rtol=1e-4, atol=1e-5
+    )
+    assert abs(found[0]["advantages"].mean()) > 0.1  # The ranks' rewards differ by one.
+    seen = torch.cat([rank["observations"] for rank in found])
+    for rank in found:
+        torch.testing.assert_close(
+            rank["normaliser"]["actor.obs_normalizer._mean"][0], seen.mean(0)
+        )
+        assert rank["normaliser"]["actor.obs_normalizer.count"] == len(seen)
+
+
+def train(ranks: Ranks) -> dict[str, Any]:
+    """Runs of a few iterations: what all ranks come to know, and how they end together."""
+    found: dict[str, Any] = {}
+
+    # Everything as it should be; episodes of five steps.
+    runner = ranks.runner(agent())
+    runner.env.max_episode_length = 5
+    own, rows = [], []
+    take = runner.env.take_statistics
+
+    def take_and_keep() -> Any:
+        own.append(take())
+        return own[-1]
+
+    runner.env.take_statistics = take_and_keep
+    runner.train(None, lambda metrics: rows.append(metrics.row()), lambda: False)
+    found["well"] = (own, rows, weights(runner.alg))
+
+    # Rank 1 is asked to stop in the second iteration.
+    runner = ranks.runner(agent())
+    runner.train(
+        None, lambda _: None, lambda: ranks.rank == 1 and runner.current_learning_iteration == 1
+    )
+    found["stopped"] = runner.current_learning_iteration
+
+    # Rank 1 changes a parameter by the least there is.
+    runner = ranks.runner(agent())
+
+    def disturb(metrics: Any) -> None:
+        if ranks.rank == 1 and metrics.iteration == 2:
+            with torch.no_grad():
+                parameter = next(runner.alg.actor.parameters())
+                parameter[0] = torch.nextafter(parameter[0], torch.tensor(9.0))
+
+    try:
+        runner.train(None, disturb, lambda: False)
+    except OutOfStepError as error:
+        found["out of step"] = str(error)
+
+    # An observation of rank 1 is spoilt.
+    runner = ranks.runner(agent())
+    observe = runner.env.observe
+
+    def spoilt() -> Any:
+        groups = observe()
+        if ranks.rank == 1 and runner.current_learning_iteration == 1:
+            groups["critic"] = groups["critic"].clone()
+            groups["critic"][3] = torch.nan
+        return groups
+
+    runner.env.observe = spoilt
+    try:
+        runner.train(None, lambda _: None, lambda: False)
+    except DivergedError as error:
+        found["diverged"] = str(error)
+    found["finite"] = all(p.isfinite().all() for p in runner.alg.actor.parameters())
+    return found
+
+
+def test_ranks_know_stop_and_fail_together(in_ranks: Callable[..., list[Any]]) -> None:
+    found = in_ranks(train)
+    (own, rows, first), (others, other_rows, second) = (rank["well"] for rank in found)
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert len(rows) == 3
+    assert rows == other_rows or [r["mean_return"] for r in rows] == [
+        r["mean_return"] for r in other_rows
+    ]
+    for index, row in enumerate(rows):
+        assert row["world_size"] == 2
+        assert row["total_steps"] == 2 * 16 * 8 * (index + 1)
+        ended = [s for rank in (own, others) for s in rank[: index + 1]]
+        episodes = sum(s.episodes for s in ended)
+        assert row["mean_return"] == pytest.approx(sum(s.returns for s in ended) / episodes)
+        assert row["mean_episode_length"] == 5
+        now = own[index], others[index]
+        assert row["mean_reward"] == pytest.approx(sum(s.rewards for s in now) / (2 * 16 * 8))
+    # The ranks do not live through the same episodes.
+    assert [s.rewards for s in own] != [s.rewards for s in others]
+
+    assert [rank["stopped"] for rank in found] == [2, 2]
+    assert "rank 1 differ" in found[0]["out of step"]
+    assert found[0]["out of step"] == found[1]["out of step"]
+    assert found[0]["out of step"].startswith("iteration 3")
+    for rank in found:
+        assert "on rank 1 observation group 'critic' is not finite in 1 of 16" in rank["diverged"]
+        assert rank["finite"]
+
+
+def take_turns(ranks: Ranks, folder: str) -> str:
+    rank = Rank(
+        rank=ranks.rank,
+        local_rank=ranks.rank,
+        world_size=WORLD_SIZE,
+        local_world_size=WORLD_SIZE,
+    )
+    cache = Path(folder, "cache")
+    with Group(rank, "cpu", timedelta(seconds=60)).one_first(on=True):
+        if cache.exists():
+            return "loaded"
+        import time
+
+        time.sleep(1.0)
+        cache.touch()
+        return "compiled"
+
+
+def test_one_rank_of_a_host_compiles_and_the_others_load(
+    in_ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    assert in_ranks(take_turns, str(tmp_path)) == ["compiled", "loaded"]
+
+
+def test_one_rank_alone_is_rsl_rls_ppo() -> None:
+    alone = Collectives()
+    tensor = torch.ones(3)
+    alone.all_reduce(tensor)
+    assert tensor.tolist() == [1.0] * 3
+    assert alone.all_gather([1.0, 2.0]) == [[1.0, 2.0]]
+    assert alone.all_gather_text("well") == ["well"]
+    assert alone.take_seconds() == 0.0
+    env = build_task("cartpole-balance", "native", "cpu", num_envs=16)
+    runner = Runner(env, agent(), "cpu", 1, FOUND.load)
+    assert not runner.alg.is_multi_gpu
+    assert runner.alg.schedule == "adaptive"
