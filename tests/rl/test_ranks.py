@@ -59,9 +59,10 @@ class Ranks:
         env = build_task("cartpole-balance", "native", "cpu", num_envs=16)
         cfg = rsl_rl_config(config, FOUND.load)
         cfg["algorithm"]["class_name"] = kind
-        cfg["multi_gpu"]: dict[str, Any] = {"global_rank": self.rank, "world_size": WORLD_SIZE}
+        place: dict[str, Any] = {"global_rank": self.rank, "world_size": WORLD_SIZE}
         if issubclass(kind, FlatPPO):
-            cfg["multi_gpu"]["collectives"] = self.collectives
+            place["collectives"] = self.collectives
+        cfg["multi_gpu"] = place
         torch.manual_seed(1)
         alg = kind.construct_algorithm(env.get_observations(), env, cfg, "cpu")
         alg.train_mode()

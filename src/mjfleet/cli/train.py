@@ -33,7 +33,9 @@ def guarded(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -
     try:
         return command(arguments)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        # Of several workers that something else has started on this host, one says it.
+        if os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -150,7 +152,7 @@ def _plan(found: FoundTask, config: TrainConfig, when: datetime) -> tuple[Launch
 
 def _run(found: FoundTask, config: TrainConfig, plan: LaunchPlan, argv: Sequence[str]) -> int:
     if plan.rank.rank > 0:
-        return launch(plan, config)
+        return _run_other_rank(config, plan)
     plan, made = _create(found, config, plan, argv)
     where = f"run directory: {plan.run_dir}"
     tell(where)
@@ -170,6 +172,18 @@ def _run(found: FoundTask, config: TrainConfig, plan: LaunchPlan, argv: Sequence
         code = 1
     tell(where)
     return code
+
+
+def _run_other_rank(config: TrainConfig, plan: LaunchPlan) -> int:
+    """Be a rank, started by something else, that neither writes the run's files nor reports."""
+    try:
+        return launch(plan, config)
+    except UserError as error:
+        print(f"rank {plan.rank.rank}: error: {error}", file=sys.stderr)
+        return 2
+    except Exception:
+        print(f"rank {plan.rank.rank}: {traceback.format_exc()}", file=sys.stderr)
+        return 1
 
 
 def _create(

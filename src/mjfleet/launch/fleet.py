@@ -32,7 +32,7 @@ from torchrunx.utils.log_handling import get_handler_filter
 
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.launch.agent import Agent
-from mjfleet.launch.logs import Relay, outputs
+from mjfleet.launch.logs import Relay
 from mjfleet.launch.plan import LOCALHOST, LaunchPlan
 from mjfleet.report.record import METRICS_FILE
 from mjfleet.worker.job import Job, Outcome
@@ -55,7 +55,12 @@ def run_fleet(plan: LaunchPlan, job: Job, stop: StopRequest, agent: Agent) -> Ou
     log_files = [worker.log_file for worker in plan.workers]
     agent_log = log_files[0].with_name(f"{LOCALHOST}.log") if log_files[0] else None
     with Relay(log_files[0]) as relay, _on_loopback(agent), ThreadPoolExecutor(1) as pool:
-        job = replace(job, outputs=outputs(relay, log_files), temporary=tempfile.gettempdir())
+        job = replace(
+            job,
+            terminal=relay.paths,
+            log_files=tuple(str(path.resolve()) if path else os.devnull for path in log_files),
+            temporary=tempfile.gettempdir(),
+        )
         launcher = torchrunx.Launcher(
             hostnames=[LOCALHOST],
             workers_per_host=len(plan.workers),
@@ -129,10 +134,11 @@ def _agent_handlers(path: Path | None) -> list[logging.Handler]:
 def _cause(run_dir: Path, error: Exception, agent_log: Path | None) -> Exception:
     """What to raise: the first failure that the workers wrote down and that is no echo."""
     records = [json.loads(path.read_text()) for path in run_dir.glob("failures/rank*.json")]
-    if not records:
-        more = f" What torchrunx's agent saw is in {agent_log}." if agent_log else ""
-        return WorkerError(f"a worker ended without a word: {error or repr(error)}.{more}")
-    first = min(records, key=lambda record: (record["echo"], record["time"]))
+    causes = [record for record in records if not record["echo"]]
+    if not causes:
+        more = f"; torchrunx's agent wrote {agent_log}" if agent_log else ""
+        return WorkerError(f"a worker ended without a word: {str(error) or repr(error)}{more}")
+    first = min(causes, key=lambda record: record["time"])
     if first["mistake"]:
         return UserError(first["message"])
     path = run_dir / "failures" / f"rank{first['rank']}.json"

@@ -7,7 +7,7 @@ import selectors
 import termios
 import threading
 import tty
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -98,9 +98,3 @@ def _channel(stream: int) -> tuple[int, int]:
     size = fcntl.ioctl(stream, termios.TIOCGWINSZ, bytes(8))
     fcntl.ioctl(writer, termios.TIOCSWINSZ, size)
     return reader, writer
-
-
-def outputs(relay: Relay, log_files: Sequence[Path | None]) -> tuple[tuple[str, str], ...]:
-    """Where each local worker writes: rank 0 into the relay, the others into their own files."""
-    files = [str(file.resolve()) if file else os.devnull for file in log_files[1:]]
-    return (relay.paths, *((file, file) for file in files))

@@ -74,10 +74,12 @@ class Job:
     """How the workers talk to each other; None: there is only one."""
     local: bool = True
     """Whether all workers run on this host, started by us, and can talk over its loopback."""
-    outputs: tuple[tuple[str, str], ...] = ()
-    """Where each local worker, if we started it, writes its standard output and error."""
+    terminal: tuple[str, str] | None = None
+    """For workers that we started: where rank 0 writes its standard output and error."""
+    log_files: tuple[str, ...] = ()
+    """Where the others of them, by local rank, write theirs; rank 0's receives what it wrote."""
     temporary: str = ""
-    """The user's folder for temporary files, for the workers that we started."""
+    """For workers that we started: the user's folder for temporary files."""
 
 
 @dataclass(frozen=True, kw_only=True)

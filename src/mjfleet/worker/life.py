@@ -31,7 +31,7 @@ def run(job: Job, rank: Rank, stop: StopRequest) -> Outcome:
     device = job.devices[rank.local_rank]
     worlds = job.config["env"]["num_envs"]
     compiles = "; a model's first run compiles its kernels" if job.engine == "warp" else ""
-    if rank.rank == 0 or job.outputs:
+    if rank.rank == 0 or job.terminal:
         who = f"rank {rank.rank}: " if rank.world_size > 1 else ""
         tell(f"{who}building {worlds} worlds: {job.engine} engine on {device}{compiles}")
 
@@ -54,6 +54,7 @@ def run(job: Job, rank: Rank, stop: StopRequest) -> Outcome:
         with group.one_first(on=job.engine == "warp"):
             env = _build_env(found, config, job, rank)
         runner = Runner(env, agent, device, job.threads, found.load, group.collectives)
+        group.collectives.total([0])  # Everybody got this far: nobody has found a mistake.
         progress = Progress(agent.max_iterations) if writes else None
         sinks = Sinks(run_dir, agent.logger, agent.experiment_name, job.config) if writes else None
 

@@ -18,6 +18,9 @@ from mjfleet.worker.job import Job, Outcome, Rank
 from mjfleet.worker.life import run
 from mjfleet.worker.stop import Stopped, StopRequest
 
+ECHO_SECONDS = 3.0
+"""A worker that has only lost another one lasts longer, so that the other is seen to end first."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
@@ -45,7 +48,8 @@ def run_spawned(job: Job) -> Outcome:
     back until all workers end, while the others wait for this one in a collective.
     """
     rank = Rank.from_environ(os.environ) or Rank()
-    _use_own_output(*job.outputs[rank.local_rank])
+    log_file = job.log_files[rank.local_rank]
+    _use_own_output(*(job.terminal or () if rank.rank == 0 else (log_file, log_file)))
     # torch leaves files behind in the folder for temporary ones; a task's own go where they belong.
     os.environ["TMPDIR"] = job.temporary
     tempfile.tempdir = None
@@ -57,9 +61,13 @@ def run_spawned(job: Job) -> Outcome:
     except Stopped as stopped:
         _end(128 + stopped.signal_number)
     except BaseException as error:
-        # Whoever reads this worker's log finds the traceback there too.
-        traceback.print_exc()
-        _write_failure(job, rank, error)
+        # The terminal is for the launcher, which sees every rank's failure, to tell the first.
+        with open(log_file, "a") as file:
+            file.write(traceback.format_exc())
+        echo = _is_echo(error)
+        _write_failure(job, rank, error, echo)
+        if echo:
+            time.sleep(ECHO_SECONDS)
         _end(1)
     raise AssertionError("unreachable")
 
@@ -79,7 +87,7 @@ def _use_own_output(stdout: str, stderr: str) -> None:
     logging.setLogRecordFactory(logging.LogRecord)
 
 
-def _write_failure(job: Job, rank: Rank, error: BaseException) -> None:
+def _write_failure(job: Job, rank: Rank, error: BaseException, echo: bool) -> None:
     folder = Path(job.run_dir, "failures")
     folder.mkdir(exist_ok=True)
     failure = Failure(
@@ -91,7 +99,7 @@ def _write_failure(job: Job, rank: Rank, error: BaseException) -> None:
         message=str(error),
         traceback=traceback.format_exc(),
         mistake=isinstance(error, UserError),
-        echo=_is_echo(error),
+        echo=echo,
     )
     text = json.dumps(asdict(failure), indent=2) + "\n"
     path = folder / f"rank{rank.rank}.json"

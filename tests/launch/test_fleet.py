@@ -1,0 +1,368 @@
+"""Several workers from the command line: real processes on this host, connected by gloo."""
+
+import csv
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from ..conftest import Run, write_task
+
+SMALL = (
+    "--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8",
+    "--agent.max-iterations", "4", "--cpu-workers", "2",
+)  # fmt: skip
+TRAIN = (sys.executable, "-m", "mjfleet.cli.train")
+
+
+def only_run(root: Path, experiment: str = "cartpole-balance") -> Path:
+    (run_dir,) = (root / "logs" / experiment).iterdir()
+    return run_dir
+
+
+def rows(run_dir: Path) -> list[dict[str, str]]:
+    with (run_dir / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path) -> Iterator[None]:
+    """No process of a run, and nothing in the folder for temporary files."""
+    before = set(Path(tempfile.gettempdir()).glob("mjfleet-*"))
+    yield
+    left = [p for p in psutil.process_iter() if _works_in(p, tmp_path)]
+    for process in left:
+        process.kill()
+    assert not left
+    assert set(Path(tempfile.gettempdir()).glob("mjfleet-*")) == before
+
+
+def _works_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.pid != os.getpid() and process.cwd() == str(folder)
+    except psutil.Error:
+        return False
+
+
+@contextmanager
+def started(
+    folder: Path, *flags: str, task: str = "cartpole-balance"
+) -> Iterator[subprocess.Popen]:
+    """A run in its own session, as a shell starts it; ended at the end of the block."""
+    with subprocess.Popen(
+        [*TRAIN, task, *flags],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for_iteration(process: subprocess.Popen, number: int) -> None:
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith(f"iteration={number}/"):
+        assert process.poll() is None, "training ended too early"
+
+
+def test_two_workers_leave_one_run(run: Run, tmp_path: Path) -> None:
+    result = run("train", "cartpole-balance", *SMALL, "--agent.save-interval", "2")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    run_dir = only_run(tmp_path)
+    shown = f"run directory: {run_dir.relative_to(tmp_path)}"
+    lines = result.stdout.splitlines()
+    assert [lines[0], lines[-1]] == [shown, shown]
+    assert lines[1] == "rank 0: building 16 worlds: native engine on cpu"
+    assert [line.split()[0] for line in lines[2:-1]] == [f"iteration={i}/4" for i in range(1, 5)]
+
+    table = rows(run_dir)
+    assert [row["iteration"] for row in table] == ["1", "2", "3", "4"]
+    for row in table:
+        assert row["world_size"] == "2"
+        assert row["slowest_rank"] in ("0", "1")
+        assert float(row["wait_seconds"]) >= 0
+        both, one = float(row["global_steps_per_second"]), float(row["steps_per_second"])
+        assert both == pytest.approx(2 * one, abs=2)
+    assert table[-1]["total_steps"] == str(2 * 4 * 8 * 16)
+    names = {path.name for path in run_dir.iterdir()}
+    events = {name for name in names if name.startswith("events.out")}
+    assert len(events) == 1
+    assert names - events == {"run.json", "config.yaml", "metrics.csv", "checkpoints", "torchrunx"}
+    checkpoints = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    assert checkpoints == ["model_2.pt", "model_4.pt"]
+    torch.load(run_dir / "checkpoints" / "model_4.pt", weights_only=True)
+
+    record = json.loads((run_dir / "run.json").read_text())
+    assert (record["status"], record["iterations"]) == ("finished", 4)
+    assert [worker["seed"] for worker in record["plan"]["workers"]] == [1, 2]
+
+    (logs,) = (run_dir / "torchrunx").iterdir()
+    assert {path.name for path in logs.iterdir()} == {
+        "localhost.log", "localhost[0].log", "localhost[1].log",
+    }  # fmt: skip
+    assert (logs / "localhost[0].log").read_text().splitlines() == lines[1:-1]
+    assert "rank 1: building" in (logs / "localhost[1].log").read_text()
+
+
+NOISY_CONFIG = """
+from mjfleet.config import EnvConfig, Task
+TASKS = {"noisy": Task(summary="Noisy.", env=EnvConfig(num_envs=8, decimation=2),
+                       env_class="env:NoisyEnv")}
+"""
+NOISY_ENV = """
+import os
+import signal
+import sys
+import torch
+from mjfleet.env import Env
+from mjfleet.errors import UserError
+
+RANK = int(os.environ["RANK"])
+
+class NoisyEnv(Env):
+    model_file = "model.xml"
+    steps = 0
+
+    def setup(self):
+        SETUP
+
+    def reset_worlds(self, mask):
+        pass
+
+    def apply(self, action):
+        self.sim.ctrl[:] = action
+        self.steps += 1
+        if self.steps == 30:
+            STEP
+
+    def observe(self):
+        state = self.sim.qpos.clone()
+        return {"actor": state, "critic": state}
+
+    def rewards(self):
+        return {"nothing": torch.zeros(self.num_envs)}
+"""
+
+
+def write_noisy(folder: Path, setup: str = "pass", step: str = "pass") -> None:
+    model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
+    env = NOISY_ENV.replace("SETUP", setup).replace("STEP", step)
+    write_task(folder / "tasks", "noisy", NOISY_CONFIG, env, model)
+
+
+def test_an_exception_on_a_rank_ends_the_run_with_its_traceback(run: Run, tmp_path: Path) -> None:
+    write_noisy(tmp_path, step="if RANK == 1: raise RuntimeError('the gripper broke')")
+    result = run("train", "noisy", "--cpu-workers", "2", "--torchrunx-log-dir", "mine")
+    assert result.returncode == 1
+    assert "rank 1 on " in result.stderr
+    assert "RuntimeError: the gripper broke" in result.stderr
+    run_dir = only_run(tmp_path, "noisy")
+    record = json.loads((run_dir / "run.json").read_text())
+    assert (record["status"], record["iterations"]) == ("failed", 1)
+    failure = json.loads((run_dir / "failures" / "rank1.json").read_text())
+    assert (failure["kind"], failure["message"]) == ("RuntimeError", "the gripper broke")
+    # A relative folder is relative to where the user stands.
+    assert not (run_dir / "torchrunx").exists()
+    (logs,) = (tmp_path / "mine").iterdir()
+    assert "the gripper broke" in (logs / "localhost[1].log").read_text()
+
+
+def test_a_mistake_that_a_worker_finds_leaves_nothing(run: Run, tmp_path: Path) -> None:
+    write_noisy(tmp_path, setup="if RANK == 1: raise UserError('no such gripper')")
+    result = run("train", "noisy", "--cpu-workers", "2", TORCHRUNX_LOG_DIR="a/b")
+    assert result.returncode == 2
+    assert result.stderr == "error: no such gripper\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
+
+
+LINES = 20_000
+SHOUT = f"""[print(f"rank {{RANK}} line {{i}}") for i in range({LINES})]
+            sys.stdout.buffer.write(b"half\\rwhole \\xff\\x1b[32mgreen\\x1b[0m\\n")
+            sys.stdout.flush()
+            print("and an error", file=sys.stderr)
+            if RANK == 1: os.kill(os.getpid(), signal.SIGKILL)"""
+
+
+def test_logs_are_whole_when_a_worker_is_killed(tmp_path: Path) -> None:
+    write_noisy(tmp_path, step=SHOUT)
+    result = subprocess.run(
+        [*TRAIN, "noisy", "--cpu-workers", "2"], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert result.returncode == 1
+    assert b"a worker ended without a word: Signal 9 (SIGKILL)" in result.stderr
+    (logs,) = (only_run(tmp_path, "noisy") / "torchrunx").iterdir()
+    for rank in (0, 1):
+        text = (logs / f"localhost[{rank}].log").read_bytes()
+        shouted = [f"rank {rank} line {i}".encode() for i in range(LINES)]
+        assert [
+            line for line in text.split(b"\n") if line.startswith(b"rank ") and b" line " in line
+        ] == shouted
+        assert b"half\rwhole \xff\x1b[32mgreen\x1b[0m\n" in text
+        assert b"and an error\n" in text
+    # The terminal: rank 0's, byte for byte, in its place.
+    assert b"rank 0 line 19999\nhalf\rwhole \xff\x1b[32mgreen\x1b[0m\n" in result.stdout
+    assert b"rank 1" not in result.stdout.replace(b"rank 1 on", b"")
+    assert b"and an error\n" in result.stderr
+
+
+def test_no_log_files_where_none_are_wanted(run: Run, tmp_path: Path) -> None:
+    result = run("train", "cartpole-balance", *SMALL, "--torchrunx-log-dir", "")
+    assert result.returncode == 0, result.stderr
+    assert "iteration=4/4" in result.stdout
+    assert not list(tmp_path.rglob("*.log"))
+
+
+@pytest.mark.parametrize("source", ["flag", "variable"])
+def test_a_log_directory_that_cannot_be_written_is_refused(
+    run: Run, tmp_path: Path, source: str
+) -> None:
+    (tmp_path / "file").touch()
+    if source == "flag":
+        result = run("train", "cartpole-balance", *SMALL, "--torchrunx-log-dir", "file/logs")
+    else:
+        result = run("train", "cartpole-balance", *SMALL, TORCHRUNX_LOG_DIR="file/logs")
+    assert result.returncode == 2
+    assert "torchrunx log directory file/logs" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_on_a_terminal_rank_0_draws_as_one_worker_would(tmp_path: Path) -> None:
+    reader, writer = pty.openpty()
+    with subprocess.Popen(
+        [*TRAIN, "cartpole-balance", *SMALL], cwd=tmp_path, stdout=writer, stderr=writer
+    ) as process:
+        os.close(writer)
+        seen = b""
+        fcntl.fcntl(reader, fcntl.F_SETFL, os.O_NONBLOCK)
+        while process.poll() is None:
+            time.sleep(0.1)
+            try:
+                seen += os.read(reader, 65536)
+            except (BlockingIOError, OSError):
+                continue
+    os.close(reader)
+    assert process.returncode == 0
+    text = seen.decode()
+    assert "return" in text
+    assert "waited for" in text
+    assert "iteration=" not in text
+
+
+def test_workers_listen_on_the_loopback_interface_alone(tmp_path: Path) -> None:
+    with started(tmp_path, *SMALL, "--agent.max-iterations", "1000") as process:
+        wait_for_iteration(process, 2)
+        launcher = psutil.Process(process.pid)
+        family = [launcher, *launcher.children(recursive=True)]
+        listening = [
+            connection.laddr.ip
+            for member in family
+            for connection in member.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        assert len(family) >= 5
+        assert set(listening) <= {"127.0.0.1", "::1"}
+        assert listening
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_launcher_finishes_the_iteration_on_all_ranks(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with started(tmp_path, *SMALL, "--agent.max-iterations", "100000") as process:
+        wait_for_iteration(process, 2)
+        process.send_signal(number)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert errors == ""
+    assert rest.count(f"{number.name}: stopping after this iteration") == 1
+    run_dir = only_run(tmp_path)
+    record = json.loads((run_dir / "run.json").read_text())
+    assert record["status"] == "stopped"
+    assert len(rows(run_dir)) == record["iterations"]
+    assert (run_dir / "checkpoints" / f"model_{record['iterations']}.pt").exists()
+
+
+def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path) -> None:
+    slow = ("--agent.algorithm.num-learning-epochs", "100000")
+    with started(tmp_path, *SMALL, *slow) as process:
+        while not list(tmp_path.rglob("metrics.csv")):
+            assert process.poll() is None
+            time.sleep(0.1)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.6)
+        rest, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "SIGINT: stopping at once" in rest
+    assert json.loads((only_run(tmp_path) / "run.json").read_text())["status"] == "stopped"
+
+
+def test_a_signal_while_workers_start_leaves_none(tmp_path: Path) -> None:
+    with started(tmp_path, *SMALL) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(1.0)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert errors == ""
+
+
+def test_torchrun_starts_the_workers_and_they_are_one_run(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "mjfleet.cli.train", "cartpole-balance", *SMALL]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("iteration=4/4 world_size=2") == 1
+    assert result.stdout.count("run directory") == 2
+    table = rows(only_run(tmp_path))
+    assert len(table) == 4
+    assert table[-1]["world_size"] == "2"
+
+    wrong = [*command, "--cpu-workers", "3"]
+    result = subprocess.run(wrong, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.stderr.count("error: --cpu-workers 3 is for 3 workers") == 1
+    assert result.returncode != 0
+    assert len(list((tmp_path / "logs").rglob("run.json"))) == 1
+
+
+def test_no_host_name_needs_to_be_resolved(tmp_path: Path) -> None:
+    unshare = ["unshare", "--uts", "--map-root-user", "sh", "-c"]
+    command = f"hostname nowhere.invalid && exec {' '.join([*TRAIN, 'cartpole-balance', *SMALL])}"
+    result = subprocess.run(
+        [*unshare, command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads((only_run(tmp_path) / "run.json").read_text())["host"] == "nowhere.invalid"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "flags", [("--gpu-ids", "0", "0", "--backend", "gloo"), ("--gpu-ids", "all")]
+)
+def test_workers_on_gpus(run: Run, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    if flags[1] == "all" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    small = [flag for flag in SMALL if flag not in ("--cpu-workers", "2")]
+    result = run("train", "cartpole-balance", *small, *flags)
+    assert result.returncode == 0, result.stderr
+    assert len(rows(only_run(tmp_path))) == 4
