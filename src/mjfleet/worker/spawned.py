@@ -49,7 +49,7 @@ def run_spawned(job: Job) -> Outcome:
     """
     rank = Rank.from_environ(os.environ) or Rank()
     log_file = job.log_files[rank.local_rank]
-    _use_own_output(*(job.terminal or () if rank.rank == 0 else (log_file, log_file)))
+    _use_own_output(*(job.terminal if job.terminal and rank.rank == 0 else (log_file, log_file)))
     # torch leaves files behind in the folder for temporary ones; a task's own go where they belong.
     os.environ["TMPDIR"] = job.temporary
     tempfile.tempdir = None
