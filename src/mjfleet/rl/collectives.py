@@ -1,11 +1,15 @@
 """What the workers of a run do together, and how long each waits for the others in it."""
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
+
+LOOKING_SECONDS = 0.1
 
 
 class Collectives:
@@ -17,15 +21,18 @@ class Collectives:
     def __init__(self, rank: int = 0, world_size: int = 1, device: str = "cpu") -> None:
         self.rank = rank
         self.world_size = world_size
-        on_gpu = world_size > 1 and dist.get_backend() == "nccl"
-        self._device = torch.device(device if on_gpu else "cpu")
-        self._stopwatch = _Stopwatch(on_gpu)
+        self._on_gpu = world_size > 1 and dist.get_backend() == "nccl"
+        self._device = torch.device(device if self._on_gpu else "cpu")
+        self._stopwatch = _Stopwatch(self._on_gpu)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum `tensor` over all ranks, in place; every rank ends with the same bits."""
         if self.world_size > 1:
             with self._stopwatch.running():
-                dist.all_reduce(tensor)
+                work = dist.all_reduce(tensor, async_op=True)
+                if not self._on_gpu:
+                    _look_until_done(work)
+                work.wait()
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sums of `values` over all ranks, in float64; waits for the device."""
@@ -53,6 +60,17 @@ class Collectives:
     def take_seconds(self) -> float:
         """Seconds that this rank spent in collectives since the last call, waiting included."""
         return self._stopwatch.take()
+
+
+def _look_until_done(work: Any) -> None:
+    """Stay awake for a collective that is about to end.
+
+    A core that has gone to sleep over it takes long to wake up. Looking instead, and leaving the
+    core to whoever wants it, halved what collectives cost two workers on two cores.
+    """
+    deadline = time.perf_counter() + LOOKING_SECONDS
+    while not work.is_completed() and time.perf_counter() < deadline:
+        os.sched_yield()
 
 
 class _Stopwatch:
