@@ -1,5 +1,6 @@
 """What the tests share: how to run the command line, and which devices are at hand."""
 
+import csv
 import os
 import subprocess
 import sys
@@ -35,6 +36,18 @@ def run(tmp_path: Path) -> Run:
         )
 
     return run_module
+
+
+def only_run(root: Path, experiment: str = "cartpole-balance") -> Path:
+    """The one run directory of an experiment under `root`/logs."""
+    (run_dir,) = (root / "logs" / experiment).iterdir()
+    return run_dir
+
+
+def rows(run_dir: Path) -> list[dict[str, str]]:
+    """What metrics.csv holds."""
+    with (run_dir / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
 
 
 def write_task(root: Path, name: str, config: str, env: str = "", model: str = "") -> Path:

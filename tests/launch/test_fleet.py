@@ -1,6 +1,5 @@
 """Several workers from the command line: real processes on this host, connected by gloo."""
 
-import csv
 import fcntl
 import json
 import os
@@ -19,23 +18,13 @@ import psutil
 import pytest
 import torch
 
-from ..conftest import Run, write_task
+from ..conftest import Run, only_run, rows, write_task
 
 SMALL = (
     "--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8",
     "--agent.max-iterations", "4", "--cpu-workers", "2",
 )  # fmt: skip
 TRAIN = (sys.executable, "-m", "mjfleet.cli.train")
-
-
-def only_run(root: Path, experiment: str = "cartpole-balance") -> Path:
-    (run_dir,) = (root / "logs" / experiment).iterdir()
-    return run_dir
-
-
-def rows(run_dir: Path) -> list[dict[str, str]]:
-    with (run_dir / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture(autouse=True)

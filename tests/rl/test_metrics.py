@@ -42,7 +42,7 @@ def report(
         collect_seconds=0.25 * work,
         learn_seconds=0.75 * work + collective,
         collective_seconds=collective,
-        stop=False,
+        stop=15,
         diverged=True,
         checksum=checksum,
     )

@@ -293,14 +293,16 @@ def train(ranks: Ranks) -> dict[str, Any]:
         return own[-1]
 
     runner.env.take_statistics = take_and_keep
-    runner.train(None, lambda metrics: rows.append(metrics.row()), lambda: False)
+    runner.train(None, lambda metrics: rows.append(metrics.row()), lambda: None)
     found["well"] = (own, rows, weights(runner.alg))
 
     # Rank 1 is asked to stop in the second iteration.
     runner = ranks.runner(agent())
-    runner.train(
-        None, lambda _: None, lambda: ranks.rank == 1 and runner.current_learning_iteration == 1
-    )
+
+    def signal_received() -> int | None:
+        return 15 if ranks.rank == 1 and runner.current_learning_iteration == 1 else None
+
+    found["signal"] = runner.train(None, lambda _: None, signal_received)
     found["stopped"] = runner.current_learning_iteration
 
     # Rank 1 changes a parameter by the least there is.
@@ -313,7 +315,7 @@ def train(ranks: Ranks) -> dict[str, Any]:
                 parameter[0] = torch.nextafter(parameter[0], torch.tensor(9.0))
 
     try:
-        runner.train(None, disturb, lambda: False)
+        runner.train(None, disturb, lambda: None)
     except OutOfStepError as error:
         found["out of step"] = str(error)
 
@@ -330,7 +332,7 @@ def train(ranks: Ranks) -> dict[str, Any]:
 
     runner.env.observe = spoilt
     try:
-        runner.train(None, lambda _: None, lambda: False)
+        runner.train(None, lambda _: None, lambda: None)
     except DivergedError as error:
         found["diverged"] = str(error)
     found["finite"] = all(p.isfinite().all() for p in runner.alg.actor.parameters())
@@ -356,7 +358,7 @@ def test_ranks_know_stop_and_fail_together(in_ranks: Callable[..., list[Any]]) -
     # The ranks do not live through the same episodes.
     assert [s.rewards for s in own] != [s.rewards for s in others]
 
-    assert [rank["stopped"] for rank in found] == [2, 2]
+    assert [(rank["stopped"], rank["signal"]) for rank in found] == [(2, 15), (2, 15)]
     assert "rank 1 differ" in found[0]["out of step"]
     assert found[0]["out of step"] == found[1]["out of step"]
     assert found[0]["out of step"].startswith("iteration 3")

@@ -1,6 +1,5 @@
 """Training from the command line: what a run leaves behind, and that it can be repeated."""
 
-import csv
 import json
 import signal
 import subprocess
@@ -16,22 +15,12 @@ import yaml
 
 from mjfleet.cli.train import guarded, train
 
-from ..conftest import Run, write_task
+from ..conftest import Run, only_run, rows, write_task
 
 SMALL = (
     "--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8",
     "--agent.max-iterations", "5", "--agent.save-interval", "2",
 )  # fmt: skip
-
-
-def only_run(root: Path, experiment: str = "cartpole-balance") -> Path:
-    (run_dir,) = (root / "logs" / experiment).iterdir()
-    return run_dir
-
-
-def rows(run_dir: Path) -> list[dict[str, str]]:
-    with (run_dir / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("engine", ["native", "warp"])

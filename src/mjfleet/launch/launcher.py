@@ -104,8 +104,8 @@ def launch(plan: LaunchPlan, config: TrainConfig) -> int:
         with stop.installed():
             outcome = _run(plan, job, stop)
         status = "finished" if outcome.stopped_by is None else "stopped"
-        # The workers of a fleet have it from us.
-        stopped_by = outcome.stopped_by and stop.received
+        # Workers that we started know SIGINT alone, whatever we received.
+        stopped_by = outcome.stopped_by and (stop.received or outcome.stopped_by)
     except Stopped as stopped:
         status = "stopped"
         stopped_by = stopped.signal_number

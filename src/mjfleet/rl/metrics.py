@@ -20,8 +20,8 @@ class RankReport:
     learn_seconds: float
     collective_seconds: float
     """Time in collectives, waiting for other ranks included; part of the two above."""
-    stop: bool
-    """Whether this rank was asked to stop."""
+    stop: int
+    """The signal by which this rank was asked to stop, or 0."""
     diverged: bool
     checksum: int
     """Of parameters and normalisers; at most 2^53, so that a float64 holds it."""
@@ -50,7 +50,7 @@ class RankReport:
             collect_seconds=next(rest),
             learn_seconds=next(rest),
             collective_seconds=next(rest),
-            stop=bool(next(rest)),
+            stop=int(next(rest)),
             diverged=bool(next(rest)),
             checksum=int(next(rest)),
         )

@@ -86,15 +86,18 @@ class Runner(OnPolicyRunner):
         self,
         checkpoints: Path | None,
         on_iteration: Callable[[IterationMetrics], None],
-        should_stop: Callable[[], bool],
-    ) -> None:
-        """Train until `agent.max_iterations` iterations are done or a rank's `should_stop` says so.
+        stop_signal: Callable[[], int | None],
+    ) -> int | None:
+        """Train until `agent.max_iterations` iterations are done or some rank is asked to stop.
 
         Args:
             checkpoints: folder for model_<iteration>.pt: every `agent.save_interval` iterations,
                 and the last; None on ranks that write none.
             on_iteration: called with the metrics of each iteration, the same on every rank.
-            should_stop: asked after each iteration.
+            stop_signal: asked after each iteration: the signal that this rank has received.
+
+        Returns:
+            The signal that ended training early, the same on every rank; None: it is done.
 
         Raises:
             DivergedError: on some rank an observation, a reward or a loss is not finite.
@@ -109,7 +112,7 @@ class Runner(OnPolicyRunner):
         window = EpisodeWindow()
         before = time.perf_counter()
         for iteration in range(1, self.agent.max_iterations + 1):
-            reports = self._iterate(iteration, should_stop)
+            reports = self._iterate(iteration, stop_signal)
             self.current_learning_iteration = iteration
             statistics = all_episodes(reports)
             self.total_steps += statistics.steps
@@ -117,12 +120,13 @@ class Runner(OnPolicyRunner):
             now = time.perf_counter()
             on_iteration(self._metrics(reports, window, statistics.steps / (now - before)))
             before = now
-            stop = any(report.stop for report in reports)
-            last = stop or iteration == self.agent.max_iterations
-            if checkpoints and (last or iteration % self.agent.save_interval == 0):
+            done = iteration == self.agent.max_iterations
+            stop = max(report.stop for report in reports)
+            if checkpoints and (stop or done or iteration % self.agent.save_interval == 0):
                 self.save(str(checkpoints / f"model_{iteration}.pt"))
-            if stop:
-                return
+            if stop and not done:
+                return stop
+        return None
 
     def save(self, path: str, infos: dict[str, Any] | None = None) -> None:
         """Write a checkpoint in rsl_rl's format, whole or not at all."""
@@ -142,7 +146,7 @@ class Runner(OnPolicyRunner):
             self.current_learning_iteration = state["iter"]
         return state["infos"]
 
-    def _iterate(self, iteration: int, should_stop: Callable[[], bool]) -> list[RankReport]:
+    def _iterate(self, iteration: int, stop_signal: Callable[[], int | None]) -> list[RankReport]:
         """Collect, learn, and tell each other; returns the reports of all ranks."""
         start = time.perf_counter()
         self._collect()
@@ -162,7 +166,7 @@ class Runner(OnPolicyRunner):
             collect_seconds=collected - start,
             learn_seconds=learned - collected,
             collective_seconds=self._collectives.take_seconds(),
-            stop=should_stop(),
+            stop=stop_signal() or 0,
             diverged=bool(unfit),
             checksum=self._checksum() if self.is_distributed else 0,
         )

@@ -65,17 +65,13 @@ def run(job: Job, rank: Rank, stop: StopRequest) -> Outcome:
 
         with stop.deferred():
             try:
-                runner.train(
-                    run_dir / "checkpoints" if writes else None,
-                    on_iteration,
-                    lambda: stop.received is not None,
-                )
+                checkpoints = run_dir / "checkpoints" if writes else None
+                stopped_by = runner.train(checkpoints, on_iteration, lambda: stop.received)
             finally:
                 iterations = runner.current_learning_iteration
                 if sinks:
                     write_record(run_dir, iterations=iterations)
                     sinks.close()
-    stopped_by = stop.received if iterations < agent.max_iterations else None
     return Outcome(iterations=iterations, stopped_by=stopped_by)
 
 
