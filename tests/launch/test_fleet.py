@@ -304,11 +304,12 @@ def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path) -> None:
     assert json.loads((only_run(tmp_path) / "run.json").read_text())["status"] == "stopped"
 
 
-def test_a_signal_while_workers_start_leaves_none(tmp_path: Path) -> None:
-    with started(tmp_path, *SMALL) as process:
+@pytest.mark.parametrize("seconds", [0.5, 3.0, 6.0])
+def test_a_signal_while_workers_start_leaves_none(tmp_path: Path, seconds: float) -> None:
+    with started(tmp_path, *SMALL, "--agent.max-iterations", "100000") as process:
         assert process.stdout is not None
         process.stdout.readline()
-        time.sleep(1.0)
+        time.sleep(seconds)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 143

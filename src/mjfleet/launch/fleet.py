@@ -12,8 +12,9 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -54,7 +55,7 @@ def run_fleet(plan: LaunchPlan, job: Job, stop: StopRequest, agent: Agent) -> Ou
     """
     log_files = [worker.log_file for worker in plan.workers]
     agent_log = log_files[0].with_name(f"{LOCALHOST}.log") if log_files[0] else None
-    with Relay(log_files[0]) as relay, _on_loopback(agent), ThreadPoolExecutor(1) as pool:
+    with Relay(log_files[0]) as relay, _on_loopback(agent):
         job = replace(
             job,
             terminal=relay.paths,
@@ -73,18 +74,34 @@ def run_fleet(plan: LaunchPlan, job: Job, stop: StopRequest, agent: Agent) -> Ou
             agent.signal(signal.SIGINT)
             return True
 
-        # In a thread: a signal would wait while the main thread is inside a collective.
-        future = pool.submit(launcher.run, run_spawned, job)
+        thread, future = _in_thread(lambda: launcher.run(run_spawned, job).rank(0))
         try:
             with stop.deferred(pass_on):
-                return future.result().rank(0)
+                return future.result()
         except Stopped:
             agent.signal(signal.SIGKILL)
+            # Connected to its agent, torchrunx is done at once; not yet, it stays for a minute.
+            thread.join(1.0)
             raise
         except Exception as error:
             if stop.received is not None:
                 raise Stopped(stop.received) from None
             raise _cause(Path(job.run_dir), error, agent_log) from None
+
+
+def _in_thread(call: Callable[[], T]) -> "tuple[threading.Thread, Future[T]]":
+    """Call it in a thread: a signal would wait while the main thread is inside a collective."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, name="torchrunx", daemon=True)
+    thread.start()
+    return thread, future
 
 
 class _LoopbackGroup(LauncherAgentGroup[T]):
@@ -121,8 +138,10 @@ def _on_loopback(agent: Agent) -> Iterator[None]:
 
 def _agent_handlers(path: Path | None) -> list[logging.Handler]:
     """The agent's log file. Called in torchrunx's log server, a fork of this process."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # It ends when the launcher ends it.
+    # It ends when the launcher ends it, not by what the launcher's terminal sends.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if path is None:
         return []
     handler = logging.FileHandler(path)

@@ -1,17 +1,21 @@
 """Where the workers' logs go, and how rank 0's output reaches the terminal. In the launcher."""
 
 import fcntl
+import logging
 import os
 import pty
 import selectors
 import termios
 import threading
+import time
 import tty
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from mjfleet.config import TrainConfig
+
+logger = logging.getLogger(__name__)
 
 LOG_DIR_VARIABLE = "TORCHRUNX_LOG_DIR"
 
@@ -81,10 +85,17 @@ class Relay:
 
     def _pass_on(self, stream: int, data: bytes) -> None:
         if self._log:
-            self._log.write(data)
+            try:
+                self._log.write(data)
+            except OSError as error:
+                # A relay that stopped would leave rank 0 waiting for ever to be read.
+                logger.warning("%s ends here: %s", self._log.name, error.strerror)
+                self._log = None
         while data and stream not in self._silent:
             try:
                 data = data[os.write(stream, data) :]
+            except BlockingIOError:
+                time.sleep(0.01)
             except OSError:
                 self._silent.add(stream)  # Nobody reads any more, as after `| head`.
 
