@@ -6,7 +6,9 @@ from pathlib import Path
 from .conftest import REPOSITORY, Run
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z](?!\.\*|[a-z-])")
-OTHERS = {"--help", "--logdir"}
+OTHERS = {
+    "--help", "--logdir", "--log-dir", "--nproc-per-node", "--output", "--shm-size", "--ulimit",
+}  # fmt: skip
 """Flags of other programs, and of every program."""
 
 

@@ -127,7 +127,9 @@ def test_devices_for_workers_that_something_else_has_started() -> None:
     assert select_devices("auto", {}, 4, started=2).indices == (0, 1)
     assert select_devices("auto", {}, 0, started=2).names == ("cpu", "cpu")
     assert select_devices(None, {}, 4, started=2).names == ("cpu", "cpu")
-    # A scheduler that shows each worker one GPU.
+    # A scheduler that shows each worker one GPU, and a machine that has but one.
+    with pytest.raises(UserError, match="there is no GPU 1"):
+        select_devices("auto", {}, 1, started=2)
     assert select_devices("auto", {VISIBLE: "3"}, 4, started=2).physical == ("3", "3")
 
 

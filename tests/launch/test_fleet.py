@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -182,6 +183,14 @@ def test_a_mistake_that_a_worker_finds_leaves_nothing(run: Run, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
 
 
+def test_a_rank_that_waits_too_long_says_what_for(run: Run, tmp_path: Path) -> None:
+    write_noisy(tmp_path, step="if RANK == 1: __import__('time').sleep(60)")
+    result = run("train", "noisy", "--cpu-workers", "2", "--collective-timeout", "3")
+    assert result.returncode == 1
+    assert "rank 0 on " in result.stderr
+    assert "Timed out" in result.stderr
+
+
 LINES = 20_000
 SHOUT = f"""[print(f"rank {{RANK}} line {{i}}") for i in range({LINES})]
             sys.stdout.buffer.write(b"half\\rwhole \\xff\\x1b[32mgreen\\x1b[0m\\n")
@@ -314,6 +323,20 @@ def test_a_signal_while_workers_start_leaves_none(tmp_path: Path, seconds: float
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 143
     assert errors == ""
+
+
+def test_workers_end_with_a_launcher_that_was_killed(tmp_path: Path) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("mjfleet-*"))
+    with started(tmp_path, *SMALL, "--agent.max-iterations", "100000") as process:
+        wait_for_iteration(process, 2)
+        family = psutil.Process(process.pid).children(recursive=True)
+        scratch = set(Path(tempfile.gettempdir()).glob("mjfleet-*")) - before
+        assert len(family) >= 4
+        process.kill()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive
+    for folder in scratch:
+        shutil.rmtree(folder)
 
 
 def test_torchrun_starts_the_workers_and_they_are_one_run(tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ from mjfleet.registry import discover
 
 CPU, GPU = Devices((), ()), Devices((1,), ("3",))
 CPUS, GPUS = Devices((), (), cpu_workers=2), Devices((0, 2), ("4", "6"))
+OUTER = {
+    "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1",
+}  # fmt: skip
 NOON = datetime(2026, 5, 4, 12, 0, 0)
 
 
@@ -62,8 +65,10 @@ def test_torchrunx_log_dir_precedence(variable, flag, expected, source) -> None:
         (CPU, {}, {"cpu_threads": 5}, ["--cpu-threads is 5", "at most 4"]),
         (CPUS, {}, {"cpu_threads": 1}, ["--cpu-threads is 1", "at least 2"]),
         (CPU, {"WORLD_SIZE": "2"}, {}, ["WORLD_SIZE=2", "RANK"]),
-        (CPU, {"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0"}, {}, ["RANK=2"]),
-        (CPU, {"WORLD_SIZE": "2", "RANK": "x", "LOCAL_RANK": "0"}, {}, ["RANK=x"]),
+        (CPU, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}, {}, ["MASTER_ADDR", "missing"]),
+        (CPU, OUTER | {"RANK": "2"}, {}, ["RANK=2", "no place"]),
+        (CPU, OUTER | {"RANK": "x"}, {}, ["RANK=x"]),
+        (CPU, OUTER | {"SLURM_NNODES": "2"}, {}, ["LOCAL_WORLD_SIZE missing"]),
         (CPUS, {}, {"backend": "nccl"}, ["--backend nccl", "gloo"]),
     ],
 )
@@ -108,7 +113,7 @@ def test_one_device_runs_here_and_several_through_torchrunx() -> None:
 
 def test_a_process_that_something_else_started_is_the_rank_it_was_given() -> None:
     # The second of two on the second of two hosts, as torchrun tells it.
-    environ = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    environ = OUTER | {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     made = plan(GPUS, environ)
     assert (made.launcher, made.world_size, made.rank.rank, made.rank.node) == ("outer", 4, 3, 1)
     assert [(w.rank, w.device, w.seed) for w in made.workers] == [
@@ -118,6 +123,8 @@ def test_a_process_that_something_else_started_is_the_rank_it_was_given() -> Non
     assert all(w.log_file is None for w in made.workers)
     assert made.steps_per_iteration == 4 * 512 * 32
     assert plan(environ={"WORLD_SIZE": "1", "RANK": "0"}).launcher == "in-process"
+    alone = plan(environ={"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"})
+    assert (alone.launcher, alone.world_size, alone.backend) == ("outer", 1, None)
 
 
 def test_the_worlds_of_all_workers_are_divided() -> None:

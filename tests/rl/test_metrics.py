@@ -31,16 +31,14 @@ def test_one_iteration_with_enough_episodes_is_enough() -> None:
     assert window.means(("alive",))["return"] == 3.0
 
 
-def report(
-    episodes: int = 0, work: float = 1.0, collective: float = 0.0, checksum: int = 7
-) -> RankReport:
+def report(episodes: int = 0, collective: float = 0.0, checksum: int = 7) -> RankReport:
     return RankReport(
         statistics=ended(episodes, 2.0),
         losses={"value": 0.5, "surrogate": -0.25},
         action_std=0.75,
         warnings={"BADQACC": 3, "INERTIA": 0},
-        collect_seconds=0.25 * work,
-        learn_seconds=0.75 * work + collective,
+        collect_seconds=0.25,
+        learn_seconds=0.75 + collective,
         collective_seconds=collective,
         stop=15,
         diverged=True,
@@ -60,8 +58,8 @@ def test_episodes_of_all_ranks_are_added_up() -> None:
 
 
 def test_the_slowest_rank_is_the_one_that_the_others_waited_for() -> None:
-    reports = [report(work=1.0, collective=0.5), report(work=1.4, collective=0.1)]
-    rank, wait, own = slowest([*reports, report(work=1.1, collective=0.4)])
+    reports = [report(collective=0.5), report(collective=0.1), report(collective=0.4)]
+    rank, wait, own = slowest(reports)
     assert (rank, own) == (1, 0.1)
     assert abs(wait - 0.35) < 1e-9
     assert slowest([report()]) == (0, 0.0, 0.0)

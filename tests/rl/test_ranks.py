@@ -12,7 +12,7 @@ import torch.distributed as dist
 from rsl_rl.algorithms import PPO
 from torch.nn.parallel import DistributedDataParallel
 
-from mjfleet.config import AgentConfig
+from mjfleet.config import AgentConfig, from_dict
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.ppo import FlatPPO
 from mjfleet.rl.runner import DivergedError, OutOfStepError, Runner, rsl_rl_config
@@ -27,15 +27,19 @@ FOUND = BUNDLED["cartpole-balance"]
 
 
 def agent(**algorithm: Any) -> AgentConfig:
-    from mjfleet.config import from_dict
+    return agent_with(algorithm)
 
+
+def agent_with(algorithm: dict[str, Any], **network: Any) -> AgentConfig:
+    network = {"obs_normalization": True, "hidden_dims": [16, 8], **network}
+    actor = network | {"distribution": {"learn_std": not algorithm.pop("constant_std", False)}}
     return from_dict(
         FOUND.task.agent,
         {
             "num_steps_per_env": 8,
             "max_iterations": 3,
-            "actor": {"obs_normalization": True, "hidden_dims": [16, 8]},
-            "critic": {"obs_normalization": True, "hidden_dims": [16, 8]},
+            "actor": actor,
+            "critic": network,
             "algorithm": {"num_learning_epochs": 2, **algorithm},
         },
     )
@@ -138,7 +142,10 @@ def in_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., l
 VARIANTS: dict[str, dict[str, Any]] = {
     "fixed": {"schedule": "fixed"},
     "rnd": {"schedule": "fixed", "rnd_cfg": {"weight": 0.5, "state_normalization": True}},
+    "constant deviation": {"schedule": "fixed", "optimizer": "adamw", "constant_std": True},
+    "mixed precision": {"schedule": "fixed", "use_mixed_precision": True},
     "adaptive": {"schedule": "adaptive", "desired_kl": 0.002},
+    "recurrent, adaptive": {"schedule": "adaptive", "desired_kl": 0.002},
 }
 
 
@@ -146,7 +153,8 @@ def learn_both_ways(ranks: Ranks) -> dict[str, Any]:
     found = {}
     for name, changes in VARIANTS.items():
         # Normalised in each minibatch, advantages are the same for both.
-        config = agent(normalize_advantage_per_mini_batch=True, **changes)
+        network = {"class_name": "RNNModel", "rnn_hidden_dim": 8} if "recurrent" in name else {}
+        config = agent_with({"normalize_advantage_per_mini_batch": True, **changes}, **network)
         ours, theirs = ranks.learn(FlatPPO, config), ranks.learn(PPO, config)
         found[name] = (weights(ours), weights(theirs), ours.learning_rate, theirs.learning_rate)
     return found
@@ -159,7 +167,7 @@ def test_the_update_is_that_of_rsl_rl(in_ranks: Callable[..., list[Any]]) -> Non
         again, _, other_rate, _ = second[name]
         assert all(torch.equal(ours[key], again[key]) for key in ours), name
         assert rate == other_rate
-        if name == "adaptive":  # rsl_rl rounds the learning rate to float32 on its way.
+        if "adaptive" in name:  # rsl_rl rounds the learning rate to float32 on its way.
             assert rate != agent().algorithm.learning_rate
             assert rate == pytest.approx(their_rate, rel=1e-6)
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -197,6 +205,7 @@ def follow_gradients(ranks: Ranks) -> dict[str, Any]:
             for group in alg.optimizer.param_groups:
                 group["fused"] = fused
         observations = ranks.env.get_observations()
+        states: dict[PPO, Any] = {}
         for step in range(6):
             observations = ranks.env.step(torch.randn(16, 1))[0]
             for module, alg in ((both, flat), (ddp, other)):
@@ -204,8 +213,7 @@ def follow_gradients(ranks: Ranks) -> dict[str, Any]:
                 if step == 2:
                     module.zero_grad(set_to_none=True)
                 elif step == 3:
-                    state = alg.save()
-                    alg.load(state, None, strict=True)
+                    alg.load(states[alg], None, strict=True)
                     alg.optimizer.zero_grad()
                 else:
                     alg.optimizer.zero_grad()
@@ -215,16 +223,18 @@ def follow_gradients(ranks: Ranks) -> dict[str, Any]:
                 for part in (alg.actor, alg.critic):
                     torch.nn.utils.clip_grad_norm_(part.parameters(), 0.5)
                 alg.optimizer.step()
+                if step == 0:
+                    states[alg] = copy.deepcopy(alg.save())
         found[f"fused={fused}"] = (weights(flat), weights(other))
         grads = [p.grad for p in both.parameters() if p.grad is not None]
-        found["buffers"] = len({grad.untyped_storage().data_ptr() for grad in grads})
+        found[f"buffers {fused}"] = len({grad.untyped_storage().data_ptr() for grad in grads})
         # A step in which each rank has a gradient for one network only.
         both.zero_grad(set_to_none=True)
         network = flat.actor if ranks.rank == 0 else flat.critic
         network(observations).mean().backward()
         own = gradients(both)
         flat.reduce_parameters()
-        found["reduced"] = (gradients(both), own)
+        found[f"reduced {fused}"] = (gradients(both), own)
     return found
 
 
@@ -236,13 +246,13 @@ def test_gradients_stay_in_one_buffer_and_steps_are_those_of_ddp(
         ours, ddps = first[f"fused={fused}"]
         torch.testing.assert_close(ours, ddps, rtol=1e-5, atol=1e-6)
         assert all(torch.equal(ours[k], v) for k, v in second[f"fused={fused}"][0].items())
-    assert first["buffers"] == 1
-    reduced, own = first["reduced"]
-    for mean, a, b in zip(reduced, own, second["reduced"][1], strict=True):
-        assert (a is None) or (b is None)
-        zero = torch.zeros_like(mean)
-        expected = ((zero if a is None else a) + (zero if b is None else b)) / 2
-        assert torch.equal(mean, expected)
+        assert first[f"buffers {fused}"] == 1
+        reduced, own = first[f"reduced {fused}"]
+        for mean, a, b in zip(reduced, own, second[f"reduced {fused}"][1], strict=True):
+            assert (a is None) or (b is None)
+            zero = torch.zeros_like(mean)
+            expected = ((zero if a is None else a) + (zero if b is None else b)) / 2
+            assert torch.equal(mean, expected)
 
 
 def normalise(ranks: Ranks) -> dict[str, Any]:

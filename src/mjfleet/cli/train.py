@@ -171,6 +171,15 @@ def _run(found: FoundTask, config: TrainConfig, plan: LaunchPlan, argv: Sequence
         traceback.print_exc()
         code = 1
     tell(where)
+    return code if code == 0 else _leave(plan, code)
+
+
+def _leave(plan: LaunchPlan, code: int) -> int:
+    """End a rank that has failed: NCCL, left behind, could keep Python from ending."""
+    if plan.launcher == "outer" and plan.backend == "nccl":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     return code
 
 
@@ -180,10 +189,11 @@ def _run_other_rank(config: TrainConfig, plan: LaunchPlan) -> int:
         return launch(plan, config)
     except UserError as error:
         print(f"rank {plan.rank.rank}: error: {error}", file=sys.stderr)
-        return 2
+        code = 2
     except Exception:
         print(f"rank {plan.rank.rank}: {traceback.format_exc()}", file=sys.stderr)
-        return 1
+        code = 1
+    return _leave(plan, code)
 
 
 def _create(

@@ -5,7 +5,6 @@ first and imports while we do; torchrunx's command line then reaches it through 
 """
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +19,8 @@ GRACE_SECONDS = 5.0
 _CODE = """
 import signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # It lives until its workers are done.
+from mjfleet.worker.stop import die_with_parent
+die_with_parent()
 import runpy, shlex, sys
 import torchrunx.agent
 arguments = shlex.split(sys.stdin.readline())
@@ -53,8 +54,15 @@ class Agent:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self.end(0.0 if kind else GRACE_SECONDS)
-        self._scratch.cleanup()
+        try:
+            # After an error it has nothing left to do.
+            deadline = time.monotonic() + (0.0 if kind else GRACE_SECONDS)
+            while not self.has_ended() and time.monotonic() < deadline:
+                time.sleep(0.02)
+        finally:
+            self.signal(signal.SIGKILL)
+            self._process.wait()
+            self._scratch.cleanup()
 
     def execute(self, command: str, hostname: str, **_: Any) -> tuple[str, str]:
         """What torchrunx calls to start the agent by a shell command, and later to end it."""
@@ -62,25 +70,20 @@ class Agent:
         arguments = command.partition("-m torchrunx ")[2]
         assert self._process.stdin is not None
         if arguments:
-            self._process.stdin.write(shlex.join(shlex.split(arguments)) + "\n")
+            self._process.stdin.write(arguments + "\n")
             self._process.stdin.close()
         else:
             os.kill(self._process.pid, signal.SIGTERM)
         return "", ""
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the agent and all workers, whose group lasts until `end`."""
+        """Send a signal to the agent and all workers, whose group lasts as long as the block."""
         os.killpg(self._process.pid, number)
 
-    def end(self, grace_seconds: float) -> None:
-        """Give the agent a moment to end by itself, then leave nothing of its group behind."""
-        deadline = time.monotonic() + grace_seconds
-        # Not to be reaped yet: that would let go of the group's number.
+    def has_ended(self) -> bool:
+        """Whether the agent has ended; it is not reaped, which would free its group's number."""
         look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        while not os.waitid(os.P_PID, self._process.pid, look) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        self.signal(signal.SIGKILL)
-        self._process.wait()
+        return os.waitid(os.P_PID, self._process.pid, look) is not None
 
 
 def _environment(threads: int) -> dict[str, str]:

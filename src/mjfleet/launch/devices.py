@@ -99,7 +99,9 @@ def select_devices(
                 f"--gpu-ids {_shown(request)}: {why}; use --gpu-ids None to train on the CPU."
             )
         return Devices((), (), why, cpu_workers=started or 1)
-    indices = _indices(request, len(visible), started)
+    # A scheduler may show each worker one GPU, its own.
+    own = VISIBLE in environ and len(visible) == 1
+    indices = _indices(request, len(visible), started, own or shared)
     for index in indices:
         if not 0 <= index < len(visible):
             raise UserError(
@@ -117,7 +119,7 @@ def select_devices(
     return Devices(indices, tuple(visible[index] for index in indices))
 
 
-def _indices(request: GpuRequest, visible: int, started: int | None) -> tuple[int, ...]:
+def _indices(request: GpuRequest, visible: int, started: int | None, own: bool) -> tuple[int, ...]:
     """The GPU of each worker; not yet checked against those that are visible."""
     if isinstance(request, list):
         return tuple(request)
@@ -125,8 +127,7 @@ def _indices(request: GpuRequest, visible: int, started: int | None) -> tuple[in
         return tuple(range(visible))
     if started is None:
         return (0,)
-    # A scheduler may show each worker one GPU, its own.
-    return (0,) * started if visible == 1 else tuple(range(started))
+    return (0,) * started if visible == 1 and own else tuple(range(started))
 
 
 def _check_started(what: str, devices: int, started: int | None) -> None:

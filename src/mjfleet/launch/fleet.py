@@ -10,24 +10,20 @@ import json
 import logging
 import os
 import signal
-import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
-from unittest import mock
 
 import torch.distributed as dist
 import torchrunx
 import torchrunx.launcher
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torchrunx.utils.comm import LauncherAgentGroup
 from torchrunx.utils.log_handling import get_handler_filter
 
@@ -36,11 +32,15 @@ from mjfleet.launch.agent import Agent
 from mjfleet.launch.logs import Relay
 from mjfleet.launch.plan import LOCALHOST, LaunchPlan
 from mjfleet.report.record import METRICS_FILE
+from mjfleet.worker.group import LOOPBACK, loopback_store
 from mjfleet.worker.job import Job, Outcome
 from mjfleet.worker.spawned import run_spawned
-from mjfleet.worker.stop import Stopped, StopRequest
+from mjfleet.worker.stop import Stopped, StopRequest, die_with_parent
 
-LOOPBACK = "127.0.0.1"
+AGENT_TIMEOUT_SECONDS = 600
+"""How long launcher and agent wait for each other: an agent is silent while its workers exit."""
+AGENT_GONE_SECONDS = 5.0
+"""How long torchrunx may take to notice that its agent has ended."""
 
 T = TypeVar("T")
 
@@ -55,17 +55,19 @@ def run_fleet(plan: LaunchPlan, job: Job, stop: StopRequest, agent: Agent) -> Ou
     """
     log_files = [worker.log_file for worker in plan.workers]
     agent_log = log_files[0].with_name(f"{LOCALHOST}.log") if log_files[0] else None
-    with Relay(log_files[0]) as relay, _on_loopback(agent):
+    with Relay(log_files[0]) as relay:
         job = replace(
             job,
             terminal=relay.paths,
             log_files=tuple(str(path.resolve()) if path else os.devnull for path in log_files),
             temporary=tempfile.gettempdir(),
         )
+        _keep_on_loopback(agent)
         launcher = torchrunx.Launcher(
             hostnames=[LOCALHOST],
             workers_per_host=len(plan.workers),
             backend=None,  # The workers make a process group of their own.
+            agent_timeout=AGENT_TIMEOUT_SECONDS,
         ).set_logging_handlers(partial(_agent_handlers, agent_log))
 
         def pass_on() -> bool:
@@ -74,23 +76,33 @@ def run_fleet(plan: LaunchPlan, job: Job, stop: StopRequest, agent: Agent) -> Ou
             agent.signal(signal.SIGINT)
             return True
 
-        thread, future = _in_thread(lambda: launcher.run(run_spawned, job).rank(0))
+        future = _in_thread(lambda: launcher.run(run_spawned, job).rank(0))
         try:
             with stop.deferred(pass_on):
-                return future.result()
+                return _wait(future, agent)
         except Stopped:
             agent.signal(signal.SIGKILL)
-            # Connected to its agent, torchrunx is done at once; not yet, it stays for a minute.
-            thread.join(1.0)
             raise
         except Exception as error:
-            if stop.received is not None:
-                raise Stopped(stop.received) from None
-            raise _cause(Path(job.run_dir), error, agent_log) from None
+            cause = _cause(Path(job.run_dir), error, agent_log)
+            if cause.found or stop.received is None:
+                raise cause.error from None
+            raise Stopped(stop.received) from None
 
 
-def _in_thread(call: Callable[[], T]) -> "tuple[threading.Thread, Future[T]]":
-    """Call it in a thread: a signal would wait while the main thread is inside a collective."""
+def _wait(future: "Future[T]", agent: Agent) -> T:
+    """The result of torchrunx, which would not notice an agent that never got in touch."""
+    while not wait([future], timeout=1.0).done:
+        if agent.has_ended() and not wait([future], timeout=AGENT_GONE_SECONDS).done:
+            raise RuntimeError("torchrunx's agent ended before it was connected")
+    return future.result()
+
+
+def _in_thread(call: Callable[[], T]) -> "Future[T]":
+    """Call it in a thread: a signal would wait while the main thread is inside a collective.
+
+    Nobody waits for the thread: without an agent, torchrunx would stay in it for minutes.
+    """
     future: Future[T] = Future()
 
     def run() -> None:
@@ -99,45 +111,35 @@ def _in_thread(call: Callable[[], T]) -> "tuple[threading.Thread, Future[T]]":
         except BaseException as error:
             future.set_exception(error)
 
-    thread = threading.Thread(target=run, name="torchrunx", daemon=True)
-    thread.start()
-    return thread, future
+    threading.Thread(target=run, name="torchrunx", daemon=True).start()
+    return future
 
 
 class _LoopbackGroup(LauncherAgentGroup[T]):
     """torchrunx's group of launcher and agents, with a store that only this host can reach."""
 
     def __post_init__(self) -> None:
-        listener = socket.create_server((LOOPBACK, self.launcher_port))
-        store = TCPStore(
-            LOOPBACK,
-            self.launcher_port,
-            self.world_size,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
         timeout = timedelta(seconds=self.agent_timeout)
+        store = loopback_store(self.launcher_port, self.world_size, timeout)
         self.group = dist.init_process_group(
             "gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
         )
 
 
-@contextmanager
-def _on_loopback(agent: Agent) -> Iterator[None]:
-    """Keep torchrunx on this host for the length of the block; it has no settings for that."""
-    module = torchrunx.launcher
-    with (
-        mock.patch.object(module, "socket", SimpleNamespace(getfqdn=lambda: LOOPBACK)),
-        mock.patch.object(module, "LauncherAgentGroup", _LoopbackGroup),
-        mock.patch.object(module, "execute_command", agent.execute),
-        mock.patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": "lo"}),
+def _keep_on_loopback(agent: Agent) -> None:
+    """Keep torchrunx on this host, where it has no settings for that: for good, in this process."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    for name, ours in (
+        ("socket", SimpleNamespace(getfqdn=lambda: LOOPBACK)),
+        ("LauncherAgentGroup", _LoopbackGroup),
+        ("execute_command", agent.execute),
     ):
-        yield
+        setattr(torchrunx.launcher, name, ours)
 
 
 def _agent_handlers(path: Path | None) -> list[logging.Handler]:
     """The agent's log file. Called in torchrunx's log server, a fork of this process."""
+    die_with_parent()
     # It ends when the launcher ends it, not by what the launcher's terminal sends.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -150,18 +152,30 @@ def _agent_handlers(path: Path | None) -> list[logging.Handler]:
     return [handler]
 
 
-def _cause(run_dir: Path, error: Exception, agent_log: Path | None) -> Exception:
-    """What to raise: the first failure that the workers wrote down and that is no echo."""
+@dataclass(frozen=True)
+class _Cause:
+    """Why a fleet ended early, and whether a worker has said so."""
+
+    error: Exception
+    found: bool
+
+
+def _cause(run_dir: Path, error: Exception, agent_log: Path | None) -> _Cause:
+    """The first failure that the workers wrote down and that is no echo; else what is known."""
     records = [json.loads(path.read_text()) for path in run_dir.glob("failures/rank*.json")]
-    causes = [record for record in records if not record["echo"]]
-    if not causes:
-        more = f"; torchrunx's agent wrote {agent_log}" if agent_log else ""
-        return WorkerError(f"a worker ended without a word: {str(error) or repr(error)}{more}")
-    first = min(causes, key=lambda record: record["time"])
-    if first["mistake"]:
-        return UserError(first["message"])
+    first = min(records, key=lambda record: (record["echo"], record["time"]), default=None)
+    if first is None or first["echo"]:
+        text = f"a worker ended without a word: {str(error) or repr(error)}"
+        if first is not None:
+            text += f"\nWhat rank {first['rank']} saw of it: {first['message']}"
+        if agent_log is not None:
+            text += f"\nWhat torchrunx's agent saw: {agent_log}"
+        return _Cause(WorkerError(text), found=False)
+    if first["mistake"] and not (run_dir / METRICS_FILE).exists():
+        return _Cause(UserError(first["message"]), found=True)
     path = run_dir / "failures" / f"rank{first['rank']}.json"
-    return WorkerError(
+    text = (
         f"rank {first['rank']} on {first['host']} ({first['device']}) failed:\n"
         f"{first['traceback']}Recorded in {path}"
     )
+    return _Cause(WorkerError(text), found=True)

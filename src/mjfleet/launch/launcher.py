@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -14,6 +15,7 @@ from mjfleet.launch.agent import Agent
 from mjfleet.launch.config_file import write_config
 from mjfleet.launch.plan import LaunchPlan
 from mjfleet.report.record import git_state, now, stack_versions, write_record
+from mjfleet.tell import tell
 from mjfleet.worker.job import Job, Outcome
 from mjfleet.worker.life import run
 from mjfleet.worker.stop import Stopped, StopRequest
@@ -78,7 +80,7 @@ def discard(made: MadeFolders) -> None:
     for folder in made.own:
         shutil.rmtree(folder, ignore_errors=True)
     for folder in made.around:
-        if folder.is_dir() and not any(folder.iterdir()):
+        with suppress(OSError):  # It was never made, or somebody has put something into it.
             folder.rmdir()
 
 
@@ -87,7 +89,7 @@ def launch(plan: LaunchPlan, config: TrainConfig) -> int:
 
     Whatever a worker raises is raised here, once the record says that the run failed.
     """
-    stop = StopRequest()
+    stop = StopRequest(say=tell if plan.rank.rank == 0 else lambda text: None)
     job = Job(
         task=plan.task,
         task_folder=str(plan.task_folder),

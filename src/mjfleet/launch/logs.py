@@ -46,7 +46,7 @@ class Relay:
         self._channels: dict[int, tuple[int, int]] = {}
         self._silent: set[int] = set()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._pump, name="relay")
+        self._thread = threading.Thread(target=self._pump, name="relay", daemon=True)
 
     def __enter__(self) -> "Relay":
         for stream in (1, 2):

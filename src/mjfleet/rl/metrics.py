@@ -83,7 +83,7 @@ class IterationMetrics:
     collect_seconds: float
     learn_seconds: float
     slowest_rank: int
-    """The rank that worked longest, time in collectives aside."""
+    """The rank that waited least for others."""
     wait_seconds: float
     """How long the other ranks waited for it, on average."""
     collective_seconds: float
@@ -132,15 +132,13 @@ def slowest(reports: Sequence[RankReport]) -> tuple[int, float, float]:
     """Who kept the others waiting.
 
     Returns:
-        The rank that worked longest, the mean seconds that the others waited for it, and its own
-        seconds in collectives, which nobody could have saved it.
+        The rank that waited least, since the others waited for it; the mean seconds that they did
+        so; and its own seconds in collectives, which nobody could have saved it.
     """
-    work = [r.collect_seconds + r.learn_seconds - r.collective_seconds for r in reports]
-    rank = work.index(max(work))
-    others = [r.collective_seconds for i, r in enumerate(reports) if i != rank]
-    least = reports[rank].collective_seconds
-    wait = sum(others) / len(others) - least if others else 0.0
-    return rank, max(0.0, wait), least
+    waited = [report.collective_seconds for report in reports]
+    least = min(waited)
+    others = len(waited) - 1
+    return waited.index(least), (sum(waited) - least) / others - least if others else 0.0, least
 
 
 def odd_ones_out(reports: Sequence[RankReport]) -> list[int]:

@@ -79,7 +79,10 @@ class FlatPPO(PPO):
                 delattr(self.storage, name)
 
     def reduce_parameters(self) -> None:
-        """Average the gradients, and the KL divergence, over all ranks in one all-reduce."""
+        """Average the gradients, and the KL divergence, over all ranks in one all-reduce.
+
+        A parameter that has no gradient on a rank counts as zero there.
+        """
         for parameter, view in self._views:
             if parameter.grad is None:
                 view.zero_()
@@ -97,7 +100,7 @@ class FlatPPO(PPO):
         """Make one buffer and let every parameter's gradient be a view of it."""
         optimizers = [self.optimizer, *([self.rnd.optimizer] if self.rnd else [])]
         owned = [
-            [p for group in optimizer.param_groups for p in group["params"]]
+            [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
             for optimizer in optimizers
         ]
         sizes = [sum(p.numel() for p in parameters) for parameters in owned]

@@ -46,6 +46,9 @@ def process_group(job: Job, rank: Rank, timeout_seconds: float) -> Iterator[Grou
     Workers that we started on one host meet at a store that listens on the loopback interface
     alone, and need no host name. Otherwise MASTER_ADDR and MASTER_PORT say where to meet.
 
+    On an error NCCL's group is left to the end of the process, which has to follow: taking it down
+    would wait for the other ranks, which wait for this one.
+
     Args:
         job: its `backend` and devices.
         rank: this worker's place.
@@ -61,7 +64,7 @@ def process_group(job: Job, rank: Rank, timeout_seconds: float) -> Iterator[Grou
             os.environ.setdefault(variable, "lo")
     dist.init_process_group(
         job.backend,
-        store=_loopback_store(rank, timeout) if job.local else None,
+        store=_own_store(rank, timeout) if job.local else None,
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timeout,
@@ -69,21 +72,30 @@ def process_group(job: Job, rank: Rank, timeout_seconds: float) -> Iterator[Grou
     )
     try:
         yield Group(rank, device, timeout)
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if job.backend != "nccl":
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
 
 
-def _loopback_store(rank: Rank, timeout: timedelta) -> TCPStore:
-    """A store on the loopback interface alone; torch's own would listen on all of them."""
+def _own_store(rank: Rank, timeout: timedelta) -> TCPStore:
+    """The store of workers that we started: rank 0's."""
     port = int(os.environ["MASTER_PORT"])
-    if rank.rank > 0:
-        return TCPStore(LOOPBACK, port, rank.world_size, is_master=False, timeout=timeout)
+    if rank.rank == 0:
+        return loopback_store(port, rank.world_size, timeout)
+    return TCPStore(LOOPBACK, port, rank.world_size, is_master=False, timeout=timeout)
+
+
+def loopback_store(port: int, world_size: int, timeout: timedelta) -> TCPStore:
+    """A store that listens on the loopback interface; torch would listen on all of them."""
     listener = socket.create_server((LOOPBACK, port))
     return TCPStore(
         LOOPBACK,
         port,
-        rank.world_size,
+        world_size,
         is_master=True,
         timeout=timeout,
+        wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )

@@ -27,25 +27,32 @@ class Rank:
         """The place that torchrun, torchrunx or a scheduler's script gave this process, if any.
 
         Raises:
-            UserError: WORLD_SIZE says that there are others, but not which one this is.
+            UserError: WORLD_SIZE is set, but not all else that a worker needs to know.
         """
-        if environ.get("WORLD_SIZE", "1") == "1":
+        alone = environ.get("WORLD_SIZE", "1") == "1"
+        if alone and "LOCAL_RANK" not in environ:
             return None
+        needed = ["WORLD_SIZE", "RANK", "LOCAL_RANK"]
+        if not alone:
+            needed += ["MASTER_ADDR", "MASTER_PORT"]
+        if environ.get("SLURM_NNODES", "1") != "1":
+            needed += ["LOCAL_WORLD_SIZE"]
         try:
-            world_size, rank, local_rank = (
-                int(environ[name]) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK")
-            )
+            if missing := [name for name in needed if name not in environ]:
+                raise ValueError(f"{', '.join(missing)} missing")
+            world_size, rank, local_rank = (int(environ[name]) for name in needed[:3])
             local_world_size = int(environ.get("LOCAL_WORLD_SIZE", world_size))
-            node = int(environ.get("GROUP_RANK", rank // local_world_size))
             if not (0 <= local_rank <= rank < world_size and local_rank < local_world_size):
-                raise ValueError
-        except (KeyError, ValueError):
-            names = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+                raise ValueError("no place among the others")
+            node = environ.get("GROUP_RANK", environ.get("SLURM_NODEID", rank // local_world_size))
+            node = int(node)
+        except ValueError as error:
+            names = dict.fromkeys([*needed, "LOCAL_WORLD_SIZE"])
             given = ", ".join(f"{name}={environ[name]}" for name in names if name in environ)
             raise UserError(
-                f"{given}: to be one of several workers that something else has started, a process "
-                "needs WORLD_SIZE, RANK and LOCAL_RANK, as torchrun sets them. Unset WORLD_SIZE to "
-                "have workers started here."
+                f"{given}: {error}. A worker that something else has started needs "
+                f"{', '.join(needed)}, as torchrun sets them; unset WORLD_SIZE to have workers "
+                "started here."
             ) from None
         return cls(
             rank=rank,

@@ -55,15 +55,17 @@ def run(job: Job, rank: Rank, stop: StopRequest) -> Outcome:
             env = _build_env(found, config, job, rank)
         runner = Runner(env, agent, device, job.threads, found.load, group.collectives)
         group.collectives.total([0])  # Everybody got this far: nobody has found a mistake.
-        progress = Progress(agent.max_iterations) if writes else None
-        sinks = Sinks(run_dir, agent.logger, agent.experiment_name, job.config) if writes else None
-
-        def on_iteration(metrics: IterationMetrics) -> None:
-            if progress and sinks:
-                progress.iteration(metrics)
-                sinks.write(metrics.row())
-
         with stop.deferred():
+            progress = Progress(agent.max_iterations) if writes else None
+            sinks = (
+                Sinks(run_dir, agent.logger, agent.experiment_name, job.config) if writes else None
+            )
+
+            def on_iteration(metrics: IterationMetrics) -> None:
+                if progress and sinks:
+                    progress.iteration(metrics)
+                    sinks.write(metrics.row())
+
             try:
                 checkpoints = run_dir / "checkpoints" if writes else None
                 stopped_by = runner.train(checkpoints, on_iteration, lambda: stop.received)

@@ -16,7 +16,7 @@ from mjfleet.errors import UserError
 from mjfleet.files import write_atomically
 from mjfleet.worker.job import Job, Outcome, Rank
 from mjfleet.worker.life import run
-from mjfleet.worker.stop import Stopped, StopRequest
+from mjfleet.worker.stop import Stopped, StopRequest, die_with_parent
 
 ECHO_SECONDS = 3.0
 """A worker that has only lost another one lasts longer, so that the other is seen to end first."""
@@ -47,6 +47,7 @@ def run_spawned(job: Job) -> Outcome:
     A failure is written down, and the process ends at once: torchrunx would hold the exception
     back until all workers end, while the others wait for this one in a collective.
     """
+    die_with_parent()
     rank = Rank.from_environ(os.environ) or Rank()
     log_file = job.log_files[rank.local_rank]
     _use_own_output(*(job.terminal if job.terminal and rank.rank == 0 else (log_file, log_file)))
@@ -107,12 +108,15 @@ def _write_failure(job: Job, rank: Rank, error: BaseException, echo: bool) -> No
 
 
 def _is_echo(error: BaseException) -> bool:
-    """Whether a collective failed because another rank has gone away."""
-    from torch.distributed import DistError
+    """Whether this is how another rank's end looks from here: a connection that is gone."""
+    from torch.distributed import DistError, DistNetworkError
 
-    if isinstance(error, DistError):
+    if isinstance(error, DistNetworkError):
         return True
-    return isinstance(error, RuntimeError) and "gloo/transport" in str(error)
+    text = str(error)
+    if isinstance(error, DistError):
+        return "remote" in text
+    return "gloo/transport" in text and "Timed out" not in text
 
 
 def _end(code: int) -> None:

@@ -1,5 +1,6 @@
 """Signals that ask a run to stop: what is under way is finished first. Imports nothing heavy."""
 
+import ctypes
 import math
 import signal
 import time
@@ -77,6 +78,15 @@ class StopRequest:
             return
         self._say(f"{name}: stopping at once")
         raise Stopped(number)
+
+
+def die_with_parent() -> None:
+    """Have this process killed when the one that started it ends, however that happens.
+
+    See prctl(2), PR_SET_PDEATHSIG.
+    """
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
 
 
 def _never() -> bool:
