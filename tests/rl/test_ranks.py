@@ -1,5 +1,6 @@
 """Several ranks that learn together: two real processes, connected by gloo."""
 
+import copy
 import multiprocessing
 from collections.abc import Callable
 from datetime import timedelta

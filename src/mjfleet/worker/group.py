@@ -62,21 +62,44 @@ def process_group(job: Job, rank: Rank, timeout_seconds: float) -> Iterator[Grou
     if rank.world_size == rank.local_world_size:
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, "lo")
+    store = _own_store(rank, timeout) if job.local else None
+    threads = _threads()
     dist.init_process_group(
         job.backend,
-        store=_own_store(rank, timeout) if job.local else None,
+        store=store,
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timeout,
         device_id=torch.device(device) if job.backend == "nccl" else None,
     )
     try:
+        if device == "cpu":
+            dist.barrier()  # The first collective starts the rest of gloo's threads.
+            _let_go_first(_threads() - threads)
         yield Group(rank, device, timeout)
     except BaseException:
         if job.backend != "nccl":
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
+
+
+def _threads() -> set[int]:
+    """The threads of this process, by the system's numbers."""
+    return {int(thread) for thread in os.listdir("/proc/self/task")}
+
+
+def _let_go_first(threads: set[int]) -> None:
+    """Let gloo's threads, which have little to do, interrupt what computes; where that is allowed.
+
+    Linux makes a thread that wakes up wait until the one that runs has had its turn. A fifth of all
+    reductions took 5 ms by that instead of 0.3. It takes root or a limit, RLIMIT_RTPRIO.
+    """
+    for thread in threads:
+        try:
+            os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
+        except (PermissionError, ProcessLookupError):
+            return
 
 
 def _own_store(rank: Rank, timeout: timedelta) -> TCPStore:
