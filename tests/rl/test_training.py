@@ -322,7 +322,10 @@ def test_a_config_file_knows_where_its_task_was_found(
 
 def start(tmp_path: Path, *flags: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "mjfleet.cli.train", "cartpole-balance", *flags],
+        [
+            *("env", "--default-signal=HUP"),  # The tests themselves may run under nohup.
+            *(sys.executable, "-m", "mjfleet.cli.train", "cartpole-balance", *flags),
+        ],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
