@@ -2,7 +2,6 @@
 
 import copy
 import multiprocessing
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -100,7 +99,7 @@ def weights(alg: PPO) -> dict[str, torch.Tensor]:
     }
 
 
-def enter(function: Callable[..., Any], rank: int, folder: str, arguments: tuple[Any, ...]) -> None:
+def enter(rank: int, folder: str) -> None:
     """The main function of a rank's process."""
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -111,33 +110,29 @@ def enter(function: Callable[..., Any], rank: int, folder: str, arguments: tuple
         timeout=timedelta(seconds=60),
     )
     try:
-        torch.save(function(Ranks(rank), *arguments), Path(folder, f"{rank}.pt"))
+        parts = {part.__name__: part(Ranks(rank), folder) for part in PARTS}
+        torch.save(parts, Path(folder, f"{rank}.pt"))
     finally:
         dist.destroy_process_group()
 
 
-@pytest.fixture
-def in_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Call a function of this module on every rank at once; returns what each returned."""
-    monkeypatch.syspath_prepend(str(REPOSITORY))
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-
-    def call(function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        context = multiprocessing.get_context("spawn")
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of the functions of PARTS returned, by its name, on every rank."""
+    folder = tmp_path_factory.mktemp("ranks")
+    context = multiprocessing.get_context("spawn")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(REPOSITORY))
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
         processes = [
-            context.Process(target=enter, args=(function, rank, str(tmp_path), arguments))
-            for rank in range(WORLD_SIZE)
+            context.Process(target=enter, args=(rank, str(folder))) for rank in range(WORLD_SIZE)
         ]
         for process in processes:
             process.start()
         for process in processes:
             process.join()
-        assert [process.exitcode for process in processes] == [0] * WORLD_SIZE
-        return [
-            torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(WORLD_SIZE)
-        ]
-
-    return call
+    assert [process.exitcode for process in processes] == [0] * WORLD_SIZE
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(WORLD_SIZE)]
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -150,7 +145,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def learn_both_ways(ranks: Ranks) -> dict[str, Any]:
+def learn_both_ways(ranks: Ranks, folder: str) -> dict[str, Any]:
     found = {}
     for name, changes in VARIANTS.items():
         # Normalised in each minibatch, advantages are the same for both.
@@ -161,8 +156,8 @@ def learn_both_ways(ranks: Ranks) -> dict[str, Any]:
     return found
 
 
-def test_the_update_is_that_of_rsl_rl(in_ranks: Callable[..., list[Any]]) -> None:
-    first, second = in_ranks(learn_both_ways)
+def test_the_update_is_that_of_rsl_rl(found: list[dict[str, Any]]) -> None:
+    first, second = (rank["learn_both_ways"] for rank in found)
     for name in VARIANTS:
         ours, theirs, rate, their_rate = first[name]
         again, _, other_rate, _ = second[name]
@@ -189,7 +184,7 @@ class Both(torch.nn.Module):
         return log_prob.mean() + self.critic(observations).square().mean()
 
 
-def follow_gradients(ranks: Ranks) -> dict[str, Any]:
+def follow_gradients(ranks: Ranks, folder: str) -> dict[str, Any]:
     """Steps by our reduction, with things on the way that could part gradients and buffer."""
     found: dict[str, Any] = {}
 
@@ -240,9 +235,9 @@ def follow_gradients(ranks: Ranks) -> dict[str, Any]:
 
 
 def test_gradients_stay_in_one_buffer_and_steps_are_those_of_ddp(
-    in_ranks: Callable[..., list[Any]],
+    found: list[dict[str, Any]],
 ) -> None:
-    first, second = in_ranks(follow_gradients)
+    first, second = (rank["follow_gradients"] for rank in found)
     for fused in (False, True):
         ours, ddps = first[f"fused={fused}"]
         torch.testing.assert_close(ours, ddps, rtol=1e-5, atol=1e-6)
@@ -256,7 +251,7 @@ def test_gradients_stay_in_one_buffer_and_steps_are_those_of_ddp(
             assert torch.equal(mean, expected)
 
 
-def normalise(ranks: Ranks) -> dict[str, Any]:
+def normalise(ranks: Ranks, folder: str) -> dict[str, Any]:
     alg = ranks.algorithm(FlatPPO, agent())
     ranks.rollout(alg)
     rollout = alg.storage
@@ -273,9 +268,9 @@ def normalise(ranks: Ranks) -> dict[str, Any]:
 
 
 def test_advantages_and_observations_are_normalised_over_all_ranks(
-    in_ranks: Callable[..., list[Any]],
+    found: list[dict[str, Any]],
 ) -> None:
-    found = in_ranks(normalise)
+    found = [rank["normalise"] for rank in found]
     raw = torch.cat([rank["raw"] for rank in found])
     expected = (raw - raw.mean()) / (raw.std() + 1e-8)
     torch.testing.assert_close(
@@ -289,7 +284,7 @@ def test_advantages_and_observations_are_normalised_over_all_ranks(
         assert state["actor.obs_normalizer.count"] == len(seen)
 
 
-def train(ranks: Ranks) -> dict[str, Any]:
+def train(ranks: Ranks, folder: str) -> dict[str, Any]:
     """Runs of a few iterations: what all ranks come to know, and how they end together."""
     found: dict[str, Any] = {}
 
@@ -350,8 +345,8 @@ def train(ranks: Ranks) -> dict[str, Any]:
     return found
 
 
-def test_ranks_know_stop_and_fail_together(in_ranks: Callable[..., list[Any]]) -> None:
-    found = in_ranks(train)
+def test_ranks_know_stop_and_fail_together(found: list[dict[str, Any]]) -> None:
+    found = [rank["train"] for rank in found]
     (own, rows, first), (others, other_rows, second) = (rank["well"] for rank in found)
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert len(rows) == 3
@@ -397,9 +392,12 @@ def take_turns(ranks: Ranks, folder: str) -> str:
 
 
 def test_one_rank_of_a_host_compiles_and_the_others_load(
-    in_ranks: Callable[..., list[Any]], tmp_path: Path
+    found: list[dict[str, Any]],
 ) -> None:
-    assert in_ranks(take_turns, str(tmp_path)) == ["compiled", "loaded"]
+    assert [rank["take_turns"] for rank in found] == ["compiled", "loaded"]
+
+
+PARTS = (learn_both_ways, follow_gradients, normalise, train, take_turns)
 
 
 def test_one_rank_alone_is_rsl_rls_ppo() -> None:
