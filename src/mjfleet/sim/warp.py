@@ -34,7 +34,7 @@ class WarpSimulation(Simulation):
     ) -> None:
         super().__init__(model, num_envs, device)
         self.warning_kinds = tuple(str(kind.name) for kind in mjw.OverflowType.ALL & ~_LIMITS)
-        _start_warp(device)
+        start_warp(device)
         self._graphs: dict[tuple[object, ...], wp.Graph] = {}
         self._derived = False
         with wp.ScopedDevice(device):
@@ -117,7 +117,7 @@ class WarpSimulation(Simulation):
         return wp.to_torch(getattr(self._data, name)).view(self._shape(name))
 
 
-def _start_warp(device: str) -> None:
+def start_warp(device: str) -> None:
     """Start warp without its banner and a line for each kernel it loads.
 
     Its C++ side prints that there is no GPU driver, which is no news to a run on the CPU.

@@ -50,7 +50,7 @@ def run(job: Job, rank: Rank, stop: StopRequest) -> Outcome:
     _seed_everything(agent.seed + rank.rank)
     if device != "cpu":
         _bind_gpu(device)
-    with _warp_on(device), process_group(job, rank, config.collective_timeout) as group:
+    with _warp_on(job, device), process_group(job, rank, config.collective_timeout) as group:
         with group.one_first(on=job.engine == "warp"):
             env = _build_env(found, config, job, rank)
         runner = Runner(env, agent, device, job.threads, found.load, group.collectives)
@@ -131,12 +131,15 @@ def _bind_gpu(device: str) -> None:
     os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", str(index))
 
 
-def _warp_on(device: str) -> "AbstractContextManager[object]":
-    """Let warp, also where a task calls it, use this device only; nothing on the CPU."""
-    if device == "cpu":
+def _warp_on(job: Job, device: str) -> "AbstractContextManager[object]":
+    """Let warp, where it is used, take this device also for what a task calls itself."""
+    if job.engine != "warp":
         return nullcontext()
     import warp as wp
 
+    from mjfleet.sim.warp import start_warp
+
+    start_warp(device)
     return wp.ScopedDevice(device)
 
 
