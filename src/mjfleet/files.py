@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,5 +20,39 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
+        _flush_folder(path.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Have the new name on disk too, not the file alone."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The files model_<iteration>.pt of a folder, the oldest first."""
+    found = [path for path in folder.glob("model_*.pt") if iteration_of(path) is not None]
+    return sorted(found, key=lambda path: iteration_of(path) or 0)
+
+
+def iteration_of(path: Path) -> int | None:
+    """The iteration after which a checkpoint was written, by its name; None: it does not say."""
+    number = path.stem.removeprefix("model_")
+    return int(number) if path.stem != number and number.isdecimal() else None
+
+
+def set_aside(folder: Path, iteration: int) -> None:
+    """Move checkpoints that are newer than `iteration` out of the way of those to come."""
+    newer = [path for path in checkpoints_in(folder) if (iteration_of(path) or 0) > iteration]
+    if newer:
+        aside = folder / f"replaced_{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        aside.mkdir(exist_ok=True)
+        for path in newer:
+            path.replace(aside / path.name)
+    for path in folder.glob(".*.tmp"):
+        path.unlink()  # A write that was killed.

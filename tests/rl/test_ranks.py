@@ -299,7 +299,7 @@ def train(ranks: Ranks, folder: str) -> dict[str, Any]:
         return own[-1]
 
     runner.env.take_statistics = take_and_keep
-    runner.train(None, lambda metrics: rows.append(metrics.row()), lambda: None)
+    runner.train(lambda metrics: rows.append(metrics.row()), lambda: None)
     found["well"] = (own, rows, weights(runner.alg))
 
     # Rank 1 is asked to stop in the second iteration.
@@ -308,7 +308,7 @@ def train(ranks: Ranks, folder: str) -> dict[str, Any]:
     def signal_received() -> int | None:
         return 15 if ranks.rank == 1 and runner.current_learning_iteration == 1 else None
 
-    found["signal"] = runner.train(None, lambda _: None, signal_received)
+    found["signal"] = runner.train(lambda _: None, signal_received)
     found["stopped"] = runner.current_learning_iteration
 
     # Rank 1 changes a parameter by the least there is.
@@ -321,7 +321,7 @@ def train(ranks: Ranks, folder: str) -> dict[str, Any]:
                 parameter[0] = torch.nextafter(parameter[0], torch.tensor(9.0))
 
     try:
-        runner.train(None, disturb, lambda: None)
+        runner.train(disturb, lambda: None)
     except OutOfStepError as error:
         found["out of step"] = str(error)
 
@@ -338,7 +338,7 @@ def train(ranks: Ranks, folder: str) -> dict[str, Any]:
 
     runner.env.observe = spoilt
     try:
-        runner.train(None, lambda _: None, lambda: None)
+        runner.train(lambda _: None, lambda: None)
     except DivergedError as error:
         found["diverged"] = str(error)
     found["finite"] = all(p.isfinite().all() for p in runner.alg.actor.parameters())
@@ -381,7 +381,7 @@ def take_turns(ranks: Ranks, folder: str) -> str:
         local_world_size=WORLD_SIZE,
     )
     cache = Path(folder, "cache")
-    with Group(rank, "cpu", timedelta(seconds=60)).one_first(on=True):
+    with Group(rank, "cpu", timedelta(seconds=60)).one_first(True, lambda: None):
         if cache.exists():
             return "loaded"
         import time

@@ -2,10 +2,11 @@
 
 import os
 import sys
-import traceback
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -15,12 +16,16 @@ from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.launch.config_file import read_config
 from mjfleet.launch.devices import Devices, count_gpus, select_devices
-from mjfleet.launch.launcher import MadeFolders, create_run_dir, discard, launch
+from mjfleet.launch.launcher import launch
 from mjfleet.launch.plan import LaunchPlan, divide_worlds, make_plan
+from mjfleet.launch.restart import VARIABLE, pause_seconds, restart, why_not
+from mjfleet.launch.resume import Resume, find_resume, read_recorded
+from mjfleet.launch.run_dir import RunDir
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
-from mjfleet.report.record import METRICS_FILE
+from mjfleet.report.record import write_record
 from mjfleet.tell import tell
 from mjfleet.worker.job import Rank
+from mjfleet.worker.stop import Stopped, StopRequest
 
 
 def main() -> None:
@@ -43,8 +48,10 @@ def guarded(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -
 
 def train(arguments: Sequence[str]) -> int:
     """Parse, plan and run; returns the exit code."""
-    file = peek(arguments, "--config")
-    data = {} if file is None else read_config(file)
+    failed = os.environ.pop(VARIABLE, None)
+    if failed is not None:
+        arguments = [arguments[0], "--resume", failed]
+    data = _base(arguments)
     recorded = data.get("tasks_dir")
     if isinstance(recorded, str) and not os.path.isdir(recorded):
         # Recorded elsewhere: the task may still be found in the usual places.
@@ -61,12 +68,34 @@ def train(arguments: Sequence[str]) -> int:
         )
     found = registry.find(name)
     config = parse(found, flags, data)
-    plan, config = _plan(found, config, datetime.now())
+    resume = None
+    if config.resume is not None:
+        experiment = Path(config.log_root, config.agent.experiment_name)
+        resume = find_resume(config.resume, name, experiment)
+        config = parse(found, flags, resume.config or data)
+        total = config.agent.max_iterations
+        if (resume.iteration or 0) >= total:
+            tell(
+                f"nothing is left to do: {resume.checkpoint} has all of --agent.max-iterations "
+                f"{total}; a greater total trains on"
+            )
+            return 0
+    plan, config = _plan(found, config, datetime.now(), resume, is_restart=failed is not None)
     if config.dry_run:
         if plan.rank.rank == 0:
             tell(describe(plan))
         return 0
-    return _run(found, config, plan, ["train", *arguments])
+    return _run(found, config, plan, resume, ["train", *arguments])
+
+
+def _base(arguments: Sequence[str]) -> dict[str, Any]:
+    """The configuration to start from: a file's, or that of a run that goes on."""
+    file, wanted = peek(arguments, "--config"), peek(arguments, "--resume")
+    if file is not None and wanted is not None:
+        raise UserError("--config and --resume: a run goes on with its own configuration.")
+    if wanted is not None:
+        return read_recorded(wanted)
+    return {} if file is None else read_config(file)
 
 
 def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> TrainConfig:
@@ -75,7 +104,8 @@ def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> Tr
     try:
         default = from_dict(default, data)
     except UserError as error:
-        raise UserError(f"--config {peek(flags, '--config')}: {error}") from None
+        source = f"--config {file}" if (file := peek(flags, "--config")) else "its config.yaml"
+        raise UserError(f"{source}: {error}") from None
     config = tyro.cli(
         TrainConfig,
         default=default,
@@ -114,7 +144,8 @@ def describe(plan: LaunchPlan) -> str:
         f"{plan.worlds_per_worker * plan.world_size} in total",
         "steps per iteration": plan.steps_per_iteration,
         "iterations": plan.max_iterations,
-        "run directory": plan.run_dir,
+        "run directory": f"{plan.run_dir}, which goes on" if plan.goes_on else plan.run_dir,
+        "goes on from": plan.checkpoint or "nothing, it begins",
         "torchrunx log directory": f"{log_dir} ({plan.torchrunx_log_dir_source})",
     }
     table = [("rank", "host", "device", "seed", "threads", "log file")]
@@ -129,7 +160,13 @@ def describe(plan: LaunchPlan) -> str:
     return "\n".join([*plain, "", *rows, *(["", *plan.notes] if plan.notes else [])])
 
 
-def _plan(found: FoundTask, config: TrainConfig, when: datetime) -> tuple[LaunchPlan, TrainConfig]:
+def _plan(
+    found: FoundTask,
+    config: TrainConfig,
+    when: datetime,
+    resume: Resume | None,
+    is_restart: bool = False,
+) -> tuple[LaunchPlan, TrainConfig]:
     """The plan, and the configuration with the worlds of each worker."""
     outer = Rank.from_environ(os.environ)
     started = outer.local_world_size if outer else None
@@ -147,66 +184,86 @@ def _plan(found: FoundTask, config: TrainConfig, when: datetime) -> tuple[Launch
         )
     config = divide_worlds(config, outer.world_size if outer else len(devices.names))
     cores = len(os.sched_getaffinity(0))
-    return make_plan(found, config, devices, os.environ, cores, when), config
+    plan = make_plan(found, config, devices, os.environ, cores, when, resume, is_restart)
+    return plan, config
 
 
-def _run(found: FoundTask, config: TrainConfig, plan: LaunchPlan, argv: Sequence[str]) -> int:
-    if plan.rank.rank > 0:
-        return _run_other_rank(config, plan)
-    plan, made = _create(found, config, plan, argv)
-    where = f"run directory: {plan.run_dir}"
-    tell(where)
-    for note in plan.notes:
-        tell(note)
+def _run(
+    found: FoundTask,
+    config: TrainConfig,
+    plan: LaunchPlan,
+    resume: Resume | None,
+    argv: Sequence[str],
+) -> int:
+    """Run the plan; of several ranks that something else has started, the first one reports."""
+    run_dir = None
+    if plan.rank.rank == 0:
+        plan, run_dir = _create(found, config, plan, resume, argv)
+        for line in (f"run directory: {plan.run_dir}", *plan.notes):
+            tell(line)
+        if plan.checkpoint:
+            tell(f"going on from {plan.checkpoint}")
+    code = 1
     try:
-        code = launch(plan, config)
+        code = launch(plan, config, run_dir)
     except WorkerError as error:
         print(error, file=sys.stderr)
-        code = 1
-    except Exception as error:
-        if isinstance(error, UserError) and not (plan.run_dir / METRICS_FILE).exists():
-            discard(made)
-            tell(f"removed again, nothing was run: {plan.run_dir}")
+    except UserError as error:
+        if run_dir:
+            run_dir.discard()
+            what = "left as it was" if plan.goes_on else "removed again"
+            tell(f"{what}, nothing was run: {plan.run_dir}")
             raise
-        traceback.print_exc()
-        code = 1
-    tell(where)
-    return code if code == 0 else _leave(plan, code)
-
-
-def _leave(plan: LaunchPlan, code: int) -> int:
-    """End a rank that has failed: NCCL, left behind, could keep Python from ending."""
-    if plan.launcher == "outer" and plan.backend == "nccl":
+        print(f"rank {plan.rank.rank}: error: {error}", file=sys.stderr)
+        code = 2
+    if run_dir:
+        run_dir.close()
+        if code == 1 and config.max_restarts:
+            code = _start_again(plan.run_dir, config.max_restarts)
+        tell(f"run directory: {plan.run_dir}")
+        if code and list((plan.run_dir / "checkpoints").glob("model_*.pt")):
+            uv = "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
+            tell(f"go on with: {uv}train {found.name} --resume {plan.run_dir}")
+    if code and plan.launcher == "outer" and plan.backend == "nccl":
+        # NCCL, left behind, could keep Python from ending.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     return code
 
 
-def _run_other_rank(config: TrainConfig, plan: LaunchPlan) -> int:
-    """Be a rank, started by something else, that neither writes the run's files nor reports."""
+def _start_again(run_dir: Path, max_restarts: int) -> int:
+    """Become the next attempt, after a pause; or say why not, and return the exit code."""
+    reason = why_not(run_dir, max_restarts)
+    if reason is not None:
+        tell(f"not started again: {reason}")
+        return 1
+    pause = pause_seconds(run_dir)
+    tell(f"starting again in {pause:g} s")
     try:
-        return launch(plan, config)
-    except UserError as error:
-        print(f"rank {plan.rank.rank}: error: {error}", file=sys.stderr)
-        code = 2
-    except Exception:
-        print(f"rank {plan.rank.rank}: {traceback.format_exc()}", file=sys.stderr)
-        code = 1
-    return _leave(plan, code)
+        with StopRequest().installed():
+            time.sleep(pause)
+    except Stopped as stopped:
+        write_record(run_dir, status="stopped")
+        return 128 + stopped.signal_number
+    return restart(run_dir)
 
 
 def _create(
-    found: FoundTask, config: TrainConfig, plan: LaunchPlan, argv: Sequence[str]
-) -> tuple[LaunchPlan, MadeFolders]:
+    found: FoundTask,
+    config: TrainConfig,
+    plan: LaunchPlan,
+    resume: Resume | None,
+    argv: Sequence[str],
+) -> tuple[LaunchPlan, RunDir]:
     """The run directory; under the next second's name if another run began in the same one."""
     when = datetime.now()
     while True:
         try:
-            return plan, create_run_dir(plan, config, argv)
+            return plan, RunDir(plan, config, argv)
         except FileExistsError:
             when += timedelta(seconds=1)
-            plan, config = _plan(found, config, when)
+            plan, config = _plan(found, config, when, resume)
 
 
 def _print_help(registry: Registry) -> None:

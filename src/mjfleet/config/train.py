@@ -55,6 +55,14 @@ class LaunchConfig:
     """How workers talk to each other; `auto`: nccl on GPUs, gloo on the CPU."""
     collective_timeout: float = 600.0
     """Seconds after which a worker gives up waiting for the others."""
+    hang_timeout: float = 600.0
+    """Seconds without a step after which the run ends with every worker's stacks; 0: never."""
+    max_restarts: int = 0
+    """How often the run starts again by itself, from its newest checkpoint, after a fault."""
+    resume: str | None = None
+    """Run directory or checkpoint to go on from, or `latest`: the experiment's newest run."""
+    keep_checkpoints: int | None = None
+    """How many checkpoints stay, the newest ones; `None`: all."""
     log_root: str = "logs"
     """Folder under which run directories are made."""
     torchrunx_log_dir: str | None = None
@@ -73,7 +81,8 @@ class LaunchConfig:
         )
         count = optional(at_least(1))
         check(self, gpu_ids=gpus, cpu_workers=count, total_envs=count, cpu_threads=count)
-        check(self, collective_timeout=above(0))
+        check(self, collective_timeout=above(0), hang_timeout=at_least(0))
+        check(self, max_restarts=at_least(0), keep_checkpoints=count)
         check(self, log_root=Rule(lambda v: v.strip() != "", "the name of a folder"))
 
 

@@ -5,16 +5,16 @@ first and imports while we do; torchrunx's command line then reaches it through 
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-from types import TracebackType
+from pathlib import Path
 from typing import Any
 
-GRACE_SECONDS = 5.0
-"""How long the agent may take to end once torchrunx is done with it."""
+PREFIX = "mjfleet-"
+"""Of the folders for temporary files, before the number of the process that made them."""
 
 _CODE = """
 import signal
@@ -38,8 +38,9 @@ class Agent:
     """
 
     def __init__(self, threads: int) -> None:
+        _remove_stale_folders()
         # What torch's elastic agent leaves behind there is removed with it.
-        self._scratch = tempfile.TemporaryDirectory(prefix="mjfleet-")
+        self._scratch = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")
         self._process = subprocess.Popen(
             [sys.executable, "-u", "-c", _CODE],
             stdin=subprocess.PIPE,
@@ -51,22 +52,21 @@ class Agent:
     def __enter__(self) -> "Agent":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        try:
-            # After an error it has nothing left to do.
-            deadline = time.monotonic() + (0.0 if kind else GRACE_SECONDS)
-            while not self.has_ended() and time.monotonic() < deadline:
-                time.sleep(0.02)
-        finally:
-            self.signal(signal.SIGKILL)
-            self._process.wait()
-            self._scratch.cleanup()
+    def __exit__(self, *_: object) -> None:
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+        self._scratch.cleanup()
+
+    @property
+    def scratch(self) -> str:
+        """A folder for temporary files that lasts as long as the block."""
+        return self._scratch.name
 
     def execute(self, command: str, hostname: str, **_: Any) -> tuple[str, str]:
         """What torchrunx calls to start the agent by a shell command, and later to end it."""
         del hostname
+        if self._process.returncode is not None:
+            return "", ""  # Its number may be another process's by now.
         arguments = command.partition("-m torchrunx ")[2]
         assert self._process.stdin is not None
         if arguments:
@@ -82,8 +82,17 @@ class Agent:
 
     def has_ended(self) -> bool:
         """Whether the agent has ended; it is not reaped, which would free its group's number."""
+        return self._end() is not None
+
+    @property
+    def killed_by(self) -> int | None:
+        """The signal that ended it, if one did."""
+        end = self._end()
+        return end.si_status if end and end.si_code in (os.CLD_KILLED, os.CLD_DUMPED) else None
+
+    def _end(self) -> os.waitid_result | None:
         look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self._process.pid, look) is not None
+        return os.waitid(os.P_PID, self._process.pid, look)
 
 
 def _environment(threads: int) -> dict[str, str]:
@@ -97,3 +106,11 @@ def _environment(threads: int) -> dict[str, str]:
         # Torch's agent would take SIGINT, which is how the workers are asked to stop.
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM",
     }
+
+
+def _remove_stale_folders() -> None:
+    """Remove what runs left behind whose launcher was killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)

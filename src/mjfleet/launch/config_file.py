@@ -7,6 +7,10 @@ from mjfleet.config import TrainConfig, to_dict
 from mjfleet.errors import UserError
 from mjfleet.files import write_atomically
 
+CONFIG_FILE = "config.yaml"
+NOT_RECORDED = ("resume", "config", "dry_run")
+"""Flags of one command, which say nothing of the run."""
+
 
 def read_config(path: str) -> dict[str, Any]:
     """What a YAML file says, which may be only some of a configuration.
@@ -32,5 +36,6 @@ def write_config(path: Path, task: str, config: TrainConfig) -> None:
     import yaml
 
     header = f"# Train again with: train {task} --config {path.resolve()}\n"
-    text = header + yaml.safe_dump(to_dict(config), sort_keys=False)
+    plain = {name: value for name, value in to_dict(config).items() if name not in NOT_RECORDED}
+    text = header + yaml.safe_dump(plain, sort_keys=False)
     write_atomically(path, lambda file: file.write(text.encode()))

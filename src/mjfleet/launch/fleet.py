@@ -6,20 +6,21 @@ the agent and the workers are a process group of their own, so that signals reac
 alone, which passes them on in its own time.
 """
 
-import json
 import logging
+import math
 import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 import torchrunx
@@ -27,20 +28,26 @@ import torchrunx.launcher
 from torchrunx.utils.comm import LauncherAgentGroup
 from torchrunx.utils.log_handling import get_handler_filter
 
-from mjfleet.errors import UserError, WorkerError
+from mjfleet.errors import UserError
 from mjfleet.launch.agent import Agent
+from mjfleet.launch.crew import Crew, killed_by
 from mjfleet.launch.logs import Relay
 from mjfleet.launch.plan import LOCALHOST, LaunchPlan
-from mjfleet.report.record import METRICS_FILE
+from mjfleet.pulse import Pulse
+from mjfleet.worker.failure import FailedError, Failure
 from mjfleet.worker.group import LOOPBACK, loopback_store
-from mjfleet.worker.job import Job, Outcome
+from mjfleet.worker.job import Job, Outcome, Rank
 from mjfleet.worker.spawned import run_spawned
 from mjfleet.worker.stop import Stopped, StopRequest, die_with_parent
 
 AGENT_TIMEOUT_SECONDS = 600
 """How long launcher and agent wait for each other: an agent is silent while its workers exit."""
 AGENT_GONE_SECONDS = 5.0
-"""How long torchrunx may take to notice that its agent has ended."""
+"""How long workers may still be seen to end once torchrunx or its agent has."""
+GRACE_SECONDS = 3.0
+"""How long the others may take to end by themselves once one has failed."""
+END_SECONDS = 5.0
+LOOK_SECONDS = 0.1
 
 T = TypeVar("T")
 
@@ -49,8 +56,8 @@ def run_fleet(plan: LaunchPlan, job: Job, stop: StopRequest, agent: Agent) -> Ou
     """Run the job in all workers of the plan until they are done.
 
     Raises:
-        UserError: a worker found a mistake of the user's.
-        WorkerError: a worker failed.
+        UserError: a worker found a mistake of the user's before training began.
+        FailedError: a worker failed, hung or was killed.
         Stopped: a signal arrived before training had begun, or a second one.
     """
     log_files = [worker.log_file for worker in plan.workers]
@@ -61,6 +68,7 @@ def run_fleet(plan: LaunchPlan, job: Job, stop: StopRequest, agent: Agent) -> Ou
             terminal=relay.paths,
             log_files=tuple(str(path.resolve()) if path else os.devnull for path in log_files),
             temporary=tempfile.gettempdir(),
+            scratch=agent.scratch,
         )
         _keep_on_loopback(agent)
         launcher = torchrunx.Launcher(
@@ -69,33 +77,65 @@ def run_fleet(plan: LaunchPlan, job: Job, stop: StopRequest, agent: Agent) -> Ou
             backend=None,  # The workers make a process group of their own.
             agent_timeout=AGENT_TIMEOUT_SECONDS,
         ).set_logging_handlers(partial(_agent_handlers, agent_log))
+        with Crew(job) as crew:
 
-        def pass_on() -> bool:
-            if not Path(job.run_dir, METRICS_FILE).exists():
-                return False
-            agent.signal(signal.SIGINT)
-            return True
+            def pass_on() -> bool:
+                if not crew.has_begun:
+                    return False
+                agent.signal(signal.SIGINT)
+                return True
 
-        future = _in_thread(lambda: launcher.run(run_spawned, job).rank(0))
-        try:
-            with stop.deferred(pass_on):
-                return _wait(future, agent)
-        except Stopped:
-            agent.signal(signal.SIGKILL)
-            raise
-        except Exception as error:
-            cause = _cause(Path(job.run_dir), error, agent_log)
-            if cause.found or stop.received is None:
-                raise cause.error from None
-            raise Stopped(stop.received) from None
+            future = _in_thread(lambda: launcher.run(run_spawned, job))
+            try:
+                with stop.deferred(pass_on):
+                    return _follow(crew, agent, future, job, agent_log, stop)
+            finally:
+                agent.signal(signal.SIGKILL)
+                # torchrunx notices that its agent is gone; one that was never there it awaits.
+                wait([future], timeout=END_SECONDS)
 
 
-def _wait(future: "Future[T]", agent: Agent) -> T:
-    """The result of torchrunx, which would not notice an agent that never got in touch."""
-    while not wait([future], timeout=1.0).done:
-        if agent.has_ended() and not wait([future], timeout=AGENT_GONE_SECONDS).done:
-            raise RuntimeError("torchrunx's agent ended before it was connected")
-    return future.result()
+def _follow(
+    crew: Crew,
+    agent: Agent,
+    future: "Future[Any]",
+    job: Job,
+    agent_log: Path | None,
+    stop: StopRequest,
+) -> Outcome:
+    """Wait until all workers are done, or the first has failed."""
+    gone_since = math.inf
+    while True:
+        if outcome := crew.outcome:
+            return outcome
+        if agent.killed_by is not None:
+            # Its workers die with it: they would all seem to have been killed.
+            raise _agent_failed(job, f"torchrunx's agent was {killed_by(agent.killed_by)}")
+        if failure := crew.failure():
+            break
+        if future.done() or agent.has_ended():
+            now = time.monotonic()
+            gone_since = min(gone_since, now)
+            if now - gone_since > AGENT_GONE_SECONDS:
+                error = future.exception() if future.done() else None
+                what = f": {str(error) or repr(error)}" if error else ""
+                seen = f"; its log is {agent_log}" if agent_log else ""
+                raise _agent_failed(job, f"torchrunx's agent has ended{what}{seen}")
+        crew.wait(LOOK_SECONDS)
+    if failure.mistake and not failure.has_begun:
+        raise UserError(failure.message)
+    if stop.received is not None and failure.echo:
+        raise Stopped(stop.received)
+    # Let the others write what they have: they notice that one is missing.
+    deadline = time.monotonic() + GRACE_SECONDS
+    while not crew.is_gone() and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    raise FailedError(failure, Path(job.run_dir, "failures", f"rank{failure.rank}.json"))
+
+
+def _agent_failed(job: Job, message: str) -> FailedError:
+    failure = Failure.seen("Killed", message, job, Rank(), Pulse())
+    return FailedError(failure, failure.write(Path(job.run_dir)))
 
 
 def _in_thread(call: Callable[[], T]) -> "Future[T]":
@@ -150,32 +190,3 @@ def _agent_handlers(path: Path | None) -> list[logging.Handler]:
     handler.addFilter(get_handler_filter(LOCALHOST, None))
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     return [handler]
-
-
-@dataclass(frozen=True)
-class _Cause:
-    """Why a fleet ended early, and whether a worker has said so."""
-
-    error: Exception
-    found: bool
-
-
-def _cause(run_dir: Path, error: Exception, agent_log: Path | None) -> _Cause:
-    """The first failure that the workers wrote down and that is no echo; else what is known."""
-    records = [json.loads(path.read_text()) for path in run_dir.glob("failures/rank*.json")]
-    first = min(records, key=lambda record: (record["echo"], record["time"]), default=None)
-    if first is None or first["echo"]:
-        text = f"a worker ended without a word: {str(error) or repr(error)}"
-        if first is not None:
-            text += f"\nWhat rank {first['rank']} saw of it: {first['message']}"
-        if agent_log is not None:
-            text += f"\nWhat torchrunx's agent saw: {agent_log}"
-        return _Cause(WorkerError(text), found=False)
-    if first["mistake"] and not (run_dir / METRICS_FILE).exists():
-        return _Cause(UserError(first["message"]), found=True)
-    path = run_dir / "failures" / f"rank{first['rank']}.json"
-    text = (
-        f"rank {first['rank']} on {first['host']} ({first['device']}) failed:\n"
-        f"{first['traceback']}Recorded in {path}"
-    )
-    return _Cause(WorkerError(text), found=True)

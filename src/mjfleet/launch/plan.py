@@ -10,6 +10,7 @@ from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices
 from mjfleet.launch.logs import choose_log_dir
+from mjfleet.launch.resume import Resume
 from mjfleet.registry import FoundTask
 from mjfleet.worker.job import Rank
 
@@ -58,6 +59,12 @@ class LaunchPlan:
     """Environment steps of all workers in one iteration."""
     max_iterations: int
     run_dir: Path
+    goes_on: bool
+    """Whether the run directory is that of an earlier run, which goes on."""
+    checkpoint: Path | None
+    """Where training goes on from; None: it begins."""
+    is_restart: bool
+    """Whether it goes on by itself, after a fault."""
     torchrunx_log_dir: Path | None
     torchrunx_log_dir_source: str
     notes: tuple[str, ...] = ()
@@ -90,6 +97,8 @@ def make_plan(
     environ: Mapping[str, str],
     cores: int,
     now: datetime,
+    resume: Resume | None = None,
+    is_restart: bool = False,
 ) -> LaunchPlan:
     """Decide everything; a pure function.
 
@@ -100,6 +109,8 @@ def make_plan(
         environ: environment variables.
         cores: CPU cores that this process may use.
         now: the time that names the run directory.
+        resume: what goes on; None: a new run.
+        is_restart: whether it does so by itself.
 
     Raises:
         UserError: devices, threads, engine or backend do not fit each other.
@@ -115,7 +126,16 @@ def make_plan(
     agent = config.agent
     stamp = now.strftime("%Y-%m-%d_%H-%M-%S") + (f"_{agent.run_name}" if agent.run_name else "")
     run_dir = Path(config.log_root) / agent.experiment_name / stamp
-    launcher = "outer" if outer else "torchrunx" if world_size > 1 else "in-process"
+    if resume and resume.run_dir:
+        run_dir = resume.run_dir
+    if outer and config.max_restarts:
+        raise UserError(
+            f"--max-restarts is {config.max_restarts}, but something else has started these "
+            "workers, such as torchrun, and has to start them again."
+        )
+    # What is to be started again needs somebody who outlives it.
+    own = world_size > 1 or config.max_restarts > 0
+    launcher = "outer" if outer else "torchrunx" if own else "in-process"
     log_dir, source = choose_log_dir(config, environ, run_dir)
     files = log_dir / now.isoformat(timespec="seconds") if log_dir else None
     threads = _threads(config, cores, len(names))
@@ -152,9 +172,12 @@ def make_plan(
         steps_per_iteration=steps,
         max_iterations=agent.max_iterations,
         run_dir=run_dir,
+        goes_on=bool(resume and resume.run_dir),
+        checkpoint=resume.checkpoint if resume else None,
+        is_restart=is_restart,
         torchrunx_log_dir=log_dir,
         torchrunx_log_dir_source=source,
-        notes=_notes(config, devices, world_size, cores),
+        notes=(*_notes(config, devices, world_size, cores), *(resume.notes if resume else ())),
     )
 
 

@@ -18,8 +18,10 @@ _FLEET_HEADER = f" {'waited':>7} for"
 class Progress:
     """Prints iterations as they end."""
 
-    def __init__(self, max_iterations: int) -> None:
+    def __init__(self, max_iterations: int, begun: int = 0) -> None:
+        """Begin after so many iterations of an earlier part of the run."""
         self._max_iterations = max_iterations
+        self._begun = begun
         self._on_terminal = sys.stdout is not None and sys.stdout.isatty()
         self._start = time.perf_counter()
         self._warned: set[str] = set()
@@ -31,7 +33,7 @@ class Progress:
                 self._warned.add(kind)
                 tell(f"warning: {kind} in {worlds} worlds; {_remedy(kind)}")
         if self._on_terminal:
-            if metrics.iteration % _HEADER_EVERY == 1:
+            if (metrics.iteration - self._begun) % _HEADER_EVERY == 1:
                 tell(_HEADER + (_FLEET_HEADER if metrics.world_size > 1 else ""))
             tell(self._columns(metrics))
         else:
@@ -40,7 +42,7 @@ class Progress:
 
     def _columns(self, m: IterationMetrics) -> str:
         done = f"{m.iteration}/{self._max_iterations}"
-        each = (time.perf_counter() - self._start) / m.iteration
+        each = (time.perf_counter() - self._start) / (m.iteration - self._begun)
         left = timedelta(seconds=round(each * (self._max_iterations - m.iteration)))
         return (
             f"{done:>11} {_number(m.mean_return, 10, 2)} {_number(m.mean_episode_length, 7, 0)} "

@@ -14,6 +14,7 @@ STACK = (
     "mjfleet", "mujoco", "mujoco-warp", "warp-lang", "torch", "rsl-rl-lib", "tensordict",
     "torchrunx", "wandb", "numpy",
 )  # fmt: skip
+RECORD_FILE = "run.json"
 METRICS_FILE = "metrics.csv"
 """There from the moment that training begins."""
 
@@ -25,10 +26,14 @@ def now() -> str:
 
 def write_record(run_dir: Path, **entries: Any) -> None:
     """Add or change entries of run.json."""
-    path = run_dir / "run.json"
-    record = json.loads(path.read_text()) if path.exists() else {}
-    text = json.dumps(record | entries, indent=2) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    text = json.dumps(read_record(run_dir) | entries, indent=2) + "\n"
+    write_atomically(run_dir / RECORD_FILE, lambda file: file.write(text.encode()))
+
+
+def read_record(run_dir: Path) -> dict[str, Any]:
+    """What run.json holds; nothing before it is written."""
+    path = run_dir / RECORD_FILE
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def stack_versions() -> dict[str, str]:

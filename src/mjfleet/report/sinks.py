@@ -95,6 +95,8 @@ class Sinks:
         kind: Literal["tensorboard", "wandb", "none"],
         project: str,
         config: Mapping[str, Any],
+        *,
+        resumed_from: int = 0,
     ) -> None:
         makers: dict[str, Callable[[], Sink]] = {
             METRICS_FILE: lambda: CsvSink(run_dir / METRICS_FILE)

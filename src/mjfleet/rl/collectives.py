@@ -57,6 +57,14 @@ class Collectives:
             dist.all_gather_object(everyone, text)
         return everyone
 
+    def gather_bytes(self, data: bytes) -> list[bytes] | None:
+        """The data of every rank, in the order of ranks, on rank 0; None on the others."""
+        everyone = [data] * self.world_size if self.rank == 0 else None
+        if self.world_size > 1:
+            with self._stopwatch.running():
+                dist.gather_object(data, everyone)
+        return everyone
+
     def take_seconds(self) -> float:
         """Seconds that this rank spent in collectives since the last call, waiting included."""
         return self._stopwatch.take()

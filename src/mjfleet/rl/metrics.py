@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from mjfleet.env import EpisodeStatistics
 
@@ -164,6 +165,16 @@ class EpisodeWindow:
             self._newest.append(statistics)
         while self._count() - self._oldest() >= self._wanted:
             self._newest.popleft()
+
+    def state(self) -> list[dict[str, Any]]:
+        """What `restore` goes on from, as plain data."""
+        return [asdict(statistics) for statistics in self._newest]
+
+    def restore(self, state: Sequence[dict[str, Any]], term_names: tuple[str, ...]) -> None:
+        """Go on from an earlier window; one of other reward terms is let go of."""
+        newest = [EpisodeStatistics(**entry) for entry in state]
+        if all(tuple(statistics.terms) == term_names for statistics in newest):
+            self._newest = deque(newest)
 
     def means(self, term_names: tuple[str, ...]) -> dict[str, float | None]:
         """Mean "return" and "length", and each reward term under "reward/" and its name."""

@@ -26,13 +26,15 @@ class FlatPPO(PPO):
     def __init__(self, *args: Any, multi_gpu_cfg: dict[str, Any] | None, **kwargs: Any) -> None:
         """Take rsl_rl's arguments; `multi_gpu_cfg` also holds `collectives`."""
         super().__init__(*args, multi_gpu_cfg=multi_gpu_cfg, **kwargs)
+        self.on_minibatch: Callable[[], object] = lambda: None
+        """Called before each minibatch."""
+        self._batch: Any = None
         if multi_gpu_cfg is None:
             return
         self.collectives: Collectives = multi_gpu_cfg["collectives"]
         # rsl_rl would adapt the learning rate by two collectives per minibatch.
         self._adaptive = self.schedule == "adaptive" and self.desired_kl is not None
         self.schedule = "fixed"
-        self._batch: Any = None
         self._kl = torch.zeros((), device=self.device)
         self._share_gradients()
 
@@ -67,8 +69,6 @@ class FlatPPO(PPO):
 
     def update(self) -> dict[str, float]:
         """Run rsl_rl's update over the stored rollout; returns its mean losses, of this rank."""
-        if not (self.is_multi_gpu and self._adaptive):
-            return super().update()
         names = ("mini_batch_generator", "recurrent_mini_batch_generator")
         for name in names:
             setattr(self.storage, name, self._watched(getattr(self.storage, name)))
@@ -123,6 +123,7 @@ class FlatPPO(PPO):
 
         def generate_watched(*args: Any, **kwargs: Any) -> Iterator[Any]:
             for batch in generate(*args, **kwargs):
+                self.on_minibatch()
                 self._batch = (batch.old_distribution_params, batch.observations.batch_size[0])
                 yield batch
 

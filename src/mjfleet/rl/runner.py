@@ -13,7 +13,8 @@ from rsl_rl.runners import OnPolicyRunner
 
 from mjfleet.config import AgentConfig, to_dict
 from mjfleet.env import Env
-from mjfleet.files import write_atomically
+from mjfleet.pulse import Phase, Pulse
+from mjfleet.rl.checkpoint import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.metrics import (
     EpisodeWindow,
@@ -51,6 +52,7 @@ class Runner(OnPolicyRunner):
         num_threads: int,
         load: Callable[[str], Any],
         collectives: Collectives | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
         """Build networks, algorithm and storage.
 
@@ -61,19 +63,26 @@ class Runner(OnPolicyRunner):
             num_threads: CPU threads that torch may use for an update.
             load: finds `module:name` in the task folder, see FoundTask.load.
             collectives: connects the ranks; None: this is the only one.
+            pulse: told of every step; None: nobody watches.
         """
         self._num_threads = num_threads
-        self._collectives = collectives or Collectives()
+        self.pulse = pulse or Pulse()
+        self.collectives = collectives or Collectives()
         config = rsl_rl_config(agent, load)
         config["algorithm"]["class_name"] = FlatPPO
         with contextlib.redirect_stdout(io.StringIO()):  # rsl_rl prints both networks.
             super().__init__(env, config, log_dir=None, device=device)  # pyright: ignore[reportArgumentType]
         self.agent = agent
         self.total_steps = 0
+        self.window = EpisodeWindow()
+        self.is_resumed = False
+        """Whether the worlds are where those of an earlier run were."""
+        algorithm: Any = self.alg
+        algorithm.on_minibatch = self.pulse.beat
 
     def _configure_multi_gpu(self) -> None:
         """Be one of the ranks that are connected already; rsl_rl would make a group of its own."""
-        ranks = self._collectives
+        ranks = self.collectives
         self.is_distributed = ranks.world_size > 1
         self.gpu_world_size, self.gpu_global_rank = ranks.world_size, ranks.rank
         self.cfg["multi_gpu"] = (
@@ -84,17 +93,17 @@ class Runner(OnPolicyRunner):
 
     def train(
         self,
-        checkpoints: Path | None,
         on_iteration: Callable[[IterationMetrics], None],
         stop_signal: Callable[[], int | None],
+        save: Callable[[bool], None] | None = None,
     ) -> int | None:
         """Train until `agent.max_iterations` iterations are done or some rank is asked to stop.
 
         Args:
-            checkpoints: folder for model_<iteration>.pt: every `agent.save_interval` iterations,
-                and the last; None on ranks that write none.
             on_iteration: called with the metrics of each iteration, the same on every rank.
             stop_signal: asked after each iteration: the signal that this rank has received.
+            save: writes a checkpoint, on every rank: after every `agent.save_interval` iterations
+                and after the last, when it is called with True.
 
         Returns:
             The signal that ended training early, the same on every rank; None: it is done.
@@ -103,35 +112,33 @@ class Runner(OnPolicyRunner):
             DivergedError: on some rank an observation, a reward or a loss is not finite.
             OutOfStepError: the ranks' parameters differ.
         """
-        if self.agent.init_at_random_ep_len:
+        if self.agent.init_at_random_ep_len and not self.is_resumed:
             self.env.start_at_random_times()
         self.alg.train_mode()
         if self.is_distributed:
             self.alg.broadcast_parameters()
-        self._collectives.take_seconds()
-        window = EpisodeWindow()
+        self.collectives.take_seconds()
         before = time.perf_counter()
-        for iteration in range(1, self.agent.max_iterations + 1):
-            reports = self._iterate(iteration, stop_signal)
+        first = self.current_learning_iteration + 1
+        for iteration in range(first, self.agent.max_iterations + 1):
+            compiles = iteration == first and self.agent.torch_compile_mode
+            with self.pulse.excused() if compiles else contextlib.nullcontext():
+                reports = self._iterate(iteration, stop_signal)
             self.current_learning_iteration = iteration
             statistics = all_episodes(reports)
             self.total_steps += statistics.steps
-            window.add(statistics)
+            self.window.add(statistics)
             now = time.perf_counter()
-            on_iteration(self._metrics(reports, window, statistics.steps / (now - before)))
+            on_iteration(self._metrics(reports, statistics.steps / (now - before)))
             before = now
             done = iteration == self.agent.max_iterations
             stop = max(report.stop for report in reports)
-            if checkpoints and (stop or done or iteration % self.agent.save_interval == 0):
-                self.save(str(checkpoints / f"model_{iteration}.pt"))
+            last = bool(stop or done)
+            if save and (last or iteration % self.agent.save_interval == 0):
+                save(last)
             if stop and not done:
                 return stop
         return None
-
-    def save(self, path: str, infos: dict[str, Any] | None = None) -> None:
-        """Write a checkpoint in rsl_rl's format, whole or not at all."""
-        state = self.alg.save() | {"iter": self.current_learning_iteration, "infos": infos}
-        write_atomically(Path(path), lambda file: torch.save(state, file))
 
     def load(
         self,
@@ -140,21 +147,29 @@ class Runner(OnPolicyRunner):
         strict: bool = True,
         map_location: str | None = None,
     ) -> Any:
-        """Load a checkpoint to this rank's own device, wherever it was saved; returns its infos."""
-        state = torch.load(path, weights_only=True, map_location=map_location or self.device)
+        """Load what a checkpoint says of learning, wherever it was saved; returns its infos.
+
+        Raises:
+            UserError: it is no checkpoint, or one of other networks.
+        """
+        del map_location  # torch copies from the CPU into what was built here.
+        state = read_checkpoint(Path(path))
+        check_shapes(Path(path), state, self.alg.save())
         if self.alg.load(state, load_cfg, strict):
             self.current_learning_iteration = state["iter"]
-        return state["infos"]
+        return state.get("infos")
 
     def _iterate(self, iteration: int, stop_signal: Callable[[], int | None]) -> list[RankReport]:
         """Collect, learn, and tell each other; returns the reports of all ranks."""
         start = time.perf_counter()
+        self.pulse.enter(Phase.COLLECT, iteration)
         self._collect()
         trouble = self._trouble_in_rollout()
         # A rank that went on alone would wait for ever for one that gave up.
-        if self._collectives.total([trouble is not None])[0]:
+        if self.collectives.total([trouble is not None])[0]:
             self._diverged(iteration, trouble)
         collected = time.perf_counter()
+        self.pulse.enter(Phase.LEARN)
         losses = self._update(iteration)
         learned = time.perf_counter()
         unfit = [f"the {n} loss is {v}" for n, v in losses.items() if not math.isfinite(v)]
@@ -165,12 +180,12 @@ class Runner(OnPolicyRunner):
             warnings=dict.fromkeys(self.env.sim.warning_kinds, 0) | self.env.sim.warnings(),
             collect_seconds=collected - start,
             learn_seconds=learned - collected,
-            collective_seconds=self._collectives.take_seconds(),
+            collective_seconds=self.collectives.take_seconds(),
             stop=stop_signal() or 0,
             diverged=bool(unfit),
             checksum=self._checksum() if self.is_distributed else 0,
         )
-        everyone = self._collectives.all_gather(own.pack())
+        everyone = self.collectives.all_gather(own.pack())
         reports = [own.unpack(numbers) for numbers in everyone]
         if any(report.diverged for report in reports):
             self._diverged(iteration, unfit[0] if unfit else None)
@@ -183,12 +198,10 @@ class Runner(OnPolicyRunner):
             )
         return reports
 
-    def _metrics(
-        self, reports: list[RankReport], window: EpisodeWindow, steps_per_second: float
-    ) -> IterationMetrics:
+    def _metrics(self, reports: list[RankReport], steps_per_second: float) -> IterationMetrics:
         """An iteration over all ranks: sums of what can be counted, means of the rest."""
         statistics = all_episodes(reports)
-        means = window.means(self.env.reward_names)
+        means = self.window.means(self.env.reward_names)
         rank, wait, collective = slowest(reports)
         totals = {
             kind: sum(report.warnings[kind] for report in reports) for kind in reports[0].warnings
@@ -229,6 +242,7 @@ class Runner(OnPolicyRunner):
             for _ in range(self.agent.num_steps_per_env):
                 actions = self.alg.act(observations)
                 observations, rewards, dones, extras = self.env.step(actions)
+                self.pulse.beat()
                 self.alg.process_env_step(observations, rewards, dones, extras)
 
     def _update(self, iteration: int) -> dict[str, float]:
@@ -246,7 +260,7 @@ class Runner(OnPolicyRunner):
 
     def _diverged(self, iteration: int, trouble: str | None) -> NoReturn:
         """End the run on every rank alike, by what each of them has found."""
-        found = self._collectives.all_gather_text(trouble)
+        found = self.collectives.all_gather_text(trouble)
         texts = [
             f"on rank {rank} {text}" if self.is_distributed else text
             for rank, text in enumerate(found)

@@ -2,6 +2,7 @@
 
 import difflib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import mujoco
@@ -22,6 +23,11 @@ DERIVED_FIELDS = (
 
 ACCELERATION_FIELDS = ("qacc", "actuator_force", "qfrc_actuator", "qfrc_constraint")
 """What follows from forces: as the last physics step computed it, zero after a reset."""
+
+INTEGRATION_FIELDS = (
+    *STATE_FIELDS, "qacc_warmstart", "eq_active", "history", "userdata", "plugin_state",
+)  # fmt: skip
+"""All that the next physics step depends on: MuJoCo's mjSTATE_INTEGRATION."""
 
 FIELDS = STATE_FIELDS + DERIVED_FIELDS + ACCELERATION_FIELDS
 
@@ -77,6 +83,18 @@ class Simulation(ABC):
         constraints), MuJoCo's warnings on native (among them worlds that went unstable and that
         MuJoCo reset).
         """
+
+    @abstractmethod
+    def state(self) -> dict[str, torch.Tensor]:
+        """The live tensors from which `restore` can go on: all that a step depends on, and what
+        the last one computed and is not computed again."""
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Put all worlds into a state that `state` had, of as many worlds on the same engine."""
+        now = self.state()
+        for name, value in state.items():
+            now[name].copy_(value)
+        self.forward()
 
     @abstractmethod
     def _bind(self, name: str) -> torch.Tensor:

@@ -1,13 +1,19 @@
 """MuJoCo itself on a thread pool: `mujoco.batch.Batch`. Runs in a worker, on the CPU only."""
 
 import warnings
+from collections.abc import Mapping
 
 import mujoco
 import numpy as np
 import torch
 from mujoco.batch import Batch
 
-from mjfleet.sim.base import ACCELERATION_FIELDS, STATE_FIELDS, Simulation
+from mjfleet.sim.base import (
+    ACCELERATION_FIELDS,
+    INTEGRATION_FIELDS,
+    STATE_FIELDS,
+    Simulation,
+)
 
 _NONE = mujoco.mjtStage.mjSTAGE_NONE.value
 _ACC = mujoco.mjtStage.mjSTAGE_ACC.value
@@ -75,6 +81,16 @@ class NativeSimulation(Simulation):
         self._warned[:] = False
         counts = zip(self.warning_kinds, worlds, strict=True)
         return {kind: int(number) for kind, number in counts if number}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        fields = {name: torch.from_numpy(self._batch.bind(name)) for name in INTEGRATION_FIELDS}
+        return fields | {f"last {name}": copy for name, (copy, _) in self._copies.items()}
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        for name in state:
+            if name.startswith("last "):
+                getattr(self, name.removeprefix("last "))  # There is a copy once it is bound.
+        super().restore(state)
 
     def _ids(self, mask: torch.Tensor) -> np.ndarray:
         """The worlds where `mask` is true, as Batch wants them."""

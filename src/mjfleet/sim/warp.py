@@ -11,7 +11,12 @@ import mujoco_warp as mjw
 import torch
 import warp as wp
 
-from mjfleet.sim.base import ACCELERATION_FIELDS, STATE_FIELDS, Simulation
+from mjfleet.sim.base import (
+    ACCELERATION_FIELDS,
+    INTEGRATION_FIELDS,
+    STATE_FIELDS,
+    Simulation,
+)
 
 _LIMITS = mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS
 """Flags of a solver that stopped at its limit, which is how it is meant to work in real time."""
@@ -82,6 +87,11 @@ class WarpSimulation(Simulation):
             for kind in self.warning_kinds
         }
         return {kind: number for kind, number in found.items() if number}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        names = (*INTEGRATION_FIELDS, *ACCELERATION_FIELDS, "sensordata")
+        arrays = {name: getattr(self._data, name, None) for name in names}
+        return {name: wp.to_torch(a) for name, a in arrays.items() if isinstance(a, wp.array)}
 
     def _run(self, key: tuple[object, ...], launches: Callable[[], None]) -> None:
         """Launch the graph of `key`, captured from `launches` the first time."""

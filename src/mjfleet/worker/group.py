@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -14,6 +15,7 @@ from mjfleet.rl.collectives import Collectives
 from mjfleet.worker.job import Job, Rank
 
 LOOPBACK = "127.0.0.1"
+LOOK_SECONDS = 0.1
 
 
 class Group:
@@ -24,16 +26,29 @@ class Group:
         self._timeout = timeout
         self.collectives = Collectives(rank.rank, rank.world_size, device)
 
+    def agree(self, text: str) -> str:
+        """Rank 0's text, on all ranks."""
+        return self.collectives.all_gather_text(text)[0] or ""
+
     @contextmanager
-    def one_first(self, on: bool) -> Iterator[None]:
-        """Run the block in one worker of each host before the others: it fills a cache for them."""
+    def one_first(self, on: bool, beat: Callable[[], object]) -> Iterator[None]:
+        """Run the block in one worker of each host before the others: it fills a cache for them.
+
+        Args:
+            on: whether there is anything to fill.
+            beat: called while the others wait.
+        """
         if not on or self._rank.local_world_size == 1:
             yield
             return
         store = dist.distributed_c10d._get_default_store()
         done = f"mjfleet/first/{self._rank.node}"
-        if self._rank.local_rank > 0:
-            store.wait([done], self._timeout)
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while self._rank.local_rank > 0 and not store.check([done]):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"local rank 0 was not done after {self._timeout}")
+            beat()
+            time.sleep(LOOK_SECONDS)
         yield
         if self._rank.local_rank == 0:
             store.set(done, "")

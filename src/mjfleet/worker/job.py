@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from mjfleet.errors import UserError
@@ -87,9 +88,21 @@ class Job:
     """Where the others of them, by local rank, write theirs; rank 0's receives what it wrote."""
     temporary: str = ""
     """For workers that we started: the user's folder for temporary files."""
+    scratch: str = ""
+    """For workers that we started: the folder by which they and the launcher share their pulses."""
+    checkpoint: str | None = None
+    """Where training goes on from; None: it begins."""
+
+    def pulse_file(self, local_rank: int) -> Path:
+        """Where a worker's pulse is, for those that we started."""
+        return Path(self.scratch, f"pulse{local_rank}")
+
+    def stacks_file(self, local_rank: int) -> Path:
+        """Where a worker writes its Python stacks when it receives SIGQUIT."""
+        return Path(self.scratch, f"stacks{local_rank}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Outcome:
     """How a worker's training ended."""
 

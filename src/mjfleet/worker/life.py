@@ -4,12 +4,15 @@ Importing this imports nothing heavy; `run` does.
 """
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.errors import UserError
+from mjfleet.files import set_aside
+from mjfleet.pulse import Phase, Pulse
 from mjfleet.registry import FoundTask, find_task
 from mjfleet.tell import tell
 from mjfleet.worker.job import Job, Outcome, Rank
@@ -17,13 +20,29 @@ from mjfleet.worker.stop import StopRequest
 
 if TYPE_CHECKING:
     from mjfleet.env import Env
+    from mjfleet.rl.metrics import IterationMetrics
+    from mjfleet.rl.runner import Runner
+    from mjfleet.rl.saver import Saver
 
 
-def run(job: Job, rank: Rank, stop: StopRequest) -> Outcome:
+def run(
+    job: Job,
+    rank: Rank,
+    stop: StopRequest,
+    pulse: Pulse,
+    found_run_dir: Callable[[Path], object] = lambda run_dir: None,
+) -> Outcome:
     """Train on one device until the configured iterations are done or a signal arrives.
 
     With several workers, all of them run this at the same time; only rank 0 writes the run's files
     and reports to the terminal.
+
+    Args:
+        job: what to train.
+        rank: this worker's place.
+        stop: asks it to stop.
+        pulse: is told where it is.
+        found_run_dir: is told the run directory that rank 0 has made.
     """
     # OpenMP's threads wait for each other by spinning. Where anything else wants a core, they spin
     # through their time slices: updates were seen to take ten times as long. Sleeping costs little.
@@ -35,49 +54,73 @@ def run(job: Job, rank: Rank, stop: StopRequest) -> Outcome:
         who = f"rank {rank.rank}: " if rank.world_size > 1 else ""
         tell(f"{who}building {worlds} worlds: {job.engine} engine on {device}{compiles}")
 
-    from mjfleet.report.console import Progress
-    from mjfleet.report.record import write_record
-    from mjfleet.report.sinks import Sinks
-    from mjfleet.rl.metrics import IterationMetrics
+    from mjfleet.rl.checkpoint import seed_everything
     from mjfleet.rl.runner import Runner
+    from mjfleet.rl.saver import Saver
     from mjfleet.worker.group import process_group
 
     found = find_task(job.task, Path(job.task_folder))
     config = from_dict(found.defaults(), job.config)
     agent = config.agent
-    run_dir = Path(job.run_dir)
     writes = rank.rank == 0
-    _seed_everything(agent.seed + rank.rank)
+    pulse.enter(Phase.BUILD)
+    seed_everything(agent.seed + rank.rank)
     if device != "cpu":
         _bind_gpu(device)
     with _warp_on(job, device), process_group(job, rank, config.collective_timeout) as group:
-        with group.one_first(on=job.engine == "warp"):
-            env = _build_env(found, config, job, rank)
-        runner = Runner(env, agent, device, job.threads, found.load, group.collectives)
+        run_dir = Path(group.agree(job.run_dir))
+        found_run_dir(run_dir)
+        with group.one_first(on=job.engine == "warp", beat=pulse.beat):
+            env = _build_env(found, config, job, rank, pulse)
+        runner = Runner(env, agent, device, job.threads, found.load, group.collectives, pulse)
+        saver = Saver(runner, found.name, run_dir / "checkpoints", config.keep_checkpoints)
+        lost = saver.resume(Path(job.checkpoint)) if job.checkpoint else []
         group.collectives.total([0])  # Everybody got this far: nobody has found a mistake.
+        begun = runner.current_learning_iteration
+        if writes and begun:
+            _announce(begun, agent.max_iterations, lost)
+            set_aside(run_dir / "checkpoints", begun)
         with stop.deferred():
-            progress = Progress(agent.max_iterations) if writes else None
-            sinks = (
-                Sinks(run_dir, agent.logger, agent.experiment_name, job.config) if writes else None
-            )
-
-            def on_iteration(metrics: IterationMetrics) -> None:
-                if progress and sinks:
-                    progress.iteration(metrics)
-                    sinks.write(metrics.row())
-
-            try:
-                checkpoints = run_dir / "checkpoints" if writes else None
-                stopped_by = runner.train(checkpoints, on_iteration, lambda: stop.received)
-            finally:
-                iterations = runner.current_learning_iteration
-                if sinks:
-                    write_record(run_dir, iterations=iterations)
-                    sinks.close()
-    return Outcome(iterations=iterations, stopped_by=stopped_by)
+            pulse.enter(Phase.COLLECT, begun + 1)
+            if writes:
+                stopped_by = _train_and_report(runner, saver, run_dir, job, stop)
+            else:
+                stopped_by = runner.train(lambda _: None, lambda: stop.received, saver.save)
+            pulse.enter(Phase.CLOSE)
+    return Outcome(runner.current_learning_iteration, stopped_by)
 
 
-def _build_env(found: FoundTask, config: TrainConfig, job: Job, rank: Rank) -> "Env[Any]":
+def _train_and_report(
+    runner: "Runner", saver: "Saver", run_dir: Path, job: Job, stop: StopRequest
+) -> int | None:
+    """Train as the rank that writes the run's files; returns the signal that ended it early."""
+    from mjfleet.report.console import Progress
+    from mjfleet.report.sinks import Sinks
+
+    agent, begun = runner.agent, runner.current_learning_iteration
+    progress = Progress(agent.max_iterations, begun)
+    sinks = Sinks(run_dir, agent.logger, agent.experiment_name, job.config, resumed_from=begun)
+
+    def on_iteration(metrics: "IterationMetrics") -> None:
+        progress.iteration(metrics)
+        sinks.write(metrics.row())
+
+    try:
+        return runner.train(on_iteration, lambda: stop.received, saver.save)
+    finally:
+        sinks.close()
+
+
+def _announce(begun: int, total: int, lost: list[str]) -> None:
+    """Say where a run goes on."""
+    tell(f"{begun} of {total} iterations are done, {total - begun} are left")
+    for what in lost:
+        tell(f"not kept: {what}")
+
+
+def _build_env(
+    found: FoundTask, config: TrainConfig, job: Job, rank: Rank, pulse: Pulse
+) -> "Env[Any]":
     """The environment over its simulation, on the worker's device."""
     from mjfleet.env import Env
     from mjfleet.sim import make_simulation
@@ -90,15 +133,17 @@ def _build_env(found: FoundTask, config: TrainConfig, job: Job, rank: Rank) -> "
     own_model = env_class.make_model.__func__ is not Env.make_model.__func__
     if not own_model and not hasattr(env_class, "model_file"):
         raise UserError(f"task {found.name}: {env_class.__name__} sets no model_file.")
-    sim = make_simulation(
-        job.engine,
-        env_class.make_model(config.env),
-        config.env.num_envs,
-        device=job.devices[rank.local_rank],
-        num_threads=job.threads,
-        nconmax=config.env.nconmax,
-        njmax=config.env.njmax,
-    )
+    model = env_class.make_model(config.env)
+    with pulse.excused():  # Warp compiles its kernels now.
+        sim = make_simulation(
+            job.engine,
+            model,
+            config.env.num_envs,
+            device=job.devices[rank.local_rank],
+            num_threads=job.threads,
+            nconmax=config.env.nconmax,
+            njmax=config.env.njmax,
+        )
     env = env_class(config.env, sim, config.agent.seed + rank.rank)
     sizes = {name: group.shape[1] for name, group in env.get_observations().items()}
     for what, declared, built in (
@@ -141,14 +186,3 @@ def _warp_on(job: Job, device: str) -> "AbstractContextManager[object]":
 
     start_warp(device)
     return wp.ScopedDevice(device)
-
-
-def _seed_everything(seed: int) -> None:
-    import random
-
-    import numpy as np
-    import torch
-
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)

@@ -1,56 +1,44 @@
 """A worker that torchrunx has started: its own output, and how it fails. Runs in that worker."""
 
-import json
+import faulthandler
 import logging
 import os
 import signal
-import socket
 import sys
 import tempfile
+import threading
 import time
-import traceback
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
-from mjfleet.errors import UserError
-from mjfleet.files import write_atomically
-from mjfleet.worker.job import Job, Outcome, Rank
+from mjfleet.pulse import Pulse
+from mjfleet.worker.failure import Failure
+from mjfleet.worker.job import Job, Rank
 from mjfleet.worker.life import run
 from mjfleet.worker.stop import Stopped, StopRequest, die_with_parent
 
 ECHO_SECONDS = 3.0
 """A worker that has only lost another one lasts longer, so that the other is seen to end first."""
+FLUSH_SECONDS = 5.0
+"""How long a worker that has failed may take to write what it has printed."""
+DRAIN_SECONDS = 0.2
+"""Within which the launcher has written to rank 0's log file what rank 0 printed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """Why a worker ended early: what failures/rank<r>.json holds."""
-
-    rank: int
-    host: str
-    device: str
-    time: float
-    """Seconds since the epoch."""
-    kind: str
-    """The exception's class."""
-    message: str
-    traceback: str
-    mistake: bool
-    """Whether it is the user's mistake, for whom the message is enough."""
-    echo: bool
-    """Whether it is only what another rank's failure looks like from here."""
-
-
-def run_spawned(job: Job) -> Outcome:
+def run_spawned(job: Job) -> None:
     """Train as one of the workers that torchrunx has started.
 
-    A failure is written down, and the process ends at once: torchrunx would hold the exception
-    back until all workers end, while the others wait for this one in a collective.
+    The launcher follows this process by its pulse. A failure is written down, and the process ends
+    at once: torchrunx would hold the exception back until all workers end, while the others wait
+    for this one in a collective.
     """
     die_with_parent()
     rank = Rank.from_environ(os.environ) or Rank()
+    pulse = Pulse(job.pulse_file(rank.local_rank))
+    pulse.start(os.getpid())
     log_file = job.log_files[rank.local_rank]
     _use_own_output(*(job.terminal if job.terminal and rank.rank == 0 else (log_file, log_file)))
+    _show_stacks(job.stacks_file(rank.local_rank))
     # torch leaves files behind in the folder for temporary ones; a task's own go where they belong.
     os.environ["TMPDIR"] = job.temporary
     tempfile.tempdir = None
@@ -58,19 +46,23 @@ def run_spawned(job: Job) -> Outcome:
     stop = StopRequest([signal.SIGINT], say=lambda text: None)
     try:
         with stop.installed():
-            return run(job, rank, stop)
+            outcome = run(job, rank, stop, pulse)
+        _flush()
+        pulse.finish(outcome.stopped_by)
     except Stopped as stopped:
         _end(128 + stopped.signal_number)
     except BaseException as error:
         # The terminal is for the launcher, which sees every rank's failure, to tell the first.
-        with open(log_file, "a") as file:
-            file.write(traceback.format_exc())
+        if rank.rank == 0:
+            time.sleep(DRAIN_SECONDS)
         echo = _is_echo(error)
-        _write_failure(job, rank, error, echo)
+        failure = Failure.of(error, job, rank, pulse, echo=echo)
+        with open(log_file, "a") as file:
+            file.write(failure.traceback)
+        failure.write(Path(job.run_dir))
         if echo:
             time.sleep(ECHO_SECONDS)
         _end(1)
-    raise AssertionError("unreachable")
 
 
 def _use_own_output(stdout: str, stderr: str) -> None:
@@ -88,23 +80,13 @@ def _use_own_output(stdout: str, stderr: str) -> None:
     logging.setLogRecordFactory(logging.LogRecord)
 
 
-def _write_failure(job: Job, rank: Rank, error: BaseException, echo: bool) -> None:
-    folder = Path(job.run_dir, "failures")
-    folder.mkdir(exist_ok=True)
-    failure = Failure(
-        rank=rank.rank,
-        host=socket.gethostname(),
-        device=job.devices[rank.local_rank],
-        time=time.time(),
-        kind=type(error).__name__,
-        message=str(error),
-        traceback=traceback.format_exc(),
-        mistake=isinstance(error, UserError),
-        echo=echo,
-    )
-    text = json.dumps(asdict(failure), indent=2) + "\n"
-    path = folder / f"rank{rank.rank}.json"
-    write_atomically(path, lambda file: file.write(text.encode()))
+def _show_stacks(path: Path) -> None:
+    """Write where every thread is: on SIGQUIT to a file, when Python crashes to the log.
+
+    faulthandler writes from C, also when no Python code can run.
+    """
+    faulthandler.register(signal.SIGQUIT, path.open("w"), all_threads=True)
+    faulthandler.enable()
 
 
 def _is_echo(error: BaseException) -> bool:
@@ -119,8 +101,13 @@ def _is_echo(error: BaseException) -> bool:
     return "gloo/transport" in text and "Timed out" not in text
 
 
-def _end(code: int) -> None:
-    """End this process now, without waiting for threads or for its parent."""
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+
+
+def _end(code: int) -> NoReturn:
+    """End this process now, without waiting for threads, for its parent, or long for a reader."""
+    threading.Timer(FLUSH_SECONDS, os._exit, (code,)).start()
+    _flush()
     os._exit(code)

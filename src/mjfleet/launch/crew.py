@@ -1,0 +1,188 @@
+"""The workers of a run on this host, as the launcher sees them: who is done, who failed, who hangs.
+
+torchrunx tells of a failure only after torch has given the other workers half a minute to end, of a
+hang never. Here the launcher looks for itself: at records of failures, at the processes, at pulses.
+"""
+
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+from mjfleet.pulse import Phase, Pulse
+from mjfleet.worker.failure import Failure, read_failures
+from mjfleet.worker.job import Job, Outcome, Rank
+
+ECHO_SECONDS = 4.0
+"""How long a failure that looks like an echo may stay the only one."""
+STACKS_SECONDS = 3.0
+"""How long workers may take to write their stacks."""
+WAITING = ("distributed_c10d.py", "rl/collectives.py", "worker/group.py")
+"""Files of which one is on the stack of a rank that only waits for others."""
+
+
+class Crew:
+    """What the launcher knows of each worker: its pulse and its process."""
+
+    def __init__(self, job: Job) -> None:
+        """Make the files by which workers share their pulses; before any is started."""
+        self._job = job
+        self._run_dir = Path(job.run_dir)
+        self._limit: float = job.config["hang_timeout"]
+        world_size = len(job.devices)
+        self._ranks = [
+            Rank(rank=i, local_rank=i, world_size=world_size, local_world_size=world_size)
+            for i in range(world_size)
+        ]
+        self._pulses = [Pulse.create(job.pulse_file(rank.local_rank)) for rank in self._ranks]
+        self._ends: dict[int, int] = {}
+        self._began = time.monotonic()
+
+    def __enter__(self) -> "Crew":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for end in self._ends.values():
+            os.close(end)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether training has begun."""
+        return self._pulses[0].has_begun
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How training ended, once all workers are done."""
+        if any(pulse.phase != Phase.DONE for pulse in self._pulses):
+            return None
+        return Outcome(self._pulses[0].iteration, self._pulses[0].stopped_by)
+
+    def wait(self, seconds: float) -> None:
+        """Wait, but not after a worker has ended."""
+        poll = select.poll()
+        for rank, pulse in enumerate(self._pulses):
+            if pulse.pid and rank not in self._ends:
+                try:
+                    self._ends[rank] = os.pidfd_open(pulse.pid)
+                except ProcessLookupError:
+                    return
+        for rank, end in self._ends.items():
+            if self._pulses[rank].phase != Phase.DONE:
+                poll.register(end, select.POLLIN)
+        if poll.poll(1000 * seconds):
+            time.sleep(0.02)  # Whoever asks in a loop is not to be busy.
+
+    def failure(self) -> Failure | None:
+        """Why the run has failed, if it has: by what workers wrote, or by what became of them."""
+        return self._recorded() or self._ended() or self._hanging()
+
+    def is_gone(self) -> bool:
+        """Whether every worker that has started has ended."""
+        return all(not pulse.pid or _state(pulse.pid) is None for pulse in self._pulses)
+
+    def _recorded(self) -> Failure | None:
+        found = read_failures(self._run_dir)
+        if not found or (found[0].echo and time.time() - found[0].time < ECHO_SECONDS):
+            return None
+        return found[0]
+
+    def _ended(self) -> Failure | None:
+        """A worker whose process has ended too early, and without a word."""
+        for rank, pulse in zip(self._ranks, self._pulses, strict=True):
+            if not pulse.pid or pulse.phase == Phase.DONE:
+                continue
+            state = _state(pulse.pid)
+            if state is not None and state[0] not in "ZX":
+                continue
+            # It was done, or wrote why, before it ended.
+            if pulse.phase == Phase.DONE:
+                continue
+            if any(failure.rank == rank.rank for failure in read_failures(self._run_dir)):
+                continue
+            kind, message = _last_words(None if state is None else state[1])
+            return self._seen(rank, kind, message)
+        return None
+
+    def _hanging(self) -> Failure | None:
+        """Whoever keeps all others waiting, once nobody has moved for the hang time-out."""
+        if not self._limit or any(pulse.is_excused for pulse in self._pulses):
+            return None
+        hanging = [pulse.hangs(self._limit, self._began) for pulse in self._pulses]
+        if not any(hanging):
+            return None
+        states = [_state(pulse.pid) if pulse.pid else None for pulse in self._pulses]
+        silences = [pulse.silence for pulse in self._pulses]
+        stacks = self._stacks()
+        idle = [any(file in stack for file in WAITING) for stack in stacks]
+        first = min(self._ranks, key=lambda r: (idle[r.rank], -silences[r.rank])).rank
+        failures = []
+        for rank, pulse, state in zip(self._ranks, self._pulses, states, strict=True):
+            message = f"no step for {self._limit:g} s (--hang-timeout)"
+            if not pulse.pid:
+                message = "its process has not started"
+            elif state is not None and state[0] in _STATES:
+                message += f"; its process {_STATES[state[0]]}"
+            echo = rank.rank != first
+            failure = self._seen(rank, "Hang", message, stacks[rank.rank], echo=echo)
+            failures.append(failure)
+        return failures[first]
+
+    def _stacks(self) -> list[str]:
+        """Where every thread of every worker is, by asking them; empty where one cannot answer."""
+        files = [self._job.stacks_file(rank.local_rank) for rank in self._ranks]
+        for pulse in self._pulses:
+            for number in (signal.SIGQUIT, signal.SIGCONT):
+                if pulse.pid and _state(pulse.pid) is not None:
+                    os.kill(pulse.pid, number)
+        deadline = time.monotonic() + STACKS_SECONDS
+        texts = [""] * len(files)
+        while time.monotonic() < deadline:
+            time.sleep(0.2)
+            before = texts
+            texts = [file.read_text() if file.exists() else "" for file in files]
+            if all(texts) and texts == before:
+                break
+        return texts
+
+    def _seen(
+        self, rank: Rank, kind: str, message: str, stacks: str = "", echo: bool = False
+    ) -> Failure:
+        pulse = self._pulses[rank.rank]
+        failure = Failure.seen(kind, message, self._job, rank, pulse, stacks, echo)
+        failure.write(self._run_dir)
+        return failure
+
+
+_STATES = {
+    "T": "was stopped by a signal (SIGSTOP)",
+    "D": "waits for a device or a disk and cannot be interrupted",
+}
+
+
+def _state(pid: int) -> tuple[str, int] | None:
+    """A process's state and, once it has ended, its wait status; None: it is gone. See proc(5)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return fields[0], int(fields[49])
+
+
+def _last_words(status: int | None) -> tuple[str, str]:
+    """What a wait status says of the end of a process that left no record."""
+    if status is None:
+        return "Exited", "its process is gone"
+    if os.WIFSIGNALED(status):
+        return "Killed", killed_by(os.WTERMSIG(status))
+    code = os.waitstatus_to_exitcode(status)
+    return "Exited", f"its process ended with code {code} and without an exception"
+
+
+def killed_by(number: int) -> str:
+    """A death by a signal in words."""
+    hint = {
+        signal.SIGKILL: ", possibly out of memory (`dmesg` would say)",
+        signal.SIGBUS: ", possibly out of shared memory or disk",
+    }.get(signal.Signals(number), "")
+    return f"killed by {signal.Signals(number).name}{hint}"

@@ -1,0 +1,62 @@
+"""Starting a run again after a fault: when, and how. Runs in the launching process."""
+
+import os
+import signal
+import sys
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mjfleet.files import checkpoints_in
+from mjfleet.report.record import read_record
+from mjfleet.worker.stop import CONTROLLED
+
+VARIABLE = "MJFLEET_RESTART"
+"""The run that a process, started anew in the place of one that failed, goes on with."""
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+"""Each pause is twice as long as the one before."""
+
+
+def why_not(run_dir: Path, max_restarts: int) -> str | None:
+    """Why a run that has failed is not started again; None: it is to be.
+
+    A fault that comes back at the same iteration would come back for ever. But a worker that was
+    killed while it started, in two attempts, was only unlucky twice.
+    """
+    attempts = read_record(run_dir)["attempts"]
+    restarts = len(_restarts(attempts))
+    if restarts >= max_restarts:
+        return f"it was started again {restarts} times, all of --max-restarts"
+    if attempts[-1]["is_restart"]:
+        before, last = attempts[-2]["cause"], attempts[-1]["cause"]
+        unlucky = "Killed" in last and "iteration" not in last
+        if before == last and not unlucky:
+            return "the same fault has come back at the same place"
+    return None
+
+
+def pause_seconds(run_dir: Path) -> float:
+    """How long to wait before the next start: twice as long after each that came to nothing."""
+    newest = [path.name for path in checkpoints_in(run_dir / "checkpoints")[-1:]]
+    restarts = _restarts(read_record(run_dir)["attempts"])
+    futile = [attempt for attempt in restarts if [attempt["checkpoint"] or ""] == (newest or [""])]
+    return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** len(futile))
+
+
+def _restarts(attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The attempts that began by themselves since somebody last started the run."""
+    return list(takewhile(lambda attempt: attempt["is_restart"], reversed(attempts)))
+
+
+def restart(run_dir: Path) -> NoReturn:
+    """Become a new process of the same command, number and terminal, that goes on with the run.
+
+    Nothing of what failed is left in it: no thread that waits, no port, no half-closed library.
+    Signals that arrive meanwhile wait until it handles them.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, CONTROLLED)
+    environ = os.environ | {VARIABLE: str(run_dir)}
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)

@@ -1,0 +1,183 @@
+"""A run's directory: made or opened again, locked, its record kept, given back if nothing ran."""
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from mjfleet.config import TrainConfig
+from mjfleet.errors import UserError
+from mjfleet.launch.config_file import CONFIG_FILE, write_config
+from mjfleet.launch.plan import LaunchPlan
+from mjfleet.report.record import (
+    METRICS_FILE,
+    RECORD_FILE,
+    git_state,
+    now,
+    read_record,
+    stack_versions,
+    write_record,
+)
+
+LOCK_SECONDS = 3.0
+"""How long the processes of a run that has just ended may keep its directory locked."""
+
+
+class RunDir:
+    """The directory of a run that is about to begin, or to go on."""
+
+    def __init__(self, plan: LaunchPlan, config: TrainConfig, argv: Sequence[str]) -> None:
+        """Make it, or open it again, with config.yaml and run.json, and the folder of the logs.
+
+        Raises:
+            FileExistsError: a run of that name exists, and is not to go on.
+            UserError: a folder cannot be made or written, or the run is under way.
+        """
+        self.path = plan.run_dir
+        self._lock: int | None = None
+        wanted = {} if plan.goes_on else {plan.run_dir: f"--log-root {config.log_root}"}
+        log_file = plan.workers[0].log_file
+        if log_file is not None:
+            source = plan.torchrunx_log_dir_source
+            wanted[log_file.parent] = f"torchrunx log directory {plan.torchrunx_log_dir} ({source})"
+        self._own: list[Path] = []
+        self._around = [p for f in wanted for p in (f, *f.parents) if not p.exists()]
+        self._before: dict[str, bytes] = {}
+        if plan.goes_on:
+            self._lock_it()
+            files = (CONFIG_FILE, RECORD_FILE)
+            self._before = {name: (self.path / name).read_bytes() for name in files}
+        for folder, what in wanted.items():
+            try:
+                folder.mkdir(parents=True)
+                self._own.append(folder)
+            except OSError as error:
+                self.discard()
+                if isinstance(error, FileExistsError) and folder.is_dir():
+                    raise
+                raise UserError(f"{what}: {error.strerror}.") from None
+        if not plan.goes_on:
+            self._lock_it()
+        try:
+            self._write(plan, config, argv)
+        except OSError as error:
+            self.discard()
+            raise UserError(f"{self.path}: {error.strerror}.") from None
+
+    def discard(self) -> None:
+        """Leave everything as it was before: nothing has run."""
+        for name, content in self._before.items():
+            (self.path / name).write_bytes(content)
+            for record in self.path.glob("failures/rank*.json"):
+                record.unlink()
+        for folder in self._own:
+            shutil.rmtree(folder, ignore_errors=True)
+        for folder in self._around:
+            with suppress(OSError):  # It was never made, or somebody has put something into it.
+                folder.rmdir()
+        self.close()
+
+    def close(self) -> None:
+        """Let others go on with the run."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def end(self, status: str, cause: str | None = None) -> None:
+        """Record how this attempt has ended."""
+        record = read_record(self.path)
+        done = completed_iterations(self.path)
+        attempt = record["attempts"][-1]
+        attempt |= {"ended": now(), "status": status, "iterations": done, "cause": cause}
+        attempts = [*record["attempts"][:-1], attempt]
+        write_record(self.path, status=status, ended=now(), iterations=done, attempts=attempts)
+
+    def _write(self, plan: LaunchPlan, config: TrainConfig, argv: Sequence[str]) -> None:
+        (self.path / "checkpoints").mkdir(exist_ok=True)
+        before = read_record(self.path).get("attempts", [])
+        _keep_failures(self.path, len(before))
+        write_config(self.path / CONFIG_FILE, plan.task, config)
+        attempt = {
+            "argv": list(argv),
+            "started": now(),
+            "ended": None,
+            "status": "running",
+            "checkpoint": plan.checkpoint.name if plan.checkpoint else None,
+            "is_restart": plan.is_restart,
+            "iterations": 0,
+            "cause": None,
+        }
+        package = Path(str(resources.files("mjfleet")))
+        first: dict[str, Any] = {} if before else {"argv": list(argv), "task": plan.task}
+        started = {} if before else {"started": now()}
+        write_record(
+            self.path,
+            **first,
+            status="running",
+            **({} if before else {"iterations": 0}),
+            **started,
+            ended=None,
+            seed=plan.seed,
+            host=os.uname().nodename,
+            pid=os.getpid(),
+            plan=_plain(asdict(plan)),
+            versions=stack_versions(),
+            git=git_state([package, plan.task_folder]),
+            attempts=[*before, attempt],
+        )
+
+    def _lock_it(self) -> None:
+        """Keep others from going on with the run while it is under way."""
+        self._lock = os.open(self.path, os.O_RDONLY)
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    self.close()
+                    record = read_record(self.path)
+                    raise UserError(
+                        f"{self.path} is being trained: by process {record.get('pid')} on "
+                        f"{record.get('host')}. Stop it first."
+                    ) from None
+                time.sleep(0.1)
+            except OSError:
+                return  # A file system without such locks.
+
+
+def completed_iterations(run_dir: Path) -> int:
+    """Iterations that metrics.csv tells of."""
+    try:
+        *_, last = (run_dir / METRICS_FILE).read_text().splitlines()
+    except (FileNotFoundError, ValueError):
+        return 0
+    number = last.partition(",")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def _keep_failures(run_dir: Path, attempts: int) -> None:
+    """Move what the last attempt left out of the way of what may come."""
+    folder = run_dir / "failures"
+    found = [path for path in folder.glob("*") if path.is_file()]
+    if found:
+        aside = folder / f"attempt_{attempts}"
+        aside.mkdir(exist_ok=True)
+        for path in found:
+            path.replace(aside / path.name)
+
+
+def _plain(value: Any) -> Any:
+    """Paths as text, all the way down."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,157 @@
+"""Why a worker ended early: what failures/rank<r>.json holds. Imports nothing heavy."""
+
+import json
+import logging
+import os
+import socket
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mjfleet.errors import UserError
+from mjfleet.files import write_atomically
+from mjfleet.pulse import Phase, Pulse
+from mjfleet.worker.job import Job, Rank
+
+logger = logging.getLogger(__name__)
+
+LOG_LINES = 20
+"""How many of a worker's last log lines its record holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a worker ended early."""
+
+    rank: int
+    host: str
+    device: str
+    seed: int
+    iteration: int
+    """The one that was under way, counted from 1; 0 before the first."""
+    phase: str
+    """What it was doing: a name of `Phase`, in lower case."""
+    time: float = field(default_factory=time.time)
+    """Seconds since the epoch."""
+    kind: str
+    """The exception's class; "Killed", "Exited" or "Hang" where there was none."""
+    message: str
+    traceback: str
+    """Of the exception; of a hang, the Python stacks of all its threads."""
+    mistake: bool = False
+    """Whether it is the user's mistake, for whom the message is enough."""
+    echo: bool = False
+    """Whether it is only what another rank's failure looks like from here."""
+    log: list[str] = field(default_factory=list)
+    """The worker's last log lines, where it has a log of its own."""
+
+    @classmethod
+    def of(
+        cls, error: BaseException, job: Job, rank: Rank, pulse: Pulse, echo: bool = False
+    ) -> "Failure":
+        """What an exception says, which may be one that cannot be shown."""
+        told = traceback.TracebackException.from_exception(error)
+        head, _, rest = "".join(told.format_exception_only()).strip().partition(": ")
+        return cls(
+            **_whereabouts(job, rank, pulse),
+            kind=type(error).__name__,
+            message=rest or head,
+            traceback="".join(told.format()),
+            mistake=isinstance(error, UserError),
+            log=last_lines(job, rank),
+            echo=echo,
+        )
+
+    @classmethod
+    def seen(
+        cls,
+        kind: str,
+        message: str,
+        job: Job,
+        rank: Rank,
+        pulse: Pulse,
+        stacks: str = "",
+        echo: bool = False,
+    ) -> "Failure":
+        """What was seen of a worker from outside."""
+        return cls(
+            **_whereabouts(job, rank, pulse),
+            kind=kind,
+            message=message,
+            traceback=stacks,
+            echo=echo,
+            log=last_lines(job, rank),
+        )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether training had begun."""
+        return Phase[self.phase.upper()] >= Phase.COLLECT
+
+    @property
+    def headline(self) -> str:
+        """Who failed, and where."""
+        when = f"iteration {self.iteration}, {self.phase}" if self.iteration else self.phase
+        return f"rank {self.rank} on {self.host} ({self.device}), {when}"
+
+    def write(self, run_dir: Path) -> Path | None:
+        """Store it in the run directory; returns the file, or None where that cannot be done."""
+        path = run_dir / "failures" / f"rank{self.rank}.json"
+        text = json.dumps(asdict(self), indent=2) + "\n"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_atomically(path, lambda file: file.write(text.encode()))
+        except OSError as error:
+            logger.warning("%s could not be written: %s", path, error.strerror)
+            return None
+        return path
+
+    @property
+    def story(self) -> str:
+        """All that a person needs to know of it, without the stacks of a hang."""
+        if self.kind in ("Hang", "Killed", "Exited"):
+            end = "".join(f"\n  {line}" for line in self.log[-5:])
+            return f"{self.headline}: {self.message}" + (f"\nIts last lines:{end}" if end else "")
+        return f"{self.headline}:\n{self.traceback.rstrip()}"
+
+
+class FailedError(Exception):
+    """A worker has failed, as its record says."""
+
+    def __init__(self, failure: Failure, record: Path | None) -> None:
+        """Hold the record, and its file where it could be written."""
+        super().__init__(failure.message)
+        self.failure = failure
+        self.record = record
+
+
+def read_failures(run_dir: Path) -> list[Failure]:
+    """All that were written, the causes before the echoes, each by time."""
+    paths = (run_dir / "failures").glob("rank*.json")
+    found = [Failure(**json.loads(path.read_text())) for path in paths]
+    return sorted(found, key=lambda failure: (failure.echo, failure.time))
+
+
+def last_lines(job: Job, rank: Rank) -> list[str]:
+    """The end of a worker's own log; nothing where it has none."""
+    if not job.log_files or job.log_files[rank.local_rank] == os.devnull:
+        return []
+    try:
+        with open(job.log_files[rank.local_rank], "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
+            return file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
+    except OSError:
+        return []  # It ended before it had a log.
+
+
+def _whereabouts(job: Job, rank: Rank, pulse: Pulse) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "host": socket.gethostname(),
+        "device": job.devices[rank.local_rank],
+        "seed": job.config["agent"]["seed"] + rank.rank,
+        "iteration": pulse.iteration,
+        "phase": pulse.phase.name.lower(),
+    }

@@ -1,0 +1,111 @@
+"""A worker in a process that somebody else has started: a shell, or torchrun for many of them."""
+
+import faulthandler
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mjfleet.errors import UserError
+from mjfleet.pulse import Pulse
+from mjfleet.worker.failure import FailedError, Failure
+from mjfleet.worker.job import Job, Outcome, Rank
+from mjfleet.worker.life import run
+from mjfleet.worker.stop import StopRequest
+
+if TYPE_CHECKING:
+    pass
+
+LOOK_SECONDS = 1.0
+TORCHELASTIC_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""The variable by which torchrun says where a rank may write why it failed."""
+
+
+def run_here(
+    job: Job, rank: Rank, stop: StopRequest, on_hang: Callable[[FailedError], object]
+) -> Outcome:
+    """Train in this process.
+
+    Args:
+        job: what to train.
+        rank: this worker's place.
+        stop: asks it to stop.
+        on_hang: called from another thread when this one hangs; the process ends afterwards.
+
+    Raises:
+        UserError: a mistake of the user's, found before training began.
+        FailedError: anything else went wrong.
+    """
+    pulse = Pulse()
+    pulse.start(os.getpid())
+    # Other ranks than 0 come to know it from rank 0.
+    run_dirs = [Path(job.run_dir)] if rank.rank == 0 else []
+
+    def recorded(failure: Failure) -> FailedError:
+        return FailedError(failure, failure.write(run_dirs[-1]) if run_dirs else None)
+
+    try:
+        with _watched(job, rank, pulse, lambda failure: on_hang(recorded(failure))):
+            return run(job, rank, stop, pulse, run_dirs.append)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, UserError) and not pulse.has_begun:
+            raise
+        failure = Failure.of(error, job, rank, pulse)
+        _tell_torchrun(failure)
+        raise recorded(failure) from error
+
+
+@contextmanager
+def _watched(
+    job: Job, rank: Rank, pulse: Pulse, on_hang: Callable[[Failure], object]
+) -> Iterator[None]:
+    """End the process when it has not moved for the hang time-out."""
+    limit = job.config["hang_timeout"]
+    over = threading.Event()
+
+    def watch() -> None:
+        looked = time.monotonic()
+        while not over.wait(LOOK_SECONDS):
+            before, looked = looked, time.monotonic()
+            if looked - before > 3 * LOOK_SECONDS:
+                pulse.beat()  # All of this process was suspended, by Ctrl-Z for instance.
+            if pulse.hangs(limit, looked) and not pulse.is_excused:
+                message = f"no step for {limit:g} s (--hang-timeout)"
+                stacks = _stacks()
+                on_hang(Failure.seen("Hang", message, job, rank, pulse, stacks=stacks))
+                sys.stderr.flush()
+                os._exit(1)
+
+    if limit > 0:
+        threading.Thread(target=watch, name="hang", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _stacks() -> str:
+    """Where every thread of this process is."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()
+
+
+def _tell_torchrun(failure: Failure) -> None:
+    """Let torchrun's own report name the cause.
+
+    The form is that of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
+    """
+    path = os.environ.get(TORCHELASTIC_ERROR_FILE)
+    if path:
+        extra = {"py_callstack": failure.traceback, "timestamp": str(int(failure.time))}
+        message = {"message": f"{failure.kind}: {failure.message}", "extraInfo": extra}
+        Path(path).write_text(json.dumps({"message": message} | {"failure": asdict(failure)}))
