@@ -11,65 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
-from ..conftest import Run, only_run, rows, write_task
-
-SMALL = (
-    "--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8",
-    "--agent.max-iterations", "4", "--cpu-workers", "2",
-)  # fmt: skip
-TRAIN = (sys.executable, "-m", "mjfleet.cli.train")
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path) -> Iterator[None]:
-    """No process of a run, and nothing in the folder for temporary files."""
-    before = set(Path(tempfile.gettempdir()).glob("mjfleet-*"))
-    yield
-    left = [p for p in psutil.process_iter() if _works_in(p, tmp_path)]
-    for process in left:
-        process.kill()
-    assert not left
-    assert set(Path(tempfile.gettempdir()).glob("mjfleet-*")) == before
-
-
-def _works_in(process: psutil.Process, folder: Path) -> bool:
-    try:
-        return process.pid != os.getpid() and process.cwd() == str(folder)
-    except psutil.Error:
-        return False
-
-
-@contextmanager
-def started(
-    folder: Path, *flags: str, task: str = "cartpole-balance"
-) -> Iterator[subprocess.Popen]:
-    """A run in its own session, as a shell starts it; ended at the end of the block."""
-    with subprocess.Popen(
-        [*TRAIN, task, *flags],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def wait_for_iteration(process: subprocess.Popen, number: int) -> None:
-    assert process.stdout is not None
-    while not process.stdout.readline().startswith(f"iteration={number}/"):
-        assert process.poll() is None, "training ended too early"
+from ..conftest import Run, only_run, rows
+from .fleet import SMALL, TRAIN, started, wait_for_iteration, write_noisy
 
 
 def test_two_workers_leave_one_run(run: Run, tmp_path: Path) -> None:
@@ -110,52 +59,6 @@ def test_two_workers_leave_one_run(run: Run, tmp_path: Path) -> None:
     }  # fmt: skip
     assert (logs / "localhost[0].log").read_text().splitlines() == lines[1:-1]
     assert "rank 1: building" in (logs / "localhost[1].log").read_text()
-
-
-NOISY_CONFIG = """
-from mjfleet.config import EnvConfig, Task
-TASKS = {"noisy": Task(summary="Noisy.", env=EnvConfig(num_envs=8, decimation=2),
-                       env_class="env:NoisyEnv")}
-"""
-NOISY_ENV = """
-import os
-import signal
-import sys
-import torch
-from mjfleet.env import Env
-from mjfleet.errors import UserError
-
-RANK = int(os.environ["RANK"])
-
-class NoisyEnv(Env):
-    model_file = "model.xml"
-    steps = 0
-
-    def setup(self):
-        SETUP
-
-    def reset_worlds(self, mask):
-        pass
-
-    def apply(self, action):
-        self.sim.ctrl[:] = action
-        self.steps += 1
-        if self.steps == 30:
-            STEP
-
-    def observe(self):
-        state = self.sim.qpos.clone()
-        return {"actor": state, "critic": state}
-
-    def rewards(self):
-        return {"nothing": torch.zeros(self.num_envs)}
-"""
-
-
-def write_noisy(folder: Path, setup: str = "pass", step: str = "pass") -> None:
-    model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
-    env = NOISY_ENV.replace("SETUP", setup).replace("STEP", step)
-    write_task(folder / "tasks", "noisy", NOISY_CONFIG, env, model)
 
 
 def test_an_exception_on_a_rank_ends_the_run_with_its_traceback(run: Run, tmp_path: Path) -> None:
@@ -303,11 +206,11 @@ def test_a_signal_while_workers_start_leaves_none(tmp_path: Path, seconds: float
 def test_all_listen_on_the_loopback_interface_alone_and_end_with_the_launcher(
     tmp_path: Path,
 ) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("mjfleet-*"))
+    before = set(Path(tempfile.gettempdir()).glob("mjfleet-*-*"))
     with started(tmp_path, *SMALL, "--agent.max-iterations", "100000") as process:
         wait_for_iteration(process, 2)
         family = psutil.Process(process.pid).children(recursive=True)
-        scratch = set(Path(tempfile.gettempdir()).glob("mjfleet-*")) - before
+        scratch = set(Path(tempfile.gettempdir()).glob("mjfleet-*-*")) - before
         assert len(family) >= 4
         listening = [
             connection.laddr.ip

@@ -1,0 +1,28 @@
+"""Every test here starts real processes: none of them, and nothing of theirs, may be left."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path) -> Iterator[None]:
+    """No process of a run, and nothing in the folder for temporary files."""
+    before = set(Path(tempfile.gettempdir()).glob("mjfleet-*-*"))
+    yield
+    left = [p for p in psutil.process_iter() if _works_in(p, tmp_path)]
+    for process in left:
+        process.kill()
+    assert not left
+    assert set(Path(tempfile.gettempdir()).glob("mjfleet-*-*")) == before
+
+
+def _works_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.pid != os.getpid() and process.cwd() == str(folder)
+    except psutil.Error:
+        return False
