@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import tyro
 
+from mjfleet.cli.doctor import doctor
 from mjfleet.cli.train import guarded, train
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
@@ -28,12 +29,13 @@ def main() -> None:
 
 def mjfleet(arguments: Sequence[str]) -> int:
     """Dispatch to a command; returns the exit code."""
-    commands = {"train": train, "tasks": tasks}
+    commands = {"train": train, "tasks": tasks, "doctor": doctor}
     usage = (
         "usage: mjfleet <command> ...\n\n"
         "commands:\n"
-        "  train  Train a policy; the same as `train`.\n"
-        "  tasks  List the tasks that can be trained.\n\n"
+        "  train   Train a policy; the same as `train`.\n"
+        "  tasks   List the tasks that can be trained.\n"
+        "  doctor  Check what training on this machine needs.\n\n"
         "`mjfleet <command> --help` says more."
     )
     if not arguments or arguments[0] in ("-h", "--help"):

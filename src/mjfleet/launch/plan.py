@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from mjfleet.config import TrainConfig
+from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices
 from mjfleet.launch.logs import choose_log_dir
@@ -164,7 +164,7 @@ def make_plan(
         world_size=world_size,
         workers=workers,
         rank=outer or Rank(),
-        backend=_backend(config, devices) if world_size > 1 else None,
+        backend=choose_backend(config, devices) if world_size > 1 else None,
         engine=_engine(config, on_gpu),
         threads=threads,
         seed=agent.seed,
@@ -204,7 +204,12 @@ def _engine(config: TrainConfig, on_gpu: bool) -> Literal["warp", "native"]:
     return config.engine
 
 
-def _backend(config: TrainConfig, devices: Devices) -> Literal["nccl", "gloo"]:
+def choose_backend(config: LaunchConfig, devices: Devices) -> Literal["nccl", "gloo"]:
+    """How several workers on these devices talk to each other.
+
+    Raises:
+        UserError: NCCL was asked for on the CPU.
+    """
     if config.backend == "nccl" and not devices.indices:
         raise UserError("--backend nccl connects GPUs only: on the CPU use gloo, or auto.")
     if config.backend == "auto":
