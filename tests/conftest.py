@@ -4,6 +4,7 @@ import csv
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -69,3 +70,34 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
         if not torch.cuda.is_available():
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+Figure = Callable[..., None]
+FIGURES: list[tuple[str, float]] = []
+
+
+@pytest.fixture
+def figure() -> Figure:
+    """Note how long ago a file was written: the time from a fault, which it marks, to now."""
+
+    def note(case: str, fault: Path, less: float = 0.0) -> None:
+        FIGURES.append((case, time.time() - fault.stat().st_mtime - less))
+
+    return note
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What docs/reliability.md was made with, and CI does less of."""
+    parser.addoption("--figures", action="store_true", help="print how long each fault took")
+    parser.addoption("--kills", type=int, default=2, help="processes to kill at random moments")
+    parser.addoption("--seed", type=int, default=1, help="which random moments")
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print the figures as a table."""
+    if config.getoption("--figures"):
+        terminalreporter.section("figures")
+        for case, seconds in FIGURES:
+            terminalreporter.write_line(f"| {case} | {seconds:.1f} s |")

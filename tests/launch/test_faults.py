@@ -1,0 +1,197 @@
+"""What happens to a run of several workers when one of them fails, hangs or is killed.
+
+With `--figures` the seconds from a fault to the end of the run are printed, see docs/reliability.md.
+"""
+
+import json
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from mjfleet.launch.resume import find_resume
+
+from ..conftest import Figure, Run, only_run, rows
+from .fleet import SMALL, TRAIN, started, wait_for_iteration, write_noisy
+
+TWO = ("--cpu-workers", "2")
+
+
+def failure(run_dir: Path, rank: int) -> dict:
+    return json.loads((run_dir / "failures" / f"rank{rank}.json").read_text())
+
+
+UNPICKLABLE = """if RANK == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                __import__("time").sleep(600)
+            class Odd(Exception):
+                def __reduce__(self):
+                    raise TypeError("no pickles")
+            print("the last line")
+            open("failed", "w").close()
+            raise Odd(lambda: 1)"""
+
+
+def test_the_true_cause_is_told_though_others_do_not_listen(
+    run: Run, tmp_path: Path, figure: Figure
+) -> None:
+    write_noisy(tmp_path, step=UNPICKLABLE)
+    result = run("train", "noisy", *TWO)
+    figure("exception on a rank, another ignores SIGTERM and sleeps", tmp_path / "failed")
+    assert result.returncode == 1
+    assert "rank 1 on " in result.stderr
+    assert "iteration 2, collect" in result.stderr
+    assert "env.py" in result.stderr
+    run_dir = only_run(tmp_path, "noisy")
+    assert f"Recorded in {run_dir.relative_to(tmp_path)}/failures/rank1.json" in result.stderr
+    record = failure(run_dir, 1)
+    assert record["kind"] == "Odd"
+    assert record["log"][-1] == "the last line"
+    expected = {"rank": 1, "device": "cpu", "seed": 2, "iteration": 2, "phase": "collect"}
+    assert record | expected == record
+
+
+def test_leaving_is_a_failure_too(run: Run, tmp_path: Path, figure: Figure) -> None:
+    write_noisy(tmp_path, step="if RANK == 1: open('failed', 'w').close(); sys.exit(0)")
+    result = run("train", "noisy", *TWO)
+    figure("exit(0) on a rank, the others in a collective", tmp_path / "failed")
+    assert result.returncode == 1
+    assert "rank 1 on " in result.stderr
+    assert failure(only_run(tmp_path, "noisy"), 1)["kind"] == "SystemExit"
+
+
+def agent_of(process: subprocess.Popen) -> psutil.Process:
+    """The process that is the parent of the workers."""
+    children = psutil.Process(process.pid).children()
+    return next(child for child in children if len(child.children()) >= 2)
+
+
+def test_a_killed_agent_is_named_and_takes_all_with_it(tmp_path: Path, figure: Figure) -> None:
+    with started(tmp_path, *SMALL, "--agent.max-iterations", "100000") as process:
+        wait_for_iteration(process, 2)
+        agent_of(process).kill()
+        (tmp_path / "failed").touch()
+        _, errors = process.communicate(timeout=60)
+        figure("SIGKILL of the agent", tmp_path / "failed")
+    assert process.returncode == 1
+    assert "torchrunx's agent was killed by SIGKILL" in errors
+
+
+@pytest.mark.parametrize("state", ["stopped", "asleep"])
+def test_a_hang_ends_with_the_stacks_of_all_ranks(
+    tmp_path: Path, state: str, figure: Figure
+) -> None:
+    sleep = "if RANK == 1: open('failed', 'w').close(); __import__('time').sleep(600)"
+    stop = "if RANK == 1: open('failed', 'w').close(); os.kill(os.getpid(), signal.SIGSTOP)"
+    write_noisy(tmp_path, step=sleep if state == "asleep" else stop)
+    command = [*TRAIN, "noisy", *TWO, "--hang-timeout", "3"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    figure(f"worker {state}, beyond --hang-timeout", tmp_path / "failed", less=3.0)
+    assert result.returncode == 1
+    assert "rank 1 on " in result.stderr
+    assert "no step for 3 s" in result.stderr
+    assert ("SIGSTOP" in result.stderr) == (state == "stopped")
+    run_dir = only_run(tmp_path, "noisy")
+    assert "in apply" in failure(run_dir, 1)["traceback"]
+    assert "collectives.py" in failure(run_dir, 0)["traceback"]
+
+
+def test_one_worker_alone_notices_that_it_hangs(run: Run, tmp_path: Path) -> None:
+    write_noisy(tmp_path, step="__import__('time').sleep(600)")
+    result = run("train", "noisy", "--hang-timeout", "2", RANK="0")
+    assert result.returncode == 1
+    assert "no step for 2 s" in result.stderr
+    run_dir = only_run(tmp_path, "noisy")
+    assert "in apply" in failure(run_dir, 0)["traceback"]
+    assert json.loads((run_dir / "run.json").read_text())["status"] == "failed"
+
+
+ONCE_KILLED_THEN_BROKEN = """times = len(os.listdir("starts")) if os.path.exists("starts") else 9
+            if times == 0: open("starts/1", "w").close(); os.kill(os.getpid(), signal.SIGKILL)
+            if times < 9: open(f"starts/{times + 1}", "w").close(); raise ValueError("broken")"""
+
+
+def test_a_run_starts_again_after_faults_but_not_for_ever(run: Run, tmp_path: Path) -> None:
+    write_noisy(tmp_path, step=ONCE_KILLED_THEN_BROKEN)
+    (tmp_path / "starts").mkdir()
+    few = ("--agent.max-iterations", "3", "--agent.save-interval", "1")
+    result = run("train", "noisy", "--max-restarts", "9", *few)
+    run_dir = only_run(tmp_path, "noisy")
+    # Killed in iteration 2, then broken at the same place twice: that will not change.
+    assert result.returncode == 1
+    assert result.stdout.count("starting again in") == 2
+    assert "not started again: the same fault" in result.stdout
+    attempts = json.loads((run_dir / "run.json").read_text())["attempts"]
+    assert ["SIGKILL" in attempt["cause"] for attempt in attempts] == [True, False, False]
+    assert [attempt["checkpoint"] for attempt in attempts] == [None, "model_1.pt", "model_1.pt"]
+    # Mended, it goes on where it was.
+    for start in (tmp_path / "starts").iterdir():
+        start.unlink()
+    (tmp_path / "starts").rmdir()
+    result = run("train", "noisy", "--resume", "latest")
+    assert result.returncode == 0, result.stderr
+    assert [row["iteration"] for row in rows(run_dir)] == ["1", "2", "3"]
+    attempts = json.loads((run_dir / "run.json").read_text())["attempts"]
+    assert [attempt["status"] for attempt in attempts] == ["failed"] * 3 + ["finished"]
+
+
+def test_a_run_outlives_kills_at_random_moments(
+    tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """Workers, agent and launcher are killed; the launcher's run is resumed by hand."""
+    kills = pytestconfig.getoption("--kills")
+    chance = random.Random(pytestconfig.getoption("--seed"))
+    flags = ("--cpu-workers", "2", "--max-restarts", "1000", "--agent.max-iterations", "100000")
+    flags = (*SMALL, *flags, "--agent.save-interval", "1", "--keep-checkpoints", "5")
+    killed = {"launcher": 0, "agent": 0, "worker": 0}
+    resume: tuple[str, ...] = ()
+    while True:
+        with (tmp_path / "output").open("ab") as output:
+            process = subprocess.Popen(
+                [*TRAIN, "cartpole-balance", *(resume or flags)],
+                cwd=tmp_path,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        while sum(killed.values()) < kills and process.poll() is None:
+            time.sleep(chance.uniform(1.0, 14.0))
+            family = psutil.Process(process.pid).children(recursive=True)
+            agents = [p for p in family if "torchrunx" in " ".join(p.cmdline())]
+            workers = [p for p in family if p not in agents]
+            kinds = {"launcher": [psutil.Process(process.pid)], "agent": agents, "worker": workers}
+            kind = chance.choice([kind for kind, members in kinds.items() if members])
+            chance.choice(kinds[kind]).kill()
+            killed[kind] += 1
+            if kind == "launcher":
+                process.wait()
+        if sum(killed.values()) >= kills and process.poll() is None:
+            break
+        resume = ("--resume", "latest")
+    # What is left alone gets somewhere, and ends when it is asked to.
+    run_dir = only_run(tmp_path)
+    last = (
+        max(int(row["iteration"]) for row in rows(run_dir))
+        if (run_dir / "metrics.csv").exists()
+        else 0
+    )
+    deadline = time.monotonic() + 120
+    while not (run_dir / "metrics.csv").exists() or len(rows(run_dir)) < last + 3:
+        assert process.poll() is None, (tmp_path / "output").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    iterations = [int(row["iteration"]) for row in rows(run_dir)]
+    assert iterations == list(range(1, len(iterations) + 1))
+    found = find_resume(str(run_dir), "cartpole-balance", tmp_path)
+    assert found.iteration == len(iterations)
+    assert found.checkpoint is not None
+    weights = torch.load(found.checkpoint, weights_only=True)["actor_state_dict"]
+    assert all(value.isfinite().all() for value in weights.values())
+    print(f"{killed} killed, {len(iterations)} iterations")
