@@ -1,6 +1,6 @@
 """What happens to a run of several workers when one of them fails, hangs or is killed.
 
-With `--figures` the seconds from a fault to the end of the run are printed, see docs/reliability.md.
+With `--figures` the time from a fault to the end of the run is shown: see docs/reliability.md.
 """
 
 import json

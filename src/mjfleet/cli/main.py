@@ -22,6 +22,14 @@ class TasksArguments:
     """Folder of task folders that is searched first."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class InspectArguments:
+    """Show which number of which world went bad first, in a dump that a diverged run has left."""
+
+    file: tyro.conf.Positional[str]
+    """The dump: failures/nan_rank<r>.npz in the run directory."""
+
+
 def main() -> None:
     """Entry point of the command `mjfleet`."""
     sys.exit(guarded(mjfleet, sys.argv[1:]))
@@ -29,13 +37,14 @@ def main() -> None:
 
 def mjfleet(arguments: Sequence[str]) -> int:
     """Dispatch to a command; returns the exit code."""
-    commands = {"train": train, "tasks": tasks, "doctor": doctor}
+    commands = {"train": train, "tasks": tasks, "doctor": doctor, "inspect": inspect}
     usage = (
         "usage: mjfleet <command> ...\n\n"
         "commands:\n"
-        "  train   Train a policy; the same as `train`.\n"
-        "  tasks   List the tasks that can be trained.\n"
-        "  doctor  Check what training on this machine needs.\n\n"
+        "  train    Train a policy; the same as `train`.\n"
+        "  tasks    List the tasks that can be trained.\n"
+        "  doctor   Check what training on this machine needs.\n"
+        "  inspect  Show what went bad first in a run that diverged.\n\n"
         "`mjfleet <command> --help` says more."
     )
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -74,4 +83,13 @@ def tasks(arguments: Sequence[str]) -> int:
     Console(width=None if sys.stdout.isatty() else 400).print(table)
     for folder, why in registry.broken.items():
         print(f"{folder} could not be read: {why}", file=sys.stderr)
+    return 0
+
+
+def inspect(arguments: Sequence[str]) -> int:
+    """Print what a dump of worlds that went bad tells."""
+    parsed = tyro.cli(InspectArguments, args=arguments, prog="mjfleet inspect")
+    from mjfleet.report.nan_dump import describe
+
+    tell(describe(parsed.file))
     return 0

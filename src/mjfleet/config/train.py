@@ -63,6 +63,9 @@ class LaunchConfig:
     """Run directory or checkpoint to go on from, or `latest`: the experiment's newest run."""
     keep_checkpoints: int | None = None
     """How many checkpoints stay, the newest ones; `None`: all."""
+    on_nan: Literal["stop", "reset"] = "stop"
+    """When a number in a world is not finite: `stop` all workers and dump the world, or `reset` the
+    world and go on."""
     log_root: str = "logs"
     """Folder under which run directories are made."""
     torchrunx_log_dir: str | None = None

@@ -4,7 +4,7 @@ import inspect
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import mujoco
 import torch
@@ -12,10 +12,14 @@ from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 
 from mjfleet.config import EnvConfig
+from mjfleet.env.history import RESULTS, StateHistory
 from mjfleet.errors import UserError
 from mjfleet.sim import Simulation
 
 C = TypeVar("C", bound=EnvConfig)
+
+NAN = "NAN"
+"""The kind of warning that counts the worlds that were reset because a number was not finite."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,10 @@ class Env(VecEnv, Generic[C]):
 
     cfg: C
     max_episode_length: int
+    history: StateHistory | None = None
+    """Records the states of each step where somebody wants them."""
+    on_nan: Literal["stop", "reset"] = "stop"
+    """Reset: a world with a state, reward or observation that is not finite has failed."""
 
     def __init__(self, cfg: C, sim: Simulation, seed: int) -> None:
         # rsl_rl declares these two more widely.
@@ -83,6 +91,9 @@ class Env(VecEnv, Generic[C]):
         self._whole = everywhere
         self._totals = torch.zeros(3 + len(terms), dtype=torch.float64, device=self.device)
         self._steps = 0
+        self._nan_resets = torch.zeros((), dtype=torch.long, device=self.device)
+        self._unseeable = ~everywhere
+        """Worlds whose newest observation was not finite, where these are reset."""
 
     @classmethod
     def make_model(cls, cfg: C) -> mujoco.MjModel:
@@ -157,14 +168,25 @@ class Env(VecEnv, Generic[C]):
         """
         self.action = actions
         self.apply(actions)
+        if self.history:
+            self.history.before_physics(self.sim)
         self.sim.step(self.cfg.decimation)
+        if self.history:
+            self.history.after_physics(self.sim)
         self.episode_length_buf += 1
         named = self.rewards()
         if tuple(named) != self.reward_names:
             raise ValueError(f"rewards() now has {list(named)}, not {list(self.reward_names)}")
         terms = torch.stack(tuple(named.values())).to(torch.float32)
-        reward = terms.sum(dim=0)
+        if self.history:
+            self.history.after_rewards(terms)
         failed = self.terminated()
+        if self.on_nan == "reset":
+            bad = self._bad_worlds(terms)
+            self._nan_resets += bad.sum()
+            terms = terms.masked_fill(bad, 0.0)
+            failed = failed | bad
+        reward = terms.sum(dim=0)
         time_outs = (self.episode_length_buf >= self.max_episode_length) & ~failed
         dones = failed | time_outs
         self._record(terms, reward, dones)
@@ -193,6 +215,23 @@ class Env(VecEnv, Generic[C]):
             steps=steps,
         )
 
+    def warnings(self) -> dict[str, int]:
+        """Worlds in trouble since the last call, of every kind; waits for the device.
+
+        Those of the simulation, and NAN: resets because of a number that was not finite.
+        """
+        resets = int(self._nan_resets)
+        self._nan_resets.zero_()
+        kinds = dict.fromkeys(self.sim.warning_kinds, 0)
+        return kinds | self.sim.warnings() | {NAN: resets}
+
+    def _bad_worlds(self, terms: torch.Tensor) -> torch.Tensor:
+        """Worlds with a state or reward, or before this step an observation, that is not finite."""
+        bad = self._unseeable | ~terms.isfinite().all(dim=0)
+        for field in RESULTS:
+            bad = bad | ~getattr(self.sim, field).isfinite().all(dim=1)
+        return bad
+
     def _record(self, terms: torch.Tensor, reward: torch.Tensor, dones: torch.Tensor) -> None:
         """Add a step to the statistics, before the worlds that are done are reset."""
         self._term_sums += terms
@@ -214,6 +253,13 @@ class Env(VecEnv, Generic[C]):
     def _observe(self) -> TensorDict:
         # A copy: a group may be a view of the live state, and the caller keeps the observation.
         groups = {k: v.to(torch.float32, copy=True) for k, v in self.observe().items()}
+        if self.on_nan == "reset":
+            # To look again after a reset would call `observe` twice in a step. The world instead
+            # sees zeros once, and is reset in the next step, whose reward does not count.
+            finite = [group.isfinite().all(dim=1) for group in groups.values()]
+            self._unseeable = ~torch.stack(finite).all(dim=0)
+            bad = self._unseeable.unsqueeze(1)
+            groups = {name: group.masked_fill(bad, 0.0) for name, group in groups.items()}
         return TensorDict(groups, batch_size=[self.num_envs], device=self.device)
 
     def _check_returns(self) -> None:

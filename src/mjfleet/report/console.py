@@ -4,6 +4,7 @@ import sys
 import time
 from datetime import timedelta
 
+from mjfleet.env import NAN
 from mjfleet.rl.metrics import IterationMetrics
 from mjfleet.tell import tell
 
@@ -63,6 +64,11 @@ def _remedy(kind: str) -> str:
         return (
             "a number there was huge or not finite, and MuJoCo reset the world: the task wrote it, "
             "or the simulation went unstable and needs a smaller timestep"
+        )
+    if kind == NAN:
+        return (
+            "a state, reward or observation there was not finite, and the world was reset; "
+            "--on-nan stop would end the run and leave a dump of it"
         )
     return "see mjtWarning in MuJoCo's documentation, OverflowType in MuJoCo-Warp's"
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mjfleet.env import EpisodeStatistics
+from mjfleet.env import NAN, EpisodeStatistics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class IterationMetrics:
     collective_seconds: float
     """What collectives cost the slowest rank, for which no other had to wait."""
     warnings: dict[str, int]
-    """Worlds in trouble during this iteration, by kind; see Simulation.warnings."""
+    """Worlds in trouble during this iteration, by kind; see Env.warnings."""
 
     def row(self) -> dict[str, float | int | None]:
         """The columns of metrics.csv; the same names in every row of a run."""
@@ -112,7 +112,8 @@ class IterationMetrics:
             "slowest_rank": self.slowest_rank,
             "wait_seconds": self.wait_seconds,
             "collective_seconds": self.collective_seconds,
-            "sim_warnings": sum(self.warnings.values()),
+            "sim_warnings": sum(n for kind, n in self.warnings.items() if kind != NAN),
+            "nan_resets": self.warnings.get(NAN, 0),
         }
 
 

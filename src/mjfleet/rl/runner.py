@@ -25,6 +25,7 @@ from mjfleet.rl.metrics import (
     slowest,
 )
 from mjfleet.rl.ppo import FlatPPO
+from mjfleet.rl.watch import DumpTo, RolloutWatch
 
 
 class DivergedError(RuntimeError):
@@ -53,6 +54,7 @@ class Runner(OnPolicyRunner):
         load: Callable[[str], Any],
         collectives: Collectives | None = None,
         pulse: Pulse | None = None,
+        dump_to: DumpTo | None = None,
     ) -> None:
         """Build networks, algorithm and storage.
 
@@ -64,6 +66,7 @@ class Runner(OnPolicyRunner):
             load: finds `module:name` in the task folder, see FoundTask.load.
             collectives: connects the ranks; None: this is the only one.
             pulse: told of every step; None: nobody watches.
+            dump_to: where worlds that went bad are dumped; None: nowhere.
         """
         self._num_threads = num_threads
         self.pulse = pulse or Pulse()
@@ -79,6 +82,7 @@ class Runner(OnPolicyRunner):
         """Whether the worlds are where those of an earlier run were."""
         algorithm: Any = self.alg
         algorithm.on_minibatch = self.pulse.beat
+        self._watch = RolloutWatch(env, agent.num_steps_per_env, dump_to)
 
     def _configure_multi_gpu(self) -> None:
         """Be one of the ranks that are connected already; rsl_rl would make a group of its own."""
@@ -109,7 +113,7 @@ class Runner(OnPolicyRunner):
             The signal that ended training early, the same on every rank; None: it is done.
 
         Raises:
-            DivergedError: on some rank an observation, a reward or a loss is not finite.
+            DivergedError: on some rank a state, observation, reward or loss is not finite.
             OutOfStepError: the ranks' parameters differ.
         """
         if self.agent.init_at_random_ep_len and not self.is_resumed:
@@ -164,7 +168,7 @@ class Runner(OnPolicyRunner):
         start = time.perf_counter()
         self.pulse.enter(Phase.COLLECT, iteration)
         self._collect()
-        trouble = self._trouble_in_rollout()
+        trouble = self._watch.trouble(self.alg.storage, iteration)
         # A rank that went on alone would wait for ever for one that gave up.
         if self.collectives.total([trouble is not None])[0]:
             self._diverged(iteration, trouble)
@@ -177,7 +181,7 @@ class Runner(OnPolicyRunner):
             statistics=self.env.take_statistics(),
             losses=losses,
             action_std=self.alg.get_policy().output_std.mean().item(),
-            warnings=dict.fromkeys(self.env.sim.warning_kinds, 0) | self.env.sim.warnings(),
+            warnings=self.env.warnings(),
             collect_seconds=collected - start,
             learn_seconds=learned - collected,
             collective_seconds=self.collectives.take_seconds(),
@@ -237,6 +241,7 @@ class Runner(OnPolicyRunner):
         """One rollout into the storage."""
         # The physics engine has threads of its own; torch's would fight them for the cores.
         torch.set_num_threads(1)
+        self._watch.begin()
         with torch.inference_mode():
             observations = self.env.get_observations()
             for _ in range(self.agent.num_steps_per_env):
@@ -277,26 +282,6 @@ class Runner(OnPolicyRunner):
         for tensor in tensors:
             total = total * 31 + tensor.reshape(-1).view(torch.int32).sum(dtype=torch.int64)
         return int(total) % 2**52
-
-    def _trouble_in_rollout(self) -> str | None:
-        """What in the rollout is not finite, and must not be learned from."""
-        rollout = self.alg.storage
-        seen: dict[str, torch.Tensor] = {}
-        last = self.env.get_observations()
-        for name in last.keys():  # noqa: SIM118  # Iterating over a TensorDict goes along its batch.
-            both = rollout.observations.get(name), last.get(name).unsqueeze(0)
-            seen[f"observation group {name!r}"] = torch.cat(both)
-        # Last: at a time-out rsl_rl adds the value of an observation to the reward.
-        seen["reward"] = rollout.rewards
-        for what, values in seen.items():
-            worlds = values.isfinite().logical_not().flatten(2).any(dim=2).any(dim=0)
-            bad = worlds.nonzero().flatten().tolist()
-            if bad:
-                return (
-                    f"{what} is not finite in {len(bad)} of {self.env.num_envs} worlds "
-                    f"({', '.join(map(str, bad[:5]))}{', ...' if len(bad) > 5 else ''})"
-                )
-        return None
 
 
 def rsl_rl_config(agent: AgentConfig, load: Callable[[str], Any]) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def run(
     from mjfleet.rl.checkpoint import seed_everything
     from mjfleet.rl.runner import Runner
     from mjfleet.rl.saver import Saver
+    from mjfleet.rl.watch import DumpTo
     from mjfleet.worker.group import process_group
 
     found = find_task(job.task, Path(job.task_folder))
@@ -72,7 +73,8 @@ def run(
         found_run_dir(run_dir)
         with group.one_first(on=job.engine == "warp", beat=pulse.beat):
             env = _build_env(found, config, job, rank, pulse)
-        runner = Runner(env, agent, device, job.threads, found.load, group.collectives, pulse)
+        dump = DumpTo(path=run_dir / "failures" / f"nan_rank{rank.rank}.npz", task=job.task)
+        runner = Runner(env, agent, device, job.threads, found.load, group.collectives, pulse, dump)
         saver = Saver(runner, found.name, run_dir / "checkpoints", config.keep_checkpoints)
         lost = saver.resume(Path(job.checkpoint)) if job.checkpoint else []
         group.collectives.total([0])  # Everybody got this far: nobody has found a mistake.
@@ -145,6 +147,7 @@ def _build_env(
             njmax=config.env.njmax,
         )
     env = env_class(config.env, sim, config.agent.seed + rank.rank)
+    env.on_nan = config.on_nan
     sizes = {name: group.shape[1] for name, group in env.get_observations().items()}
     for what, declared, built in (
         ("num_actions", found.task.num_actions, env.num_actions),
