@@ -1,4 +1,4 @@
-"""Files that are either whole or as they were: written aside, flushed to disk, then renamed."""
+"""Files that are either whole or as they were, also when the disk is full."""
 
 import os
 from collections.abc import Callable
@@ -9,6 +9,8 @@ from typing import BinaryIO
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Create or replace `path` with what `write` writes; on any failure it stays as it was.
+
+    Written aside, flushed to disk, then renamed.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
@@ -56,3 +58,24 @@ def set_aside(folder: Path, iteration: int) -> None:
             path.replace(aside / path.name)
     for path in folder.glob(".*.tmp"):
         path.unlink()  # A write that was killed.
+
+
+def extend(path: Path, length: int, data: bytes) -> int:
+    """Put `data` behind the first `length` bytes of a file; return its new length.
+
+    Whatever followed them is cut off. On failure nothing follows them: no reader finds half a row,
+    and to try again is to call this again.
+
+    Raises:
+        OSError: the disk is full, or the file cannot be written.
+    """
+    try:
+        with path.open("r+b") as file:
+            file.truncate(length)
+            file.seek(length)
+            file.write(data)
+    except OSError:
+        # What was cut off here may be the first part of `data`: a full disk takes what still fits.
+        os.truncate(path, length)
+        raise
+    return length + len(data)

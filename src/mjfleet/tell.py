@@ -12,3 +12,8 @@ def tell(text: str) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.close(null)
+
+
+def in_a_line(error: BaseException) -> str:
+    """An exception's message without line breaks, or its type where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -144,7 +144,7 @@ def test_a_run_outlives_kills_at_random_moments(
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     """Workers, agent and launcher are killed; the launcher's run is resumed by hand."""
-    kills = pytestconfig.getoption("--kills")
+    kills = int(str(pytestconfig.getoption("--kills")))
     chance = random.Random(pytestconfig.getoption("--seed"))
     flags = ("--cpu-workers", "2", "--max-restarts", "1000", "--agent.max-iterations", "100000")
     flags = (*SMALL, *flags, "--agent.save-interval", "1", "--keep-checkpoints", "5")

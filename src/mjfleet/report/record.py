@@ -24,16 +24,16 @@ def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
+def read_record(run_dir: Path) -> dict[str, Any]:
+    """The entries of run.json; none where there is no such file yet."""
+    path = run_dir / RECORD_FILE
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
 def write_record(run_dir: Path, **entries: Any) -> None:
     """Add or change entries of run.json."""
     text = json.dumps(read_record(run_dir) | entries, indent=2) + "\n"
     write_atomically(run_dir / RECORD_FILE, lambda file: file.write(text.encode()))
-
-
-def read_record(run_dir: Path) -> dict[str, Any]:
-    """What run.json holds; nothing before it is written."""
-    path = run_dir / RECORD_FILE
-    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def stack_versions() -> dict[str, str]:
