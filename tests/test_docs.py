@@ -7,7 +7,8 @@ from .conftest import REPOSITORY, Run
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z](?!\.\*|[a-z-])")
 OTHERS = {
-    "--help", "--logdir", "--log-dir", "--nproc-per-node", "--output", "--shm-size", "--ulimit",
+    "--figures", "--help", "--kills", "--logdir", "--log-dir", "--nproc-per-node", "--output",
+    "--shm-size", "--signal", "--ulimit",
 }  # fmt: skip
 """Flags of other programs, and of every program."""
 

@@ -19,9 +19,12 @@ TRAIN = (sys.executable, "-m", "mjfleet.cli.train")
 def started(
     folder: Path, *flags: str, task: str = "cartpole-balance"
 ) -> Iterator[subprocess.Popen]:
-    """A run in its own session, as a shell starts it; ended at the end of the block."""
+    """A run in its own session, started as a script's background job; ended with the block.
+
+    Such a job is told to ignore SIGINT.
+    """
     with subprocess.Popen(
-        [*TRAIN, task, *flags],
+        ["env", "--ignore-signal=INT", *TRAIN, task, *flags],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

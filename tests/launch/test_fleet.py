@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from ..conftest import Run, only_run, rows
+from ..conftest import Figure, Run, only_run, rows
 from .fleet import SMALL, TRAIN, started, wait_for_iteration, write_noisy
 
 
@@ -99,16 +99,17 @@ SHOUT = f"""[print(f"rank {{RANK}} line {{i}}") for i in range({LINES})]
             sys.stdout.buffer.write(b"half\\rwhole \\xff\\x1b[32mgreen\\x1b[0m\\n")
             sys.stdout.flush()
             print("and an error", file=sys.stderr)
-            if RANK == 1: os.kill(os.getpid(), signal.SIGKILL)"""
+            if RANK == 1: open("failed", "w").close(); os.kill(os.getpid(), signal.SIGKILL)"""
 
 
-def test_logs_are_whole_when_a_worker_is_killed(tmp_path: Path) -> None:
+def test_logs_are_whole_when_a_worker_is_killed(tmp_path: Path, figure: Figure) -> None:
     write_noisy(tmp_path, step=SHOUT)
     result = subprocess.run(
         [*TRAIN, "noisy", "--cpu-workers", "2"], cwd=tmp_path, capture_output=True, check=False
     )
+    figure("SIGKILL of a worker", tmp_path / "failed")
     assert result.returncode == 1
-    assert b"a worker ended without a word: Signal 9 (SIGKILL)" in result.stderr
+    assert b"killed by SIGKILL, possibly out of memory" in result.stderr
     (logs,) = (only_run(tmp_path, "noisy") / "torchrunx").iterdir()
     for rank in (0, 1):
         text = (logs / f"localhost[{rank}].log").read_bytes()
@@ -160,12 +161,14 @@ def test_on_a_terminal_rank_0_draws_as_one_worker_would(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_launcher_finishes_the_iteration_on_all_ranks(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, number: signal.Signals, figure: Figure
 ) -> None:
     with started(tmp_path, *SMALL, "--agent.max-iterations", "100000") as process:
         wait_for_iteration(process, 2)
         process.send_signal(number)
         rest, errors = process.communicate(timeout=60)
+    (saved,) = tmp_path.rglob("model_*.pt")
+    figure(f"{number.name} to the launcher: from the end of the iteration", saved)
     assert process.returncode == 128 + number
     assert errors == ""
     assert rest.count(f"{number.name}: stopping after this iteration") == 1
@@ -176,16 +179,18 @@ def test_a_signal_to_the_launcher_finishes_the_iteration_on_all_ranks(
     assert (run_dir / "checkpoints" / f"model_{record['iterations']}.pt").exists()
 
 
-def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path) -> None:
+def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, figure: Figure) -> None:
     slow = ("--agent.algorithm.num-learning-epochs", "100000")
     with started(tmp_path, *SMALL, *slow) as process:
         while not list(tmp_path.rglob("metrics.csv")):
             assert process.poll() is None
             time.sleep(0.1)
-        for _ in range(2):
-            process.send_signal(signal.SIGINT)
-            time.sleep(0.6)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.6)
+        (tmp_path / "second").touch()
+        process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=20)
+        figure("a second signal", tmp_path / "second")
     assert process.returncode == 130
     assert "SIGINT: stopping at once" in rest
     assert json.loads((only_run(tmp_path) / "run.json").read_text())["status"] == "stopped"
@@ -204,7 +209,7 @@ def test_a_signal_while_workers_start_leaves_none(tmp_path: Path, seconds: float
 
 
 def test_all_listen_on_the_loopback_interface_alone_and_end_with_the_launcher(
-    tmp_path: Path,
+    tmp_path: Path, figure: Figure
 ) -> None:
     before = set(Path(tempfile.gettempdir()).glob("mjfleet-*-*"))
     with started(tmp_path, *SMALL, "--agent.max-iterations", "100000") as process:
@@ -220,8 +225,10 @@ def test_all_listen_on_the_loopback_interface_alone_and_end_with_the_launcher(
         ]
         assert listening
         assert set(listening) <= {"127.0.0.1", "::1"}
+        (tmp_path / "killed").touch()
         process.kill()
         _, alive = psutil.wait_procs(family, timeout=10)
+        figure("SIGKILL of the launcher", tmp_path / "killed")
         assert not alive
     for folder in scratch:
         shutil.rmtree(folder)

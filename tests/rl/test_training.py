@@ -1,6 +1,7 @@
 """Training from the command line: what a run leaves behind, and that it can be repeated."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -320,11 +321,11 @@ def test_a_config_file_knows_where_its_task_was_found(
     assert guarded(train, ["spoilt", "--config", config, "--dry-run"]) == 0
 
 
-def start(tmp_path: Path, *flags: str) -> "subprocess.Popen[str]":
+def start(tmp_path: Path, *flags: str, task: str = "cartpole-balance") -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [
             *("env", "--default-signal=HUP"),  # The tests themselves may run under nohup.
-            *(sys.executable, "-m", "mjfleet.cli.train", "cartpole-balance", *flags),
+            *(sys.executable, "-m", "mjfleet.cli.train", task, *flags),
         ],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -346,6 +347,7 @@ def wait_for_iteration(process: "subprocess.Popen[str]", number: int) -> None:
         (signal.SIGINT, 130, 2),
         (signal.SIGTERM, 143, 1),
         (signal.SIGHUP, 129, 1),
+        (signal.SIGUSR1, 143, 1),  # As a scheduler announces the end of a job.
     ],
 )
 def test_a_signal_finishes_the_iteration_and_saves_it(
@@ -366,6 +368,30 @@ def test_a_signal_finishes_the_iteration_and_saves_it(
     done = record["iterations"]
     assert len(rows(run_dir)) == done
     assert (run_dir / "checkpoints" / f"model_{done}.pt").exists()
+    command = f"train cartpole-balance --resume {run_dir.relative_to(tmp_path)}"
+    assert rest.splitlines()[-1].endswith(command)
+
+
+def test_a_second_signal_ends_what_does_not_return(spoilt: Any, tmp_path: Path) -> None:
+    spoilt(raise_at=1)
+    shutil.rmtree(tmp_path / "logs")
+    env = tmp_path / "tasks" / "spoilt" / "env.py"
+    deaf = """import ctypes
+            print("deaf", flush=True)
+            lock = ctypes.create_string_buffer(64)
+            for _ in range(2): ctypes.CDLL(None).pthread_mutex_lock(lock)"""
+    env.write_text(env.read_text().replace('raise RuntimeError("the gripper broke")', deaf))
+    process = start(tmp_path, task="spoilt")
+    assert process.stdout is not None
+    while process.stdout.readline() != "deaf\n":
+        assert process.poll() is None
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.6)
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+    record = json.loads((only_run(tmp_path, "spoilt") / "run.json").read_text())
+    assert record["status"] == "stopped"
 
 
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:

@@ -73,17 +73,16 @@ def train(arguments: Sequence[str]) -> int:
         experiment = Path(config.log_root, config.agent.experiment_name)
         resume = find_resume(config.resume, name, experiment)
         config = parse(found, flags, resume.config or data)
-        total = config.agent.max_iterations
-        if (resume.iteration or 0) >= total:
-            tell(
-                f"nothing is left to do: {resume.checkpoint} has all of --agent.max-iterations "
-                f"{total}; a greater total trains on"
-            )
-            return 0
     plan, config = _plan(found, config, datetime.now(), resume, is_restart=failed is not None)
     if config.dry_run:
         if plan.rank.rank == 0:
             tell(describe(plan))
+        return 0
+    total = config.agent.max_iterations
+    if resume and (resume.iteration or 0) >= total:
+        if plan.rank.rank == 0:
+            done = f"{resume.checkpoint} has all of --agent.max-iterations {total}"
+            tell(f"nothing is left to do: {done}; a greater total trains on")
         return 0
     return _run(found, config, plan, resume, ["train", *arguments])
 

@@ -16,6 +16,7 @@ from mjfleet.worker.job import Job, Outcome, Rank
 
 ECHO_SECONDS = 4.0
 """How long a failure that looks like an echo may stay the only one."""
+NAP_SECONDS = 0.02
 STACKS_SECONDS = 3.0
 """How long workers may take to write their stacks."""
 WAITING = ("distributed_c10d.py", "rl/collectives.py", "worker/group.py")
@@ -65,13 +66,13 @@ class Crew:
             if pulse.pid and rank not in self._ends:
                 try:
                     self._ends[rank] = os.pidfd_open(pulse.pid)
-                except ProcessLookupError:
-                    return
+                except OSError:  # It is gone, or Linux is older than 5.3.
+                    seconds = min(seconds, NAP_SECONDS)
         for rank, end in self._ends.items():
             if self._pulses[rank].phase != Phase.DONE:
                 poll.register(end, select.POLLIN)
         if poll.poll(1000 * seconds):
-            time.sleep(0.02)  # Whoever asks in a loop is not to be busy.
+            time.sleep(NAP_SECONDS)  # Whoever asks in a loop is not to be busy.
 
     def failure(self) -> Failure | None:
         """Why the run has failed, if it has: by what workers wrote, or by what became of them."""
