@@ -122,18 +122,17 @@ class Pulse:
         """Whether it is at something that may take its time."""
         return self._memory.excuses > 0
 
-    def hangs(self, limit: float, began: float) -> bool:
+    def hangs(self, limit: float, since: float) -> bool:
         """Whether it should have moved.
 
         Args:
             limit: seconds that it may take between two beats; before training begins, no less than
                 START_SECONDS.
-            began: when it was to start, by the monotonic clock.
+            since: from when on it has been watched, by the monotonic clock.
         """
-        if self.phase == Phase.DONE:
-            return False
-        silence = self.silence if self.pid else time.monotonic() - began
-        return silence > (limit if self.has_begun else max(limit, START_SECONDS))
+        silence = time.monotonic() - max(since, self._memory.beaten)
+        patience = limit if self.has_begun else max(limit, START_SECONDS)
+        return self.phase != Phase.DONE and silence > patience
 
     @property
     def silence(self) -> float:

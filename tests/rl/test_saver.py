@@ -48,9 +48,10 @@ def build(
     num_envs: int = 8,
     task: str = TASK,
     keep: int | None = None,
+    engine: str = "native",
 ) -> tuple[Runner, Saver]:
     seed_everything(config.seed)
-    env = build_task(task, "native", "cpu", num_envs=num_envs)
+    env = build_task(task, engine, "cpu", num_envs=num_envs)
     env.max_episode_length = 20
     runner = Runner(env, config, "cpu", 1, FOUND.load)
     return runner, Saver(runner, task, folder, keep)
@@ -76,15 +77,17 @@ def load(folder: Path, iteration: int) -> dict[str, Any]:
     return torch.load(folder / f"model_{iteration}.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_stopped_and_resumed_is_as_never_stopped(tmp_path: Path, variant: str) -> None:
+@pytest.mark.parametrize(
+    ("variant", "engine"), [*((v, "native") for v in VARIANTS), ("plain", "warp")]
+)
+def test_stopped_and_resumed_is_as_never_stopped(tmp_path: Path, variant: str, engine: str) -> None:
     changes = VARIANTS[variant]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     whole.mkdir()
     parts.mkdir()
-    rows = train(*build(whole, agent(6, **changes)))
-    first = train(*build(parts, agent(3, **changes)))
-    runner, saver = build(parts, agent(6, **changes))
+    rows = train(*build(whole, agent(6, **changes), engine=engine))
+    first = train(*build(parts, agent(3, **changes), engine=engine))
+    runner, saver = build(parts, agent(6, **changes), engine=engine)
     seed_everything(99)
     assert saver.resume(parts / "model_3.pt") == []
     second = train(runner, saver)

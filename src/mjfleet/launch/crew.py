@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mjfleet.pulse import Phase, Pulse
 from mjfleet.worker.failure import Failure, read_failures
+from mjfleet.worker.here import ASLEEP_SECONDS
 from mjfleet.worker.job import Job, Outcome, Rank
 
 ECHO_SECONDS = 4.0
@@ -38,7 +39,7 @@ class Crew:
         ]
         self._pulses = [Pulse.create(job.pulse_file(rank.local_rank)) for rank in self._ranks]
         self._ends: dict[int, int] = {}
-        self._began = time.monotonic()
+        self._looked = self._since = time.monotonic()
 
     def __enter__(self) -> "Crew":
         return self
@@ -107,9 +108,12 @@ class Crew:
 
     def _hanging(self) -> Failure | None:
         """Whoever keeps all others waiting, once nobody has moved for the hang time-out."""
+        before, self._looked = self._looked, time.monotonic()
+        if self._looked - before > ASLEEP_SECONDS:
+            self._since = self._looked  # We were suspended, and nobody read what workers print.
         if not self._limit or any(pulse.is_excused for pulse in self._pulses):
             return None
-        hanging = [pulse.hangs(self._limit, self._began) for pulse in self._pulses]
+        hanging = [pulse.hangs(self._limit, self._since) for pulse in self._pulses]
         if not any(hanging):
             return None
         states = [_state(pulse.pid) if pulse.pid else None for pulse in self._pulses]

@@ -210,7 +210,7 @@ class Saver:
         average = getattr(rnd.reward_normalizer, "disc_avg", None) if rnd else None
         return {
             "random": random_states(runner.device),
-            "sim": {name: field.cpu() for name, field in runner.env.sim.state().items()},
+            "sim": {k: v.cpu() for k, v in runner.env.sim.state().items() if v.numel()},
             "env": self._env_state.changed(),
             "memories": [model.get_hidden_state() for model in self._models()],
             "novelty": average.avg if average else None,

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     pass
 
 LOOK_SECONDS = 1.0
+ASLEEP_SECONDS = 5.0
+"""Whoever looks again only after that long has not been running."""
 TORCHELASTIC_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """The variable by which torchrun says where a rank may write why it failed."""
 
@@ -71,12 +73,12 @@ def _watched(
     over = threading.Event()
 
     def watch() -> None:
-        looked = time.monotonic()
+        since = looked = time.monotonic()
         while not over.wait(LOOK_SECONDS):
             before, looked = looked, time.monotonic()
-            if looked - before > 3 * LOOK_SECONDS:
-                pulse.beat()  # All of this process was suspended, by Ctrl-Z for instance.
-            if pulse.hangs(limit, looked) and not pulse.is_excused:
+            if looked - before > ASLEEP_SECONDS:
+                since = looked  # All of this process was suspended, by Ctrl-Z for instance.
+            if pulse.hangs(limit, since) and not pulse.is_excused:
                 message = f"no step for {limit:g} s (--hang-timeout)"
                 stacks = _stacks()
                 on_hang(Failure.seen("Hang", message, job, rank, pulse, stacks=stacks))

@@ -104,7 +104,8 @@ def _train_and_report(
     sinks = Sinks(run_dir, agent.logger, agent.experiment_name, job.config, resumed_from=begun)
 
     def on_iteration(metrics: "IterationMetrics") -> None:
-        progress.iteration(metrics)
+        with runner.pulse.excused():  # A terminal may be paused.
+            progress.iteration(metrics)
         sinks.write(metrics.row())
 
     try:
