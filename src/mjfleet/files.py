@@ -1,4 +1,4 @@
-"""Files that are either whole or as they were, also when the disk is full."""
+"""Files that are either whole or as they were before, and checkpoints by their names."""
 
 import os
 from collections.abc import Callable

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -18,14 +17,12 @@ from mjfleet.launch.config_file import read_config
 from mjfleet.launch.devices import Devices, count_gpus, select_devices
 from mjfleet.launch.launcher import launch
 from mjfleet.launch.plan import LaunchPlan, divide_worlds, make_plan
-from mjfleet.launch.restart import VARIABLE, pause_seconds, restart, why_not
+from mjfleet.launch.restart import VARIABLE, start_again
 from mjfleet.launch.resume import Resume, find_resume, read_recorded
 from mjfleet.launch.run_dir import RunDir
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
-from mjfleet.report.record import write_record
 from mjfleet.tell import tell
 from mjfleet.worker.job import Rank
-from mjfleet.worker.stop import Stopped, StopRequest
 
 
 def main() -> None:
@@ -218,7 +215,7 @@ def _run(
     if run_dir:
         run_dir.close()
         if code == 1 and config.max_restarts:
-            code = _start_again(plan.run_dir, config.max_restarts)
+            code = start_again(plan.run_dir, config.max_restarts)
         tell(f"run directory: {plan.run_dir}")
         if code and list((plan.run_dir / "checkpoints").glob("model_*.pt")):
             uv = "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
@@ -229,23 +226,6 @@ def _run(
         sys.stderr.flush()
         os._exit(code)
     return code
-
-
-def _start_again(run_dir: Path, max_restarts: int) -> int:
-    """Become the next attempt, after a pause; or say why not, and return the exit code."""
-    reason = why_not(run_dir, max_restarts)
-    if reason is not None:
-        tell(f"not started again: {reason}")
-        return 1
-    pause = pause_seconds(run_dir)
-    tell(f"starting again in {pause:g} s")
-    try:
-        with StopRequest().installed():
-            time.sleep(pause)
-    except Stopped as stopped:
-        write_record(run_dir, status="stopped")
-        return 128 + stopped.signal_number
-    return restart(run_dir)
 
 
 def _create(

@@ -3,19 +3,38 @@
 import os
 import signal
 import sys
+import time
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mjfleet.files import checkpoints_in
-from mjfleet.report.record import read_record
-from mjfleet.worker.stop import CONTROLLED
+from mjfleet.report.record import read_record, write_record
+from mjfleet.tell import tell
+from mjfleet.worker.stop import CONTROLLED, Stopped, StopRequest
 
 VARIABLE = "MJFLEET_RESTART"
 """The run that a process, started anew in the place of one that failed, goes on with."""
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 """Each pause is twice as long as the one before."""
+
+
+def start_again(run_dir: Path, max_restarts: int) -> int:
+    """Become the next attempt, after a pause; or say why not, and return the exit code."""
+    reason = why_not(run_dir, max_restarts)
+    if reason is not None:
+        tell(f"not started again: {reason}")
+        return 1
+    pause = pause_seconds(run_dir)
+    tell(f"starting again in {pause:g} s")
+    try:
+        with StopRequest().installed():
+            time.sleep(pause)
+    except Stopped as stopped:
+        write_record(run_dir, status="stopped")
+        return 128 + stopped.signal_number
+    return _become_next(run_dir)
 
 
 def why_not(run_dir: Path, max_restarts: int) -> str | None:
@@ -49,8 +68,8 @@ def _restarts(attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(takewhile(lambda attempt: attempt["is_restart"], reversed(attempts)))
 
 
-def restart(run_dir: Path) -> NoReturn:
-    """Become a new process of the same command, number and terminal, that goes on with the run.
+def _become_next(run_dir: Path) -> NoReturn:
+    """Be a new process of the same command, number and terminal, that goes on with the run.
 
     Nothing of what failed is left in it: no thread that waits, no port, no half-closed library.
     Signals that arrive meanwhile wait until it handles them.
