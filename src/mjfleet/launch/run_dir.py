@@ -1,6 +1,7 @@
 """A run's directory: made or opened again, locked, its record kept, given back if nothing ran."""
 
 import fcntl
+import logging
 import os
 import shutil
 import time
@@ -24,6 +25,8 @@ from mjfleet.report.record import (
     stack_versions,
     write_record,
 )
+
+logger = logging.getLogger(__name__)
 
 LOCK_SECONDS = 3.0
 """How long the processes of a run that has just ended may keep its directory locked."""
@@ -49,6 +52,7 @@ class RunDir:
         self._own: list[Path] = []
         self._around = [p for f in wanted for p in (f, *f.parents) if not p.exists()]
         self._before: dict[str, bytes] = {}
+        self._moved: dict[Path, Path] = {}
         if plan.goes_on:
             self._lock_it()
             files = (CONFIG_FILE, RECORD_FILE)
@@ -74,11 +78,14 @@ class RunDir:
         """Leave everything as it was before: nothing has run."""
         for name, content in self._before.items():
             (self.path / name).write_bytes(content)
+        if self._before:
             for record in self.path.glob("failures/rank*.json"):
                 record.unlink()
+        for path, aside in self._moved.items():
+            aside.replace(path)
         for folder in self._own:
             shutil.rmtree(folder, ignore_errors=True)
-        for folder in self._around:
+        for folder in (*{aside.parent for aside in self._moved.values()}, *self._around):
             with suppress(OSError):  # It was never made, or somebody has put something into it.
                 folder.rmdir()
         self.close()
@@ -90,18 +97,20 @@ class RunDir:
             self._lock = None
 
     def end(self, status: str, cause: str | None = None) -> None:
-        """Record how this attempt has ended."""
-        record = read_record(self.path)
+        """Record how this attempt has ended; on a full disk, warn that it is not recorded."""
+        *before, last = read_record(self.path)["attempts"]
         done = completed_iterations(self.path)
-        attempt = record["attempts"][-1]
-        attempt |= {"ended": now(), "status": status, "iterations": done, "cause": cause}
-        attempts = [*record["attempts"][:-1], attempt]
-        write_record(self.path, status=status, ended=now(), iterations=done, attempts=attempts)
+        last |= {"ended": now(), "status": status, "iterations": done, "cause": cause}
+        ended = {"status": status, "ended": now(), "iterations": done}
+        try:
+            write_record(self.path, **ended, attempts=[*before, last])
+        except OSError as error:
+            logger.warning("%s could not be written: %s", self.path / RECORD_FILE, error.strerror)
 
     def _write(self, plan: LaunchPlan, config: TrainConfig, argv: Sequence[str]) -> None:
         (self.path / "checkpoints").mkdir(exist_ok=True)
         before = read_record(self.path).get("attempts", [])
-        _keep_failures(self.path, len(before))
+        self._keep_failures(len(before))
         write_config(self.path / CONFIG_FILE, plan.task, config)
         attempt = {
             "argv": list(argv),
@@ -132,6 +141,14 @@ class RunDir:
             attempts=[*before, attempt],
         )
 
+    def _keep_failures(self, attempts: int) -> None:
+        """Move what the last attempt left out of the way of what may come."""
+        folder = self.path / "failures"
+        aside = folder / f"attempt_{attempts}"
+        for path in [path for path in folder.glob("*") if path.is_file()]:
+            aside.mkdir(exist_ok=True)
+            self._moved[path] = path.replace(aside / path.name)
+
     def _lock_it(self) -> None:
         """Keep others from going on with the run while it is under way."""
         self._lock = os.open(self.path, os.O_RDONLY)
@@ -161,17 +178,6 @@ def completed_iterations(run_dir: Path) -> int:
         return 0
     number = last.partition(",")[0]
     return int(number) if number.isdecimal() else 0
-
-
-def _keep_failures(run_dir: Path, attempts: int) -> None:
-    """Move what the last attempt left out of the way of what may come."""
-    folder = run_dir / "failures"
-    found = [path for path in folder.glob("*") if path.is_file()]
-    if found:
-        aside = folder / f"attempt_{attempts}"
-        aside.mkdir(exist_ok=True)
-        for path in found:
-            path.replace(aside / path.name)
 
 
 def _plain(value: Any) -> Any:
