@@ -53,7 +53,7 @@ class LaunchConfig:
     """CPU threads that the workers share; `None`: one for each core that this process may use."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """How workers talk to each other; `auto`: nccl on GPUs, gloo on the CPU."""
-    collective_timeout: float = 600.0
+    collective_timeout: float = 900.0
     """Seconds after which a worker gives up waiting for the others."""
     hang_timeout: float = 600.0
     """Seconds without a step after which the run ends with every worker's stacks; 0: never."""

@@ -13,15 +13,23 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from mjfleet.worker.stop import PARENT_VARIABLE
+
 PREFIX = "mjfleet-"
-"""Of the folders for temporary files, before the number of the process that made them."""
+"""Of folders for temporary files: the number and host of the process that made them follow."""
+_HOST = os.uname().nodename
 
 _CODE = """
 import signal
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # It lives until its workers are done.
-from mjfleet.worker.stop import die_with_parent
+# It lives until its workers are done. They inherit what is ignored, and not what is handled: to
+# torch, SIGINT is the end of a worker that has lost its agent while it imports.
+signal.signal(signal.SIGINT, lambda number, frame: None)
+for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, signal.SIG_IGN)
+from mjfleet.worker.stop import PARENT_VARIABLE, die_with_parent
 die_with_parent()
-import runpy, shlex, sys
+import os, runpy, shlex, sys
+os.environ[PARENT_VARIABLE] = str(os.getpid())
 import torchrunx.agent
 arguments = shlex.split(sys.stdin.readline())
 if arguments:
@@ -40,13 +48,17 @@ class Agent:
     def __init__(self, threads: int) -> None:
         _remove_stale_folders()
         # What torch's elastic agent leaves behind there is removed with it.
-        self._scratch = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")
+        self._scratch = tempfile.TemporaryDirectory(
+            prefix=f"{PREFIX}{os.getpid()}-{_HOST}-", ignore_cleanup_errors=True
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-u", "-c", _CODE],
             stdin=subprocess.PIPE,
             start_new_session=True,
             text=True,
-            env=os.environ | _environment(threads) | {"TMPDIR": self._scratch.name},
+            env=os.environ
+            | _environment(threads)
+            | {"TMPDIR": self._scratch.name, PARENT_VARIABLE: str(os.getpid())},
         )
 
     def __enter__(self) -> "Agent":
@@ -110,7 +122,7 @@ def _environment(threads: int) -> dict[str, str]:
 
 def _remove_stale_folders() -> None:
     """Remove what runs left behind whose launcher was killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-{_HOST}-*"):
         pid = folder.name.removeprefix(PREFIX).partition("-")[0]
         if pid.isdecimal() and not Path("/proc", pid).exists():
             shutil.rmtree(folder, ignore_errors=True)

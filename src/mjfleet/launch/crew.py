@@ -8,20 +8,19 @@ import os
 import select
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from mjfleet.pulse import Phase, Pulse
-from mjfleet.worker.failure import Failure, read_failures
+from mjfleet.worker.failure import ECHO_SECONDS, Failure, only_waits, read_failures
 from mjfleet.worker.here import ASLEEP_SECONDS
 from mjfleet.worker.job import Job, Outcome, Rank
 
-ECHO_SECONDS = 4.0
+ALONE_SECONDS = ECHO_SECONDS + 1.0
 """How long a failure that looks like an echo may stay the only one."""
 NAP_SECONDS = 0.02
 STACKS_SECONDS = 3.0
 """How long workers may take to write their stacks."""
-WAITING = ("distributed_c10d.py", "rl/collectives.py", "worker/group.py")
-"""Files of which one is on the stack of a rank that only waits for others."""
 
 
 class Crew:
@@ -51,7 +50,7 @@ class Crew:
     @property
     def has_begun(self) -> bool:
         """Whether training has begun."""
-        return self._pulses[0].has_begun
+        return all(pulse.has_begun for pulse in self._pulses)
 
     @property
     def outcome(self) -> Outcome | None:
@@ -61,7 +60,8 @@ class Crew:
         return Outcome(self._pulses[0].iteration, self._pulses[0].stopped_by)
 
     def wait(self, seconds: float) -> None:
-        """Wait, but not after a worker has ended."""
+        """Wait, but not once a worker has ended: it is to be seen before it is reaped."""
+        time.sleep(NAP_SECONDS)  # Whoever asks in a loop is not to be busy.
         poll = select.poll()
         for rank, pulse in enumerate(self._pulses):
             if pulse.pid and rank not in self._ends:
@@ -72,8 +72,7 @@ class Crew:
         for rank, end in self._ends.items():
             if self._pulses[rank].phase != Phase.DONE:
                 poll.register(end, select.POLLIN)
-        if poll.poll(1000 * seconds):
-            time.sleep(NAP_SECONDS)  # Whoever asks in a loop is not to be busy.
+        poll.poll(1000 * seconds)
 
     def failure(self) -> Failure | None:
         """Why the run has failed, if it has: by what workers wrote, or by what became of them."""
@@ -85,7 +84,7 @@ class Crew:
 
     def _recorded(self) -> Failure | None:
         found = read_failures(self._run_dir)
-        if not found or (found[0].echo and time.time() - found[0].time < ECHO_SECONDS):
+        if not found or (found[0].echo and time.time() - found[0].time < ALONE_SECONDS):
             return None
         return found[0]
 
@@ -114,12 +113,15 @@ class Crew:
         if not self._limit or any(pulse.is_excused for pulse in self._pulses):
             return None
         hanging = [pulse.hangs(self._limit, self._since) for pulse in self._pulses]
-        if not any(hanging):
+        if not all(
+            hanging or pulse.phase == Phase.DONE
+            for hanging, pulse in zip(hanging, self._pulses, strict=True)
+        ):
             return None
         states = [_state(pulse.pid) if pulse.pid else None for pulse in self._pulses]
         silences = [pulse.silence for pulse in self._pulses]
         stacks = self._stacks()
-        idle = [any(file in stack for file in WAITING) for stack in stacks]
+        idle = [only_waits(stack) for stack in stacks]
         first = min(self._ranks, key=lambda r: (idle[r.rank], -silences[r.rank])).rank
         failures = []
         for rank, pulse, state in zip(self._ranks, self._pulses, states, strict=True):
@@ -138,8 +140,9 @@ class Crew:
         files = [self._job.stacks_file(rank.local_rank) for rank in self._ranks]
         for pulse in self._pulses:
             for number in (signal.SIGQUIT, signal.SIGCONT):
-                if pulse.pid and _state(pulse.pid) is not None:
-                    os.kill(pulse.pid, number)
+                if pulse.pid:
+                    with suppress(ProcessLookupError):
+                        os.kill(pulse.pid, number)
         deadline = time.monotonic() + STACKS_SECONDS
         texts = [""] * len(files)
         while time.monotonic() < deadline:

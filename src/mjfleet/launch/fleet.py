@@ -38,7 +38,7 @@ from mjfleet.worker.failure import FailedError, Failure
 from mjfleet.worker.group import LOOPBACK, loopback_store
 from mjfleet.worker.job import Job, Outcome, Rank
 from mjfleet.worker.spawned import run_spawned
-from mjfleet.worker.stop import Stopped, StopRequest, die_with_parent
+from mjfleet.worker.stop import CONTROLLED, Stopped, StopRequest, die_with_parent
 
 AGENT_TIMEOUT_SECONDS = 600
 """How long launcher and agent wait for each other: an agent is silent while its workers exit."""
@@ -130,7 +130,8 @@ def _follow(
     deadline = time.monotonic() + GRACE_SECONDS
     while not crew.is_gone() and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
-    raise FailedError(failure, Path(job.run_dir, "failures", f"rank{failure.rank}.json"))
+    record = Path(job.run_dir, "failures", f"rank{failure.rank}.json")
+    raise FailedError(failure, record if record.exists() else None)
 
 
 def _agent_failed(job: Job, message: str) -> FailedError:
@@ -181,7 +182,8 @@ def _agent_handlers(path: Path | None) -> list[logging.Handler]:
     """The agent's log file. Called in torchrunx's log server, a fork of this process."""
     die_with_parent()
     # It ends when the launcher ends it, not by what the launcher's terminal sends.
-    for number in (signal.SIGINT, signal.SIGHUP):
+    signal.set_wakeup_fd(-1)
+    for number in CONTROLLED:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if path is None:

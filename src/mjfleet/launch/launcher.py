@@ -40,12 +40,12 @@ def launch(plan: LaunchPlan, config: TrainConfig, run_dir: RunDir | None) -> int
         checkpoint=str(plan.checkpoint) if plan.checkpoint else None,
     )
 
-    def end(status: str, cause: str | None = None) -> None:
+    def end(status: str, failed: FailedError | None = None, is_asked_to_stop: bool = False) -> None:
         if run_dir:
-            run_dir.end(status, cause)
+            run_dir.end(status, failed.failure if failed else None, is_asked_to_stop)
 
     def hang(failed: FailedError) -> None:
-        end("failed", _cause(failed))
+        end("failed", failed)
         print(_text(failed), file=sys.stderr)
 
     stop = StopRequest(
@@ -61,7 +61,7 @@ def launch(plan: LaunchPlan, config: TrainConfig, run_dir: RunDir | None) -> int
         end("stopped")
         return 128 + stopped.signal_number
     except FailedError as failed:
-        end("failed", _cause(failed))
+        end("failed", failed, is_asked_to_stop=stop.received is not None)
         raise WorkerError(_text(failed)) from None
     except BaseException:
         end("failed")
@@ -79,11 +79,6 @@ def _run_fleet(plan: LaunchPlan, job: Job, stop: StopRequest) -> Outcome:
         from mjfleet.launch.fleet import run_fleet
 
         return run_fleet(plan, job, stop, agent)
-
-
-def _cause(failed: FailedError) -> str:
-    failure = failed.failure
-    return f"{failure.headline}: {failure.kind}: {failure.message}"
 
 
 def _text(failed: FailedError) -> str:

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -40,26 +41,30 @@ def start_again(run_dir: Path, max_restarts: int) -> int:
 def why_not(run_dir: Path, max_restarts: int) -> str | None:
     """Why a run that has failed is not started again; None: it is to be.
 
-    A fault that comes back at the same iteration would come back for ever. But a worker that was
-    killed while it started, in two attempts, was only unlucky twice.
+    A fault that comes back in the same iteration would come back for ever. But a worker that was
+    killed before the first one, in two attempts, was only unlucky twice.
     """
     attempts = read_record(run_dir)["attempts"]
+    last = attempts[-1]
+    if last.get("is_asked_to_stop"):
+        return "it was asked to stop"
     restarts = len(_restarts(attempts))
     if restarts >= max_restarts:
         return f"it was started again {restarts} times, all of --max-restarts"
-    if attempts[-1]["is_restart"]:
-        before, last = attempts[-2]["cause"], attempts[-1]["cause"]
-        unlucky = "Killed" in last and "iteration" not in last
-        if before == last and not unlucky:
-            return "the same fault has come back at the same place"
+    if last["is_restart"]:
+        before = attempts[-2]
+        same = all(before.get(what) == last.get(what) for what in ("kind", "iteration"))
+        if same and not (last.get("kind") == "Killed" and not last.get("iteration")):
+            return "the same fault has come back in the same iteration"
     return None
 
 
 def pause_seconds(run_dir: Path) -> float:
     """How long to wait before the next start: twice as long after each that came to nothing."""
-    newest = [path.name for path in checkpoints_in(run_dir / "checkpoints")[-1:]]
+    found = checkpoints_in(run_dir / "checkpoints")
+    newest = found[-1].name if found else None
     restarts = _restarts(read_record(run_dir)["attempts"])
-    futile = [attempt for attempt in restarts if [attempt["checkpoint"] or ""] == (newest or [""])]
+    futile = [attempt for attempt in restarts if attempt["checkpoint"] == newest]
     return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** len(futile))
 
 
@@ -77,5 +82,12 @@ def _become_next(run_dir: Path) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     signal.pthread_sigmask(signal.SIG_BLOCK, CONTROLLED)
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass  # torchrunx's log server.
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > sys.stderr.fileno():
+            with suppress(OSError):  # That of the listing itself.
+                os.set_inheritable(descriptor, False)
     environ = os.environ | {VARIABLE: str(run_dir)}
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)

@@ -25,6 +25,7 @@ from mjfleet.report.record import (
     stack_versions,
     write_record,
 )
+from mjfleet.worker.failure import Failure
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class RunDir:
         self._around = [p for f in wanted for p in (f, *f.parents) if not p.exists()]
         self._before: dict[str, bytes] = {}
         self._moved: dict[Path, Path] = {}
+        self._failures_are_own = not plan.goes_on
         if plan.goes_on:
             self._lock_it()
             files = (CONFIG_FILE, RECORD_FILE)
@@ -78,7 +80,7 @@ class RunDir:
         """Leave everything as it was before: nothing has run."""
         for name, content in self._before.items():
             (self.path / name).write_bytes(content)
-        if self._before:
+        if self._failures_are_own:
             for record in self.path.glob("failures/rank*.json"):
                 record.unlink()
         for path, aside in self._moved.items():
@@ -96,11 +98,17 @@ class RunDir:
             os.close(self._lock)
             self._lock = None
 
-    def end(self, status: str, cause: str | None = None) -> None:
+    def end(
+        self, status: str, failure: Failure | None = None, is_asked_to_stop: bool = False
+    ) -> None:
         """Record how this attempt has ended; on a full disk, warn that it is not recorded."""
         *before, last = read_record(self.path)["attempts"]
         done = completed_iterations(self.path)
-        last |= {"ended": now(), "status": status, "iterations": done, "cause": cause}
+        last |= {"ended": now(), "status": status, "iterations": done}
+        if failure:
+            cause = f"{failure.headline}: {failure.kind}: {failure.message}"
+            last |= {"cause": cause, "kind": failure.kind, "iteration": failure.iteration}
+            last |= {"is_asked_to_stop": is_asked_to_stop}
         ended = {"status": status, "ended": now(), "iterations": done}
         try:
             write_record(self.path, **ended, attempts=[*before, last])
@@ -111,6 +119,7 @@ class RunDir:
         (self.path / "checkpoints").mkdir(exist_ok=True)
         before = read_record(self.path).get("attempts", [])
         self._keep_failures(len(before))
+        self._failures_are_own = True
         write_config(self.path / CONFIG_FILE, plan.task, config)
         attempt = {
             "argv": list(argv),
@@ -120,17 +129,13 @@ class RunDir:
             "checkpoint": plan.checkpoint.name if plan.checkpoint else None,
             "is_restart": plan.is_restart,
             "iterations": 0,
-            "cause": None,
         }
         package = Path(str(resources.files("mjfleet")))
-        first: dict[str, Any] = {} if before else {"argv": list(argv), "task": plan.task}
-        started = {} if before else {"started": now()}
+        first = {"argv": list(argv), "task": plan.task, "started": now(), "iterations": 0}
         write_record(
             self.path,
-            **first,
+            **({} if before else first),
             status="running",
-            **({} if before else {"iterations": 0}),
-            **started,
             ended=None,
             seed=plan.seed,
             host=os.uname().nodename,

@@ -55,7 +55,7 @@ def remove_oldest(folder: Path, keep: int | None) -> None:
     """Leave the `keep` newest checkpoints in a folder; None: all."""
     if keep is not None:
         for path in checkpoints_in(folder)[:-keep]:
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def pack(state: Any) -> bytes:

@@ -98,11 +98,11 @@ class Saver:
         runner.window.restore(own["window"], runner.env.reward_names)
         then, now = own["shape"], self._shape()
         if then == now:
-            self._restore_rank(own["ranks"][runner.collectives.rank])
-            return lost
-        changes = [
-            f"{what} {then[what]}, now {now[what]}" for what in now if then[what] != now[what]
-        ]
+            other = self._restore_rank(own["ranks"][runner.collectives.rank])
+            what = f"{', '.join(other)} of the environment, which has another shape now"
+            return [*lost, *([what] if other else [])]
+        changed = [what for what in now if then.get(what) != now[what]]
+        changes = [f"{what} {then.get(what)}, now {now[what]}" for what in changed]
         self._env_state.restore_counters(own["ranks"][0]["env"], then["worlds per worker"])
         self._begin_worlds_anew()
         return [*lost, f"worlds and random states, which begin anew ({'; '.join(changes)})"]
@@ -140,10 +140,11 @@ class Saver:
                 group["lr"] = algorithm.learning_rate
         return lost
 
-    def _restore_rank(self, state: dict[str, Any]) -> None:
+    def _restore_rank(self, state: dict[str, Any]) -> list[str]:
+        """Put this rank where it was; returns the environment's attributes for which that failed."""
         runner = self._runner
         runner.env.sim.restore(state["sim"])
-        self._env_state.restore(state["env"])
+        other_shape = self._env_state.restore(state["env"])
         for model, memory in zip(self._models(), state["memories"], strict=True):
             if memory is not None:
                 pair = isinstance(memory, tuple)
@@ -154,6 +155,7 @@ class Saver:
             average.avg = state["novelty"].to(runner.device)
         restore_random_states(state["random"], runner.device)
         runner.is_resumed = True
+        return other_shape
 
     def _begin_worlds_anew(self) -> None:
         """Draw other random numbers than the run did when it began."""
@@ -167,6 +169,7 @@ class Saver:
         """Write a file; whether that worked."""
         try:
             write_checkpoint(path, state)
+            remove_oldest(self._folder, self._keep)
         except OSError as error:
             self._failures += 1
             if self._failures >= ATTEMPTS:
@@ -177,15 +180,18 @@ class Saver:
             logger.warning("%s could not be written, training goes on: %s", path, error.strerror)
             return False
         self._failures = 0
-        remove_oldest(self._folder, self._keep)
         return True
 
     def _shape(self) -> dict[str, Any]:
         """What has to be the same for a rank to take up another one's worlds."""
+        env = self._runner.env
+        model = env.sim.model
         return {
             "workers": self._runner.collectives.world_size,
-            "worlds per worker": self._runner.env.num_envs,
-            "engine": type(self._runner.env.sim).__name__,
+            "worlds per worker": env.num_envs,
+            "engine": type(env.sim).__name__,
+            "reward terms": list(env.reward_names),
+            "model": [model.nq, model.nv, model.na, model.nu, model.nbody, model.nsensordata],
         }
 
     def _state(self, ranks: list[bytes]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from mjfleet.worker.job import Job, Rank
 
 logger = logging.getLogger(__name__)
 
+ECHO_SECONDS = 3.0
+"""A worker that has only lost another one lasts longer, so that the other is seen to end first."""
 LOG_LINES = 20
 """How many of a worker's last log lines its record holds."""
 
@@ -48,9 +50,7 @@ class Failure:
     """The worker's last log lines, where it has a log of its own."""
 
     @classmethod
-    def of(
-        cls, error: BaseException, job: Job, rank: Rank, pulse: Pulse, echo: bool = False
-    ) -> "Failure":
+    def of(cls, error: BaseException, job: Job, rank: Rank, pulse: Pulse) -> "Failure":
         """What an exception says, which may be one that cannot be shown."""
         told = traceback.TracebackException.from_exception(error)
         head, _, rest = "".join(told.format_exception_only()).strip().partition(": ")
@@ -61,7 +61,7 @@ class Failure:
             traceback="".join(told.format()),
             mistake=isinstance(error, UserError),
             log=last_lines(job, rank),
-            echo=echo,
+            echo=_is_echo(error, rest),
         )
 
     @classmethod
@@ -127,11 +127,30 @@ class FailedError(Exception):
         self.record = record
 
 
+def only_waits(stacks: str) -> bool:
+    """Whether a rank with such stacks waits for others."""
+    waiting = ("distributed_c10d.py", "rl/collectives.py", "worker/group.py")
+    return any(file in stacks for file in waiting)
+
+
 def read_failures(run_dir: Path) -> list[Failure]:
     """All that were written, the causes before the echoes, each by time."""
     paths = (run_dir / "failures").glob("rank*.json")
     found = [Failure(**json.loads(path.read_text())) for path in paths]
     return sorted(found, key=lambda failure: (failure.echo, failure.time))
+
+
+def _is_echo(error: BaseException, message: str) -> bool:
+    """Whether this is how another rank's end looks from here: a connection that is gone."""
+    if not isinstance(error, (RuntimeError, OSError)):
+        return False
+    from torch.distributed import DistError, DistNetworkError
+
+    if isinstance(error, DistNetworkError):
+        return True
+    if isinstance(error, DistError):
+        return "remote" in message
+    return "gloo/transport" in message and "Timed out" not in message
 
 
 def last_lines(job: Job, rank: Rank) -> list[str]:

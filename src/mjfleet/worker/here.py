@@ -11,19 +11,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mjfleet.errors import UserError
 from mjfleet.pulse import Pulse
-from mjfleet.worker.failure import FailedError, Failure
+from mjfleet.worker.failure import (
+    ECHO_SECONDS,
+    FailedError,
+    Failure,
+    only_waits,
+    read_failures,
+)
 from mjfleet.worker.job import Job, Outcome, Rank
 from mjfleet.worker.life import run
 from mjfleet.worker.stop import StopRequest
 
-if TYPE_CHECKING:
-    pass
-
 LOOK_SECONDS = 1.0
+TELL_SECONDS = 5.0
 ASLEEP_SECONDS = 5.0
 """Whoever looks again only after that long has not been running."""
 TORCHELASTIC_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -59,9 +62,22 @@ def run_here(
     except (Exception, SystemExit) as error:
         if isinstance(error, UserError) and not pulse.has_begun:
             raise
-        failure = Failure.of(error, job, rank, pulse)
-        _tell_torchrun(failure)
-        raise recorded(failure) from error
+        failed = recorded(Failure.of(error, job, rank, pulse))
+        _tell_torchrun(failed.failure)
+        if failed.failure.echo and rank.rank == 0:
+            failed = _cause_of(failed, run_dirs[0])
+        raise failed from error
+
+
+def _cause_of(failed: FailedError, run_dir: Path) -> FailedError:
+    """What another rank has written that this rank's failure is only the echo of, if any."""
+    deadline = time.monotonic() + ECHO_SECONDS
+    while time.monotonic() < deadline:
+        first = read_failures(run_dir)[:1]
+        if first and not first[0].echo:
+            return FailedError(first[0], run_dir / "failures" / f"rank{first[0].rank}.json")
+        time.sleep(0.1)
+    return failed
 
 
 @contextmanager
@@ -78,9 +94,15 @@ def _watched(
             before, looked = looked, time.monotonic()
             if looked - before > ASLEEP_SECONDS:
                 since = looked  # All of this process was suspended, by Ctrl-Z for instance.
-            if pulse.hangs(limit, since) and not pulse.is_excused:
+            # A rank that waits for another one has the time-out of collectives.
+            if (
+                pulse.hangs(limit, since)
+                and not pulse.is_excused
+                and not only_waits(stacks := _stacks())
+            ):
+                # Nobody may be reading what is printed.
+                threading.Timer(TELL_SECONDS, os._exit, (1,)).start()
                 message = f"no step for {limit:g} s (--hang-timeout)"
-                stacks = _stacks()
                 on_hang(Failure.seen("Hang", message, job, rank, pulse, stacks=stacks))
                 sys.stderr.flush()
                 os._exit(1)

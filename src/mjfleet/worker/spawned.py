@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from mjfleet.pulse import Pulse
-from mjfleet.worker.failure import Failure
+from mjfleet.worker.failure import ECHO_SECONDS, Failure
 from mjfleet.worker.job import Job, Rank
 from mjfleet.worker.life import run
 from mjfleet.worker.stop import Stopped, StopRequest, die_with_parent
 
-ECHO_SECONDS = 3.0
-"""A worker that has only lost another one lasts longer, so that the other is seen to end first."""
 FLUSH_SECONDS = 5.0
 """How long a worker that has failed may take to write what it has printed."""
 DRAIN_SECONDS = 0.2
@@ -52,16 +50,25 @@ def run_spawned(job: Job) -> None:
     except Stopped as stopped:
         _end(128 + stopped.signal_number)
     except BaseException as error:
-        # The terminal is for the launcher, which sees every rank's failure, to tell the first.
+        _fail(error, job, rank, pulse)
+
+
+def _fail(error: BaseException, job: Job, rank: Rank, pulse: Pulse) -> NoReturn:
+    """Write down why this worker fails, and end.
+
+    The terminal is for the launcher, which sees every rank's failure, to tell the first.
+    """
+    try:
         if rank.rank == 0:
             time.sleep(DRAIN_SECONDS)
-        echo = _is_echo(error)
-        failure = Failure.of(error, job, rank, pulse, echo=echo)
-        with open(log_file, "a") as file:
+        failure = Failure.of(error, job, rank, pulse)
+        if failure.write(Path(job.run_dir)) is None:
+            print(failure.story, file=sys.stderr)
+        with open(job.log_files[rank.local_rank], "a", errors="backslashreplace") as file:
             file.write(failure.traceback)
-        failure.write(Path(job.run_dir))
-        if echo:
+        if failure.echo:
             time.sleep(ECHO_SECONDS)
+    finally:
         _end(1)
 
 
@@ -87,18 +94,6 @@ def _show_stacks(path: Path) -> None:
     """
     faulthandler.register(signal.SIGQUIT, path.open("w"), all_threads=True)
     faulthandler.enable()
-
-
-def _is_echo(error: BaseException) -> bool:
-    """Whether this is how another rank's end looks from here: a connection that is gone."""
-    from torch.distributed import DistError, DistNetworkError
-
-    if isinstance(error, DistNetworkError):
-        return True
-    text = str(error)
-    if isinstance(error, DistError):
-        return "remote" in text
-    return "gloo/transport" in text and "Timed out" not in text
 
 
 def _flush() -> None:
