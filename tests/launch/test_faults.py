@@ -140,6 +140,14 @@ def test_a_run_starts_again_after_faults_but_not_for_ever(run: Run, tmp_path: Pa
     assert [attempt["status"] for attempt in attempts] == ["failed"] * 3 + ["finished"]
 
 
+def members_of(launcher: psutil.Process) -> dict[str, list[psutil.Process]]:
+    """The processes of a run by what they are; torchrunx's log server passes for an agent."""
+    agents = [p for p in launcher.children() if p.status() != psutil.STATUS_ZOMBIE]
+    workers = [worker for agent in agents for worker in agent.children()]
+    alive = [p for p in workers if p.status() != psutil.STATUS_ZOMBIE]
+    return {"launcher": [launcher], "agent": agents, "worker": alive}
+
+
 def test_a_run_outlives_kills_at_random_moments(
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
@@ -161,12 +169,12 @@ def test_a_run_outlives_kills_at_random_moments(
             )
         while sum(killed.values()) < kills and process.poll() is None:
             time.sleep(chance.uniform(1.0, 14.0))
-            family = psutil.Process(process.pid).children(recursive=True)
-            agents = [p for p in family if "torchrunx" in " ".join(p.cmdline())]
-            workers = [p for p in family if p not in agents]
-            kinds = {"launcher": [psutil.Process(process.pid)], "agent": agents, "worker": workers}
-            kind = chance.choice([kind for kind, members in kinds.items() if members])
-            chance.choice(kinds[kind]).kill()
+            try:
+                kinds = members_of(psutil.Process(process.pid))
+                kind = chance.choice([kind for kind, members in kinds.items() if members])
+                chance.choice(kinds[kind]).kill()
+            except psutil.NoSuchProcess:
+                continue
             killed[kind] += 1
             if kind == "launcher":
                 process.wait()

@@ -99,6 +99,12 @@ def test_a_crash_while_saving_leaves_a_good_checkpoint(tmp_path: Path) -> None:
     ("flags", "message"),
     [
         (("--resume", "nowhere"), "does not exist"),
+        (("--resume", "garbled"), "--resume garbled: its run.json"),
+        (("--resume", "bare"), "--resume bare: its config.yaml: No such file"),
+        (
+            ("--resume", "failed", "--torchrunx-log-dir", "failed/run.json", "--cpu-workers", "2"),
+            "torchrunx log directory failed/run.json",
+        ),
         (("--resume", "latest"), "there is no run in logs/cartpole-balance"),
         (("--resume", "."), "is no run directory"),
         (("--resume", "run", "--config", "run/config.yaml"), "--config and --resume"),
@@ -119,10 +125,14 @@ def test_what_cannot_go_on_is_refused_and_left_as_it_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("run", "other", "broken", "locked"):
+    for name in ("run", "other", "broken", "locked", "garbled", "bare", "failed"):
         run_dir = make_run(tmp_path, name)
         add_checkpoint(run_dir, 4)
     (tmp_path / "run/checkpoints/model_4.pt").write_bytes(b"PK")
+    (tmp_path / "garbled/run.json").write_text("{")
+    (tmp_path / "bare/config.yaml").unlink()
+    (tmp_path / "failed/failures").mkdir()
+    (tmp_path / "failed/failures/rank0.json").write_text("{}")
     (tmp_path / "broken/checkpoints/model_4.pt").write_bytes(b"")
     (tmp_path / "other/run.json").write_text('{"task": "cartpole-swingup"}')
     record = {"task": TASK, "pid": 7, "host": "somewhere"}
@@ -137,18 +147,24 @@ def test_what_cannot_go_on_is_refused_and_left_as_it_was(
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def write_attempts(run_dir: Path, *attempts: tuple[str, str | None, bool]) -> None:
-    keys = ("cause", "checkpoint", "is_restart")
-    listed = [dict(zip(keys, attempt, strict=True)) for attempt in attempts]
+def write_attempts(
+    run_dir: Path, *attempts: tuple[tuple[str, int], str | None, bool], asked: bool = False
+) -> None:
+    listed = [
+        {"kind": kind, "iteration": iteration, "checkpoint": checkpoint, "is_restart": is_restart}
+        for (kind, iteration), checkpoint, is_restart in attempts
+    ]
+    listed[-1]["is_asked_to_stop"] = asked
     (run_dir / "run.json").write_text(json.dumps({"attempts": listed}))
 
 
 def test_restarts_are_counted_and_given_up(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path)
-    fault, other = "rank 0, iteration 3, learn: ValueError: x", "rank 1, iteration 9, learn: Hang"
-    killed = "rank 0, build: Killed: killed by SIGKILL"
+    fault, other, killed = ("ValueError", 3), ("Hang", 9), ("Killed", 0)
     write_attempts(run_dir, (fault, None, False))
     assert why_not(run_dir, 1) is None
+    write_attempts(run_dir, (fault, None, False), asked=True)
+    assert "asked to stop" in str(why_not(run_dir, 1))
     write_attempts(run_dir, (fault, None, False), (other, None, True))
     assert why_not(run_dir, 2) is None
     assert "1 times" in str(why_not(run_dir, 1))
@@ -163,7 +179,8 @@ def test_restarts_are_counted_and_given_up(tmp_path: Path) -> None:
 
 def test_pauses_grow_until_there_is_progress(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path)
-    attempts = [("x", None, False), *[("x", None, True)] * 9]
+    fault = ("ValueError", 1)
+    attempts = [(fault, None, False), *[(fault, None, True)] * 9]
     pauses = []
     for count in range(1, 10):
         write_attempts(run_dir, *attempts[:count])
@@ -182,7 +199,7 @@ def test_a_run_goes_on_in_its_own_directory(run: Run, tmp_path: Path) -> None:
     whole = rows(run_dir)
     final = torch.load(run_dir / "checkpoints" / "model_6.pt", weights_only=True)
 
-    older = str(run_dir / "checkpoints" / "model_2.pt")
+    older = f"{run_dir.relative_to(tmp_path)}/checkpoints/model_2.pt"
     result = run("train", TASK, "--resume", older)
     assert result.returncode == 0, result.stderr
     assert "2 of 6 iterations are done, 4 are left" in result.stdout

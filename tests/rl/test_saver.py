@@ -2,9 +2,10 @@
 
 import pickle
 import random
-from collections import deque
+from collections import Counter, deque
+from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -117,6 +118,31 @@ def test_other_worlds_begin_anew_while_what_is_learned_goes_on(tmp_path: Path) -
     assert [row["total_steps"] for row in rows] == [3 * 64 + 32, 3 * 64 + 64]
 
 
+def test_an_environment_that_has_changed_says_so(tmp_path: Path) -> None:
+    runner, saver = build(tmp_path, agent(2))
+    env: Any = runner.env
+    env.delayed = torch.zeros(8, 3)
+    train(runner, saver)
+    env.delayed += 1
+    saver.save(True)
+    path = tmp_path / "model_2.pt"
+    runner, saver = build(tmp_path, agent(4))
+    env = runner.env
+    env.delayed = torch.zeros(8, 5)
+    saver = Saver(runner, TASK, tmp_path, None)
+    assert saver.resume(path) == ["delayed of the environment, which has another shape now"]
+    # Another reward term: the sums of episodes that are under way would not fit.
+    runner, saver = build(tmp_path, agent(4))
+    rewards = runner.env.rewards
+    runner.env.rewards = lambda: rewards() | {"more": torch.zeros(8)}
+    runner.env.reward_names += ("more",)
+    runner.env._term_sums = torch.zeros(2, 8)
+    runner.env._totals = torch.zeros(5, dtype=torch.float64)
+    (lost,) = saver.resume(path)
+    assert "begin anew (reward terms ['balance'], now ['balance', 'more'])" in lost
+    assert len(train(runner, saver)) == 2
+
+
 def test_what_a_user_changes_counts(tmp_path: Path) -> None:
     train(*build(tmp_path, agent(2)))
     path = tmp_path / "model_2.pt"
@@ -209,6 +235,16 @@ def test_training_ends_once_checkpoints_fail_three_times_running(
     assert kept == [1, 2, 3, 5, 8, 9]
 
 
+class Stage(IntEnum):
+    WALK = 1
+    RUN = 2
+
+
+class Range(NamedTuple):
+    low: float
+    high: float
+
+
 class Helper:
     def __init__(self) -> None:
         self.level = 1
@@ -220,23 +256,35 @@ class Helper:
         self.level = state["level"]
 
 
-def test_all_that_a_task_may_keep_is_state_but_no_constant(tmp_path: Path) -> None:
-    def fresh(weight: float) -> Any:
-        env: Any = build_task(TASK, "native", "cpu", num_envs=4)
-        env.weight = weight
-        env.target = torch.zeros(4, 3)
-        env.counters = {"level": 0, "seen": [1, 2], "table": np.zeros(2)}
-        env.recent = deque([1.0], maxlen=3)
-        env.noise = np.random.default_rng(1)
-        env.dice = random.Random(1)
-        env.helper = Helper()
-        env.flag = None
-        env.positions = env.sim.qpos
-        return env
+def use_all_kinds(env: Any, weight: float) -> EnvState:
+    """Give an environment what a task may keep, as `setup` would."""
+    env.weight = weight
+    env.target = torch.zeros(4, 3)
+    env.counters = {"level": 0, "seen": [1, 2], "table": np.zeros(2)}
+    env.recent = deque([1.0], maxlen=3)
+    env.noise = np.random.default_rng(1)
+    env.dice = random.Random(1)
+    env.helper = Helper()
+    env.flag = None
+    env.stage = Stage.WALK
+    env.range = Range(0.0, 1.0)
+    env.names = {"a"}
+    env.counts = Counter("a")
+    return EnvState(env)
 
-    env, other = fresh(0.5), fresh(0.7)
-    state, other_state = EnvState(env), EnvState(other)
-    env.step(torch.ones(4, 1))
+
+def through_a_file(state: EnvState, path: Path) -> dict[str, Any]:
+    torch.save(state.changed(), path)
+    return torch.load(path, weights_only=True)
+
+
+def cartpole() -> Any:
+    return build_task(TASK, "native", "cpu", num_envs=4)
+
+
+def test_all_that_a_task_may_keep_is_state_but_no_constant(tmp_path: Path) -> None:
+    env, other = cartpole(), cartpole()
+    state, other_state = use_all_kinds(env, 0.5), use_all_kinds(other, 0.7)
     env.target = env.target + 1
     env.counters["level"] = 3
     env.counters["table"][1] = 7
@@ -246,12 +294,13 @@ def test_all_that_a_task_may_keep_is_state_but_no_constant(tmp_path: Path) -> No
     env.helper.level = 5
     env.flag = "up"
     env.later = torch.ones(4)
-    changed = state.changed()
-    assert "weight" not in changed
-    assert "positions" not in changed
-    path = tmp_path / "state.pt"
-    torch.save(changed, path)
-    other_state.restore(torch.load(path, weights_only=True))
+    env.stage = Stage.RUN
+    env.range = Range(0.0, 2.0)
+    env.names.add("b")
+    env.counts["b"] += 2
+    saved = through_a_file(state, tmp_path / "state.pt")
+    assert "weight" not in saved
+    other_state.restore(saved)
     assert other.weight == 0.7
     assert torch.equal(other.target, env.target)
     assert torch.equal(other.later, env.later)
@@ -261,5 +310,31 @@ def test_all_that_a_task_may_keep_is_state_but_no_constant(tmp_path: Path) -> No
     assert other.noise.random() == env.noise.random()
     assert other.dice.random() == env.dice.random()
     assert (other.helper.level, other.flag) == (5, "up")
+    assert (other.stage, other.range, other.names) == (Stage.RUN, Range(0.0, 2.0), {"a", "b"})
+    assert isinstance(other.stage, Stage)
+    assert isinstance(other.counts, Counter)
+    assert other.counts == env.counts
+
+
+def test_views_stay_views_and_what_became_two_is_two(tmp_path: Path) -> None:
+    env, other = cartpole(), cartpole()
+    for one in (env, other):
+        one.positions = one.sim.qpos
+        one.views = {"cart": one.sim.qpos[:, :1]}
+        one.buffer = torch.zeros(4, 3)
+        one.newest = one.buffer[:, 0]
+        one.before = one.action
+    state, other_state = EnvState(env), EnvState(other)
+    env.step(torch.ones(4, 1))
+    env.buffer[:] = 2
+    env.before = env.action * 3
+    saved = through_a_file(state, tmp_path / "state.pt")
+    assert "positions" not in saved
+    other_state.restore(saved)
+    other.buffer[:] = 5
+    assert other.newest.tolist() == [5] * 4
+    assert torch.equal(other.before, env.before)
+    assert torch.equal(other.action, env.action)
     # The simulation restores itself; its tensors stay where they are.
     assert other.positions.data_ptr() == other.sim.qpos.data_ptr()
+    assert other.views["cart"].data_ptr() == other.sim.qpos.data_ptr()

@@ -1,6 +1,7 @@
 """`train <task> [flags]`, also `mjfleet train` and `python -m mjfleet.cli.train`."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -68,7 +69,8 @@ def train(arguments: Sequence[str]) -> int:
     resume = None
     if config.resume is not None:
         experiment = Path(config.log_root, config.agent.experiment_name)
-        resume = find_resume(config.resume, name, experiment)
+        take_lock = not config.dry_run and os.environ.get("RANK", "0") == "0"
+        resume = find_resume(config.resume, name, experiment, take_lock)
         config = parse(found, flags, resume.config or data)
     plan, config = _plan(found, config, datetime.now(), resume, is_restart=failed is not None)
     if config.dry_run:
@@ -219,7 +221,7 @@ def _run(
         tell(f"run directory: {plan.run_dir}")
         if code and list((plan.run_dir / "checkpoints").glob("model_*.pt")):
             uv = "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
-            tell(f"go on with: {uv}train {found.name} --resume {plan.run_dir}")
+            tell(f"go on with: {uv}train {found.name} --resume {shlex.quote(str(plan.run_dir))}")
     if code and plan.launcher == "outer" and plan.backend == "nccl":
         # NCCL, left behind, could keep Python from ending.
         sys.stdout.flush()
@@ -239,7 +241,7 @@ def _create(
     when = datetime.now()
     while True:
         try:
-            return plan, RunDir(plan, config, argv)
+            return plan, RunDir(plan, config, argv, resume.lock if resume else None)
         except FileExistsError:
             when += timedelta(seconds=1)
             plan, config = _plan(found, config, when, resume)

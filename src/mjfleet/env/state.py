@@ -85,8 +85,9 @@ class EnvState:
 
     def _has_another_shape(self, name: str, saved: Any) -> bool:
         now = getattr(self._env, name, None)
-        tensors = isinstance(saved, torch.Tensor) and isinstance(now, torch.Tensor)
-        return tensors and saved.shape != now.shape
+        if isinstance(saved, torch.Tensor) and isinstance(now, torch.Tensor):
+            return saved.shape != now.shape
+        return False
 
     def _put_back(self, saved: Any, now: Any) -> Any:
         return _put_back(saved, now, self._env.device)

@@ -12,22 +12,27 @@ NOT_RECORDED = ("resume", "config", "dry_run")
 """Flags of one command, which say nothing of the run."""
 
 
-def read_config(path: str) -> dict[str, Any]:
+def read_config(path: str, name: str | None = None) -> dict[str, Any]:
     """What a YAML file says, which may be only some of a configuration.
+
+    Args:
+        path: the file.
+        name: what errors call it; None: by the flag that names it.
 
     Raises:
         UserError: the file cannot be read, or is no mapping of names.
     """
     import yaml
 
+    name = name or f"--config {path}"
     try:
         data = yaml.safe_load(Path(path).read_text())
     except OSError as error:
-        raise UserError(f"--config {path}: {error.strerror}.") from None
+        raise UserError(f"{name}: {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"--config {path}: not YAML: {error}") from None
+        raise UserError(f"{name}: not YAML: {error}") from None
     if not isinstance(data, dict):
-        raise UserError(f"--config {path}: must hold a mapping such as `agent: {{seed: 2}}`.")
+        raise UserError(f"{name}: must hold a mapping such as `agent: {{seed: 2}}`.")
     return data
 
 

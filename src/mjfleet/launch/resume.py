@@ -1,17 +1,22 @@
 """Which checkpoint a run goes on from, found without importing torch."""
 
-import json
+import fcntl
+import os
+import time
 import zipfile
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mjfleet.errors import UserError
 from mjfleet.files import checkpoints_in, iteration_of
 from mjfleet.launch.config_file import CONFIG_FILE, read_config
-from mjfleet.report.record import RECORD_FILE
+from mjfleet.report.record import RECORD_FILE, read_record
 
 LATEST = "latest"
+LOCK_SECONDS = 3.0
+"""How long the processes of a run that has just ended may keep its directory locked."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,8 @@ class Resume:
     """None: the run has none yet and begins anew."""
     config: dict[str, Any]
     """The configuration of that run; empty where there is none."""
+    lock: int | None = None
+    """Keeps others from going on with that run, as long as this descriptor is open."""
     notes: tuple[str, ...] = ()
     """What the user should know about the choice."""
 
@@ -33,24 +40,25 @@ class Resume:
         return iteration_of(self.checkpoint) if self.checkpoint else 0
 
 
-def find_resume(wanted: str, task: str, experiment: Path) -> Resume:
+def find_resume(wanted: str, task: str, experiment: Path, take_lock: bool = False) -> Resume:
     """What `--resume` means.
 
     Args:
         wanted: a run directory, a checkpoint, or `latest`.
         task: the task that is to be trained.
         experiment: the folder of run directories in which `latest` looks.
+        take_lock: whether the run is to be locked, before its newest checkpoint is looked for.
 
     Raises:
-        UserError: there is no such thing, it is damaged, or belongs to another task.
+        UserError: there is no such thing, it is damaged, under way, or belongs to another task.
     """
-    if wanted == LATEST:
-        return _of_run(_latest(experiment), task)
-    path = Path(wanted)
+    path = _latest(experiment) if wanted == LATEST else Path(wanted)
     if (path / RECORD_FILE).is_file():
-        return _of_run(path, task)
+        config = _config_of(path, task)
+        lock = lock_run(path) if take_lock else None
+        return replace(_of_run(path, config), lock=lock)
     if path.is_file():
-        return _of_file(path, task)
+        return _of_file(path, task, take_lock)
     what = "is no run directory: it has no run.json" if path.is_dir() else "does not exist"
     raise UserError(
         f"--resume {wanted} {what}. It must be a run directory, a checkpoint "
@@ -60,10 +68,15 @@ def find_resume(wanted: str, task: str, experiment: Path) -> Resume:
 
 def read_recorded(wanted: str) -> dict[str, Any]:
     """The configuration of the run that `--resume` names, where it names one that can be found."""
-    for folder in (Path(wanted), Path(wanted).parent.parent):
-        if wanted != LATEST and (folder / RECORD_FILE).is_file():
-            return read_config(str(folder / CONFIG_FILE))
-    return {}
+    path = Path(wanted)
+    run_dir = path if (path / RECORD_FILE).is_file() else _run_of(path)
+    if wanted == LATEST or run_dir is None:
+        return {}
+    return _read_config_of(run_dir)
+
+
+def _read_config_of(run_dir: Path) -> dict[str, Any]:
+    return read_config(str(run_dir / CONFIG_FILE), f"--resume {run_dir}: its {CONFIG_FILE}")
 
 
 def why_damaged(checkpoint: Path) -> str | None:
@@ -71,27 +84,69 @@ def why_damaged(checkpoint: Path) -> str | None:
     try:
         with zipfile.ZipFile(checkpoint) as archive:
             bad = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError) as error:
         return str(error) or type(error).__name__
     return f"{bad} does not match its check sum" if bad else None
 
 
+def lock_run(run_dir: Path) -> int | None:
+    """Keep others from going on with a run while it is under way.
+
+    Returns:
+        A descriptor to be closed at the end; None on a file system without such locks.
+
+    Raises:
+        UserError: somebody else has locked it.
+    """
+    lock = os.open(run_dir, os.O_RDONLY)
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(lock)
+                record = read_record(run_dir)
+                raise UserError(
+                    f"{run_dir} is being trained: by process {record.get('pid')} on "
+                    f"{record.get('host')}. Stop it first."
+                ) from None
+            time.sleep(0.1)
+        except OSError:
+            os.close(lock)
+            return None
+
+
 def _latest(experiment: Path) -> Path:
-    runs = sorted(path.parent for path in experiment.glob(f"*/{RECORD_FILE}"))
-    if not runs:
+    """The run that was started last, of those whose record can be read."""
+    started = {}
+    for path in experiment.glob(f"*/{RECORD_FILE}"):
+        with suppress(UserError):
+            started[path.parent] = str(_record_of(path.parent).get("started"))
+    if not started:
         raise UserError(f"--resume {LATEST}: there is no run in {experiment}.")
-    return max(runs, key=lambda run: json.loads((run / RECORD_FILE).read_text())["started"])
+    return max(started, key=lambda run: (started[run], run))
 
 
-def _of_run(run_dir: Path, task: str) -> Resume:
+def _record_of(run_dir: Path) -> dict[str, Any]:
+    try:
+        record = read_record(run_dir)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--resume {run_dir}: its {RECORD_FILE}: {error}.") from None
+    if not isinstance(record, dict) or "task" not in record:
+        raise UserError(f"--resume {run_dir}: its {RECORD_FILE} names no task.")
+    return record
+
+
+def _of_run(run_dir: Path, config: dict[str, Any]) -> Resume:
     """The newest good checkpoint of a run."""
-    config = _config_of(run_dir, task)
     found = checkpoints_in(run_dir / "checkpoints")
     notes = []
     for checkpoint in reversed(found):
         damage = why_damaged(checkpoint)
         if damage is None:
-            return Resume(run_dir, checkpoint, config, tuple(notes))
+            return Resume(run_dir, checkpoint, config, notes=tuple(notes))
         notes.append(f"warning: skipped {checkpoint.name}, which is damaged: {damage}")
     if found:
         raise UserError(
@@ -99,31 +154,37 @@ def _of_run(run_dir: Path, task: str) -> Resume:
             f"{'; '.join(notes)}."
         )
     notes.append(f"{run_dir} has no checkpoint yet: it begins anew")
-    return Resume(run_dir, None, config, tuple(notes))
+    return Resume(run_dir, None, config, notes=tuple(notes))
 
 
-def _of_file(checkpoint: Path, task: str) -> Resume:
+def _of_file(checkpoint: Path, task: str, take_lock: bool) -> Resume:
     damage = why_damaged(checkpoint)
     if damage is not None:
         raise UserError(
             f"--resume {checkpoint} is damaged or no checkpoint: {damage}. Its run directory in "
             "its place stands for the newest good one."
         )
-    run_dir = checkpoint.absolute().parent.parent
-    if checkpoint.absolute().parent.name != "checkpoints" or not (run_dir / RECORD_FILE).is_file():
-        return Resume(None, checkpoint, {}, (f"a new run begins with {checkpoint}",))
-    # As it was typed, where that is possible.
-    if not checkpoint.is_absolute():
-        run_dir = Path(*checkpoint.parts[:-2])
-    return Resume(run_dir, checkpoint, _config_of(run_dir, task))
+    run_dir = _run_of(checkpoint)
+    if run_dir is None:
+        return Resume(None, checkpoint, {}, notes=(f"a new run begins with {checkpoint}",))
+    config = _config_of(run_dir, task)
+    return Resume(run_dir, checkpoint, config, lock_run(run_dir) if take_lock else None)
+
+
+def _run_of(checkpoint: Path) -> Path | None:
+    """The run directory in which a checkpoint lies, as it was typed where that is possible."""
+    folder = checkpoint.parent if len(checkpoint.parts) > 2 else checkpoint.absolute().parent
+    run_dir = folder.parent
+    is_in_one = folder.name == "checkpoints" and (run_dir / RECORD_FILE).is_file()
+    return run_dir if is_in_one else None
 
 
 def _config_of(run_dir: Path, task: str) -> dict[str, Any]:
     """The configuration of a run of the given task."""
-    recorded = json.loads((run_dir / RECORD_FILE).read_text())["task"]
+    recorded = _record_of(run_dir)["task"]
     if recorded != task:
         raise UserError(
             f"--resume {run_dir} is a run of the task {recorded}, not of {task}: "
             f"train {recorded} --resume {run_dir}"
         )
-    return read_config(str(run_dir / CONFIG_FILE))
+    return _read_config_of(run_dir)

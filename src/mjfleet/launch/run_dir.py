@@ -1,10 +1,8 @@
 """A run's directory: made or opened again, locked, its record kept, given back if nothing ran."""
 
-import fcntl
 import logging
 import os
 import shutil
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -16,6 +14,7 @@ from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.config_file import CONFIG_FILE, write_config
 from mjfleet.launch.plan import LaunchPlan
+from mjfleet.launch.resume import lock_run
 from mjfleet.report.record import (
     METRICS_FILE,
     RECORD_FILE,
@@ -29,22 +28,27 @@ from mjfleet.worker.failure import Failure
 
 logger = logging.getLogger(__name__)
 
-LOCK_SECONDS = 3.0
-"""How long the processes of a run that has just ended may keep its directory locked."""
-
 
 class RunDir:
     """The directory of a run that is about to begin, or to go on."""
 
-    def __init__(self, plan: LaunchPlan, config: TrainConfig, argv: Sequence[str]) -> None:
+    def __init__(
+        self, plan: LaunchPlan, config: TrainConfig, argv: Sequence[str], lock: int | None
+    ) -> None:
         """Make it, or open it again, with config.yaml and run.json, and the folder of the logs.
+
+        Args:
+            plan: names it.
+            config: is written into it.
+            argv: is recorded.
+            lock: its lock, where it goes on; see `lock_run`.
 
         Raises:
             FileExistsError: a run of that name exists, and is not to go on.
-            UserError: a folder cannot be made or written, or the run is under way.
+            UserError: a folder cannot be made or written.
         """
         self.path = plan.run_dir
-        self._lock: int | None = None
+        self._lock = lock
         wanted = {} if plan.goes_on else {plan.run_dir: f"--log-root {config.log_root}"}
         log_file = plan.workers[0].log_file
         if log_file is not None:
@@ -56,7 +60,6 @@ class RunDir:
         self._moved: dict[Path, Path] = {}
         self._failures_are_own = not plan.goes_on
         if plan.goes_on:
-            self._lock_it()
             files = (CONFIG_FILE, RECORD_FILE)
             self._before = {name: (self.path / name).read_bytes() for name in files}
         for folder, what in wanted.items():
@@ -69,7 +72,7 @@ class RunDir:
                     raise
                 raise UserError(f"{what}: {error.strerror}.") from None
         if not plan.goes_on:
-            self._lock_it()
+            self._lock = lock_run(self.path)
         try:
             self._write(plan, config, argv)
         except OSError as error:
@@ -153,26 +156,6 @@ class RunDir:
         for path in [path for path in folder.glob("*") if path.is_file()]:
             aside.mkdir(exist_ok=True)
             self._moved[path] = path.replace(aside / path.name)
-
-    def _lock_it(self) -> None:
-        """Keep others from going on with the run while it is under way."""
-        self._lock = os.open(self.path, os.O_RDONLY)
-        deadline = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    self.close()
-                    record = read_record(self.path)
-                    raise UserError(
-                        f"{self.path} is being trained: by process {record.get('pid')} on "
-                        f"{record.get('host')}. Stop it first."
-                    ) from None
-                time.sleep(0.1)
-            except OSError:
-                return  # A file system without such locks.
 
 
 def completed_iterations(run_dir: Path) -> int:

@@ -141,7 +141,7 @@ class Saver:
         return lost
 
     def _restore_rank(self, state: dict[str, Any]) -> list[str]:
-        """Put this rank where it was; returns the environment's attributes for which that failed."""
+        """Put this rank where it was; returns the attributes for which that cannot be done."""
         runner = self._runner
         runner.env.sim.restore(state["sim"])
         other_shape = self._env_state.restore(state["env"])
