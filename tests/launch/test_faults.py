@@ -5,8 +5,10 @@ With `--figures` the time from a fault to the end of the run is shown: see docs/
 
 import json
 import random
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -24,6 +26,21 @@ TWO = ("--cpu-workers", "2")
 
 def failure(run_dir: Path, rank: int) -> dict:
     return json.loads((run_dir / "failures" / f"rank{rank}.json").read_text())
+
+
+ODD = """if RANK == 1:
+                class Mute(Exception):
+                    def __str__(self):
+                        raise RuntimeError("no words")
+                raise Mute("\\udcff")"""
+
+
+def test_an_exception_that_cannot_be_shown_is_still_the_cause(run: Run, tmp_path: Path) -> None:
+    write_noisy(tmp_path, step=ODD)
+    result = run("train", "noisy", *TWO)
+    assert result.returncode == 1
+    assert "rank 1 on " in result.stderr
+    assert failure(only_run(tmp_path, "noisy"), 1)["kind"] == "Mute"
 
 
 UNPICKLABLE = """if RANK == 0:
@@ -80,6 +97,22 @@ def test_a_killed_agent_is_named_and_takes_all_with_it(tmp_path: Path, figure: F
         figure("SIGKILL of the agent", tmp_path / "failed")
     assert process.returncode == 1
     assert "torchrunx's agent was killed by SIGKILL" in errors
+
+
+@pytest.mark.parametrize("seconds", [1.5, 3.5])
+def test_a_launcher_that_is_killed_while_workers_start_leaves_none(
+    tmp_path: Path, seconds: float
+) -> None:
+    with started(tmp_path, *SMALL, "--agent.max-iterations", "100000") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(seconds)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive
+    for folder in Path(tempfile.gettempdir()).glob(f"mjfleet-{process.pid}-*"):
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("state", ["stopped", "asleep"])

@@ -63,8 +63,9 @@ def run_here(
         if isinstance(error, UserError) and not pulse.has_begun:
             raise
         failed = recorded(Failure.of(error, job, rank, pulse))
-        _tell_torchrun(failed.failure)
-        if failed.failure.echo and rank.rank == 0:
+        if not failed.failure.echo:
+            _tell_torchrun(failed.failure)
+        elif rank.rank == 0:
             failed = _cause_of(failed, run_dirs[0])
         raise failed from error
 
