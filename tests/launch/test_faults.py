@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from mjfleet.launch.resume import find_resume
+from mjfleet.launch.run_dir import completed_iterations
 
 from ..conftest import Figure, Run, only_run, rows
 from .fleet import SMALL, TRAIN, started, wait_for_iteration, write_noisy
@@ -181,6 +182,21 @@ def members_of(launcher: psutil.Process) -> dict[str, list[psutil.Process]]:
     return {"launcher": [launcher], "agent": agents, "worker": alive}
 
 
+def wait_for_moment(chance: random.Random, process: subprocess.Popen, root: Path) -> None:
+    """A moment while processes start, or one after training has got further."""
+    if chance.random() < 0.4:
+        time.sleep(chance.uniform(0.5, 10.0))
+        return
+
+    def done() -> int:
+        return max(map(completed_iterations, root.glob("logs/*/*")), default=0)
+
+    before = done()
+    while process.poll() is None and done() <= before:
+        time.sleep(0.05)
+    time.sleep(chance.uniform(0.0, 2.0))
+
+
 def test_a_run_outlives_kills_at_random_moments(
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
@@ -201,7 +217,7 @@ def test_a_run_outlives_kills_at_random_moments(
                 start_new_session=True,
             )
         while sum(killed.values()) < kills and process.poll() is None:
-            time.sleep(chance.uniform(1.0, 14.0))
+            wait_for_moment(chance, process, tmp_path)
             try:
                 kinds = members_of(psutil.Process(process.pid))
                 kind = chance.choice([kind for kind, members in kinds.items() if members])
@@ -211,18 +227,15 @@ def test_a_run_outlives_kills_at_random_moments(
             killed[kind] += 1
             if kind == "launcher":
                 process.wait()
-        if sum(killed.values()) >= kills and process.poll() is None:
+        if process.poll() is None:
             break
+        assert process.returncode == -signal.SIGKILL, (tmp_path / "output").read_text()
         resume = ("--resume", "latest")
     # What is left alone gets somewhere, and ends when it is asked to.
     run_dir = only_run(tmp_path)
-    last = (
-        max(int(row["iteration"]) for row in rows(run_dir))
-        if (run_dir / "metrics.csv").exists()
-        else 0
-    )
+    last = completed_iterations(run_dir)
     deadline = time.monotonic() + 120
-    while not (run_dir / "metrics.csv").exists() or len(rows(run_dir)) < last + 3:
+    while completed_iterations(run_dir) < last + 3:
         assert process.poll() is None, (tmp_path / "output").read_text()
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -121,6 +121,8 @@ class RunDir:
     def _write(self, plan: LaunchPlan, config: TrainConfig, argv: Sequence[str]) -> None:
         (self.path / "checkpoints").mkdir(exist_ok=True)
         before = read_record(self.path).get("attempts", [])
+        if before and before[-1]["status"] == "running":  # It could not say how it ended.
+            before[-1] |= {"status": "killed", "iterations": completed_iterations(self.path)}
         self._keep_failures(len(before))
         self._failures_are_own = True
         write_config(self.path / CONFIG_FILE, plan.task, config)
