@@ -48,8 +48,9 @@ def iteration_of(path: Path) -> int | None:
     return int(number) if path.stem != number and number.isdecimal() else None
 
 
-def set_aside(folder: Path, iteration: int) -> None:
-    """Move checkpoints that are newer than `iteration` out of the way of those to come."""
+def set_aside(folder: Path, iteration: int) -> Path | None:
+    """Move checkpoints that are newer than `iteration` out of the way; returns where to, if any."""
+    aside = None
     newer = [path for path in checkpoints_in(folder) if (iteration_of(path) or 0) > iteration]
     if newer:
         aside = folder / f"replaced_{datetime.now():%Y-%m-%d_%H-%M-%S}"
@@ -58,6 +59,7 @@ def set_aside(folder: Path, iteration: int) -> None:
             path.replace(aside / path.name)
     for path in folder.glob(".*.tmp"):
         path.unlink()  # A write that was killed.
+    return aside
 
 
 def extend(path: Path, length: int, data: bytes) -> int:

@@ -62,7 +62,7 @@ def test_the_newest_checkpoint_that_is_whole_is_chosen(tmp_path: Path) -> None:
         newest.write_bytes(damaged)
         found = find_resume(str(run_dir), TASK, tmp_path)
         assert found.iteration == 50
-        assert "skipped model_100.pt, which is damaged" in found.notes[0]
+        assert "model_100.pt is damaged and was skipped" in found.notes[0]
         with pytest.raises(UserError, match="is damaged"):
             find_resume(str(newest), TASK, tmp_path)
 
@@ -70,6 +70,7 @@ def test_the_newest_checkpoint_that_is_whole_is_chosen(tmp_path: Path) -> None:
 def test_latest_is_the_run_that_began_last(tmp_path: Path) -> None:
     add_checkpoint(make_run(tmp_path, "a", "2026-01-02T00:00:00+00:00"), 3)
     add_checkpoint(make_run(tmp_path, "b", "2026-01-01T00:00:00+00:00"), 9)
+    make_run(tmp_path, "c", "2026-01-03T00:00:00+00:00")
     assert find_resume("latest", TASK, tmp_path).iteration == 3
 
 
@@ -204,7 +205,7 @@ def test_a_run_goes_on_in_its_own_directory(run: Run, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "2 of 6 iterations are done, 4 are left" in result.stdout
     (replaced,) = (run_dir / "checkpoints").glob("replaced_*")
-    assert {path.name for path in replaced.iterdir()} == {"model_4.pt", "model_6.pt"}
+    assert {path.name for path in replaced.iterdir()} == {"model_4.pt", "model_6.pt", "metrics.csv"}
     again = rows(run_dir)
     same = ("iteration", "total_steps", "mean_return", "loss/value", "learning_rate")
     assert [[row[n] for n in same] for row in again] == [[row[n] for n in same] for row in whole]

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -220,14 +221,20 @@ def _run(
             code = start_again(plan.run_dir, config.max_restarts)
         tell(f"run directory: {plan.run_dir}")
         if code and list((plan.run_dir / "checkpoints").glob("model_*.pt")):
-            uv = "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
-            tell(f"go on with: {uv}train {found.name} --resume {shlex.quote(str(plan.run_dir))}")
+            tell(f"go on with: {_command()} {found.name} --resume {shlex.quote(str(plan.run_dir))}")
     if code and plan.launcher == "outer" and plan.backend == "nccl":
         # NCCL, left behind, could keep Python from ending.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _command() -> str:
+    """How `train` can be called from here."""
+    if "UV_RUN_RECURSION_DEPTH" in os.environ:
+        return "uv run train"
+    return "train" if shutil.which("train") else f"{sys.executable} -m mjfleet.cli.train"
 
 
 def _create(

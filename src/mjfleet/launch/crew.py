@@ -9,10 +9,17 @@ import select
 import signal
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from mjfleet.pulse import Phase, Pulse
-from mjfleet.worker.failure import ECHO_SECONDS, Failure, only_waits, read_failures
+from mjfleet.worker.failure import (
+    ECHO_SECONDS,
+    Failure,
+    innermost,
+    only_waits,
+    read_failures,
+)
 from mjfleet.worker.here import ASLEEP_SECONDS
 from mjfleet.worker.job import Job, Outcome, Rank
 
@@ -120,20 +127,25 @@ class Crew:
             return None
         states = [_state(pulse.pid) if pulse.pid else None for pulse in self._pulses]
         silences = [pulse.silence for pulse in self._pulses]
+        # Before they are asked: whoever was only stopped goes on then.
+        found = [
+            Failure.seen("Hang", "", self._job, rank, pulse)
+            for rank, pulse in zip(self._ranks, self._pulses, strict=True)
+        ]
         stacks = self._stacks()
         idle = [only_waits(stack) for stack in stacks]
         first = min(self._ranks, key=lambda r: (idle[r.rank], -silences[r.rank])).rank
-        failures = []
-        for rank, pulse, state in zip(self._ranks, self._pulses, states, strict=True):
-            message = f"no step for {self._limit:g} s (--hang-timeout)"
-            if not pulse.pid:
+        for rank, state in enumerate(states):
+            message = f"no step for {self._limit:g} s (--hang-timeout){innermost(stacks[rank])}"
+            if not self._pulses[rank].pid:
                 message = "its process has not started"
             elif state is not None and state[0] in _STATES:
                 message += f"; its process {_STATES[state[0]]}"
-            echo = rank.rank != first
-            failure = self._seen(rank, "Hang", message, stacks[rank.rank], echo=echo)
-            failures.append(failure)
-        return failures[first]
+            found[rank] = replace(
+                found[rank], message=message, traceback=stacks[rank], echo=rank != first
+            )
+            found[rank].write(self._run_dir)
+        return found[first]
 
     def _stacks(self) -> list[str]:
         """Where every thread of every worker is, by asking them; empty where one cannot answer."""
@@ -146,18 +158,15 @@ class Crew:
         deadline = time.monotonic() + STACKS_SECONDS
         texts = [""] * len(files)
         while time.monotonic() < deadline:
-            time.sleep(0.2)
+            time.sleep(0.05)
             before = texts
             texts = [file.read_text() if file.exists() else "" for file in files]
             if all(texts) and texts == before:
                 break
         return texts
 
-    def _seen(
-        self, rank: Rank, kind: str, message: str, stacks: str = "", echo: bool = False
-    ) -> Failure:
-        pulse = self._pulses[rank.rank]
-        failure = Failure.seen(kind, message, self._job, rank, pulse, stacks, echo)
+    def _seen(self, rank: Rank, kind: str, message: str) -> Failure:
+        failure = Failure.seen(kind, message, self._job, rank, self._pulses[rank.rank])
         failure.write(self._run_dir)
         return failure
 

@@ -108,6 +108,7 @@ def _follow(
     while True:
         if outcome := crew.outcome:
             return outcome
+        stop.check()
         if agent.killed_by is not None:
             # Its workers die with it: they would all seem to have been killed.
             raise _agent_failed(job, f"torchrunx's agent was {killed_by(agent.killed_by)}")
@@ -122,12 +123,16 @@ def _follow(
                 seen = f"; its log is {agent_log}" if agent_log else ""
                 raise _agent_failed(job, f"torchrunx's agent has ended{what}{seen}")
         crew.wait(LOOK_SECONDS)
+    if failure.kind == "Exited" and not failure.traceback:
+        wait([future], timeout=GRACE_SECONDS)
+        if future.done() and (error := future.exception()):
+            failure = replace(failure, message=f"{failure.message}; torchrunx says: {error!r}")
     if failure.mistake and not failure.has_begun:
         raise UserError(failure.message)
     if stop.received is not None and failure.echo:
         raise Stopped(stop.received)
     # Let the others write what they have: they notice that one is missing.
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + (0.0 if failure.kind == "Hang" else GRACE_SECONDS)
     while not crew.is_gone() and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
     record = Path(job.run_dir, "failures", f"rank{failure.rank}.json")

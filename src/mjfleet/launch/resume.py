@@ -119,14 +119,16 @@ def lock_run(run_dir: Path) -> int | None:
 
 
 def _latest(experiment: Path) -> Path:
-    """The run that was started last, of those whose record can be read."""
+    """The run that was started last, of those that have a checkpoint, if any has."""
     started = {}
     for path in experiment.glob(f"*/{RECORD_FILE}"):
         with suppress(UserError):
             started[path.parent] = str(_record_of(path.parent).get("started"))
     if not started:
         raise UserError(f"--resume {LATEST}: there is no run in {experiment}.")
-    return max(started, key=lambda run: (started[run], run))
+    newest_first = sorted(started, key=lambda run: (started[run], run), reverse=True)
+    with_some = [run for run in newest_first if checkpoints_in(run / "checkpoints")]
+    return (with_some or newest_first)[0]
 
 
 def _record_of(run_dir: Path) -> dict[str, Any]:
@@ -147,7 +149,7 @@ def _of_run(run_dir: Path, config: dict[str, Any]) -> Resume:
         damage = why_damaged(checkpoint)
         if damage is None:
             return Resume(run_dir, checkpoint, config, notes=tuple(notes))
-        notes.append(f"warning: skipped {checkpoint.name}, which is damaged: {damage}")
+        notes.append(f"{checkpoint.name} is damaged and was skipped: {damage}")
     if found:
         raise UserError(
             f"--resume {run_dir}: all of its {len(found)} checkpoints are damaged: "
@@ -161,8 +163,8 @@ def _of_file(checkpoint: Path, task: str, take_lock: bool) -> Resume:
     damage = why_damaged(checkpoint)
     if damage is not None:
         raise UserError(
-            f"--resume {checkpoint} is damaged or no checkpoint: {damage}. Its run directory in "
-            "its place stands for the newest good one."
+            f"--resume {checkpoint} is damaged or no checkpoint: {damage}. To go on from the "
+            "newest good one of a run, name the run directory."
         )
     run_dir = _run_of(checkpoint)
     if run_dir is None:

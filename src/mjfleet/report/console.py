@@ -32,7 +32,8 @@ class Progress:
         for kind, worlds in metrics.warnings.items():
             if kind not in self._warned:
                 self._warned.add(kind)
-                tell(f"warning: {kind} in {worlds} worlds; {_remedy(kind)}")
+                where = f"{worlds} times" if kind == NAN else f"in {worlds} worlds"
+                tell(f"warning: {kind} {where}; {_remedy(kind)}")
         if self._on_terminal:
             if (metrics.iteration - self._begun) % _HEADER_EVERY == 1:
                 tell(_HEADER + (_FLEET_HEADER if metrics.world_size > 1 else ""))

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import socket
 import time
 import traceback
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 ECHO_SECONDS = 3.0
 """A worker that has only lost another one lasts longer, so that the other is seen to end first."""
+TOLD_BY_MESSAGE = ("DivergedError", "OutOfStepError", "CheckpointError")
+"""Exceptions of our own whose place in the code says nothing."""
 LOG_LINES = 20
 """How many of a worker's last log lines its record holds."""
 
@@ -73,7 +76,6 @@ class Failure:
         rank: Rank,
         pulse: Pulse,
         stacks: str = "",
-        echo: bool = False,
     ) -> "Failure":
         """What was seen of a worker from outside."""
         return cls(
@@ -81,7 +83,6 @@ class Failure:
             kind=kind,
             message=message,
             traceback=stacks,
-            echo=echo,
             log=last_lines(job, rank),
         )
 
@@ -111,6 +112,8 @@ class Failure:
     @property
     def story(self) -> str:
         """All that a person needs to know of it, without the stacks of a hang."""
+        if self.kind in TOLD_BY_MESSAGE:
+            return f"{self.headline}: {self.message}"
         if self.kind in ("Hang", "Killed", "Exited"):
             end = "".join(f"\n  {line}" for line in self.log[-5:])
             return f"{self.headline}: {self.message}" + (f"\nIts last lines:{end}" if end else "")
@@ -125,6 +128,15 @@ class FailedError(Exception):
         super().__init__(failure.message)
         self.failure = failure
         self.record = record
+
+
+def innermost(stacks: str) -> str:
+    """Where the main thread is, in words; faulthandler writes it last, its newest call first."""
+    frames = re.findall(r'\(most recent call first\):\n  File "(.+)", line (\d+) in (.+)', stacks)
+    if not frames:
+        return ""
+    file, line, function = frames[-1]
+    return f", in {function} ({file}, line {line})"
 
 
 def only_waits(stacks: str) -> bool:

@@ -18,12 +18,13 @@ from mjfleet.worker.failure import (
     ECHO_SECONDS,
     FailedError,
     Failure,
+    innermost,
     only_waits,
     read_failures,
 )
 from mjfleet.worker.job import Job, Outcome, Rank
 from mjfleet.worker.life import run
-from mjfleet.worker.stop import StopRequest
+from mjfleet.worker.stop import Stopped, StopRequest
 
 LOOK_SECONDS = 1.0
 TELL_SECONDS = 5.0
@@ -50,6 +51,7 @@ def run_here(
     """
     pulse = Pulse()
     pulse.start(os.getpid())
+    faulthandler.enable()  # A crash shows its Python stack.
     # Other ranks than 0 come to know it from rank 0.
     run_dirs = [Path(job.run_dir)] if rank.rank == 0 else []
 
@@ -59,7 +61,9 @@ def run_here(
     try:
         with _watched(job, rank, pulse, lambda failure: on_hang(recorded(failure))):
             return run(job, rank, stop, pulse, run_dirs.append)
-    except (Exception, SystemExit) as error:
+    except Stopped:
+        raise
+    except BaseException as error:
         if isinstance(error, UserError) and not pulse.has_begun:
             raise
         failed = recorded(Failure.of(error, job, rank, pulse))
@@ -103,7 +107,7 @@ def _watched(
             ):
                 # Nobody may be reading what is printed.
                 threading.Timer(TELL_SECONDS, os._exit, (1,)).start()
-                message = f"no step for {limit:g} s (--hang-timeout)"
+                message = f"no step for {limit:g} s (--hang-timeout){innermost(stacks)}"
                 on_hang(Failure.seen("Hang", message, job, rank, pulse, stacks=stacks))
                 sys.stderr.flush()
                 os._exit(1)

@@ -4,8 +4,9 @@ Importing this imports nothing heavy; `run` does.
 """
 
 import os
+import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from mjfleet.errors import UserError
 from mjfleet.files import set_aside
 from mjfleet.pulse import Phase, Pulse
 from mjfleet.registry import FoundTask, find_task
+from mjfleet.report.record import METRICS_FILE
 from mjfleet.tell import tell
 from mjfleet.worker.job import Job, Outcome, Rank
 from mjfleet.worker.stop import StopRequest
@@ -64,6 +66,7 @@ def run(
     config = from_dict(found.defaults(), job.config)
     agent = config.agent
     writes = rank.rank == 0
+    stop.check()
     pulse.enter(Phase.BUILD)
     seed_everything(agent.seed + rank.rank)
     if device != "cpu":
@@ -81,13 +84,18 @@ def run(
         begun = runner.current_learning_iteration
         if writes and begun:
             _announce(begun, agent.max_iterations, lost)
-            set_aside(run_dir / "checkpoints", begun)
+            if replaced := set_aside(run_dir / "checkpoints", begun):
+                shutil.copy(run_dir / METRICS_FILE, replaced)
+                tell(
+                    f"what came after iteration {begun} is trained again; it is kept in {replaced}"
+                )
+        stop.check()
         with stop.deferred():
             pulse.enter(Phase.COLLECT, begun + 1)
             if writes:
                 stopped_by = _train_and_report(runner, saver, run_dir, job, stop)
             else:
-                stopped_by = runner.train(lambda _: None, lambda: stop.received, saver.save)
+                stopped_by = runner.train(lambda _: None, stop.check, saver.save)
             pulse.enter(Phase.CLOSE)
     return Outcome(runner.current_learning_iteration, stopped_by)
 
@@ -109,7 +117,7 @@ def _train_and_report(
         sinks.write(metrics.row())
 
     try:
-        return runner.train(on_iteration, lambda: stop.received, saver.save)
+        return runner.train(on_iteration, stop.check, saver.save)
     finally:
         sinks.close()
 

@@ -53,6 +53,7 @@ class StopRequest:
         self._say = say
         self._force = force
         self._over = threading.Event()
+        self._is_raised = False
         self._when = -math.inf
         self._defer: Callable[[], bool] = _never
 
@@ -132,7 +133,18 @@ class StopRequest:
             self._say(f"{name}: stopping after this iteration; once more stops at once")
             return
         self._say(f"{name}: stopping at once")
+        self._is_raised = True
         raise Stopped(self.received)
+
+    def check(self) -> int | None:
+        """The signal that was received and is to be obeyed in good time.
+
+        Raises:
+            Stopped: once more, where a library has caught it, as some do while they are imported.
+        """
+        if self._is_raised and self.received is not None:
+            raise Stopped(self.received)
+        return self.received
 
 
 def _counts_as(number: int) -> int:
