@@ -85,10 +85,9 @@ def run(
         if writes and begun:
             _announce(begun, agent.max_iterations, lost)
             if replaced := set_aside(run_dir / "checkpoints", begun):
-                shutil.copy(run_dir / METRICS_FILE, replaced)
-                tell(
-                    f"what came after iteration {begun} is trained again; it is kept in {replaced}"
-                )
+                with suppress(FileNotFoundError):
+                    shutil.copy(run_dir / METRICS_FILE, replaced)
+                tell(f"what came after iteration {begun} comes again; it is kept in {replaced}")
         stop.check()
         with stop.deferred():
             pulse.enter(Phase.COLLECT, begun + 1)
