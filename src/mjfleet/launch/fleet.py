@@ -140,7 +140,7 @@ def _follow(
 
 
 def _agent_failed(job: Job, message: str) -> FailedError:
-    failure = Failure.seen("Killed", message, job, Rank(), Pulse())
+    failure = Failure.seen("Agent", message, job, Rank(), Pulse())
     return FailedError(failure, failure.write(Path(job.run_dir)))
 
 

@@ -41,7 +41,8 @@ class Failure:
     time: float = field(default_factory=time.time)
     """Seconds since the epoch."""
     kind: str
-    """The exception's class; "Killed", "Exited" or "Hang" where there was none."""
+    """The exception's class; "Killed", "Exited" or "Hang" where there was none; "Agent" where it
+    was no worker, but torchrunx's agent."""
     message: str
     traceback: str
     """Of the exception; of a hang, the Python stacks of all its threads."""
@@ -112,6 +113,8 @@ class Failure:
     @property
     def story(self) -> str:
         """All that a person needs to know of it, without the stacks of a hang."""
+        if self.kind == "Agent":
+            return f"on {self.host}: {self.message}"
         if self.kind in TOLD_BY_MESSAGE:
             return f"{self.headline}: {self.message}"
         if self.kind in ("Hang", "Killed", "Exited"):
