@@ -415,6 +415,6 @@ def test_only_the_rank_that_is_in_trouble_leaves_a_dump(run: Run, tmp_path: Path
 def test_on_nan_reset_is_a_flag(run: Run, tmp_path: Path) -> None:
     result = run("train", "faulty", "--on-nan", "reset", "--gpu-ids", "None")
     assert result.returncode == 0, result.stderr
-    assert "warning: NAN in 1 worlds" in result.stdout
+    assert "warning: NAN 1 times" in result.stdout
     assert [row["nan_resets"] for row in rows(only_run(tmp_path, "faulty"))] == ["0", "1", "0"]
     assert not (only_run(tmp_path, "faulty") / "failures").exists()

@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -26,6 +27,9 @@ from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.tell import tell
 from mjfleet.worker.job import Rank
 
+TELL_SECONDS = 3.0
+"""How long the first of several workers may take to say what is wrong before others end."""
+
 
 def main() -> None:
     """Entry point of the command `train`."""
@@ -40,6 +44,8 @@ def guarded(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -
         # Of several workers that something else has started on this host, one says it.
         if os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
+        else:
+            time.sleep(TELL_SECONDS)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -51,7 +51,8 @@ def run_here(
     """
     pulse = Pulse()
     pulse.start(os.getpid())
-    faulthandler.enable()  # A crash shows its Python stack.
+    if sys.__stderr__:
+        faulthandler.enable(sys.__stderr__)  # A crash shows its Python stack.
     # Other ranks than 0 come to know it from rank 0.
     run_dirs = [Path(job.run_dir)] if rank.rank == 0 else []
 

@@ -89,14 +89,15 @@ class StopRequest:
         finally:
             self._over.set()
             signal.set_wakeup_fd(before)
-            os.close(writer)
+            os.write(writer, bytes(1))  # A fork of this process may have the pipe open as well.
             thread.join()
+            os.close(writer)
             os.close(reader)
 
     def _look(self, reader: int) -> None:
         """After a second signal, end the process if the main thread does not."""
         count, when = 0, -math.inf
-        while numbers := os.read(reader, 64):
+        while (numbers := os.read(reader, 64)) and not self._over.is_set():
             for number in set(numbers) & {int(one) for one in self._signals}:
                 now = time.monotonic()
                 if now - when < SAME_SIGNAL_SECONDS:
