@@ -99,6 +99,8 @@ SHOUT = f"""[print(f"rank {{RANK}} line {{i}}") for i in range({LINES})]
             sys.stdout.buffer.write(b"half\\rwhole \\xff\\x1b[32mgreen\\x1b[0m\\n")
             sys.stdout.flush()
             print("and an error", file=sys.stderr)
+            if RANK == 0: open("printed", "w").close()
+            while not os.path.exists("printed"): pass  # Nobody may end while the other prints.
             if RANK == 1: open("failed", "w").close(); os.kill(os.getpid(), signal.SIGKILL)"""
 
 
