@@ -87,7 +87,7 @@ class Crew:
 
     def is_gone(self) -> bool:
         """Whether every worker that has started has ended."""
-        return all(not pulse.pid or _state(pulse.pid) is None for pulse in self._pulses)
+        return all(not pulse.pid or _has_ended(_state(pulse.pid)) for pulse in self._pulses)
 
     def _recorded(self) -> Failure | None:
         found = read_failures(self._run_dir)
@@ -101,7 +101,7 @@ class Crew:
             if not pulse.pid or pulse.phase == Phase.DONE:
                 continue
             state = _state(pulse.pid)
-            if state is not None and state[0] not in "ZX":
+            if not _has_ended(state):
                 continue
             # It was done, or wrote why, before it ended.
             if pulse.phase == Phase.DONE:
@@ -119,11 +119,8 @@ class Crew:
             self._since = self._looked  # We were suspended, and nobody read what workers print.
         if not self._limit or any(pulse.is_excused for pulse in self._pulses):
             return None
-        hanging = [pulse.hangs(self._limit, self._since) for pulse in self._pulses]
-        if not all(
-            hanging or pulse.phase == Phase.DONE
-            for hanging, pulse in zip(hanging, self._pulses, strict=True)
-        ):
+        at_work = [pulse for pulse in self._pulses if pulse.phase != Phase.DONE]
+        if not all(pulse.hangs(self._limit, self._since) for pulse in at_work):
             return None
         states = [_state(pulse.pid) if pulse.pid else None for pulse in self._pulses]
         silences = [pulse.silence for pulse in self._pulses]
@@ -184,6 +181,11 @@ def _state(pid: int) -> tuple[str, int] | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return fields[0], int(fields[49])
+
+
+def _has_ended(state: tuple[str, int] | None) -> bool:
+    """Whether a process is gone, or only waits for its parent to ask how it ended."""
+    return state is None or state[0] in "ZX"
 
 
 def _last_words(status: int | None) -> tuple[str, str]:

@@ -38,7 +38,13 @@ from mjfleet.worker.failure import FailedError, Failure
 from mjfleet.worker.group import LOOPBACK, loopback_store
 from mjfleet.worker.job import Job, Outcome, Rank
 from mjfleet.worker.spawned import run_spawned
-from mjfleet.worker.stop import CONTROLLED, Stopped, StopRequest, die_with_parent
+from mjfleet.worker.stop import (
+    CONTROLLED,
+    PARENT_VARIABLE,
+    Stopped,
+    StopRequest,
+    die_with_parent,
+)
 
 AGENT_TIMEOUT_SECONDS = 600
 """How long launcher and agent wait for each other: an agent is silent while its workers exit."""
@@ -175,6 +181,7 @@ class _LoopbackGroup(LauncherAgentGroup[T]):
 def _keep_on_loopback(agent: Agent) -> None:
     """Keep torchrunx on this host, where it has no settings for that: for good, in this process."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ[PARENT_VARIABLE] = str(os.getpid())  # To its log server, a fork.
     for name, ours in (
         ("socket", SimpleNamespace(getfqdn=lambda: LOOPBACK)),
         ("LauncherAgentGroup", _LoopbackGroup),
