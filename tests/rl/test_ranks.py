@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.fast_ppo import FastPPO
 from mjfleet.rl.ppo import FlatPPO
 from mjfleet.rl.runner import DivergedError, OutOfStepError, Runner, rsl_rl_config
 from mjfleet.worker.group import Group
@@ -143,6 +144,37 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adaptive": {"schedule": "adaptive", "desired_kl": 0.002},
     "recurrent, adaptive": {"schedule": "adaptive", "desired_kl": 0.002},
 }
+
+
+FAST_VARIANTS: dict[str, dict[str, Any]] = {
+    "fixed": {"schedule": "fixed"},
+    "adaptive": {"schedule": "adaptive", "desired_kl": 0.002},
+}
+
+
+def learn_fast(ranks: Ranks, folder: str) -> dict[str, Any]:
+    """One update by the fast path and by rsl_rl's, normalised and not."""
+    found = {}
+    for name, changes in FAST_VARIANTS.items():
+        for normalised in (False, True):
+            config = agent_with(
+                {"normalize_advantage_per_mini_batch": True, **changes},
+                obs_normalization=normalised,
+            )
+            ours, theirs = (ranks.learn(kind, config, updates=1) for kind in (FastPPO, PPO))
+            rates = ours.learning_rate, theirs.learning_rate
+            found[f"{name}, normalised: {normalised}"] = (weights(ours), weights(theirs), rates)
+    return found
+
+
+def test_the_fast_update_is_that_of_rsl_rl(found: list[dict[str, Any]]) -> None:
+    first, second = (rank["learn_fast"] for rank in found)
+    for name, (ours, theirs, rates) in first.items():
+        again, _, other_rates = second[name]
+        assert all(torch.equal(ours[key], again[key]) for key in ours), name
+        assert rates[0] == other_rates[0]
+        assert rates[0] == pytest.approx(rates[1], rel=1e-6)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: n + m)
 
 
 def learn_both_ways(ranks: Ranks, folder: str) -> dict[str, Any]:
@@ -397,7 +429,7 @@ def test_one_rank_of_a_host_compiles_and_the_others_load(
     assert [rank["take_turns"] for rank in found] == ["compiled", "loaded"]
 
 
-PARTS = (learn_both_ways, follow_gradients, normalise, train, take_turns)
+PARTS = (learn_fast, learn_both_ways, follow_gradients, normalise, train, take_turns)
 
 
 def test_one_rank_alone_is_rsl_rls_ppo() -> None:

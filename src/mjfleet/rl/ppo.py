@@ -26,14 +26,17 @@ class FlatPPO(PPO):
     def __init__(self, *args: Any, multi_gpu_cfg: dict[str, Any] | None, **kwargs: Any) -> None:
         """Take rsl_rl's arguments; `multi_gpu_cfg` also holds `collectives`."""
         super().__init__(*args, multi_gpu_cfg=multi_gpu_cfg, **kwargs)
+        self._flat: torch.Tensor
+        self._views: list[tuple[torch.nn.Parameter, torch.Tensor]]
         self.on_minibatch: Callable[[], object] = lambda: None
         """Called before each minibatch."""
         self._batch: Any = None
+        self._adaptive = self.schedule == "adaptive" and self.desired_kl is not None
+        self.collectives = Collectives()
         if multi_gpu_cfg is None:
             return
-        self.collectives: Collectives = multi_gpu_cfg["collectives"]
+        self.collectives = multi_gpu_cfg["collectives"]
         # rsl_rl would adapt the learning rate by two collectives per minibatch.
-        self._adaptive = self.schedule == "adaptive" and self.desired_kl is not None
         self.schedule = "fixed"
         self._kl = torch.zeros((), device=self.device)
         self._share_gradients()
@@ -105,7 +108,7 @@ class FlatPPO(PPO):
         ]
         sizes = [sum(p.numel() for p in parameters) for parameters in owned]
         self._flat = torch.zeros(sum(sizes) + 1, device=self.device)
-        self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        self._views = []
         start = 0
         for optimizer, parameters, size in zip(optimizers, owned, sizes, strict=True):
             part = self._flat[start : start + size]

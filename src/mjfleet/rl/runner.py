@@ -14,8 +14,10 @@ from rsl_rl.runners import OnPolicyRunner
 from mjfleet.config import AgentConfig, to_dict
 from mjfleet.env import Env
 from mjfleet.pulse import Phase, Pulse
+from mjfleet.rl.activation import quicken
 from mjfleet.rl.checkpoint import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.fast_ppo import FastPPO
 from mjfleet.rl.metrics import (
     EpisodeWindow,
     IterationMetrics,
@@ -26,6 +28,7 @@ from mjfleet.rl.metrics import (
 )
 from mjfleet.rl.ppo import FlatPPO
 from mjfleet.rl.watch import DumpTo, RolloutWatch
+from mjfleet.tell import tell
 
 
 class DivergedError(RuntimeError):
@@ -72,16 +75,22 @@ class Runner(OnPolicyRunner):
         self.pulse = pulse or Pulse()
         self.collectives = collectives or Collectives()
         config = rsl_rl_config(agent, load)
-        config["algorithm"]["class_name"] = FlatPPO
+        unknown = FastPPO.unknown(agent)
+        if unknown and self.collectives.rank == 0:
+            tell(f"{unknown}: learning takes rsl_rl's own path, which is slower")
+        config["algorithm"]["class_name"] = FlatPPO if unknown else FastPPO
         with contextlib.redirect_stdout(io.StringIO()):  # rsl_rl prints both networks.
             super().__init__(env, config, log_dir=None, device=device)  # pyright: ignore[reportArgumentType]
+        algorithm: Any = self.alg
+        algorithm.on_minibatch = self.pulse.beat
+        if device == "cpu" and not agent.torch_compile_mode:
+            for model in (algorithm.actor, algorithm.critic, *filter(None, [algorithm.rnd])):
+                quicken(model)
         self.agent = agent
         self.total_steps = 0
         self.window = EpisodeWindow()
         self.is_resumed = False
         """Whether the worlds are where those of an earlier run were."""
-        algorithm: Any = self.alg
-        algorithm.on_minibatch = self.pulse.beat
         self._watch = RolloutWatch(env, agent.num_steps_per_env, dump_to)
 
     def _configure_multi_gpu(self) -> None:
@@ -252,9 +261,9 @@ class Runner(OnPolicyRunner):
 
     def _update(self, iteration: int) -> dict[str, float]:
         """Returns of the rollout, and the update by them; returns this rank's mean losses."""
+        torch.set_num_threads(self._num_threads)
         with torch.inference_mode():
             self.alg.compute_returns(self.env.get_observations())
-        torch.set_num_threads(self._num_threads)
         try:
             return self.alg.update()
         except (RuntimeError, ValueError) as error:

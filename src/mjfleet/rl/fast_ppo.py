@@ -1,0 +1,218 @@
+"""rsl_rl's PPO with less to do in each step and each minibatch. Runs in a worker."""
+
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch.distributions import Normal
+
+from mjfleet.config import AgentConfig
+from mjfleet.rl.ppo import FlatPPO
+
+ROWS = 16384
+"""How many samples the value network sees at a time, so that activations stay in a cache."""
+LEARNING_RATES = (1e-5, 1e-2)
+"""rsl_rl's limits of the adaptive schedule."""
+
+
+class _Samples(NamedTuple):
+    """Samples of a rollout, by the names of rsl_rl's storage; each `(samples, size)`."""
+
+    actor: torch.Tensor
+    """What the policy network sees, normalised."""
+    critic: torch.Tensor
+    actions: torch.Tensor
+    values: torch.Tensor
+    returns: torch.Tensor
+    advantages: torch.Tensor
+    """`(samples,)`, like the next."""
+    log_probs: torch.Tensor
+    old: tuple[torch.Tensor, ...]
+    """Parameters of the action distribution during the rollout."""
+
+
+class FastPPO(FlatPPO):
+    """The same PPO for feed-forward networks: the same parameters but for rounding, sooner.
+
+    - A step asks the policy alone. Values and log-probabilities follow for all steps at once.
+    - Each sample is looked up and normalised once per update: rsl_rl draws one permutation, which
+      all epochs share.
+    - Losses, KL divergence and learning rate stay on the device until an update ends.
+    - All gradients are views of one buffer, also with one rank: clipping takes a few operations.
+    """
+
+    @staticmethod
+    def unknown(agent: AgentConfig) -> str | None:
+        """What a configuration asks for that this class does not know, if anything."""
+        algorithm = agent.algorithm
+        unknown = {
+            "a recurrent network": agent.is_recurrent,
+            "random network distillation": algorithm.rnd_cfg is not None,
+            "symmetry": algorithm.symmetry_cfg is not None,
+            "mixed precision": algorithm.use_mixed_precision,
+            "torch.compile": agent.torch_compile_mode is not None,
+            f"the optimiser {algorithm.optimizer}": algorithm.optimizer == "rmsprop",
+        }
+        return next((what for what, is_wanted in unknown.items() if is_wanted), None)
+
+    def __init__(self, *args: Any, multi_gpu_cfg: dict[str, Any] | None, **kwargs: Any) -> None:
+        """Take FlatPPO's arguments."""
+        super().__init__(*args, multi_gpu_cfg=multi_gpu_cfg, **kwargs)
+        if multi_gpu_cfg is None:
+            self._share_gradients()
+        policy = sum(p.numel() for p in self.actor.parameters() if p.requires_grad)
+        self._parts = self._flat[:policy], self._flat[policy:-1]
+        self._old = torch.zeros_like(self.storage.actions), torch.zeros_like(self.storage.actions)
+        """Means and standard deviations of the actions of a rollout."""
+        self._time_outs = torch.zeros_like(self.storage.dones)
+        # rsl_rl's rates are Python's floats; CUDA's optimisers want float32.
+        precision = torch.float64 if self.device == "cpu" else torch.float32
+        self._rate = torch.tensor(self.learning_rate, dtype=precision, device=self.device)
+        self._losses = torch.zeros(3, device=self.device)
+        self._prepare_optimizer()
+
+    def act(self, obs: TensorDict) -> torch.Tensor:
+        """Sample actions `(num_envs, num_actions)`, and store what they were made from."""
+        storage, step = self.storage, self.storage.step
+        actions = self.actor(obs, stochastic_output=True)
+        parameters = self.actor.output_distribution_params
+        groups = [(group[step], obs.get(name)) for name, group in storage.observations.items()]
+        kept = [(p[step], new) for p, new in zip(self._old, parameters, strict=True)]
+        pairs = [*groups, *kept, (storage.actions[step], actions)]
+        torch.ops.aten._foreach_copy_([to for to, _ in pairs], [value for _, value in pairs])
+        return actions
+
+    def process_env_step(
+        self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict[str, Any]
+    ) -> None:
+        """Store what came of the actions."""
+        step = self.storage.step
+        self.storage.rewards[step, :, 0] = rewards
+        self.storage.dones[step, :, 0] = dones
+        self._time_outs[step, :, 0] = extras["time_outs"]
+        self.storage.step += 1
+
+    def compute_returns(self, obs: TensorDict) -> None:
+        """Compute values and log-probabilities of the rollout, then returns and advantages."""
+        storage = self.storage
+        inputs = self.critic.get_latent(storage.observations.flatten(0, 1))
+        values = torch.cat([self.critic.mlp(rows) for rows in inputs.split(ROWS)])
+        storage.values.copy_(values.view_as(storage.values))
+        # A time-out is no failure: what would have followed is worth what the state was.
+        storage.rewards += self.gamma * storage.values * self._time_outs
+        normal = Normal(*self._old)
+        storage.actions_log_prob[:, :, 0] = normal.log_prob(storage.actions).sum(dim=-1)
+        super().compute_returns(obs)
+
+    def update(self) -> dict[str, float]:
+        """Learn from the stored rollout; returns the mean losses, of this rank."""
+        storage = self.storage
+        observations = storage.observations.flatten(0, 1)
+        samples = self._samples(observations)
+        self._rate.fill_(self.learning_rate)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate
+        for parameter, view in self._views:
+            parameter.grad = view  # Somebody may have set it to None.
+        self._losses.zero_()
+        for _ in range(self.num_learning_epochs):
+            for batch in samples:
+                self.on_minibatch()
+                self._compute_gradients(batch)
+                self.collectives.all_reduce(self._flat)
+                self._apply_gradients()
+        self.actor.update_normalization(observations)
+        self.critic.update_normalization(observations)
+        storage.clear()
+        self.learning_rate = self._rate.item()
+        means = self._losses / (self.num_learning_epochs * self.num_mini_batches)
+        return dict(zip(("value", "surrogate", "entropy"), means.tolist(), strict=True))
+
+    def save(self) -> dict[str, Any]:
+        """What rsl_rl saves, in a form that its own PPO can load."""
+        state = super().save()
+        optimizer = state["optimizer_state_dict"]
+        plain = {"lr": self.learning_rate, "fused": None}
+        groups = [group | plain for group in optimizer["param_groups"]]
+        return state | {"optimizer_state_dict": optimizer | {"param_groups": groups}}
+
+    def load(self, loaded_dict: dict[str, Any], load_cfg: Any, strict: bool) -> bool:
+        """Load what rsl_rl loads."""
+        iteration = super().load(loaded_dict, load_cfg, strict)
+        self._prepare_optimizer()
+        return iteration
+
+    def _prepare_optimizer(self) -> None:
+        """Have the optimiser step all parameters in one launch."""
+        for group in self.optimizer.param_groups:
+            group["fused"] = True
+        for state in self.optimizer.state.values():
+            if "step" in state:
+                state["step"] = state["step"].to(self.device, torch.float32)
+
+    def _samples(self, observations: TensorDict) -> list[_Samples]:
+        """The minibatches of the rollout, each of which comes once in every epoch."""
+        storage = self.storage
+        size = storage.num_envs * storage.num_transitions_per_env // self.num_mini_batches
+        count = size * self.num_mini_batches
+        order = torch.randperm(count, requires_grad=False, device=self.device)
+
+        def shuffled(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return rows[order].split(size)
+
+        def flat(steps: torch.Tensor) -> torch.Tensor:
+            return steps.flatten(0, 1)
+
+        fields = zip(
+            shuffled(self.actor.get_latent(observations)),
+            shuffled(self.critic.get_latent(observations)),
+            shuffled(flat(storage.actions)),
+            shuffled(flat(storage.values)),
+            shuffled(flat(storage.returns)),
+            shuffled(flat(storage.advantages).squeeze(1)),
+            shuffled(flat(storage.actions_log_prob).squeeze(1)),
+            zip(*(shuffled(flat(p)) for p in self._old), strict=True),
+            strict=True,
+        )
+        return [_Samples(*batch) for batch in fields]
+
+    def _compute_gradients(self, batch: _Samples) -> None:
+        """Gradients of rsl_rl's loss, and at the end of their buffer the KL divergence."""
+        actor: Any = self.actor
+        actor.distribution.update(actor.mlp(batch.actor))
+        log_probs = actor.distribution.log_prob(batch.actions)
+        values = self.critic.mlp(batch.critic)
+        entropy = actor.distribution.entropy.mean()
+        advantages = batch.advantages
+        if self.normalize_advantage_per_mini_batch:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        ratio = torch.exp(log_probs - batch.log_probs)
+        clipped = ratio.clamp(1.0 - self.clip_param, 1.0 + self.clip_param)
+        surrogate = torch.max(-advantages * ratio, -advantages * clipped).mean()
+        errors = (values - batch.returns).square()
+        if self.use_clipped_value_loss:
+            change = (values - batch.values).clamp(-self.clip_param, self.clip_param)
+            errors = torch.max(errors, (batch.values + change - batch.returns).square())
+        value = errors.mean()
+        loss = surrogate + self.value_loss_coef * value - self.entropy_coef * entropy
+        self._flat.zero_()
+        loss.backward()
+        with torch.no_grad():
+            if self._adaptive:
+                new = actor.distribution.params
+                self._flat[-1] = actor.get_kl_divergence(batch.old, new).mean()
+            self._losses += torch.stack((value, surrogate, entropy))
+
+    def _apply_gradients(self) -> None:
+        """Average over the ranks, adapt the learning rate, clip, and take a step."""
+        self._flat /= self.collectives.world_size
+        if self._adaptive:
+            kl, rate = self._flat[-1], self._rate
+            low, high = LEARNING_RATES
+            lower, higher = (rate / 1.5).clamp(min=low), (rate * 1.5).clamp(max=high)
+            is_small = (kl < self.desired_kl / 2.0) & (kl > 0.0)
+            wanted = torch.where(is_small, higher, rate)
+            rate.copy_(torch.where(kl > self.desired_kl * 2.0, lower, wanted))
+        for part in self._parts:
+            part.mul_((self.max_grad_norm / (part.norm() + 1e-6)).clamp(max=1.0))
+        self.optimizer.step()

@@ -1,0 +1,175 @@
+"""The fast path of learning ends where rsl_rl's own does."""
+
+import copy
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rsl_rl.algorithms import PPO
+from tensordict import TensorDict
+from torch import nn
+
+from mjfleet.config import AgentConfig, from_dict
+from mjfleet.rl.activation import QuickELU, quicken
+from mjfleet.rl.fast_ppo import FastPPO
+from mjfleet.rl.runner import Runner, rsl_rl_config
+
+from ..env.test_env import BUNDLED, build_task
+from .test_ranks import weights
+
+WORLDS, STEPS, ACTIONS = 32, 8, 3
+GROUPS = {"actor": 7, "critic": 4, "extra": 2}
+
+CASES: dict[str, dict[str, Any]] = {
+    "fixed": {"algorithm": {"schedule": "fixed"}},
+    "adaptive": {"algorithm": {"schedule": "adaptive", "desired_kl": 0.002}},
+    "fixed, normalised": {"normalised": True, "algorithm": {"schedule": "fixed"}},
+    "adaptive, normalised": {
+        "normalised": True,
+        "algorithm": {"schedule": "adaptive", "desired_kl": 0.002},
+    },
+    "values clipped": {"algorithm": {"use_clipped_value_loss": True, "clip_param": 0.05}},
+    "advantages per minibatch": {"algorithm": {"normalize_advantage_per_mini_batch": True}},
+    "gradients clipped": {"algorithm": {"max_grad_norm": 0.01, "optimizer": "sgd"}},
+    "adamw, a remainder": {"algorithm": {"optimizer": "adamw", "num_mini_batches": 3}},
+    "logarithm of the deviation": {"distribution": {"std_type": "log", "init_std": 0.5}},
+    "constant deviation": {"distribution": {"learn_std": False}},
+    "deviation by observation": {
+        "distribution": {"class_name": "HeteroscedasticGaussianDistribution"}
+    },
+}
+
+
+def agent(
+    normalised: bool = False,
+    algorithm: dict[str, Any] | None = None,
+    distribution: dict[str, Any] | None = None,
+) -> AgentConfig:
+    network = {"obs_normalization": normalised, "hidden_dims": [16, 8], "activation": "elu"}
+    return from_dict(
+        AgentConfig(),
+        {
+            "num_steps_per_env": STEPS,
+            "obs_groups": {"actor": ["actor", "extra"], "critic": ["critic", "extra"]},
+            "actor": network | {"distribution": distribution or {}},
+            "critic": network,
+            "algorithm": {"num_learning_epochs": 3, **(algorithm or {})},
+        },
+    )
+
+
+def observations() -> TensorDict:
+    groups = {name: 3.0 * torch.randn(WORLDS, size) + 1.0 for name, size in GROUPS.items()}
+    return TensorDict(groups, batch_size=[WORLDS])
+
+
+def learn(
+    kind: type[PPO], config: AgentConfig, updates: int, alg: Any = None
+) -> tuple[Any, dict[str, float]]:
+    """Updates from random numbers, the same for every kind of algorithm; and the last losses."""
+    losses: Any = {}
+    if alg is None:
+        torch.manual_seed(5)
+        first = observations()
+        cfg: dict[str, Any] = {**rsl_rl_config(config, lambda name: None), "multi_gpu": None}
+        cfg["algorithm"]["class_name"] = kind
+        env: Any = SimpleNamespace(num_envs=WORLDS, num_actions=ACTIONS)
+        alg = kind.construct_algorithm(first, env, cfg, "cpu")
+        alg.train_mode()
+    for update in range(updates):
+        torch.manual_seed(update)  # rsl_rl draws actions, which nobody needs, while it updates.
+        with torch.inference_mode():
+            seen = observations()
+            for _ in range(STEPS):
+                actions = alg.act(seen)
+                seen = observations()
+                dones = torch.rand(WORLDS) < 0.2
+                time_outs = dones & (torch.rand(WORLDS) < 0.5)
+                rewards = actions.sum(dim=1) + torch.randn(WORLDS)
+                alg.process_env_step(seen, rewards, dones, {"time_outs": time_outs})
+            alg.compute_returns(seen)
+        losses = alg.update()
+    return alg, losses
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
+def tolerance(request: pytest.FixtureRequest) -> Iterator[float]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield 1e-5 if request.param == torch.float32 else 1e-12
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str, tolerance: float) -> None:
+    config = agent(**CASES[case])
+    ours, losses = learn(FastPPO, config, updates=1)
+    theirs, their_losses = learn(PPO, config, updates=1)
+    before = weights(learn(PPO, config, updates=0)[0])
+    assert not all(torch.equal(before[key], value) for key, value in weights(ours).items())
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=tolerance, atol=tolerance)
+    assert ours.learning_rate == pytest.approx(theirs.learning_rate)
+    if "adaptive" in case:
+        assert ours.learning_rate != config.algorithm.learning_rate
+    torch.testing.assert_close(losses, their_losses, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("first", "second"), [(FastPPO, PPO), (PPO, FastPPO), (FastPPO, FastPPO)])
+def test_each_goes_on_from_what_the_other_has_saved(first: type[PPO], second: type[PPO]) -> None:
+    # The adaptive schedule would follow what rounding leaves of a KL divergence that is zero.
+    config = agent(algorithm={"schedule": "fixed"})
+    begun, _ = learn(first, config, updates=2)
+    other, _ = learn(second, config, updates=0)
+    other.load(copy.deepcopy(begun.save()), None, strict=True)
+    assert other.learning_rate == begun.learning_rate
+    for alg in (begun, other):
+        learn(type(alg), config, updates=2, alg=alg)
+    torch.testing.assert_close(weights(other), weights(begun), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_quick_elu_and_its_gradient_are_elu_and_its(dtype: torch.dtype) -> None:
+    x = torch.cat((torch.linspace(-30, 30, 10_001), torch.tensor([0.0, -1e-9, 1e-9]))).to(dtype)
+    results = []
+    for function in (nn.ELU(), QuickELU()):
+        leaf = x.clone().requires_grad_()
+        result = function(leaf)
+        result.square().sum().backward()
+        results.append((result.detach(), leaf.grad))
+    rounding = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(results[1], results[0], rtol=rounding, atol=rounding)
+
+
+def test_every_elu_of_a_network_is_replaced_also_one_that_layers_share() -> None:
+    shared = nn.ELU()
+    network = nn.Sequential(nn.Linear(2, 2), shared, nn.Tanh(), shared, nn.ELU(alpha=0.5))
+    quicken(network)
+    kinds = [type(module).__name__ for module in network]
+    assert kinds == ["Linear", "QuickELU", "Tanh", "QuickELU", "ELU"]
+
+
+UNKNOWN: dict[str, dict[str, Any]] = {
+    "recurrent": {"actor": {"class_name": "RNNModel"}},
+    "distillation": {"algorithm": {"rnd_cfg": {"weight": 0.1}}},
+    "rmsprop": {"algorithm": {"optimizer": "rmsprop"}},
+    "mixed precision": {"algorithm": {"use_mixed_precision": True}},
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_what_the_fast_path_does_not_know_takes_the_slow_one_and_says_so_once(
+    what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = BUNDLED["cartpole-balance"]
+    small = {"num_steps_per_env": 4, "max_iterations": 2}
+    for config, is_fast in (
+        (from_dict(found.task.agent, small), True),
+        (from_dict(found.task.agent, small | UNKNOWN[what]), False),
+    ):
+        env = build_task("cartpole-balance", "native", "cpu", num_envs=8)
+        runner = Runner(env, config, "cpu", 1, found.load)
+        runner.train(lambda _: None, lambda: None)
+        assert isinstance(runner.alg, FastPPO) == is_fast
+        assert capsys.readouterr().out.count(what) == (0 if is_fast else 1)
