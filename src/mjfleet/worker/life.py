@@ -18,6 +18,7 @@ from mjfleet.registry import FoundTask, find_task
 from mjfleet.report.record import METRICS_FILE
 from mjfleet.tell import tell
 from mjfleet.worker.job import Job, Outcome, Rank
+from mjfleet.worker.lean import prepare
 from mjfleet.worker.stop import StopRequest
 
 if TYPE_CHECKING:
@@ -46,15 +47,13 @@ def run(
         pulse: is told where it is.
         found_run_dir: is told the run directory that rank 0 has made.
     """
-    # OpenMP's threads wait for each other by spinning. Where anything else wants a core, they spin
-    # through their time slices: updates were seen to take ten times as long. Sleeping costs little.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     device = job.devices[rank.local_rank]
     worlds = job.config["env"]["num_envs"]
     compiles = "; a model's first run compiles its kernels" if job.engine == "warp" else ""
     if rank.rank == 0 or job.terminal:
         who = f"rank {rank.rank}: " if rank.world_size > 1 else ""
         tell(f"{who}building {worlds} worlds: {job.engine} engine on {device}{compiles}")
+    prepare()
 
     from mjfleet.rl.checkpoint import seed_everything
     from mjfleet.rl.runner import Runner
