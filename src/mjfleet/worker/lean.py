@@ -1,4 +1,4 @@
-"""What a worker's process sets before it imports torch and rsl_rl: less to import, less to wait for.
+"""What a worker sets before it imports torch and rsl_rl: less to import, less to wait for.
 
 Importing this imports nothing heavy.
 """
