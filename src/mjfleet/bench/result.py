@@ -56,6 +56,8 @@ class Table:
 class Result:
     """A benchmark's samples and what they come to, as JSON holds it."""
 
+    name: str
+    """Of its files, without suffix."""
     title: str
     command: str = ""
     """What was typed."""
@@ -80,14 +82,13 @@ class Result:
         parts = [f"## {self.title}", command, *tables, *images, notes]
         return "\n\n".join(part for part in parts if part) + "\n"
 
-    def write(self, folder: Path, name: str) -> None:
-        """Write `name`.json and `name`.md, each whole or not at all."""
+    def write(self, folder: Path) -> None:
+        """Write the JSON and a Markdown file, each whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
-        data = json.dumps(asdict(self), indent=1) + "\n"
-        for suffix, text in ((".json", data), (".md", self.markdown())):
-            write_atomically(
-                folder / f"{name}{suffix}", lambda f, text=text: f.write(text.encode())
-            )
+        plain = json.dumps(asdict(self), indent=1) + "\n"
+        for suffix, text in ((".json", plain), (".md", self.markdown())):
+            data = text.encode()
+            write_atomically(folder / f"{self.name}{suffix}", lambda f, data=data: f.write(data))
 
     @classmethod
     def read(cls, path: Path) -> "Result":

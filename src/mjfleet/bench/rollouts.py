@@ -60,7 +60,7 @@ class Stopwatch:
 
 
 class Measurement:
-    """Called after every iteration: reports as a run does, notes the times, steps the bare engine."""
+    """Called after every iteration: reports as a run does, and has the bare engine step."""
 
     def __init__(self, runner: Runner, raw: RawEngine, job: Job, watch: Stopwatch) -> None:
         self._runner, self._raw, self._watch = runner, raw, watch

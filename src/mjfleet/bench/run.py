@@ -1,7 +1,6 @@
 """Runs a benchmark and writes what it has found. Runs in the launching process."""
 
 import os
-import re
 import shlex
 import tempfile
 from collections.abc import Callable, Sequence
@@ -55,11 +54,10 @@ def run_benchmark(
             machine=describe_machine(),
             versions=describe_software() | dict(result.versions),
         )
-        name = re.sub(r"[^\w.]+", "-", result.title.partition(",")[0]).strip("-").lower()
-        result.write(folder, name)
+        result.write(folder)
         for plot in result.plots:
             (folder / plot).write_bytes((setup.scratch / plot).read_bytes())
-    progress(f"written: {folder / name}.json and .md")
+    progress(f"written: {folder / result.name}.json and .md")
     return result
 
 

@@ -20,8 +20,8 @@ PARTS = ("physics", "rest of the environment", "policy", "storage", "update", "r
 NOTES = (
     "Medians of the repeats, with the least and the greatest. A repeat is a process of its own, "
     "whose own figures are medians over its iterations.",
-    "End to end is everything between the ends of two iterations, reporting included; collecting is "
-    "the rollout alone. The limit is the engine called with nothing around it, on as many worlds "
+    "End to end is everything between the ends of two iterations, reporting included; collecting "
+    "is the rollout alone. The limit is the engine called with nothing around it, on as many worlds "
     "in the states in which the rollout has left them, with the same threads and physics steps, "
     "after every iteration; the ratio is that of the two times.",
     "Every second iteration is timed in parts, with the device waited for around each; the others "
@@ -57,6 +57,7 @@ def throughput(setup: Setup, options: ThroughputOptions) -> Result:
     job = jobs[options.num_envs[0]]
     where = f"{job.engine} engine on {setup.device}, CPU threads: {job.threads}"
     return Result(
+        name=f"throughput-{setup.found.name}-{job.engine}-{setup.device.partition(':')[0]}",
         title=f"Throughput of {setup.found.name}: {where}",
         tables=_tables([repeat for _, repeat in taken], options.num_envs),
         notes=NOTES,
@@ -68,6 +69,7 @@ def _summary(samples: Sequence[Mapping[str, Any]], num_envs: int, steps: int) ->
     """One repeat: speeds from the iterations that were left alone, shares from the others."""
     plain = [sample for sample in samples if "parts" not in sample]
     timed = [sample for sample in samples if "parts" in sample]
+    in_iteration = num_envs * steps
     collect = Spread.of(sample["collect_seconds"] for sample in plain).median
     limits = {
         name: {
@@ -80,8 +82,8 @@ def _summary(samples: Sequence[Mapping[str, Any]], num_envs: int, steps: int) ->
     }
     parts = [_parts(sample["parts"], sample["seconds"]) for sample in timed]
     return {
-        "steps_per_second": num_envs * steps / Spread.of(s["seconds"] for s in plain).median,
-        "collecting_steps_per_second": num_envs * steps / collect,
+        "steps_per_second": in_iteration / Spread.of(s["seconds"] for s in plain).median,
+        "collecting_steps_per_second": in_iteration / collect,
         "limits": limits,
         "microseconds": {
             part: 1e6 / steps * Spread.of(each[part] for each in parts).median for part in PARTS
@@ -133,17 +135,11 @@ def _tables(repeats: Sequence[Repeat], sizes: Sequence[int]) -> list[Table]:
     ]
     columns = ["worlds", "end to end", "collecting", *limits]
     columns += [f"collecting / {name}" for name in limits]
-    return [
-        Table("Env steps per second", columns, speeds),
-        *(
-            Table(
-                title,
-                ["worlds", *PARTS],
-                [[str(n), *(row(n, key, p) for p in PARTS)] for n in sizes],
-            )
-            for title, key in (
-                ("Microseconds per vector step, one step of all worlds", "microseconds"),
-                ("Share of the time", "shares"),
-            )
-        ),
-    ]
+    tables = [Table("Env steps per second", columns, speeds)]
+    for title, key in (
+        ("Microseconds per vector step, one step of all worlds", "microseconds"),
+        ("Share of the time", "shares"),
+    ):
+        rows = [[str(n), *(row(n, key, part) for part in PARTS)] for n in sizes]
+        tables.append(Table(title, ["worlds", *PARTS], rows))
+    return tables
