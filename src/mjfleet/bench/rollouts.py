@@ -110,7 +110,7 @@ def main(argument: str) -> None:
     found = find_task(job.task, Path(job.task_folder))
     config = from_dict(found.defaults(), job.config)
     seed_everything(config.agent.seed)
-    with _on(job, device):
+    with on_device(job):
         env = build_env(found, config, job, Rank(), Pulse())
         runner = Runner(env, config.agent, device, job.threads, found.load)
         watch = Stopwatch(device)
@@ -133,8 +133,9 @@ def main(argument: str) -> None:
     os.write(output, json.dumps(measurement.samples).encode() + b"\n")
 
 
-def _on(job: Job, device: str) -> contextlib.AbstractContextManager[object]:
-    """Bind torch and warp to the device, as a worker does."""
+def on_device(job: Job) -> contextlib.AbstractContextManager[object]:
+    """Bind torch and warp to the job's device, as a worker does."""
+    device = job.devices[0]
     if device != "cpu":
         torch.cuda.set_device(device)
     if job.engine != "warp":

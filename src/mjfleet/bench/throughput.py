@@ -21,8 +21,8 @@ NOTES = (
     "Medians of the repeats, with the least and the greatest. A repeat is a process of its own, "
     "whose own figures are medians over its iterations.",
     "End to end is everything between the ends of two iterations, reporting included; collecting "
-    "is the rollout alone. The limit is the engine called with nothing around it, on as many worlds "
-    "in the states in which the rollout has left them, with the same threads and physics steps, "
+    "is the rollout alone. The limit is the engine called with nothing around it, on as many "
+    "worlds in the states in which the rollout has left them, with the same threads and physics steps, "
     "after every iteration; the ratio is that of the two times.",
     "Every second iteration is timed in parts, with the device waited for around each; the others "
     "give the speeds.",

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tyro
 
-from mjfleet.bench.options import Options, ThroughputOptions
+from mjfleet.bench.options import Options, PeerOptions, ThroughputOptions
+from mjfleet.bench.peer import compare
 from mjfleet.bench.result import Result
 from mjfleet.bench.run import run_benchmark
 from mjfleet.bench.setup import Setup
@@ -26,6 +28,8 @@ class Benchmark:
     measure: Callable[[Setup, Any], Result]
     several: bool = False
     """Whether it uses several GPUs."""
+    task: str | None = None
+    """Where none is named."""
 
 
 BENCHMARKS = {
@@ -33,6 +37,18 @@ BENCHMARKS = {
         "Env steps per second, where the time goes, and the engine's own limit.",
         ThroughputOptions,
         throughput,
+    ),
+    "peer mjlab": Benchmark(
+        "The same training by mjlab, which is installed for it, in turn with ours.",
+        PeerOptions,
+        partial(compare, name="mjlab"),
+        task="cartpole-balance",
+    ),
+    "peer rsl_rl": Benchmark(
+        "Our environment under rsl_rl's stock runner and PPO, in turn with ours.",
+        PeerOptions,
+        partial(compare, name="rsl_rl"),
+        task="cartpole-balance",
     ),
 }
 
@@ -51,12 +67,15 @@ def bench(arguments: Sequence[str]) -> int:
         raise UserError(f"there is no benchmark `{given}`. Benchmarks: {', '.join(BENCHMARKS)}.")
     rest = arguments[len(words) :]
     wants_help = bool({"-h", "--help"} & set(rest))
-    if not wants_help and (not rest or rest[0].startswith("-")):
-        raise UserError(f"the task comes first: mjfleet bench {name} <task> ...")
     benchmark = BENCHMARKS[name]
+    task = rest[0] if rest and not rest[0].startswith("-") else None
+    flags = rest[1:] if task else rest
+    task = task or benchmark.task
+    if task is None and not wants_help:
+        raise UserError(f"the task comes first: mjfleet bench {name} <task> ...")
     options = tyro.cli(
         benchmark.options,
-        args=["--help"] if wants_help else rest[1:],
+        args=["--help"] if wants_help else flags,
         prog=f"mjfleet bench {name} <task>",
         config=STYLE,
         registry=PARSERS,
@@ -65,9 +84,10 @@ def bench(arguments: Sequence[str]) -> int:
     def measure(setup: Setup) -> Result:
         return benchmark.measure(setup, options)
 
+    assert task is not None  # Help has ended this already.
     try:
         with StopRequest().installed():
-            result = run_benchmark(measure, rest[0], options, arguments, several=benchmark.several)
+            result = run_benchmark(measure, task, options, arguments, several=benchmark.several)
     except Stopped as stopped:
         return 128 + stopped.signal_number
     except WorkerError as error:

@@ -1,0 +1,205 @@
+"""`mjfleet bench peer`: the same training by us and by another stack, in turn.
+
+Runs in the launching process; all training is in child processes.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from mjfleet.bench import peers
+from mjfleet.bench.children import run_child
+from mjfleet.bench.options import PeerOptions
+from mjfleet.bench.peers.install import mjlab_environment, mjlab_versions
+from mjfleet.bench.result import Cell, Result, Spread, Table
+from mjfleet.bench.setup import Setup, progress
+from mjfleet.bench.training import TRAIN, Trained, train_ours, train_theirs
+from mjfleet.config import TrainConfig, to_dict
+from mjfleet.errors import UserError
+
+OURS = "mjfleet"
+FIGURES = {
+    "steps_per_second": ("Env steps per second, end to end", 1.0, True),
+    "collect_seconds": ("Milliseconds of a rollout", 1e3, False),
+    "learn_seconds": ("Milliseconds of an update", 1e3, False),
+    "first_iteration_seconds": ("Seconds from Enter to the first iteration", 1.0, False),
+    "peak_memory": ("Peak memory of the process, MiB", 2**-20, False),
+}
+"""Of each figure of Trained: title, factor to the unit of its table, whether more is better."""
+NOTES = (
+    "Medians of the repeats, with the least and the greatest. Both train in turn, each time in a "
+    "new process; a ratio is that of two runs next to each other, and above 1 where mjfleet is "
+    "better.",
+    "End to end is what passes between the reports of iterations, after the warm-up.",
+)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another stack that trains the same."""
+
+    name: str
+    train: Callable[[TrainConfig, bool], tuple[Trained, list[str]]]
+    """Trains by a configuration, with or without counting rewards; also says what differs."""
+    helps: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Its counterparts of `train --help` and `train <task> --help`."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class MjlabTask:
+    """mjlab's counterpart of a task, and what its configuration is to be set to."""
+
+    name: str
+    timestep: float
+    """Seconds."""
+    integrator: str
+    notes: Sequence[str]
+
+
+CARTPOLE = (
+    "mjlab's model has a ground plane in addition; contacts are off in both.",
+    "Swing-up starts at up to 0.034 rad from hanging there, uniformly, and normally distributed "
+    "with 0.01 here, as in the suite.",
+)
+MJLAB_TASKS = {
+    "cartpole-balance": MjlabTask("Mjlab-Cartpole-Balance", 0.01, "euler", CARTPOLE),
+    "cartpole-swingup": MjlabTask("Mjlab-Cartpole-Swingup", 0.01, "euler", CARTPOLE),
+}
+
+
+def mjlab(setup: Setup) -> Peer:
+    """mjlab's own command `train`, on MuJoCo-Warp, which is all it has.
+
+    Raises:
+        UserError: it has no such task, or uv is missing.
+    """
+    task = MJLAB_TASKS.get(setup.found.name)
+    if task is None:
+        known = ", ".join(MJLAB_TASKS)
+        raise UserError(f"mjlab has no counterpart of {setup.found.name}; of these: {known}.")
+    folder = mjlab_environment(setup.scratch)
+    driver = Path(peers.__file__).with_name("mjlab_driver.py")
+    command = str(folder / "bin" / "train")
+
+    def train(config: TrainConfig, counts_rewards: bool) -> tuple[Trained, list[str]]:
+        request = {
+            "task": task.name,
+            "num_envs": config.env.num_envs,
+            "decimation": config.env.decimation,
+            "episode_seconds": config.env.episode_seconds,
+            "timestep": task.timestep,
+            "integrator": task.integrator,
+            "agent": to_dict(config.agent),
+            "gpu": setup.devices.indices[0] if setup.devices.indices else None,
+            "log_root": str(setup.scratch / "theirs"),
+            "counts_rewards": counts_rewards,
+        }
+        python = str(folder / "bin" / "python")
+        return train_theirs(setup, [python, str(driver), json.dumps(request)], config)
+
+    return Peer(
+        "mjlab",
+        train,
+        {
+            "train --help": [command, "--help"],
+            "train <task> --help": [command, task.name, "--help"],
+        },
+        mjlab_versions(folder, setup.scratch),
+        task.notes,
+    )
+
+
+def rsl_rl(setup: Setup) -> Peer:
+    """Our environment under rsl_rl's stock runner and PPO, with torch's own number of threads."""
+
+    def train(config: TrainConfig, counts_rewards: bool) -> tuple[Trained, list[str]]:
+        job = setup.job(config, setup.scratch / "theirs")
+        request = json.dumps({"job": asdict(job), "counts_rewards": counts_rewards})
+        module = "mjfleet.bench.peers.rsl_rl_driver"
+        return train_theirs(setup, [sys.executable, "-m", module, request], config)
+
+    return Peer("rsl_rl", train)
+
+
+PEERS = {"mjlab": mjlab, "rsl_rl": rsl_rl}
+
+
+def compare(setup: Setup, options: PeerOptions, name: str) -> Result:
+    """Train by both in turn, with each number of worlds."""
+    iterations = options.warmup + options.iterations
+    configs = {n: setup.config(n, max_iterations=iterations) for n in options.num_envs}
+    job = setup.job(configs[options.num_envs[0]], setup.scratch)
+    peer = PEERS[name](setup)
+    progress("once for the caches")
+    first = setup.config(options.num_envs[0], max_iterations=1)
+    train_ours(setup, first)
+    _, differences = peer.train(first, False)
+    samples = [
+        {"num_envs": n, OURS: asdict(ours), peer.name: asdict(theirs)}
+        for n, (ours, theirs) in setup.rounds(
+            options.num_envs,
+            lambda n: (train_ours(setup, configs[n]), peer.train(configs[n], False)[0]),
+            lambda n: f"{OURS}, then {peer.name}, {n} worlds",
+        )
+    ]
+    tables = [
+        Table(title, _columns("worlds", peer), _rows(samples, peer, figure, options.num_envs))
+        for figure, (title, *_) in FIGURES.items()
+    ]
+    if helps := _helps(setup, peer):
+        tables.append(Table("Seconds to help", _columns("", peer), helps))
+    where = f"{job.engine} engine on {setup.device}"
+    return Result(
+        name=f"peer-{peer.name}-{setup.found.name}-{job.engine}-{setup.device.partition(':')[0]}",
+        title=f"{setup.found.name} by mjfleet, {where}, and by {peer.name}",
+        tables=tables,
+        versions=peer.versions,
+        notes=[*NOTES, *peer.notes, *dict.fromkeys(differences)],
+        samples=samples,
+    )
+
+
+def _columns(first: str, peer: Peer) -> list[str]:
+    return [first, OURS, peer.name, "ratio"]
+
+
+def _rows(
+    samples: Sequence[Mapping[str, object]], peer: Peer, figure: str, sizes: Sequence[int]
+) -> list[list[Cell]]:
+    """A figure for each number of worlds."""
+    _, factor, more_is_better = FIGURES[figure]
+    rows: list[list[Cell]] = []
+    for n in sizes:
+        pairs = [
+            (sample[OURS][figure] * factor, sample[peer.name][figure] * factor)  # pyright: ignore[reportIndexIssue]
+            for sample in samples
+            if sample["num_envs"] == n
+        ]
+        rows.append([str(n), *_pair_cells(pairs, more_is_better)])
+    return rows
+
+
+def _pair_cells(pairs: Sequence[tuple[float, float]], more_is_better: bool) -> list[Cell]:
+    """Ours, theirs, and how many times better ours is."""
+    ratios = pairs if more_is_better else [(theirs, ours) for ours, theirs in pairs]
+    ours, theirs = zip(*pairs, strict=True)
+    return [Spread.of(ours), Spread.of(theirs), Spread.of_ratios(ratios)]
+
+
+def _helps(setup: Setup, peer: Peer) -> list[list[Cell]]:
+    """How long both take to answer what they can do, in turn."""
+    own = {"train --help": ["--help"], "train <task> --help": [setup.found.name, "--help"]}
+
+    def measure(name: str) -> tuple[float, float]:
+        ours = run_child([*TRAIN, *own[name]], setup.scratch).seconds
+        return ours, run_child(peer.helps[name], setup.scratch).seconds
+
+    taken = setup.rounds(list(peer.helps), measure)
+    return [
+        [f"`{name}`", *_pair_cells([pair for key, pair in taken if key == name], False)]
+        for name in peer.helps
+    ]
