@@ -37,6 +37,10 @@ class Finished:
         """The seconds of the lines that begin so."""
         return [seconds for seconds, line in self.lines if line.startswith(start)]
 
+    def time_of(self, text: str) -> float:
+        """The seconds of the first line that holds this text."""
+        return next(seconds for seconds, line in self.lines if text in line)
+
 
 def run_child(
     command: Sequence[str], scratch: Path, environ: Mapping[str, str] | None = None

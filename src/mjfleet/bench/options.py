@@ -64,6 +64,8 @@ class PeerOptions(Options):
 class ScalingOptions(Options):
     """Weak scaling: the same worlds and threads for each of 1 to N workers."""
 
+    gpu_ids: list[int] | Literal["auto", "all"] | None = "all"
+    """`all` visible GPUs, else the CPU; `None` (the CPU), or indices of visible GPUs."""
     workers: int | None = None
     """The most workers; `None`: the number of visible GPUs, or 2 on the CPU."""
     num_envs: int = 1024

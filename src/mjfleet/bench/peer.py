@@ -142,7 +142,7 @@ def compare(setup: Setup, options: PeerOptions, name: str) -> Result:
         {"num_envs": n, OURS: asdict(ours), peer.name: asdict(theirs)}
         for n, (ours, theirs) in setup.rounds(
             options.num_envs,
-            lambda n: (train_ours(setup, configs[n]), peer.train(configs[n], False)[0]),
+            lambda n: (train_ours(setup, configs[n])[0], peer.train(configs[n], False)[0]),
             lambda n: f"{OURS}, then {peer.name}, {n} worlds",
         )
     ]
@@ -154,7 +154,7 @@ def compare(setup: Setup, options: PeerOptions, name: str) -> Result:
         tables.append(Table("Seconds to help", _columns("", peer), helps))
     where = f"{job.engine} engine on {setup.device}"
     return Result(
-        name=f"peer-{peer.name}-{setup.found.name}-{job.engine}-{setup.device.partition(':')[0]}",
+        name=f"peer-{peer.name}-{setup.found.name}-{job.engine}-{setup.kind}",
         title=f"{setup.found.name} by mjfleet, {where}, and by {peer.name}",
         tables=tables,
         versions=peer.versions,

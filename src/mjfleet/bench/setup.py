@@ -37,6 +37,11 @@ class Setup:
         """torch's name of the first device."""
         return self.devices.names[0]
 
+    @property
+    def kind(self) -> str:
+        """What kind of device it is: cpu or cuda."""
+        return self.device.partition(":")[0]
+
     def config(self, num_envs: int, **agent: Any) -> TrainConfig:
         """The task's configuration with these worlds and numbers of the agent."""
         options = self.options
@@ -94,7 +99,8 @@ def choose_devices(options: Options, *, several: bool = False) -> Devices:
     Raises:
         UserError: one of them is not there, or there are several for a benchmark of one.
     """
-    if options.engine == "native" and options.gpu_ids == "auto":
+    # The native engine needs no GPU: where none was asked for, there is none.
+    if options.engine == "native" and options.gpu_ids == type(options).gpu_ids:
         return Devices((), ())
     count = 0 if options.gpu_ids is None else count_gpus()
     devices = select_devices(options.gpu_ids, os.environ, count)

@@ -22,8 +22,8 @@ NOTES = (
     "whose own figures are medians over its iterations.",
     "End to end is everything between the ends of two iterations, reporting included; collecting "
     "is the rollout alone. The limit is the engine called with nothing around it, on as many "
-    "worlds in the states in which the rollout has left them, with the same threads and physics steps, "
-    "after every iteration; the ratio is that of the two times.",
+    "worlds in the states in which the rollout has left them, with the same threads and physics "
+    "steps, after every iteration; the ratio is that of the two times.",
     "Every second iteration is timed in parts, with the device waited for around each; the others "
     "give the speeds.",
 )
@@ -57,7 +57,7 @@ def throughput(setup: Setup, options: ThroughputOptions) -> Result:
     job = jobs[options.num_envs[0]]
     where = f"{job.engine} engine on {setup.device}, CPU threads: {job.threads}"
     return Result(
-        name=f"throughput-{setup.found.name}-{job.engine}-{setup.device.partition(':')[0]}",
+        name=f"throughput-{setup.found.name}-{job.engine}-{setup.kind}",
         title=f"Throughput of {setup.found.name}: {where}",
         tables=_tables([repeat for _, repeat in taken], options.num_envs),
         notes=NOTES,

@@ -64,7 +64,7 @@ class Trained:
         )
 
 
-def train_ours(setup: Setup, config: TrainConfig, **environ: str) -> Trained:
+def train_ours(setup: Setup, config: TrainConfig, **environ: str) -> tuple[Trained, Finished]:
     """Train as users do, by the command `train`."""
     folder = setup.scratch / "logs"
     try:
@@ -81,7 +81,7 @@ def train_ours(setup: Setup, config: TrainConfig, **environ: str) -> Trained:
     workers = int(rows[0]["world_size"]) if rows else 1
     steps = workers * config.env.num_envs * config.agent.num_steps_per_env
     times = child.times_of("iteration=")
-    return Trained.of(child, times, rows, steps, setup.options.warmup)
+    return Trained.of(child, times, rows, steps, setup.options.warmup), child
 
 
 def train_theirs(
