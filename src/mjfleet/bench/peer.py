@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mjfleet.bench import peers
 from mjfleet.bench.children import run_child
@@ -47,6 +48,8 @@ class Peer:
     """Its counterparts of `train --help` and `train <task> --help`."""
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    compiles: bool = False
+    """Whether its first run ever takes longer, because it compiles."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,7 @@ def mjlab(setup: Setup) -> Peer:
         },
         mjlab_versions(folder, setup.scratch),
         task.notes,
+        compiles=True,
     )
 
 
@@ -122,7 +126,12 @@ def rsl_rl(setup: Setup) -> Peer:
         module = "mjfleet.bench.peers.rsl_rl_driver"
         return train_theirs(setup, [sys.executable, "-m", module, request], config)
 
-    return Peer("rsl_rl", train)
+    note = (
+        "rsl_rl has torch's default threads, whose waiting by spinning makes its updates slow where "
+        "other processes want a core; the environment variable OMP_WAIT_POLICY=PASSIVE, which "
+        "mjfleet sets itself, reaches it too."
+    )
+    return Peer("rsl_rl", train, notes=[note])
 
 
 PEERS = {"mjlab": mjlab, "rsl_rl": rsl_rl}
@@ -134,18 +143,23 @@ def compare(setup: Setup, options: PeerOptions, name: str) -> Result:
     configs = {n: setup.config(n, max_iterations=iterations) for n in options.num_envs}
     job = setup.job(configs[options.num_envs[0]], setup.scratch)
     peer = PEERS[name](setup)
-    progress("once for the caches")
-    first = setup.config(options.num_envs[0], max_iterations=1)
-    train_ours(setup, first)
-    _, differences = peer.train(first, False)
-    samples = [
-        {"num_envs": n, OURS: asdict(ours), peer.name: asdict(theirs)}
-        for n, (ours, theirs) in setup.rounds(
-            options.num_envs,
-            lambda n: (train_ours(setup, configs[n])[0], peer.train(configs[n], False)[0]),
-            lambda n: f"{OURS}, then {peer.name}, {n} worlds",
-        )
-    ]
+    if peer.compiles:
+        progress("once for the caches of kernels")
+        first = setup.config(options.num_envs[0], max_iterations=1)
+        train_ours(setup, first)
+        peer.train(first, False)
+    differences: dict[str, None] = {}
+
+    def measure(num_envs: int) -> dict[str, Any]:
+        ours, _ = train_ours(setup, configs[num_envs])
+        theirs, found = peer.train(configs[num_envs], False)
+        differences.update(dict.fromkeys(found))
+        return {"num_envs": num_envs, OURS: asdict(ours), peer.name: asdict(theirs)}
+
+    taken = setup.rounds(
+        options.num_envs, measure, lambda n: f"{OURS}, then {peer.name}, {n} worlds"
+    )
+    samples = [sample for _, sample in taken]
     tables = [
         Table(title, _columns("worlds", peer), _rows(samples, peer, figure, options.num_envs))
         for figure, (title, *_) in FIGURES.items()
@@ -158,7 +172,7 @@ def compare(setup: Setup, options: PeerOptions, name: str) -> Result:
         title=f"{setup.found.name} by mjfleet, {where}, and by {peer.name}",
         tables=tables,
         versions=peer.versions,
-        notes=[*NOTES, *peer.notes, *dict.fromkeys(differences)],
+        notes=[*NOTES, *peer.notes, *differences],
         samples=samples,
     )
 
@@ -168,14 +182,14 @@ def _columns(first: str, peer: Peer) -> list[str]:
 
 
 def _rows(
-    samples: Sequence[Mapping[str, object]], peer: Peer, figure: str, sizes: Sequence[int]
+    samples: Sequence[Mapping[str, Any]], peer: Peer, figure: str, sizes: Sequence[int]
 ) -> list[list[Cell]]:
     """A figure for each number of worlds."""
     _, factor, more_is_better = FIGURES[figure]
     rows: list[list[Cell]] = []
     for n in sizes:
         pairs = [
-            (sample[OURS][figure] * factor, sample[peer.name][figure] * factor)  # pyright: ignore[reportIndexIssue]
+            (sample[OURS][figure] * factor, sample[peer.name][figure] * factor)
             for sample in samples
             if sample["num_envs"] == n
         ]

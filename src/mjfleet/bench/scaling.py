@@ -33,7 +33,7 @@ def scaling(setup: Setup, options: ScalingOptions) -> Result:
     threads = max(1, cores // most)
     iterations = options.warmup + options.iterations
     configs = {}
-    for count in counts:
+    for count in reversed(counts):  # The most first: it is they who may be too many.
         config = with_workers(
             setup, count, options.num_envs, None if count > cores else count * threads
         )
