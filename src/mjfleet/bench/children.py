@@ -32,6 +32,8 @@ class Finished:
     """From its start to its end."""
     peak_memory: int
     """Bytes: the greatest resident set of it or of any one process that it waited for."""
+    errors: str
+    """What it wrote to standard error."""
 
     def times_of(self, start: str) -> list[float]:
         """The seconds of the lines that begin so."""
@@ -82,11 +84,12 @@ def run_child(
         finally:
             if process.returncode is None:
                 _end(process)
+    text = errors.read_text(errors="replace")
     if process.returncode:
-        said = errors.read_text(errors="replace") or "\n".join(line for _, line in lines)
+        said = text or "\n".join(line for _, line in lines)
         how = f"ended with exit code {process.returncode}"
         raise WorkerError(f"{' '.join(command[:4])} ... {how}\n{said[-TOLD:].strip()}")
-    return Finished(lines, seconds, usage.ru_maxrss * 1024)
+    return Finished(lines, seconds, usage.ru_maxrss * 1024, text)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -127,9 +127,9 @@ def rsl_rl(setup: Setup) -> Peer:
         return train_theirs(setup, [sys.executable, "-m", module, request], config)
 
     note = (
-        "rsl_rl has torch's default threads, whose waiting by spinning makes its updates slow where "
-        "other processes want a core; the environment variable OMP_WAIT_POLICY=PASSIVE, which "
-        "mjfleet sets itself, reaches it too."
+        "rsl_rl has torch's default threads, whose waiting by spinning makes its updates slow "
+        "where other processes want a core; the environment variable OMP_WAIT_POLICY=PASSIVE, "
+        "which mjfleet sets itself, reaches it too."
     )
     return Peer("rsl_rl", train, notes=[note])
 

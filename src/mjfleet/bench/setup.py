@@ -73,7 +73,7 @@ class Setup:
         )
 
     def rounds(
-        self, keys: Sequence[K], measure: Callable[[K], S], name: Callable[[K], str] = str
+        self, keys: Sequence[K], measure: Callable[[K], S], name: Callable[[Any], str] = str
     ) -> list[tuple[K, S]]:
         """Measure everything in turn, `--repeats` times: noise then meets all alike."""
         taken = []

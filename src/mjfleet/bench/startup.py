@@ -4,7 +4,6 @@ Runs in the launching process; what is measured are the commands that users type
 """
 
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,17 +17,18 @@ from mjfleet.bench.training import TRAIN, train_ours
 from mjfleet.bench.workers import with_workers
 
 COLD, WARM = "first iteration, cold kernel cache", "first iteration"
-IMPORTS = (
-    "import mjfleet.rl.runner, mjfleet.rl.saver, mjfleet.worker.group, mjfleet.report.sinks, "
-    "mjfleet.sim.{engine}"
-)
-PHASES = ("command line", "imports", "building", "first rollout and update")
+IMPORTS = "imports"
+PHASES = ("command line", "imports and building", "first rollout and update")
+SHOWN = 10
+"""Packages whose imports are listed: those that take the longest."""
 NOTES = (
     "Medians of the repeats, with the least and the greatest, in seconds from the start of the "
     "process; files are in the system's cache.",
     "The command line's part ends when a worker says that it builds its worlds: with several "
-    "workers, launching them is in it. Imports are timed in a process of their own. The first "
-    "rollout and update are what metrics.csv says; building is what is left.",
+    "workers, launching them is in it. The first rollout and update are what metrics.csv says; the "
+    "rest is importing and building.",
+    "Imports are those of a run of its own, timed by Python (PYTHONPROFILEIMPORTTIME), which takes "
+    "a little longer by that; each module counts for its package alone.",
     "A cold kernel cache is an empty folder for warp's kernels, a warm one is the same folder "
     "afterwards. A compilation is one of a module of kernels, by any process.",
 )
@@ -47,26 +47,30 @@ def startup(setup: Setup, options: StartupOptions) -> Result:
             return {"seconds": run_child([*TRAIN, *helps[name]], setup.scratch).seconds}
         if name == COLD:
             shutil.rmtree(cache, ignore_errors=True)
+        environ = {"PYTHONPROFILEIMPORTTIME": "1"} if name == IMPORTS else {}
         with compilations(cache) as compiled:
-            trained, child = train_ours(setup, config, WARP_CACHE_PATH=str(cache))
-        code = IMPORTS.format(engine=job.engine)
-        imports = run_child([sys.executable, "-c", code], setup.scratch).seconds
+            trained, child = train_ours(setup, config, WARP_CACHE_PATH=str(cache), **environ)
+        if name == IMPORTS:
+            return {"packages": _packages(child.errors)}
         first = trained.iterations[0]
-        phases = {
-            "command line": child.time_of("building"),
-            "imports": imports,
-            "first rollout and update": first["collect_seconds"] + first["learn_seconds"],
-        }
-        phases["building"] = first["seconds"] - sum(phases.values())
+        begun, learned = (
+            child.time_of("building"),
+            first["collect_seconds"] + first["learn_seconds"],
+        )
         return {
             "seconds": first["seconds"],
-            "phases": phases,
+            "phases": {
+                "command line": begun,
+                "imports and building": first["seconds"] - begun - learned,
+                "first rollout and update": learned,
+            },
             "compilations": len(compiled.events),
             "modules": len(set(compiled.events)),
         }
 
     firsts = [COLD, WARM] if job.engine == "warp" else [WARM]
-    taken = setup.rounds([*helps, *firsts], measure)
+    # Several workers import in processes of which each has its own log.
+    taken = setup.rounds([*helps, *firsts, *([IMPORTS] if options.workers == 1 else [])], measure)
     samples = [{"what": name, **sample} for name, sample in taken]
 
     def of(name: str) -> list[Mapping[str, Any]]:
@@ -76,7 +80,10 @@ def startup(setup: Setup, options: StartupOptions) -> Result:
         name=f"startup-{setup.found.name}-{job.engine}-{options.workers}-{setup.kind}",
         title=f"Start of {setup.found.name}, {job.engine} engine on {setup.kind}, "
         f"workers: {options.workers}",
-        tables=_tables({name: of(name) for name in (*helps, *firsts)}, firsts),
+        tables=[
+            *_tables({name: of(name) for name in (*helps, *firsts)}, firsts),
+            *_import_table([sample["packages"] for sample in of(IMPORTS)]),
+        ],
         notes=NOTES,
         samples=samples,
     )
@@ -101,3 +108,28 @@ def _tables(
         rows = [[name, *(Spread.of(s[k] for s in samples[name]) for k in keys)] for name in firsts]
         tables.append(Table("Kernels", ["", "modules compiled", "compilations"], rows))
     return tables
+
+
+def _packages(errors: str) -> dict[str, float]:
+    """Seconds that importing each package took, without what it imports itself."""
+    seconds: dict[str, float] = {}
+    for line in errors.splitlines():
+        parts = line.removeprefix("import time:").split("|")
+        if len(parts) == 3 and parts[0].strip().isdecimal():
+            package = parts[2].strip().partition(".")[0]
+            seconds[package] = seconds.get(package, 0.0) + int(parts[0]) / 1e6
+    return seconds
+
+
+def _import_table(samples: Sequence[Mapping[str, float]]) -> list[Table]:
+    """The packages that took the longest, and all together."""
+    if not samples:
+        return []
+    spreads = {
+        name: Spread.of(sample.get(name, 0.0) for sample in samples)
+        for name in dict.fromkeys(name for sample in samples for name in sample)
+    }
+    longest = sorted(spreads, key=lambda name: -spreads[name].median)[:SHOWN]
+    rows = [[name, spreads[name]] for name in longest]
+    rows.append(["all", Spread.of(sum(sample.values()) for sample in samples)])
+    return [Table("Imports", ["package", "seconds"], rows)]
