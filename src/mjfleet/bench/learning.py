@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from mjfleet.bench.options import LearningOptions
-from mjfleet.bench.peer import OURS, PEERS
+from mjfleet.bench.peer import OURS
+from mjfleet.bench.peers.known import PEERS
 from mjfleet.bench.plots import Line, Panel, draw
 from mjfleet.bench.result import Cell, Result, Spread, Table
 from mjfleet.bench.setup import Setup

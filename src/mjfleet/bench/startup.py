@@ -70,7 +70,8 @@ def startup(setup: Setup, options: StartupOptions) -> Result:
 
     firsts = [COLD, WARM] if job.engine == "warp" else [WARM]
     # Several workers import in processes of which each has its own log.
-    taken = setup.rounds([*helps, *firsts, *([IMPORTS] if options.workers == 1 else [])], measure)
+    names: list[str] = [*helps, *firsts, *([IMPORTS] if options.workers == 1 else [])]
+    taken = setup.rounds(names, measure)
     samples = [{"what": name, **sample} for name, sample in taken]
 
     def of(name: str) -> list[Mapping[str, Any]]:
