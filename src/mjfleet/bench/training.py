@@ -68,8 +68,8 @@ def train_ours(setup: Setup, config: TrainConfig, **environ: str) -> tuple[Train
     """Train as users do, by the command `train`."""
     folder = setup.scratch / "logs"
     try:
-        flags = [*where(setup, config), *_changes(setup, config), "--log-root", str(folder)]
-        child = run_child([*TRAIN, setup.found.name, *flags], setup.scratch, environ)
+        command = [*TRAIN, setup.found.name, *_flags(config), "--log-root", str(folder)]
+        child = run_child(command, setup.scratch, environ)
         (file,) = folder.glob(f"*/*/{METRICS_FILE}")
         with file.open() as lines:
             rows = [
@@ -102,22 +102,16 @@ def train_theirs(
     return Trained.of(child, times, rows, steps, setup.options.warmup), notes
 
 
-def where(setup: Setup, config: TrainConfig) -> list[str]:
-    """Flags of `train` that say where it runs."""
-    flags = ["--engine", config.engine]
+def _flags(config: TrainConfig) -> list[str]:
+    """Flags of `train` for what a benchmark sets."""
+    agent = config.agent
+    flags = ["--engine", config.engine, "--env.num-envs", config.env.num_envs]
+    flags += ["--agent.max-iterations", agent.max_iterations, "--agent.seed", agent.seed]
     if config.cpu_workers is not None:
-        flags += ["--cpu-workers", str(config.cpu_workers)]
+        flags += ["--cpu-workers", config.cpu_workers]
     else:
-        flags += ["--gpu-ids", *map(str, config.gpu_ids if config.gpu_ids else [None])]
+        assert not isinstance(config.gpu_ids, str)
+        flags += ["--gpu-ids", *(config.gpu_ids or [None])]
     if config.cpu_threads is not None:
-        flags += ["--cpu-threads", str(config.cpu_threads)]
-    return flags
-
-
-def _changes(setup: Setup, config: TrainConfig) -> list[str]:
-    """Flags of `train` for the numbers that a benchmark sets."""
-    return [
-        "--env.num-envs", str(config.env.num_envs),
-        "--agent.max-iterations", str(config.agent.max_iterations),
-        "--agent.seed", str(config.agent.seed),
-    ]  # fmt: skip
+        flags += ["--cpu-threads", config.cpu_threads]
+    return list(map(str, flags))
