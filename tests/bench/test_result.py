@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from mjfleet.bench.compilations import compilations
+from mjfleet.bench.learning import until_good
 from mjfleet.bench.report import page, write_page
 from mjfleet.bench.result import Result, Spread, Table, show
+from mjfleet.bench.training import Trained
 from mjfleet.errors import UserError
 
 
@@ -95,3 +97,16 @@ def test_modules_that_are_compiled_twice_are_counted_twice(tmp_path: Path) -> No
                 aside.rename(folder / "wp_step_0abc")
         (folder / "wp_reset_0def_p1_t140").mkdir()
     assert found.events == ["wp_step_0abc", "wp_step_0abc", "wp_reset_0def"]
+
+
+def learned(*rewards: float) -> Trained:
+    """A run with an iteration every two seconds."""
+    rows = [{"seconds": 2.0 * (n + 1), "mean_reward": reward} for n, reward in enumerate(rewards)]
+    return Trained(0.0, 0.0, 0.0, 0.0, 0, rows)
+
+
+def test_a_run_is_good_once_it_stays_so() -> None:
+    early, late, never = learned(1, 1, 1), learned(1, 0.5, 1), learned(1, 1, 0.5)
+    assert until_good([early, late], 0.9, 1000, "seconds") == Spread(4.0, 2.0, 6.0)
+    assert until_good([early, late], 0.9, 1000, "samples") == Spread(0.002, 0.001, 0.003)
+    assert until_good([early, never], 0.9, 1000, "seconds") == "1 of 2 did"

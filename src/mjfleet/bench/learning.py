@@ -22,7 +22,8 @@ NOTES = (
     "Medians of the seeds, with the least and the greatest; seeds are trained one after the other, "
     "each by all in turn, with the same settings.",
     "The reward is the mean over all steps of an iteration, of exploring policies; that at the end "
-    f"over the last {LAST} iterations. Good is {GOOD:.0%} of the best run's at the end.",
+    f"over the last {LAST} iterations. Good is {GOOD:.0%} of the best run's at the end, once "
+    "a run does not fall below it any more.",
 )
 
 
@@ -69,7 +70,7 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
             name,
             Spread.of(_end(run) for run in each),
             Spread.of(run.iterations[-1]["seconds"] for run in each),
-            *(_until(each, good, steps, axis) for axis in ("samples", "seconds")),
+            *(until_good(each, good, steps, axis) for axis in ("samples", "seconds")),
         ]
         for name, each in runs.items()
     ]
@@ -97,9 +98,12 @@ def _end(run: Trained) -> float:
     return sum(rewards) / len(rewards)
 
 
-def _until(runs: Sequence[Trained], good: float, steps: int, axis: str) -> Cell:
-    """What it took each run to become good; how many did, if not all."""
-    lines = [_line(run, steps, axis) for run in runs]
-    reached = [next((x for x, y in zip(*line, strict=True) if y >= good), None) for line in lines]
-    took = [x for x in reached if x is not None]
+def until_good(runs: Sequence[Trained], good: float, steps: int, axis: str) -> Cell:
+    """Where each run had become good and remained so; how many did, if not all."""
+    took = []
+    for run in runs:
+        x, rewards = _line(run, steps, axis)
+        poor = [number for number, reward in enumerate(rewards) if reward < good]
+        begin = poor[-1] + 1 if poor else 0
+        took += x[begin : begin + 1]
     return Spread.of(took) if len(took) == len(runs) else f"{len(took)} of {len(runs)} did"

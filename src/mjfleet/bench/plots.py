@@ -14,6 +14,8 @@ class Panel:
     x: str
     y: str
     lines: Mapping[str, Sequence[Line]]
+    is_count: bool = False
+    """Whether x is a whole number."""
 
 
 def draw(path: Path, panels: Sequence[Panel]) -> None:
@@ -29,6 +31,8 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
                 few = "o" if len(x) < 20 else ""
                 axes.plot(x, y, color=f"C{number}", marker=few, label=label, alpha=0.8)
                 label = "_"  # One entry in the legend for all of a colour.  # noqa: PLW2901
+        if panel.is_count:
+            axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set(xlabel=panel.x, ylabel=panel.y)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)

@@ -92,7 +92,8 @@ def _plot(setup: Setup, name: str, spreads: Mapping[int, Mapping[str, Spread]]) 
                 "workers",
                 "env steps per second",
                 {"measured": [(counts, speeds)], "ideal": [(counts, ideal)]},
+                is_count=True,
             ),
-            Panel("workers", "efficiency", {"measured": [(counts, efficiencies)]}),
+            Panel("workers", "efficiency", {"measured": [(counts, efficiencies)]}, is_count=True),
         ],
     )
