@@ -1,39 +1,12 @@
-"""`mjfleet bench` on the command line: help, mistakes, Ctrl-C, and real measurements, tiny ones."""
+"""`mjfleet bench` on the command line: help, mistakes, and real measurements, tiny ones."""
 
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 from ..cli.test_cli import POISON
 from ..conftest import Run
-
-TINY = ("--gpu-ids", "None", "--warmup", "1", "--iterations", "2", "--repeats", "1")
-
-
-def measured(run: Run, tmp_path: Path, *arguments: str) -> dict[str, Any]:
-    """What a benchmark writes; it leaves nothing besides."""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    result = run("main", "bench", *arguments, *TINY, TMPDIR=str(temporary))
-    assert result.returncode == 0, result.stderr
-    assert not list(temporary.glob("mjfleet*"))
-    (path,) = (tmp_path / "benchmarks").glob("*.json")
-    text = path.with_suffix(".md").read_text()
-    assert text in result.stdout
-    data = json.loads(path.read_text())
-    assert data["command"].startswith(f"mjfleet bench {' '.join(arguments[:2])}")
-    for private in (socket.gethostname(), str(tmp_path), os.path.expanduser("~/")):
-        assert private not in path.read_text() + text
-    return data
+from .tiny import measured
 
 
 def test_throughput_says_where_the_time_goes(run: Run, tmp_path: Path) -> None:
@@ -73,45 +46,6 @@ def test_stock_rsl_rl_trains_the_same_in_turn(run: Run, tmp_path: Path) -> None:
     assert ratio["median"] == pytest.approx(ours["median"] / theirs["median"])
     worlds, ours, theirs, ratio = data["tables"][1]["rows"][0]
     assert ratio["median"] == pytest.approx(theirs["median"] / ours["median"])
-
-
-def test_two_workers_are_compared_with_one(run: Run, tmp_path: Path) -> None:
-    data = measured(
-        run, tmp_path, "scaling", "cartpole-balance", "--num-envs", "16", "--workers", "2"
-    )
-    one, two = data["samples"]
-    assert (one["workers"], two["workers"]) == (1, 2)
-    efficiency = two["steps_per_second"] / one["steps_per_second"] / 2
-    _, row = data["tables"][0]["rows"]
-    assert row[2]["median"] == pytest.approx(efficiency)
-    assert row[4]["median"] > 0
-    (plot,) = data["plots"]
-    assert (tmp_path / "benchmarks" / plot).read_bytes().startswith(b"\x89PNG")
-
-
-def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    scratch = tmp_path / "temporary"
-    scratch.mkdir()
-    script = "from mjfleet.cli.main import main; main()"
-    command = ["bench", "scaling", "cartpole-balance", "--iterations", "100000", "--workers", "1"]
-    with subprocess.Popen(
-        [sys.executable, "-c", script, *command, "--gpu-ids", "None"],
-        cwd=tmp_path,
-        env=os.environ | {"TMPDIR": str(scratch)},
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        deadline = time.monotonic() + 120
-        while not list(scratch.glob("*/logs/*/*/metrics.csv")):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
-    assert children
-    assert not [child for child in children if child.is_running()]
-    assert not list(scratch.glob("mjfleet*"))
-    assert list(tmp_path.iterdir()) == [scratch]
 
 
 @pytest.mark.parametrize(

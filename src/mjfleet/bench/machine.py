@@ -2,6 +2,7 @@
 
 import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 
 import pynvml
@@ -16,7 +17,9 @@ def describe_machine() -> dict[str, str]:
     found = {"CPU": _cpu(), "cores used": cores, "memory": f"{memory:.0f} GiB"}
     if gpus := _gpus():
         found["GPU"] = gpus
-    system = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    system = platform.system()
+    with suppress(OSError):  # Some containers have no such file.
+        system = platform.freedesktop_os_release()["PRETTY_NAME"]
     return found | {"system": f"{system}, kernel {platform.release().partition('-')[0]}"}
 
 

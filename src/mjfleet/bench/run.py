@@ -42,7 +42,7 @@ def run_benchmark(
     if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
         raise UserError(f"--output {folder}: a part of that is a file; it must be a folder.")
     devices = choose_devices(options, several=several)
-    taken = now()
+    taken, machine, versions = now(), describe_machine(), describe_software()
     with tempfile.TemporaryDirectory(prefix="mjfleet-bench-") as scratch:
         setup = Setup(found, options, devices, Path(scratch))
         result = measure(setup)
@@ -51,8 +51,8 @@ def run_benchmark(
             result,
             command=shlex.join(command),
             taken=taken,
-            machine=describe_machine(),
-            versions=describe_software() | dict(result.versions),
+            machine=machine,
+            versions=versions | dict(result.versions),
         )
         result.write(folder)
         for plot in result.plots:

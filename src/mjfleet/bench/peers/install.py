@@ -36,7 +36,10 @@ def mjlab_environment(scratch: Path) -> Path:
         raise UserError("mjlab is installed by uv, which is not there: `pip install uv`.")
     progress(f"installing mjlab {VERSION} into {folder}")
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"mjlab's environment cannot be made (XDG_CACHE_HOME): {error}") from None
     try:
         # Relocatable, because the scripts of an environment name its folder.
         run_child([uv, "venv", "--relocatable", "--python", sys.executable, str(aside)], scratch)
