@@ -51,20 +51,20 @@ def run_child(
 
     Args:
         command: program and arguments.
-        scratch: where it stands, and may leave files.
+        scratch: where it stands, and leaves its temporary files.
         environ: variables besides those of this process.
 
     Raises:
         WorkerError: it failed; the text holds the end of what it said.
     """
-    own = {**os.environ, PARENT_VARIABLE: str(os.getpid()), **(environ or {})}
+    own = {PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(scratch)}
     errors = scratch / "stderr"
     with errors.open("wb") as file:
         start = time.perf_counter()
         process = subprocess.Popen(
             command,
             cwd=scratch,
-            env=own,
+            env={**os.environ, **own, **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=file,
