@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import tyro
 
+from mjfleet.cli.bench import bench
 from mjfleet.cli.doctor import doctor
 from mjfleet.cli.train import guarded, train
 from mjfleet.errors import UserError
@@ -37,13 +38,16 @@ def main() -> None:
 
 def mjfleet(arguments: Sequence[str]) -> int:
     """Dispatch to a command; returns the exit code."""
-    commands = {"train": train, "tasks": tasks, "doctor": doctor, "inspect": inspect}
+    commands = {
+        "train": train, "tasks": tasks, "doctor": doctor, "bench": bench, "inspect": inspect,
+    }  # fmt: skip
     usage = (
         "usage: mjfleet <command> ...\n\n"
         "commands:\n"
         "  train    Train a policy; the same as `train`.\n"
         "  tasks    List the tasks that can be trained.\n"
         "  doctor   Check what training on this machine needs.\n"
+        "  bench    Measure how fast training is on this machine.\n"
         "  inspect  Show what went bad first in a run that diverged.\n\n"
         "`mjfleet <command> --help` says more."
     )

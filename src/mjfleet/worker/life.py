@@ -74,7 +74,7 @@ def run(
         run_dir = Path(group.agree(job.run_dir))
         found_run_dir(run_dir)
         with group.one_first(on=job.engine == "warp", beat=pulse.beat):
-            env = _build_env(found, config, job, rank, pulse)
+            env = build_env(found, config, job, rank, pulse)
         dump = DumpTo(path=run_dir / "failures" / f"nan_rank{rank.rank}.npz", task=job.task)
         runner = Runner(env, agent, device, job.threads, found.load, group.collectives, pulse, dump)
         saver = Saver(runner, found.name, run_dir / "checkpoints", config.keep_checkpoints)
@@ -127,7 +127,7 @@ def _announce(begun: int, total: int, lost: list[str]) -> None:
         tell(f"not kept: {what}")
 
 
-def _build_env(
+def build_env(
     found: FoundTask, config: TrainConfig, job: Job, rank: Rank, pulse: Pulse
 ) -> "Env[Any]":
     """The environment over its simulation, on the worker's device."""

@@ -1,0 +1,86 @@
+"""`mjfleet bench` on the command line: help, mistakes, and real measurements, tiny ones."""
+
+from pathlib import Path
+
+import pytest
+
+from ..cli.test_cli import POISON
+from ..conftest import Run
+from .tiny import measured
+
+
+def test_throughput_says_where_the_time_goes(run: Run, tmp_path: Path) -> None:
+    data = measured(run, tmp_path, "throughput", "cartpole-balance", "--num-envs", "16")
+    (sample,) = data["samples"]
+    assert sample["num_envs"] == 16
+    limit = sample["limits"]["Batch.step"]
+    assert limit["steps_per_second"] > sample["collecting_steps_per_second"]
+    assert 0 < limit["ratio"] < 1
+    assert sample["collecting_steps_per_second"] > sample["steps_per_second"] > 0
+    assert sum(sample["shares"].values()) == pytest.approx(1)
+    assert all(share > 0 for share in sample["shares"].values())
+    speeds, times, shares = data["tables"]
+    assert speeds["columns"][-1] == "collecting / Batch.step"
+    assert speeds["rows"][0][0] == "16"
+    assert times["columns"] == shares["columns"]
+    page = run("main", "bench", "report", prelude=POISON)
+    assert page.returncode == 0
+    assert "Throughput of cartpole-balance" in page.stdout
+    assert f"- CPU: {data['machine']['CPU']}" in page.stdout
+
+
+def test_stock_rsl_rl_trains_the_same_in_turn(run: Run, tmp_path: Path) -> None:
+    data = measured(run, tmp_path, "peer", "rsl_rl", "cartpole-balance", "--num-envs", "16")
+    (sample,) = data["samples"]
+    for who in ("mjfleet", "rsl_rl"):
+        found = sample[who]
+        assert len(found["iterations"]) == 3
+        seconds = [iteration["seconds"] for iteration in found["iterations"]]
+        assert seconds == sorted(seconds)
+        assert found["first_iteration_seconds"] == seconds[0] > 0
+        elapsed = seconds[2] - seconds[0]
+        assert found["steps_per_second"] == pytest.approx(2 * 16 * 32 / elapsed)
+        assert found["peak_memory"] > 2**27
+    worlds, ours, theirs, ratio = data["tables"][0]["rows"][0]
+    assert worlds == "16"
+    assert ratio["median"] == pytest.approx(ours["median"] / theirs["median"])
+    worlds, ours, theirs, ratio = data["tables"][1]["rows"][0]
+    assert ratio["median"] == pytest.approx(theirs["median"] / ours["median"])
+
+
+@pytest.mark.parametrize(
+    "what", ["throughput", "scaling", "startup", "peer mjlab", "peer rsl_rl", "learning", "report"]
+)
+def test_help_is_light(run: Run, what: str) -> None:
+    result = run("main", "bench", *what.split(), "--help", prelude=POISON)
+    assert result.returncode == 0, result.stderr
+    assert "--output" in result.stdout
+    assert what in run("main", "bench", "--help", prelude=POISON).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["speed"], ["no benchmark `speed`", "throughput", "peer mjlab", "report"]),
+        (["peer"], ["no benchmark `peer`"]),
+        (["throughput"], ["the task comes first"]),
+        (["throughput", "cartpole"], ["no task `cartpole`", "cartpole-balance"]),
+        (["throughput", "cartpole-balance", "--num-envs", "0"], ["--num-envs", "positive"]),
+        (["throughput", "cartpole-balance", "--iterations", "1"], ["--iterations is 1"]),
+        (["scaling", "cartpole-balance", "--repeats", "0"], ["--repeats is 0"]),
+        (["scaling", "cartpole-balance", "--workers", "1000"], ["--workers is 1000"]),
+        (["peer", "rsl_rl", "--gpu-ids", "0"], ["--gpu-ids 0"]),
+        (["peer", "rsl_rl", "--cpu-threads", "1000"], ["--cpu-threads is 1000"]),
+        (["startup", "cartpole-balance", "--output", "/dev/null/x"], ["--output /dev/null/x"]),
+        (["report", "nothing"], ["nothing holds no results"]),
+    ],
+)
+def test_a_mistake_is_one_message(
+    run: Run, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    result = run("main", "bench", *arguments, prelude=POISON, CUDA_VISIBLE_DEVICES="")
+    assert result.returncode == 2, result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert all(word in result.stderr for word in words), result.stderr
+    assert not result.stdout
+    assert not list(tmp_path.iterdir())

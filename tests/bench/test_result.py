@@ -1,0 +1,112 @@
+"""Medians and ranges, the tables and files of results, and the page that is made of them."""
+
+from pathlib import Path
+
+import pytest
+
+from mjfleet.bench.compilations import compilations
+from mjfleet.bench.learning import until_good
+from mjfleet.bench.report import page, write_page
+from mjfleet.bench.result import Result, Spread, Table, show
+from mjfleet.bench.training import Trained
+from mjfleet.errors import UserError
+
+
+def result(name: str = "speed-cart", cpu: str = "Abacus 3") -> Result:
+    rows = [["256", Spread(1500.0, 1000.0, 2000.0), None], ["1024", 12.34, "none"]]
+    return Result(
+        name=name,
+        title=f"Title of {name}",
+        command="mjfleet bench speed cart",
+        taken="2026-05-04T12:00:00+02:00",
+        machine={"CPU": cpu},
+        versions={"torch": "1.0"},
+        tables=[Table("Speed", ["worlds", "steps", "other"], rows)],
+        notes=["Mind the gap."],
+        plots=[f"{name}.png"],
+        samples=[{"seconds": 1.5}],
+    )
+
+
+def test_a_spread_is_the_median_with_the_range() -> None:
+    assert Spread.of([3.0, 1.0, 10.0]) == Spread(3.0, 1.0, 10.0)
+    assert Spread.of([1.0, 2.0]).median == 1.5
+
+
+def test_ratios_are_those_of_each_pair() -> None:
+    # The ratio of the medians would be 1.
+    assert Spread.of_ratios([(1.0, 2.0), (2.0, 1.0), (3.0, 1.0)]) == Spread(2.0, 0.5, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (123456.7, "123,457"), (12.34, "12.3"), (1.234, "1.23"), (0.01234, "0.012"), (2.0, "2"),
+        (Spread(2.0, 1.5, 2.5), "2 (1.50 to 2.50)"), (Spread(3.0, 3.0, 3.0), "3"), (None, "-"),
+    ],
+)  # fmt: skip
+def test_a_cell_is_about_three_digits(cell: float | Spread | None, text: str) -> None:
+    assert show(cell) == text
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    result().write(tmp_path / "new")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+        "speed-cart.json", "speed-cart.md",
+    ]  # fmt: skip
+    again = Result.read(tmp_path / "new/speed-cart.json")
+    assert again == result()
+    text = (tmp_path / "new/speed-cart.md").read_text()
+    assert text == again.markdown()
+    for words in ("1,500 (1,000 to 2,000)", "- Mind the gap.", "mjfleet bench speed cart"):
+        assert words in text
+
+
+def test_the_page_has_each_machine_once_and_its_plots_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    for one in (result("a"), result("b"), result("c", cpu="Slide rule")):
+        one.write(folder)
+        (folder / one.plots[0]).write_bytes(one.name.encode())
+    write_page(folder, tmp_path / "docs/benchmarks.md")
+    text = (tmp_path / "docs/benchmarks.md").read_text()
+    assert text.count("CPU: Abacus 3") == text.count("CPU: Slide rule") == 1
+    assert text.index("Title of b") < text.index("Slide rule") < text.index("Title of c")
+    assert "images/a.png" in text
+    assert (tmp_path / "docs/images/c.png").read_bytes() == b"c"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"title": "x"}', '{"tables": [1]}'])
+def test_a_file_that_is_no_result_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "odd.json").write_text(text)
+    with pytest.raises(UserError, match=r"odd\.json is no result"):
+        page(tmp_path, "")
+
+
+def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no results"):
+        page(tmp_path, "")
+
+
+def test_modules_that_are_compiled_twice_are_counted_twice(tmp_path: Path) -> None:
+    with compilations(tmp_path) as found:
+        (folder,) = tmp_path.iterdir()
+        for pid in (1, 2):
+            aside = folder / f"wp_step_0abc_p{pid}_t140"
+            aside.mkdir()
+            if pid == 1:
+                aside.rename(folder / "wp_step_0abc")
+        (folder / "wp_reset_0def_p1_t140").mkdir()
+    assert found.events == ["wp_step_0abc", "wp_step_0abc", "wp_reset_0def"]
+
+
+def learned(*rewards: float) -> Trained:
+    """A run with an iteration every two seconds."""
+    rows = [{"seconds": 2.0 * (n + 1), "mean_reward": reward} for n, reward in enumerate(rewards)]
+    return Trained(0.0, 0.0, 0.0, 0.0, 0, rows)
+
+
+def test_a_run_is_good_once_it_stays_so() -> None:
+    early, late, never = learned(1, 1, 1), learned(1, 0.5, 1), learned(1, 1, 0.5)
+    assert until_good([early, late], 0.9, 1000, "seconds") == Spread(4.0, 2.0, 6.0)
+    assert until_good([early, late], 0.9, 1000, "samples") == Spread(0.002, 0.001, 0.003)
+    assert until_good([early, never], 0.9, 1000, "seconds") == "1 of 2 did"

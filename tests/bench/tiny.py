@@ -1,0 +1,30 @@
+"""What the tests of benchmarks share: a measurement that takes seconds."""
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from ..conftest import Run
+
+TINY = ("--gpu-ids", "None", "--warmup", "1", "--iterations", "2", "--repeats", "1")
+
+
+def measured(run: Run, tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    """What a benchmark writes; it leaves nothing besides."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    result = run(
+        "main", "bench", *arguments, *TINY, TMPDIR=str(temporary), OMP_WAIT_POLICY="PASSIVE"
+    )
+    assert result.returncode == 0, result.stderr
+    assert not list(temporary.iterdir())
+    (path,) = (tmp_path / "benchmarks").glob("*.json")
+    text = path.with_suffix(".md").read_text()
+    assert text in result.stdout
+    data = json.loads(path.read_text())
+    assert data["command"].startswith(f"mjfleet bench {' '.join(arguments[:2])}")
+    for private in (socket.gethostname(), str(tmp_path), os.path.expanduser("~/")):
+        assert private not in path.read_text() + text
+    return data
