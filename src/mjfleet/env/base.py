@@ -225,6 +225,10 @@ class Env(VecEnv, Generic[C]):
         kinds = dict.fromkeys(self.sim.warning_kinds, 0)
         return kinds | self.sim.warnings() | {NAN: resets}
 
+    def count_steps(self, number: int) -> None:
+        """Count steps of all worlds that were taken without `step`, by a captured graph of it."""
+        self._steps += number
+
     def _bad_worlds(self, terms: torch.Tensor) -> torch.Tensor:
         """Worlds with a state or reward, or before this step an observation, that is not finite."""
         bad = self._unseeable | ~terms.isfinite().all(dim=0)

@@ -1,5 +1,8 @@
 """rsl_rl's PPO with less to do in each step and each minibatch. Runs in a worker."""
 
+import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -7,7 +10,10 @@ from tensordict import TensorDict
 from torch.distributions import Normal
 
 from mjfleet.config import AgentConfig
+from mjfleet.rl.cuda_graphs import capture, check_close
 from mjfleet.rl.ppo import FlatPPO
+
+logger = logging.getLogger(__name__)
 
 ROWS = 16384
 """How many samples the value network sees at a time, so that activations stay in a cache."""
@@ -16,7 +22,10 @@ LEARNING_RATES = (1e-5, 1e-2)
 
 
 class _Samples(NamedTuple):
-    """Samples of a rollout, by the names of rsl_rl's storage; each `(samples, size)`."""
+    """Samples of a rollout, by the names of rsl_rl's storage; each `(samples, size)`.
+
+    They are written in place: graphs hold their addresses.
+    """
 
     actor: torch.Tensor
     """What the policy network sees, normalised."""
@@ -27,8 +36,9 @@ class _Samples(NamedTuple):
     advantages: torch.Tensor
     """`(samples,)`, like the next."""
     log_probs: torch.Tensor
-    old: tuple[torch.Tensor, ...]
-    """Parameters of the action distribution during the rollout."""
+    means: torch.Tensor
+    """Of the action distribution during the rollout, like the next."""
+    deviations: torch.Tensor
 
 
 class FastPPO(FlatPPO):
@@ -62,9 +72,16 @@ class FastPPO(FlatPPO):
             self._share_gradients()
         policy = sum(p.numel() for p in self.actor.parameters() if p.requires_grad)
         self._parts = self._flat[:policy], self._flat[policy:-1]
-        self._old = torch.zeros_like(self.storage.actions), torch.zeros_like(self.storage.actions)
+        storage = self.storage
+        self._old = torch.zeros_like(storage.actions), torch.zeros_like(storage.actions)
         """Means and standard deviations of the actions of a rollout."""
-        self._time_outs = torch.zeros_like(self.storage.dones)
+        storage.distribution_params = self._old
+        self._time_outs = torch.zeros_like(storage.dones)
+        self._batches = self._make_batches()
+        self._gradients: list[Callable[[], object]] = []
+        """What computes the gradients of each minibatch."""
+        self._step: Callable[[], object] = self._apply_gradients
+        self._updates = 0
         # rsl_rl's rates are Python's floats; CUDA's optimisers want float32.
         precision = torch.float64 if self.device == "cpu" else torch.float32
         self._rate = torch.tensor(self.learning_rate, dtype=precision, device=self.device)
@@ -106,24 +123,24 @@ class FastPPO(FlatPPO):
 
     def update(self) -> dict[str, float]:
         """Learn from the stored rollout; returns the mean losses, of this rank."""
-        storage = self.storage
-        observations = storage.observations.flatten(0, 1)
-        samples = self._samples(observations)
+        observations = self.storage.observations.flatten(0, 1)
+        self._shuffle(observations)
         self._rate.fill_(self.learning_rate)
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate
         for parameter, view in self._views:
             parameter.grad = view  # Somebody may have set it to None.
+        self._prepare_graphs()
         self._losses.zero_()
         for _ in range(self.num_learning_epochs):
-            for batch in samples:
+            for compute_gradients in self._gradients:
                 self.on_minibatch()
-                self._compute_gradients(batch)
+                compute_gradients()
                 self.collectives.all_reduce(self._flat)
-                self._apply_gradients()
+                self._step()
         self.actor.update_normalization(observations)
         self.critic.update_normalization(observations)
-        storage.clear()
+        self.storage.clear()
         self.learning_rate = self._rate.item()
         means = self._losses / (self.num_learning_epochs * self.num_mini_batches)
         return dict(zip(("value", "surrogate", "entropy"), means.tolist(), strict=True))
@@ -133,6 +150,8 @@ class FastPPO(FlatPPO):
         state = super().save()
         optimizer = state["optimizer_state_dict"]
         plain = {"lr": self.learning_rate, "fused": None}
+        if "capturable" in optimizer["param_groups"][0]:
+            plain["capturable"] = False
         groups = [group | plain for group in optimizer["param_groups"]]
         return state | {"optimizer_state_dict": optimizer | {"param_groups": groups}}
 
@@ -140,41 +159,69 @@ class FastPPO(FlatPPO):
         """Load what rsl_rl loads."""
         iteration = super().load(loaded_dict, load_cfg, strict)
         self._prepare_optimizer()
+        self._updates = 0  # Graphs would step the state that was there before.
         return iteration
 
     def _prepare_optimizer(self) -> None:
         """Have the optimiser step all parameters in one launch."""
         for group in self.optimizer.param_groups:
             group["fused"] = True
+            if "capturable" in group:
+                group["capturable"] = self.device != "cpu"
         for state in self.optimizer.state.values():
             if "step" in state:
                 state["step"] = state["step"].to(self.device, torch.float32)
 
-    def _samples(self, observations: TensorDict) -> list[_Samples]:
-        """The minibatches of the rollout, each of which comes once in every epoch."""
-        storage = self.storage
-        size = storage.num_envs * storage.num_transitions_per_env // self.num_mini_batches
-        count = size * self.num_mini_batches
-        order = torch.randperm(count, requires_grad=False, device=self.device)
+    def _prepare_graphs(self) -> None:
+        """From the second update on, on a GPU: everything but the reduction as CUDA graphs."""
+        self._updates += 1
+        if self._updates == 1:  # It makes the state of the optimiser.
+            self._gradients = [partial(self._compute_gradients, batch) for batch in self._batches]
+            self._step = self._apply_gradients
+        elif self._updates == 2 and self.device != "cpu":
+            calls = self._gradients
+            try:
+                pool = torch.cuda.graph_pool_handle()
+                graphs = [capture(call, pool=pool) for call in calls]
+                calls[0]()
+                wanted = self._flat.clone()
+                graphs[0].replay()
+                check_close("an update", self._flat, wanted)
+                step = capture(self._apply_gradients, pool=pool)
+            except RuntimeError as error:
+                logger.warning("updates are no CUDA graphs, and slower for it: %s", error)
+                return
+            self._gradients, self._step = [graph.replay for graph in graphs], step.replay
 
-        def shuffled(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return rows[order].split(size)
+    def _make_batches(self) -> list[_Samples]:
+        """Room for the minibatches of a rollout."""
+        storage, count = self.storage, self.num_mini_batches
+        size = storage.num_envs * storage.num_transitions_per_env // count
 
-        def flat(steps: torch.Tensor) -> torch.Tensor:
-            return steps.flatten(0, 1)
+        def room(*shape: int) -> torch.Tensor:
+            return torch.zeros(count, size, *shape, device=self.device)
 
-        fields = zip(
-            shuffled(self.actor.get_latent(observations)),
-            shuffled(self.critic.get_latent(observations)),
-            shuffled(flat(storage.actions)),
-            shuffled(flat(storage.values)),
-            shuffled(flat(storage.returns)),
-            shuffled(flat(storage.advantages).squeeze(1)),
-            shuffled(flat(storage.actions_log_prob).squeeze(1)),
-            zip(*(shuffled(flat(p)) for p in self._old), strict=True),
-            strict=True,
+        actions = storage.actions.shape[2:]
+        fields = (
+            *(room(self.actor.obs_dim), room(self.critic.obs_dim), room(*actions)),
+            *(room(1), room(1), room(), room(), room(*actions), room(*actions)),
         )
-        return [_Samples(*batch) for batch in fields]
+        self._room = [field.flatten(0, 1) for field in fields]
+        return [_Samples(*(field[i] for field in fields)) for i in range(count)]
+
+    def _shuffle(self, observations: TensorDict) -> None:
+        """Fill the minibatches, each of which comes once in every epoch."""
+        storage = self.storage
+        # As rsl_rl draws it; a remainder of samples is left out.
+        order = torch.randperm(len(self._room[0]), requires_grad=False, device=self.device)
+        steps = (storage.actions, storage.values, storage.returns, storage.advantages)
+        sources = [
+            self.actor.get_latent(observations),
+            self.critic.get_latent(observations),
+            *(field.flatten(0, 1) for field in (*steps, storage.actions_log_prob, *self._old)),
+        ]
+        for rows, room in zip(sources, self._room, strict=True):
+            torch.index_select(rows.view(len(rows), *room.shape[1:]), 0, order, out=room)
 
     def _compute_gradients(self, batch: _Samples) -> None:
         """Gradients of rsl_rl's loss, and at the end of their buffer the KL divergence."""
@@ -199,8 +246,8 @@ class FastPPO(FlatPPO):
         loss.backward()
         with torch.no_grad():
             if self._adaptive:
-                new = actor.distribution.params
-                self._flat[-1] = actor.get_kl_divergence(batch.old, new).mean()
+                old, new = (batch.means, batch.deviations), actor.distribution.params
+                self._flat[-1] = actor.get_kl_divergence(old, new).mean()
             self._losses += torch.stack((value, surrogate, entropy))
 
     def _apply_gradients(self) -> None:

@@ -17,6 +17,7 @@ from mjfleet.pulse import Phase, Pulse
 from mjfleet.rl.activation import quicken
 from mjfleet.rl.checkpoint import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.cuda_graphs import GraphedRollout
 from mjfleet.rl.fast_ppo import FastPPO
 from mjfleet.rl.metrics import (
     EpisodeWindow,
@@ -92,6 +93,9 @@ class Runner(OnPolicyRunner):
         self.is_resumed = False
         """Whether the worlds are where those of an earlier run were."""
         self._watch = RolloutWatch(env, agent.num_steps_per_env, dump_to)
+        self._rollout: Callable[[], None] = self._roll
+        if not unknown:
+            self._rollout = GraphedRollout(env, self.alg.storage, self._roll)
 
     def _configure_multi_gpu(self) -> None:
         """Be one of the ranks that are connected already; rsl_rl would make a group of its own."""
@@ -189,7 +193,7 @@ class Runner(OnPolicyRunner):
         own = RankReport(
             statistics=self.env.take_statistics(),
             losses=losses,
-            action_std=self.alg.get_policy().output_std.mean().item(),
+            action_std=self._action_std(),
             warnings=self.env.warnings(),
             collect_seconds=collected - start,
             learn_seconds=learned - collected,
@@ -252,12 +256,16 @@ class Runner(OnPolicyRunner):
         torch.set_num_threads(1)
         self._watch.begin()
         with torch.inference_mode():
-            observations = self.env.get_observations()
-            for _ in range(self.agent.num_steps_per_env):
-                actions = self.alg.act(observations)
-                observations, rewards, dones, extras = self.env.step(actions)
-                self.pulse.beat()
-                self.alg.process_env_step(observations, rewards, dones, extras)
+            self._rollout()
+
+    def _roll(self) -> None:
+        """The steps of a rollout."""
+        observations = self.env.get_observations()
+        for _ in range(self.agent.num_steps_per_env):
+            actions = self.alg.act(observations)
+            observations, rewards, dones, extras = self.env.step(actions)
+            self.pulse.beat()
+            self.alg.process_env_step(observations, rewards, dones, extras)
 
     def _update(self, iteration: int) -> dict[str, float]:
         """Returns of the rollout, and the update by them; returns this rank's mean losses."""
@@ -281,6 +289,11 @@ class Runner(OnPolicyRunner):
             if text is not None
         ]
         raise DivergedError(f"iteration {iteration}: {'; '.join(texts)}")
+
+    def _action_std(self) -> float:
+        """Mean standard deviation of the actions of the rollout; waits for the device."""
+        parameters: Any = self.alg.storage.distribution_params
+        return parameters[1].mean().item()
 
     @torch.inference_mode()
     def _checksum(self) -> int:

@@ -1,8 +1,10 @@
 """The contract of a simulation: all worlds of one worker, on one device, stepped by one engine."""
 
 import difflib
+import gc
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import mujoco
@@ -100,6 +102,15 @@ class Simulation(ABC):
     def _bind(self, name: str) -> torch.Tensor:
         """The live tensor of a field."""
 
+    def captured_by(self, stream: Any) -> AbstractContextManager[object]:
+        """A context in which steps become part of a CUDA graph that torch captures on `stream`.
+
+        Raises:
+            RuntimeError: this engine's steps cannot.
+        """
+        del stream
+        raise RuntimeError(f"{type(self).__name__} runs on no GPU")
+
     def sensor(self, name: str) -> torch.Tensor:
         """A sensor's values, a view `(num_envs, dim)` of `sensordata`.
 
@@ -136,3 +147,15 @@ class Simulation(ABC):
         """A field's shape with the world index first."""
         shape = getattr(self._template, name)
         return (self.num_envs, *getattr(shape, "shape", ()))
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Keep Python from freeing arrays or graphs during a capture, which would record the frees."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,10 +1,10 @@
 """MuJoCo-Warp: all worlds in one set of arrays, on a CUDA device or the CPU. Runs in a worker."""
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import mujoco
 import mujoco_warp as mjw
@@ -16,6 +16,7 @@ from mjfleet.sim.base import (
     INTEGRATION_FIELDS,
     STATE_FIELDS,
     Simulation,
+    no_garbage_collection,
 )
 
 _LIMITS = mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS
@@ -41,6 +42,8 @@ class WarpSimulation(Simulation):
         self.warning_kinds = tuple(str(kind.name) for kind in mjw.OverflowType.ALL & ~_LIMITS)
         start_warp(device)
         self._graphs: dict[tuple[object, ...], wp.Graph] = {}
+        self._is_captured = False
+        """Whether torch is capturing a graph, in which graphs of our own have no place."""
         self._derived = False
         with wp.ScopedDevice(device):
             self._model = mjw.put_model(model)
@@ -93,11 +96,25 @@ class WarpSimulation(Simulation):
         arrays = {name: getattr(self._data, name, None) for name in names}
         return {name: wp.to_torch(a) for name, a in arrays.items() if isinstance(a, wp.array)}
 
+    @contextmanager
+    def captured_by(self, stream: Any) -> Iterator[None]:
+        """See Simulation. Warp has to know of the capture, and to launch on torch's stream."""
+        own = wp.stream_from_torch(stream)
+        self._is_captured = True
+        try:
+            with wp.ScopedStream(own), wp.ScopedCapture(stream=own, external=True):
+                yield
+        finally:
+            self._is_captured = False
+
     def _run(self, key: tuple[object, ...], launches: Callable[[], None]) -> None:
         """Launch the graph of `key`, captured from `launches` the first time."""
+        if self._is_captured:
+            launches()
+            return
         with wp.ScopedDevice(str(self.device)):
             if key not in self._graphs:
-                with _no_garbage_collection(), wp.ScopedCapture() as capture:
+                with no_garbage_collection(), wp.ScopedCapture() as capture:
                     launches()
                 assert capture.graph is not None
                 self._graphs[key] = capture.graph
@@ -145,15 +162,3 @@ def start_warp(device: str) -> None:
         os.dup2(stderr, 2)
         os.close(stderr)
         os.close(null)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Keep Python from freeing arrays or graphs during a capture, which would record the frees."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
