@@ -32,6 +32,10 @@ from mjfleet.rl.watch import DumpTo, RolloutWatch
 from mjfleet.tell import tell
 
 
+NUMBERS_PER_THREAD = 2**18
+"""Activations of a layer in a minibatch that are worth a CPU thread of their own."""
+
+
 class DivergedError(RuntimeError):
     """Training met numbers that are not finite and cannot go on."""
 
@@ -72,7 +76,6 @@ class Runner(OnPolicyRunner):
             pulse: told of every step; None: nobody watches.
             dump_to: where worlds that went bad are dumped; None: nowhere.
         """
-        self._num_threads = num_threads
         self.pulse = pulse or Pulse()
         self.collectives = collectives or Collectives()
         config = rsl_rl_config(agent, load)
@@ -88,6 +91,7 @@ class Runner(OnPolicyRunner):
             for model in (algorithm.actor, algorithm.critic, *filter(None, [algorithm.rnd])):
                 quicken(model)
         self.agent = agent
+        self._num_threads = min(num_threads, worthwhile_threads(agent, env.num_envs))
         self.total_steps = 0
         self.window = EpisodeWindow()
         self.is_resumed = False
@@ -304,6 +308,17 @@ class Runner(OnPolicyRunner):
         for tensor in tensors:
             total = total * 31 + tensor.reshape(-1).view(torch.int32).sum(dtype=torch.int64)
         return int(total) % 2**52
+
+
+def worthwhile_threads(agent: AgentConfig, num_envs: int) -> int:
+    """How many CPU threads can share an update without waiting for each other most of the time.
+
+    Threads meet after each operation, which takes tens of microseconds. The number follows from the
+    configuration alone: another one would round differently, and a run could not be repeated.
+    """
+    rows = num_envs * agent.num_steps_per_env // agent.algorithm.num_mini_batches
+    widest = max(*agent.actor.hidden_dims, *agent.critic.hidden_dims)
+    return max(1, rows * widest // NUMBERS_PER_THREAD)
 
 
 def rsl_rl_config(agent: AgentConfig, load: Callable[[str], Any]) -> dict[str, Any]:
