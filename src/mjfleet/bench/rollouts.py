@@ -1,14 +1,10 @@
 """Training that is timed in parts, and in turn with it the engine's limit. Runs in a child process.
 
-    python -m mjfleet.bench.rollouts <request as JSON>
-
-Environment and runner are built as a worker builds them. Its last line is the measurement, as JSON.
+Environment and runner are built as a worker builds them.
 """
 
-import contextlib
 import json
 import os
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -24,10 +20,11 @@ from mjfleet.registry import find_task
 from mjfleet.report.console import Progress
 from mjfleet.report.sinks import Sinks
 from mjfleet.rl.checkpoint import seed_everything
+from mjfleet.rl.cuda_graphs import GraphedRollout
 from mjfleet.rl.metrics import IterationMetrics
 from mjfleet.rl.runner import Runner
 from mjfleet.worker.job import Job, Rank
-from mjfleet.worker.life import build_env
+from mjfleet.worker.life import build_env, on_device
 
 
 class Stopwatch:
@@ -89,6 +86,8 @@ class Measurement:
         sample["limits"] = {name: self._time(step) for name, step in self._raw.limits.items()}
         self.samples.append(sample)
         watch.is_on = len(self.samples) % 2 == 1
+        if isinstance(self._runner.rollout, GraphedRollout):
+            self._runner.rollout.by_calls = watch.is_on
         self.start = watch.now()
 
     def _time(self, step: Callable[[], None]) -> float:
@@ -100,8 +99,8 @@ class Measurement:
         return self._watch.now() - start
 
 
-def main(argument: str) -> None:
-    """Measure, and print the samples of all iterations."""
+def measure(argument: str) -> None:
+    """Train the job of a request, and print the samples of all iterations as a line of JSON."""
     output = os.dup(1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)  # What training tells has no reader.
@@ -110,7 +109,7 @@ def main(argument: str) -> None:
     found = find_task(job.task, Path(job.task_folder))
     config = from_dict(found.defaults(), job.config)
     seed_everything(config.agent.seed)
-    with on_device(job):
+    with on_device(job, device):
         env = build_env(found, config, job, Rank(), Pulse())
         runner = Runner(env, config.agent, device, job.threads, found.load)
         watch = Stopwatch(device)
@@ -131,22 +130,3 @@ def main(argument: str) -> None:
     for part in watched:
         assert all(part in parts for parts in timed), f"{part} was never called"
     os.write(output, json.dumps(measurement.samples).encode() + b"\n")
-
-
-def on_device(job: Job) -> contextlib.AbstractContextManager[object]:
-    """Bind torch and warp to the job's device, as a worker does."""
-    device = job.devices[0]
-    if device != "cpu":
-        torch.cuda.set_device(device)
-    if job.engine != "warp":
-        return contextlib.nullcontext()
-    import warp as wp
-
-    from mjfleet.sim.warp import start_warp
-
-    start_warp(device)
-    return wp.ScopedDevice(device)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

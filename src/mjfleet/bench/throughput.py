@@ -45,7 +45,7 @@ def throughput(setup: Setup, options: ThroughputOptions) -> Result:
         command = [
             sys.executable,
             "-m",
-            "mjfleet.bench.rollouts",
+            "mjfleet.bench.timed",
             json.dumps(asdict(jobs[num_envs])),
         ]
         child = run_child(command, setup.scratch, {"OMP_WAIT_POLICY": "PASSIVE"})

@@ -77,12 +77,17 @@ class GraphedRollout:
     def __init__(self, env: Env[Any], storage: Any, roll: Callable[[], None]) -> None:
         """Stand for `roll`, which steps `env` and fills `storage`."""
         self._env, self._storage, self._roll = env, storage, roll
+        self.by_calls = False
+        """Whether to leave the graph out for now, so that somebody can watch the calls."""
         self._graph: Any = None
         self._calls = 0
         self._works = env.sim.device.type == "cuda"
 
     def __call__(self) -> None:
         """Collect a rollout."""
+        if self.by_calls:
+            self._captured()
+            return
         self._calls += 1
         if self._graph is not None:
             self._graph.replay()
@@ -111,6 +116,7 @@ class GraphedRollout:
             self._roll()
 
     def _captured(self) -> None:
+        """The calls, after which a graph can go on."""
         pinned = self._pinned()
         self._roll()
         pinned.settle()

@@ -31,7 +31,6 @@ from mjfleet.rl.ppo import FlatPPO
 from mjfleet.rl.watch import DumpTo, RolloutWatch
 from mjfleet.tell import tell
 
-
 NUMBERS_PER_THREAD = 2**18
 """Activations of a layer in a minibatch that are worth a CPU thread of their own."""
 
@@ -97,9 +96,9 @@ class Runner(OnPolicyRunner):
         self.is_resumed = False
         """Whether the worlds are where those of an earlier run were."""
         self._watch = RolloutWatch(env, agent.num_steps_per_env, dump_to)
-        self._rollout: Callable[[], None] = self._roll
+        self.rollout: Callable[[], None] = self._roll
         if not unknown:
-            self._rollout = GraphedRollout(env, self.alg.storage, self._roll)
+            self.rollout = GraphedRollout(env, self.alg.storage, self._roll)
 
     def _configure_multi_gpu(self) -> None:
         """Be one of the ranks that are connected already; rsl_rl would make a group of its own."""
@@ -260,7 +259,7 @@ class Runner(OnPolicyRunner):
         torch.set_num_threads(1)
         self._watch.begin()
         with torch.inference_mode():
-            self._rollout()
+            self.rollout()
 
     def _roll(self) -> None:
         """The steps of a rollout."""

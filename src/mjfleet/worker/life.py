@@ -5,8 +5,8 @@ Importing this imports nothing heavy; `run` does.
 
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,9 +68,7 @@ def run(
     stop.check()
     pulse.enter(Phase.BUILD)
     seed_everything(agent.seed + rank.rank)
-    if device != "cpu":
-        _bind_gpu(device)
-    with _warp_on(job, device), process_group(job, rank, config.collective_timeout) as group:
+    with on_device(job, device), process_group(job, rank, config.collective_timeout) as group:
         run_dir = Path(group.agree(job.run_dir))
         found_run_dir(run_dir)
         with group.one_first(on=job.engine == "warp", beat=pulse.beat):
@@ -169,8 +167,27 @@ def build_env(
     return env
 
 
+@contextmanager
+def on_device(job: Job, device: str) -> Iterator[None]:
+    """Make `device` that of torch, of rendering and of warp, before anything is allocated.
+
+    Warp, where it is used, takes it also for what a task calls itself.
+    """
+    if device != "cpu":
+        _bind_gpu(device)
+    if job.engine != "warp":
+        yield
+        return
+    import warp as wp
+
+    from mjfleet.sim.warp import start_warp
+
+    start_warp(device)
+    with wp.ScopedDevice(device):
+        yield
+
+
 def _bind_gpu(device: str) -> None:
-    """Make `device` the GPU of torch and of rendering, before anything is allocated."""
     import torch
 
     index, count = int(device.removeprefix("cuda:")), torch.cuda.device_count()
@@ -184,15 +201,3 @@ def _bind_gpu(device: str) -> None:
     torch.cuda.set_device(device)
     # MuJoCo takes this for an index into the visible GPUs, as torch does.
     os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", str(index))
-
-
-def _warp_on(job: Job, device: str) -> "AbstractContextManager[object]":
-    """Let warp, where it is used, take this device also for what a task calls itself."""
-    if job.engine != "warp":
-        return nullcontext()
-    import warp as wp
-
-    from mjfleet.sim.warp import start_warp
-
-    start_warp(device)
-    return wp.ScopedDevice(device)

@@ -14,14 +14,13 @@ from rsl_rl.runners import OnPolicyRunner
 from rsl_rl.utils.logger import Logger
 
 from mjfleet.bench.peers.iteration_lines import IterationLines
-from mjfleet.bench.rollouts import on_device
 from mjfleet.config import from_dict
 from mjfleet.pulse import Pulse
 from mjfleet.registry import find_task
 from mjfleet.rl.checkpoint import seed_everything
 from mjfleet.rl.runner import rsl_rl_config
 from mjfleet.worker.job import Job, Rank
-from mjfleet.worker.life import build_env
+from mjfleet.worker.life import build_env, on_device
 
 
 def main(argument: str) -> None:
@@ -34,7 +33,7 @@ def main(argument: str) -> None:
     config = from_dict(found.defaults(), job.config)
     device = job.devices[0]
     seed_everything(config.agent.seed)
-    with on_device(job):
+    with on_device(job, device):
         env = build_env(found, config, job, Rank(), Pulse())
         settings = rsl_rl_config(config.agent, found.load)
         settings["logger"] = "tensorboard"

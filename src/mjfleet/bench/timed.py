@@ -1,0 +1,14 @@
+"""The child process of `mjfleet bench throughput`, prepared as a worker is.
+
+python -m mjfleet.bench.timed <request as JSON>
+"""
+
+import sys
+
+from mjfleet.worker.lean import prepare
+
+if __name__ == "__main__":
+    prepare()
+    from mjfleet.bench.rollouts import measure
+
+    measure(sys.argv[1])
