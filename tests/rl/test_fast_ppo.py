@@ -9,10 +9,8 @@ import pytest
 import torch
 from rsl_rl.algorithms import PPO
 from tensordict import TensorDict
-from torch import nn
 
 from mjfleet.config import AgentConfig, from_dict
-from mjfleet.rl.activation import QuickELU, quicken
 from mjfleet.rl.fast_ppo import FastPPO
 from mjfleet.rl.runner import Runner, rsl_rl_config
 
@@ -127,27 +125,6 @@ def test_each_goes_on_from_what_the_other_has_saved(first: type[PPO], second: ty
     for alg in (begun, other):
         learn(type(alg), config, updates=2, alg=alg)
     torch.testing.assert_close(weights(other), weights(begun), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_quick_elu_and_its_gradient_are_elu_and_its(dtype: torch.dtype) -> None:
-    x = torch.cat((torch.linspace(-30, 30, 10_001), torch.tensor([0.0, -1e-9, 1e-9]))).to(dtype)
-    results = []
-    for function in (nn.ELU(), QuickELU()):
-        leaf = x.clone().requires_grad_()
-        result = function(leaf)
-        result.square().sum().backward()
-        results.append((result.detach(), leaf.grad))
-    rounding = 4 * torch.finfo(dtype).eps
-    torch.testing.assert_close(results[1], results[0], rtol=rounding, atol=rounding)
-
-
-def test_every_elu_of_a_network_is_replaced_also_one_that_layers_share() -> None:
-    shared = nn.ELU()
-    network = nn.Sequential(nn.Linear(2, 2), shared, nn.Tanh(), shared, nn.ELU(alpha=0.5))
-    quicken(network)
-    kinds = [type(module).__name__ for module in network]
-    assert kinds == ["Linear", "QuickELU", "Tanh", "QuickELU", "ELU"]
 
 
 UNKNOWN: dict[str, dict[str, Any]] = {

@@ -14,7 +14,6 @@ from rsl_rl.runners import OnPolicyRunner
 from mjfleet.config import AgentConfig, to_dict
 from mjfleet.env import Env
 from mjfleet.pulse import Phase, Pulse
-from mjfleet.rl.activation import quicken
 from mjfleet.rl.checkpoint import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.cuda_graphs import GraphedRollout
@@ -86,9 +85,6 @@ class Runner(OnPolicyRunner):
             super().__init__(env, config, log_dir=None, device=device)  # pyright: ignore[reportArgumentType]
         algorithm: Any = self.alg
         algorithm.on_minibatch = self.pulse.beat
-        if device == "cpu" and not agent.torch_compile_mode:
-            for model in (algorithm.actor, algorithm.critic, *filter(None, [algorithm.rnd])):
-                quicken(model)
         self.agent = agent
         self._num_threads = min(num_threads, worthwhile_threads(agent, env.num_envs))
         self.total_steps = 0
