@@ -98,6 +98,9 @@ def bench(arguments: Sequence[str]) -> int:
         ((n, n.split()) for n in BENCHMARKS if list(arguments[: len(n.split())]) == n.split()),
         ("", []),
     )
+    if not name and {"-h", "--help"} & set(arguments):
+        tell(_usage())
+        return 0
     if not name:
         given, known = " ".join(arguments[:2]), ", ".join([*BENCHMARKS, "report"])
         raise UserError(f"there is no benchmark `{given}`. Benchmarks: {known}.")
