@@ -69,12 +69,12 @@ def run(
     pulse.enter(Phase.BUILD)
     seed_everything(agent.seed + rank.rank)
     if device != "cpu":
-        _bind_gpu(device)
-    with _warp_on(job, device), process_group(job, rank, config.collective_timeout) as group:
+        bind_gpu(device)
+    with warp_on(job, device), process_group(job, rank, config.collective_timeout) as group:
         run_dir = Path(group.agree(job.run_dir))
         found_run_dir(run_dir)
         with group.one_first(on=job.engine == "warp", beat=pulse.beat):
-            env = _build_env(found, config, job, rank, pulse)
+            env = build_env(found, config, job, rank, pulse)
         dump = DumpTo(path=run_dir / "failures" / f"nan_rank{rank.rank}.npz", task=job.task)
         runner = Runner(env, agent, device, job.threads, found.load, group.collectives, pulse, dump)
         saver = Saver(runner, found.name, run_dir / "checkpoints", config.keep_checkpoints)
@@ -127,7 +127,7 @@ def _announce(begun: int, total: int, lost: list[str]) -> None:
         tell(f"not kept: {what}")
 
 
-def _build_env(
+def build_env(
     found: FoundTask, config: TrainConfig, job: Job, rank: Rank, pulse: Pulse
 ) -> "Env[Any]":
     """The environment over its simulation, on the worker's device."""
@@ -147,7 +147,7 @@ def _build_env(
         sim = make_simulation(
             job.engine,
             model,
-            config.env.num_envs,
+            config.worlds,
             device=job.devices[rank.local_rank],
             num_threads=job.threads,
             nconmax=config.env.nconmax,
@@ -169,7 +169,7 @@ def _build_env(
     return env
 
 
-def _bind_gpu(device: str) -> None:
+def bind_gpu(device: str) -> None:
     """Make `device` the GPU of torch and of rendering, before anything is allocated."""
     import torch
 
@@ -186,7 +186,7 @@ def _bind_gpu(device: str) -> None:
     os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", str(index))
 
 
-def _warp_on(job: Job, device: str) -> "AbstractContextManager[object]":
+def warp_on(job: Job, device: str) -> "AbstractContextManager[object]":
     """Let warp, where it is used, take this device also for what a task calls itself."""
     if job.engine != "warp":
         return nullcontext()

@@ -1,0 +1,182 @@
+"""How many worlds? Measured for one worker, in a child of the launching process.
+
+`python -m mjfleet.worker.worlds REQUEST` trains with more and more worlds and prints a line of JSON
+for each number of them. Importing this imports nothing heavy.
+"""
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TextIO
+
+from mjfleet.config import from_dict
+from mjfleet.errors import UserError
+from mjfleet.pulse import Pulse
+from mjfleet.registry import FoundTask, find_task
+from mjfleet.worker.job import Job, Rank
+from mjfleet.worker.lean import prepare
+from mjfleet.worker.life import bind_gpu, build_env, warp_on
+from mjfleet.worker.stop import die_with_parent
+
+SMALLEST, LARGEST = 256, 1 << 20
+"""Worlds to begin with, and those that are not exceeded."""
+GAIN = 1.05
+"""Twice the worlds are worth it where throughput grows by this factor at least."""
+FULL = 0.85
+"""Share of the memory in use at which more worlds would leave too little for all else."""
+ITERATIONS = 3
+"""Of training with each number of worlds: one to warm up, then the better one of two counts."""
+BUDGET_SECONDS = 60.0
+"""For all numbers of worlds but the first, whose kernels may have to be compiled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What training with that many worlds was like."""
+
+    worlds: int
+    steps_per_second: float
+    """Environment steps of this worker, learning included."""
+    memory: float
+    """Share of its device's memory that was in use, by whomever: 0 to 1."""
+
+
+def choose(curve: Sequence[Measured]) -> int:
+    """The worlds up to which every doubling was worth it; a pure function.
+
+    Args:
+        curve: what was measured with SMALLEST, twice as many worlds, and so on; not empty.
+
+    Examples:
+        >>> speeds = {256: 100.0, 512: 190.0, 1024: 195.0}
+        >>> choose([Measured(worlds=n, steps_per_second=s, memory=0.1) for n, s in speeds.items()])
+        512
+    """
+    chosen = curve[0]
+    for before, now in pairwise(curve):
+        if now.memory >= FULL or now.steps_per_second < GAIN * before.steps_per_second:
+            break
+        chosen = now
+    return chosen.worlds
+
+
+def is_done(curve: Sequence[Measured]) -> bool:
+    """Whether twice the worlds need not be tried, or would fill the memory; a pure function."""
+    expected = curve[-1].memory
+    if len(curve) > 1:
+        # Half of these worlds took what was added last; twice as many add twice that.
+        expected += 2 * max(0.0, curve[-1].memory - curve[-2].memory)
+    return choose(curve) != curve[-1].worlds or expected >= FULL
+
+
+def main(request: dict[str, Any]) -> int:
+    """Measure, and print what was measured; a mistake of the user's is the last line's.
+
+    Args:
+        request: `job`, `rank` and `largest`, see `measure`.
+    """
+    die_with_parent()
+    # These lines alone go to standard output: what libraries print goes where errors do.
+    with os.fdopen(os.dup(1), "w") as output:
+        os.dup2(2, 1)
+        try:
+            job, rank = Job(**request["job"]), Rank(**request["rank"])
+            for measured in measure(job, rank, request["largest"]):
+                _write(output, asdict(measured))
+        except UserError as error:
+            _write(output, {"mistake": str(error)})
+            return 2
+    return 0
+
+
+def _write(output: TextIO, line: dict[str, Any]) -> None:
+    print(json.dumps(line), file=output, flush=True)
+
+
+def measure(job: Job, rank: Rank, largest: int) -> Iterator[Measured]:
+    """Train with more and more worlds until more are of no use, too many, or take too long.
+
+    Args:
+        job: what is to be trained; its number of worlds is not looked at.
+        rank: this worker's place.
+        largest: worlds that are not exceeded.
+
+    Raises:
+        UserError: the task, or its configuration, is wrong.
+        Exception: whatever the task raises, also for want of memory with the fewest worlds.
+    """
+    prepare()
+    import torch
+
+    from mjfleet.rl.checkpoint import seed_everything
+
+    found = find_task(job.task, Path(job.task_folder))
+    device = job.devices[rank.local_rank]
+    seed_everything(job.config["agent"]["seed"] + rank.rank)
+    if device != "cpu":
+        bind_gpu(device)
+    curve: list[Measured] = []
+    worlds, deadline = SMALLEST, float("inf")
+    with warp_on(job, device):
+        while worlds <= largest:
+            try:
+                curve.append(_train(found, job, rank, worlds))
+            except (MemoryError, RuntimeError) as error:
+                if not (curve and _is_out_of_memory(error)):
+                    raise
+                return
+            yield curve[-1]
+            if len(curve) == 1:
+                deadline = time.monotonic() + BUDGET_SECONDS
+            worlds *= 2
+            steps = ITERATIONS * worlds * job.config["agent"]["num_steps_per_env"]
+            expected = time.monotonic() + steps / curve[-1].steps_per_second
+            if is_done(curve) or expected > deadline:
+                return
+            gc.collect()
+            if device != "cpu":
+                torch.cuda.empty_cache()
+
+
+def _train(found: FoundTask, job: Job, rank: Rank, worlds: int) -> Measured:
+    """Train a few iterations; the worlds are gone afterwards."""
+    from mjfleet.rl.runner import Runner
+
+    numbers = job.config["env"] | {"num_envs": worlds}
+    config = from_dict(found.defaults(), {**job.config, "env": numbers})
+    agent, device = replace(config.agent, max_iterations=ITERATIONS), job.devices[rank.local_rank]
+    env = build_env(found, config, job, rank, Pulse())
+    runner = Runner(env, agent, device, job.threads, found.load)
+    rates: list[float] = []
+    runner.train(lambda metrics: rates.append(metrics.global_steps_per_second), lambda: None)
+    memory = _memory_in_use(device)
+    return Measured(worlds=worlds, steps_per_second=max(rates[1:]), memory=memory)
+
+
+def _memory_in_use(device: str) -> float:
+    """Share of the device's memory, 0 to 1; of the CPU's by proc_meminfo(5)."""
+    if device != "cpu":
+        import torch
+
+        free, total = torch.cuda.mem_get_info(device)
+        return 1 - free / total
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+    return 1 - kib["MemAvailable"] / kib["MemTotal"]
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory was missing: torch has a class for it on GPUs; warp and libraries only say."""
+    said = str(error).lower()
+    words = ("out of memory", "failed to allocate", "allocate memory", "alloc_failed")
+    return isinstance(error, MemoryError) or any(word in said for word in words)
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))
