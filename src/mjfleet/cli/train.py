@@ -91,8 +91,11 @@ def train(arguments: Sequence[str]) -> int:
     plan, config = _plan(found, config, datetime.now(), resume, is_restart)
     if config.dry_run:
         if config.env.num_envs == "auto" and (known := recall(plan, config)):
-            config = config.with_worlds(smallest(known[1]))
+            when, curves = known
+            config = config.with_worlds(smallest(curves))
             plan, config = _plan(found, config, datetime.now(), resume, is_restart)
+            note = f"--env.num-envs auto: worlds as measured at {when}"
+            plan = replace(plan, notes=(*plan.notes, note))
         if plan.rank.rank == 0:
             tell(describe(plan))
         return 0

@@ -47,8 +47,6 @@ def find_worlds(plan: LaunchPlan, config: TrainConfig, largest: int = LARGEST) -
         when, curves = answer
         what = f"as measured at {when}; to measure anew, remove {cache_file()}"
     else:
-        devices = ", ".join(worker.device for worker in plan.workers)
-        tell(f"--env.num-envs auto: measuring how many worlds train fastest on {devices}")
         curves = _measure(plan, config, largest)
         kept = remember(plan, config, curves)
         what = f"remembered in {cache_file()}" if kept else "not remembered: no folder for it"
@@ -94,6 +92,8 @@ def _measure(plan: LaunchPlan, config: TrainConfig, largest: int) -> Curves:
             )
             children.append(_Child(worker.device, process, *files))
             stack.callback(children[-1].end)
+        devices = ", ".join(worker.device for worker in plan.workers)
+        tell(f"--env.num-envs auto: measuring how many worlds train fastest on {devices}")
         _wait(children, config.hang_timeout)
         return tuple(child.curve() for child in children)
 
