@@ -141,17 +141,34 @@ def test_a_damaged_file_is_replaced_and_a_folder_that_cannot_be_made_is_no_error
 
 
 def test_what_a_task_raises_is_shown(tmp_path: Path) -> None:
-    write_noisy(tmp_path, setup='print("said"); raise KeyError("rank " + str(RANK))')
+    write_noisy(tmp_path)
     noisy = discover({}, str(tmp_path / "tasks")).find("noisy")
-    with pytest.raises(WorkerError, match=r"(?s)said.*in setup.*KeyError: 'rank .'"):
-        find_worlds(*planned(noisy, cpu_workers=2))
+    # Only one of several workers is told its rank.
+    with pytest.raises(WorkerError, match=r"(?s)env.py.*KeyError: 'RANK'.*cpu failed: ended with"):
+        find_worlds(*planned(noisy))
     assert not cache_file().exists()
 
 
-def test_a_mistake_found_while_measuring_is_told_as_one() -> None:
+def test_a_mistake_of_the_user_is_told_as_one(tmp_path: Path) -> None:
     too_many = PPOConfig(num_mini_batches=5000)
     with pytest.raises(UserError, match="num-mini-batches is 5000, more than the 2048 samples"):
         find_worlds(*planned(algorithm=too_many))
+    write_noisy(tmp_path, setup='print("{"); raise UserError("no motor")')
+    noisy = discover({}, str(tmp_path / "tasks")).find("noisy")
+    with pytest.raises(UserError, match=r"^no motor$"):
+        find_worlds(*planned(noisy, cpu_workers=2))
+
+
+def test_worlds_for_which_there_is_no_memory_are_no_answer(tmp_path: Path) -> None:
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"  # As the system does.
+    full = f'if RANK: {kill}\n            raise RuntimeError("Failed to allocate 8 bytes")'
+    write_noisy(tmp_path, setup=f"if self.num_envs > 256:\n            {full}")
+    noisy = discover({}, str(tmp_path / "tasks")).find("noisy")
+    plan, config = planned(noisy, cpu_workers=2)
+    assert find_worlds(plan, config) == 256
+    remembered = recall(plan, config)
+    assert remembered
+    assert [len(measured) for measured in remembered[1]] == [1, 1]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -24,7 +24,7 @@ from mjfleet.launch.remembered import Curves, cache_file, recall, remember
 from mjfleet.tell import tell
 from mjfleet.worker.job import Rank
 from mjfleet.worker.stop import PARENT_VARIABLE, StopRequest
-from mjfleet.worker.worlds import LARGEST, Measured, choose
+from mjfleet.worker.worlds import LARGEST, SMALLEST, Measured, choose
 
 STDERR_LINES = 30
 """How much of what a child said last is shown when it fails."""
@@ -47,6 +47,7 @@ def find_worlds(plan: LaunchPlan, config: TrainConfig, largest: int = LARGEST) -
         when, curves = answer
         what = f"as measured at {when}; to measure anew, remove {cache_file()}"
     else:
+        config.with_worlds(SMALLEST)  # A mistake in the numbers is told at once.
         curves = _measure(plan, config, largest)
         kept = remember(plan, config, curves)
         what = f"remembered in {cache_file()}" if kept else "not remembered: no folder for it"

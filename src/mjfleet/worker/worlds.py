@@ -7,6 +7,7 @@ for each number of them. Importing this imports nothing heavy.
 import gc
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -30,8 +31,8 @@ GAIN = 1.05
 """Twice the worlds are worth it where throughput grows by this factor at least."""
 FULL = 0.85
 """Share of the memory in use at which more worlds would leave too little for all else."""
-ITERATIONS = 3
-"""Of training with each number of worlds: one to warm up, then the better one of two counts."""
+STRETCH_SECONDS = 0.5
+"""An iteration to warm up is followed by two stretches, each of at least that and an iteration."""
 BUDGET_SECONDS = 60.0
 """For all numbers of worlds but the first, whose kernels may have to be compiled."""
 
@@ -135,7 +136,7 @@ def measure(job: Job, rank: Rank, largest: int) -> Iterator[Measured]:
             if len(curve) == 1:
                 deadline = time.monotonic() + BUDGET_SECONDS
             worlds *= 2
-            steps = ITERATIONS * worlds * job.config["agent"]["num_steps_per_env"]
+            steps = 3 * worlds * job.config["agent"]["num_steps_per_env"]
             expected = time.monotonic() + steps / curve[-1].steps_per_second
             if is_done(curve) or expected > deadline:
                 return
@@ -145,18 +146,34 @@ def measure(job: Job, rank: Rank, largest: int) -> Iterator[Measured]:
 
 
 def _train(found: FoundTask, job: Job, rank: Rank, worlds: int) -> Measured:
-    """Train a few iterations; the worlds are gone afterwards."""
+    """Train for about a second, or a few iterations; the worlds are gone afterwards."""
     from mjfleet.rl.runner import Runner
 
     numbers = job.config["env"] | {"num_envs": worlds}
     config = from_dict(found.defaults(), {**job.config, "env": numbers})
-    agent, device = replace(config.agent, max_iterations=ITERATIONS), job.devices[rank.local_rank]
+    agent, device = replace(config.agent, max_iterations=sys.maxsize), job.devices[rank.local_rank]
     env = build_env(found, config, job, rank, Pulse())
     runner = Runner(env, agent, device, job.threads, found.load)
-    rates: list[float] = []
-    runner.train(lambda metrics: rates.append(metrics.global_steps_per_second), lambda: None)
-    memory = _memory_in_use(device)
-    return Measured(worlds=worlds, steps_per_second=max(rates[1:]), memory=memory)
+    ends: list[float] = []
+
+    def has_enough() -> int | None:
+        ends.append(time.monotonic())
+        return signal.SIGTERM if len(_rates(ends)) == 2 else None
+
+    runner.train(lambda _: None, has_enough)
+    # A machine that does something else for a moment makes a stretch slower, never faster.
+    speed = max(_rates(ends)) * worlds * agent.num_steps_per_env
+    return Measured(worlds=worlds, steps_per_second=speed, memory=_memory_in_use(device))
+
+
+def _rates(ends: Sequence[float]) -> list[float]:
+    """Iterations per second of each stretch, from when each iteration ended, in seconds."""
+    rates, begun = [], 0
+    for index, end in enumerate(ends):
+        if index > begun and end - ends[begun] >= STRETCH_SECONDS:
+            rates.append((index - begun) / (end - ends[begun]))
+            begun = index
+    return rates
 
 
 def _memory_in_use(device: str) -> float:
