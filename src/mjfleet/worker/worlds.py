@@ -1,7 +1,7 @@
 """How many worlds? Measured for one worker, in a child of the launching process.
 
-`python -m mjfleet.worker.worlds REQUEST` trains with more and more worlds and prints a line of JSON
-for each number of them. Importing this imports nothing heavy.
+`python -m mjfleet.worker.worlds REQUEST` trains with as many worlds as each line of its input says
+and answers by a line of JSON. Importing this imports nothing heavy.
 """
 
 import gc
@@ -10,11 +10,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from mjfleet.config import from_dict
 from mjfleet.errors import UserError
@@ -25,16 +25,12 @@ from mjfleet.worker.lean import prepare
 from mjfleet.worker.life import bind_gpu, build_env, warp_on
 from mjfleet.worker.stop import die_with_parent
 
-SMALLEST, LARGEST = 256, 1 << 20
-"""Worlds to begin with, and those that are not exceeded."""
 GAIN = 1.05
 """Twice the worlds are worth it where throughput grows by this factor at least."""
 FULL = 0.85
 """Share of the memory in use at which more worlds would leave too little for all else."""
 STRETCH_SECONDS = 0.5
 """An iteration to warm up is followed by two stretches, each of at least that and an iteration."""
-BUDGET_SECONDS = 60.0
-"""For all numbers of worlds but the first, whose kernels may have to be compiled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +48,7 @@ def choose(curve: Sequence[Measured]) -> int:
     """The worlds up to which every doubling was worth it; a pure function.
 
     Args:
-        curve: what was measured with SMALLEST, twice as many worlds, and so on; not empty.
+        curve: what was measured with some worlds, twice as many, and so on; not empty.
 
     Examples:
         >>> speeds = {256: 100.0, 512: 190.0, 1024: 195.0}
@@ -77,41 +73,29 @@ def is_done(curve: Sequence[Measured]) -> bool:
 
 
 def main(request: dict[str, Any]) -> int:
-    """Measure, and print what was measured; a mistake of the user's is the last line's.
+    """Measure with each number of worlds that standard input asks for, until it ends.
+
+    Prints a line when it is ready, and one for each number; a mistake of the user's is the last.
+    It ends without a line for a number of worlds for which memory is missing, except the first.
 
     Args:
-        request: `job`, `rank` and `largest`, see `measure`.
+        request: `job`, what is to be trained, and `rank`, this worker's place.
     """
     die_with_parent()
     # These lines alone go to standard output: what libraries print goes where errors do.
     with os.fdopen(os.dup(1), "w") as output:
         os.dup2(2, 1)
         try:
-            job, rank = Job(**request["job"]), Rank(**request["rank"])
-            for measured in measure(job, rank, request["largest"]):
-                _write(output, asdict(measured))
+            for line in _measure(Job(**request["job"]), Rank(**request["rank"]), sys.stdin):
+                print(json.dumps(line), file=output, flush=True)
         except UserError as error:
-            _write(output, {"mistake": str(error)})
+            print(json.dumps({"mistake": str(error)}), file=output, flush=True)
             return 2
     return 0
 
 
-def _write(output: TextIO, line: dict[str, Any]) -> None:
-    print(json.dumps(line), file=output, flush=True)
-
-
-def measure(job: Job, rank: Rank, largest: int) -> Iterator[Measured]:
-    """Train with more and more worlds until more are of no use, too many, or take too long.
-
-    Args:
-        job: what is to be trained; its number of worlds is not looked at.
-        rank: this worker's place.
-        largest: worlds that are not exceeded.
-
-    Raises:
-        UserError: the task, or its configuration, is wrong.
-        Exception: whatever the task raises, also for want of memory with the fewest worlds.
-    """
+def _measure(job: Job, rank: Rank, asked: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Nothing once it is ready, then what was measured with each number of worlds."""
     prepare()
     import torch
 
@@ -122,24 +106,16 @@ def measure(job: Job, rank: Rank, largest: int) -> Iterator[Measured]:
     seed_everything(job.config["agent"]["seed"] + rank.rank)
     if device != "cpu":
         bind_gpu(device)
-    curve: list[Measured] = []
-    worlds, deadline = SMALLEST, float("inf")
     with warp_on(job, device):
-        while worlds <= largest:
+        yield {}
+        for count, worlds in enumerate(asked):
             try:
-                curve.append(_train(found, job, rank, worlds))
+                measured = _train(found, job, rank, int(worlds))
             except (MemoryError, RuntimeError) as error:
-                if not (curve and _is_out_of_memory(error)):
-                    raise
-                return
-            yield curve[-1]
-            if len(curve) == 1:
-                deadline = time.monotonic() + BUDGET_SECONDS
-            worlds *= 2
-            steps = 3 * worlds * job.config["agent"]["num_steps_per_env"]
-            expected = time.monotonic() + steps / curve[-1].steps_per_second
-            if is_done(curve) or expected > deadline:
-                return
+                if count and _is_out_of_memory(error):
+                    return
+                raise
+            yield asdict(measured)
             gc.collect()
             if device != "cpu":
                 torch.cuda.empty_cache()
