@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,23 @@ from mjfleet.config import (
 from mjfleet.errors import UserError
 from mjfleet.launch.config_file import read_config, write_config
 from mjfleet.registry import discover
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainEnvConfig(EnvConfig):
+    """As a task declares it that knows nothing of `auto`."""
+
+    num_envs: int = 64
+
+
+def test_every_task_takes_auto_for_its_worlds() -> None:
+    config = from_dict(TrainConfig(env=PlainEnvConfig()), {"env": {"num_envs": "auto"}})
+    assert config.env.num_envs == "auto"
+    assert config.with_worlds(32).worlds == 32
+    with pytest.raises(UserError, match="an integer or 'auto'"):
+        from_dict(config, {"env": {"num_envs": "many"}})
+    with pytest.raises(UserError, match="num-mini-batches is 4, more than the 3 samples"):
+        replace(config, agent=AgentConfig(num_steps_per_env=3)).with_worlds(1)
 
 
 @pytest.mark.parametrize(

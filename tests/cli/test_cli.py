@@ -37,7 +37,7 @@ def test_help_of_a_task_shows_every_number_with_its_meaning(run: Run) -> None:
     assert result.returncode == 0
     text = " ".join(result.stdout.replace("│", " ").split())
     for words in (
-        "--env.num-envs INT Worlds per worker. (default:",
+        "--env.num-envs INT|auto Worlds per worker; `auto`:",
         "--env.swing-up, --env.no-swing-up",
         "--agent.algorithm.learning-rate FLOAT",
         "(default: 0.001)",
@@ -109,6 +109,17 @@ def test_the_newest_word_on_the_number_of_worlds_counts(run: Run, tmp_path: Path
     assert "10 per worker, 20 in total" in own.stdout
 
 
+def test_a_dry_run_measures_nothing(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("env: {num_envs: auto}\n")
+    flags = ("--config", "my.yaml", "--dry-run")
+    result = run("train", "cartpole-balance", *flags, prelude=POISON, XDG_CACHE_HOME="cache")
+    assert result.returncode == 0, result.stderr
+    assert "worlds: found when training begins" in " ".join(result.stdout.split())
+    shared = run("train", "cartpole-balance", *flags, "--total-envs", "64", prelude=POISON)
+    assert "64 per worker" in shared.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["my.yaml"]
+
+
 def test_the_cpu_is_announced_where_no_gpu_was_found(run: Run) -> None:
     result = run("train", "cartpole-balance", "--dry-run", CUDA_VISIBLE_DEVICES="")
     assert "training on the CPU" in result.stdout
@@ -124,7 +135,14 @@ ERRORS = [
     (["cartpole-balance", "--gpu-ids"], ["--gpu-ids is []", "one or more GPU indices"]),
     (["cartpole-balance", "--env.nun-envs", "3"], ["--env.nun-envs", "--env.num-envs"]),
     (["cartpole-balance", "--env.num-envs", "0"], ["--env.num-envs is 0", "at least 1"]),
-    (["cartpole-balance", "--env.num-envs", "many"], ["--env.num-envs", "many"]),
+    (
+        ["cartpole-balance", "--env.num-envs", "many"],
+        ["--env.num-envs many: it must be a whole number from 1 up, or `auto`."],
+    ),
+    (
+        ["cartpole-balance", "--total-envs", "64", "--env.num-envs", "auto"],
+        ["--total-envs and --env.num-envs"],
+    ),
     (["cartpole-balance", "--agent.algorithm.gamma", "2"], ["gamma is 2.0", "between 0 and 1"]),
     (["cartpole-balance", "--engine", "bullet"], ["--engine", "native"]),
     (["cartpole-balance", "--cpu-threads", "9999"], ["--cpu-threads is 9999", "at most"]),

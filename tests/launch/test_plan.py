@@ -127,6 +127,14 @@ def test_a_process_that_something_else_started_is_the_rank_it_was_given() -> Non
     assert (alone.launcher, alone.world_size, alone.backend) == ("outer", 1, None)
 
 
+def test_worlds_that_are_still_to_be_found_are_planned_except_for_workers_started_already() -> None:
+    auto = replace(discover({}).find("cartpole-balance").task.env, num_envs="auto")
+    made = plan(CPUS, env=auto)
+    assert (made.worlds_per_worker, made.steps_per_iteration) == (None, None)
+    with pytest.raises(UserError, match="give a number"):
+        plan(CPUS, OUTER, env=auto)
+
+
 def test_the_worlds_of_all_workers_are_divided() -> None:
     config = replace(discover({}).find("cartpole-balance").defaults(), total_envs=96)
     assert divide_worlds(config, 3).env.num_envs == 32

@@ -64,7 +64,7 @@ def observations() -> TensorDict:
 
 
 def learn(
-    kind: type[PPO], config: AgentConfig, updates: int, alg: Any = None
+    kind: type[PPO], config: AgentConfig, updates: int, alg: Any = None, threads: int = 1
 ) -> tuple[Any, dict[str, float]]:
     """Updates from random numbers, the same for every kind of algorithm; and the last losses."""
     losses: Any = {}
@@ -76,6 +76,8 @@ def learn(
         env: Any = SimpleNamespace(num_envs=WORLDS, num_actions=ACTIONS)
         alg = kind.construct_algorithm(first, env, cfg, "cpu")
         alg.train_mode()
+        if threads > 1:
+            alg.share_among(threads)
     for update in range(updates):
         torch.manual_seed(update)  # rsl_rl draws actions, which nobody needs, while it updates.
         with torch.inference_mode():
@@ -112,6 +114,17 @@ def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str, tolerance: floa
     if "adaptive" in case:
         assert ours.learning_rate != config.algorithm.learning_rate
     torch.testing.assert_close(losses, their_losses, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_threads_that_share_the_samples_end_with_the_same(case: str, tolerance: float) -> None:
+    config = agent(**CASES[case])
+    alone, losses = learn(FastPPO, config, updates=2)
+    shared, their_losses = learn(FastPPO, config, updates=2, threads=3)
+    torch.testing.assert_close(
+        weights(shared), weights(alone), rtol=10 * tolerance, atol=10 * tolerance
+    )
+    assert their_losses == pytest.approx(losses, rel=1e-4)
 
 
 @pytest.mark.parametrize(("first", "second"), [(FastPPO, PPO), (PPO, FastPPO), (FastPPO, FastPPO)])

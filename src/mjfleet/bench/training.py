@@ -79,7 +79,7 @@ def train_ours(setup: Setup, config: TrainConfig, **environ: str) -> tuple[Train
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     workers = int(rows[0]["world_size"]) if rows else 1
-    steps = workers * config.env.num_envs * config.agent.num_steps_per_env
+    steps = workers * config.worlds * config.agent.num_steps_per_env
     times = child.times_of("iteration=")
     return Trained.of(child, times, rows, steps, setup.options.warmup), child
 
@@ -98,7 +98,7 @@ def train_theirs(
     notes = [note for _, line in lines for note in line.get("notes", [])]
     reported = [(seconds, line) for seconds, line in lines if "collect_seconds" in line]
     times, rows = [seconds for seconds, _ in reported], [row for _, row in reported]
-    steps = config.env.num_envs * config.agent.num_steps_per_env
+    steps = config.worlds * config.agent.num_steps_per_env
     return Trained.of(child, times, rows, steps, setup.options.warmup), notes
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import tyro
 
+from mjfleet.config.train import NumEnvs
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import GpuRequest
 
@@ -40,6 +41,31 @@ def _gpu_ids(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
         instance_from_str=read,
         is_instance=lambda value: value is None or isinstance(value, str | list),
         str_from_instance=write,
+    )
+
+
+@PARSERS.primitive_rule
+def _num_envs(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
+    """How --env.num-envs is read."""
+    if kind.type != NumEnvs:
+        return None
+
+    def read(texts: list[str]) -> NumEnvs:
+        if texts == ["auto"]:
+            return "auto"
+        try:
+            return int(texts[0])
+        except ValueError:
+            raise UserError(
+                f"--env.num-envs {texts[0]}: it must be a whole number from 1 up, or `auto`."
+            ) from None
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT|auto",
+        instance_from_str=read,
+        is_instance=lambda value: value == "auto" or isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
     )
 
 

@@ -20,12 +20,15 @@ from mjfleet.launch.config_file import read_config
 from mjfleet.launch.devices import Devices, count_gpus, select_devices
 from mjfleet.launch.launcher import launch
 from mjfleet.launch.plan import LaunchPlan, divide_worlds, make_plan
+from mjfleet.launch.remembered import recall
 from mjfleet.launch.restart import VARIABLE, start_again
 from mjfleet.launch.resume import Resume, find_resume, read_recorded
 from mjfleet.launch.run_dir import RunDir
+from mjfleet.launch.worlds import find_worlds, smallest
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.tell import tell
 from mjfleet.worker.job import Rank
+from mjfleet.worker.stop import Stopped
 
 TELL_SECONDS = 3.0
 """How long the first of several workers may take to say what is wrong before others end."""
@@ -37,7 +40,7 @@ def main() -> None:
 
 
 def guarded(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """Run a command; the user's mistakes become one message and exit code 2."""
+    """Run a command; the user's mistakes become one message and exit code 2, others' failures 1."""
     try:
         return command(arguments)
     except UserError as error:
@@ -47,6 +50,11 @@ def guarded(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -
         else:
             time.sleep(TELL_SECONDS)
         return 2
+    except WorkerError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except Stopped as stopped:
+        return 128 + stopped.signal_number
     except KeyboardInterrupt:
         return 130
 
@@ -79,8 +87,15 @@ def train(arguments: Sequence[str]) -> int:
         take_lock = not config.dry_run and os.environ.get("RANK", "0") == "0"
         resume = find_resume(config.resume, name, experiment, take_lock)
         config = parse(found, flags, resume.config or data)
-    plan, config = _plan(found, config, datetime.now(), resume, is_restart=failed is not None)
+    is_restart = failed is not None
+    plan, config = _plan(found, config, datetime.now(), resume, is_restart)
     if config.dry_run:
+        if config.env.num_envs == "auto" and (known := recall(plan, config)):
+            when, curves = known
+            config = config.with_worlds(smallest(curves))
+            plan, config = _plan(found, config, datetime.now(), resume, is_restart)
+            note = f"--env.num-envs auto: worlds as measured at {when}"
+            plan = replace(plan, notes=(*plan.notes, note))
         if plan.rank.rank == 0:
             tell(describe(plan))
         return 0
@@ -90,6 +105,9 @@ def train(arguments: Sequence[str]) -> int:
             done = f"{resume.checkpoint} has all of --agent.max-iterations {total}"
             tell(f"nothing is left to do: {done}; a greater total trains on")
         return 0
+    if config.env.num_envs == "auto":
+        config = config.with_worlds(find_worlds(plan, config))
+        plan, config = _plan(found, config, datetime.now(), resume, is_restart)
     return _run(found, config, plan, resume, ["train", *arguments])
 
 
@@ -141,13 +159,16 @@ def describe(plan: LaunchPlan) -> str:
     }[plan.launcher]
     talk = f", which talk by {plan.backend}" if plan.backend else ""
     log_dir = plan.torchrunx_log_dir or "none"
+    worlds = "found when training begins"
+    if plan.worlds_per_worker is not None:
+        total = plan.worlds_per_worker * plan.world_size
+        worlds = f"{plan.worlds_per_worker} per worker, {total} in total"
     lines = {
         "task": f"{plan.task} ({plan.task_folder})",
         "workers": f"{plan.world_size}, {who}{talk}",
         "engine": plan.engine,
-        "worlds": f"{plan.worlds_per_worker} per worker, "
-        f"{plan.worlds_per_worker * plan.world_size} in total",
-        "steps per iteration": plan.steps_per_iteration,
+        "worlds": worlds,
+        "steps per iteration": plan.steps_per_iteration or "as many as the worlds allow",
         "iterations": plan.max_iterations,
         "run directory": f"{plan.run_dir}, which goes on" if plan.goes_on else plan.run_dir,
         "goes on from": plan.checkpoint or "nothing, it begins",

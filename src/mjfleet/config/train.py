@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal
 
 from mjfleet.config.agent import AgentConfig
 from mjfleet.config.check import Rule, above, at_least, check, optional
 from mjfleet.errors import UserError
+
+NumEnvs = int | Literal["auto"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,8 +18,8 @@ class EnvConfig:
 
     flags: ClassVar[str] = "env."
 
-    num_envs: int = 1024
-    """Worlds per worker."""
+    num_envs: NumEnvs = 1024
+    """Worlds per worker; `auto`: as many as make training faster on these devices, measured."""
     decimation: int = 1
     """Physics steps per environment step; the action is held meanwhile."""
     episode_seconds: float = 20.0
@@ -27,8 +29,15 @@ class EnvConfig:
     njmax: int | None = None
     """Constraint rows per world that the warp engine has room for; None: guessed from the model."""
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Let `auto` also be a value where a task writes `num_envs: int = 256`."""
+        super().__init_subclass__(**keywords)
+        if "num_envs" in cls.__annotations__:
+            cls.__annotations__["num_envs"] = NumEnvs
+
     def __post_init__(self) -> None:
-        check(self, num_envs=at_least(1), decimation=at_least(1), episode_seconds=above(0))
+        worlds = Rule(lambda v: v == "auto" or at_least(1).holds(v), "at least 1, or `auto`")
+        check(self, num_envs=worlds, decimation=at_least(1), episode_seconds=above(0))
         check(self, nconmax=optional(at_least(1)), njmax=optional(at_least(1)))
         number = Rule(lambda v: not (isinstance(v, float) and math.isnan(v)), "a number")
         check(self, **{f.name: number for f in fields(self)})
@@ -100,6 +109,8 @@ class TrainConfig(LaunchConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.env.num_envs == "auto":
+            return  # Checked once it is a number.
         samples = self.env.num_envs * self.agent.num_steps_per_env
         batches = self.agent.algorithm.num_mini_batches
         if samples < 2:
@@ -120,6 +131,16 @@ class TrainConfig(LaunchConfig):
                 f"--agent.algorithm.num-mini-batches is {batches}, more than the {pieces} {what} "
                 "that it divides."
             )
+
+    @property
+    def worlds(self) -> int:
+        """Worlds per worker, once `auto` has been replaced by a number."""
+        assert self.env.num_envs != "auto"
+        return self.env.num_envs
+
+    def with_worlds(self, num_envs: int) -> "TrainConfig":
+        """The same with that many worlds per worker."""
+        return replace(self, env=replace(self.env, num_envs=num_envs))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ class Agent:
             start_new_session=True,
             text=True,
             env=os.environ
-            | _environment(threads)
+            | worker_environment(threads)
             | {"TMPDIR": self._scratch.name, PARENT_VARIABLE: str(os.getpid())},
         )
 
@@ -107,7 +107,7 @@ class Agent:
         return os.waitid(os.P_PID, self._process.pid, look)
 
 
-def _environment(threads: int) -> dict[str, str]:
+def worker_environment(threads: int) -> dict[str, str]:
     """Variables that must be there before a worker imports anything."""
     pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     return dict.fromkeys(pools, str(threads)) | {

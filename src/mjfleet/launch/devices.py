@@ -44,6 +44,26 @@ def count_gpus() -> int:
         pynvml.nvmlShutdown()
 
 
+def gpu_name(physical: str) -> str:
+    """A GPU's model, such as "NVIDIA H100 80GB HBM3"; what the driver calls it where NVML fails.
+
+    Args:
+        physical: a number, a GPU UUID or a MIG UUID.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return physical
+    try:
+        if physical.isdecimal():
+            return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(int(physical))))
+        return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByUUID(physical)))
+    except pynvml.NVMLError:
+        return physical
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def select_devices(
     request: GpuRequest,
     environ: Mapping[str, str],

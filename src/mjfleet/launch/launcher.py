@@ -27,18 +27,7 @@ def launch(plan: LaunchPlan, config: TrainConfig, run_dir: RunDir | None) -> int
         UserError: a worker found a mistake of the user's before training began.
         WorkerError: a worker failed; its text is all that is known.
     """
-    job = Job(
-        task=plan.task,
-        task_folder=str(plan.task_folder),
-        config=to_dict(config),
-        devices=tuple(worker.device for worker in plan.workers),
-        engine=plan.engine,
-        threads=plan.threads,
-        run_dir=str(plan.run_dir),
-        backend=plan.backend,
-        local=plan.launcher != "outer",
-        checkpoint=str(plan.checkpoint) if plan.checkpoint else None,
-    )
+    job = make_job(plan, config)
 
     def end(status: str, failed: FailedError | None = None, is_asked_to_stop: bool = False) -> None:
         if run_dir:
@@ -72,6 +61,22 @@ def launch(plan: LaunchPlan, config: TrainConfig, run_dir: RunDir | None) -> int
     end("stopped")
     # Workers that we started know SIGINT alone, whatever we received.
     return 128 + (stop.received or outcome.stopped_by)
+
+
+def make_job(plan: LaunchPlan, config: TrainConfig) -> Job:
+    """What the workers of a plan need to know."""
+    return Job(
+        task=plan.task,
+        task_folder=str(plan.task_folder),
+        config=to_dict(config),
+        devices=tuple(worker.device for worker in plan.workers),
+        engine=plan.engine,
+        threads=plan.threads,
+        run_dir=str(plan.run_dir),
+        backend=plan.backend,
+        local=plan.launcher != "outer",
+        checkpoint=str(plan.checkpoint) if plan.checkpoint else None,
+    )
 
 
 def _run_fleet(plan: LaunchPlan, job: Job, stop: StopRequest) -> Outcome:

@@ -1,7 +1,7 @@
 """The frozen answer to "who runs where": pure, so that --dry-run prints what a run would do."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -54,9 +54,10 @@ class LaunchPlan:
     threads: int
     """CPU threads of each worker."""
     seed: int
-    worlds_per_worker: int
-    steps_per_iteration: int
-    """Environment steps of all workers in one iteration."""
+    worlds_per_worker: int | None
+    """None: to be found by measuring."""
+    steps_per_iteration: int | None
+    """Environment steps of all workers in one iteration; None: it depends on the worlds."""
     max_iterations: int
     run_dir: Path
     goes_on: bool
@@ -87,7 +88,7 @@ def divide_worlds(config: TrainConfig, world_size: int) -> TrainConfig:
             f"--total-envs is {total}; it must be a multiple of {world_size}, the number of "
             f"workers, such as {' or '.join(map(str, near))}."
         )
-    return replace(config, env=replace(config.env, num_envs=each))
+    return config.with_worlds(each)
 
 
 def make_plan(
@@ -133,6 +134,12 @@ def make_plan(
             f"--max-restarts is {config.max_restarts}, but something else has started these "
             "workers, such as torchrun, and has to start them again."
         )
+    if outer and config.env.num_envs == "auto":
+        raise UserError(
+            "--env.num-envs auto measures before workers are started, but something else has "
+            "started these, such as torchrun: give a number, such as the one that `auto` finds "
+            "without it."
+        )
     # What is to be started again needs somebody who outlives it.
     own = world_size > 1 or config.max_restarts > 0
     launcher = "outer" if outer else "torchrunx" if own else "in-process"
@@ -156,7 +163,7 @@ def make_plan(
             zip(names, devices.physical or ("",) * len(names), strict=True)
         )
     )
-    steps = world_size * config.env.num_envs * agent.num_steps_per_env
+    worlds = None if config.env.num_envs == "auto" else config.worlds
     return LaunchPlan(
         task=found.name,
         task_folder=found.folder,
@@ -168,8 +175,8 @@ def make_plan(
         engine=_engine(config, on_gpu),
         threads=threads,
         seed=agent.seed,
-        worlds_per_worker=config.env.num_envs,
-        steps_per_iteration=steps,
+        worlds_per_worker=worlds,
+        steps_per_iteration=worlds and world_size * worlds * agent.num_steps_per_env,
         max_iterations=agent.max_iterations,
         run_dir=run_dir,
         goes_on=bool(resume and resume.run_dir),
@@ -223,7 +230,7 @@ def _notes(config: TrainConfig, devices: Devices, world_size: int, cores: int) -
         notes.append(f"{devices.note}: training on the CPU")
     if config.total_envs is not None:
         notes.append(
-            f"--total-envs {config.total_envs}: {config.env.num_envs} worlds for each of "
+            f"--total-envs {config.total_envs}: {config.worlds} worlds for each of "
             f"{world_size} workers"
         )
     if len(devices.names) > cores:

@@ -1,8 +1,12 @@
 """rsl_rl's PPO with less to do in each step and each minibatch. Runs in a worker."""
 
+import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +45,19 @@ class _Samples(NamedTuple):
     deviations: torch.Tensor
 
 
+@dataclass(frozen=True)
+class _Learner:
+    """Networks and a buffer of their gradients: those that are trained, or others of the same
+    parameters, by which another thread works on some of the samples."""
+
+    actor: Any
+    critic: Any
+    gradients: torch.Tensor
+    """Of all parameters, and at the end the KL divergence."""
+    losses: torch.Tensor
+    """Sums over the minibatches of the value loss, the surrogate loss and the entropy."""
+
+
 class FastPPO(FlatPPO):
     """The same PPO for feed-forward networks: the same parameters but for rounding, sooner.
 
@@ -49,6 +66,8 @@ class FastPPO(FlatPPO):
       all epochs share.
     - Losses, KL divergence and learning rate stay on the device until an update ends.
     - All gradients are views of one buffer, also with one rank: clipping takes a few operations.
+    - CPU threads share the samples of each minibatch, and meet once: torch's own share, and wait
+      for each other in, every single operation.
     """
 
     @staticmethod
@@ -77,6 +96,9 @@ class FastPPO(FlatPPO):
         """Means and standard deviations of the actions of a rollout."""
         storage.distribution_params = self._old
         self._time_outs = torch.zeros_like(storage.dones)
+        self._losses = torch.zeros(3, device=self.device)
+        self._learners = [_Learner(self.actor, self.critic, self._flat, self._losses)]
+        self._threads: Executor | None = None
         self._batches = self._make_batches()
         self._gradients: list[Callable[[], object]] = []
         """What computes the gradients of each minibatch."""
@@ -85,8 +107,30 @@ class FastPPO(FlatPPO):
         # rsl_rl's rates are Python's floats; CUDA's optimisers want float32.
         precision = torch.float64 if self.device == "cpu" else torch.float32
         self._rate = torch.tensor(self.learning_rate, dtype=precision, device=self.device)
-        self._losses = torch.zeros(3, device=self.device)
         self._prepare_optimizer()
+
+    def share_among(self, num_threads: int) -> None:
+        """Have so many CPU threads compute gradients; rounding depends on their number."""
+        self._learners = self._learners[:1]
+        for _ in range(num_threads - 1):
+            actor, critic = copy.deepcopy(self.actor), copy.deepcopy(self.critic)
+            gradients = torch.zeros_like(self._flat)
+            copies = chain(actor.parameters(), critic.parameters())
+            trained = chain(self.actor.parameters(), self.critic.parameters())
+            views = {id(p): view for p, view in self._views}
+            for parameter, original in zip(copies, trained, strict=True):
+                parameter.data = original.data
+                if id(original) in views:
+                    view = views[id(original)]
+                    place = view.storage_offset()
+                    parameter.grad = gradients[place : place + view.numel()].view_as(view)
+            losses = torch.zeros_like(self._losses)
+            self._learners.append(_Learner(actor, critic, gradients, losses))
+        if num_threads > 1:
+            # Each of them is one thread to torch, whose number is a thread's own.
+            self._threads = ThreadPoolExecutor(
+                num_threads, "learner", initializer=torch.set_num_threads, initargs=(1,)
+            )
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample actions `(num_envs, num_actions)`, and store what they were made from."""
@@ -113,7 +157,7 @@ class FastPPO(FlatPPO):
         """Compute values and log-probabilities of the rollout, then returns and advantages."""
         storage = self.storage
         inputs = self.critic.get_latent(storage.observations.flatten(0, 1))
-        values = torch.cat([self.critic.mlp(rows) for rows in inputs.split(ROWS)])
+        values = torch.cat(list(self._map(self._evaluate, inputs.split(ROWS))))
         storage.values.copy_(values.view_as(storage.values))
         # A time-out is no failure: what would have followed is worth what the state was.
         storage.rewards += self.gamma * storage.values * self._time_outs
@@ -131,7 +175,8 @@ class FastPPO(FlatPPO):
         for parameter, view in self._views:
             parameter.grad = view  # Somebody may have set it to None.
         self._prepare_graphs()
-        self._losses.zero_()
+        for learner in self._learners:
+            learner.losses.zero_()
         for _ in range(self.num_learning_epochs):
             for compute_gradients in self._gradients:
                 self.on_minibatch()
@@ -142,7 +187,8 @@ class FastPPO(FlatPPO):
         self.critic.update_normalization(observations)
         self.storage.clear()
         self.learning_rate = self._rate.item()
-        means = self._losses / (self.num_learning_epochs * self.num_mini_batches)
+        total = torch.stack([learner.losses for learner in self._learners]).sum(dim=0)
+        means = total / (self.num_learning_epochs * self.num_mini_batches)
         return dict(zip(("value", "surrogate", "entropy"), means.tolist(), strict=True))
 
     def save(self) -> dict[str, Any]:
@@ -222,33 +268,56 @@ class FastPPO(FlatPPO):
         ]
         for rows, room in zip(sources, self._room, strict=True):
             torch.index_select(rows.view(len(rows), *room.shape[1:]), 0, order, out=room)
+        if self.normalize_advantage_per_mini_batch:
+            for batch in self._batches:
+                mean, deviation = batch.advantages.mean(), batch.advantages.std()
+                batch.advantages.sub_(mean).div_(deviation + 1e-8)
+
+    def _evaluate(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The value network's answers, for samples of a rollout."""
+        with torch.inference_mode():  # Which is a thread's own.
+            return self.critic.mlp(inputs)
+
+    def _map(self, call: Callable[..., Any], *items: Sequence[Any]) -> Iterable[Any]:
+        """The results of a call for each item, by several threads where there are any."""
+        return (self._threads.map if self._threads else map)(call, *items)
 
     def _compute_gradients(self, batch: _Samples) -> None:
         """Gradients of rsl_rl's loss, and at the end of their buffer the KL divergence."""
-        actor: Any = self.actor
+        if self._threads is None:
+            self._learn_from(self._learners[0], batch, 1.0)
+            return
+        count = len(self._learners)
+        split = [field.tensor_split(count) for field in batch]
+        pieces = [_Samples(*piece) for piece in zip(*split, strict=True)]
+        shares = [len(piece.actions) / len(batch.actions) for piece in pieces]
+        list(self._map(self._learn_from, self._learners, pieces, shares))
+        for learner in self._learners[1:]:
+            self._flat += learner.gradients
+
+    def _learn_from(self, learner: _Learner, batch: _Samples, share: float) -> None:
+        """Gradients of the loss over some of the samples of a minibatch, times their share."""
+        actor = learner.actor
         actor.distribution.update(actor.mlp(batch.actor))
         log_probs = actor.distribution.log_prob(batch.actions)
-        values = self.critic.mlp(batch.critic)
+        values = learner.critic.mlp(batch.critic)
         entropy = actor.distribution.entropy.mean()
-        advantages = batch.advantages
-        if self.normalize_advantage_per_mini_batch:
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         ratio = torch.exp(log_probs - batch.log_probs)
         clipped = ratio.clamp(1.0 - self.clip_param, 1.0 + self.clip_param)
-        surrogate = torch.max(-advantages * ratio, -advantages * clipped).mean()
+        surrogate = torch.max(-batch.advantages * ratio, -batch.advantages * clipped).mean()
         errors = (values - batch.returns).square()
         if self.use_clipped_value_loss:
             change = (values - batch.values).clamp(-self.clip_param, self.clip_param)
             errors = torch.max(errors, (batch.values + change - batch.returns).square())
         value = errors.mean()
         loss = surrogate + self.value_loss_coef * value - self.entropy_coef * entropy
-        self._flat.zero_()
-        loss.backward()
+        learner.gradients.zero_()
+        (loss * share).backward()
         with torch.no_grad():
             if self._adaptive:
                 old, new = (batch.means, batch.deviations), actor.distribution.params
-                self._flat[-1] = actor.get_kl_divergence(old, new).mean()
-            self._losses += torch.stack((value, surrogate, entropy))
+                learner.gradients[-1] = actor.get_kl_divergence(old, new).mean() * share
+            learner.losses.add_(torch.stack((value, surrogate, entropy)) * share)
 
     def _apply_gradients(self) -> None:
         """Average over the ranks, adapt the learning rate, clip, and take a step."""

@@ -30,7 +30,7 @@ from mjfleet.rl.ppo import FlatPPO
 from mjfleet.rl.watch import DumpTo, RolloutWatch
 from mjfleet.tell import tell
 
-NUMBERS_PER_THREAD = 2**18
+NUMBERS_PER_THREAD = 2**15
 """Activations of a layer in a minibatch that are worth a CPU thread of their own."""
 
 
@@ -86,7 +86,10 @@ class Runner(OnPolicyRunner):
         algorithm: Any = self.alg
         algorithm.on_minibatch = self.pulse.beat
         self.agent = agent
-        self._num_threads = min(num_threads, worthwhile_threads(agent, env.num_envs))
+        self._num_threads = num_threads
+        if isinstance(self.alg, FastPPO) and device == "cpu":
+            self._num_threads = 1
+            self.alg.share_among(min(num_threads, worthwhile_threads(agent, env.num_envs)))
         self.total_steps = 0
         self.window = EpisodeWindow()
         self.is_resumed = False
@@ -306,10 +309,10 @@ class Runner(OnPolicyRunner):
 
 
 def worthwhile_threads(agent: AgentConfig, num_envs: int) -> int:
-    """How many CPU threads can share an update without waiting for each other most of the time.
+    """How many CPU threads can share a minibatch without one waiting for another most of the time.
 
-    Threads meet after each operation, which takes tens of microseconds. The number follows from the
-    configuration alone: another one would round differently, and a run could not be repeated.
+    The number follows from the configuration: another one would round differently, and a run could
+    not be repeated.
     """
     rows = num_envs * agent.num_steps_per_env // agent.algorithm.num_mini_batches
     widest = max(*agent.actor.hidden_dims, *agent.critic.hidden_dims)

@@ -145,7 +145,7 @@ def build_env(
         sim = make_simulation(
             job.engine,
             model,
-            config.env.num_envs,
+            config.worlds,
             device=job.devices[rank.local_rank],
             num_threads=job.threads,
             nconmax=config.env.nconmax,
