@@ -66,8 +66,8 @@ class FastPPO(FlatPPO):
       all epochs share.
     - Losses, KL divergence and learning rate stay on the device until an update ends.
     - All gradients are views of one buffer, also with one rank: clipping takes a few operations.
-    - CPU threads share the samples of each minibatch, and meet once: torch's own share, and wait
-      for each other in, every single operation.
+    - CPU threads share the networks and the samples of a minibatch, and meet once: torch's own
+      share, and wait for each other in, every single operation.
     """
 
     @staticmethod
@@ -110,9 +110,12 @@ class FastPPO(FlatPPO):
         self._prepare_optimizer()
 
     def share_among(self, num_threads: int) -> None:
-        """Have so many CPU threads compute gradients; rounding depends on their number."""
+        """Have so many CPU threads compute gradients; rounding depends on their number.
+
+        Two share the networks: one has the policy, one the values. Each two more share samples.
+        """
         self._learners = self._learners[:1]
-        for _ in range(num_threads - 1):
+        for _ in range(num_threads // 2 - 1):
             actor, critic = copy.deepcopy(self.actor), copy.deepcopy(self.critic)
             gradients = torch.zeros_like(self._flat)
             copies = chain(actor.parameters(), critic.parameters())
@@ -283,41 +286,51 @@ class FastPPO(FlatPPO):
         return (self._threads.map if self._threads else map)(call, *items)
 
     def _compute_gradients(self, batch: _Samples) -> None:
-        """Gradients of rsl_rl's loss, and at the end of their buffer the KL divergence."""
-        if self._threads is None:
-            self._learn_from(self._learners[0], batch, 1.0)
-            return
-        count = len(self._learners)
-        split = [field.tensor_split(count) for field in batch]
+        """Gradients of rsl_rl's loss, and at the end of their buffer the KL divergence.
+
+        The loss is a sum of the policy's and the value network's, which share no parameters.
+        """
+        split = [field.tensor_split(len(self._learners)) for field in batch]
         pieces = [_Samples(*piece) for piece in zip(*split, strict=True)]
-        shares = [len(piece.actions) / len(batch.actions) for piece in pieces]
-        list(self._map(self._learn_from, self._learners, pieces, shares))
+        calls: list[Callable[[], None]] = []
+        for learner, piece in zip(self._learners, pieces, strict=True):
+            learner.gradients.zero_()
+            share = len(piece.actions) / len(batch.actions)
+            calls += [
+                partial(self._follow_policy, learner, piece, share),
+                partial(self._follow_value, learner, piece, share),
+            ]
+        list(self._map(_call, calls))
         for learner in self._learners[1:]:
             self._flat += learner.gradients
 
-    def _learn_from(self, learner: _Learner, batch: _Samples, share: float) -> None:
-        """Gradients of the loss over some of the samples of a minibatch, times their share."""
+    def _follow_policy(self, learner: _Learner, batch: _Samples, share: float) -> None:
+        """Gradients of the policy by some samples of a minibatch, times their share of it."""
         actor = learner.actor
         actor.distribution.update(actor.mlp(batch.actor))
         log_probs = actor.distribution.log_prob(batch.actions)
-        values = learner.critic.mlp(batch.critic)
         entropy = actor.distribution.entropy.mean()
         ratio = torch.exp(log_probs - batch.log_probs)
         clipped = ratio.clamp(1.0 - self.clip_param, 1.0 + self.clip_param)
         surrogate = torch.max(-batch.advantages * ratio, -batch.advantages * clipped).mean()
+        ((surrogate - self.entropy_coef * entropy) * share).backward()
+        with torch.no_grad():
+            if self._adaptive:
+                old, new = (batch.means, batch.deviations), actor.distribution.params
+                learner.gradients[-1] = actor.get_kl_divergence(old, new).mean() * share
+            learner.losses[1:] += torch.stack((surrogate, entropy)) * share
+
+    def _follow_value(self, learner: _Learner, batch: _Samples, share: float) -> None:
+        """Gradients of the value network, likewise."""
+        values = learner.critic.mlp(batch.critic)
         errors = (values - batch.returns).square()
         if self.use_clipped_value_loss:
             change = (values - batch.values).clamp(-self.clip_param, self.clip_param)
             errors = torch.max(errors, (batch.values + change - batch.returns).square())
         value = errors.mean()
-        loss = surrogate + self.value_loss_coef * value - self.entropy_coef * entropy
-        learner.gradients.zero_()
-        (loss * share).backward()
+        (value * (self.value_loss_coef * share)).backward()
         with torch.no_grad():
-            if self._adaptive:
-                old, new = (batch.means, batch.deviations), actor.distribution.params
-                learner.gradients[-1] = actor.get_kl_divergence(old, new).mean() * share
-            learner.losses.add_(torch.stack((value, surrogate, entropy)) * share)
+            learner.losses[0] += value * share
 
     def _apply_gradients(self) -> None:
         """Average over the ranks, adapt the learning rate, clip, and take a step."""
@@ -332,3 +345,7 @@ class FastPPO(FlatPPO):
         for part in self._parts:
             part.mul_((self.max_grad_norm / (part.norm() + 1e-6)).clamp(max=1.0))
         self.optimizer.step()
+
+
+def _call(function: Callable[[], None]) -> None:
+    function()

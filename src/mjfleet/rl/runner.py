@@ -30,8 +30,8 @@ from mjfleet.rl.ppo import FlatPPO
 from mjfleet.rl.watch import DumpTo, RolloutWatch
 from mjfleet.tell import tell
 
-NUMBERS_PER_THREAD = 2**15
-"""Activations of a layer in a minibatch that are worth a CPU thread of their own."""
+NUMBERS_LIKE_PYTHON = 2**15
+"""Activations of a layer in a minibatch that take about as long as Python's part of it."""
 
 
 class DivergedError(RuntimeError):
@@ -309,14 +309,15 @@ class Runner(OnPolicyRunner):
 
 
 def worthwhile_threads(agent: AgentConfig, num_envs: int) -> int:
-    """How many CPU threads can share a minibatch without one waiting for another most of the time.
+    """How many CPU threads can share a minibatch so that one more would still make it faster.
 
-    The number follows from the configuration: another one would round differently, and a run could
-    not be repeated.
+    n threads take an nth of the time for the numbers, and n times the time for Python's part, which
+    one does at a time: the best n goes with the square root of their ratio. It follows from the
+    configuration alone: another n would round differently, and a run could not be repeated.
     """
     rows = num_envs * agent.num_steps_per_env // agent.algorithm.num_mini_batches
     widest = max(*agent.actor.hidden_dims, *agent.critic.hidden_dims)
-    return max(1, rows * widest // NUMBERS_PER_THREAD)
+    return max(1, math.isqrt(rows * widest // NUMBERS_LIKE_PYTHON))
 
 
 def rsl_rl_config(agent: AgentConfig, load: Callable[[str], Any]) -> dict[str, Any]:
