@@ -34,7 +34,7 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
         if panel.is_count:
             axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set(xlabel=panel.x, ylabel=panel.y)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.05 * axes.dataLim.y1)
         axes.grid(alpha=0.3)
         if len(panel.lines) > 1:
             axes.legend()
