@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pynvml
 
+from mjfleet.launch.devices import cpu_name
 from mjfleet.report.record import git_state, stack_versions
 
 
@@ -14,7 +15,7 @@ def describe_machine() -> dict[str, str]:
     """CPU, memory, GPUs and system."""
     cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    found = {"CPU": _cpu(), "cores used": cores, "memory": f"{memory:.0f} GiB"}
+    found = {"CPU": cpu_name(), "cores used": cores, "memory": f"{memory:.0f} GiB"}
     if gpus := _gpus():
         found["GPU"] = gpus
     system = platform.system()
@@ -30,14 +31,6 @@ def describe_software() -> dict[str, str]:
         if state["commit"]:
             found["mjfleet"] += f" ({state['commit'][:9]}{', changed' if state['dirty'] else ''})"
     return found
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return platform.machine()
 
 
 def _gpus() -> str:

@@ -1,8 +1,10 @@
 """Which devices a run uses. Runs in the launching process, which never initialises CUDA."""
 
+import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import pynvml
@@ -42,6 +44,13 @@ def count_gpus() -> int:
         return pynvml.nvmlDeviceGetCount()
     finally:
         pynvml.nvmlShutdown()
+
+
+def cpu_name() -> str:
+    """The CPU's model, or at least its kind."""
+    lines = Path("/proc/cpuinfo").read_text()
+    found = re.search(r"^model name\s*: (.*)$", lines, re.MULTILINE)
+    return found[1] if found else platform.machine()
 
 
 def gpu_name(physical: str) -> str:

@@ -3,14 +3,12 @@
 import hashlib
 import json
 import os
-import platform
-import re
 from pathlib import Path
 from typing import Any
 
 from mjfleet.config import TrainConfig, to_dict
 from mjfleet.files import write_atomically
-from mjfleet.launch.devices import gpu_name
+from mjfleet.launch.devices import cpu_name, gpu_name
 from mjfleet.launch.plan import LaunchPlan
 from mjfleet.report.record import now, stack_versions
 from mjfleet.worker.worlds import Measured
@@ -74,7 +72,7 @@ def _key(plan: LaunchPlan, config: TrainConfig) -> str:
         "env": _without(config.env, "num_envs"),
         "agent": _without(config.agent, *NO_MATTER),
         "engine": plan.engine,
-        "devices": [gpu_name(w.physical) if w.physical else _cpu() for w in plan.workers],
+        "devices": [gpu_name(w.physical) if w.physical else cpu_name() for w in plan.workers],
         "cores": len(os.sched_getaffinity(0)),
         "threads": plan.threads,
         "versions": stack_versions(),
@@ -94,9 +92,3 @@ def _digests(folder: Path) -> dict[str, str]:
         for path in files
         if "__pycache__" not in path.parts
     }
-
-
-def _cpu() -> str:
-    """The CPU's model, or at least its kind."""
-    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return found[1] if found else platform.machine()
