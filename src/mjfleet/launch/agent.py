@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,12 @@ class Agent:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the agent and all workers, whose group lasts as long as the block."""
         os.killpg(self._process.pid, number)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the agent has ended, or for so long."""
+        deadline = time.monotonic() + seconds
+        while not self.has_ended() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def has_ended(self) -> bool:
         """Whether the agent has ended; it is not reaped, which would free its group's number."""

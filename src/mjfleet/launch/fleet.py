@@ -48,6 +48,8 @@ from mjfleet.worker.stop import (
 
 AGENT_TIMEOUT_SECONDS = 600
 """How long launcher and agent wait for each other: an agent is silent while its workers exit."""
+DYING_SECONDS = 0.5
+"""How long after its workers an agent that was killed may seem to live."""
 AGENT_GONE_SECONDS = 5.0
 """How long workers may still be seen to end once torchrunx or its agent has."""
 GRACE_SECONDS = 3.0
@@ -115,10 +117,13 @@ def _follow(
         if outcome := crew.outcome:
             return outcome
         stop.check()
+        failure = crew.failure()
+        if failure and failure.kind == "Killed":
+            # By the system, or with the agent: that can be seen a moment later than its workers.
+            agent.wait(DYING_SECONDS)
         if agent.killed_by is not None:
-            # Its workers die with it: they would all seem to have been killed.
             raise _agent_failed(job, f"torchrunx's agent was {killed_by(agent.killed_by)}")
-        if failure := crew.failure():
+        if failure:
             break
         if future.done() or agent.has_ended():
             now = time.monotonic()
