@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +15,13 @@ from torch.distributions import Normal
 
 from mjfleet.config import AgentConfig
 from mjfleet.rl.cuda_graphs import capture, check_close
+from mjfleet.rl.mlp import forward, overwrite, widest
 from mjfleet.rl.ppo import FlatPPO
 
 logger = logging.getLogger(__name__)
 
-ROWS = 16384
-"""How many samples the value network sees at a time, so that activations stay in a cache."""
+CACHED = 2**19
+"""How many activations of a layer stay in a CPU's cache: networks see so many at a time."""
 LEARNING_RATES = (1e-5, 1e-2)
 """rsl_rl's limits of the adaptive schedule."""
 
@@ -43,6 +44,11 @@ class _Samples(NamedTuple):
     means: torch.Tensor
     """Of the action distribution during the rollout, like the next."""
     deviations: torch.Tensor
+
+    def split(self, count: int) -> "list[_Samples]":
+        """So many parts of about the same size."""
+        parts = zip(*(field.tensor_split(count) for field in self), strict=True)
+        return [_Samples(*part) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class FastPPO(FlatPPO):
     - Losses, KL divergence and learning rate stay on the device until an update ends.
     - All gradients are views of one buffer, also with one rank: clipping takes a few operations.
     - CPU threads share the networks and the samples of a minibatch, and meet once: torch's own
-      share, and wait for each other in, every single operation.
+      share, and wait for each other in, every single operation. Each sees what fits into a cache.
     """
 
     @staticmethod
@@ -99,6 +105,11 @@ class FastPPO(FlatPPO):
         self._losses = torch.zeros(3, device=self.device)
         self._learners = [_Learner(self.actor, self.critic, self._flat, self._losses)]
         self._threads: Executor | None = None
+        networks = self.actor.mlp, self.critic.mlp
+        self._rows = CACHED // max(map(widest, networks)) if self.device == "cpu" else 2**62
+        """How many samples a network sees at a time."""
+        for network in networks:
+            overwrite(network)
         self._batches = self._make_batches()
         self._gradients: list[Callable[[], object]] = []
         """What computes the gradients of each minibatch."""
@@ -130,16 +141,19 @@ class FastPPO(FlatPPO):
             losses = torch.zeros_like(self._losses)
             self._learners.append(_Learner(actor, critic, gradients, losses))
         if num_threads > 1:
-            # Each of them is one thread to torch, whose number is a thread's own.
+            # This thread is one of them. Each is one to torch, whose number is a thread's own.
+            others = 2 * len(self._learners) - 1
             self._threads = ThreadPoolExecutor(
-                num_threads, "learner", initializer=torch.set_num_threads, initargs=(1,)
+                others, "learner", initializer=torch.set_num_threads, initargs=(1,)
             )
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample actions `(num_envs, num_actions)`, and store what they were made from."""
         storage, step = self.storage, self.storage.step
-        actions = self.actor(obs, stochastic_output=True)
-        parameters = self.actor.output_distribution_params
+        policy: Any = self.actor
+        policy.distribution.update(forward(policy.mlp, policy.get_latent(obs)))
+        actions = policy.distribution.sample()
+        parameters = policy.output_distribution_params
         groups = [(group[step], obs.get(name)) for name, group in storage.observations.items()]
         kept = [(p[step], new) for p, new in zip(self._old, parameters, strict=True)]
         pairs = [*groups, *kept, (storage.actions[step], actions)]
@@ -160,8 +174,9 @@ class FastPPO(FlatPPO):
         """Compute values and log-probabilities of the rollout, then returns and advantages."""
         storage = self.storage
         inputs = self.critic.get_latent(storage.observations.flatten(0, 1))
-        values = torch.cat(list(self._map(self._evaluate, inputs.split(ROWS))))
-        storage.values.copy_(values.view_as(storage.values))
+        parts = 2 * len(self._learners)
+        values = storage.values.flatten(0, 1).tensor_split(parts)
+        self._run(list(map(partial, [self._evaluate] * parts, inputs.tensor_split(parts), values)))
         # A time-out is no failure: what would have followed is worth what the state was.
         storage.rewards += self.gamma * storage.values * self._time_outs
         normal = Normal(*self._old)
@@ -276,38 +291,42 @@ class FastPPO(FlatPPO):
                 mean, deviation = batch.advantages.mean(), batch.advantages.std()
                 batch.advantages.sub_(mean).div_(deviation + 1e-8)
 
-    def _evaluate(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The value network's answers, for samples of a rollout."""
+    def _evaluate(self, inputs: torch.Tensor, values: torch.Tensor) -> None:
+        """Write the value network's answers for samples of a rollout."""
         with torch.inference_mode():  # Which is a thread's own.
-            return self.critic.mlp(inputs)
+            for seen, answers in zip(
+                inputs.split(self._rows), values.split(self._rows), strict=True
+            ):
+                answers.copy_(forward(self.critic.mlp, seen))
 
-    def _map(self, call: Callable[..., Any], *items: Sequence[Any]) -> Iterable[Any]:
-        """The results of a call for each item, by several threads where there are any."""
-        return (self._threads.map if self._threads else map)(call, *items)
+    def _run(self, calls: Sequence[Callable[[], None]]) -> None:
+        """Make calls, the last in this thread and the others in other threads if there are any."""
+        others = [self._threads.submit(call) for call in calls[:-1]] if self._threads else []
+        for call in calls[len(others) :]:
+            call()
+        for other in others:
+            other.result()
 
     def _compute_gradients(self, batch: _Samples) -> None:
         """Gradients of rsl_rl's loss, and at the end of their buffer the KL divergence.
 
         The loss is a sum of the policy's and the value network's, which share no parameters.
         """
-        split = [field.tensor_split(len(self._learners)) for field in batch]
-        pieces = [_Samples(*piece) for piece in zip(*split, strict=True)]
         calls: list[Callable[[], None]] = []
-        for learner, piece in zip(self._learners, pieces, strict=True):
+        count = len(batch.actions)
+        for learner, part in zip(self._learners, batch.split(len(self._learners)), strict=True):
             learner.gradients.zero_()
-            share = len(piece.actions) / len(batch.actions)
-            calls += [
-                partial(self._follow_policy, learner, piece, share),
-                partial(self._follow_value, learner, piece, share),
-            ]
-        list(self._map(_call, calls))
+            pieces = part.split(-(-len(part.actions) // self._rows))
+            for follow in (self._follow_policy, self._follow_value):
+                calls.append(partial(_for_each, partial(follow, learner), pieces, count))
+        self._run(calls)
         for learner in self._learners[1:]:
             self._flat += learner.gradients
 
     def _follow_policy(self, learner: _Learner, batch: _Samples, share: float) -> None:
-        """Gradients of the policy by some samples of a minibatch, times their share of it."""
+        """Add gradients of the policy by some samples of a minibatch, times their share of it."""
         actor = learner.actor
-        actor.distribution.update(actor.mlp(batch.actor))
+        actor.distribution.update(forward(actor.mlp, batch.actor))
         log_probs = actor.distribution.log_prob(batch.actions)
         entropy = actor.distribution.entropy.mean()
         ratio = torch.exp(log_probs - batch.log_probs)
@@ -317,12 +336,12 @@ class FastPPO(FlatPPO):
         with torch.no_grad():
             if self._adaptive:
                 old, new = (batch.means, batch.deviations), actor.distribution.params
-                learner.gradients[-1] = actor.get_kl_divergence(old, new).mean() * share
+                learner.gradients[-1] += actor.get_kl_divergence(old, new).mean() * share
             learner.losses[1:] += torch.stack((surrogate, entropy)) * share
 
     def _follow_value(self, learner: _Learner, batch: _Samples, share: float) -> None:
-        """Gradients of the value network, likewise."""
-        values = learner.critic.mlp(batch.critic)
+        """Add gradients of the value network, likewise."""
+        values = forward(learner.critic.mlp, batch.critic)
         errors = (values - batch.returns).square()
         if self.use_clipped_value_loss:
             change = (values - batch.values).clamp(-self.clip_param, self.clip_param)
@@ -347,5 +366,8 @@ class FastPPO(FlatPPO):
         self.optimizer.step()
 
 
-def _call(function: Callable[[], None]) -> None:
-    function()
+def _for_each(
+    follow: Callable[[_Samples, float], None], pieces: Sequence[_Samples], count: int
+) -> None:
+    for piece in pieces:
+        follow(piece, len(piece.actions) / count)

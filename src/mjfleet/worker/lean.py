@@ -16,7 +16,7 @@ from typing import Any
 COMPILER = "torch._dynamo"
 KEPT_BYTES = 32 << 20
 """Allocations up to this size keep their memory when they are freed: glibc's upper limit."""
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of mallopt(3)."""
 
 
@@ -39,7 +39,6 @@ def _keep_freed_memory() -> None:
     if with_glibc is not None:
         with_glibc(M_MMAP_THRESHOLD, KEPT_BYTES)
         with_glibc(M_TRIM_THRESHOLD, 2**31 - 1)
-        with_glibc(M_ARENA_MAX, 1)  # What threads use besides the first arena, they give back.
 
 
 def _postpone_compiler() -> None:
