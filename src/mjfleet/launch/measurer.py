@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -29,6 +30,8 @@ class Measurer:
     def __init__(self, plan: LaunchPlan, config: TrainConfig, worker: PlannedWorker) -> None:
         """Start it with the environment variables that the worker would have."""
         self.device = worker.device
+        self.asked = 0
+        """How many times it was to measure."""
         size, number = plan.world_size, worker.rank
         rank = Rank(rank=number, local_rank=number, world_size=size, local_world_size=size)
         request = {"job": asdict(make_job(plan, config)), "rank": asdict(rank)}
@@ -57,11 +60,12 @@ class Measurer:
         os.close(self._output)
         os.close(self._errors)
 
-    def ask(self, worlds: int) -> None:
-        """Have it measure with that many worlds; one that has ended is not asked."""
+    def ask(self, sizes: Sequence[int]) -> None:
+        """Have it measure with each of these numbers of worlds; one that has ended is not asked."""
         assert self.process.stdin is not None
+        self.asked += len(sizes)
         with suppress(BrokenPipeError):
-            self.process.stdin.write(f"{worlds}\n".encode())
+            self.process.stdin.write("".join(f"{worlds}\n" for worlds in sizes).encode())
             self.process.stdin.flush()
 
     def lines(self) -> list[dict[str, Any]]:
@@ -77,8 +81,12 @@ class Measurer:
         return lines
 
     def curve(self) -> tuple[Measured, ...]:
-        """What it has measured."""
-        return tuple(Measured(**line) for line in self.lines()[1:])
+        """What it has measured: of each number of worlds the fastest."""
+        best: dict[int, Measured] = {}
+        for measured in (Measured(**line) for line in self.lines()[1:]):
+            other = best.get(measured.worlds, measured)
+            best[measured.worlds] = max(measured, other, key=lambda m: m.steps_per_second)
+        return tuple(best.values())
 
     def has_ended(self) -> bool:
         """Whether it has ended, which is for want of memory.

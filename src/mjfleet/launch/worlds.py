@@ -72,15 +72,19 @@ def _measure(plan: LaunchPlan, config: TrainConfig, largest: int) -> Curves:
             stack.callback(children[-1].end)
         devices = ", ".join(worker.device for worker in plan.workers)
         tell(f"--env.num-envs auto: measuring how many worlds train fastest on {devices}")
-        _wait(children, 0, config.hang_timeout)
-        worlds, count, deadline = SMALLEST, 0, float("inf")
+        _wait(children, config.hang_timeout)
+        worlds, deadline = SMALLEST, float("inf")
         while worlds <= largest:
-            for child in children:
-                child.ask(worlds)
-            count += 1
-            if not _wait(children, count, config.hang_timeout):
+            # Where twice the worlds seem to gain nothing, the machine may have been busy just then.
+            for asked in ([worlds], [worlds // 2, worlds]):
+                for child in children:
+                    child.ask(asked)
+                has_all = _wait(children, config.hang_timeout)
+                curves = [child.curve() for child in children]
+                if not has_all or all(choose(curve) == worlds for curve in curves):
+                    break
+            if not has_all:
                 break
-            curves = [child.curve() for child in children]
             if worlds == SMALLEST:
                 deadline = time.monotonic() + BUDGET_SECONDS
             worlds *= 2
@@ -92,15 +96,15 @@ def _measure(plan: LaunchPlan, config: TrainConfig, largest: int) -> Curves:
         return tuple(child.curve() for child in children)
 
 
-def _wait(children: Sequence[Measurer], count: int, patience: float) -> bool:
-    """Wait until all are ready and have measured `count` times; False: one has ended before.
+def _wait(children: Sequence[Measurer], patience: float) -> bool:
+    """Wait until all are ready and have measured what they were asked; False: one has ended before.
 
     Raises:
         UserError: one has found a mistake of the user's.
         WorkerError: one has failed, or not all were done within `patience` seconds, 0 for ever.
     """
     deadline = time.monotonic() + (patience or float("inf"))
-    while any(len(child.lines()) <= count for child in children):
+    while any(len(child.lines()) <= child.asked for child in children):
         if any(child.has_ended() for child in children):
             return False
         if time.monotonic() > deadline:

@@ -94,10 +94,14 @@ def restore_random_states(states: dict[str, Any], device: str) -> None:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the random generators of this process."""
+    """Seed the random generators of this process.
+
+    torch's begin alike for all small seeds, and networks are the first to be drawn from them: those
+    of cart-pole learned a quarter later than others. So it gets a number that is mixed well.
+    """
     random.seed(seed)
     np.random.seed(seed)
-    torch.manual_seed(seed)
+    torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
 
 
 def check_shapes(path: Path, saved: dict[str, Any], built: dict[str, Any]) -> None:

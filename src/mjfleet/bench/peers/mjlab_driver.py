@@ -33,7 +33,7 @@ def main(argument: str) -> None:
 
     lines.follow(rsl_rl.utils.logger.Logger, request["counts_rewards"])
     defaults = train.TrainConfig.from_task
-    notes: list[str] = []
+    notes = _set_reward()
 
     def from_task(task: str) -> Any:
         """What its command line starts from: the task's configuration with our settings."""
@@ -47,6 +47,19 @@ def main(argument: str) -> None:
     train.TrainConfig.from_task = staticmethod(from_task)
     sys.argv = ["train", request["task"]]
     train.main()
+
+
+def _set_reward() -> list[str]:
+    """Make cart-pole's reward ours; returns what was changed."""
+    from mjlab.tasks.cartpole import (  # pyright: ignore[reportMissingImports]
+        cartpole_env_cfg as cartpole,
+    )
+
+    cartpole._QUADRATIC_SCALE = 1.0
+    return [
+        "its reward for small controls, which is 0.1 at full control, was set to 0 there, as ours "
+        "and as in the suite"
+    ]
 
 
 def _set_env(env: Any, request: dict[str, Any]) -> list[str]:
