@@ -25,6 +25,7 @@ STAND_INS = {
         class GaussianDistribution:
             def __init__(self, output_dim, init_std=1.0): pass
     """,
+    "mjlab/tasks/cartpole/cartpole_env_cfg.py": "_QUADRATIC_SCALE = 0.5",
     "mjlab/scripts/train.py": """
         import json, sys
         from dataclasses import dataclass, field, asdict
@@ -56,13 +57,15 @@ STAND_INS = {
             gpu_ids: list | None = field(default_factory=lambda: [0])
             @staticmethod
             def from_task(task):
-                assert task == "Mjlab-Cart"
+                assert task == "Mjlab-Cartpole-Balance"
                 return TrainConfig()
 
         class Reward(float):
             def mean(self): return self
 
         def main():
+            from mjlab.tasks.cartpole import cartpole_env_cfg
+            assert cartpole_env_cfg._QUADRATIC_SCALE == 1.0
             config = TrainConfig.from_task(sys.argv[1])
             assert config.gpu_ids is None and config.log_root == "logs"
             assert config.env.scene.num_envs == 7 and config.env.sim.mujoco.timestep == 0.01
@@ -87,7 +90,7 @@ def test_the_driver_gives_our_settings_and_tells_each_iteration(tmp_path: Path) 
         for package in list(path.parents)[: name.count("/")]:
             (package / "__init__.py").touch()  # Else the rsl_rl that is installed would win.
     request = {
-        "task": "Mjlab-Cart", "num_envs": 7, "decimation": 5, "episode_seconds": 50.0,
+        "task": "Mjlab-Cartpole-Balance", "num_envs": 7, "decimation": 5, "episode_seconds": 50.0,
         "timestep": 0.01, "integrator": "euler", "agent": to_dict(AgentConfig(max_iterations=2)),
         "gpu": None, "log_root": "logs", "counts_rewards": True,
     }  # fmt: skip

@@ -33,7 +33,7 @@ def main(argument: str) -> None:
 
     lines.follow(rsl_rl.utils.logger.Logger, request["counts_rewards"])
     defaults = train.TrainConfig.from_task
-    notes = _set_reward()
+    notes = _set_reward() if "Cartpole" in request["task"] else []
 
     def from_task(task: str) -> Any:
         """What its command line starts from: the task's configuration with our settings."""
