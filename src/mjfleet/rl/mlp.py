@@ -34,15 +34,18 @@ def forward(mlp: Any, rows: torch.Tensor) -> torch.Tensor:
         return mlp(rows)
     # Pixels are rows; channels come last in memory, so that nothing has to move.
     features = rows.view(IMAGES, -1, 1, rows.shape[-1]).permute(0, 3, 1, 2)
-    for layer in mlp:
+    layers = list(mlp)
+    last = max(i for i, layer in enumerate(layers) if isinstance(layer, nn.Linear))
+    for layer in layers[:last]:
         if isinstance(layer, nn.Linear):
             kernel = layer.weight[:, :, None, None]
             features = nn.functional.conv2d(features, kernel, layer.bias)
-        elif isinstance(layer, nn.Unflatten):
-            return layer(features.permute(0, 2, 3, 1).flatten(0, 2))
         else:
             features = layer(features)
-    return features.permute(0, 2, 3, 1).flatten(0, 2)
+    outputs = features.permute(0, 2, 3, 1).flatten(0, 2)
+    for layer in layers[last:]:  # Too few outputs to be worth a convolution.
+        outputs = layer(outputs)
+    return outputs
 
 
 def overwrite(mlp: nn.Sequential) -> None:
