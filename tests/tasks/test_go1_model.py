@@ -1,0 +1,190 @@
+"""The Go1's model against the published figures that tasks/go1/README.md lists."""
+
+import itertools
+import math
+
+import mujoco
+import numpy as np
+import pytest
+
+from ..conftest import REPOSITORY
+
+LEGS = ("FR", "FL", "RR", "RL")
+PARTS = ("hip", "thigh", "calf")
+JOINTS = [f"{leg}_{part}" for leg in LEGS for part in PARTS]
+FOOT_RADIUS = 0.023
+
+
+@pytest.fixture(scope="module")
+def model() -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_path(str(REPOSITORY / "tasks/go1/flat.xml"))
+
+
+def start(model: mujoco.MjModel, key: str) -> mujoco.MjData:
+    """Data in a keyframe, with everything computed."""
+    data = mujoco.MjData(model)
+    mujoco.mj_resetDataKeyframe(model, data, model.key(key).id)
+    mujoco.mj_forward(model, data)
+    return data
+
+
+def touching(model: mujoco.MjModel, data: mujoco.MjData) -> set[str]:
+    """The robot's geoms that touch the floor; fails where two geoms of the robot touch."""
+    floor = model.geom("floor").id
+    pairs = data.contact.geom
+    assert (pairs == floor).any(axis=1).all()
+    return {model.geom(geom).name for geom in pairs.ravel() if geom != floor}
+
+
+def reached(model: mujoco.MjModel, leg: str) -> np.ndarray:
+    """Where a foot may be, relative to its hip joint, on a grid over the joints' ranges, m."""
+    data = mujoco.MjData(model)
+    joints = [model.joint(f"{leg}_{part}_joint") for part in PARTS]
+    grids = [np.linspace(joint.range[0], joint.range[1], 9) for joint in joints]
+    places = []
+    for angles in itertools.product(*grids):
+        for joint, angle in zip(joints, angles, strict=True):
+            data.qpos[joint.qposadr] = angle
+        mujoco.mj_kinematics(model, data)
+        places.append(data.site(f"{leg}_foot").xpos - data.joint(f"{leg}_hip_joint").xanchor)
+    return np.array(places)
+
+
+def test_masses_are_the_published_ones(model: mujoco.MjModel) -> None:
+    assert model.body("trunk").subtreemass == pytest.approx(12.743, rel=1e-3)
+    masses = [model.body(f"{leg}_{part}").mass[0] for leg in LEGS for part in PARTS]
+    assert masses == pytest.approx([0.68, 1.009, 0.195862] * 4)
+
+
+def test_left_and_right_are_mirror_images(model: mujoco.MjModel) -> None:
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    mirror = np.array([1.0, -1.0, 1.0])
+    for ends, part in itertools.product(("F", "R"), (*PARTS, "foot")):
+        kind = data.site if part == "foot" else data.body
+        right, left = (kind(f"{ends}{side}_{part}").xpos for side in "RL")
+        assert right == pytest.approx(mirror * left)
+    # The calf's centre of mass is published on one and the same side for both.
+    for ends, part in itertools.product(("F", "R"), ("hip", "thigh")):
+        right, left = (data.body(f"{ends}{side}_{part}").xipos for side in "RL")
+        assert right == pytest.approx(mirror * left)
+
+
+def test_a_foot_reaches_as_far_as_the_published_lengths_and_limits_allow(
+    model: mujoco.MjModel,
+) -> None:
+    places = reached(model, "FL")
+    distance = np.linalg.norm(places, axis=1)
+    links = [math.sqrt(2 * 0.213**2 * (1 + math.cos(knee))) for knee in (-0.888, -2.818)]
+    farthest, nearest = (math.hypot(0.08, length) for length in links)
+    assert distance.max() == pytest.approx(farthest, abs=1e-4)
+    assert distance.min() == pytest.approx(nearest, abs=1e-4)
+    assert (farthest, nearest) == pytest.approx((0.3929, 0.1054), abs=1e-4)
+
+
+@pytest.mark.parametrize(("key", "height"), [("home", 0.3218), ("crouch", 0.2915)])
+def test_the_lowest_foot_just_touches_the_ground(
+    model: mujoco.MjModel, key: str, height: float
+) -> None:
+    data = start(model, key)
+    feet = np.array([data.site(f"{leg}_foot").xpos[2] for leg in LEGS])
+    assert feet.min() == pytest.approx(FOOT_RADIUS, abs=1e-4)
+    # Heights computed from Unitree's URDF, whose feet are spheres of 20 mm.
+    assert data.qpos[2] == pytest.approx(height, abs=0.01)
+    assert data.ctrl == pytest.approx(data.qpos[7:])
+
+
+def test_actuators_drive_the_joints_in_order_within_the_published_limits(
+    model: mujoco.MjModel,
+) -> None:
+    assert [model.actuator(i).name for i in range(model.nu)] == JOINTS
+    assert [model.joint(i).name for i in range(1, model.njnt)] == [f"{n}_joint" for n in JOINTS]
+    assert model.actuator_trnid[:, 0].tolist() == list(range(1, model.njnt))
+    torque = np.array([23.7, 23.7, 35.55] * 4)
+    assert model.actuator_forcerange == pytest.approx(np.stack((-torque, torque), axis=1))
+    ranges = [(-0.863, 0.863), (-0.686, 4.501), (-2.818, -0.888)] * 4
+    assert model.jnt_range[1:] == pytest.approx(np.array(ranges))
+
+
+def test_actuators_are_a_clipped_pd_controller(model: mujoco.MjModel) -> None:
+    data = start(model, "home")
+    rng = np.random.default_rng(0)
+    data.qvel[6:] = rng.normal(size=12)
+    data.ctrl[:] = data.qpos[7:] + rng.normal(0, 0.7, size=12)
+    mujoco.mj_forward(model, data)
+    wanted = 35 * (data.ctrl - data.qpos[7:]) - 0.5 * data.qvel[6:]
+    limit = model.actuator_forcerange[:, 1]
+    assert data.actuator_force == pytest.approx(wanted.clip(-limit, limit))
+    assert (np.abs(wanted) > limit).any()
+
+
+def test_it_stands(model: mujoco.MjModel) -> None:
+    data = start(model, "home")
+    heights, forces = [], []
+    while data.time < 2.0:
+        mujoco.mj_step(model, data)
+        heights.append(data.qpos[2])
+        forces.append([data.sensor(f"{leg}_foot_force").data[2] for leg in LEGS])
+    second = slice(200, None)
+    assert np.ptp(heights[second]) < 0.005
+    assert heights[-1] == pytest.approx(0.3, abs=0.01)
+    assert np.linalg.norm(data.qpos[:2]) < 0.03
+    assert data.sensor("base_up").data[2] > 0.999
+    assert touching(model, data) == {f"{leg}_foot" for leg in LEGS}
+    weight = 9.81 * model.body("trunk").subtreemass[0]
+    assert np.mean(forces[second], axis=0).sum() == pytest.approx(weight, rel=0.01)
+
+
+def test_only_the_ground_is_touched_and_sensors_say_by_what(model: mujoco.MjModel) -> None:
+    data = mujoco.MjData(model)
+    rng = np.random.default_rng(1)
+    seen = set()
+    low, high = model.jnt_range[1:].T
+    for _ in range(200):
+        data.qpos[:3] = 0, 0, rng.uniform(0.0, 0.3)
+        data.qpos[3:7] = rng.normal(size=4)
+        data.qpos[7:] = rng.uniform(low, high)
+        mujoco.mj_forward(model, data)
+        down = touching(model, data)
+        seen |= down
+        for name in (f"{leg}_{part}" for leg in LEGS for part in (*PARTS, "foot")):
+            assert (data.sensor(f"{name}_contact").data[0] > 0) == (name in down)
+        assert (data.sensor("trunk_contact").data[0] > 0) == bool(down & {"trunk", "head"})
+    assert len(seen) == 2 + 4 * 4
+
+
+def test_sensors_are_laid_out_in_slices_of_four_legs(model: mujoco.MjModel) -> None:
+    whole = {
+        "imu_gyro": 3,
+        "imu_accelerometer": 3,
+        "imu_quat": 4,
+        "base_linvel": 3,
+        "base_up": 3,
+        "world_linvel": 3,
+        "world_angvel": 3,
+        "trunk_contact": 1,
+    }
+    of_legs = {"foot_pos": 3, "foot_linvel": 3, "foot_contact": 1, "foot_force": 3}
+    of_legs |= {f"{part}_contact": 1 for part in PARTS}
+    dims = whole | {f"{leg}_{name}": dim for name, dim in of_legs.items() for leg in LEGS}
+    found = [model.sensor(i) for i in range(model.nsensor)]
+    assert {sensor.name: sensor.dim[0] for sensor in found} == dims
+    for name, dim in of_legs.items():
+        starts = [model.sensor(f"{leg}_{name}").adr[0] for leg in LEGS]
+        assert starts == [starts[0] + dim * i for i in range(4)]
+
+
+def test_sensors_measure_in_the_frames_that_the_readme_says(model: mujoco.MjModel) -> None:
+    data = start(model, "home")
+    rng = np.random.default_rng(2)
+    data.qpos[3:7] = rng.normal(size=4)
+    data.qvel[:] = rng.normal(size=model.nv)
+    mujoco.mj_forward(model, data)
+    rotation = data.body("trunk").xmat.reshape(3, 3)
+    value = {model.sensor(i).name: data.sensor(i).data for i in range(model.nsensor)}
+    assert value["base_up"] == pytest.approx(rotation.T @ [0, 0, 1])
+    assert value["imu_gyro"] == pytest.approx(data.qvel[3:6])
+    assert value["world_linvel"] == pytest.approx(data.qvel[:3])
+    assert value["base_linvel"] == pytest.approx(rotation.T @ data.qvel[:3])
+    assert value["world_angvel"] == pytest.approx(rotation @ data.qvel[3:6])
+    assert value["RR_foot_pos"] == pytest.approx(data.site("RR_foot").xpos)
