@@ -69,6 +69,9 @@ class StopRequest:
         try:
             with self._forcing():
                 yield self
+        except ImportError:
+            self.check()  # A library that is imported anew after a signal may refuse.
+            raise
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler if self.received is None else signal.SIG_IGN)
