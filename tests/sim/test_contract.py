@@ -261,3 +261,47 @@ def test_an_unstable_world_on_native_is_reported_once(
     sim.step()
     assert sim.warnings() == {"BADQPOS": 2}
     assert not list(tmp_path.iterdir()), "MuJoCo's log file ends in no one's folder"
+
+
+MASSES = (0.5, 1.0, 2.0, 4.0)
+
+
+def test_worlds_may_differ_in_what_the_model_says(engine: str) -> None:
+    model = load("box")
+    sim = build(engine, model)
+    assert sim.sensor("position").shape == (WORLDS, 3)  # What was captured before is no obstacle.
+    masses = sim.expand("body_mass")
+    factors = torch.tensor(MASSES).to(masses)
+    masses[:, 1] = factors
+    sim.expand("body_inertia")[:, 1] *= factors.unsqueeze(1)
+    sim.expand("geom_friction")[:, :, 0] = factors.unsqueeze(1)
+    sim.set_const()
+    sim.xfrc_applied[:, 1, :3] = torch.tensor([3.0, 0.0, 2.0])
+    sim.step(60)
+    for world, factor in enumerate(MASSES):
+        own = load("box")
+        own.body_mass[1] = factor
+        own.body_inertia[1] *= factor
+        own.geom_friction[:, 0] = factor
+        data = mujoco.MjData(own)
+        mujoco.mj_setConst(own, data)
+        data.xfrc_applied[1, :3] = 3.0, 0.0, 2.0
+        mujoco.mj_step(own, data, 60)
+        assert close(sim.qpos[world, :3], data.qpos[:3], 1e-3), world
+
+
+def test_what_differs_is_kept_with_the_state(engine: str) -> None:
+    model = load("box")
+    sim, again = build(engine, model), build(engine, model)
+    for each in (sim, again):
+        each.expand("geom_friction")
+    sim.expand("geom_friction")[2] = 0.123
+    again.restore({name: value.clone() for name, value in sim.state().items()})
+    assert torch.equal(sim.expand("geom_friction"), again.expand("geom_friction"))
+
+
+def test_only_arrays_of_the_model_can_differ(engine: str) -> None:
+    sim = build(engine, load("box"))
+    for name in ("geom_frction", "nq"):
+        with pytest.raises(ValueError, match=name):
+            sim.expand(name)

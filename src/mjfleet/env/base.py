@@ -2,7 +2,7 @@
 
 import inspect
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -36,6 +36,8 @@ class EpisodeStatistics:
     """Sum of the rewards of all steps of all worlds, whether or not their episode ended."""
     steps: int
     """Steps taken, all worlds together."""
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Of each of the task's own, what is divided by what: sums over the same steps."""
 
 
 class Env(VecEnv, Generic[C]):
@@ -85,11 +87,13 @@ class Env(VecEnv, Generic[C]):
         self._check_returns()
         terms = self.rewards()
         self.reward_names = tuple(terms)
+        self.metric_names = tuple(self.metrics())
         self._observations = self._observe()
         self._term_sums = torch.zeros(len(terms), self.num_envs, device=self.device)
         # Worlds that were put into the middle of an episode do not count until it has ended.
         self._whole = everywhere
-        self._totals = torch.zeros(3 + len(terms), dtype=torch.float64, device=self.device)
+        count = 3 + len(terms) + 2 * len(self.metric_names)
+        self._totals = torch.zeros(count, dtype=torch.float64, device=self.device)
         self._steps = 0
         self._nan_resets = torch.zeros((), dtype=torch.long, device=self.device)
         self._unseeable = ~everywhere
@@ -135,6 +139,12 @@ class Env(VecEnv, Generic[C]):
     def terminated(self) -> torch.Tensor:
         """Worlds that failed, `(num_envs,)`, bool; none unless overridden. Time-outs are apart."""
         return torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+
+    def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
+        """Named numbers for people to judge by, each `(num_envs,)`: logged as means over all steps
+        and worlds. Of a pair, the sum of the first is divided by the sum of the second: energy by
+        distance, failures by minutes. Called after `rewards`; the names never change."""
+        return {}
 
     def uniform(self, size: int, low: float, high: float) -> torch.Tensor:
         """Random numbers `(num_envs, size)` in [low, high), from this worker's own generator."""
@@ -202,7 +212,8 @@ class Env(VecEnv, Generic[C]):
 
     def take_statistics(self) -> EpisodeStatistics:
         """What happened since the last call; waits for the device, so call it once an iteration."""
-        episodes, lengths, rewards, *terms = self._totals.tolist()
+        episodes, lengths, rewards, *rest = self._totals.tolist()
+        terms, sums = rest[: len(self.reward_names)], rest[len(self.reward_names) :]
         steps = self._steps * self.num_envs
         self._totals.zero_()
         self._steps = 0
@@ -213,6 +224,9 @@ class Env(VecEnv, Generic[C]):
             terms=dict(zip(self.reward_names, terms, strict=True)),
             rewards=rewards,
             steps=steps,
+            metrics={
+                name: (sums[2 * i], sums[2 * i + 1]) for i, name in enumerate(self.metric_names)
+            },
         )
 
     def warnings(self) -> dict[str, int]:
@@ -232,8 +246,8 @@ class Env(VecEnv, Generic[C]):
     def _bad_worlds(self, terms: torch.Tensor) -> torch.Tensor:
         """Worlds with a state or reward, or before this step an observation, that is not finite."""
         bad = self._unseeable | ~terms.isfinite().all(dim=0)
-        for field in RESULTS:
-            bad = bad | ~getattr(self.sim, field).isfinite().all(dim=1)
+        for name in RESULTS:
+            bad = bad | ~getattr(self.sim, name).isfinite().all(dim=1)
         return bad
 
     def _record(self, terms: torch.Tensor, reward: torch.Tensor, dones: torch.Tensor) -> None:
@@ -242,10 +256,18 @@ class Env(VecEnv, Generic[C]):
         ended = (dones & self._whole).to(torch.float32)
         lengths = self.episode_length_buf * ended
         totals = torch.stack((ended.sum(), lengths.sum(), reward.sum()))
-        self._totals += torch.cat((totals, self._term_sums @ ended))
+        self._totals += torch.cat((totals, self._term_sums @ ended, *self._measure()))
         self._term_sums.masked_fill_(dones, 0.0)
         self._whole = self._whole | dones
         self._steps += 1
+
+    def _measure(self) -> list[torch.Tensor]:
+        """Sums over the worlds of what each metric divides, and by what."""
+        sums = []
+        for value in self.metrics().values():
+            pair = value if isinstance(value, tuple) else (value, torch.ones_like(value))
+            sums.append(torch.stack(pair).sum(dim=1, dtype=torch.float32))
+        return sums
 
     def _reset(self, mask: torch.Tensor) -> None:
         self.sim.reset(mask)
@@ -279,6 +301,9 @@ class Env(VecEnv, Generic[C]):
             self._check_tensor(f"observe()[{key!r}]", value, dimensions=2)
         for key, value in terms.items():
             self._check_tensor(f"rewards()[{key!r}]", value, dimensions=1)
+        for key, value in self.metrics().items():
+            for part in value if isinstance(value, tuple) else (value,):
+                self._check_tensor(f"metrics()[{key!r}]", part, dimensions=1)
         self._check_tensor("terminated()", failed, dimensions=1)
         if failed.dtype != torch.bool:
             raise self._wrong("terminated()", f"is {failed.dtype}, not torch.bool")

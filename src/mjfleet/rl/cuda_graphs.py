@@ -33,8 +33,8 @@ class CaptureError(RuntimeError):
 class Pinned:
     """The tensors among an object's attributes, which keep their addresses.
 
-    Attributes may be tensors, or dictionaries, lists and tuples of them. A number that changes
-    cannot be pinned: a graph would not count on.
+    Attributes may be tensors, modules, or dictionaries, lists and tuples of them. A number that
+    changes cannot be pinned: a graph would not count on.
     """
 
     def __init__(self, owner: Any, counters: Sequence[str] = ()) -> None:
@@ -193,6 +193,8 @@ def _leaves(value: Any) -> list[torch.Tensor]:
         return [value]
     if isinstance(value, TensorDict | dict):
         return [t for item in value.values() for t in _leaves(item)]
+    if isinstance(value, torch.nn.Module):
+        return list(value.buffers())
     if isinstance(value, list | tuple):
         return [t for item in value for t in _leaves(item)]
     return []

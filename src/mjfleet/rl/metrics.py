@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 from mjfleet.env import NAN, EpisodeStatistics
@@ -32,6 +33,7 @@ class RankReport:
         s = self.statistics
         return [
             s.episodes, s.returns, s.lengths, s.rewards, s.steps, *s.terms.values(),
+            *chain.from_iterable(s.metrics.values()),
             *self.losses.values(), self.action_std, *self.warnings.values(), self.collect_seconds,
             self.learn_seconds, self.collective_seconds, self.stop, self.diverged, self.checksum,
         ]  # fmt: skip
@@ -41,9 +43,10 @@ class RankReport:
         rest = iter(numbers)
         episodes, returns, lengths, rewards, steps = (next(rest) for _ in range(5))
         terms = {name: next(rest) for name in self.statistics.terms}
+        metrics = {name: (next(rest), next(rest)) for name in self.statistics.metrics}
         return RankReport(
             statistics=EpisodeStatistics(
-                int(episodes), returns, lengths, terms, rewards, int(steps)
+                int(episodes), returns, lengths, terms, rewards, int(steps), metrics
             ),
             losses={name: next(rest) for name in self.losses},
             action_std=next(rest),
@@ -77,6 +80,8 @@ class IterationMetrics:
     """Mean sum of each reward term over the same episodes."""
     mean_reward: float
     """Mean reward per step in this iteration."""
+    task: dict[str, float | None]
+    """The task's own metrics, over the steps of this iteration; None: nothing to divide by."""
     losses: dict[str, float]
     learning_rate: float
     action_std: float
@@ -104,6 +109,7 @@ class IterationMetrics:
             "mean_episode_length": self.mean_episode_length,
             "mean_reward": self.mean_reward,
             **{f"reward/{name}": value for name, value in self.terms.items()},
+            **{f"task/{name}": value for name, value in self.task.items()},
             **{f"loss/{name}": value for name, value in self.losses.items()},
             "learning_rate": self.learning_rate,
             "action_std": self.action_std,
@@ -127,6 +133,10 @@ def all_episodes(reports: Sequence[RankReport]) -> EpisodeStatistics:
         terms={name: sum(s.terms[name] for s in each) for name in each[0].terms},
         rewards=sum(s.rewards for s in each),
         steps=sum(s.steps for s in each),
+        metrics={
+            name: (sum(s.metrics[name][0] for s in each), sum(s.metrics[name][1] for s in each))
+            for name in each[0].metrics
+        },
     )
 
 

@@ -238,6 +238,10 @@ class Runner(OnPolicyRunner):
             mean_episode_length=means["length"],
             terms={name: means[f"reward/{name}"] for name in self.env.reward_names},
             mean_reward=statistics.rewards / statistics.steps,
+            task={
+                name: total / count if count else None
+                for name, (total, count) in statistics.metrics.items()
+            },
             losses={
                 name: mean([report.losses[name] for report in reports])
                 for name in reports[0].losses

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import mujoco
+import numpy as np
 import torch
 
 STATE_FIELDS = (
@@ -56,6 +57,7 @@ class Simulation(ABC):
         self.num_envs = num_envs
         self.device = torch.device(device)
         self._template = mujoco.MjData(model)
+        self._expanded: dict[str, torch.Tensor] = {}
 
     @abstractmethod
     def step(self, n: int = 1) -> None:
@@ -97,6 +99,31 @@ class Simulation(ABC):
         for name, value in state.items():
             now[name].copy_(value)
         self.forward()
+
+    @abstractmethod
+    def set_const(self) -> None:
+        """Recompute the model's constants that follow from masses, inertias and armatures, such as
+        `body_subtreemass`, for each world; call it after writing those, before the first step."""
+
+    def expand(self, name: str) -> torch.Tensor:
+        """A field of the model that may differ between worlds: a live tensor `(num_envs, ...)`, in
+        the shape that `mujoco.MjModel` gives it, of the model's values at first.
+
+        Call it before the first step, in `Env.setup`; write it in place at any time. What follows
+        from masses, inertias and armatures also needs `set_const`.
+
+        Raises:
+            ValueError: there is no such field, or it cannot differ on this engine.
+        """
+        if name not in self._expanded:
+            if not isinstance(getattr(self.model, name, None), np.ndarray):
+                raise ValueError(f"the model has no array {name!r}")
+            self._expanded[name] = self._expand(name)
+        return self._expanded[name]
+
+    @abstractmethod
+    def _expand(self, name: str) -> torch.Tensor:
+        """Give a field of the model a value for each world."""
 
     @abstractmethod
     def _bind(self, name: str) -> torch.Tensor:

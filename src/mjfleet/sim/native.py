@@ -84,13 +84,20 @@ class NativeSimulation(Simulation):
 
     def state(self) -> dict[str, torch.Tensor]:
         fields = {name: torch.from_numpy(self._batch.bind(name)) for name in INTEGRATION_FIELDS}
-        return fields | {f"last {name}": copy for name, (copy, _) in self._copies.items()}
+        fields |= {f"last {name}": copy for name, (copy, _) in self._copies.items()}
+        return fields | {f"model {name}": field for name, field in self._expanded.items()}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         for name in state:
             if name.startswith("last "):
                 getattr(self, name.removeprefix("last "))  # There is a copy once it is bound.
         super().restore(state)
+
+    def set_const(self) -> None:
+        self._batch.set_const()
+
+    def _expand(self, name: str) -> torch.Tensor:
+        return torch.from_numpy(self._batch.expand(name))
 
     def _ids(self, mask: torch.Tensor) -> np.ndarray:
         """The worlds where `mask` is true, as Batch wants them."""

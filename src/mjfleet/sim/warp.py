@@ -22,6 +22,12 @@ from mjfleet.sim.base import (
 _LIMITS = mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS
 """Flags of a solver that stopped at its limit, which is how it is meant to work in real time."""
 
+FOLLOWING = (
+    "body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0", "actuator_acc0",
+)  # fmt: skip
+"""Constants of the model that follow from masses, inertias and armatures."""
+FIXED_AND_INERTIAL = mjw.SetConstGroup.FIXED | mjw.SetConstGroup.INERT0
+
 
 class WarpSimulation(Simulation):
     """Worlds in float32. Steps, forward and reset are graphs, captured once and launched.
@@ -94,7 +100,15 @@ class WarpSimulation(Simulation):
     def state(self) -> dict[str, torch.Tensor]:
         names = (*INTEGRATION_FIELDS, *ACCELERATION_FIELDS, "sensordata")
         arrays = {name: getattr(self._data, name, None) for name in names}
-        return {name: wp.to_torch(a) for name, a in arrays.items() if isinstance(a, wp.array)}
+        fields = {name: wp.to_torch(a) for name, a in arrays.items() if isinstance(a, wp.array)}
+        return fields | {f"model {name}": field for name, field in self._expanded.items()}
+
+    def set_const(self) -> None:
+        for name in FOLLOWING:
+            if getattr(self.model, name).size:
+                self.expand(name)
+        with wp.ScopedDevice(str(self.device)):
+            mjw.set_const(self._model, self._data, FIXED_AND_INERTIAL)
 
     @contextmanager
     def captured_by(self, stream: Any) -> Iterator[None]:
@@ -135,6 +149,15 @@ class WarpSimulation(Simulation):
 
     def _reset(self) -> None:
         mjw.reset_data(self._model, self._data, reset=self._mask_array)
+
+    def _expand(self, name: str) -> torch.Tensor:
+        shared = getattr(self._model, name, None)
+        if not isinstance(shared, wp.array) or shared.shape[0] != 1 or shared.ndim < 2:
+            raise ValueError(f"MuJoCo-Warp keeps {name!r} for all worlds together")
+        own = wp.to_torch(shared).repeat_interleave(self.num_envs, dim=0)
+        setattr(self._model, name, wp.from_torch(own, dtype=shared.dtype))
+        self._graphs.clear()  # They hold the address of the one that was shared.
+        return own.view(self.num_envs, *getattr(self.model, name).shape)
 
     def _bind(self, name: str) -> torch.Tensor:
         if name not in STATE_FIELDS and not self._derived:

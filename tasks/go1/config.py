@@ -1,0 +1,137 @@
+"""Unitree Go1 that follows velocity commands. README.md has the figures of the robot."""
+
+from dataclasses import dataclass, field
+
+from mjfleet.config import (
+    ActorConfig,
+    AgentConfig,
+    CriticConfig,
+    EnvConfig,
+    PPOConfig,
+    Task,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandConfig:
+    """What the robot is told to do."""
+
+    flags = "env.command."
+
+    forward: tuple[float, float] = (-1.0, 1.0)
+    """Range of the forward velocity in m/s."""
+    lateral: tuple[float, float] = (-1.0, 1.0)
+    """Range of the lateral velocity in m/s, to the left."""
+    yaw: tuple[float, float] = (-1.0, 1.0)
+    """Range of the yaw rate in rad/s, to the left."""
+    seconds: tuple[float, float] = (3.0, 8.0)
+    """Range of the time until a new command comes."""
+    heading_share: float = 0.3
+    """Share of commands that name a heading, which the yaw rate then steers for."""
+    standing_share: float = 0.1
+    """Share of commands to stand still."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomConfig:
+    """How worlds differ from each other, and episodes; ranges of zero width switch it off."""
+
+    flags = "env.random."
+
+    friction: tuple[float, float] = (0.4, 1.2)
+    """Sliding friction of the feet."""
+    payload: tuple[float, float] = (-1.0, 2.0)
+    """Mass added to the trunk in kg."""
+    center_of_mass: tuple[float, float] = (-0.03, 0.03)
+    """Shift of the trunk's centre of mass in m, along each axis."""
+    gains: tuple[float, float] = (0.9, 1.1)
+    """Factor of kp and kv, of each motor."""
+    strength: tuple[float, float] = (0.9, 1.1)
+    """Factor of the torque limit, of each motor."""
+    delay: tuple[int, int] = (0, 1)
+    """Environment steps by which actions are late, both included."""
+    push_speed: float = 0.5
+    """Largest change of velocity by a push in m/s, along x and along y."""
+    push_seconds: tuple[float, float] = (5.0, 10.0)
+    """Range of the time between pushes."""
+    noise: float = 1.0
+    """Factor of the noise of what the policy sees."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsConfig:
+    """Weights of the reward terms, per second."""
+
+    flags = "env.weights."
+
+    linear: float = 1.5
+    """Following the commanded velocity."""
+    yaw: float = 0.75
+    """Following the commanded yaw rate."""
+    upright: float = 1.0
+    """Being upright."""
+    fall: float = -2.0
+    """A fall, once."""
+    vertical: float = -2.0
+    """Vertical velocity, squared."""
+    tumbling: float = -0.05
+    """Roll and pitch rates, squared."""
+    torque: float = -2e-4
+    """Torques, squared."""
+    acceleration: float = -2.5e-7
+    """Accelerations of the joints, squared."""
+    jerk: float = -0.01
+    """Change of the action, squared."""
+    air_time: float = 1.0
+    """Seconds that a foot was in the air, above `air_seconds` and at most 0.3, when it lands."""
+    slip: float = -0.1
+    """Horizontal velocity of feet on the ground, squared."""
+    pose: float = -0.1
+    """Distance of the joints from the standing pose, squared; ten times as much to stand still."""
+    touch: float = -1.0
+    """Hips, thighs and calves that touch the ground."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Go1Config(EnvConfig):
+    """Control at 50 Hz in episodes of 20 s."""
+
+    num_envs: int = 1024
+    """Worlds per worker; `auto`: as many as make training faster on these devices, measured."""
+    decimation: int = 4
+    """Physics steps (5 ms each) per environment step; the action is held meanwhile."""
+    episode_seconds: float = 20.0
+    """Simulated seconds after which an episode times out."""
+    action_scale: float = 0.25
+    """Angle in rad by which an action of 1 moves a joint's target from the standing pose."""
+    history: int = 3
+    """How many of the newest observations the policy sees."""
+    tracking_width: float = 0.5
+    """Error in m/s or rad/s at which a tracking reward has fallen to 1/e."""
+    air_seconds: float = 0.1
+    """Time in the air from which on a step is rewarded."""
+    command: CommandConfig = field(default_factory=CommandConfig)
+    """What the robot is told to do."""
+    random: RandomConfig = field(default_factory=RandomConfig)
+    """How worlds differ."""
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
+    """What counts how much."""
+
+
+AGENT = AgentConfig(
+    num_steps_per_env=24,
+    max_iterations=1500,
+    actor=ActorConfig(hidden_dims=(128, 128), obs_normalization=True),
+    critic=CriticConfig(hidden_dims=(128, 128), obs_normalization=True),
+    algorithm=PPOConfig(entropy_coef=0.005, use_clipped_value_loss=False),
+)
+
+TASKS = {
+    "go1-velocity-flat": Task(
+        summary="A Unitree Go1 walks on flat ground as fast and whither it is told.",
+        env=Go1Config(),
+        env_class="env:Go1Env",
+        agent=AGENT,
+        num_actions=12,
+    ),
+}
