@@ -1,8 +1,8 @@
 """Unitree Go1 follows velocity commands: forward, to the left, and turning.
 
 Terms and numbers are of the kind published with legged_gym (Rudin et al. 2022, arXiv:2109.11978),
-Isaac Lab's `velocity` tasks (github.com/isaac-sim/IsaacLab) and mjlab's (github.com/mujocolab/mjlab).
-Each says which it follows.
+Isaac Lab's and mjlab's `velocity` tasks (github.com/isaac-sim/IsaacLab, github.com/mujocolab/mjlab)
+and MuJoCo Playground (github.com/google-deepmind/mujoco_playground). Each says which it follows.
 """
 
 import math
@@ -110,7 +110,8 @@ class Go1Env(Env[Go1Config]):
         touching = self.on_ground > 0
         slip = self.foot_velocities[:, :, :2].square().sum(dim=2) * touching
         far = (self.joints - self.pose).square().sum(dim=1)
-        stepping = (self.landed - self.cfg.air_seconds).clamp(0.0, 0.3)
+        steps = (self.landed - self.cfg.air_seconds).clamp(0.0, 0.3).sum(dim=1)
+        steps = steps.masked_fill(self.stands, 0.0)
         terms = {
             "linear": w.linear * torch.exp(-off.square().sum(dim=1) / width**2),
             "yaw": w.yaw * torch.exp(-turning.square() / width**2),
@@ -125,9 +126,7 @@ class Go1Env(Env[Go1Config]):
             "acceleration": w.acceleration * self.sim.qacc[:, 6:].square().sum(dim=1),
             "jerk": w.jerk * (self.action - self.previous).square().sum(dim=1),
             # legged_gym: steps instead of shuffling, unless it is to stand.
-            "air_time": w.air_time
-            * stepping.sum(dim=1).masked_fill(self.stands, 0.0)
-            / self.step_dt,
+            "air_time": w.air_time * steps / self.step_dt,
             # mjlab: feet that do not slip, a pose to return to.
             "slip": w.slip * slip.sum(dim=1),
             "pose": w.pose * far * torch.where(self.stands, 10.0, 1.0),
@@ -156,7 +155,7 @@ class Go1Env(Env[Go1Config]):
         }
 
     def _errors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """How far off the command the trunk is, `(num_envs, 2)` in m/s and `(num_envs,)` in rad/s."""
+        """How far off the command the trunk is: `(num_envs, 2)` m/s, `(num_envs,)` rad/s."""
         return self.velocity[:, :2] - self.command[:, :2], self.gyro[:, 2] - self.command[:, 2]
 
     def _time_steps(self) -> None:
@@ -183,7 +182,7 @@ class Go1Env(Env[Go1Config]):
         self.command = torch.where(world, drawn, self.command)
 
     def _steer(self) -> None:
-        """Where a heading is commanded, the yaw rate follows from how far off it is: Isaac Lab's."""
+        """Where a heading is commanded, the yaw rate follows from the error, as in Isaac Lab."""
         w, x, y, z = self.sim.qpos[:, 3:7].unbind(dim=1)
         yaw = torch.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
         error = torch.remainder(self.heading - yaw + math.pi, 2 * math.pi) - math.pi

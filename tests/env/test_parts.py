@@ -1,5 +1,6 @@
 """What tasks compose: delays, histories, timers, levels, and metrics of their own."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 
 from mjfleet.env import Delay, Env, History, Timer, next_levels
 from mjfleet.env.state import EnvState
+from mjfleet.sim import make_simulation
 
-from .test_env import build_task
+from .test_env import BUNDLED, build_task
 
 
 @pytest.fixture
@@ -88,17 +90,16 @@ def test_a_checkpoint_keeps_what_parts_hold(env: Env[Any]) -> None:
         assert all(torch.equal(mine[key], theirs[key]) for key in mine)
 
 
+class Measured(BUNDLED["cartpole-balance"].load("env:CartpoleEnv")):
+    def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
+        number = self.episode_length_buf.float()
+        return {"length": number, "ratio": (number, torch.tensor([1.0, 3.0]))}
+
+
 def test_metrics_are_means_over_steps_or_quotients_of_sums() -> None:
-    found = build_task("cartpole-balance", "native", "cpu", num_envs=2)
-
-    class Measured(type(found)):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
-        def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
-            number = self.episode_length_buf.float()
-            return {"length": number, "ratio": (number, torch.tensor([1.0, 3.0]))}
-
-    env = Measured(found.cfg, found.sim, 1)
-    env.take_statistics()
+    cfg = replace(BUNDLED["cartpole-balance"].task.env, num_envs=2)
+    env = Measured(cfg, make_simulation("native", Measured.make_model(cfg), 2), 1)
     for _ in range(3):
         env.step(torch.zeros(2, 1))
-    metrics = env.take_statistics().metrics
-    assert metrics == {"length": (12.0, 6.0), "ratio": (12.0, 12.0)}
+    assert env.take_statistics().metrics == {"length": (12.0, 6.0), "ratio": (12.0, 12.0)}
+    assert env.take_statistics().metrics == {"length": (0.0, 0.0), "ratio": (0.0, 0.0)}

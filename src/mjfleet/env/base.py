@@ -53,7 +53,7 @@ class Env(VecEnv, Generic[C]):
     """
 
     model_file: ClassVar[str]
-    """The MJCF file, relative to the file that defines the class."""
+    """The MJCF file, relative to the file of the class that sets this."""
 
     cfg: C
     max_episode_length: int
@@ -88,6 +88,11 @@ class Env(VecEnv, Generic[C]):
         terms = self.rewards()
         self.reward_names = tuple(terms)
         self.metric_names = tuple(self.metrics())
+        self.terms = torch.zeros(len(terms), self.num_envs, device=self.device)
+        """Reward terms of the newest step, `(number of terms, num_envs)`."""
+        shape = 2 * len(self.metric_names), self.num_envs
+        self.measured = torch.zeros(shape, device=self.device)
+        """Of the newest step, what each metric divides, then by what, `(2 * metrics, num_envs)`."""
         self._observations = self._observe()
         self._term_sums = torch.zeros(len(terms), self.num_envs, device=self.device)
         # Worlds that were put into the middle of an episode do not count until it has ended.
@@ -103,7 +108,8 @@ class Env(VecEnv, Generic[C]):
     def make_model(cls, cfg: C) -> mujoco.MjModel:
         """The model, compiled from `model_file`; override to build it from the configuration."""
         del cfg
-        path = Path(inspect.getfile(cls)).parent / cls.model_file
+        owner = next(base for base in cls.__mro__ if "model_file" in vars(base))
+        path = Path(inspect.getfile(owner)).parent / cls.model_file
         try:
             return mujoco.MjModel.from_xml_path(str(path))
         except ValueError as error:
@@ -197,6 +203,7 @@ class Env(VecEnv, Generic[C]):
             terms = terms.masked_fill(bad, 0.0)
             failed = failed | bad
         reward = terms.sum(dim=0)
+        self.terms, self.measured = terms, self._measure()
         time_outs = (self.episode_length_buf >= self.max_episode_length) & ~failed
         dones = failed | time_outs
         self._record(terms, reward, dones)
@@ -256,18 +263,17 @@ class Env(VecEnv, Generic[C]):
         ended = (dones & self._whole).to(torch.float32)
         lengths = self.episode_length_buf * ended
         totals = torch.stack((ended.sum(), lengths.sum(), reward.sum()))
-        self._totals += torch.cat((totals, self._term_sums @ ended, *self._measure()))
+        self._totals += torch.cat((totals, self._term_sums @ ended, self.measured.sum(dim=1)))
         self._term_sums.masked_fill_(dones, 0.0)
         self._whole = self._whole | dones
         self._steps += 1
 
-    def _measure(self) -> list[torch.Tensor]:
-        """Sums over the worlds of what each metric divides, and by what."""
-        sums = []
+    def _measure(self) -> torch.Tensor:
+        """What each metric divides, and by what, `(2 * number of metrics, num_envs)`."""
+        parts = []
         for value in self.metrics().values():
-            pair = value if isinstance(value, tuple) else (value, torch.ones_like(value))
-            sums.append(torch.stack(pair).sum(dim=1, dtype=torch.float32))
-        return sums
+            parts += value if isinstance(value, tuple) else (value, torch.ones_like(value))
+        return torch.stack(parts).to(torch.float32) if parts else self.measured
 
     def _reset(self, mask: torch.Tensor) -> None:
         self.sim.reset(mask)
