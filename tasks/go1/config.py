@@ -64,9 +64,9 @@ class WeightsConfig:
 
     flags = "env.weights."
 
-    linear: float = 1.5
+    linear: float = 2.0
     """Following the commanded velocity."""
-    yaw: float = 0.75
+    yaw: float = 1.0
     """Following the commanded yaw rate."""
     upright: float = 1.0
     """Being upright."""
@@ -82,7 +82,7 @@ class WeightsConfig:
     """Accelerations of the joints, squared."""
     jerk: float = -0.01
     """Change of the action, squared."""
-    air_time: float = 1.0
+    air_time: float = 0.3
     """Seconds that a foot was in the air, above `air_seconds` and at most 0.3, when it lands."""
     slip: float = -0.1
     """Horizontal velocity of feet on the ground, squared."""
