@@ -1,0 +1,167 @@
+"""Rough ground for the Go1: one height field, a grid of tiles that get harder level by level.
+
+The environment makes it, in each worker; all worlds share it.
+
+Grid, kinds of tile and figures follow legged_gym (Rudin et al. 2022, arXiv:2109.11978;
+github.com/leggedrobotics/legged_gym, `legged_gym/utils/terrain.py`) and Isaac Lab
+(github.com/isaac-sim/IsaacLab, `ROUGH_TERRAINS_CFG`). Rough ground and blocks are at most as high
+as in Isaac Lab's `UnitreeGo1RoughEnvCfg`. Stairs and obstacles, up to 0.23 and 0.25 m high for
+larger robots, end at 0.14 m, a third of a Go1's leg; mjlab's `ROUGH_TERRAINS_CFG` has 0.1 m.
+
+A height field has no vertical walls: a riser is a slope over one cell, 0.1 m long.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+import torch
+
+CELL = 0.1
+"""Distance of neighbouring points, m."""
+TILE = 80
+"""Cells along a tile's edge: 8 m."""
+BORDER = 200
+"""Cells of flat ground around all tiles: 20 m."""
+PLATFORM = 30
+"""Cells from a tile's edge to the flat square in its middle, of 2 m, where robots start."""
+
+# At full difficulty:
+STAIRS = 0.14
+"""Height of a step, m."""
+SLOPE = 0.4
+"""Rise per run."""
+ROUGHNESS = 0.06
+"""Height of the highest points of rough ground above the lowest, m."""
+BLOCKS = 0.1
+"""Largest height and depth of a block, m."""
+OBSTACLES = 0.14
+"""Largest height and depth of an obstacle, m."""
+
+Shape = Callable[[np.random.Generator], np.ndarray]
+"""Makes a tile at full difficulty: heights `(TILE + 1, TILE + 1)`, m, 0 along the edge."""
+
+_from_middle = np.abs(np.arange(TILE + 1) - TILE // 2)
+_from_edge = TILE // 2 - np.maximum(_from_middle[:, None], _from_middle)
+"""Cells between each point of a tile and the tile's edge."""
+
+
+def _around_platform(heights: np.ndarray) -> np.ndarray:
+    """Flat in the middle and along the edge, so that robots can start and neighbours fit."""
+    return np.where((_from_edge > 2) & (_from_edge < PLATFORM), heights, 0.0)
+
+
+def _rough(rng: np.random.Generator) -> np.ndarray:
+    """Each point at a height of its own."""
+    return _around_platform(rng.uniform(0.0, ROUGHNESS, _from_edge.shape))
+
+
+def _slope(_: np.random.Generator) -> np.ndarray:
+    """A pyramid, 3 m from its foot to the platform."""
+    return SLOPE * CELL * np.minimum(_from_edge, PLATFORM)
+
+
+def _stairs(_: np.random.Generator) -> np.ndarray:
+    """A pyramid of ten steps, each 0.3 m deep."""
+    return STAIRS * (np.minimum(_from_edge, PLATFORM) // 3)
+
+
+def _blocks(rng: np.random.Generator) -> np.ndarray:
+    """Blocks of 0.5 m side by side, each at a height of its own."""
+    heights = rng.uniform(-BLOCKS, BLOCKS, (TILE // 5 + 1, TILE // 5 + 1))
+    return _around_platform(np.kron(heights, np.ones((5, 5)))[: TILE + 1, : TILE + 1])
+
+
+def _obstacles(rng: np.random.Generator) -> np.ndarray:
+    """Forty rectangles with edges of 1 to 2 m, above or below the ground."""
+    heights = np.zeros(_from_edge.shape)
+    for _ in range(40):
+        (row, column), (length, width) = rng.integers(TILE, size=2), rng.integers(10, 21, size=2)
+        height = OBSTACLES * rng.choice((-1.0, -0.5, 0.5, 1.0))
+        heights[row : row + length, column : column + width] = height
+    return _around_platform(heights)
+
+
+KINDS: dict[str, Shape] = {
+    "rough": _rough,
+    "slope up": _slope,
+    "slope down": lambda rng: -_slope(rng),
+    "rough slope": lambda rng: _slope(rng) + _rough(rng),
+    "stairs up": _stairs,
+    "stairs down": lambda rng: -_stairs(rng),
+    "blocks": _blocks,
+    "obstacles": _obstacles,
+}
+"""Column by column; with more columns than kinds they repeat."""
+
+
+@dataclass(frozen=True)
+class Terrain:
+    """The ground; x grows with the level, y with the column, and the world's origin is its middle.
+
+    A level's difficulty is `(level + 1) / levels`, by which all heights are multiplied: the first
+    of eight levels has steps of 2 cm, the last those above.
+    """
+
+    heights: np.ndarray
+    """Of each point, `(points along y, points along x)`, float32, m."""
+    origins: np.ndarray
+    """The middle of each tile, on the ground, `(levels, columns, 3)`, float32, m."""
+
+    def put_into(self, spec: mujoco.MjSpec) -> None:
+        """Make it the ground of a model: its height field `terrain`, shown by its geom `floor`."""
+        field = spec.hfield("terrain")
+        field.nrow, field.ncol = self.heights.shape
+        # MuJoCo scales the data to [0, 1], and those to [0, size[2]] above the geom.
+        field.userdata = self.heights.ravel()
+        low, high = float(self.heights.min()), float(self.heights.max())
+        half_y, half_x = (CELL * (points - 1) / 2 for points in self.heights.shape)
+        field.size = half_x, half_y, high - low, 1.0
+        spec.geom("floor").pos = 0.0, 0.0, low
+
+
+def make_terrain(levels: int = 8, columns: int = 8, seed: int = 0) -> Terrain:
+    """Draw a terrain; the same arguments give the same one."""
+    rng = np.random.default_rng(seed)
+    shape = (columns * TILE + 2 * BORDER + 1, levels * TILE + 2 * BORDER + 1)
+    heights = np.zeros(shape, np.float32)
+    origins = np.zeros((levels, columns, 3), np.float32)
+    shapes = list(KINDS.values())
+    for level in range(levels):
+        for column in range(columns):
+            tile = shapes[column % len(shapes)](rng) * (level + 1) / levels
+            row, start = BORDER + column * TILE, BORDER + level * TILE
+            heights[row : row + TILE + 1, start : start + TILE + 1] = tile
+            place = np.array([level - (levels - 1) / 2, column - (columns - 1) / 2])
+            origins[level, column, :2] = TILE * CELL * place
+            origins[level, column, 2] = tile[TILE // 2, TILE // 2]
+    return Terrain(heights, origins)
+
+
+def heights_at(heights: torch.Tensor, xy: torch.Tensor) -> torch.Tensor:
+    """The ground's height under points, exactly as MuJoCo's triangles have it.
+
+    Args:
+        heights: `Terrain.heights` on the device, `(rows, columns)`, float32.
+        xy: points in the world, `(..., 2)`, m. Beyond the ground its edge goes on.
+
+    Returns:
+        `(...)`, m; NaN where a coordinate is NaN.
+    """
+    rows, columns = heights.shape
+    x = (xy[..., 0] / CELL + (columns - 1) / 2).clamp(0, columns - 1)
+    y = (xy[..., 1] / CELL + (rows - 1) / 2).clamp(0, rows - 1)
+    # A NaN must not become an index.
+    column = x.nan_to_num().long().clamp(max=columns - 2)
+    row = y.nan_to_num().long().clamp(max=rows - 2)
+    x, y = x - column, y - row
+    corner, table = row * columns + column, heights.flatten()
+    near, far = table[corner], table[corner + columns + 1]
+    # A cell's diagonal goes from its nearest corner to its farthest; below it lies x > y.
+    below, above = table[corner + 1], table[corner + columns]
+    return torch.where(
+        x > y,
+        near + x * (below - near) + y * (far - below),
+        near + y * (above - near) + x * (far - above),
+    )
