@@ -33,6 +33,7 @@ def test_the_task_of_the_guide_trains_as_it_is_written(run: Run, tmp_path: Path)
 def test_every_flag_in_the_documentation_exists(run: Run) -> None:
     known = set(FLAG.findall(run("train", "cartpole-balance", "--help").stdout)) | OTHERS
     known |= set(FLAG.findall(run("main", "doctor", "--help").stdout))
+    known |= set(FLAG.findall(run("play", "cartpole-balance", "--help").stdout))
     for what in ("throughput", "scaling", "startup", "peer mjlab", "learning", "report"):
         known |= set(FLAG.findall(run("main", "bench", *what.split(), "--help").stdout))
     pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]

@@ -1,6 +1,6 @@
 """Unitree Go1 that follows velocity commands. README.md has the figures of the robot."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mjfleet.config import (
     ActorConfig,
@@ -118,6 +118,24 @@ class Go1Config(EnvConfig):
     """What counts how much."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RoughConfig(Go1Config):
+    """The same on rough ground."""
+
+    levels: int = 8
+    """Levels of difficulty of the ground."""
+    columns: int = 8
+    """Tiles of each level; there are eight kinds."""
+    start_levels: int = 2
+    """Levels, from the easiest on, at which worlds begin."""
+    terrain_seed: int = 0
+    """Seed of the ground."""
+    nconmax: int | None = 48
+    """Contacts per world that the warp engine has room for."""
+    njmax: int | None = 256
+    """Constraint rows per world that the warp engine has room for."""
+
+
 AGENT = AgentConfig(
     num_steps_per_env=24,
     max_iterations=1500,
@@ -132,6 +150,13 @@ TASKS = {
         env=Go1Config(),
         env_class="env:Go1Env",
         agent=AGENT,
+        num_actions=12,
+    ),
+    "go1-velocity-rough": Task(
+        summary="The same on slopes, stairs and blocks, which get harder as it gets on.",
+        env=RoughConfig(),
+        env_class="rough:RoughEnv",
+        agent=replace(AGENT, max_iterations=3000),
         num_actions=12,
     ),
 }

@@ -154,6 +154,11 @@ class Go1Env(Env[Go1Config]):
             "cost_of_transport": (power, self.masses * GRAVITY * speed),
         }
 
+    def yaw(self) -> torch.Tensor:
+        """Where the trunk faces, `(num_envs,)`, rad."""
+        w, x, y, z = self.sim.qpos[:, 3:7].unbind(dim=1)
+        return torch.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+
     def _errors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """How far off the command the trunk is: `(num_envs, 2)` m/s, `(num_envs,)` rad/s."""
         return self.velocity[:, :2] - self.command[:, :2], self.gyro[:, 2] - self.command[:, 2]
@@ -183,9 +188,7 @@ class Go1Env(Env[Go1Config]):
 
     def _steer(self) -> None:
         """Where a heading is commanded, the yaw rate follows from the error, as in Isaac Lab."""
-        w, x, y, z = self.sim.qpos[:, 3:7].unbind(dim=1)
-        yaw = torch.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
-        error = torch.remainder(self.heading - yaw + math.pi, 2 * math.pi) - math.pi
+        error = torch.remainder(self.heading - self.yaw() + math.pi, 2 * math.pi) - math.pi
         rate = (0.5 * error).clamp(*self.cfg.command.yaw).to(self.command)
         self.command[:, 2] = torch.where(self.has_heading, rate, self.command[:, 2])
 

@@ -45,6 +45,7 @@ def evaluate(job: Job, policy: Path | Actions | None, episodes: int) -> str:
                 runner = Runner(env, config.agent, job.devices[0], job.threads, found.load)
                 runner.load(str(policy), {"actor": True})
             act: Callable[[Any], Any] = runner.get_inference_policy()
+            env.history = None  # Which it would record for a rollout.
         elif policy == "random":
             act = lambda _: torch.randn_like(env.action)  # noqa: E731
         else:

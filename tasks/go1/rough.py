@@ -1,0 +1,78 @@
+"""The Go1 on rough ground, which gets harder where it gets on."""
+
+from pathlib import Path
+
+import mujoco
+import torch
+
+from mjfleet.env import next_levels
+
+from .config import Go1Config, RoughConfig
+from .env import Go1Env
+from .terrain import heights_at, make_terrain
+
+
+class RoughEnv(Go1Env):
+    """The policy feels its way, as on flat ground; the value network sees the ground."""
+
+    cfg: RoughConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @classmethod
+    def make_model(cls, cfg: Go1Config) -> mujoco.MjModel:
+        assert isinstance(cfg, RoughConfig)
+        spec = mujoco.MjSpec.from_file(str(Path(__file__).with_name("rough.xml")))
+        make_terrain(cfg.levels, cfg.columns, cfg.terrain_seed).put_into(spec)
+        return spec.compile()
+
+    def setup(self) -> None:
+        super().setup()
+        cfg, device = self.cfg, self.device
+        terrain = make_terrain(cfg.levels, cfg.columns, cfg.terrain_seed)
+        self.ground = torch.as_tensor(terrain.heights, device=device)
+        self.origins = torch.as_tensor(terrain.origins, device=device)
+        worlds = torch.arange(self.num_envs, device=device)
+        self.column = worlds % cfg.columns
+        self.level = worlds // cfg.columns % min(cfg.start_levels, cfg.levels)
+        """How hard each world's ground is, from 0 to `levels` - 1."""
+        self.walked = torch.zeros(self.num_envs, device=device)
+        """Metres in this episode, in the commanded direction."""
+        self.wanted = torch.zeros(self.num_envs, device=device)
+        """Metres in this episode, as commanded."""
+        # What Isaac Lab scans, in a smaller rectangle: 1 m x 0.6 m, every 0.1 m.
+        x, y = (torch.linspace(-n / 20, n / 20, n + 1, device=device) for n in (10, 6))
+        self.scan = torch.stack(torch.meshgrid(x, y, indexing="ij"), dim=2).flatten(0, 1)
+
+    def reset_worlds(self, mask: torch.Tensor) -> None:
+        """Who got as far as it was told goes on to harder ground: legged_gym's curriculum."""
+        share = self.walked / self.wanted.clamp(min=1.0)
+        has_been = mask & (self.wanted > 1.0)
+        up, down = has_been & (share > 0.75), has_been & (share < 0.5)
+        self.level = next_levels(self, self.level, up, down, self.cfg.levels)
+        self.walked.masked_fill_(mask, 0.0)
+        self.wanted.masked_fill_(mask, 0.0)
+        super().reset_worlds(mask)
+
+    def spawn_points(self, mask: torch.Tensor) -> torch.Tensor:
+        """On the platform in the middle of a tile."""
+        around = torch.cat((self.uniform(2, -0.5, 0.5), self.uniform(1, 0.02, 0.02)), dim=1)
+        return self.origins[self.level, self.column] + around
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        """The value network also sees how far the trunk is above the ground around it."""
+        groups = super().observe()
+        place, yaw = self.sim.qpos[:, :3].float(), self.yaw().float().unsqueeze(1)
+        x, y = self.scan[:, 0] * yaw.cos(), self.scan[:, 1] * yaw.cos()
+        x, y = x - self.scan[:, 1] * yaw.sin(), y + self.scan[:, 0] * yaw.sin()
+        points = place[:, None, :2] + torch.stack((x, y), dim=2)
+        seen = place[:, 2:] - heights_at(self.ground, points)
+        return groups | {"critic": torch.cat((groups["critic"], seen), dim=1)}
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        told = self.command[:, :2].norm(dim=1)
+        along = (self.velocity[:, :2] * self.command[:, :2]).sum(dim=1) / told.clamp(min=0.1)
+        self.walked += self.step_dt * along.float()
+        self.wanted += self.step_dt * told
+        return super().rewards()
+
+    def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
+        return super().metrics() | {"terrain_level": self.level.float()}

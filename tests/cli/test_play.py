@@ -1,0 +1,65 @@
+"""`play`: whole episodes of a policy, and what a user may get wrong."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ..conftest import Run, only_run
+
+SHORT = ("--env.episode-seconds", "2.5")
+
+
+def column(table: str, name: str) -> list[float]:
+    """The numbers beside a name."""
+    (line,) = re.findall(rf"^{name} +(.*)$", table, flags=re.MULTILINE)
+    return [float(number) for number in line.split()]
+
+
+def test_a_policy_is_played_as_it_was_trained(run: Run, tmp_path: Path) -> None:
+    trained = run("train", "cartpole-balance", *SHORT, "--agent.max-iterations", "30")
+    assert trained.returncode == 0, trained.stderr
+    for engine in ("native", "warp"):
+        played = run("play", "cartpole-balance", "--resume", "latest", "--engine", engine)
+        assert played.returncode == 0, played.stderr
+        assert "64 episodes" in played.stdout
+        assert column(played.stdout, "length") == [50.0, 0.0, 50.0, 50.0]
+        assert column(played.stdout, "return") == column(played.stdout, "reward/balance")
+        assert column(played.stdout, "return")[0] > 30.0
+    again = run("play", "cartpole-balance", "--resume", "latest", "--episodes", "65")
+    assert "128 episodes" in again.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs"]
+
+    # A file alone is played with the task's own numbers.
+    shutil.copy(only_run(tmp_path) / "checkpoints/model_30.pt", tmp_path / "policy.pt")
+    alone = run("play", "cartpole-balance", "--resume", "policy.pt", *SHORT)
+    assert column(alone.stdout, "return")[0] > 30.0
+
+
+def test_a_task_can_be_looked_at_without_a_policy(run: Run) -> None:
+    still, wild = (
+        run("play", "cartpole-balance", "--actions", actions, *SHORT)
+        for actions in ("zero", "random")
+    )
+    assert column(still.stdout, "return")[0] > column(wild.stdout, "return")[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cartpole-balance"], "--resume"),
+        (["cartpole-balance", "--resume", "latest"], "there is no run in"),
+        (["cartpole-balance", "--resume", "nowhere"], "does not exist"),
+        (["cartpole-balance", "--actions", "zero", "--resume", "latest"], "--actions"),
+        (["cartpole-balance", "--actions", "zero", "--episodes", "0"], "at least 1"),
+        (["cartpole-balance", "--actions", "zero", "--gpu-ids", "7"], "7"),
+        (["cartpol-balance", "--actions", "zero"], "cartpole-balance"),
+    ],
+)
+def test_mistakes_are_answered(run: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
+    result = run("play", *arguments)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
