@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import tyro
 
 from mjfleet.cli.bench import bench
+from mjfleet.cli.check_task import check_task
 from mjfleet.cli.doctor import doctor
 from mjfleet.cli.new_task import new_task
 from mjfleet.cli.train import guarded, train
@@ -40,7 +41,7 @@ def main() -> None:
 def mjfleet(arguments: Sequence[str]) -> int:
     """Dispatch to a command; returns the exit code."""
     commands = {
-        "train": train, "tasks": tasks, "new-task": new_task,
+        "train": train, "tasks": tasks, "new-task": new_task, "check-task": check_task,
         "doctor": doctor, "bench": bench, "inspect": inspect,
     }  # fmt: skip
     usage = (
@@ -49,6 +50,7 @@ def mjfleet(arguments: Sequence[str]) -> int:
         "  train       Train a policy; the same as `train`.\n"
         "  tasks       List the tasks that can be trained.\n"
         "  new-task    Write a task to start from.\n"
+        "  check-task  Look for common mistakes in a task.\n"
         "  doctor      Check what training on this machine needs.\n"
         "  bench       Measure how fast training is on this machine.\n"
         "  inspect     Show what went bad first in a run that diverged.\n\n"
