@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import tyro
 
 from mjfleet.cli.bench import bench
+from mjfleet.cli.check_task import check_task
 from mjfleet.cli.doctor import doctor
+from mjfleet.cli.new_task import new_task
 from mjfleet.cli.train import guarded, train
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
@@ -39,16 +41,19 @@ def main() -> None:
 def mjfleet(arguments: Sequence[str]) -> int:
     """Dispatch to a command; returns the exit code."""
     commands = {
-        "train": train, "tasks": tasks, "doctor": doctor, "bench": bench, "inspect": inspect,
+        "train": train, "tasks": tasks, "new-task": new_task, "check-task": check_task,
+        "doctor": doctor, "bench": bench, "inspect": inspect,
     }  # fmt: skip
     usage = (
         "usage: mjfleet <command> ...\n\n"
         "commands:\n"
-        "  train    Train a policy; the same as `train`.\n"
-        "  tasks    List the tasks that can be trained.\n"
-        "  doctor   Check what training on this machine needs.\n"
-        "  bench    Measure how fast training is on this machine.\n"
-        "  inspect  Show what went bad first in a run that diverged.\n\n"
+        "  train       Train a policy; the same as `train`.\n"
+        "  tasks       List the tasks that can be trained.\n"
+        "  new-task    Write a task to start from.\n"
+        "  check-task  Look for common mistakes in a task.\n"
+        "  doctor      Check what training on this machine needs.\n"
+        "  bench       Measure how fast training is on this machine.\n"
+        "  inspect     Show what went bad first in a run that diverged.\n\n"
         "`mjfleet <command> --help` says more."
     )
     if not arguments or arguments[0] in ("-h", "--help"):

@@ -1,0 +1,117 @@
+"""`mjfleet check-task <task>`: common mistakes in a task, found before training suffers from them.
+
+It runs the task in this process, on both engines.
+"""
+
+import os
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+from mjfleet.config import TrainConfig, from_dict, to_dict
+from mjfleet.errors import UserError
+from mjfleet.launch.devices import count_gpus, select_devices
+from mjfleet.pulse import Pulse
+from mjfleet.registry import FoundTask, discover
+from mjfleet.tell import in_a_line, tell
+from mjfleet.worker.job import Job, Rank
+from mjfleet.worker.lean import prepare
+from mjfleet.worker.life import build_env, on_device
+
+if TYPE_CHECKING:
+    from mjfleet.env.check import Record
+
+WORLDS = 32
+LOOKED_AT = """\
+  shapes and dtypes of what the methods return
+  waiting for the device: scalars, `if tensor:`, boolean masks, tensors made from lists
+  numbers that are not finite, in the state, the observations and the rewards
+  reward terms that never change
+  the scale of the observations
+  resets that change other worlds
+  the engines' agreement with each other"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckTaskArguments:
+    """Run a task for some steps on each engine, with random actions, and look for mistakes."""
+
+    name: tyro.conf.Positional[str]
+    """The task."""
+    tasks_dir: str | None = None
+    """Folder of task folders that is searched first."""
+
+
+def check_task(arguments: Sequence[str]) -> int:
+    """Print each mistake; 1 if there are any."""
+    parsed = tyro.cli(CheckTaskArguments, args=arguments, prog="mjfleet check-task")
+    found = discover(os.environ, parsed.tasks_dir).find(parsed.name)
+    config = from_dict(found.defaults(), {"env": {"num_envs": WORLDS}})
+    places: list[tuple[Literal["native", "warp"], str]] = [("native", "cpu"), ("warp", "cpu")]
+    (gpu,) = select_devices("auto", os.environ, count_gpus()).names
+    if gpu != "cpu":
+        places.append(("warp", gpu))
+    prepare()
+    from mjfleet.env.check import STEPS, disagreements
+
+    records: list[Record] = []
+    mistakes: dict[str, list[str]] = {}
+    """And the places that have it; none named where it is of no single place."""
+    for engine, device in places:
+        where = f"{engine} on {device}"
+        compiles = "; compiling a new model's kernels takes about a minute" * (engine == "warp")
+        tell(f"{where}: {STEPS} steps of {WORLDS} worlds with random actions{compiles}")
+        try:
+            records.append(_run(found, config, engine, device))
+        except Exception as error:
+            mistakes.setdefault(_place_of(error, found), []).append(where)
+            break
+        for mistake in records[-1].mistakes:
+            mistakes.setdefault(mistake, []).append(where)
+    if len(records) > 1:
+        mistakes |= {mistake: [] for mistake in disagreements(records[0], records[1])}
+    for mistake, there in mistakes.items():
+        only = f" ({', '.join(there)} only)" if 0 < len(there) < len(records) else ""
+        tell(f"mistake: {mistake}{only}")
+    for note in records[0].notes if records else ():
+        tell(f"note: {note}")
+    if not mistakes:
+        tell(f"nothing found; looked at\n{LOOKED_AT}")
+    return 1 if mistakes else 0
+
+
+def _run(
+    found: FoundTask, config: TrainConfig, engine: Literal["native", "warp"], device: str
+) -> "Record":
+    """What is seen on one engine."""
+    from mjfleet.env.check import check
+    from mjfleet.rl.checkpoint import seed_everything
+
+    job = Job(
+        task=found.name,
+        task_folder=str(found.folder),
+        config=to_dict(config),
+        devices=(device,),
+        engine=engine,
+        threads=1,
+        run_dir="",
+    )
+    seed_everything(config.agent.seed)
+    with on_device(job, device):
+        return check(build_env(found, config, job, Rank(), Pulse()), config.agent)
+
+
+def _place_of(error: Exception, found: FoundTask) -> str:
+    """The task's own exception, with its newest line in the task's folder; another's is raised."""
+    if isinstance(error, UserError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(found.folder)]
+    if not own:
+        raise error
+    place = f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name}()"
+    return f"{place}: `{own[-1].line}`: {type(error).__name__}: {in_a_line(error)}"

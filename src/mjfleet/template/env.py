@@ -1,0 +1,57 @@
+"""A planar arm with two motors that brings its fingertip to a target."""
+
+import math
+
+import torch
+
+from mjfleet.env import Env
+
+from .config import ReacherConfig
+
+
+class ReacherEnv(Env[ReacherConfig]):
+    """Two actions in [-1, 1]: the torques of shoulder and elbow, of at most 0.5 and 0.25 N·m."""
+
+    model_file = "model.xml"
+
+    def setup(self) -> None:
+        """Tensors of the task's own have a row for each world, like those of the simulation."""
+        self.target = torch.zeros(self.num_envs, 2, device=self.device)
+        """Where the fingertip is to be, x and y in m."""
+
+    def reset_worlds(self, mask: torch.Tensor) -> None:
+        """A random pose at rest and a random target within reach, where `mask` is true."""
+        world = mask.unsqueeze(1)
+        pose = self.uniform(2, -2.0, 2.0)
+        self.sim.qpos[:] = torch.where(world, pose, self.sim.qpos)
+
+        angle, radius = self.uniform(1, -math.pi, math.pi), self.uniform(1, 0.1, 0.35)
+        target = torch.cat((radius * angle.cos(), radius * angle.sin()), dim=1)
+        self.target = torch.where(world, target, self.target)
+        self.sim.mocap_pos[:, 0, :2] = self.target  # The green ball; the rewards do without it.
+
+    def apply(self, action: torch.Tensor) -> None:
+        """The policy's noise may ask for more than the motors can give."""
+        self.sim.ctrl[:] = action.clamp(-1.0, 1.0)
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        """Numbers of about 1; the actor sees them with a sensor's noise, the critic as they are."""
+        angles, speeds = self.sim.qpos, self.sim.qvel
+        way = 5.0 * self.way_to_target()
+        state = torch.cat((angles.cos(), angles.sin(), 0.2 * speeds, way), dim=1)
+        noise = self.cfg.sensor_noise * self.normal(state.shape[1])
+        return {"actor": state + noise, "critic": state}
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        """A pull from afar, a prize at the target, a price for effort."""
+        distance = self.way_to_target().norm(dim=1)
+        effort = self.sim.ctrl.square().sum(dim=1)
+        return {
+            "approach": -distance,
+            "reach": torch.exp(-(distance / 0.05).square()),
+            "effort": -self.cfg.effort_weight * effort,
+        }
+
+    def way_to_target(self) -> torch.Tensor:
+        """From the fingertip to the target, `(num_envs, 2)`, in m."""
+        return self.target - self.sim.sensor("fingertip")[:, :2]
