@@ -72,17 +72,17 @@ class WeightsConfig:
     """Being upright."""
     fall: float = -2.0
     """A fall, once."""
-    vertical: float = -2.0
+    vertical: float = -1.0
     """Vertical velocity, squared."""
     tumbling: float = -0.05
     """Roll and pitch rates, squared."""
     torque: float = -2e-4
     """Torques, squared."""
-    acceleration: float = -2.5e-7
+    acceleration: float = -1e-7
     """Accelerations of the joints, squared."""
     jerk: float = -0.01
     """Change of the action, squared."""
-    air_time: float = 0.3
+    air_time: float = 0.8
     """Seconds that a foot was in the air, above `air_seconds` and at most 0.3, when it lands."""
     slip: float = -0.1
     """Horizontal velocity of feet on the ground, squared."""

@@ -29,6 +29,8 @@ class Go1Env(Env[Go1Config]):
         sim, model, cfg = self.sim, self.sim.model, self.cfg
         self.home = torch.tensor(model.key("home").qpos, device=self.device, dtype=sim.qpos.dtype)
         self.pose = self.home[7:].float()
+        self.lift = torch.tensor((0.0, 0.0, 0.02), device=self.device)
+        """Robots start so far above the ground, m."""
         # Position, velocity and force of the newest state: views that follow it.
         self.joints, self.speeds = sim.qpos[:, 7:], sim.qvel[:, 6:]
         self.gyro, self.up = sim.sensor("imu_gyro"), sim.sensor("base_up")
@@ -81,7 +83,7 @@ class Go1Env(Env[Go1Config]):
     def spawn_points(self, mask: torch.Tensor) -> torch.Tensor:
         """Where worlds of the mask start, relative to the model's own place, `(num_envs, 3)`, m."""
         del mask
-        return torch.tensor((0.0, 0.0, 0.02), device=self.device)
+        return self.lift
 
     def apply(self, action: torch.Tensor) -> None:
         self.sim.ctrl[:] = self.pose + self.cfg.action_scale * self.motors(action)

@@ -54,8 +54,8 @@ class RoughEnv(Go1Env):
 
     def spawn_points(self, mask: torch.Tensor) -> torch.Tensor:
         """On the platform in the middle of a tile."""
-        around = torch.cat((self.uniform(2, -0.5, 0.5), self.uniform(1, 0.02, 0.02)), dim=1)
-        return self.origins[self.level, self.column] + around
+        around = torch.nn.functional.pad(self.uniform(2, -0.5, 0.5), (0, 1))
+        return self.origins[self.level, self.column] + around + self.lift
 
     def observe(self) -> dict[str, torch.Tensor]:
         """The value network also sees how far the trunk is above the ground around it."""

@@ -52,9 +52,17 @@ SWINGUP = (
     "Its pole starts at up to 0.034 rad from hanging, uniformly, and its cart in the middle; here "
     "both are normally distributed around that with 0.01 rad and m, as in the suite.",
 )
+GO1 = (
+    "mjlab steps by MuJoCo-Warp on every device, in float32.",
+    "Robot, commands and rewards of both are of the same kind, but each has its own, and its own "
+    "noise, randomisation and observations: mjlab's policy is told the velocity of the trunk, ours "
+    "sees three observations in a row. Returns do not compare.",
+)
 MJLAB_TASKS = {
     "cartpole-balance": MjlabTask("Mjlab-Cartpole-Balance", 0.01, "euler", CARTPOLE),
     "cartpole-swingup": MjlabTask("Mjlab-Cartpole-Swingup", 0.01, "euler", CARTPOLE + SWINGUP),
+    "go1-velocity-flat": MjlabTask("Mjlab-Velocity-Flat-Unitree-Go1", 0.005, "implicitfast", GO1),
+    "go1-velocity-rough": MjlabTask("Mjlab-Velocity-Rough-Unitree-Go1", 0.005, "implicitfast", GO1),
 }
 
 

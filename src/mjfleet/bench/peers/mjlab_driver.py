@@ -68,10 +68,11 @@ def _set_env(env: Any, request: dict[str, Any]) -> list[str]:
     wanted = [
         (env, "decimation", request["decimation"]),
         (env, "episode_length_s", request["episode_seconds"]),
-        (env, "scale_rewards_by_dt", False),
         (mujoco, "timestep", request["timestep"]),
         (mujoco, "integrator", request["integrator"]),
     ]
+    if "Cartpole" in request["task"]:
+        wanted.append((env, "scale_rewards_by_dt", False))
     changed = []
     for owner, name, value in wanted:
         if (own := getattr(owner, name)) != value:
