@@ -1,0 +1,135 @@
+"""The Go1's tasks: commands, robots that differ, falls, and ground that gets harder."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mjfleet.env import Env
+from mjfleet.registry import discover
+from mjfleet.sim import make_simulation
+
+TASKS = discover({}).tasks
+CALM: dict[str, Any] = {"push_speed": 0.0, "noise": 0.0}
+"""No pushes, no noise."""
+
+
+def build(
+    name: str, num_envs: int = 32, *, seed: int = 1, parts: dict[str, Any] | None = None, **own: Any
+) -> Env[Any]:
+    """An environment with other numbers; `parts` are those of nested configurations."""
+    found = TASKS[name]
+    cfg: Any = found.task.env
+    nested = {key: replace(getattr(cfg, key), **values) for key, values in (parts or {}).items()}
+    cfg = replace(cfg, num_envs=num_envs, **nested, **own)
+    env_class = found.load(found.task.env_class)
+    sim = make_simulation("native", env_class.make_model(cfg), num_envs, num_threads=2)
+    return env_class(cfg, sim, seed)
+
+
+def run(env: Env[Any], seconds: float) -> list[torch.Tensor]:
+    """Keep the standing pose; returns who was done in each step."""
+    still = torch.zeros(env.num_envs, env.num_actions)
+    return [env.step(still)[2] for _ in range(round(seconds / env.step_dt))]
+
+
+@pytest.mark.parametrize("name", ["go1-velocity-flat", "go1-velocity-rough"])
+def test_it_stands_by_its_gains_alone(name: str) -> None:
+    env = build(name, parts={"random": CALM}, **({"levels": 1} if "rough" in name else {}))
+    assert not torch.stack(run(env, 4.0)).any()
+    assert env.sim.qvel.abs().max() < 0.2
+
+
+def test_a_robot_on_its_back_or_belly_has_fallen() -> None:
+    env = build("go1-velocity-flat", 3, parts={"random": CALM})
+    env.sim.qpos[0, 3:7] = torch.tensor([0.0, 1.0, 0.0, 0.0])
+    env.sim.qpos[1, 2] = 0.06
+    env.sim.qpos[1, 8::3] = math.pi  # Its legs point upwards.
+    env.sim.forward()
+    (dones,) = run(env, env.step_dt)
+    assert dones.tolist() == [True, True, False]
+
+
+def test_commands_keep_their_ranges_and_change() -> None:
+    ranges = {"forward": (0.2, 0.4), "lateral": (-0.3, -0.1), "yaw": (-0.6, 0.6)}
+    shares = {"standing_share": 0.25, "heading_share": 0.5, "seconds": (1.0, 2.0)}
+    env: Any = build("go1-velocity-flat", 512, parts={"command": ranges | shares, "random": CALM})
+    before = env.command.clone()
+    stands = env.stands
+    assert 0.15 < stands.float().mean() < 0.35
+    assert (before[stands] == 0).all()
+    for column, (low, high) in enumerate(ranges.values()):
+        told = before[~stands, column]
+        assert low <= told.min() < told.max() <= high
+    run(env, 2.1)
+    moved = ~stands & ~env.stands
+    assert (env.command[moved, :2] != before[moved, :2]).any(dim=1).all()
+
+
+def test_a_commanded_heading_is_steered_for() -> None:
+    env: Any = build("go1-velocity-flat", 64, parts={"command": {"heading_share": 1.0}})
+    turning = ~env.stands
+    assert env.has_heading[turning].all()
+    error = env.heading - env.yaw().float()
+    error = torch.atan2(error.sin(), error.cos())
+    expected = (0.5 * error).clamp(-1.0, 1.0)
+    assert torch.allclose(env.command[turning, 2], expected[turning], atol=1e-5)
+    assert expected.abs().max() <= 1.0
+    assert math.pi / 4 < error.abs().max() <= math.pi
+
+
+def test_each_world_has_a_robot_of_its_own_by_the_workers_seed() -> None:
+    env, again, other = (build("go1-velocity-flat", seed=seed) for seed in (1, 1, 2))
+    model, cfg = env.sim.model, env.cfg.random
+    trunk, foot = model.body("trunk").id, model.geom("FR_foot").id
+    payload = env.sim.expand("body_mass")[:, trunk] - model.body_mass[trunk]
+    friction = env.sim.expand("geom_friction")[:, foot, 0]
+    strength = env.sim.expand("actuator_forcerange")[:, 0, 1] / model.actuator_forcerange[0, 1]
+    gains = env.sim.expand("actuator_gainprm")[:, 0, 0] / model.actuator_gainprm[0, 0]
+    for found, (low, high) in (
+        (payload, cfg.payload), (friction, cfg.friction), (strength, cfg.strength),
+        (gains, cfg.gains),
+    ):  # fmt: skip
+        assert low - 1e-6 <= found.min() < found.max() <= high + 1e-6
+        assert len(found.unique()) == env.num_envs
+    for name in ("body_mass", "body_subtreemass", "geom_friction", "actuator_biasprm"):
+        assert torch.equal(env.sim.expand(name), again.sim.expand(name))
+        assert not torch.equal(env.sim.expand(name), other.sim.expand(name))
+
+
+def test_pushes_come_and_noise_is_the_actors_alone() -> None:
+    env = build("go1-velocity-flat", parts={"random": {"push_seconds": (0.5, 1.0)}})
+    calm = build("go1-velocity-flat", parts={"random": CALM})
+    speeds = []
+    for each in (env, calm):
+        run(each, 1.1)
+        speeds.append(each.sim.qvel[:, :2].norm(dim=1).mean())
+    assert speeds[0] > 2 * speeds[1]
+    groups = calm.get_observations()
+    assert torch.equal(groups["actor"][:, -45:-3], groups["critic"][:, :42])
+    groups = env.get_observations()
+    noisy, clean = groups["actor"][:, -45:-3], groups["critic"][:, :42]
+    assert 0.1 < (noisy - clean)[:, 18:30].std() < 1.5  # Speeds of the joints.
+    assert torch.equal(noisy[:, 30:], clean[:, 30:])  # The action.
+
+
+def test_ground_gets_harder_for_who_gets_on_and_easier_for_who_does_not() -> None:
+    env: Any = build("go1-velocity-rough", 64, start_levels=8)
+    before = env.level.clone()
+    assert set(before.tolist()) == set(range(8))
+    env.wanted.fill_(10.0)
+    env.walked[:32], env.walked[32:] = 9.0, 1.0
+    env.episode_length_buf[:] = env.max_episode_length - 1
+    run(env, env.step_dt)
+    up, down = before[:32], before[32:]
+    assert torch.equal(env.level[:32][up < 7], up[up < 7] + 1)
+    assert torch.equal(env.level[32:], (down - 1).clamp(min=0))
+    # It stands on the ground of the new tile, of which the value network sees the height.
+    seen = env.get_observations()["critic"][:, -77:]
+    assert seen.shape == (64, 77)
+    middle = seen[:, 38]
+    assert ((middle > 0.25) & (middle < 0.4)).all()
+    place = env.sim.qpos[:, :2].float()
+    assert ((place - env.origins[env.level, env.column][:, :2]).abs() < 0.6).all()
