@@ -77,8 +77,6 @@ def check_task(arguments: Sequence[str]) -> int:
     for mistake, there in mistakes.items():
         only = f" ({', '.join(there)} only)" if 0 < len(there) < len(records) else ""
         tell(f"mistake: {mistake}{only}")
-    for note in records[0].notes if records else ():
-        tell(f"note: {note}")
     if not mistakes:
         tell(f"nothing found; looked at\n{LOOKED_AT}")
     return 1 if mistakes else 0

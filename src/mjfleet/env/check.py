@@ -29,8 +29,6 @@ class Record:
     """Observation groups `(1 + STEPS, num_envs, size)`, the initial ones first, and reward terms
     `(1 + STEPS, num_envs, 1)`, zero at first; on the CPU, float64."""
     mistakes: list[str]
-    notes: list[str]
-    """What may be meant."""
 
 
 def check(env: Env[Any], agent: AgentConfig) -> Record:
@@ -77,10 +75,8 @@ def check(env: Env[Any], agent: AgentConfig) -> Record:
             *trouble,
             *constant_terms(signals, is_alive_meant=type(env).terminated is not Env.terminated),
             *unscaled_observations(signals, agent),
-            *blind_actor(signals, agent),
             *leaks,
         ],
-        notes=list(constant_columns(signals)),
     )
 
 
@@ -140,21 +136,6 @@ def unscaled_observations(signals: Mapping[str, torch.Tensor], agent: AgentConfi
                     f"observe()[{group!r}]{_columns(wrong)}: {word}, root mean square {sizes}; "
                     f"scale it to about 1, or set agent.{network}.obs_normalization"
                 )
-
-
-def blind_actor(signals: Mapping[str, torch.Tensor], agent: AgentConfig) -> Iterator[str]:
-    """A policy that sees nothing change."""
-    groups = [f"observe()[{group!r}]" for group in agent.obs_groups.actor]
-    if all(_is_constant(signals[group]).all() for group in groups):
-        yield f"{', '.join(groups)}: never changed; read the state anew in each call of observe()"
-
-
-def constant_columns(signals: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """Observations that never change, which may be meant: a command, a foot in the air."""
-    for name, values in signals.items():
-        constant = _is_constant(values)
-        if name.startswith("observe") and constant.any():
-            yield f"{name}{_columns(constant)}: never changed"
 
 
 def reset_leaks(env: Env[Any]) -> Iterator[str]:
