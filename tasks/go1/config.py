@@ -1,6 +1,7 @@
 """Unitree Go1 that follows velocity commands. README.md has the figures of the robot."""
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from mjfleet.config import (
     ActorConfig,
@@ -10,13 +11,17 @@ from mjfleet.config import (
     PPOConfig,
     Task,
 )
+from mjfleet.config.check import Rule, above, at_least, between, check
+
+RANGE = Rule(lambda v: v[0] <= v[1], "two numbers, the lower one first")
+POSITIVE_RANGE = Rule(lambda v: 0 < v[0] <= v[1], "two numbers above 0, the lower one first")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandConfig:
     """What the robot is told to do."""
 
-    flags = "env.command."
+    flags: ClassVar[str] = "env.command."
 
     forward: tuple[float, float] = (-1.0, 1.0)
     """Range of the forward velocity in m/s."""
@@ -31,12 +36,16 @@ class CommandConfig:
     standing_share: float = 0.1
     """Share of commands to stand still."""
 
+    def __post_init__(self) -> None:
+        check(self, forward=RANGE, lateral=RANGE, yaw=RANGE, seconds=POSITIVE_RANGE)
+        check(self, heading_share=between(0, 1), standing_share=between(0, 1))
+
 
 @dataclass(frozen=True, kw_only=True)
 class RandomConfig:
     """How worlds differ from each other, and episodes; ranges of zero width switch it off."""
 
-    flags = "env.random."
+    flags: ClassVar[str] = "env.random."
 
     friction: tuple[float, float] = (0.4, 1.2)
     """Sliding friction of the feet."""
@@ -57,12 +66,19 @@ class RandomConfig:
     noise: float = 1.0
     """Factor of the noise of what the policy sees."""
 
+    def __post_init__(self) -> None:
+        check(self, friction=POSITIVE_RANGE, gains=POSITIVE_RANGE, strength=POSITIVE_RANGE)
+        check(self, center_of_mass=RANGE, push_seconds=POSITIVE_RANGE)
+        check(self, payload=Rule(lambda v: -4 < v[0] <= v[1], "two numbers above -4 in order"))
+        check(self, delay=Rule(lambda v: 0 <= v[0] <= v[1], "two numbers from 0 up, in order"))
+        check(self, push_speed=at_least(0), noise=at_least(0))
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsConfig:
     """Weights of the reward terms, per second."""
 
-    flags = "env.weights."
+    flags: ClassVar[str] = "env.weights."
 
     linear: float = 2.0
     """Following the commanded velocity."""
@@ -117,6 +133,10 @@ class Go1Config(EnvConfig):
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     """What counts how much."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self, action_scale=above(0), history=at_least(1), tracking_width=above(0))
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoughConfig(Go1Config):
@@ -135,10 +155,14 @@ class RoughConfig(Go1Config):
     njmax: int | None = 256
     """Constraint rows per world that the warp engine has room for."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self, levels=at_least(1), columns=at_least(1), start_levels=at_least(1))
+
 
 AGENT = AgentConfig(
     num_steps_per_env=24,
-    max_iterations=1500,
+    max_iterations=1200,
     actor=ActorConfig(hidden_dims=(128, 128), obs_normalization=True),
     critic=CriticConfig(hidden_dims=(128, 128), obs_normalization=True),
     algorithm=PPOConfig(entropy_coef=0.005, use_clipped_value_loss=False),
