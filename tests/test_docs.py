@@ -1,37 +1,114 @@
-"""The documentation does what it says: its task trains, its flags exist."""
+"""The documentation does what it says: its commands run, its code works, its flags exist."""
 
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from mjfleet.env.check import check, disagreements
+from mjfleet.registry import discover
+from mjfleet.sim import make_simulation
 
 from .conftest import REPOSITORY, Run
 
+GUIDE = (REPOSITORY / "docs/tasks.md").read_text()
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z](?!\.\*|[a-z-])")
 OTHERS = {
-    "--figures", "--help", "--kills", "--logdir", "--log-dir", "--nproc-per-node", "--output",
-    "--shm-size", "--signal", "--ulimit",
+    "--figures", "--help", "--kills", "--logdir", "--log-dir", "--mjcf", "--nproc-per-node",
+    "--output", "--shm-size", "--signal", "--ulimit",
 }  # fmt: skip
 """Flags of other programs, and of every program."""
 
 
-def test_the_task_of_the_guide_trains_as_it_is_written(run: Run, tmp_path: Path) -> None:
-    guide = (REPOSITORY / "docs/tasks.md").read_text()
-    files = re.findall(r"`(tasks/pendulum/\S+)`.*?```\w+\n(.*?)```", guide, flags=re.DOTALL)
-    assert len(files) == 3
-    for name, text in files:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    listed = run("main", "tasks")
-    assert "Swing a pendulum up with a motor too weak" in listed.stdout
-    assert run("train", "pendulum-swingup", "--dry-run").returncode == 0
-    for engine in ("native", "warp"):
-        result = run("train", "pendulum-swingup", "--engine", engine, "--agent.max-iterations", "3")
-        assert result.returncode == 0, result.stderr
-        assert "reward/upright=" in result.stdout
+def test_the_guide_shows_what_new_task_writes(run: Run, tmp_path: Path) -> None:
+    whole = [text for language, text in BLOCK.findall(GUIDE) if is_file(language, text)]
+    shown = dict(zip(("model.xml", "config.py", "env.py"), whole, strict=True))
+    assert run("main", "new-task", "reacher").returncode == 0
+    written = {path.name: path.read_text() for path in (tmp_path / "tasks/reacher").iterdir()}
+    assert shown == written
+
+
+def test_every_command_of_the_guide_runs_in_order(tmp_path: Path) -> None:
+    """As a reader types them, in an empty folder; training is cut short after 3 iterations."""
+    typed: list[tuple[str, bool]] = []
+    """Each command, and whether it printed what the guide's metrics() measures."""
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    def type_in(command: str) -> None:
+        is_training = command.startswith("train ") and "--dry-run" not in command
+        done = subprocess.run(
+            command + " --agent.max-iterations 3" * is_training,
+            shell=True,
+            check=False,
+            cwd=tmp_path,
+            env=os.environ | {"PATH": programs},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        typed.append((command, "task/final_distance" in done.stdout))
+
+    follow_guide(tmp_path, type_in)
+    assert {"new-task", "tasks", "check-task"} <= {command.split()[1] for command, _ in typed}
+    played = [measured for command, measured in typed if command == "play reacher --resume latest"]
+    assert played == [False, True]
+
+
+def test_the_pieces_of_the_guide_are_tasks_without_mistakes(run: Run, tmp_path: Path) -> None:
+    def only_make_it(command: str) -> None:
+        if "new-task" in command:
+            assert run("main", *command.split()[1:]).returncode == 0
+
+    follow_guide(tmp_path, only_make_it)
+    found = discover({}, str(tmp_path / "tasks")).tasks["reacher"]
+    pieces = re.findall(r"^class (\w+)\(ReacherEnv\):", GUIDE, flags=re.MULTILINE)
+    assert len(pieces) == 6
+    for piece in pieces:
+        env_class: Any = found.load(f"env:{piece}")
+        cfg = replace(found.task.env, num_envs=32)
+        model = env_class.make_model(cfg)
+        records = []
+        for engine in ("native", "warp"):
+            env = env_class(cfg, make_simulation(engine, model, 32), seed=1)
+            records.append(check(env, found.task.agent))
+            assert not records[-1].mistakes, (piece, engine)
+        assert not list(disagreements(*records)), piece
+
+
+def is_file(language: str, text: str) -> bool:
+    """Whether a block of the guide is a whole file."""
+    return language == "xml" or text.startswith('"""')
+
+
+def follow_guide(folder: Path, type_in: Callable[[str], None]) -> None:
+    """Do what the guide says from top to bottom: type its commands, put its code into the files.
+
+    Its Python is whole files, which are there already; fields, for the class in config.py; and
+    methods and classes, to append to env.py.
+    """
+    task = folder / "tasks/reacher"
+    for language, text in BLOCK.findall(GUIDE):
+        if language == "bash":
+            for command in text.splitlines():
+                type_in(command)
+        elif language == "python" and re.match(r"    \w+: ", text):
+            config = (task / "config.py").read_text()
+            assert config.count("\n\n\nTASKS") == 1
+            (task / "config.py").write_text(config.replace("\n\n\nTASKS", f"\n{text}\n\nTASKS"))
+        elif language == "python" and not is_file(language, text):
+            with (task / "env.py").open("a") as env:
+                env.write(f"\n{text}")
 
 
 def test_every_flag_in_the_documentation_exists(run: Run) -> None:
     known = set(FLAG.findall(run("train", "cartpole-balance", "--help").stdout)) | OTHERS
+    known |= set(re.findall(r"--env[.][a-z]+", GUIDE)) & {"--env.payload"}  # A field of its task.
     known |= set(FLAG.findall(run("main", "doctor", "--help").stdout))
     known |= set(FLAG.findall(run("play", "cartpole-balance", "--help").stdout))
     for what in ("throughput", "scaling", "startup", "peer mjlab", "learning", "report"):
