@@ -11,6 +11,7 @@ from mjfleet.cli.bench import bench
 from mjfleet.cli.check_task import check_task
 from mjfleet.cli.doctor import doctor
 from mjfleet.cli.new_task import new_task
+from mjfleet.cli.play import play
 from mjfleet.cli.train import guarded, train
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
@@ -41,13 +42,14 @@ def main() -> None:
 def mjfleet(arguments: Sequence[str]) -> int:
     """Dispatch to a command; returns the exit code."""
     commands = {
-        "train": train, "tasks": tasks, "new-task": new_task, "check-task": check_task,
-        "doctor": doctor, "bench": bench, "inspect": inspect,
+        "train": train, "play": play, "tasks": tasks, "new-task": new_task,
+        "check-task": check_task, "doctor": doctor, "bench": bench, "inspect": inspect,
     }  # fmt: skip
     usage = (
         "usage: mjfleet <command> ...\n\n"
         "commands:\n"
         "  train       Train a policy; the same as `train`.\n"
+        "  play        Play whole episodes of a policy; the same as `play`.\n"
         "  tasks       List the tasks that can be trained.\n"
         "  new-task    Write a task to start from.\n"
         "  check-task  Look for common mistakes in a task.\n"

@@ -56,7 +56,8 @@ def new_task(arguments: Sequence[str]) -> int:
         "\nGo on with\n"
         f"  {run}train {where} --dry-run\n"
         f"  {run}mjfleet check-task {where}\n"
-        f"  {run}train {where}"
+        f"  {run}train {where}\n"
+        f"  {run}play {where} --resume latest"
     )
     return 0
 

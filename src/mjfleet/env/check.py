@@ -19,6 +19,8 @@ from mjfleet.sim.base import STATE_FIELDS
 STEPS = 100
 COMPARED = 4
 """The initial observations and the steps after them, in which engines must agree."""
+MAY_CHANGE = 0.25
+"""Share of worlds in which something may change by the way while others are reset."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,10 @@ def reset_leaks(env: Env[Any]) -> Iterator[str]:
     for name, value in before.items():
         if name in after and after[name].shape == value.shape:
             now, then = after[name][kept].double(), value[kept].double()
-            if not now.isclose(then, rtol=1e-4, atol=1e-6, equal_nan=True).all():
+            changed = ~now.isclose(then, rtol=1e-4, atol=1e-6, equal_nan=True)
+            changed = changed.view(len(now), -1).any(dim=1)
+            # A timer may go off in a few worlds, as in any call.
+            if changed.float().mean() > MAY_CHANGE:
                 yield (
                     f"reset_worlds(mask): changes {name} where mask is false; write "
                     "torch.where(mask, new, old), with mask.unsqueeze(1) for (num_envs, size)"
