@@ -9,11 +9,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from mjfleet.bench.options import ScalingOptions
-from mjfleet.bench.plots import Panel, draw
 from mjfleet.bench.result import Cell, Result, Spread, Table
 from mjfleet.bench.setup import Setup
 from mjfleet.bench.training import Trained, train_ours
 from mjfleet.bench.workers import with_workers
+from mjfleet.report.plots import Panel, draw
 
 NOTES = (
     "Medians of the repeats, with the least and the greatest; each number of workers is measured "

@@ -1,0 +1,111 @@
+"""`mjfleet plot RUN [RUN ...]`: curves of runs, from their metrics.csv."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from mjfleet.cli.arguments import STYLE
+from mjfleet.errors import UserError
+from mjfleet.launch.config_file import CONFIG_FILE, read_config
+from mjfleet.report.plots import Line, Panel, draw
+from mjfleet.report.record import METRICS_FILE
+from mjfleet.tell import tell
+
+KINDS = (".png", ".svg", ".pdf")
+X = {"steps": "million environment steps", "minutes": "minutes"}
+SHOWN = ("mean_return", "mean_episode_length", "mean_reward", "task/", "reward/", "loss/value",
+         "action_std", "learning_rate", "global_steps_per_second")  # fmt: skip
+"""Columns that are drawn unless others are asked for, in this order; a slash: all that begin so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotArguments:
+    """Draw curves of runs. Runs that differ in their seed alone become a mean within its range."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Run directories."""
+    x: Literal["steps", "minutes"] = "steps"
+    """What is to the right: environment steps of all worlds, or time spent in training."""
+    columns: tuple[str, ...] = SHOWN
+    """Columns of metrics.csv; one that ends in a slash stands for all that begin so."""
+    output: str | None = None
+    """File to write, PNG, SVG or PDF; `None`: plots/curves.png in the last run directory."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run's files tell."""
+
+    folder: Path
+    rows: list[dict[str, str]]
+    group: str
+    """The same for runs that differ in their seed alone."""
+
+    def line(self, column: str, x: str) -> Line:
+        """A column, where it has values, against steps in millions or minutes."""
+        steps = [0.0] + [float(row["total_steps"]) for row in self.rows]
+        seconds, spent = [], 0.0
+        for (before, now), row in zip(pairwise(steps), self.rows, strict=True):
+            # A run that went on elsewhere with fewer steps would go back in time.
+            spent += max(0.0, now - before) / max(1.0, float(row["global_steps_per_second"]))
+            seconds.append(spent)
+        along = [s / 1e6 for s in steps[1:]] if x == "steps" else [s / 60 for s in seconds]
+        some = [(at, float(r[column])) for at, r in zip(along, self.rows, strict=True) if r[column]]
+        return [at for at, _ in some], [value for _, value in some]
+
+
+def plot(arguments: Sequence[str]) -> int:
+    """Write a picture; returns the exit code."""
+    parsed = tyro.cli(PlotArguments, args=arguments, prog="mjfleet plot", config=STYLE)
+    if not parsed.runs:
+        raise UserError("name one run directory or more: mjfleet plot logs/<experiment>/<run>")
+    runs = [_read(Path(name)) for name in parsed.runs]
+    output = Path(parsed.output) if parsed.output else runs[-1].folder / "plots/curves.png"
+    if output.suffix not in KINDS:
+        raise UserError(f"--output {output}: its name must end in {', '.join(KINDS)}.")
+    known = list(dict.fromkeys(column for run in runs for column in run.rows[0]))
+    panels = []
+    for wanted in parsed.columns:
+        found = [c for c in known if c == wanted or (wanted[-1:] == "/" and c.startswith(wanted))]
+        if not found and parsed.columns is not SHOWN:
+            raise UserError(f"--columns {wanted}: there is no such column; of these: {known}.")
+        panels += [panel for column in found if (panel := _panel(runs, column, parsed.x))]
+    if not panels:
+        raise UserError("the runs have no values in these columns yet.")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        draw(output, panels)
+    except OSError as error:
+        raise UserError(f"--output {output}: {error.strerror}.") from None
+    tell(f"wrote {output}")
+    return 0
+
+
+def _panel(runs: Sequence[Run], column: str, x: str) -> Panel | None:
+    """The curves of a column; None where no run has a value of it."""
+    lines: dict[str, list[Line]] = {}
+    for run in runs:
+        if column in run.rows[0] and (line := run.line(column, x))[0]:
+            lines.setdefault(run.group, []).append(line)
+    # Where nothing else tells groups apart, their first run does.
+    names = {run.group: str(run.folder) for run in reversed(runs)}
+    named = {names[group]: found for group, found in lines.items()}
+    return Panel(X[x], column, named, from_zero=False, as_band=True) if named else None
+
+
+def _read(folder: Path) -> Run:
+    file = folder / METRICS_FILE
+    if not file.is_file():
+        raise UserError(f"{folder} is no run directory: it has no {METRICS_FILE}.")
+    with file.open(newline="") as text:
+        rows = list(csv.DictReader(text))
+    if not rows:
+        raise UserError(f"{folder}: its {METRICS_FILE} has no rows yet.")
+    config: dict[str, Any] = read_config(str(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+    agent = {k: v for k, v in config.get("agent", {}).items() if k not in ("seed", "run_name")}
+    return Run(folder, rows, str((agent, config.get("env"), config.get("engine"))))
