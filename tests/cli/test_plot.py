@@ -35,9 +35,9 @@ def test_runs_become_pictures(run: Run, tmp_path: Path, trained: list[str]) -> N
     assert all(f"<!-- {text} -->" in drawn for text in texts)
     assert "<!-- mean_return -->" not in drawn
     # Two seeds are one entry of the legend.
-    assert f"<!-- {trained[0]} -->" in drawn
-    assert f"<!-- {trained[1]} -->" not in drawn
-    assert f"<!-- {trained[2]} -->" in drawn
+    assert f"<!-- {Path(trained[0]).name} -->" in drawn
+    assert f"<!-- {Path(trained[1]).name} -->" not in drawn
+    assert f"<!-- {Path(trained[2]).name} -->" in drawn
 
 
 def test_mistakes_are_answered(run: Run, tmp_path: Path, trained: list[str]) -> None:

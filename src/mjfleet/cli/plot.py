@@ -92,8 +92,11 @@ def _panel(runs: Sequence[Run], column: str, x: str) -> Panel | None:
     for run in runs:
         if column in run.rows[0] and (line := run.line(column, x))[0]:
             lines.setdefault(run.group, []).append(line)
-    # Where nothing else tells groups apart, their first run does.
-    names = {run.group: str(run.folder) for run in reversed(runs)}
+    # A group is called like its first run, within its experiment where there are several.
+    several = len({run.folder.parent.resolve() for run in runs}) > 1
+    names = {
+        run.group: "/".join(run.folder.resolve().parts[-1 - several :]) for run in reversed(runs)
+    }
     named = {names[group]: found for group, found in lines.items()}
     return Panel(X[x], column, named, from_zero=False, as_band=True) if named else None
 

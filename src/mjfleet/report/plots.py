@@ -28,6 +28,7 @@ def draw(path: Path, panels: Sequence[Panel], across: int = 4) -> None:
     from matplotlib.figure import Figure
 
     across = min(across, len(panels))
+    labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
     rows = -(-len(panels) // across)
     figure = Figure(figsize=(5 * across, 3.6 * rows), layout="constrained")
     FigureCanvasAgg(figure)
@@ -35,15 +36,15 @@ def draw(path: Path, panels: Sequence[Panel], across: int = 4) -> None:
     for axes in every[len(panels) :]:
         axes.remove()
     for axes, panel in zip(every, panels, strict=False):
-        for number, (label, lines) in enumerate(panel.lines.items()):
-            drawn = list(lines)
+        for label, lines in panel.lines.items():
+            drawn, colour = list(lines), f"C{labels.index(label)}"
             if panel.as_band and len(lines) > 1:
                 x, least, mean, most = _band(lines)
-                axes.fill_between(x, least, most, color=f"C{number}", alpha=0.2, linewidth=0)
+                axes.fill_between(x, least, most, color=colour, alpha=0.2, linewidth=0)
                 drawn = [(x, mean)]
             for x, y in drawn:
                 few = "o" if len(x) < 20 else ""
-                axes.plot(x, y, color=f"C{number}", marker=few, label=label, alpha=0.8)
+                axes.plot(x, y, color=colour, marker=few, label=label, alpha=0.8)
                 label = "_"  # One entry in the legend for all of a colour.  # noqa: PLW2901
         if panel.is_count:
             axes.xaxis.get_major_locator().set_params(integer=True)
@@ -51,8 +52,16 @@ def draw(path: Path, panels: Sequence[Panel], across: int = 4) -> None:
         if panel.from_zero:
             axes.set_ylim(0, 1.05 * axes.dataLim.y1)
         axes.grid(alpha=0.3)
-        if len(panel.lines) > 1:
-            axes.legend()
+    if max(len(panel.lines) for panel in panels) > 1:
+        # One legend: a label has the same colour in all panels.
+        entries = [axes.get_legend_handles_labels() for axes in figure.axes]
+        handles = {
+            name: handle
+            for each, names in entries
+            for handle, name in zip(each, names, strict=True)
+        }
+        shown = [handles[label] for label in labels]
+        figure.legend(shown, labels, loc="outside upper center", ncols=min(across, 2))
     figure.savefig(path, dpi=120, metadata={"Software": None} if path.suffix == ".png" else None)
 
 
