@@ -83,6 +83,10 @@ class LaunchConfig:
     """Folder of task folders that is searched first, before those of MJFLEET_TASKS."""
     config: str | None = None
     """File to start from, such as the config.yaml of an earlier run; flags win over it."""
+    plain: bool = False
+    """Print a line for each iteration, as wherever there is no terminal, instead of a live view."""
+    quiet: bool = False
+    """Print no iterations; warnings and errors are."""
     dry_run: bool = False
     """Print what would run, then stop; nothing is started or created."""
 

@@ -104,7 +104,8 @@ def _train_and_report(
     from mjfleet.report.sinks import Sinks
 
     agent, begun = runner.agent, runner.current_learning_iteration
-    progress = Progress(agent.max_iterations, begun)
+    view = "quiet" if job.config["quiet"] else "plain" if job.config["plain"] else "live"
+    progress = Progress(agent.max_iterations, begun, view, job.task)
     sinks = Sinks(run_dir, agent.logger, agent.experiment_name, job.config, resumed_from=begun)
 
     def on_iteration(metrics: "IterationMetrics") -> None:
@@ -115,6 +116,7 @@ def _train_and_report(
     try:
         return runner.train(on_iteration, stop.check, saver.save)
     finally:
+        progress.close()
         sinks.close()
 
 

@@ -1,0 +1,120 @@
+"""What a person sees on a terminal, drawn by a terminal emulator from a real run."""
+
+import fcntl
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pyte
+import pytest
+
+from ..conftest import write_task
+
+COLUMNS, LINES = 100, 40
+ARGUMENTS = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.max-iterations", "12")
+
+CONFIG = """
+from mjfleet.config import AgentConfig, EnvConfig, Task
+TASKS = {"talking": Task(summary="It prints.", env=EnvConfig(num_envs=8), env_class="env:Talking")}
+"""
+ENV = """
+import torch
+from mjfleet.env import Env
+class Talking(Env):
+    model_file = "model.xml"
+    steps = 0
+    def reset_worlds(self, mask): pass
+    def apply(self, action):
+        self.sim.ctrl[:] = action
+        self.steps += 1
+        if self.steps % 60 == 0:
+            print(f"step {self.steps} of a task that talks")
+    def observe(self): return {"actor": self.sim.qpos, "critic": self.sim.qpos}
+    def rewards(self): return {"alive": torch.ones(self.num_envs)}
+    def metrics(self): return {"speed": self.sim.qvel[:, 0].abs()}
+"""
+MODEL = """
+<mujoco><worldbody><body><joint name="j" type="hinge"/><geom size="0.1"/></body></worldbody>
+<actuator><motor joint="j"/></actuator></mujoco>
+"""
+
+Watch = Callable[..., tuple[int, list[str]]]
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Watch:
+    """Train on a terminal; returns the exit code, and all lines that it shows in the end."""
+
+    def train(*arguments: str, resize_to: int | None = None) -> tuple[int, list[str]]:
+        screen = pyte.HistoryScreen(COLUMNS, LINES, history=1000)
+        stream = pyte.ByteStream(screen)
+        ours, theirs = pty.openpty()
+        _resize(ours, COLUMNS)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mjfleet.cli.train", *arguments],
+            cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs,
+            env=os.environ | {"TERM": "xterm-256color"}, start_new_session=True,
+        )  # fmt: skip
+        os.close(theirs)
+        while True:
+            try:
+                data = os.read(ours, 2**16)
+            except OSError:  # Nobody has the other end open any more.
+                break
+            stream.feed(data)
+            if resize_to and any("iteration" in line for line in screen.display):
+                screen.resize(LINES, resize_to)
+                _resize(ours, resize_to)
+                process.send_signal(signal.SIGWINCH)
+                resize_to = None
+        os.close(ours)
+        above = ["".join(line[i].data for i in range(COLUMNS)) for line in screen.history.top]
+        assert not screen.cursor.hidden
+        return process.wait(timeout=60), [line.rstrip() for line in (*above, *screen.display)]
+
+    return train
+
+
+def _resize(terminal: int, columns: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
+
+
+def test_a_live_view_stays_in_its_place_and_breaks_no_line(watch: Watch, tmp_path: Path) -> None:
+    write_task(tmp_path / "tasks", "talking", CONFIG, ENV, MODEL)
+    code, lines = watch("talking", "--agent.max-iterations", "12")
+    assert code == 0
+    said = [f"step {n} of a task that talks" for n in range(60, 289, 60)]
+    assert [line for line in lines if line.startswith("step ")] == said
+    (head,) = [line for line in lines if "iteration " in line and "talking" in line]
+    assert "iteration 12/12" in head
+    for name in ("return", "alive", "speed", "value loss", "learning rate", "steps per second"):
+        assert sum(name in line for line in lines) == 1, name
+    assert sum(line.startswith("run directory:") for line in lines) == 2
+    text = "\n".join(lines)
+    assert text.index(said[-1]) < text.index("iteration 12/12") < text.rindex("run directory:")
+
+
+def test_it_follows_the_size_of_the_terminal(watch: Watch) -> None:
+    code, lines = watch("cartpole-balance", *ARGUMENTS[:4], "--agent.max-iterations", "60",
+                        resize_to=70)  # fmt: skip
+    assert code == 0
+    (head,) = [line for line in lines if "iteration 60/60" in line]
+    assert len(head) <= 70
+    assert head.endswith("left")
+
+
+def test_plain_prints_a_line_for_each_iteration_and_quiet_none(watch: Watch) -> None:
+    code, lines = watch("cartpole-balance", *ARGUMENTS, "--plain")
+    assert code == 0
+    numbers = [line.split()[0] for line in lines if line.startswith("iteration=")]
+    assert numbers == [f"iteration={i}/12" for i in range(1, 13)]
+    code, lines = watch("cartpole-balance", *ARGUMENTS, "--quiet")
+    assert code == 0
+    assert not any("iteration" in line for line in lines)
+    assert any(line.startswith("run directory:") for line in lines)
