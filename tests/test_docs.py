@@ -19,8 +19,8 @@ GUIDE = (REPOSITORY / "docs/tasks.md").read_text()
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z](?!\.\*|[a-z-])")
 OTHERS = {
-    "--figures", "--help", "--kills", "--logdir", "--log-dir", "--mjcf", "--nproc-per-node",
-    "--output", "--shm-size", "--signal", "--ulimit",
+    "--extra", "--figures", "--help", "--kills", "--logdir", "--log-dir", "--mjcf",
+    "--nproc-per-node", "--output", "--shm-size", "--signal", "--ulimit",
 }  # fmt: skip
 """Flags of other programs, and of every program."""
 
@@ -112,6 +112,7 @@ def test_every_flag_in_the_documentation_exists(run: Run) -> None:
     known |= set(FLAG.findall(run("main", "doctor", "--help").stdout))
     known |= set(FLAG.findall(run("play", "cartpole-balance", "--help").stdout))
     known |= set(FLAG.findall(run("main", "plot", "--help").stdout))
+    known |= set(FLAG.findall(run("main", "export", "--help").stdout))
     for what in ("throughput", "scaling", "startup", "peer mjlab", "learning", "report"):
         known |= set(FLAG.findall(run("main", "bench", *what.split(), "--help").stdout))
     pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]

@@ -6,7 +6,7 @@ and MuJoCo Playground (github.com/google-deepmind/mujoco_playground). Each says 
 """
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -154,6 +154,38 @@ class Go1Env(Env[Go1Config]):
             "yaw_error": turning.abs(),
             "falls_per_minute": (self.terminated().to(speed), minutes),
             "cost_of_transport": (power, self.masses * GRAVITY * speed),
+        }
+
+    def deployment(self) -> dict[str, Any]:
+        """The parts of an observation, what an action means, and what commands it has seen."""
+        cfg, told = self.cfg, self.cfg.command
+        frame = [
+            {"name": "gyro", "size": 3, "unit": "rad/s", "meaning": "in the trunk's frame"},
+            {"name": "up", "size": 3, "unit": "1",
+             "meaning": "unit vector against gravity, in the trunk's frame"},
+            {"name": "joint_positions", "size": 12, "unit": "rad", "meaning": "less default_pose"},
+            {"name": "joint_velocities", "size": 12, "unit": "rad/s"},
+            {"name": "last_actions", "size": 12, "unit": "1",
+             "meaning": "the newest output of the policy, zeros at first"},
+        ]  # fmt: skip
+        commands = [
+            {"name": "forward", "size": 1, "unit": "m/s", "range": told.forward},
+            {"name": "left", "size": 1, "unit": "m/s", "range": told.lateral},
+            {"name": "turn_left", "size": 1, "unit": "rad/s", "range": told.yaw},
+        ]
+        frames = {
+            "name": "frames",
+            "size": self.seen.past[0].numel(),
+            "history": cfg.history,
+            "meaning": "one of each control step, the oldest first; the first fills all places",
+            "parts": frame,
+        }
+        command = {"name": "command", "size": 3, "parts": commands}
+        return {
+            "observations": {"actor": [frames, command]},
+            "action_scale": cfg.action_scale,
+            "targets": "default_pose + action_scale * actions, in rad, without delay or limits; PD "
+            "controllers with kp and kv follow them",
         }
 
     def yaw(self) -> torch.Tensor:

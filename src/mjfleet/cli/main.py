@@ -10,6 +10,7 @@ import tyro
 from mjfleet.cli.bench import bench
 from mjfleet.cli.check_task import check_task
 from mjfleet.cli.doctor import doctor
+from mjfleet.cli.export import export
 from mjfleet.cli.new_task import new_task
 from mjfleet.cli.play import play
 from mjfleet.cli.plot import plot
@@ -45,7 +46,7 @@ def mjfleet(arguments: Sequence[str]) -> int:
     commands = {
         "train": train, "play": play, "tasks": tasks, "new-task": new_task,
         "check-task": check_task, "doctor": doctor, "bench": bench, "plot": plot,
-        "inspect": inspect,
+        "export": export, "inspect": inspect,
     }  # fmt: skip
     usage = (
         "usage: mjfleet <command> ...\n\n"
@@ -58,6 +59,7 @@ def mjfleet(arguments: Sequence[str]) -> int:
         "  doctor      Check what training on this machine needs.\n"
         "  bench       Measure how fast training is on this machine.\n"
         "  plot        Draw curves of runs.\n"
+        "  export      Write a policy as a file that runs without mjfleet.\n"
         "  inspect     Show what went bad first in a run that diverged.\n\n"
         "`mjfleet <command> --help` says more."
     )

@@ -152,6 +152,11 @@ class Env(VecEnv, Generic[C]):
         distance, failures by minutes. Called after `rewards`; the names never change."""
         return {}
 
+    def deployment(self) -> dict[str, Any]:
+        """What a robot that runs the policy must know and the model does not say: the parts of an
+        observation, what an action means. Plain JSON data, for `mjfleet export`: docs/deploy.md."""
+        return {}
+
     def uniform(self, size: int, low: float, high: float) -> torch.Tensor:
         """Random numbers `(num_envs, size)` in [low, high), from this worker's own generator."""
         shape = (self.num_envs, size)

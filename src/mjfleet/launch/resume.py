@@ -15,6 +15,8 @@ from mjfleet.launch.config_file import CONFIG_FILE, read_config
 from mjfleet.report.record import RECORD_FILE, read_record
 
 LATEST = "latest"
+FLAG = "--resume "
+"""How messages name what was typed."""
 LOCK_SECONDS = 3.0
 """How long the processes of a run that has just ended may keep its directory locked."""
 
@@ -66,6 +68,43 @@ def find_resume(wanted: str, task: str, experiment: Path, take_lock: bool = Fals
     )
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A policy that a run has learned."""
+
+    run_dir: Path
+    checkpoint: Path
+    config: dict[str, Any]
+    """The configuration of that run."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about the choice."""
+
+
+def find_trained(wanted: str) -> tuple[str, Trained]:
+    """The task and the policy that a run directory, or a checkpoint in one, stands for.
+
+    Raises:
+        UserError: there is no such thing, or it is damaged.
+    """
+    path = Path(wanted)
+    run_dir = path if (path / RECORD_FILE).is_file() else _run_of(path)
+    if run_dir is None or not path.exists():
+        what = "does not exist" if not path.exists() else "is neither"
+        raise UserError(
+            f"{wanted} {what}: it must be a run directory, or a checkpoint in one "
+            "(<run directory>/checkpoints/model_<n>.pt)."
+        )
+    task, config = _record_of(run_dir, flag="")["task"], _read_config_of(run_dir, flag="")
+    if run_dir != path:
+        if damage := why_damaged(path):
+            raise UserError(f"{path} is damaged or no checkpoint: {damage}.")
+        return task, Trained(run_dir, path, config)
+    newest = _of_run(path, config, flag="")
+    if newest.checkpoint is None:
+        raise UserError(f"{path} has no checkpoint yet.")
+    return task, Trained(run_dir, newest.checkpoint, config, newest.notes)
+
+
 def read_recorded(wanted: str) -> dict[str, Any]:
     """The configuration of the run that `--resume` names, where it names one that can be found."""
     path = Path(wanted)
@@ -75,8 +114,8 @@ def read_recorded(wanted: str) -> dict[str, Any]:
     return _read_config_of(run_dir)
 
 
-def _read_config_of(run_dir: Path) -> dict[str, Any]:
-    return read_config(str(run_dir / CONFIG_FILE), f"--resume {run_dir}: its {CONFIG_FILE}")
+def _read_config_of(run_dir: Path, flag: str = FLAG) -> dict[str, Any]:
+    return read_config(str(run_dir / CONFIG_FILE), f"{flag}{run_dir}: its {CONFIG_FILE}")
 
 
 def why_damaged(checkpoint: Path) -> str | None:
@@ -131,17 +170,17 @@ def _latest(experiment: Path) -> Path:
     return (with_some or newest_first)[0]
 
 
-def _record_of(run_dir: Path) -> dict[str, Any]:
+def _record_of(run_dir: Path, flag: str = FLAG) -> dict[str, Any]:
     try:
         record = read_record(run_dir)
     except (OSError, ValueError) as error:
-        raise UserError(f"--resume {run_dir}: its {RECORD_FILE}: {error}.") from None
+        raise UserError(f"{flag}{run_dir}: its {RECORD_FILE}: {error}.") from None
     if not isinstance(record, dict) or "task" not in record:
-        raise UserError(f"--resume {run_dir}: its {RECORD_FILE} names no task.")
+        raise UserError(f"{flag}{run_dir}: its {RECORD_FILE} names no task.")
     return record
 
 
-def _of_run(run_dir: Path, config: dict[str, Any]) -> Resume:
+def _of_run(run_dir: Path, config: dict[str, Any], flag: str = FLAG) -> Resume:
     """The newest good checkpoint of a run."""
     found = checkpoints_in(run_dir / "checkpoints")
     notes = []
@@ -152,8 +191,7 @@ def _of_run(run_dir: Path, config: dict[str, Any]) -> Resume:
         notes.append(f"{checkpoint.name} is damaged and was skipped: {damage}")
     if found:
         raise UserError(
-            f"--resume {run_dir}: all of its {len(found)} checkpoints are damaged: "
-            f"{'; '.join(notes)}."
+            f"{flag}{run_dir}: all of its {len(found)} checkpoints are damaged: {'; '.join(notes)}."
         )
     notes.append(f"{run_dir} has no checkpoint yet: it begins anew")
     return Resume(run_dir, None, config, notes=tuple(notes))

@@ -1,0 +1,115 @@
+"""`mjfleet export RUN`: a trained policy as a file that runs without mjfleet."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from mjfleet.cli.arguments import STYLE
+from mjfleet.cli.play import WORLDS
+from mjfleet.config import from_dict, to_dict
+from mjfleet.errors import UserError
+from mjfleet.files import iteration_of, write_atomically
+from mjfleet.launch.resume import find_trained
+from mjfleet.registry import discover
+from mjfleet.tell import tell
+from mjfleet.worker.export import COMPARED, MARK
+from mjfleet.worker.export import export as make
+from mjfleet.worker.job import Job
+
+SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}
+NEEDED = {"onnx": ("onnx", "onnxruntime", "onnxscript"), "torchscript": ()}
+"""Packages that mjfleet itself does without."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportArguments:
+    """Write a trained policy, its normaliser included, as a file that runs without mjfleet."""
+
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    """Run directory, whose newest checkpoint is taken, or a checkpoint in one."""
+    format: Literal["onnx", "torchscript"] = "onnx"
+    """What robots' runtimes read: ONNX, or TorchScript."""
+    output: str | None = None
+    """File to write, with a .json beside it; `None`: exported/policy.onnx (.pt) in the run."""
+    tasks_dir: str | None = None
+    """Folder of task folders that is searched first; `None`: where the run has found its task."""
+
+
+def export(arguments: Sequence[str]) -> int:
+    """Write two files; returns the exit code."""
+    parsed = tyro.cli(ExportArguments, args=arguments, prog="mjfleet export", config=STYLE)
+    missing = [name for name in NEEDED[parsed.format] if find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"--format {parsed.format} needs {', '.join(missing)}: `uv sync --extra export` in a "
+            'clone, `pip install "mjfleet[export]"` elsewhere.'
+        )
+    task, trained = find_trained(parsed.run)
+    suffix = SUFFIXES[parsed.format]
+    output = Path(parsed.output or trained.run_dir / f"exported/policy{suffix}")
+    beside = output.with_suffix(".json")
+    _check_output(output, beside, suffix)
+    for note in trained.notes:
+        tell(note)
+    job = _job(task, trained.config, parsed.tasks_dir)
+    tell(f"exporting {trained.checkpoint}")
+    exported = make(job, trained.checkpoint, parsed.format)
+    tell(
+        f"{COMPARED:,} random observations: actions differ by at most {exported.difference:.2g} "
+        "from the checkpoint's"
+    )
+    if not exported.difference <= exported.tolerated:  # Nor is NaN.
+        print(
+            f"error: rounding explains {exported.tolerated:.2g} at most: nothing was written",
+            file=sys.stderr,
+        )
+        return 1
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(output, lambda file: file.write(exported.graph))
+        write_atomically(beside, lambda file: file.write(exported.metadata.encode()))
+    except OSError as error:
+        raise UserError(f"{output}: {error.strerror}.") from None
+    tell(f"wrote {output} and {beside.name}")
+    return 0
+
+
+def _check_output(output: Path, beside: Path, suffix: str) -> None:
+    """Refuse a name by which something else would be lost."""
+    if output.suffix != suffix:
+        raise UserError(f"--output {output}: its name must end in {suffix}.")
+    if iteration_of(output) is not None and output.exists():
+        raise UserError(f"--output {output}: it exists, and is called like a checkpoint.")
+    is_other = beside.is_file() and f'"{MARK}"' not in beside.read_text(errors="replace")
+    if is_other or beside.is_dir():
+        raise UserError(f"--output {output}: {beside} exists, and no export has written it.")
+
+
+def _job(task: str, recorded: dict[str, Any], tasks_dir: str | None) -> Job:
+    """The task as the run had it, in a few worlds on the CPU."""
+    folder = recorded.get("tasks_dir")
+    if isinstance(folder, str) and not os.path.isdir(folder):
+        # Recorded elsewhere: the task may still be found in the usual places.
+        folder = recorded["tasks_dir"] = None
+    found = discover(os.environ, tasks_dir or folder).find(task)
+    config = from_dict(found.defaults(), recorded)
+    worlds = config.env.num_envs
+    config = replace(
+        config.with_worlds(WORLDS if worlds == "auto" else min(worlds, WORLDS)),
+        agent=replace(config.agent, torch_compile_mode=None),
+    )
+    return Job(
+        task=found.name,
+        task_folder=str(found.folder),
+        config=to_dict(config),
+        devices=("cpu",),
+        engine="native",
+        threads=1,
+        run_dir="",
+    )
