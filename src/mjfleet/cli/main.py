@@ -13,6 +13,7 @@ from mjfleet.cli.doctor import doctor
 from mjfleet.cli.new_task import new_task
 from mjfleet.cli.play import play
 from mjfleet.cli.plot import plot
+from mjfleet.cli.runs import runs
 from mjfleet.cli.train import guarded, train
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
@@ -44,8 +45,8 @@ def mjfleet(arguments: Sequence[str]) -> int:
     """Dispatch to a command; returns the exit code."""
     commands = {
         "train": train, "play": play, "tasks": tasks, "new-task": new_task,
-        "check-task": check_task, "doctor": doctor, "bench": bench, "plot": plot,
-        "inspect": inspect,
+        "check-task": check_task, "doctor": doctor, "bench": bench, "runs": runs,
+        "plot": plot, "inspect": inspect,
     }  # fmt: skip
     usage = (
         "usage: mjfleet <command> ...\n\n"
@@ -57,6 +58,7 @@ def mjfleet(arguments: Sequence[str]) -> int:
         "  check-task  Look for common mistakes in a task.\n"
         "  doctor      Check what training on this machine needs.\n"
         "  bench       Measure how fast training is on this machine.\n"
+        "  runs        List runs and what has become of them.\n"
         "  plot        Draw curves of runs.\n"
         "  inspect     Show what went bad first in a run that diverged.\n\n"
         "`mjfleet <command> --help` says more."

@@ -117,6 +117,18 @@ def lock_run(run_dir: Path) -> int | None:
             return None
 
 
+def is_locked(run_dir: Path) -> bool:
+    """Whether somebody has locked a run; True also on a file system without such locks."""
+    lock = os.open(run_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 def _of_run(run_dir: Path, config: dict[str, Any]) -> Resume:
     """The newest good checkpoint of a run."""
     found = checkpoints_in(run_dir / "checkpoints")
