@@ -62,7 +62,7 @@ def test_commands_are_listed(run: Run) -> None:
     assert run("main").returncode == 2
     result = run("main", "trian")
     assert result.returncode == 2
-    assert "Commands: train, tasks" in result.stderr
+    assert "Commands: train, play, tasks" in result.stderr
 
 
 def test_dry_run_prints_the_plan_and_creates_nothing(run: Run, tmp_path: Path) -> None:
