@@ -109,3 +109,7 @@ def inspect(arguments: Sequence[str]) -> int:
 
     tell(describe(parsed.file))
     return 0
+
+
+if __name__ == "__main__":
+    main()
