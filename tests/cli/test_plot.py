@@ -44,7 +44,7 @@ def test_mistakes_are_answered(run: Run, tmp_path: Path, trained: list[str]) -> 
     before = sorted(tmp_path.rglob("*"))
     for arguments, said in (
         ([], "run directory"),
-        (["nowhere"], "nowhere is no run directory"),
+        (["nowhere"], "nowhere does not exist"),
         ([trained[0], "--output", "curves.jpeg"], ".png, .svg, .pdf"),
         ([trained[0], "--columns", "mean_retrun"], "mean_return"),
         ([trained[0], "--x", "hours"], "steps"),

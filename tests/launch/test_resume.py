@@ -17,6 +17,7 @@ from mjfleet.errors import UserError
 from mjfleet.files import write_atomically
 from mjfleet.launch.restart import pause_seconds, why_not
 from mjfleet.launch.resume import find_resume
+from mjfleet.launch.runs import find_run
 from mjfleet.rl.checkpoint import pack
 
 from ..conftest import Run, only_run, rows
@@ -72,6 +73,38 @@ def test_latest_is_the_run_that_began_last(tmp_path: Path) -> None:
     add_checkpoint(make_run(tmp_path, "b", "2026-01-01T00:00:00+00:00"), 9)
     make_run(tmp_path, "c", "2026-01-03T00:00:00+00:00")
     assert find_resume("latest", TASK, tmp_path).iteration == 3
+
+
+def test_a_run_is_known_by_the_beginning_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = Path("logs")
+    day = "2026-05-04"
+    for name in ("a/2026-05-04_10", "a/2026-05-04_11", "a/2026-05-04_11_x", "b/2026-05-04_12"):
+        make_run(root, name, f"{day}T{name[13:15]}:00:00+00:00")
+
+    def found(wanted: str, experiment: str | None = None) -> str:
+        return str(find_run(wanted, wanted, root, experiment).relative_to(root))
+
+    assert found("2026-05-04_10") == found("a/2026-05-04_10") == "a/2026-05-04_10"
+    assert found("logs/a/2026-05-04_10") == found("logs/a/2026-05-04_10/") == "a/2026-05-04_10"
+    assert found("b") == found("logs/b/2026") == found("latest") == "b/2026-05-04_12"
+    # A whole name is that run, though another begins so; an experiment's own runs come first.
+    assert found("a/2026-05-04_11") == "a/2026-05-04_11"
+    assert found("2026-05-04", "b") == "b/2026-05-04_12"
+    assert found("2026-05-04_12", "a") == "b/2026-05-04_12"
+    assert found("latest", "a").startswith("a/2026-05-04_11")
+
+    for number in range(9):
+        make_run(root, f"c/{number}", f"{day}T09:00:00+00:00")
+    with pytest.raises(UserError, match="several runs") as several:
+        find_run("c/", "c/", root)
+    assert several.value.args[0].count("c/") == 6  # What was typed, and five.
+    assert "and 4 more" in several.value.args[0]
+    for typed in ("2026-05-05_12", "b/2027-05-04_12", "logs/bb/2026-05-04_12"):
+        with pytest.raises(UserError, match=r"does not exist.*Near: .*b/2026-05-04_12"):
+            find_run(typed, typed, root)
 
 
 def write_and_die(data: bytes, file: BinaryIO) -> None:

@@ -32,11 +32,14 @@ class ExportArguments:
     """Write a trained policy, its normaliser included, as a file that runs without mjfleet."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """Run directory, whose newest checkpoint is taken, or a checkpoint in one."""
+    """Run directory, whose newest checkpoint is taken, a checkpoint in one, `latest`, or the
+    beginning of a run's name."""
     format: Literal["onnx", "torchscript"] = "onnx"
     """What robots' runtimes read: ONNX, or TorchScript."""
     output: str | None = None
     """File to write, with a .json beside it; `None`: exported/policy.onnx (.pt) in the run."""
+    log_root: str = "logs"
+    """Folder under which run directories are."""
     tasks_dir: str | None = None
     """Folder of task folders that is searched first; `None`: where the run has found its task."""
 
@@ -50,7 +53,7 @@ def export(arguments: Sequence[str]) -> int:
             f"--format {parsed.format} needs {', '.join(missing)}: `uv sync --extra export` in a "
             'clone, `pip install "mjfleet[export]"` elsewhere.'
         )
-    task, trained = find_trained(parsed.run)
+    task, trained = find_trained(parsed.run, Path(parsed.log_root))
     suffix = SUFFIXES[parsed.format]
     output = Path(parsed.output or trained.run_dir / f"exported/policy{suffix}")
     beside = output.with_suffix(".json")

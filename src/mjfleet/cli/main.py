@@ -14,6 +14,7 @@ from mjfleet.cli.export import export
 from mjfleet.cli.new_task import new_task
 from mjfleet.cli.play import play
 from mjfleet.cli.plot import plot
+from mjfleet.cli.runs import runs
 from mjfleet.cli.train import guarded, train
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
@@ -45,8 +46,8 @@ def mjfleet(arguments: Sequence[str]) -> int:
     """Dispatch to a command; returns the exit code."""
     commands = {
         "train": train, "play": play, "tasks": tasks, "new-task": new_task,
-        "check-task": check_task, "doctor": doctor, "bench": bench, "plot": plot,
-        "export": export, "inspect": inspect,
+        "check-task": check_task, "doctor": doctor, "bench": bench, "runs": runs,
+        "plot": plot, "export": export, "inspect": inspect,
     }  # fmt: skip
     usage = (
         "usage: mjfleet <command> ...\n\n"
@@ -58,6 +59,7 @@ def mjfleet(arguments: Sequence[str]) -> int:
         "  check-task  Look for common mistakes in a task.\n"
         "  doctor      Check what training on this machine needs.\n"
         "  bench       Measure how fast training is on this machine.\n"
+        "  runs        List runs and what has become of them.\n"
         "  plot        Draw curves of runs.\n"
         "  export      Write a policy as a file that runs without mjfleet.\n"
         "  inspect     Show what went bad first in a run that diverged.\n\n"
@@ -109,3 +111,7 @@ def inspect(arguments: Sequence[str]) -> int:
 
     tell(describe(parsed.file))
     return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -34,7 +34,7 @@ class PlayArguments:
     flags: ClassVar[str] = ""
 
     resume: str | None = None
-    """Run directory or checkpoint, or `latest`: the experiment's newest run."""
+    """Run directory, beginning of a run's name, checkpoint, or `latest`: the newest run."""
     actions: Actions | None = None
     """`zero` or `random` (standard normal) actions instead of a policy's."""
     episodes: int | None = None

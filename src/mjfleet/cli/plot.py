@@ -12,6 +12,7 @@ import tyro
 from mjfleet.cli.arguments import STYLE
 from mjfleet.errors import UserError
 from mjfleet.launch.config_file import CONFIG_FILE, read_config
+from mjfleet.launch.runs import find_run
 from mjfleet.report.plots import Line, Panel, draw
 from mjfleet.report.record import METRICS_FILE
 from mjfleet.tell import tell
@@ -28,13 +29,15 @@ class PlotArguments:
     """Draw curves of runs. Runs that differ in their seed alone become a mean within its range."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
-    """Run directories."""
+    """Run directories, beginnings of runs' names, or `latest`."""
     x: Literal["steps", "minutes"] = "steps"
     """What is to the right: environment steps of all worlds, or time spent in training."""
     columns: tuple[str, ...] = SHOWN
     """Columns of metrics.csv; one that ends in a slash stands for all that begin so."""
     output: str | None = None
     """File to write, PNG, SVG or PDF; `None`: plots/curves.png in the last run directory."""
+    log_root: str = "logs"
+    """Folder under which run directories are."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def plot(arguments: Sequence[str]) -> int:
     parsed = tyro.cli(PlotArguments, args=arguments, prog="mjfleet plot", config=STYLE)
     if not parsed.runs:
         raise UserError("name one run directory or more: mjfleet plot logs/<experiment>/<run>")
-    runs = [_read(Path(name)) for name in parsed.runs]
+    runs = [_read(find_run(name, name, Path(parsed.log_root))) for name in parsed.runs]
     output = Path(parsed.output) if parsed.output else runs[-1].folder / "plots/curves.png"
     if output.suffix not in KINDS:
         raise UserError(f"--output {output}: its name must end in {', '.join(KINDS)}.")

@@ -69,7 +69,8 @@ class LaunchConfig:
     max_restarts: int = 0
     """How often the run starts again by itself, from its newest checkpoint, after a fault."""
     resume: str | None = None
-    """Run directory or checkpoint to go on from, or `latest`: the experiment's newest run."""
+    """What to go on from: a run directory, the beginning of a run's name, a checkpoint, or
+    `latest`, the experiment's newest run."""
     keep_checkpoints: int | None = None
     """How many checkpoints stay, the newest ones; `None`: all."""
     on_nan: Literal["stop", "reset"] = "stop"

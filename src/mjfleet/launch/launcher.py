@@ -5,6 +5,7 @@ import sys
 from mjfleet.config import TrainConfig, to_dict
 from mjfleet.errors import WorkerError
 from mjfleet.launch.agent import Agent
+from mjfleet.launch.curves import draw_curves, is_for_a_person
 from mjfleet.launch.plan import LaunchPlan
 from mjfleet.launch.run_dir import RunDir
 from mjfleet.tell import tell
@@ -28,6 +29,7 @@ def launch(plan: LaunchPlan, config: TrainConfig, run_dir: RunDir | None) -> int
         WorkerError: a worker failed; its text is all that is known.
     """
     job = make_job(plan, config)
+    leaves_curves = run_dir is not None and is_for_a_person()
 
     def end(status: str, failed: FailedError | None = None, is_asked_to_stop: bool = False) -> None:
         if run_dir:
@@ -55,10 +57,11 @@ def launch(plan: LaunchPlan, config: TrainConfig, run_dir: RunDir | None) -> int
     except BaseException:
         end("failed")
         raise
+    end("finished" if outcome.stopped_by is None else "stopped")
+    if leaves_curves:
+        draw_curves(plan.run_dir)
     if outcome.stopped_by is None:
-        end("finished")
         return 0
-    end("stopped")
     # Workers that we started know SIGINT alone, whatever we received.
     return 128 + (stop.received or outcome.stopped_by)
 

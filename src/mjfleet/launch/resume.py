@@ -4,7 +4,6 @@ import fcntl
 import os
 import time
 import zipfile
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from typing import Any
 from mjfleet.errors import UserError
 from mjfleet.files import checkpoints_in, iteration_of
 from mjfleet.launch.config_file import CONFIG_FILE, read_config
+from mjfleet.launch.runs import LATEST, find_run, record_of
 from mjfleet.report.record import RECORD_FILE, read_record
 
-LATEST = "latest"
 FLAG = "--resume "
 """How messages name what was typed."""
 LOCK_SECONDS = 3.0
@@ -46,25 +45,25 @@ def find_resume(wanted: str, task: str, experiment: Path, take_lock: bool = Fals
     """What `--resume` means.
 
     Args:
-        wanted: a run directory, a checkpoint, or `latest`.
+        wanted: a run directory, a checkpoint, or what `find_run` takes for a run.
         task: the task that is to be trained.
-        experiment: the folder of run directories in which `latest` looks.
+        experiment: the folder of run directories in which `latest` looks, under the log root.
         take_lock: whether the run is to be locked, before its newest checkpoint is looked for.
 
     Raises:
         UserError: there is no such thing, it is damaged, under way, or belongs to another task.
     """
-    path = _latest(experiment) if wanted == LATEST else Path(wanted)
+    path = find_run(wanted, f"--resume {wanted}", experiment.parent, experiment.name)
     if (path / RECORD_FILE).is_file():
         config = _config_of(path, task)
         lock = lock_run(path) if take_lock else None
         return replace(_of_run(path, config), lock=lock)
     if path.is_file():
         return _of_file(path, task, take_lock)
-    what = "is no run directory: it has no run.json" if path.is_dir() else "does not exist"
     raise UserError(
-        f"--resume {wanted} {what}. It must be a run directory, a checkpoint "
-        f"(<run directory>/checkpoints/model_<n>.pt), or `{LATEST}`."
+        f"--resume {wanted} is no run directory: it has no {RECORD_FILE}. It must be a run "
+        f"directory, a checkpoint (<run directory>/checkpoints/model_<n>.pt), `{LATEST}`, or the "
+        "beginning of a run's name."
     )
 
 
@@ -80,21 +79,24 @@ class Trained:
     """What the user should know about the choice."""
 
 
-def find_trained(wanted: str) -> tuple[str, Trained]:
-    """The task and the policy that a run directory, or a checkpoint in one, stands for.
+def find_trained(wanted: str, log_root: Path) -> tuple[str, Trained]:
+    """The task and the policy that a word for a run, or a checkpoint in one, stands for.
 
     Raises:
         UserError: there is no such thing, or it is damaged.
     """
-    path = Path(wanted)
+    path = find_run(wanted, wanted, log_root)
     run_dir = path if (path / RECORD_FILE).is_file() else _run_of(path)
-    if run_dir is None or not path.exists():
-        what = "does not exist" if not path.exists() else "is neither"
+    if run_dir is None:
         raise UserError(
-            f"{wanted} {what}: it must be a run directory, or a checkpoint in one "
+            f"{wanted} is neither a run directory, nor a checkpoint in one "
             "(<run directory>/checkpoints/model_<n>.pt)."
         )
-    task, config = _record_of(run_dir, flag="")["task"], _read_config_of(run_dir, flag="")
+    try:
+        task = record_of(run_dir)["task"]
+    except UserError as error:
+        raise UserError(f"{run_dir}: {error}") from None
+    config = _read_config_of(run_dir, flag="")
     if run_dir != path:
         if damage := why_damaged(path):
             raise UserError(f"{path} is damaged or no checkpoint: {damage}.")
@@ -157,27 +159,16 @@ def lock_run(run_dir: Path) -> int | None:
             return None
 
 
-def _latest(experiment: Path) -> Path:
-    """The run that was started last, of those that have a checkpoint, if any has."""
-    started = {}
-    for path in experiment.glob(f"*/{RECORD_FILE}"):
-        with suppress(UserError):
-            started[path.parent] = str(_record_of(path.parent).get("started"))
-    if not started:
-        raise UserError(f"--resume {LATEST}: there is no run in {experiment}.")
-    newest_first = sorted(started, key=lambda run: (started[run], run), reverse=True)
-    with_some = [run for run in newest_first if checkpoints_in(run / "checkpoints")]
-    return (with_some or newest_first)[0]
-
-
-def _record_of(run_dir: Path, flag: str = FLAG) -> dict[str, Any]:
+def is_locked(run_dir: Path) -> bool:
+    """Whether somebody has locked a run; True also on a file system without such locks."""
+    lock = os.open(run_dir, os.O_RDONLY)
     try:
-        record = read_record(run_dir)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{flag}{run_dir}: its {RECORD_FILE}: {error}.") from None
-    if not isinstance(record, dict) or "task" not in record:
-        raise UserError(f"{flag}{run_dir}: its {RECORD_FILE} names no task.")
-    return record
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def _of_run(run_dir: Path, config: dict[str, Any], flag: str = FLAG) -> Resume:
@@ -221,7 +212,10 @@ def _run_of(checkpoint: Path) -> Path | None:
 
 def _config_of(run_dir: Path, task: str) -> dict[str, Any]:
     """The configuration of a run of the given task."""
-    recorded = _record_of(run_dir)["task"]
+    try:
+        recorded = record_of(run_dir)["task"]
+    except UserError as error:
+        raise UserError(f"--resume {run_dir}: {error}") from None
     if recorded != task:
         raise UserError(
             f"--resume {run_dir} is a run of the task {recorded}, not of {task}: "

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mjfleet.files import write_atomically
+
 Line = tuple[Sequence[float], Sequence[float]]
 
 
@@ -62,7 +64,11 @@ def draw(path: Path, panels: Sequence[Panel], across: int = 4) -> None:
         }
         shown = [handles[label] for label in labels]
         figure.legend(shown, labels, loc="outside upper center", ncols=min(across, 2))
-    figure.savefig(path, dpi=120, metadata={"Software": None} if path.suffix == ".png" else None)
+    kind = path.suffix.removeprefix(".")
+    metadata = {"Software": None} if kind == "png" else None
+    write_atomically(
+        path, lambda file: figure.savefig(file, format=kind, dpi=120, metadata=metadata)
+    )
 
 
 def _band(lines: Sequence[Line]) -> tuple[Sequence[float], ...]:
