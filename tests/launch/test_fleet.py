@@ -157,7 +157,7 @@ def test_on_a_terminal_rank_0_draws_as_one_worker_would(tmp_path: Path) -> None:
     assert process.returncode == 0
     text = seen.decode()
     assert "return" in text
-    assert "waited for" in text
+    assert "the others waited" in text
     assert "iteration=" not in text
 
 

@@ -56,10 +56,11 @@ def watch(tmp_path: Path) -> Watch:
         stream = pyte.ByteStream(screen)
         ours, theirs = pty.openpty()
         _resize(ours, COLUMNS)
+        environ = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         process = subprocess.Popen(
             [sys.executable, "-m", "mjfleet.cli.train", *arguments],
             cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs,
-            env=os.environ | {"TERM": "xterm-256color"}, start_new_session=True,
+            env=environ | {"TERM": "xterm-256color"}, start_new_session=True,
         )  # fmt: skip
         os.close(theirs)
         while True:
