@@ -56,11 +56,6 @@ class PlayArguments:
 
     def __post_init__(self) -> None:
         check(self, episodes=optional(at_least(1)), seed=at_least(0))
-        if (self.resume is None) == (self.actions is None):
-            raise UserError(
-                "give --resume RUN, a checkpoint or `latest` for a trained policy, or --actions "
-                "zero or random to look at the task without one."
-            )
         if self.env.num_envs == "auto":
             raise UserError("--env.num-envs auto: to play takes a number.")
 
@@ -115,18 +110,21 @@ def _parse(found: FoundTask, flags: Sequence[str], trained: TrainConfig) -> Play
     """The flags; what they do not say of the environment is as it was in training."""
     worlds = trained.env.num_envs
     few = WORLDS if worlds == "auto" else min(worlds, WORLDS)
-    # Built with neither policy nor actions, a default would refuse itself.
-    default = PlayArguments(actions="zero", env=replace(trained.env, num_envs=few))
-    object.__setattr__(default, "actions", None)
-    return tyro.cli(
+    parsed = tyro.cli(
         PlayArguments,
-        default=default,
+        default=PlayArguments(env=replace(trained.env, num_envs=few)),
         args=flags,
         prog=f"play {found.name}",
         description=found.task.summary,
         config=STYLE,
         registry=PARSERS,
     )
+    if (parsed.resume is None) == (parsed.actions is None):
+        raise UserError(
+            "give --resume RUN, a checkpoint or `latest` for a trained policy, or --actions zero "
+            "or random to look at the task without one."
+        )
+    return parsed
 
 
 if __name__ == "__main__":
