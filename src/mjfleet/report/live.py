@@ -39,12 +39,13 @@ class LiveView:
         if metrics.mean_return is not None:
             self._returns.append(metrics.mean_return)
         now = time.perf_counter()
-        if now - self._drawn >= REFRESH_SECONDS or metrics.iteration == self._max_iterations:
+        self._live.update(self._view(metrics, now - self._start))
+        if now - self._drawn >= REFRESH_SECONDS:
             self._drawn = now
-            self._live.update(self._view(metrics, now - self._start), refresh=True)
+            self._live.refresh()
 
     def close(self) -> None:
-        """Leave the last view where it is."""
+        """Leave the view of the last iteration where it is."""
         self._live.stop()
 
     def _view(self, m: IterationMetrics, seconds: float) -> RenderableType:
