@@ -60,7 +60,6 @@ def check(env: Env[Any], agent: AgentConfig) -> Record:
         signals[f"rewards()[{name!r}]"] = _from_step_one(term.unsqueeze(2))
     ends = {f"sim.{field}": history.get(f"end/{field}") for field in RESULTS}
     states = {name: _from_step_one(end) for name, end in ends.items() if end is not None}
-    unlike_numbers = list(watch.other_dtypes())
     # A state that went bad makes bad all that follows from it.
     not_finite = list(find_not_finite(states)) or list(find_not_finite(signals))
     trouble = [
@@ -71,7 +70,7 @@ def check(env: Env[Any], agent: AgentConfig) -> Record:
     return Record(
         signals,
         mistakes=[
-            *unlike_numbers,
+            *watch.other_dtypes(),
             *watch.waits.values(),
             *not_finite,
             *trouble,
@@ -112,8 +111,9 @@ def constant_terms(signals: Mapping[str, torch.Tensor], is_alive_meant: bool) ->
     for name, values in signals.items():
         term = values[1:]
         value = float(term[0, 0, 0])
-        is_alive = is_alive_meant and value > 0
-        if name.startswith("rewards") and _is_constant(term).all() and not is_alive:
+        if not name.startswith("rewards") or (is_alive_meant and value > 0):
+            continue
+        if _is_constant(term).all():
             yield (
                 f"{name}: {value + 0:g} in all worlds and steps, so that nothing is learned from "
                 "it; make it follow the state, or leave it out"
@@ -132,11 +132,10 @@ def unscaled_observations(signals: Mapping[str, torch.Tensor], agent: AgentConfi
         large, small = (size > 10) & size.isfinite(), (size < 0.01) & ~_is_constant(values)
         for wrong, word in ((large, "large"), (small, "small")):
             if wrong.any():
-                low, high = (f"{v:.2g}" for v in (size[wrong].min(), size[wrong].max()))
-                sizes = low if low == high else f"{low} to {high}"
                 yield (
-                    f"observe()[{group!r}]{_columns(wrong)}: {word}, root mean square {sizes}; "
-                    f"scale it to about 1, or set agent.{network}.obs_normalization"
+                    f"observe()[{group!r}]{_columns(wrong)}: {word}, root mean square up to "
+                    f"{size[wrong].max():.2g}; scale it to about 1, or set "
+                    f"agent.{network}.obs_normalization"
                 )
 
 
@@ -200,7 +199,5 @@ def _is_constant(values: torch.Tensor) -> torch.Tensor:
 
 def _columns(chosen: torch.Tensor) -> str:
     """Which columns, in words; nothing where there is but one."""
-    numbers = chosen.nonzero().flatten().tolist()
-    if len(chosen) == 1:
-        return ""
-    return f" column{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    numbers = map(str, chosen.nonzero().flatten().tolist())
+    return f" columns {', '.join(numbers)}" if len(chosen) > 1 else ""
