@@ -5,7 +5,6 @@ what to do.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,18 +22,15 @@ MAY_CHANGE = 0.25
 """Share of worlds in which something may change by the way while others are reset."""
 
 
-@dataclass(frozen=True)
-class Record:
-    """What was seen on one engine."""
-
-    signals: dict[str, torch.Tensor]
-    """Observation groups `(1 + STEPS, num_envs, size)`, the initial ones first, and reward terms
-    `(1 + STEPS, num_envs, 1)`, zero at first; on the CPU, float64."""
-    mistakes: list[str]
+Signals = dict[str, torch.Tensor]
+"""Observation groups `(1 + STEPS, num_envs, size)`, the initial ones first, and reward terms
+`(1 + STEPS, num_envs, 1)`, zero at first; on the CPU, float64."""
 
 
-def check(env: Env[Any], agent: AgentConfig) -> Record:
+def check(env: Env[Any], agent: AgentConfig) -> tuple[Signals, list[str]]:
     """Run a freshly built environment with the actions of a policy that has learned nothing.
+
+    Returns what was seen, and the mistakes that were found.
 
     Raises:
         UserError: a method returned something else than before.
@@ -67,18 +63,15 @@ def check(env: Env[Any], agent: AgentConfig) -> Record:
         "at what apply() and reset_worlds() write"
         for kind, worlds in env.sim.warnings().items()
     ]
-    return Record(
-        signals,
-        mistakes=[
-            *watch.other_dtypes(),
-            *watch.waits.values(),
-            *not_finite,
-            *trouble,
-            *constant_terms(signals, is_alive_meant=type(env).terminated is not Env.terminated),
-            *unscaled_observations(signals, agent),
-            *leaks,
-        ],
-    )
+    return signals, [
+        *watch.other_dtypes(),
+        *watch.waits.values(),
+        *not_finite,
+        *trouble,
+        *constant_terms(signals, is_alive_meant=type(env).terminated is not Env.terminated),
+        *unscaled_observations(signals, agent),
+        *leaks,
+    ]
 
 
 def _from_step_one(values: torch.Tensor) -> torch.Tensor:
@@ -104,7 +97,7 @@ def constant_terms(signals: Mapping[str, torch.Tensor], is_alive_meant: bool) ->
     """Reward terms that are the same in all worlds and steps.
 
     Args:
-        signals: those of a record.
+        signals: what `check` saw.
         is_alive_meant: whether episodes may end by failure, so that a constant reward is for
             staying alive.
     """
@@ -169,14 +162,14 @@ def _worlds(env: Env[Any]) -> dict[str, torch.Tensor]:
     }
 
 
-def disagreements(one: Record, other: Record) -> Iterator[str]:
+def disagreements(one: Signals, other: Signals) -> Iterator[str]:
     """Where two engines do not agree soon after they were built, by the same seed and actions.
 
     Single worlds part early where there are contacts: most of them must agree, by a share of what
     the values vary by. The engines' precisions differ, float64 and float32.
     """
-    for name, values in one.signals.items():
-        difference = (values - other.signals[name]).abs()[:COMPARED].median(dim=1).values
+    for name, values in one.items():
+        difference = (values - other[name]).abs()[:COMPARED].median(dim=1).values
         spread = values.std(dim=(0, 1))
         limit = 0.05 * spread + 1e-4 * values.abs().amax(dim=(0, 1)) + 1e-6
         bad = difference > limit
