@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Protocol
 
 from mjfleet.tell import in_a_line
@@ -55,8 +55,8 @@ class SinkThread:
         self._queue: SimpleQueue[Callable[[Sink], object] | None] = SimpleQueue()
         self._dropped = 0
         self._is_given_up = False
-        self._thread = Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        self._is_done = Event()
+        Thread(target=self._work, name=name, daemon=True).start()
 
     def put(self, action: Callable[[Sink], object]) -> None:
         """Have the sink do something after all that it was given before."""
@@ -74,12 +74,12 @@ class SinkThread:
     def join(self, seconds: float) -> None:
         """Wait until the sink is closed, but no longer than that; then give it up."""
         try:
-            self._thread.join(seconds)
+            self._is_done.wait(seconds)
         finally:  # A second signal ends the waiting.
             lacks = []
             if self._dropped:
                 lacks.append(f"was too slow for {self._dropped} rows or files, which it lacks")
-            if self._thread.is_alive():
+            if not self._is_done.is_set():
                 self._is_given_up = True
                 lacks.append(f"did not finish in time: {self._sink.abandon()}")
             if lacks:
@@ -97,3 +97,5 @@ class SinkThread:
                 why = in_a_line(error)
                 logger.warning("%s failed, training goes on without it: %s", self._name, why)
                 self._sink.abandon()
+        finally:
+            self._is_done.set()
