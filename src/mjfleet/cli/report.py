@@ -37,6 +37,6 @@ def report(arguments: Sequence[str]) -> int:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, lambda file: file.write(page.encode()))
     except OSError as error:
-        raise UserError(f"{output}: {error.strerror}.") from None
+        raise UserError(f"--output {output}: {error.strerror}.") from None
     tell(f"wrote {output}")
     return 0
