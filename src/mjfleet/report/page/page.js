@@ -32,10 +32,11 @@ function draw(place) {
   const options = {
     width: place.clientWidth,
     height: HEIGHT,
+    padding: [8, 12, 0, 0],
     legend: { show: false },
     cursor: { y: false, sync: { key: "all", scales: ["x", null] }, points: { size: 7 } },
     scales: { x: { time: false }, y: { distr: logarithmic.checked && isAbove0 ? 3 : 1 } },
-    axes: [{ ...axis, size: 28 }, { ...axis, size: 52 }],
+    axes: [{ ...axis, size: 22 }, { ...axis, size: 52 }],
     series: [{}, { stroke: () => colour("--accent"), width: 1.75, spanGaps: true }],
     hooks: {
       setCursor: [({ cursor: { idx } }) => {
