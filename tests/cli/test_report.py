@@ -166,7 +166,7 @@ def test_a_browser_draws_it_without_an_error_or_a_request(
          "--virtual-time-budget=2000", "--dump-dom", watched.as_uri()],
         check=True, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
-    assert "CONSOLE" not in browser.stderr, browser.stderr  # Errors, and what cannot be loaded.
+    assert "CONSOLE" not in browser.stderr, browser.stderr  # Errors, and requests that it forbids.
     document = html5lib.parse(browser.stdout, namespaceHTMLElements=False)
     curves = text.count("data-column=")
     assert curves > 10

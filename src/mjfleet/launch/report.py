@@ -100,7 +100,7 @@ def gather(run_dir: Path, page_folder: Path) -> Report:
         Setting(flag, given, (defaults or {}).get(flag)) for flag, given in _flat(config).items()
     ]
     columns, rows = read_rows(run_dir / METRICS_FILE)
-    failures, unread = _failures(run_dir, max(1, len(record.get("attempts", []))))
+    failures, unread = _failures(run_dir, max(1, len(record.get("attempts") or [])))
     return Report(
         written=now(),
         summary=summary,
@@ -120,7 +120,7 @@ def gather(run_dir: Path, page_folder: Path) -> Report:
 
 def _defaults(record: Mapping[str, Any]) -> dict[str, Any] | None:
     """The flags of the run's task with their defaults, as its folder has them today."""
-    name, folder = str(record.get("task")), record.get("plan", {}).get("task_folder")
+    name, folder = str(record.get("task")), (record.get("plan") or {}).get("task_folder")
     with suppress(UserError):
         try:
             found = find_task(name, Path(str(folder)))

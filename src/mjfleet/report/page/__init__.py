@@ -44,8 +44,11 @@ def _took(seconds: Any) -> str:
 
 
 def _when(moment: str) -> str:
-    """A time of run.json as a clock here would show it."""
-    return f"{datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M:%S}"
+    """A time of run.json as a clock here would show it; as it is where it is none."""
+    try:
+        return f"{datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M:%S}"
+    except ValueError:
+        return moment
 
 
 def _plain(value: Any) -> str:
