@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.files import extend, write_atomically
+from mjfleet.report.rows import read_rows
 from mjfleet.report.sink import Row
 
 logger = logging.getLogger(__name__)
@@ -101,12 +102,12 @@ class CsvSink(_FileSink):
         self._columns: list[str] = []
 
     def _first_content(self) -> bytes:
-        self._columns, rows = _read_rows(self._path, self._resumed_from)
+        self._columns, rows = read_rows(self._path, self._resumed_from)
         return _csv_text(self._columns, rows)
 
     def _encode(self, row: Row) -> bytes:
         if new := [name for name in row if name not in self._columns]:
-            columns, rows = _read_rows(self._path, math.inf)
+            columns, rows = read_rows(self._path, math.inf)
             columns += new
             self._replace(_csv_text(columns, rows))
             self._columns = columns
@@ -122,39 +123,6 @@ def _csv_text(
         writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()
-
-
-def _read_rows(path: Path, last: float) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and rows of a metrics.csv up to iteration `last`, each iteration once.
-
-    A crash may have left half a row or bytes of something else: such rows are passed over. Of two
-    rows for an iteration the one further down counts, as it was trained later.
-    """
-    if not path.exists():
-        return [], []
-    # What follows the last end of line is half a row, or nothing.
-    head, *lines = path.read_bytes().decode(errors="replace").split("\n")[:-1] or [""]
-    columns = next(csv.reader([head]), [])
-    if "iteration" not in columns:
-        return [], []
-    rows: dict[int, dict[str, str]] = {}
-    for line in lines:
-        # Rows are numbers: to csv.reader a stray quotation mark would join all that follow.
-        fields = line.rstrip("\r").split(",")
-        if len(fields) == len(columns) and all(map(_is_number_or_empty, fields)):
-            row = dict(zip(columns, fields, strict=True))
-            if row["iteration"].isdecimal() and int(row["iteration"]) <= last:
-                rows[int(row["iteration"])] = row
-    return columns, [rows[iteration] for iteration in sorted(rows)]
-
-
-def _is_number_or_empty(field: str) -> bool:
-    if field:
-        try:
-            float(field)
-        except ValueError:
-            return False
-    return True
 
 
 class TensorBoardSink(_FileSink):
