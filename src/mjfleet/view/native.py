@@ -1,6 +1,7 @@
 """One world in MuJoCo's own window, steered by keys."""
 
 import copy
+import threading
 import warnings
 from collections.abc import Callable
 from itertools import cycle
@@ -12,7 +13,7 @@ import numpy as np
 
 from mjfleet.errors import UserError
 from mjfleet.tell import tell
-from mjfleet.view.playback import Playback, watch
+from mjfleet.view.playback import Playback, floating_body, watch
 from mjfleet.view.viewer import NO_DISPLAY
 
 KEYS = "space pauses, right arrow steps, - and = change the speed, , and . the world, enter resets"
@@ -44,17 +45,27 @@ def show_in_window(playback: Playback) -> None:
             playback.later(keys[key])
 
     tell(KEYS)
-    with mujoco.viewer.launch_passive(model, data, key_callback=on_key) as handle:
-        watch(playback, WindowDisplay(handle, model, data))
+    others = set(threading.enumerate())
+    window = mujoco.viewer.launch_passive(
+        model, data, key_callback=on_key, show_left_ui=False, show_right_ui=False
+    )
+    drawing = set(threading.enumerate()) - others
+    try:
+        if (body := floating_body(model)) is not None:
+            window.cam.type = mujoco.mjtCamera.mjCAMERA_TRACKING
+            window.cam.trackbodyid = body
+        watch(playback, WindowDisplay(window, data))
+    finally:
+        window.close()
+        for thread in drawing:
+            thread.join()  # Left alone, it draws while Python closes the display under it.
 
 
 class WindowDisplay:
     """Copies the world that is looked at into the window's data."""
 
-    def __init__(
-        self, handle: mujoco.viewer.Handle, model: mujoco.MjModel, data: mujoco.MjData
-    ) -> None:
-        self._handle, self._model, self._data = handle, model, data
+    def __init__(self, handle: mujoco.viewer.Handle, data: mujoco.MjData) -> None:
+        self._handle, self._data = handle, data
 
     def is_open(self) -> bool:
         return self._handle.is_running()
@@ -72,7 +83,8 @@ class WindowDisplay:
         state = "paused" if playback.is_paused else f"{playback.speed:g} x"
         rows = [("world", str(world)), ("speed", state), ("playing", playback.playing), *rows]
         left, right = ("\n".join(column) for column in zip(*rows, strict=True))
-        handle.set_texts((None, mujoco.mjtGridPos.mjGRID_BOTTOMLEFT, left, right))
+        font, corner = mujoco.mjtFontScale.mjFONTSCALE_100, mujoco.mjtGridPos.mjGRID_TOPLEFT
+        handle.set_texts((font, corner, left, right))
         handle.sync(state_only=True)
 
     def _draw_arrows(self, playback: Playback) -> None:

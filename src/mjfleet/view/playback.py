@@ -7,6 +7,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol
 
+import mujoco
 import torch
 
 from mjfleet.errors import UserError
@@ -170,3 +171,9 @@ def watch(playback: Playback, display: Display) -> None:
         display.show(playback)
         before = now
         time.sleep(max(0.0, FRAME_SECONDS - (time.perf_counter() - now)))
+
+
+def floating_body(model: mujoco.MjModel) -> int | None:
+    """The body that a camera follows: the first with a free joint, if there is one."""
+    free = model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
+    return int(free[0]) if free.size else None

@@ -11,12 +11,13 @@ from typing import Any
 
 import mujoco
 import numpy as np
+import rich
 import viser
 from mjviser import ViserMujocoScene
 
 from mjfleet.errors import UserError
 from mjfleet.tell import tell
-from mjfleet.view.playback import SPEEDS, Playback, watch
+from mjfleet.view.playback import SPEEDS, Playback, floating_body, watch
 
 PORTS = 100
 """How many ports are tried, from the wanted one on."""
@@ -36,7 +37,9 @@ def show_in_browser(playback: Playback, host: str, port: int) -> None:
     Raises:
         UserError: there is no listening at that address.
     """
-    server = viser.ViserServer(host, _free_port(host, port), "mjfleet", verbose=False)
+    port = _free_port(host, port)
+    rich.get_console().quiet = True  # viser has a banner of its own.
+    server = viser.ViserServer(host, port, "mjfleet", verbose=False)
     try:
         display = WebDisplay(server, playback)
         name = socket.gethostname() if host == "0.0.0.0" else host
@@ -83,22 +86,26 @@ class WebDisplay:
         tabs = gui.add_tab_group()
         with tabs.add_tab("Play"):
             self._status = gui.add_html("")
-            self._pause = gui.add_button("Pause")
-            self._pause.on_click(lambda _: playback.later(playback.toggle))
-            step, reset = gui.add_button("Step"), gui.add_button("Reset")
-            step.on_click(lambda _: playback.later(playback.step))
-            reset.on_click(lambda _: playback.later(playback.reset))
+            actions = {
+                "Pause": playback.toggle,
+                "Step": playback.step,
+                "Reset": playback.reset,
+            }
+            buttons = gui.add_button_group("", tuple(actions))
+            buttons.on_click(lambda event: playback.later(actions[event.target.value]))
             speed = gui.add_dropdown("Speed", [f"{speed:g}" for speed in SPEEDS], initial_value="1")
             speed.on_update(lambda _: setattr(playback, "speed", float(speed.value)))
+            model = playback.env.sim.model
+            spacing = _spacing(model)
+            self._spacing = gui.add_slider(
+                "Spacing (m)", 0.0, max(10.0, spacing), 0.1, spacing, hint="Between worlds."
+            )
+            self._scene.camera_tracking_enabled = floating_body(model) is not None
+            self._scene.create_scene_gui(3 * float(model.stat.extent) + 2 * spacing)
             if playback.env.commands():
                 self._add_commands()
             with gui.add_folder("Rewards and metrics"):
                 self._numbers = gui.add_html("")
-            spacing = _spacing(playback.env.sim.model)
-            self._spacing = gui.add_slider(
-                "Spacing (m)", 0.0, max(10.0, spacing), 0.1, spacing, hint="Between worlds."
-            )
-            self._scene.create_scene_gui()
         with tabs.add_tab("Overlays"):
             self._scene.create_overlay_gui()
         with tabs.add_tab("Groups"):
@@ -163,7 +170,6 @@ class WebDisplay:
     def _write(self) -> None:
         """What is told in words and numbers."""
         playback = self._playback
-        self._pause.label = "Play" if playback.is_paused else "Pause"
         now = time.perf_counter()
         real = (playback.steps - self._steps_before) * playback.env.step_dt / (now - self._before)
         self._before, self._steps_before = now, playback.steps
@@ -173,7 +179,7 @@ class WebDisplay:
         self._status.content = _table(
             [
                 ("playing", playback.playing),
-                ("speed", f"{real:.2f} x real time"),
+                ("speed", "paused" if playback.is_paused else f"{real:.2f} x real time"),
                 ("world", f"{playback.world}, {seconds:.1f} s, return {total:.4g}"),
             ]
         )
