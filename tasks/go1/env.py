@@ -31,6 +31,8 @@ class Go1Env(Env[Go1Config]):
         self.pose = self.home[7:].float()
         self.lift = torch.tensor((0.0, 0.0, 0.02), device=self.device)
         """Robots start so far above the ground, m."""
+        self.above = 10 * self.lift
+        """Arrows are drawn so far above the trunk, m."""
         # Position, velocity and force of the newest state: views that follow it.
         self.joints, self.speeds = sim.qpos[:, 7:], sim.qvel[:, 6:]
         self.gyro, self.up = sim.sensor("imu_gyro"), sim.sensor("base_up")
@@ -164,6 +166,19 @@ class Go1Env(Env[Go1Config]):
         ranges = {"forward": told.forward, "left": told.lateral, "turn_left": told.yaw}
         return {name: (self.command[:, i], *ranges[name]) for i, name in enumerate(ranges)}
 
+    def arrows(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Commanded and measured velocity, 0.5 m for 1 m/s, and yaw rate, 0.25 m for 1 rad/s."""
+        trunk = self.sim.model.body("trunk").id
+        frame = self.sim.xmat[:, trunk].view(-1, 3, 3)
+        above = self.sim.xpos[:, trunk] + self.above
+        ahead = above + 0.2 * frame[:, :, 0]
+        return {
+            "command": (above, 0.5 * _turned(frame, self.command[:, :2])),
+            "velocity": (above, 0.5 * _turned(frame, self.velocity[:, :2])),
+            "commanded turn": (ahead, 0.25 * frame[:, :, 1] * self.command[:, 2:]),
+            "turn": (ahead, 0.25 * frame[:, :, 1] * self.gyro[:, 2:]),
+        }
+
     def deployment(self) -> dict[str, Any]:
         """The parts of an observation, what an action means, and what commands it has seen."""
         cfg, told = self.cfg, self.cfg.command
@@ -259,3 +274,8 @@ class Go1Env(Env[Go1Config]):
         """The sensors of that name of the four legs, a view `(num_envs, 4, size)`."""
         first = int(self._slice(name, size)[0])
         return self.sim.sensordata[:, first : first + 4 * size].view(self.num_envs, 4, size)
+
+
+def _turned(frame: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """Vectors in a frame's plane of x and y, `(num_envs, 2)`, as the world sees them."""
+    return (frame[:, :, :2] @ flat.to(frame).unsqueeze(2)).squeeze(2)

@@ -334,6 +334,12 @@ class Env(VecEnv, Generic[C]):
         for key, value in self.metrics().items():
             for part in value if isinstance(value, tuple) else (value,):
                 self._check_tensor(f"metrics()[{key!r}]", part, dimensions=1)
+        for key, pair in self.arrows().items():
+            for part in pair:
+                self._check_tensor(f"arrows()[{key!r}]", part, dimensions=2)
+                if part.shape[1] != 3:
+                    how = f"has shape {tuple(part.shape)}, not ({self.num_envs}, 3)"
+                    raise self._wrong(f"arrows()[{key!r}]", how)
         self._check_tensor("terminated()", failed, dimensions=1)
         if failed.dtype != torch.bool:
             raise self._wrong("terminated()", f"is {failed.dtype}, not torch.bool")
