@@ -21,7 +21,7 @@ from mjfleet.launch.plan import make_plan
 from mjfleet.launch.resume import find_resume, read_recorded
 from mjfleet.registry import FoundTask, discover
 from mjfleet.tell import tell
-from mjfleet.view.viewer import NO_DISPLAY, Viewer, view
+from mjfleet.view.viewer import NO_DISPLAY, Viewer, free_port, view
 from mjfleet.worker.evaluation import Actions, evaluate
 from mjfleet.worker.stop import StopRequest
 
@@ -146,7 +146,9 @@ def _parse(found: FoundTask, flags: Sequence[str], trained: TrainConfig) -> Play
         )
     if parsed.viewer == "web":
         need_extra("viewer", "--viewer web", ("mjviser", "viser"))
-    if parsed.viewer == "native" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
+        free_port(parsed.host, parsed.port)
+    displays = (os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    if parsed.viewer == "native" and not any(displays):
         raise UserError(NO_DISPLAY)
     return parsed
 

@@ -64,7 +64,7 @@ class Playback:
         Returns:
             The number of steps.
         """
-        while not self._asked.empty():
+        for _ in range(self._asked.qsize()):
             self._asked.get()()
         if self.is_paused:
             return 0

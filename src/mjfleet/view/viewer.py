@@ -1,12 +1,17 @@
 """What `play --viewer` does. Importing this imports nothing heavy."""
 
+import errno
+import socket
 from pathlib import Path
 from typing import Literal
 
+from mjfleet.errors import UserError
 from mjfleet.worker.evaluation import Actions, playing
 from mjfleet.worker.job import Job
 
 Viewer = Literal["native", "web"]
+PORTS = 100
+"""How many ports are tried, from the wanted one on."""
 NO_DISPLAY = (
     "--viewer native: there is no display with OpenGL here (DISPLAY). Over SSH, --viewer web shows "
     "the robot in a browser."
@@ -46,3 +51,19 @@ def view(
             from mjfleet.view.native import show_in_window
 
             show_in_window(playback)
+
+
+def free_port(host: str, wanted: int) -> int:
+    """The first port from `wanted` on that nobody listens at.
+
+    Raises:
+        UserError: there is no listening at that address, or no port is free.
+    """
+    for port in range(wanted, min(wanted + PORTS, 2**16)):
+        try:
+            with socket.create_server((host, port)):
+                return port
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise UserError(f"--host {host}, --port {port}: {error.strerror}.") from None
+    raise UserError(f"--port {wanted}: it and those that follow are all in use.")

@@ -1,7 +1,6 @@
 """All worlds in the browser, by viser and mjviser, with what steers the playback beside them."""
 
 import copy
-import errno
 import html
 import math
 import socket
@@ -15,12 +14,10 @@ import rich
 import viser
 from mjviser import ViserMujocoScene
 
-from mjfleet.errors import UserError
 from mjfleet.tell import tell
 from mjfleet.view.playback import SPEEDS, Playback, floating_body, watch
+from mjfleet.view.viewer import free_port
 
-PORTS = 100
-"""How many ports are tried, from the wanted one on."""
 TEXT_SECONDS = 0.2
 COLORS = ((46, 160, 67), (31, 111, 235), (219, 109, 40), (163, 113, 247))
 """Of arrows: green, blue, orange, violet."""
@@ -37,7 +34,7 @@ def show_in_browser(playback: Playback, host: str, port: int) -> None:
     Raises:
         UserError: there is no listening at that address.
     """
-    port = _free_port(host, port)
+    port = free_port(host, port)
     rich.get_console().quiet = True  # viser has a banner of its own.
     server = viser.ViserServer(host, port, "mjfleet", verbose=False)
     try:
@@ -91,7 +88,7 @@ class WebDisplay:
                 "Step": playback.step,
                 "Reset": playback.reset,
             }
-            buttons = gui.add_button_group("", tuple(actions))
+            buttons = gui.add_button_group("Time", tuple(actions))
             buttons.on_click(lambda event: playback.later(actions[event.target.value]))
             speed = gui.add_dropdown("Speed", [f"{speed:g}" for speed in SPEEDS], initial_value="1")
             speed.on_update(lambda _: setattr(playback, "speed", float(speed.value)))
@@ -213,15 +210,3 @@ def _spacing(model: mujoco.MjModel) -> float:
     fixed = model.body_weldid[model.geom_bodyid] == 0
     scenery = fixed & (model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE)
     return 0.0 if scenery.any() else 2.0 * float(model.stat.extent)
-
-
-def _free_port(host: str, wanted: int) -> int:
-    """The first port from `wanted` on that nobody listens at."""
-    for port in range(wanted, min(wanted + PORTS, 2**16)):
-        try:
-            with socket.create_server((host, port)):
-                return port
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise UserError(f"--host {host}, --port {port}: {error.strerror}.") from None
-    raise UserError(f"--port {wanted}: it and those that follow are all in use.")
