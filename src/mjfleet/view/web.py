@@ -123,11 +123,12 @@ class WebDisplay:
             by_hand = gui.add_checkbox("By hand", False, hint="Off: the task draws them.")
             by_hand.on_update(steer)
             for name, (values, low, high) in playback.env.commands().items():
-                step = 10.0 ** math.floor(math.log10((high - low) / 100)) if low < high else 1.0
+                if low == high:
+                    continue
+                step = 10.0 ** math.floor(math.log10((high - low) / 100))
                 value = _within(float(values[playback.world]), low, high)
-                slider = gui.add_slider(name, low, high, step, value)
-                slider.on_update(steer)
-                self._sliders[name] = slider
+                self._sliders[name] = gui.add_slider(name, low, high, step, value)
+                self._sliders[name].on_update(steer)
 
     def _draw(self) -> None:
         """All worlds, that which is looked at in its own place."""
@@ -184,10 +185,12 @@ class WebDisplay:
         rows += [(name, f"{value:.3g}", "") for name, value in metrics.items()]
         self._numbers.content = _table([("", "step", "episode"), *rows])
         if not playback.env.steered:
-            for name, (values, low, high) in playback.env.commands().items():
+            commands = playback.env.commands()
+            for name, slider in self._sliders.items():
+                values, low, high = commands[name]
                 value = _within(float(values[playback.world]), low, high)
-                if self._sliders[name].value != value:
-                    self._sliders[name].value = value
+                if slider.value != value:
+                    slider.value = value
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
