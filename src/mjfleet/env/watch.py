@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from mjfleet.env.base import Env
 from mjfleet.errors import UserError
 
-METHODS = ("reset_worlds", "apply", "observe", "rewards", "terminated", "metrics")
+METHODS = ("reset_worlds", "apply", "observe", "rewards", "terminated", "metrics", "arrows")
 MJFLEET = os.path.join(Path(__file__).parents[1], "")
 
 TENSOR = "keep it a tensor"
