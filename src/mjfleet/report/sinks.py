@@ -66,6 +66,12 @@ class Sinks:
         for name, sink in list(self._sinks.items()):
             self._attempt(name, lambda sink=sink: sink.write(row))
 
+    def video(self, path: Path, iteration: int) -> None:
+        """Hand a finished MP4 file of the policy after an iteration to sinks that take videos.
+
+        The file has to stay for as long as the run.
+        """
+
     def close(self) -> None:
         """Close every sink that still works."""
         for name, sink in list(self._sinks.items()):

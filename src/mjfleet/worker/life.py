@@ -102,21 +102,32 @@ def _train_and_report(
     """Train as the rank that writes the run's files; returns the signal that ended it early."""
     from mjfleet.report.console import Progress
     from mjfleet.report.sinks import Sinks
+    from mjfleet.worker.videos import Videos
 
     agent, begun = runner.agent, runner.current_learning_iteration
     view = "quiet" if job.config["quiet"] else "plain" if job.config["plain"] else "live"
     progress = Progress(agent.max_iterations, begun, view, job.task)
     sinks = Sinks(run_dir, agent.logger, agent.experiment_name, job.config, resumed_from=begun)
+    interval = job.config["video_interval"]
+    videos = Videos(runner, interval, run_dir / "videos", job.task, sinks) if interval else None
 
     def on_iteration(metrics: "IterationMetrics") -> None:
         with runner.pulse.excused():  # A terminal may be paused.
             progress.iteration(metrics)
         sinks.write(metrics.row())
+        if videos:
+            videos.iteration(metrics.iteration)
 
     try:
-        return runner.train(on_iteration, stop.check, saver.save)
+        stopped_by = runner.train(on_iteration, stop.check, saver.save)
+        if videos and stopped_by is None:
+            with runner.pulse.excused():
+                videos.finish(stop.check)
+        return stopped_by
     finally:
         progress.close()
+        if videos:
+            videos.close()
         sinks.close()
 
 
