@@ -55,7 +55,7 @@ class StateHistory:
     def after_rewards(self, terms: torch.Tensor) -> None:
         """Record the reward terms `(num terms, num_envs)`; the step is then complete."""
         self._write(self.tensors, {"terms": terms.T})
-        self.step += 1
+        self.step = (self.step + 1) % self.num_steps
 
     def now(self, sim: Simulation) -> dict[str, torch.Tensor]:
         """The live tensor of each "start/<field>": what the next step would start from."""

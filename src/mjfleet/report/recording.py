@@ -3,6 +3,7 @@
 States are recorded, not pictures: another process draws them, see mjfleet.report.video.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -55,16 +56,21 @@ class Recorder:
     Args:
         env: whose first worlds are recorded.
         history: what the environment records its steps in.
+        seconds: how long a recording is, simulated, about.
     """
 
-    def __init__(self, env: "Env[Any]", history: "StateHistory") -> None:
+    def __init__(self, env: "Env[Any]", history: "StateHistory", seconds: float) -> None:
         self._env = env
         self._history = history
+        self.length = math.ceil(seconds / (env.step_dt * history.num_steps))
+        """How often `take` adds to a recording."""
         history.shown = WORLDS if env.num_envs >= WORLDS else 1
         self._parts: list[dict[str, np.ndarray]] = []
 
     def take(self) -> None:
-        """Add all steps that the history holds; waits for the device."""
+        """Add all steps that the history holds, where any are missing; waits for the device."""
+        if len(self._parts) == self.length:
+            return
         tensors = self._history.tensors
         fields = ("time", "qpos", "mocap_pos", "mocap_quat")
         found = {name: tensors[f"start/{name}"] for name in fields if f"start/{name}" in tensors}

@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ from mjfleet.worker.stop import PARENT_VARIABLE, die_with_parent
 if TYPE_CHECKING:
     from mjfleet.report.recording import Recording
 
+LOOK_SECONDS = 0.05
 KINDS = ("egl", "osmesa")
 """By what MuJoCo draws without a window; the second is the fall-back of the first."""
 
@@ -76,6 +79,18 @@ class Rendering:
         """End it, done or not."""
         self._process.kill()
         self._process.communicate()
+
+
+def draw(recording: "Recording", path: Path) -> None:
+    """Draw a recording, and wait for it.
+
+    Raises:
+        RenderingError: it could not be drawn.
+        OSError: there is no room for a temporary file, or no process can be started.
+    """
+    with closing(Rendering(recording, path)) as rendering:
+        while not rendering.is_done():
+            time.sleep(LOOK_SECONDS)
 
 
 def main(arguments: Sequence[str]) -> None:

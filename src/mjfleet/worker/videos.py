@@ -14,11 +14,10 @@ from mjfleet.report.recording import Recorder, Recording
 from mjfleet.report.sinks import Sinks
 from mjfleet.rl.runner import Runner
 from mjfleet.tell import in_a_line, tell
-from mjfleet.worker.rendering import Rendering
+from mjfleet.worker.rendering import LOOK_SECONDS, Rendering
 
 SECONDS = 10.0
 """Simulated seconds of a video, about."""
-LOOK_SECONDS = 0.05
 LAST_SECONDS = 60.0
 """How long the end of a run waits for videos."""
 
@@ -45,14 +44,11 @@ class Videos:
     ) -> None:
         self._interval = interval
         self._last = runner.agent.max_iterations
-        seconds = runner.agent.num_steps_per_env * runner.env.step_dt
-        self._length = math.ceil(SECONDS / seconds)
-        """Iterations of a video."""
         self._folder = folder
         self._task = task
         self._sinks = sinks
         assert runner.env.history is not None
-        self._recorder = Recorder(runner.env, runner.env.history)
+        self._recorder = Recorder(runner.env, runner.env.history, SECONDS)
         self._waiting: tuple[int, Recording] | None = None
         self._drawn: list[tuple[int, Rendering]] = []
         """What is being drawn, and of which iteration it is: one, until the run ends."""
@@ -87,7 +83,7 @@ class Videos:
 
     def _record(self, number: int) -> None:
         due = min(math.ceil(number / self._interval) * self._interval, self._last)
-        if number <= due - self._length:
+        if number <= due - self._recorder.length:
             return
         self._recorder.take()
         if number == due:
