@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mjfleet.errors import WorkerError
 from mjfleet.tell import in_a_line
 from mjfleet.worker.stop import PARENT_VARIABLE, die_with_parent
 
@@ -24,7 +25,7 @@ KINDS = ("egl", "osmesa")
 """By what MuJoCo draws without a window; the second is the fall-back of the first."""
 
 
-class RenderingError(RuntimeError):
+class RenderingError(WorkerError):
     """No video could be drawn."""
 
 
