@@ -1,6 +1,7 @@
 """What the tests share: how to run the command line, and which devices are at hand."""
 
 import csv
+import ctypes.util
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import av
+import numpy as np
 import pytest
 
 TESTS = Path(__file__).parent
@@ -97,6 +100,16 @@ def rows(run_dir: Path) -> list[dict[str, str]]:
     """What metrics.csv holds."""
     with (run_dir / "metrics.csv").open() as file:
         return list(csv.DictReader(file))
+
+
+def read_video(path: Path) -> np.ndarray:
+    """All pictures of a video, `(frames, height, width, 3)`."""
+    with av.open(path) as video:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)])
+
+
+LIBRARIES = [ctypes.util.find_library(name) for name in ("EGL", "OSMesa")]
+needs_drawing = pytest.mark.skipif(not any(LIBRARIES), reason="neither EGL nor OSMesa is there")
 
 
 def write_task(root: Path, name: str, config: str, env: str = "", model: str = "") -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import Run, only_run
+from ..conftest import Run, needs_drawing, only_run, read_video
 
 SHORT = ("--env.episode-seconds", "2.5")
 
@@ -39,12 +39,17 @@ def test_a_policy_is_played_as_it_was_trained(run: Run, tmp_path: Path) -> None:
     assert column(alone.stdout, "return")[0] > 30.0
 
 
-def test_a_task_can_be_looked_at_without_a_policy(run: Run) -> None:
+@needs_drawing
+def test_a_task_can_be_looked_at_without_a_policy(run: Run, tmp_path: Path) -> None:
     still, wild = (
-        run("play", "cartpole-balance", "--actions", actions, *SHORT)
+        run("play", "cartpole-balance", "--actions", actions, *SHORT, "--video", f"{actions}.mp4")
         for actions in ("zero", "random")
     )
     assert column(still.stdout, "return")[0] > column(wild.stdout, "return")[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["random.mp4", "zero.mp4"]
+    frames = read_video(tmp_path / "random.mp4")
+    assert frames.shape == (50, 480, 640, 3)
+    assert (frames[0] != frames[-1]).any()
 
 
 @pytest.mark.parametrize(
@@ -56,6 +61,8 @@ def test_a_task_can_be_looked_at_without_a_policy(run: Run) -> None:
         (["cartpole-balance", "--actions", "zero", "--resume", "latest"], "--actions"),
         (["cartpole-balance", "--actions", "zero", "--episodes", "0"], "at least 1"),
         (["cartpole-balance", "--actions", "zero", "--gpu-ids", "7"], "7"),
+        (["cartpole-balance", "--actions", "zero", "--video", "a.avi"], ".mp4"),
+        (["cartpole-balance", "--actions", "zero", "--video", "nowhere/a.mp4"], "nowhere"),
         (["cartpol-balance", "--actions", "zero"], "cartpole-balance"),
     ],
 )

@@ -234,7 +234,7 @@ def test_a_run_goes_on_in_its_own_directory(run: Run, tmp_path: Path) -> None:
     final = torch.load(run_dir / "checkpoints" / "model_6.pt", weights_only=True)
 
     older = f"{run_dir.relative_to(tmp_path)}/checkpoints/model_2.pt"
-    result = run("train", TASK, "--resume", older)
+    result = run("train", TASK, "--resume", older, "--video-interval", "6")
     assert result.returncode == 0, result.stderr
     assert "2 of 6 iterations are done, 4 are left" in result.stdout
     (replaced,) = (run_dir / "checkpoints").glob("replaced_*")

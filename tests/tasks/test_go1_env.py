@@ -133,3 +133,16 @@ def test_ground_gets_harder_for_who_gets_on_and_easier_for_who_does_not() -> Non
     assert ((middle > 0.25) & (middle < 0.4)).all()
     place = env.sim.qpos[:, :2].float()
     assert ((place - env.origins[env.level, env.column][:, :2]).abs() < 0.6).all()
+
+
+def test_arrows_point_where_the_robot_is_told_to_go() -> None:
+    env: Any = build("go1-velocity-flat", 2, parts={"random": CALM})
+    half = math.pi / 4
+    env.sim.qpos[:, 3:7] = torch.tensor([math.cos(half), 0.0, 0.0, math.sin(half)])  # Faces +y.
+    env.sim.forward()
+    env.command[:] = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    start, along = env.arrows()["command"]
+    assert torch.allclose(
+        along.float(), torch.tensor([[0.0, 0.5, 0.0], [-0.5, 0.0, 0.0]]), atol=1e-6
+    )
+    assert (start[:, 2] > env.sim.qpos[:, 2]).all()

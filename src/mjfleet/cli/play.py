@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -23,6 +24,7 @@ from mjfleet.registry import FoundTask, discover
 from mjfleet.tell import tell
 from mjfleet.view.viewer import NO_DISPLAY, Viewer, free_port, view
 from mjfleet.worker.evaluation import Actions, evaluate
+from mjfleet.worker.rendering import draw
 from mjfleet.worker.stop import StopRequest
 
 WORLDS = 64
@@ -43,6 +45,8 @@ class PlayArguments:
     """`zero` or `random` (standard normal) actions instead of a policy's."""
     episodes: int | None = None
     """Episodes in total, rounded up to the same number in each world; `None`: one in each."""
+    video: str | None = None
+    """MP4 file to write: a few of the worlds, for the length of an episode."""
     viewer: Viewer | None = None
     """Watch it in real time, in MuJoCo's own window (`native`) or in a browser (`web`)."""
     host: str = LOCALHOST
@@ -112,6 +116,8 @@ def play(arguments: Sequence[str]) -> int:
     devices = select_devices(parsed.gpu_ids, os.environ, gpus)
     if len(devices.names) > 1:
         raise UserError("--gpu-ids: to play takes one GPU.")
+    if parsed.video is not None:
+        _check_video(Path(parsed.video))
     cores = len(os.sched_getaffinity(0))
     plan = make_plan(found, config, devices, {}, cores, datetime.now())
     tell(f"playing {checkpoint or parsed.actions}: {config.worlds} worlds, {plan.engine} engine")
@@ -121,9 +127,23 @@ def play(arguments: Sequence[str]) -> int:
         if parsed.viewer:
             view(job, policy, follow, parsed.viewer, parsed.host, parsed.port)
             return 0
-        table = evaluate(job, policy, parsed.episodes or config.worlds)
-    tell(table)
+        episodes = parsed.episodes or config.worlds
+        table, recording = evaluate(job, policy, episodes, record=parsed.video is not None)
+        tell(table)
+        if parsed.video and recording:
+            tell(f"\ndrawing {parsed.video}")
+            draw(recording, Path(parsed.video))
     return 0
+
+
+def _check_video(video: Path) -> None:
+    """Refuse a file that could not be written in the end."""
+    if video.suffix != ".mp4" or video.is_dir():
+        raise UserError(f"--video {video}: a file whose name ends in .mp4.")
+    try:
+        tempfile.TemporaryFile(dir=video.parent).close()
+    except OSError as error:
+        raise UserError(f"--video {video}: {video.parent}: {error.strerror}.") from None
 
 
 def _parse(found: FoundTask, flags: Sequence[str], trained: TrainConfig) -> PlayArguments:

@@ -73,6 +73,8 @@ class LaunchConfig:
     `latest`, the experiment's newest run."""
     keep_checkpoints: int | None = None
     """How many checkpoints stay, the newest ones; `None`: all."""
+    video_interval: int | None = None
+    """Iterations from one video of the first worlds to the next; `None`: no videos."""
     on_nan: Literal["stop", "reset"] = "stop"
     """When a number in a world is not finite: `stop` all workers and dump the world, or `reset` the
     world and go on."""
@@ -100,6 +102,7 @@ class LaunchConfig:
         check(self, gpu_ids=gpus, cpu_workers=count, total_envs=count, cpu_threads=count)
         check(self, collective_timeout=above(0), hang_timeout=at_least(0))
         check(self, max_restarts=at_least(0), keep_checkpoints=count)
+        check(self, video_interval=count)
         check(self, log_root=Rule(lambda v: v.strip() != "", "the name of a folder"))
 
 

@@ -202,7 +202,7 @@ class Env(VecEnv, Generic[C]):
         self.action = actions
         self.apply(actions)
         if self.history:
-            self.history.before_physics(self.sim)
+            self.history.before_physics(self.sim, self.arrows)
         self.sim.step(self.cfg.decimation)
         if self.history:
             self.history.after_physics(self.sim)

@@ -38,6 +38,7 @@ def check(env: Env[Any], agent: AgentConfig) -> tuple[Signals, list[str]]:
     """
     watch = Watch(env)
     env.history = StateHistory(STEPS)
+    env.history.shown = env.num_envs
     generator = torch.Generator().manual_seed(0)
     seen, leaks = [env.get_observations()], []
     with torch.inference_mode():  # As in training.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from mjfleet.env import Env
+    from mjfleet.report.recording import Recorder, Recording
 
 Actions = Literal["zero", "random"]
 
@@ -77,22 +78,41 @@ def playing(job: Job, policy: Path | Actions | None) -> Iterator[Player]:
         yield player
 
 
-def evaluate(job: Job, policy: Path | Actions | None, episodes: int) -> str:
-    """Play episodes; returns a table of their returns, lengths, reward terms and metrics.
+def evaluate(
+    job: Job, policy: Path | Actions | None, episodes: int, *, record: bool = False
+) -> tuple[str, "Recording | None"]:
+    """Play episodes.
 
     Args:
         job: the task and its configuration, on one device.
         policy: a checkpoint, or which actions to take instead.
         episodes: how many at least; each world plays as many as every other, from its first reset
             on, so that short episodes do not count for more than long ones.
+        record: whether to record the first worlds for the length of an episode.
+
+    Returns:
+        A table of returns, lengths, reward terms and metrics, and the recording.
     """
     with playing(job, policy) as player:
         env = player.env
-        rows = _play(env, player.act, -(-episodes // env.num_envs))
-    return _table(env, rows)
+        recorder = _recorder(env) if record else None
+        after_step = recorder.take if recorder else lambda: None
+        rows = _play(env, player.act, -(-episodes // env.num_envs), after_step)
+    by = policy.stem if isinstance(policy, Path) else f"{policy} actions"
+    return _table(env, rows), recorder.finish(f"{job.task}, {by}") if recorder else None
 
 
-def _play(env: "Env[Any]", act: Callable[[Any], Any], each: int) -> "torch.Tensor":
+def _recorder(env: "Env[Any]") -> "Recorder":
+    from mjfleet.env.history import StateHistory
+    from mjfleet.report.recording import Recorder
+
+    env.history = StateHistory(num_steps=1)
+    return Recorder(env, env.history, env.cfg.episode_seconds)
+
+
+def _play(
+    env: "Env[Any]", act: Callable[[Any], Any], each: int, after_step: Callable[[], object]
+) -> "torch.Tensor":
     """Sums over each episode: its steps, then each reward term, then what metrics divide."""
     import torch
 
@@ -105,6 +125,7 @@ def _play(env: "Env[Any]", act: Callable[[Any], Any], each: int) -> "torch.Tenso
         rows.append(sums[:, dones & (played < each)].T.cpu())
         sums.masked_fill_(dones, 0.0)
         played += dones
+        after_step()
     return torch.cat(rows)
 
 

@@ -102,25 +102,36 @@ def _train_and_report(
     """Train as the rank that writes the run's files; returns the signal that ended it early."""
     from mjfleet.report.console import Progress
     from mjfleet.report.sinks import Sinks
+    from mjfleet.worker.videos import Videos
 
     agent, begun = runner.agent, runner.current_learning_iteration
     view = "quiet" if job.config["quiet"] else "plain" if job.config["plain"] else "live"
     progress = Progress(agent.max_iterations, begun, view, job.task)
+    interval = job.config["video_interval"]
     with Sinks(run_dir, agent, job.config, resumed_from=begun) as sinks:
+        videos = Videos(runner, interval, run_dir / "videos", job.task, sinks) if interval else None
 
         def on_iteration(metrics: "IterationMetrics") -> None:
             with runner.pulse.excused():  # A terminal may be paused.
                 progress.iteration(metrics)
             sinks.write(metrics.row())
+            if videos:
+                videos.iteration(metrics.iteration)
 
         def save(is_last: bool) -> None:
             if path := saver.save(is_last):
                 sinks.checkpoint(path, runner.current_learning_iteration)
 
         try:
-            return runner.train(on_iteration, stop.check, save)
+            stopped_by = runner.train(on_iteration, stop.check, save)
+            if videos and stopped_by is None:
+                with runner.pulse.excused():
+                    videos.finish(stop.check)
+            return stopped_by
         finally:
             progress.close()
+            if videos:
+                videos.close()
 
 
 def _announce(begun: int, total: int, lost: list[str]) -> None:

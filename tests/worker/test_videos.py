@@ -1,0 +1,74 @@
+"""Videos of a run: files that can be read, and training that does not depend on them."""
+
+from pathlib import Path
+
+import mujoco
+import numpy as np
+
+from mjfleet.report.recording import Recording
+from mjfleet.report.video import returns_so_far
+from mjfleet.worker.rendering import draw
+
+from ..conftest import TESTS, Run, needs_drawing, only_run, read_video, rows
+
+TINY = (
+    "cartpole-balance", "--env.num-envs", "4", "--env.episode-seconds", "0.5",
+    "--agent.num-steps-per-env", "8", "--agent.max-iterations", "3", "--video-interval", "3",
+)  # fmt: skip
+
+
+def change(a: np.ndarray, b: np.ndarray) -> float:
+    """Mean difference of two pictures, of 255."""
+    return float(np.abs(a.astype(int) - b).mean())
+
+
+@needs_drawing
+def test_two_workers_leave_a_video_of_rank_0(run: Run, tmp_path: Path) -> None:
+    result = run("train", *TINY, "--cpu-workers", "2")
+    assert (result.returncode, result.stderr) == (0, "")
+    (video,) = (only_run(tmp_path) / "videos").iterdir()
+    assert video.name == "iteration_3.mp4"
+    frames = read_video(video)
+    assert frames.shape == (3 * 8, 480, 640, 3)
+    assert change(frames[0], frames[-1]) > 0.1
+
+
+def test_training_ends_well_where_nothing_can_be_drawn(run: Run, tmp_path: Path) -> None:
+    result = run("train", *TINY, MUJOCO_GL="disabled")
+    assert result.returncode == 0
+    assert len(result.stderr.splitlines()) == 1
+    assert "mjfleet doctor" in result.stderr
+    assert len(rows(only_run(tmp_path))) == 3
+    assert not (only_run(tmp_path) / "videos").exists()
+
+
+@needs_drawing
+def test_a_free_body_is_followed_and_arrows_are_drawn(tmp_path: Path) -> None:
+    model = mujoco.MjModel.from_xml_path(str(TESTS / "models/box.xml"))
+    binary = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, binary)
+    qpos = np.tile(model.qpos0, (3, 1, 1))
+    qpos[2, 0, :2] = 50.0
+    arrow = np.zeros((3, 1, 2, 3))
+    arrow[1, 0] = [[0.0, 0.0, 0.2], [0.1, 0.0, 0.0]]
+    recording = Recording(
+        title="box",
+        step_dt=0.1,
+        model=binary,
+        steps={"time": np.zeros((3, 1)), "reward": np.zeros((3, 1)), "qpos": qpos,
+               "arrow/command": arrow},
+    )  # fmt: skip
+    draw(recording, tmp_path / "box.mp4")
+    assert [path.name for path in tmp_path.iterdir()] == ["box.mp4"]
+    first, pointed, moved = read_video(tmp_path / "box.mp4")
+    assert change(first, pointed) > 0.03
+    middle = slice(180, 300), slice(200, 440)  # All of it is the box.
+    assert first[middle].min() > 20
+    assert change(first[middle], moved[middle]) < 2
+
+
+def test_a_return_is_known_from_the_beginning_of_an_episode() -> None:
+    times = np.array([[0.0, 0.5], [0.1, 0.6], [0.2, 0.0], [0.3, 0.1]])
+    returns = returns_so_far(times, np.full((4, 2), 2.0), step_dt=0.1)
+    nan = np.nan
+    np.testing.assert_equal(returns, [[0, nan], [2, nan], [4, 0], [6, 2]])
