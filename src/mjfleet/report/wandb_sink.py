@@ -107,11 +107,11 @@ class WandbSink:
 
         Its aliases are `latest` and the file's name without its ending.
         """
-        if not self._wanted.checkpoints or not path.exists():
+        assert self._run
+        if not self._wanted.checkpoints or self._run.disabled or not path.exists():
             return
         import wandb
 
-        assert self._run
         metadata = {"iteration": iteration}
         artifact = wandb.Artifact(f"model-{self._run.id}", type="model", metadata=metadata)
         artifact.add_file(str(path), skip_cache=True)
