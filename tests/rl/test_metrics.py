@@ -52,7 +52,7 @@ def test_a_report_arrives_as_it_was_sent() -> None:
 
 
 def test_episodes_of_all_ranks_are_added_up() -> None:
-    total = all_episodes([report(episodes=2), report(episodes=3)])
+    total = all_episodes([ended(2, 2.0), ended(3, 2.0)])
     assert (total.episodes, total.returns, total.lengths, total.steps) == (5, 10.0, 50.0, 2)
     assert total.terms == {"alive": 10.0}
 

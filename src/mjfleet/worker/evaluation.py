@@ -32,6 +32,7 @@ def evaluate(job: Job, policy: Path | Actions | None, episodes: int) -> str:
     import torch
 
     from mjfleet.rl.checkpoint import seed_everything
+    from mjfleet.rl.evaluation import play_episodes
 
     found = find_task(job.task, Path(job.task_folder))
     config = from_dict(found.defaults(), job.config)
@@ -44,31 +45,15 @@ def evaluate(job: Job, policy: Path | Actions | None, episodes: int) -> str:
             with torch.inference_mode(False):
                 runner = Runner(env, config.agent, job.devices[0], job.threads, found.load)
                 runner.load(str(policy), {"actor": True})
-            act: Callable[[Any], Any] = runner.get_inference_policy()
+            act: Any = runner.get_inference_policy()
             env.history = None  # Which it would record for a rollout.
-        elif policy == "random":
-            act = lambda _: torch.randn_like(env.action)  # noqa: E731
+            after_step: Callable[[torch.Tensor], object] = act.reset
         else:
-            act = lambda _: torch.zeros_like(env.action)  # noqa: E731
+            draw = torch.randn_like if policy == "random" else torch.zeros_like
+            act, after_step = lambda _: draw(env.action), lambda _: None
         torch.set_num_threads(1)  # The engine's own are at work.
-        rows = _play(env, act, -(-episodes // env.num_envs))
+        rows = play_episodes(env, act, -(-episodes // env.num_envs), after_step)
     return _table(env, rows)
-
-
-def _play(env: "Env[Any]", act: Callable[[Any], Any], each: int) -> "torch.Tensor":
-    """Sums over each episode: its steps, then each reward term, then what metrics divide."""
-    import torch
-
-    played = torch.zeros(env.num_envs, dtype=torch.long, device=env.device)
-    sums = torch.zeros(1 + len(env.terms) + len(env.measured), env.num_envs, device=env.device)
-    rows = []
-    while (played < each).any():
-        _, _, dones, _ = env.step(act(env.get_observations()))
-        sums += torch.cat((torch.ones_like(sums[:1]), env.terms, env.measured))
-        rows.append(sums[:, dones & (played < each)].T.cpu())
-        sums.masked_fill_(dones, 0.0)
-        played += dones
-    return torch.cat(rows)
 
 
 def _table(env: "Env[Any]", rows: "torch.Tensor") -> str:
