@@ -65,14 +65,12 @@ class LiveView:
             f"{timedelta(seconds=round(seconds))} gone, {left} left",
         )
         busy = m.collect_seconds + m.learn_seconds
-        lines = {
-            "return": f"{_number(m.mean_return):<9} {sparkline(self._returns)}",
+        lines = {"return": f"{_number(m.mean_return):<9} {sparkline(self._returns)}"}
+        if self._evaluated:
+            newest = _number(self._evaluated[-1])
+            lines["evaluated return"] = f"{newest:<9} {sparkline(self._evaluated)}"
+        lines |= {
             "reward per step": f"{_number(m.mean_reward):<9} {sparkline(self._rewards)}",
-            **(
-                {"evaluation": f"{_number(self._evaluated[-1]):<9} {sparkline(self._evaluated)}"}
-                if self._evaluated
-                else {}
-            ),
             "episode length": _number(m.mean_episode_length),
             "total steps": f"{m.total_steps:,}",
             "steps per second": f"{m.global_steps_per_second:,.0f}, {m.collect_seconds / busy:.0%} "
