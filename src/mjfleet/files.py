@@ -6,6 +6,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
+BEST = "best.pt"
+"""The checkpoint of the policy that was evaluated best."""
+
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Create or replace `path` with what `write` writes; on any failure it stays as it was.

@@ -21,9 +21,10 @@ class Phase(IntEnum):
     """Building worlds and networks, loading a checkpoint."""
     COLLECT = 2
     LEARN = 3
-    SAVE = 4
-    CLOSE = 5
-    DONE = 6
+    EVALUATE = 4
+    SAVE = 5
+    CLOSE = 6
+    DONE = 7
 
 
 class _Memory(ctypes.Structure):

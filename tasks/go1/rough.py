@@ -30,9 +30,9 @@ class RoughEnv(Go1Env):
         terrain = make_terrain(cfg.levels, cfg.columns, cfg.terrain_seed)
         self.ground = torch.as_tensor(terrain.heights, device=device)
         self.origins = torch.as_tensor(terrain.origins, device=device)
-        worlds = torch.arange(self.num_envs, device=device)
-        self.column = worlds % cfg.columns
-        self.level = worlds // cfg.columns % min(cfg.start_levels, cfg.levels)
+        self.column = self.world_ids % cfg.columns
+        levels = cfg.levels if self.is_evaluation else min(cfg.start_levels, cfg.levels)
+        self.level = self.world_ids // cfg.columns % levels
         """How hard each world's ground is, from 0 to `levels` - 1."""
         self.walked = torch.zeros(self.num_envs, device=device)
         """Metres in this episode, in the commanded direction."""

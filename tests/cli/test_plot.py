@@ -7,7 +7,10 @@ from matplotlib import image
 
 from ..conftest import Run
 
-SHORT = ("--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.max-iterations", "6")
+SHORT = (
+    "--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.max-iterations", "6",
+    "--eval-interval", "3", "--eval-envs", "2",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -28,12 +31,14 @@ def test_runs_become_pictures(run: Run, tmp_path: Path, trained: list[str]) -> N
     assert pixels.shape[0] > 500
     assert pixels.std() > 0.05  # Something is drawn.
 
-    both = ("--x", "minutes", "--columns", "mean_reward", "loss/", "--output", "curves.svg")
+    columns = ("mean_reward", "mean_return", "loss/")
+    both = ("--x", "minutes", "--columns", *columns, "--output", "curves.svg")
     assert run("main", "plot", *trained, *both).returncode == 0
     drawn = (tmp_path / "curves.svg").read_text()
     texts = ("mean_reward", "loss/value", "loss/entropy", "minutes")
     assert all(f"<!-- {text} -->" in drawn for text in texts)
-    assert "<!-- mean_return -->" not in drawn
+    assert "<!-- mean_return (dots: eval/return) -->" in drawn
+    assert "mean_episode_length" not in drawn
     # Two seeds are one entry of the legend.
     assert f"<!-- {Path(trained[0]).name} -->" in drawn
     assert f"<!-- {Path(trained[1]).name} -->" not in drawn

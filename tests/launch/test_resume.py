@@ -149,6 +149,12 @@ def test_a_crash_while_saving_leaves_a_good_checkpoint(tmp_path: Path) -> None:
         (("--max-restarts", "-1"), "--max-restarts is -1; it must be at least 0"),
         (("--hang-timeout", "-1"), "--hang-timeout is -1.0; it must be at least 0"),
         (("--keep-checkpoints", "0"), "--keep-checkpoints is 0; it must be at least 1"),
+        (("--eval-interval", "0"), "--eval-interval is 0; it must be at least 1, or None"),
+        (("--eval-envs", "0"), "--eval-envs is 0; it must be at least 1"),
+        (
+            ("--eval-interval", "9", "--eval-envs", "1", "--cpu-workers", "2"),
+            "--eval-envs is 1; it must be at least 2, the number of workers",
+        ),
     ],
 )
 def test_what_cannot_go_on_is_refused_and_left_as_it_was(

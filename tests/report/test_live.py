@@ -110,9 +110,11 @@ def test_a_live_view_stays_in_its_place_and_breaks_no_line(watch: Watch, tmp_pat
 
 
 def test_it_follows_the_size_of_the_terminal(watch: Watch) -> None:
+    evaluation = ("--eval-interval", "30", "--eval-envs", "2")
     code, lines = watch("cartpole-balance", *ARGUMENTS[:4], "--agent.max-iterations", "60",
-                        resize_to=70)  # fmt: skip
+                        *evaluation, resize_to=70)  # fmt: skip
     assert code == 0
+    assert sum(line.startswith("evaluated return ") for line in lines) == 1
     (head,) = [line for line in lines if "iteration 60/60" in line]
     assert len(head) <= 70
     assert head.endswith("left")

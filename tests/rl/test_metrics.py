@@ -1,5 +1,7 @@
 """Means over episodes: the newest ones, enough of them, and nothing where none has ended."""
 
+from dataclasses import replace
+
 from mjfleet.env import EpisodeStatistics
 from mjfleet.rl.metrics import EpisodeWindow, RankReport, all_episodes, odd_ones_out, slowest
 
@@ -49,10 +51,14 @@ def report(episodes: int = 0, collective: float = 0.0, checksum: int = 7) -> Ran
 def test_a_report_arrives_as_it_was_sent() -> None:
     sent = report(episodes=3, checksum=2**52 - 1)
     assert report().unpack(sent.pack()) == sent
+    metrics = {"speed": (3.0, 4.0)}
+    sent = replace(sent, evaluation=replace(ended(2, 5.0), metrics=metrics), eval_seconds=0.5)
+    own = replace(report(), evaluation=replace(ended(1, 0.0), metrics={"speed": (0.0, 0.0)}))
+    assert own.unpack(sent.pack()) == sent
 
 
 def test_episodes_of_all_ranks_are_added_up() -> None:
-    total = all_episodes([report(episodes=2), report(episodes=3)])
+    total = all_episodes([ended(2, 2.0), ended(3, 2.0)])
     assert (total.episodes, total.returns, total.lengths, total.steps) == (5, 10.0, 50.0, 2)
     assert total.terms == {"alive": 10.0}
 

@@ -2,6 +2,7 @@
 
 import copy
 import multiprocessing
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from rsl_rl.algorithms import PPO
 from torch.nn.parallel import DistributedDataParallel
 
 from mjfleet.config import AgentConfig, from_dict
+from mjfleet.env import Env, Share
 from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.evaluation import Evaluator
 from mjfleet.rl.fast_ppo import FastPPO
 from mjfleet.rl.ppo import FlatPPO
 from mjfleet.rl.runner import DivergedError, OutOfStepError, Runner, rsl_rl_config
+from mjfleet.sim import make_simulation
 from mjfleet.worker.group import Group
 from mjfleet.worker.job import Rank
 
@@ -53,11 +57,11 @@ class Ranks:
         self.rank = rank
         self.collectives = Collectives(rank, WORLD_SIZE)
 
-    def runner(self, config: AgentConfig) -> Runner:
+    def runner(self, config: AgentConfig, evaluator: Evaluator | None = None) -> Runner:
         """Networks drawn alike on every rank only once `train` has begun."""
         torch.manual_seed(self.rank)
         env = build_task("cartpole-balance", "native", "cpu", num_envs=8)
-        return Runner(env, config, "cpu", 1, FOUND.load, self.collectives)
+        return Runner(env, config, "cpu", 1, FOUND.load, self.collectives, evaluator=evaluator)
 
     def algorithm(self, kind: type[PPO], config: AgentConfig) -> PPO:
         """An algorithm with the same networks on every rank and a rollout that differs."""
@@ -316,12 +320,24 @@ def test_advantages_and_observations_are_normalised_over_all_ranks(
         assert state["actor.obs_normalizer.count"] == len(seen)
 
 
+def short(share: Share) -> Env[Any]:
+    """Worlds to be evaluated in, with short episodes."""
+    env_class = FOUND.load(FOUND.task.env_class)
+    cfg = replace(FOUND.task.env, num_envs=share.count)
+    env = env_class(
+        cfg, make_simulation("native", env_class.make_model(cfg), share.count), 1, share
+    )
+    env.max_episode_length = 20
+    return env
+
+
 def train(ranks: Ranks, folder: str) -> dict[str, Any]:
     """Runs of a few iterations: what all ranks come to know, and how they end together."""
     found: dict[str, Any] = {}
 
     # Everything as it should be; episodes of five steps.
-    runner = ranks.runner(agent())
+    evaluator = Evaluator(short(Share(3 * ranks.rank, 3 - ranks.rank, 5)), interval=2)
+    runner = ranks.runner(agent(), evaluator)
     runner.env.max_episode_length = 5
     own, rows = [], []
     take = runner.env.take_statistics
@@ -393,6 +409,13 @@ def test_ranks_know_stop_and_fail_together(found: list[dict[str, Any]]) -> None:
         assert row["mean_episode_length"] == 5
         now = own[index], others[index]
         assert row["mean_reward"] == pytest.approx(sum(s.rewards for s in now) / (2 * 8 * 8))
+    # What they reach together is what one would.
+    actor = {k.removeprefix("actor."): v for k, v in first.items() if k.startswith("actor.")}
+    alone = Runner(short(Share(0, 5, 5)), agent(), "cpu", 1, FOUND.load)
+    alone.alg.actor.load_state_dict(actor)
+    reached = Evaluator(short(Share(0, 5, 5)), 1).evaluate(alone.alg.actor, lambda: None)
+    assert [row["eval/length"] for row in rows] == [None, 20, 20]
+    assert rows[2]["eval/return"] == pytest.approx(reached.returns / 5, rel=1e-4)
     # The ranks do not live through the same episodes.
     assert [s.rewards for s in own] != [s.rewards for s in others]
 

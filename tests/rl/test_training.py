@@ -27,8 +27,9 @@ SMALL = (
 @pytest.mark.parametrize("engine", ["native", "warp"])
 def test_a_run_leaves_a_directory_that_explains_it(run: Run, tmp_path: Path, engine: str) -> None:
     result = run(
-        "train", "cartpole-balance", *SMALL, "--engine", engine, "--agent.run-name", "first"
-    )
+        "train", "cartpole-balance", *SMALL, "--engine", engine, "--agent.run-name", "first",
+        "--eval-interval", "3", "--eval-envs", "5",
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     run_dir = only_run(tmp_path)
@@ -67,9 +68,11 @@ def test_a_run_leaves_a_directory_that_explains_it(run: Run, tmp_path: Path, eng
     assert table[0]["mean_return"] == ""
     assert float(table[-1]["mean_episode_length"]) == 20
     assert 0 < float(table[-1]["mean_return"]) < 20
+    assert [row["eval/length"] for row in table] == ["", "", "20.0", "", "20.0"]
+    assert [line.count(" eval/return=") for line in lines[3:-1]] == [0, 0, 1, 0, 1]
 
     names = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
-    assert names == ["model_2.pt", "model_4.pt", "model_5.pt"]
+    assert names == ["best.pt", "model_2.pt", "model_4.pt", "model_5.pt"]
     assert list(run_dir.glob("events.out.tfevents.*"))
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 

@@ -21,6 +21,8 @@ X = {"steps": "million environment steps", "minutes": "minutes"}
 SHOWN = ("mean_return", "mean_episode_length", "mean_reward", "task/", "reward/", "loss/value",
          "action_std", "learning_rate", "global_steps_per_second")  # fmt: skip
 """Columns that are drawn unless others are asked for, in this order; a slash: all that begin so."""
+EVALUATED = {"mean_return": "eval/return", "mean_episode_length": "eval/length"}
+"""Columns that are drawn as dots beside another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,17 +89,28 @@ def plot(arguments: Sequence[str]) -> int:
 
 def _panel(runs: Sequence[Run], column: str, x: str) -> Panel | None:
     """The curves of a column; None where no run has a value of it."""
-    lines: dict[str, list[Line]] = {}
-    for run in runs:
-        if column in run.rows[0] and (line := run.line(column, x))[0]:
-            lines.setdefault(run.group, []).append(line)
+    lines = _lines(runs, column, x)
     # A group is called like its first run, within its experiment where there are several.
     several = len({run.folder.parent.resolve() for run in runs}) > 1
     names = {
         run.group: "/".join(run.folder.resolve().parts[-1 - several :]) for run in reversed(runs)
     }
-    named = {names[group]: found for group, found in lines.items()}
-    return Panel(X[x], column, named, from_zero=False, as_band=True) if named else None
+    beside = EVALUATED.get(column)
+    found = lines, _lines(runs, beside, x) if beside else {}
+    named, dots = (
+        {names[group]: each[group] for group in lines if group in each} for each in found
+    )
+    label = f"{column} (dots: {beside})" if dots else column
+    return Panel(X[x], label, named, from_zero=False, as_band=True, dots=dots) if named else None
+
+
+def _lines(runs: Sequence[Run], column: str, x: str) -> dict[str, list[Line]]:
+    """A column of the runs that have values of it, by their groups."""
+    lines: dict[str, list[Line]] = {}
+    for run in runs:
+        if column in run.rows[0] and (line := run.line(column, x))[0]:
+            lines.setdefault(run.group, []).append(line)
+    return lines
 
 
 def _read(folder: Path) -> Run:

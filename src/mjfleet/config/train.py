@@ -73,6 +73,11 @@ class LaunchConfig:
     `latest`, the experiment's newest run."""
     keep_checkpoints: int | None = None
     """How many checkpoints stay, the newest ones; `None`: all."""
+    eval_interval: int | None = None
+    """Iterations from one evaluation to the next: an episode of the policy's mean actions in each
+    world, the same ones each time. The best policy is kept in best.pt. `None`: no evaluation."""
+    eval_envs: int = 64
+    """Worlds of an evaluation, of all workers together."""
     video_interval: int | None = None
     """Iterations from one video of the first worlds to the next; `None`: no videos."""
     on_nan: Literal["stop", "reset"] = "stop"
@@ -102,7 +107,7 @@ class LaunchConfig:
         check(self, gpu_ids=gpus, cpu_workers=count, total_envs=count, cpu_threads=count)
         check(self, collective_timeout=above(0), hang_timeout=at_least(0))
         check(self, max_restarts=at_least(0), keep_checkpoints=count)
-        check(self, video_interval=count)
+        check(self, eval_interval=count, eval_envs=at_least(1), video_interval=count)
         check(self, log_root=Rule(lambda v: v.strip() != "", "the name of a folder"))
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -20,6 +21,8 @@ C = TypeVar("C", bound=EnvConfig)
 
 NAN = "NAN"
 """The kind of warning that counts the worlds that were reset because a number was not finite."""
+EVALUATION_SEED = 2**31 - 1
+"""No worker trains with it; runs of any seed are evaluated in the same episodes."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,17 @@ class EpisodeStatistics:
     """Steps taken, all worlds together."""
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Of each of the task's own, what is divided by what: sums over the same steps."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Some of the worlds in which policies are evaluated, which all workers share."""
+
+    first: int
+    """The number of the first of them."""
+    count: int
+    total: int
+    """How many there are, of all workers together."""
 
 
 class Env(VecEnv, Generic[C]):
@@ -64,7 +78,16 @@ class Env(VecEnv, Generic[C]):
     steered: bool = False
     """Somebody who watches sets the commands: the task draws none."""
 
-    def __init__(self, cfg: C, sim: Simulation, seed: int) -> None:
+    def __init__(self, cfg: C, sim: Simulation, seed: int, share: Share | None = None) -> None:
+        """Build the worlds and reset them.
+
+        Args:
+            cfg: the task's numbers.
+            sim: the simulation.
+            seed: of all random numbers that `uniform` and `normal` draw.
+            share: for an evaluation, which of its worlds are here. Each has the random numbers that
+                it would have if all were here. None: these are for training, and all there are.
+        """
         # rsl_rl declares these two more widely.
         self.cfg = cfg  # pyright: ignore[reportIncompatibleVariableOverride]
         self.sim = sim
@@ -74,6 +97,12 @@ class Env(VecEnv, Generic[C]):
         """Simulated seconds per environment step."""
         steps = max(1, round(cfg.episode_seconds / self.step_dt))
         self.max_episode_length = steps  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._share = share
+        self.is_evaluation = share is not None
+        """Whether policies are evaluated here: a curriculum should then begin with all levels."""
+        first = share.first if share else 0
+        self.world_ids = torch.arange(first, first + self.num_envs, device=self.device)
+        """The numbers of the worlds, `(num_envs,)`, long: 0 to `num_envs` - 1 in training."""
         # Another stream than that of torch, which draws the actions and whose seeds are below 2^31.
         self.generator = torch.Generator(self.device).manual_seed(seed + 2**31)
         self.num_actions = self.count_actions()
@@ -171,12 +200,11 @@ class Env(VecEnv, Generic[C]):
 
     def uniform(self, size: int, low: float, high: float) -> torch.Tensor:
         """Random numbers `(num_envs, size)` in [low, high), from this worker's own generator."""
-        shape = (self.num_envs, size)
-        return torch.rand(shape, generator=self.generator, device=self.device) * (high - low) + low
+        return self._draw(torch.rand, size) * (high - low) + low
 
     def normal(self, size: int) -> torch.Tensor:
         """Standard normal numbers `(num_envs, size)`, from this worker's own generator."""
-        return torch.randn(self.num_envs, size, generator=self.generator, device=self.device)
+        return self._draw(torch.randn, size)
 
     @property
     def unwrapped(self) -> "Env[C]":
@@ -273,6 +301,13 @@ class Env(VecEnv, Generic[C]):
     def count_steps(self, number: int) -> None:
         """Count steps of all worlds that were taken without `step`, by a captured graph of it."""
         self._steps += number
+
+    def _draw(self, random: Callable[..., torch.Tensor], size: int) -> torch.Tensor:
+        """Random numbers `(num_envs, size)`; those of the worlds of other workers are passed by."""
+        share = self._share
+        count = share.total if share else self.num_envs
+        drawn = random(count, size, generator=self.generator, device=self.device)
+        return drawn[share.first : share.first + share.count] if share else drawn
 
     def _bad_worlds(self, terms: torch.Tensor) -> torch.Tensor:
         """Worlds with a state or reward, or before this step an observation, that is not finite."""

@@ -1,5 +1,6 @@
 """What an environment has become since it was built, as plain data for a checkpoint."""
 
+import copy
 import random
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -60,6 +61,10 @@ class EnvState:
             if tensors and not torch.equal(now.cpu(), value):
                 setattr(self._env, name, value.to(now.device))
         return other_shape
+
+    def restore_built(self) -> None:
+        """Put back all as it was when the environment was built."""
+        self.restore(copy.deepcopy(self._built))  # Some of it may be taken as it is.
 
     def restore_counters(self, state: Mapping[str, Any], num_envs: int) -> None:
         """Put back only what does not belong to single worlds, such as a curriculum's counters.

@@ -76,8 +76,13 @@ def divide_worlds(config: TrainConfig, world_size: int) -> TrainConfig:
     """The configuration with the worlds of each worker, where the user gave those of all.
 
     Raises:
-        UserError: they cannot be divided.
+        UserError: they cannot be divided, or those of an evaluation cannot.
     """
+    if config.eval_interval is not None and config.eval_envs < world_size:
+        raise UserError(
+            f"--eval-envs is {config.eval_envs}; it must be at least {world_size}, the number of "
+            "workers, which share them."
+        )
     total = config.total_envs
     if total is None:
         return config

@@ -44,7 +44,8 @@ class Progress:
             self._live.iteration(metrics)
         elif self._view != "quiet":
             row = metrics.row() | {"iteration": f"{metrics.iteration}/{self._max_iterations}"}
-            tell(" ".join(f"{name}={_short(value)}" for name, value in row.items()))
+            shown = {k: v for k, v in row.items() if v is not None or not k.startswith("eval/")}
+            tell(" ".join(f"{name}={_short(value)}" for name, value in shown.items()))
 
     def close(self) -> None:
         """Give the terminal back."""

@@ -28,6 +28,7 @@ class LiveView:
         self._start = self._drawn = time.perf_counter()
         self._returns: list[float] = []
         self._rewards: list[float] = []
+        self._evaluated: list[float] = []
         self._live = Live(console=Console(), auto_refresh=False)
         self._live.start()
         # It hides the cursor, which a process that is killed could not show again.
@@ -38,6 +39,9 @@ class LiveView:
         self._rewards.append(metrics.mean_reward)
         if metrics.mean_return is not None:
             self._returns.append(metrics.mean_return)
+        reached = metrics.evaluation.get("return")
+        if reached is not None:
+            self._evaluated.append(reached)
         now = time.perf_counter()
         self._live.update(self._view(metrics, now - self._start))
         if now - self._drawn >= REFRESH_SECONDS:
@@ -61,8 +65,11 @@ class LiveView:
             f"{timedelta(seconds=round(seconds))} gone, {left} left",
         )
         busy = m.collect_seconds + m.learn_seconds
-        lines = {
-            "return": f"{_number(m.mean_return):<9} {sparkline(self._returns)}",
+        lines = {"return": f"{_number(m.mean_return):<9} {sparkline(self._returns)}"}
+        if self._evaluated:
+            newest = _number(self._evaluated[-1])
+            lines["evaluated return"] = f"{newest:<9} {sparkline(self._evaluated)}"
+        lines |= {
             "reward per step": f"{_number(m.mean_reward):<9} {sparkline(self._rewards)}",
             "episode length": _number(m.mean_episode_length),
             "total steps": f"{m.total_steps:,}",

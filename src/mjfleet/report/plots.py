@@ -1,7 +1,7 @@
 """Plots of runs and of benchmarks. matplotlib is imported when one is drawn."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mjfleet.files import write_atomically
@@ -22,6 +22,8 @@ class Panel:
     """Whether the y-axis begins at zero."""
     as_band: bool = False
     """Whether several lines of a label are drawn as their mean within their range."""
+    dots: Mapping[str, Sequence[Line]] = field(default_factory=dict)
+    """What is drawn as single points, by label."""
 
 
 def draw(path: Path, panels: Sequence[Panel], across: int = 4) -> None:
@@ -48,6 +50,9 @@ def draw(path: Path, panels: Sequence[Panel], across: int = 4) -> None:
                 few = "o" if len(x) < 20 else ""
                 axes.plot(x, y, color=colour, marker=few, label=label, alpha=0.8)
                 label = "_"  # One entry in the legend for all of a colour.  # noqa: PLW2901
+        for label, lines in panel.dots.items():
+            for x, y in lines:
+                axes.plot(x, y, "o", color=f"C{labels.index(label)}", markersize=4)
         if panel.is_count:
             axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set(xlabel=panel.x, ylabel=panel.y)

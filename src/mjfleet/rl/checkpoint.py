@@ -6,6 +6,8 @@ The format is rsl_rl's, with a dictionary of our own under OWN. `launch.resume` 
 import io
 import pickle
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,17 @@ def restore_random_states(states: dict[str, Any], device: str) -> None:
     torch.set_rng_state(states["torch"])
     if "cuda" in states and device != "cpu":
         torch.cuda.set_rng_state(states["cuda"], device)
+
+
+@contextmanager
+def own_random_numbers(seed: int, device: str) -> Iterator[None]:
+    """Seed the random generators of this process for the block, and put them back behind it."""
+    before = random_states(device)
+    seed_everything(seed)
+    try:
+        yield
+    finally:
+        restore_random_states(before, device)
 
 
 def seed_everything(seed: int) -> None:

@@ -1,9 +1,9 @@
 """What is known of an iteration when it ends: one row of metrics.csv, over all workers."""
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
 from typing import Any
 
 from mjfleet.env import NAN, EpisodeStatistics
@@ -27,27 +27,25 @@ class RankReport:
     diverged: bool
     checksum: int
     """Of parameters and normalisers; at most 2^53, so that a float64 holds it."""
+    evaluation: EpisodeStatistics | None = None
+    """Where there was one in this iteration, as on all ranks then."""
+    eval_seconds: float = 0.0
 
     def pack(self) -> list[float]:
         """All numbers, in an order that depends on the names of terms, losses and kinds alone."""
-        s = self.statistics
         return [
-            s.episodes, s.returns, s.lengths, s.rewards, s.steps, *s.terms.values(),
-            *chain.from_iterable(s.metrics.values()),
+            *_pack(self.statistics), *(_pack(self.evaluation) if self.evaluation else ()),
             *self.losses.values(), self.action_std, *self.warnings.values(), self.collect_seconds,
             self.learn_seconds, self.collective_seconds, self.stop, self.diverged, self.checksum,
+            self.eval_seconds,
         ]  # fmt: skip
 
     def unpack(self, numbers: Sequence[float]) -> "RankReport":
         """The report of another rank, whose terms, losses and kinds have the names of this one."""
         rest = iter(numbers)
-        episodes, returns, lengths, rewards, steps = (next(rest) for _ in range(5))
-        terms = {name: next(rest) for name in self.statistics.terms}
-        metrics = {name: (next(rest), next(rest)) for name in self.statistics.metrics}
         return RankReport(
-            statistics=EpisodeStatistics(
-                int(episodes), returns, lengths, terms, rewards, int(steps), metrics
-            ),
+            statistics=_unpack(rest, self.statistics),
+            evaluation=_unpack(rest, self.evaluation) if self.evaluation else None,
             losses={name: next(rest) for name in self.losses},
             action_std=next(rest),
             warnings={kind: int(next(rest)) for kind in self.warnings},
@@ -57,7 +55,22 @@ class RankReport:
             stop=int(next(rest)),
             diverged=bool(next(rest)),
             checksum=int(next(rest)),
+            eval_seconds=next(rest),
         )
+
+
+def _pack(s: EpisodeStatistics) -> list[float]:
+    """All numbers, in an order that depends on the names of terms and metrics alone."""
+    sums = chain.from_iterable(s.metrics.values())
+    return [s.episodes, s.returns, s.lengths, s.rewards, s.steps, *s.terms.values(), *sums]
+
+
+def _unpack(numbers: Iterator[float], like: EpisodeStatistics) -> EpisodeStatistics:
+    """Take what `_pack` made of statistics with the same names."""
+    episodes, returns, lengths, rewards, steps = islice(numbers, 5)
+    terms = {name: next(numbers) for name in like.terms}
+    metrics = {name: (next(numbers), next(numbers)) for name in like.metrics}
+    return EpisodeStatistics(int(episodes), returns, lengths, terms, rewards, int(steps), metrics)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +109,8 @@ class IterationMetrics:
     """What collectives cost the slowest rank, for which no other had to wait."""
     warnings: dict[str, int]
     """Worlds in trouble during this iteration, by kind; see Env.warnings."""
+    evaluation: dict[str, float | None] = field(default_factory=dict)
+    """By the ends of columns' names: what the policy reached; None: it was not evaluated now."""
 
     def row(self) -> dict[str, float | int | None]:
         """The columns of metrics.csv; the same names in every row of a run."""
@@ -110,6 +125,7 @@ class IterationMetrics:
             "mean_reward": self.mean_reward,
             **{f"reward/{name}": value for name, value in self.terms.items()},
             **{f"task/{name}": value for name, value in self.task.items()},
+            **{f"eval/{name}": value for name, value in self.evaluation.items()},
             **{f"loss/{name}": value for name, value in self.losses.items()},
             "learning_rate": self.learning_rate,
             "action_std": self.action_std,
@@ -123,9 +139,8 @@ class IterationMetrics:
         }
 
 
-def all_episodes(reports: Sequence[RankReport]) -> EpisodeStatistics:
-    """The episodes and steps of all ranks together."""
-    each = [report.statistics for report in reports]
+def all_episodes(each: Sequence[EpisodeStatistics]) -> EpisodeStatistics:
+    """Episodes and steps together."""
     return EpisodeStatistics(
         episodes=sum(s.episodes for s in each),
         returns=sum(s.returns for s in each),
@@ -138,6 +153,30 @@ def all_episodes(reports: Sequence[RankReport]) -> EpisodeStatistics:
             for name in each[0].metrics
         },
     )
+
+
+def means(each: Sequence[EpisodeStatistics], term_names: Sequence[str]) -> dict[str, float | None]:
+    """Over all episodes: "return", "length", and each reward term under "reward/" and its name.
+
+    None: there are no episodes.
+    """
+    count = sum(s.episodes for s in each)
+    sums = {
+        "return": sum(s.returns for s in each),
+        "length": sum(s.lengths for s in each),
+    } | {f"reward/{name}": sum(s.terms[name] for s in each) for name in term_names}
+    return {name: value / count if count else None for name, value in sums.items()}
+
+
+def quotients(
+    each: Sequence[EpisodeStatistics], metric_names: Sequence[str]
+) -> dict[str, float | None]:
+    """Over all steps: the task's own metrics. None: nothing to divide by."""
+    sums = {
+        name: [sum(both) for both in zip(*(s.metrics[name] for s in each), strict=True)]
+        for name in metric_names
+    }
+    return {name: both[0] / both[1] if each and both[1] else None for name, both in sums.items()}
 
 
 def slowest(reports: Sequence[RankReport]) -> tuple[int, float, float]:
@@ -189,12 +228,7 @@ class EpisodeWindow:
 
     def means(self, term_names: tuple[str, ...]) -> dict[str, float | None]:
         """Mean "return" and "length", and each reward term under "reward/" and its name."""
-        count = self._count()
-        sums = {
-            "return": sum(s.returns for s in self._newest),
-            "length": sum(s.lengths for s in self._newest),
-        } | {f"reward/{name}": sum(s.terms[name] for s in self._newest) for name in term_names}
-        return {name: value / count if count else None for name, value in sums.items()}
+        return means(self._newest, term_names)
 
     def _count(self) -> int:
         return sum(s.episodes for s in self._newest)

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -12,18 +13,21 @@ import torch
 from rsl_rl.runners import OnPolicyRunner
 
 from mjfleet.config import AgentConfig, to_dict
-from mjfleet.env import Env
+from mjfleet.env import Env, EpisodeStatistics
 from mjfleet.pulse import Phase, Pulse
 from mjfleet.rl.checkpoint import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.cuda_graphs import GraphedRollout
+from mjfleet.rl.evaluation import Evaluator
 from mjfleet.rl.fast_ppo import FastPPO
 from mjfleet.rl.metrics import (
     EpisodeWindow,
     IterationMetrics,
     RankReport,
     all_episodes,
+    means,
     odd_ones_out,
+    quotients,
     slowest,
 )
 from mjfleet.rl.ppo import FlatPPO
@@ -32,6 +36,9 @@ from mjfleet.tell import tell
 
 NUMBERS_LIKE_PYTHON = 2**15
 """Activations of a layer in a minibatch that take about as long as Python's part of it."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class DivergedError(RuntimeError):
@@ -61,6 +68,7 @@ class Runner(OnPolicyRunner):
         collectives: Collectives | None = None,
         pulse: Pulse | None = None,
         dump_to: DumpTo | None = None,
+        evaluator: Evaluator | None = None,
     ) -> None:
         """Build networks, algorithm and storage.
 
@@ -73,6 +81,7 @@ class Runner(OnPolicyRunner):
             collectives: connects the ranks; None: this is the only one.
             pulse: told of every step; None: nobody watches.
             dump_to: where worlds that went bad are dumped; None: nowhere.
+            evaluator: evaluates the policy now and then; None: nobody does.
         """
         self.pulse = pulse or Pulse()
         self.collectives = collectives or Collectives()
@@ -94,6 +103,11 @@ class Runner(OnPolicyRunner):
         self.window = EpisodeWindow()
         self.is_resumed = False
         """Whether the worlds are where those of an earlier run were."""
+        self._evaluator = evaluator
+        self.best_return: float | None = None
+        """The greatest mean return of an evaluation so far."""
+        self.is_best = False
+        """Whether it is that of the policy as it is now."""
         self._watch = RolloutWatch(env, agent.num_steps_per_env, dump_to)
         self.rollout: Callable[[], None] = self._roll
         if not unknown:
@@ -121,8 +135,8 @@ class Runner(OnPolicyRunner):
         Args:
             on_iteration: called with the metrics of each iteration, the same on every rank.
             stop_signal: asked after each iteration: the signal that this rank has received.
-            save: writes a checkpoint, on every rank: after every `agent.save_interval` iterations
-                and after the last, when it is called with True.
+            save: writes the checkpoints that are due, if any, on every rank: called after each
+                iteration, after the last one with True.
 
         Returns:
             The signal that ended training early, the same on every rank; None: it is done.
@@ -144,17 +158,18 @@ class Runner(OnPolicyRunner):
             with self.pulse.excused() if compiles else contextlib.nullcontext():
                 reports = self._iterate(iteration, stop_signal)
             self.current_learning_iteration = iteration
-            statistics = all_episodes(reports)
+            statistics = all_episodes([report.statistics for report in reports])
             self.total_steps += statistics.steps
             self.window.add(statistics)
+            evaluation = self._compare(reports)
             now = time.perf_counter()
-            on_iteration(self._metrics(reports, statistics.steps / (now - before)))
+            speed = statistics.steps / (now - before)
+            on_iteration(self._metrics(reports, statistics, evaluation, speed))
             before = now
             done = iteration == self.agent.max_iterations
             stop = max(report.stop for report in reports)
-            last = bool(stop or done)
-            if save and (last or iteration % self.agent.save_interval == 0):
-                save(last)
+            if save:
+                save(bool(stop or done))
             if stop and not done:
                 return stop
         return None
@@ -195,6 +210,7 @@ class Runner(OnPolicyRunner):
         losses = self._update(iteration)
         learned = time.perf_counter()
         unfit = [f"the {n} loss is {v}" for n, v in losses.items() if not math.isfinite(v)]
+        evaluation = None if unfit else self._evaluate(iteration)
         own = RankReport(
             statistics=self.env.take_statistics(),
             losses=losses,
@@ -206,6 +222,8 @@ class Runner(OnPolicyRunner):
             stop=stop_signal() or 0,
             diverged=bool(unfit),
             checksum=self._checksum() if self.is_distributed else 0,
+            evaluation=evaluation,
+            eval_seconds=time.perf_counter() - learned,
         )
         everyone = self.collectives.all_gather(own.pack())
         reports = [own.unpack(numbers) for numbers in everyone]
@@ -220,10 +238,54 @@ class Runner(OnPolicyRunner):
             )
         return reports
 
-    def _metrics(self, reports: list[RankReport], steps_per_second: float) -> IterationMetrics:
+    def _evaluate(self, iteration: int) -> EpisodeStatistics | None:
+        """What the policy reaches in this rank's share of an evaluation, where one is due."""
+        evaluator = self._evaluator
+        is_last = iteration == self.agent.max_iterations
+        if evaluator is None or not (is_last or iteration % evaluator.interval == 0):
+            return None
+        self.pulse.enter(Phase.EVALUATE)
+        torch.set_num_threads(1)
+        self.alg.eval_mode()
+        found = evaluator.evaluate(self.alg.get_policy(), self.pulse.beat)
+        self.alg.train_mode()
+        return found
+
+    def _compare(self, reports: list[RankReport]) -> dict[str, float | None]:
+        """The evaluation of all ranks, by the ends of columns' names, beside the best one so far.
+
+        Empty: this run has none.
+        """
+        self.is_best = False
+        if self._evaluator is None:
+            return {}
+        each = [report.evaluation for report in reports if report.evaluation]
+        seconds = sum(report.eval_seconds for report in reports) / len(reports) if each else None
+        if not math.isfinite(sum(statistics.returns for statistics in each)):
+            if self.collectives.rank == 0:
+                logger.warning(
+                    "iteration %s: an evaluation met numbers that are not finite, and counts for "
+                    "nothing; training goes on",
+                    self.current_learning_iteration,
+                )
+            each = []
+        found = means(each, self.env.reward_names)
+        reached = found["return"]
+        if reached is not None and (self.best_return is None or reached > self.best_return):
+            self.best_return, self.is_best = reached, True
+        metrics = quotients(each, self.env.metric_names)
+        found |= {f"task/{name}": value for name, value in metrics.items()}
+        return found | {"seconds": seconds}
+
+    def _metrics(
+        self,
+        reports: list[RankReport],
+        statistics: EpisodeStatistics,
+        evaluation: dict[str, float | None],
+        steps_per_second: float,
+    ) -> IterationMetrics:
         """An iteration over all ranks: sums of what can be counted, means of the rest."""
-        statistics = all_episodes(reports)
-        means = self.window.means(self.env.reward_names)
+        newest = self.window.means(self.env.reward_names)
         rank, wait, collective = slowest(reports)
         totals = {
             kind: sum(report.warnings[kind] for report in reports) for kind in reports[0].warnings
@@ -237,14 +299,11 @@ class Runner(OnPolicyRunner):
             world_size=len(reports),
             total_steps=self.total_steps,
             global_steps_per_second=steps_per_second,
-            mean_return=means["return"],
-            mean_episode_length=means["length"],
-            terms={name: means[f"reward/{name}"] for name in self.env.reward_names},
+            mean_return=newest["return"],
+            mean_episode_length=newest["length"],
+            terms={name: newest[f"reward/{name}"] for name in self.env.reward_names},
             mean_reward=statistics.rewards / statistics.steps,
-            task={
-                name: total / count if count else None
-                for name, (total, count) in statistics.metrics.items()
-            },
+            task=quotients([statistics], self.env.metric_names),
             losses={
                 name: mean([report.losses[name] for report in reports])
                 for name in reports[0].losses
@@ -257,6 +316,7 @@ class Runner(OnPolicyRunner):
             wait_seconds=wait,
             collective_seconds=collective,
             warnings={kind: worlds for kind, worlds in totals.items() if worlds},
+            evaluation=evaluation,
         )
 
     def _collect(self) -> None:

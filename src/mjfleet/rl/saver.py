@@ -2,11 +2,13 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mjfleet.env.state import EnvState
 from mjfleet.errors import UserError
+from mjfleet.files import BEST
 from mjfleet.pulse import Phase
 from mjfleet.rl.checkpoint import (
     OWN,
@@ -44,8 +46,9 @@ class Saver:
         Args:
             runner: whose state is saved.
             task: the task's name.
-            folder: for the files model_<iteration>.pt.
-            keep: how many of them stay; None: all.
+            folder: for the files model_<iteration>.pt and BEST. Of one that is there, the return is
+                the best so far.
+            keep: how many of them stay besides BEST; None: all.
         """
         self._runner = runner
         self._task = task
@@ -53,28 +56,38 @@ class Saver:
         self._keep = keep
         self._env_state = EnvState(runner.env)
         self._failures = 0
+        if (folder / BEST).exists():
+            self._remember_best(folder / BEST)
 
-    def save(self, is_last: bool) -> Path | None:
-        """Write a checkpoint of all ranks, on all of them at the same time.
+    def save(self, is_last: bool) -> list[Path]:
+        """Write the checkpoints that are due, of all ranks, on all of them at the same time.
+
+        One is due every `agent.save_interval` iterations and at the end; BEST where the policy has
+        just been evaluated better than ever.
 
         Returns:
-            The file that this rank has written; None: another rank writes it, or it failed.
+            The files that this rank has written.
 
         Raises:
             CheckpointError: that has failed several times running.
         """
         runner = self._runner
+        iteration = runner.current_learning_iteration
+        is_due = is_last or iteration % runner.agent.save_interval == 0
+        names = [f"model_{iteration}.pt"] * is_due + [BEST] * runner.is_best
+        if not names:
+            return []
         with runner.pulse.excused(Phase.SAVE):
             ranks = runner.collectives.gather_bytes(pack(self._rank_state()))
             if ranks is None:
-                return None
+                return []
             state = self._state(ranks)
-            path = self._folder / f"model_{runner.current_learning_iteration}.pt"
+            paths = [self._folder / name for name in names]
             for attempt in range(ATTEMPTS if is_last else 1):
                 time.sleep(PAUSE_SECONDS if attempt else 0.0)
-                if self._write(path, state):
-                    return path
-        return None
+                if self._write(paths, state):
+                    return paths
+        return []
 
     def resume(self, path: Path) -> list[str]:
         """Go on from a checkpoint.
@@ -110,6 +123,13 @@ class Saver:
         self._env_state.restore_counters(own["ranks"][0]["env"], then["worlds per worker"])
         self._begin_worlds_anew()
         return [*lost, f"worlds and random states, which begin anew ({'; '.join(changes)})"]
+
+    def _remember_best(self, path: Path) -> None:
+        """What is to be surpassed, however far back the run goes on."""
+        try:
+            self._runner.best_return = read_checkpoint(path)[OWN]["best_return"]
+        except UserError as error:
+            logger.warning("%s The next evaluation replaces it.", error)
 
     def _check(self, path: Path, state: dict[str, Any]) -> None:
         """Refuse a checkpoint that this run cannot go on from."""
@@ -169,10 +189,12 @@ class Saver:
         seed_everything(seed)
         runner.env.generator.manual_seed(seed + 2**31)
 
-    def _write(self, path: Path, state: dict[str, Any]) -> bool:
-        """Write a file; whether that worked."""
+    def _write(self, paths: Sequence[Path], state: dict[str, Any]) -> bool:
+        """Write files of the same contents; whether that worked."""
+        path = paths[0]
         try:
-            write_checkpoint(path, state)
+            for path in paths:
+                write_checkpoint(path, state)
             remove_oldest(self._folder, self._keep)
         except OSError as error:
             self._failures += 1
@@ -208,6 +230,7 @@ class Saver:
             "optimizer": runner.agent.algorithm.optimizer,
             "configured_learning_rate": runner.agent.algorithm.learning_rate,
             "window": runner.window.state(),
+            "best_return": runner.best_return,
             "ranks": [unpack(data) for data in ranks],
         }
         learning = runner.alg.save() | {"iter": runner.current_learning_iteration, "infos": None}

@@ -94,10 +94,17 @@ def evaluate(
         A table of returns, lengths, reward terms and metrics, and the recording.
     """
     with playing(job, policy) as player:
+        from mjfleet.rl.evaluation import play_episodes
+
         env = player.env
         recorder = _recorder(env) if record else None
-        after_step = recorder.take if recorder else lambda: None
-        rows = _play(env, player.act, -(-episodes // env.num_envs), after_step)
+
+        def after_step(dones: "torch.Tensor") -> None:
+            player.forget(dones)
+            if recorder:
+                recorder.take()
+
+        rows = play_episodes(env, player.act, -(-episodes // env.num_envs), after_step)
     by = policy.stem if isinstance(policy, Path) else f"{policy} actions"
     return _table(env, rows), recorder.finish(f"{job.task}, {by}") if recorder else None
 
@@ -108,25 +115,6 @@ def _recorder(env: "Env[Any]") -> "Recorder":
 
     env.history = StateHistory(num_steps=1)
     return Recorder(env, env.history, env.cfg.episode_seconds)
-
-
-def _play(
-    env: "Env[Any]", act: Callable[[Any], Any], each: int, after_step: Callable[[], object]
-) -> "torch.Tensor":
-    """Sums over each episode: its steps, then each reward term, then what metrics divide."""
-    import torch
-
-    played = torch.zeros(env.num_envs, dtype=torch.long, device=env.device)
-    sums = torch.zeros(1 + len(env.terms) + len(env.measured), env.num_envs, device=env.device)
-    rows = []
-    while (played < each).any():
-        _, _, dones, _ = env.step(act(env.get_observations()))
-        sums += torch.cat((torch.ones_like(sums[:1]), env.terms, env.measured))
-        rows.append(sums[:, dones & (played < each)].T.cpu())
-        sums.masked_fill_(dones, 0.0)
-        played += dones
-        after_step()
-    return torch.cat(rows)
 
 
 def _table(env: "Env[Any]", rows: "torch.Tensor") -> str:

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ from mjfleet.worker.lean import prepare
 from mjfleet.worker.stop import StopRequest
 
 if TYPE_CHECKING:
-    from mjfleet.env import Env
+    from mjfleet.env import Env, Share
+    from mjfleet.rl.evaluation import Evaluator
     from mjfleet.rl.metrics import IterationMetrics
     from mjfleet.rl.runner import Runner
     from mjfleet.rl.saver import Saver
@@ -74,7 +76,11 @@ def run(
         with group.one_first(on=job.engine == "warp", beat=pulse.beat):
             env = build_env(found, config, job, rank, pulse)
         dump = DumpTo(path=run_dir / "failures" / f"nan_rank{rank.rank}.npz", task=job.task)
-        runner = Runner(env, agent, device, job.threads, found.load, group.collectives, pulse, dump)
+        evaluator = _build_evaluator(found, config, job, rank, pulse)
+        runner = Runner(
+            *(env, agent, device, job.threads, found.load, group.collectives, pulse, dump),
+            evaluator=evaluator,
+        )
         saver = Saver(runner, found.name, run_dir / "checkpoints", config.keep_checkpoints)
         lost = saver.resume(Path(job.checkpoint)) if job.checkpoint else []
         group.collectives.total([0])  # Everybody got this far: nobody has found a mistake.
@@ -119,7 +125,7 @@ def _train_and_report(
                 videos.iteration(metrics.iteration)
 
         def save(is_last: bool) -> None:
-            if path := saver.save(is_last):
+            for path in saver.save(is_last):
                 sinks.checkpoint(path, runner.current_learning_iteration)
 
         try:
@@ -141,11 +147,43 @@ def _announce(begun: int, total: int, lost: list[str]) -> None:
         tell(f"not kept: {what}")
 
 
-def build_env(
+def _build_evaluator(
     found: FoundTask, config: TrainConfig, job: Job, rank: Rank, pulse: Pulse
+) -> "Evaluator | None":
+    """This rank's share of the worlds in which policies are evaluated, if they are to be."""
+    if config.eval_interval is None:
+        return None
+    from mjfleet.env.base import EVALUATION_SEED, Share
+    from mjfleet.rl.checkpoint import own_random_numbers
+    from mjfleet.rl.evaluation import Evaluator
+
+    first, end = (config.eval_envs * r // rank.world_size for r in (rank.rank, rank.rank + 1))
+    share = Share(first, end - first, config.eval_envs)
+    with own_random_numbers(EVALUATION_SEED, job.devices[rank.local_rank]):
+        env = build_env(found, config, job, rank, pulse, share)
+    return Evaluator(env, config.eval_interval)
+
+
+def build_env(
+    found: FoundTask,
+    config: TrainConfig,
+    job: Job,
+    rank: Rank,
+    pulse: Pulse,
+    share: "Share | None" = None,
 ) -> "Env[Any]":
-    """The environment over its simulation, on the worker's device."""
+    """The environment over its simulation, on the worker's device.
+
+    Args:
+        found: the task.
+        config: its numbers.
+        job: where it runs.
+        rank: this worker's place.
+        pulse: is told what may take long.
+        share: for an evaluation, which of its worlds are this worker's; None: for training.
+    """
     from mjfleet.env import Env
+    from mjfleet.env.base import EVALUATION_SEED
     from mjfleet.sim import make_simulation
 
     env_class = found.load(found.task.env_class)
@@ -156,18 +194,22 @@ def build_env(
     own_model = env_class.make_model.__func__ is not Env.make_model.__func__
     if not own_model and not hasattr(env_class, "model_file"):
         raise UserError(f"task {found.name}: {env_class.__name__} sets no model_file.")
-    model = env_class.make_model(config.env)
+    worlds, seed = config.worlds, config.agent.seed + rank.rank
+    if share is not None:
+        worlds, seed = share.count, EVALUATION_SEED
+    cfg = replace(config.env, num_envs=worlds)
+    model = env_class.make_model(cfg)
     with pulse.excused():  # Warp compiles its kernels now.
         sim = make_simulation(
             job.engine,
             model,
-            config.worlds,
+            worlds,
             device=job.devices[rank.local_rank],
             num_threads=job.threads,
             nconmax=config.env.nconmax,
             njmax=config.env.njmax,
         )
-    env = env_class(config.env, sim, config.agent.seed + rank.rank)
+    env = env_class(cfg, sim, seed, share)
     env.on_nan = config.on_nan
     sizes = {name: group.shape[1] for name, group in env.get_observations().items()}
     for what, declared, built in (
