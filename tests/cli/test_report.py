@@ -80,6 +80,7 @@ def words(text: str) -> str:
     """What a reader of a page reads, in one line."""
     document = html5lib.parse(text, namespaceHTMLElements=False)
     body = document.find("body")
+    assert body is not None
     for parent in list(body.iter()):
         for script in parent.findall("script"):
             parent.remove(script)
