@@ -31,6 +31,8 @@ class Go1Env(Env[Go1Config]):
         self.pose = self.home[7:].float()
         self.lift = torch.tensor((0.0, 0.0, 0.02), device=self.device)
         """Robots start so far above the ground, m."""
+        self.above = 10 * self.lift
+        """Arrows are drawn so far above the trunk, m."""
         # Position, velocity and force of the newest state: views that follow it.
         self.joints, self.speeds = sim.qpos[:, 7:], sim.qvel[:, 6:]
         self.gyro, self.up = sim.sensor("imu_gyro"), sim.sensor("base_up")
@@ -78,7 +80,9 @@ class Go1Env(Env[Go1Config]):
         for part in (self.motors, self.seen, self.next_push, self.next_command):
             part.reset(mask)
         # This runs in every step, so that commands may change in the midst of an episode.
-        self._draw_commands(mask | self.next_command())
+        renewed = mask | self.next_command()
+        if not self.steered:
+            self._draw_commands(renewed)
 
     def spawn_points(self, mask: torch.Tensor) -> torch.Tensor:
         """Where worlds of the mask start, relative to the model's own place, `(num_envs, 3)`, m."""
@@ -156,6 +160,25 @@ class Go1Env(Env[Go1Config]):
             "cost_of_transport": (power, self.masses * GRAVITY * speed),
         }
 
+    def commands(self) -> dict[str, tuple[torch.Tensor, float, float]]:
+        """Velocities in m/s, forward and to the left, and the yaw rate in rad/s."""
+        told = self.cfg.command
+        ranges = {"forward": told.forward, "left": told.lateral, "turn_left": told.yaw}
+        return {name: (self.command[:, i], *ranges[name]) for i, name in enumerate(ranges)}
+
+    def arrows(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Commanded and measured velocity, 0.5 m for 1 m/s, and yaw rate, 0.25 m for 1 rad/s."""
+        trunk = self.sim.model.body("trunk").id
+        frame = self.sim.xmat[:, trunk].view(-1, 3, 3)
+        above = self.sim.xpos[:, trunk] + self.above
+        ahead = above + 0.2 * frame[:, :, 0]
+        return {
+            "command": (above, 0.5 * _turned(frame, self.command[:, :2])),
+            "velocity": (above, 0.5 * _turned(frame, self.velocity[:, :2])),
+            "commanded turn": (ahead, 0.25 * frame[:, :, 1] * self.command[:, 2:]),
+            "turn": (ahead, 0.25 * frame[:, :, 1] * self.gyro[:, 2:]),
+        }
+
     def deployment(self) -> dict[str, Any]:
         """The parts of an observation, what an action means, and what commands it has seen."""
         cfg, told = self.cfg, self.cfg.command
@@ -222,6 +245,8 @@ class Go1Env(Env[Go1Config]):
 
     def _steer(self) -> None:
         """Where a heading is commanded, the yaw rate follows from the error, as in Isaac Lab."""
+        if self.steered:
+            return
         error = torch.remainder(self.heading - self.yaw() + math.pi, 2 * math.pi) - math.pi
         rate = (0.5 * error).clamp(*self.cfg.command.yaw).to(self.command)
         self.command[:, 2] = torch.where(self.has_heading, rate, self.command[:, 2])
@@ -249,3 +274,8 @@ class Go1Env(Env[Go1Config]):
         """The sensors of that name of the four legs, a view `(num_envs, 4, size)`."""
         first = int(self._slice(name, size)[0])
         return self.sim.sensordata[:, first : first + 4 * size].view(self.num_envs, 4, size)
+
+
+def _turned(frame: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """Vectors in a frame's plane of x and y, `(num_envs, 2)`, as the world sees them."""
+    return (frame[:, :, :2] @ flat.to(frame).unsqueeze(2)).squeeze(2)

@@ -54,7 +54,7 @@ MISTAKES = [
     (
         '"critic": state}',
         '"critic": state[:, int(self.sim.time.max() > 1) :]}',
-        r"observe\(\) returned actor \(32, 8\).* and later actor",
+        r"observe\(\) returned \{'actor': \(\(32, 8\).* and later \{'actor'",
     ),
     # Exceptions.
     ('sensor("fingertip")', 'sensor("hand")', r"env.py:\d+, in way_to_target\(\): .*ValueError"),

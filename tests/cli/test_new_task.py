@@ -43,10 +43,10 @@ REFUSED = [
     (["2dof"], ["'2dof'", "a letter first"]),
     (["a/b"], ["'a/b'", "letters, digits"]),
     (["../arm"], ["letters, digits"]),
-    (["taken"], ["tasks/taken exists already"]),
+    (["taken"], ["tasks/taken cannot be made: Directory not empty"]),
     (["cartpole-balance"], ["there is a task `cartpole-balance` already, in"]),
-    (["arm", "--tasks-dir", "file"], ["--tasks-dir file: File exists"]),
-    (["arm", "--tasks-dir", "file/deeper"], ["--tasks-dir file/deeper: Not a directory"]),
+    (["arm", "--tasks-dir", "file"], ["file/arm cannot be made: File exists"]),
+    (["arm", "--tasks-dir", "file/deeper"], ["file/deeper/arm cannot be made: Not a directory"]),
     (["arm", "--tasks-dir", "tasks/taken"], ["which is a task folder"]),
 ]
 

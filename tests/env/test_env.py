@@ -251,6 +251,10 @@ class Misshapen(ReachEnv):
         columns = {k: v.unsqueeze(1) for k, v in terms.items()}
         return {"column": columns, "number": {"alive": 1.0}}.get(self.what, terms)
 
+    def arrows(self) -> Any:
+        flat = torch.zeros(self.num_envs, 2)
+        return {"target": (flat, flat)} if self.what == "flat arrow" else super().arrows()
+
     def terminated(self) -> torch.Tensor:
         return torch.zeros(self.num_envs) if self.what == "float mask" else super().terminated()
 
@@ -265,6 +269,7 @@ class Misshapen(ReachEnv):
         ("number", r"rewards\(\)\['alive'\] is float, not a tensor \(2,\)"),
         ("tensor", r"observe\(\) is no dictionary"),
         ("empty", r"observe\(\)\['actor'\] has shape \(2, 0\)"),
+        ("flat arrow", r"arrows\(\)\['target'\] has shape \(2, 2\)"),
     ],
 )
 def test_wrong_shapes_are_refused_before_training(what: str, message: str) -> None:

@@ -7,6 +7,7 @@ import pty
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,11 +19,14 @@ import pytest
 import torch
 
 from ..conftest import Figure, Run, only_run, rows
+from ..report.recorded import history, records
 from .fleet import SMALL, TRAIN, started, wait_for_iteration, write_noisy
 
 
 def test_two_workers_leave_one_run(run: Run, tmp_path: Path) -> None:
-    result = run("train", "cartpole-balance", *SMALL, "--agent.save-interval", "2")
+    flags = ("--agent.save-interval", "2", "--agent.logger", "tensorboard", "wandb")
+    kept = "--agent.wandb.checkpoints"
+    result = run("train", "cartpole-balance", *SMALL, *flags, kept, WANDB_MODE="offline")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     run_dir = only_run(tmp_path)
@@ -44,7 +48,12 @@ def test_two_workers_leave_one_run(run: Run, tmp_path: Path) -> None:
     names = {path.name for path in run_dir.iterdir()}
     events = {name for name in names if name.startswith("events.out")}
     assert len(events) == 1
-    assert names - events == {"run.json", "config.yaml", "metrics.csv", "checkpoints", "torchrunx"}
+    assert names - events == {
+        "run.json", "config.yaml", "metrics.csv", "checkpoints", "torchrunx", "wandb",
+    }  # fmt: skip
+    assert [row["iteration"] for row in history(run_dir)] == [1, 2, 3, 4]
+    uploaded = [file.path for one in records(run_dir, "artifact") for file in one.manifest.contents]
+    assert uploaded == ["model_2.pt", "model_4.pt"]
     checkpoints = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
     assert checkpoints == ["model_2.pt", "model_4.pt"]
     torch.load(run_dir / "checkpoints" / "model_4.pt", weights_only=True)
@@ -247,11 +256,45 @@ def test_torchrun_starts_the_workers_and_they_are_one_run(tmp_path: Path) -> Non
     assert len(table) == 4
     assert table[-1]["world_size"] == "2"
 
-    wrong = [*command, "--cpu-workers", "3"]
-    result = subprocess.run(wrong, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert result.stderr.count("error: --cpu-workers 3 is for 3 workers") == 1
-    assert result.returncode != 0
-    assert len(list((tmp_path / "logs").rglob("run.json"))) == 1
+
+def srun(folder: Path, port: int, *flags: str) -> list[tuple[int | None, str, str]]:
+    """Be SLURM's srun with two tasks on one host: exit code, output and errors of each."""
+    step = {
+        "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost",
+        "MASTER_PORT": str(port),
+    }  # fmt: skip
+    tasks = []
+    for number in ("0", "1"):
+        place = {"SLURM_PROCID": number, "SLURM_LOCALID": number}
+        tasks.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "mjfleet.cli.train", "cartpole-balance", *SMALL, *flags],
+                cwd=folder,
+                env=os.environ | step | place,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    ended = [task.communicate(timeout=120) for task in tasks]
+    return [(task.returncode, *texts) for task, texts in zip(tasks, ended, strict=True)]
+
+
+def test_srun_starts_the_workers_and_they_are_one_run(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (code, shown, errors), (other_code, others, _) = srun(tmp_path, port)
+    assert (code, other_code) == (0, 0), errors
+    assert shown.count("iteration=4/4 world_size=2") == 1
+    assert "iteration=" not in others
+    assert len(rows(only_run(tmp_path))) == 4
+
+    (code, _, errors), (other_code, _, others) = srun(tmp_path, port, "--cpu-workers", "3")
+    assert (code, other_code) == (2, 2)
+    assert errors.count("error: --cpu-workers 3 is for 3 workers") == 1
+    assert others == ""
+    only_run(tmp_path)
 
 
 def test_no_host_name_needs_to_be_resolved_and_no_log_file_be_written(tmp_path: Path) -> None:

@@ -38,15 +38,13 @@ def new_task(arguments: Sequence[str]) -> int:
             f"the name is {name!r}; it must be at most 100 letters, digits, dashes and "
             "underscores, a letter first."
         )
-    if os.path.lexists(root / name):
-        raise UserError(f"{root / name} exists already.")
     known = discover(os.environ, parsed.tasks_dir if root.is_dir() else None).tasks
     if name in known:
         raise UserError(f"there is a task `{name}` already, in {known[name].folder}.")
     try:
         _write(root, name)
     except OSError as error:
-        raise UserError(f"--tasks-dir {root}: {error.strerror}") from None
+        raise UserError(f"{root / name} cannot be made: {error.strerror}") from None
     for file in FILES:
         tell(f"wrote {root / name / file}")
     run = "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""

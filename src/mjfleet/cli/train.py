@@ -24,6 +24,7 @@ from mjfleet.launch.remembered import recall
 from mjfleet.launch.restart import VARIABLE, start_again
 from mjfleet.launch.resume import Resume, find_resume, read_recorded
 from mjfleet.launch.run_dir import RunDir
+from mjfleet.launch.srun import torchrun_variables
 from mjfleet.launch.worlds import find_worlds, smallest
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.tell import tell
@@ -36,6 +37,7 @@ TELL_SECONDS = 3.0
 
 def main() -> None:
     """Entry point of the command `train`."""
+    os.environ.update(torchrun_variables(os.environ))
     sys.exit(guarded(train, sys.argv[1:]))
 
 

@@ -5,7 +5,6 @@ what to do.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,18 +22,15 @@ MAY_CHANGE = 0.25
 """Share of worlds in which something may change by the way while others are reset."""
 
 
-@dataclass(frozen=True)
-class Record:
-    """What was seen on one engine."""
-
-    signals: dict[str, torch.Tensor]
-    """Observation groups `(1 + STEPS, num_envs, size)`, the initial ones first, and reward terms
-    `(1 + STEPS, num_envs, 1)`, zero at first; on the CPU, float64."""
-    mistakes: list[str]
+Signals = dict[str, torch.Tensor]
+"""Observation groups `(1 + STEPS, num_envs, size)`, the initial ones first, and reward terms
+`(1 + STEPS, num_envs, 1)`, zero at first; on the CPU, float64."""
 
 
-def check(env: Env[Any], agent: AgentConfig) -> Record:
+def check(env: Env[Any], agent: AgentConfig) -> tuple[Signals, list[str]]:
     """Run a freshly built environment with the actions of a policy that has learned nothing.
+
+    Returns what was seen, and the mistakes that were found.
 
     Raises:
         UserError: a method returned something else than before.
@@ -60,7 +56,6 @@ def check(env: Env[Any], agent: AgentConfig) -> Record:
         signals[f"rewards()[{name!r}]"] = _from_step_one(term.unsqueeze(2))
     ends = {f"sim.{field}": history.get(f"end/{field}") for field in RESULTS}
     states = {name: _from_step_one(end) for name, end in ends.items() if end is not None}
-    unlike_numbers = list(watch.other_dtypes())
     # A state that went bad makes bad all that follows from it.
     not_finite = list(find_not_finite(states)) or list(find_not_finite(signals))
     trouble = [
@@ -68,18 +63,15 @@ def check(env: Env[Any], agent: AgentConfig) -> Record:
         "at what apply() and reset_worlds() write"
         for kind, worlds in env.sim.warnings().items()
     ]
-    return Record(
-        signals,
-        mistakes=[
-            *unlike_numbers,
-            *watch.waits.values(),
-            *not_finite,
-            *trouble,
-            *constant_terms(signals, is_alive_meant=type(env).terminated is not Env.terminated),
-            *unscaled_observations(signals, agent),
-            *leaks,
-        ],
-    )
+    return signals, [
+        *watch.other_dtypes(),
+        *watch.waits.values(),
+        *not_finite,
+        *trouble,
+        *constant_terms(signals, is_alive_meant=type(env).terminated is not Env.terminated),
+        *unscaled_observations(signals, agent),
+        *leaks,
+    ]
 
 
 def _from_step_one(values: torch.Tensor) -> torch.Tensor:
@@ -105,15 +97,16 @@ def constant_terms(signals: Mapping[str, torch.Tensor], is_alive_meant: bool) ->
     """Reward terms that are the same in all worlds and steps.
 
     Args:
-        signals: those of a record.
+        signals: what `check` saw.
         is_alive_meant: whether episodes may end by failure, so that a constant reward is for
             staying alive.
     """
     for name, values in signals.items():
         term = values[1:]
         value = float(term[0, 0, 0])
-        is_alive = is_alive_meant and value > 0
-        if name.startswith("rewards") and _is_constant(term).all() and not is_alive:
+        if not name.startswith("rewards") or (is_alive_meant and value > 0):
+            continue
+        if _is_constant(term).all():
             yield (
                 f"{name}: {value + 0:g} in all worlds and steps, so that nothing is learned from "
                 "it; make it follow the state, or leave it out"
@@ -132,11 +125,10 @@ def unscaled_observations(signals: Mapping[str, torch.Tensor], agent: AgentConfi
         large, small = (size > 10) & size.isfinite(), (size < 0.01) & ~_is_constant(values)
         for wrong, word in ((large, "large"), (small, "small")):
             if wrong.any():
-                low, high = (f"{v:.2g}" for v in (size[wrong].min(), size[wrong].max()))
-                sizes = low if low == high else f"{low} to {high}"
                 yield (
-                    f"observe()[{group!r}]{_columns(wrong)}: {word}, root mean square {sizes}; "
-                    f"scale it to about 1, or set agent.{network}.obs_normalization"
+                    f"observe()[{group!r}]{_columns(wrong)}: {word}, root mean square up to "
+                    f"{size[wrong].max():.2g}; scale it to about 1, or set "
+                    f"agent.{network}.obs_normalization"
                 )
 
 
@@ -170,14 +162,14 @@ def _worlds(env: Env[Any]) -> dict[str, torch.Tensor]:
     }
 
 
-def disagreements(one: Record, other: Record) -> Iterator[str]:
+def disagreements(one: Signals, other: Signals) -> Iterator[str]:
     """Where two engines do not agree soon after they were built, by the same seed and actions.
 
     Single worlds part early where there are contacts: most of them must agree, by a share of what
     the values vary by. The engines' precisions differ, float64 and float32.
     """
-    for name, values in one.signals.items():
-        difference = (values - other.signals[name]).abs()[:COMPARED].median(dim=1).values
+    for name, values in one.items():
+        difference = (values - other[name]).abs()[:COMPARED].median(dim=1).values
         spread = values.std(dim=(0, 1))
         limit = 0.05 * spread + 1e-4 * values.abs().amax(dim=(0, 1)) + 1e-6
         bad = difference > limit
@@ -200,7 +192,5 @@ def _is_constant(values: torch.Tensor) -> torch.Tensor:
 
 def _columns(chosen: torch.Tensor) -> str:
     """Which columns, in words; nothing where there is but one."""
-    numbers = chosen.nonzero().flatten().tolist()
-    if len(chosen) == 1:
-        return ""
-    return f" column{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    numbers = map(str, chosen.nonzero().flatten().tolist())
+    return f" columns {', '.join(numbers)}" if len(chosen) > 1 else ""

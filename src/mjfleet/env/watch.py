@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from mjfleet.env.base import Env
 from mjfleet.errors import UserError
 
-METHODS = ("reset_worlds", "apply", "observe", "rewards", "terminated", "metrics")
-MJFLEET = str(Path(__file__).parents[1])
+METHODS = ("reset_worlds", "apply", "observe", "rewards", "terminated", "metrics", "arrows")
+MJFLEET = os.path.join(Path(__file__).parents[1], "")
 
 TENSOR = "keep it a tensor"
 WHERE = "compute it for all worlds and choose with torch.where"
@@ -46,7 +46,7 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.waits: dict[str, str] = {}
         """By file and line: what waits for the device there."""
-        self._folder = str(Path(inspect.getfile(type(env))).parent)
+        self._folder = os.path.join(Path(inspect.getfile(type(env))).parent, "")
         self._returned: dict[str, dict[str, tuple[Any, Any]]] = {}
         """By method and name: shape and dtype."""
         for name in METHODS:
@@ -76,14 +76,14 @@ class Watch(TorchFunctionMode):
             result = method(*arguments)
         named = result if isinstance(result, Mapping) else {"": result}
         now = {
-            key: (getattr(value, "shape", None), getattr(value, "dtype", type(value)))
+            key: (tuple(getattr(value, "shape", ())), getattr(value, "dtype", type(value)))
             for key, value in named.items()
         }
         before = self._returned.setdefault(name, now)
         if list(now.items()) != list(before.items()):
             raise UserError(
-                f"{name}() returned {_words(before)}, and later {_words(now)}; return the same "
-                "names, shapes and dtypes in each call"
+                f"{name}() returned {before}, and later {now}; return the same names, shapes and "
+                "dtypes in each call"
             )
         return result
 
@@ -91,10 +91,10 @@ class Watch(TorchFunctionMode):
         """File and line, function and code of the task that call torch; None: it is ours."""
         for frame, line in traceback.walk_stack(sys._getframe(2)):
             file = frame.f_code.co_filename
-            if _is_in(file, self._folder):
+            if file.startswith(self._folder):
                 code = linecache.getline(file, line).strip()
                 return f"{os.path.relpath(file)}:{line}", frame.f_code.co_name, code
-            if _is_in(file, MJFLEET):
+            if file.startswith(MJFLEET):
                 return None
         return None
 
@@ -119,13 +119,3 @@ def _what_to_do(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -
     elif name == "to" and "cpu" in [v for v in (*args, *keywords.values()) if isinstance(v, str)]:
         todo = TENSOR
     return todo
-
-
-def _is_in(file: str, folder: str) -> bool:
-    return file.startswith(folder + os.sep)
-
-
-def _words(returned: Mapping[str, tuple[Any, Any]]) -> str:
-    """Names, shapes and dtypes of what a method returned."""
-    each = (f"{name} {tuple(shape or ())} {dtype}" for name, (shape, dtype) in returned.items())
-    return ", ".join(each).strip()

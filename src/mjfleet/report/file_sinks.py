@@ -19,14 +19,13 @@ from typing import Any
 
 from mjfleet.files import extend, write_atomically
 from mjfleet.report.rows import read_rows
-
-Row = Mapping[str, float | int | None]
+from mjfleet.report.sink import Row
 
 logger = logging.getLogger(__name__)
 
 
 class _FileSink(ABC):
-    """A file that takes each row whole or not at all, and is on disk when `write` returns."""
+    """A file that takes each row whole or not at all, and nothing else."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -34,14 +33,30 @@ class _FileSink(ABC):
         self._waiting: deque[Row] = deque()
         self._warned = False
 
+    def open(self) -> None:
+        """Start the file."""
+        self._save()
+
     def write(self, row: Row) -> None:
         """Store a row, and before it all those that wait."""
         self._waiting.append(row)
         self._save()
 
+    def video(self, path: Path, iteration: int) -> None:
+        """Store nothing: TensorBoard shows no MP4."""
+        del path, iteration
+
+    def checkpoint(self, path: Path, iteration: int) -> None:
+        """Store nothing: it is in the run directory already."""
+        del path, iteration
+
     def close(self) -> None:
         """Try those that wait once more."""
         self._save()
+
+    def abandon(self) -> str:
+        """Leave what waits; returns what that means."""
+        return "its last rows are lost"
 
     def _save(self) -> None:
         try:
@@ -85,7 +100,6 @@ class CsvSink(_FileSink):
         super().__init__(path)
         self._resumed_from = resumed_from
         self._columns: list[str] = []
-        self._save()
 
     def _first_content(self) -> bytes:
         self._columns, rows = read_rows(self._path, self._resumed_from)
@@ -125,7 +139,6 @@ class TensorBoardSink(_FileSink):
             run_dir / f"events.out.tfevents.{moment}.{socket.gethostname()}.{os.getpid()}"
         )
         self._resumed_from = resumed_from
-        self._save()
 
     def _first_content(self) -> bytes:
         # The start of a session at a step makes TensorBoard forget what earlier files say of this

@@ -1,6 +1,8 @@
 """Whole episodes of a policy, and what they were like. Importing this imports nothing heavy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,14 +21,30 @@ if TYPE_CHECKING:
 Actions = Literal["zero", "random"]
 
 
-def evaluate(job: Job, policy: Path | Actions | None, episodes: int) -> str:
-    """Play episodes; returns a table of their returns, lengths, reward terms and metrics.
+@dataclass(frozen=True)
+class Player:
+    """An environment and what acts in it."""
+
+    env: "Env[Any]"
+    act: Callable[[Any], "torch.Tensor"]
+    """Actions `(num_envs, num_actions)` for observations."""
+    load: Callable[[Path], object]
+    """Act as another checkpoint of the same run says.
+
+    Raises:
+        UserError: it cannot be read, or is of other networks.
+    """
+    forget: Callable[["torch.Tensor"], object] = lambda dones: None
+    """Told which worlds are done, `(num_envs,)`, bool: a recurrent policy begins there anew."""
+
+
+@contextmanager
+def playing(job: Job, policy: Path | Actions | None) -> Iterator[Player]:
+    """Inside the block, nothing is learned and the device is the job's.
 
     Args:
         job: the task and its configuration, on one device.
         policy: a checkpoint, or which actions to take instead.
-        episodes: how many at least; each world plays as many as every other, from its first reset
-            on, so that short episodes do not count for more than long ones.
     """
     prepare()
     import torch
@@ -41,17 +59,36 @@ def evaluate(job: Job, policy: Path | Actions | None, episodes: int) -> str:
         if isinstance(policy, Path):
             from mjfleet.rl.runner import Runner
 
+            @torch.inference_mode(False)
+            def load(checkpoint: Path) -> None:
+                runner.load(str(checkpoint), {"actor": True})
+
             with torch.inference_mode(False):
                 runner = Runner(env, config.agent, job.devices[0], job.threads, found.load)
-                runner.load(str(policy), {"actor": True})
-            act: Callable[[Any], Any] = runner.get_inference_policy()
+            load(policy)
+            actor = runner.get_inference_policy()
+            player = Player(env, actor, load, actor.reset)
             env.history = None  # Which it would record for a rollout.
         elif policy == "random":
-            act = lambda _: torch.randn_like(env.action)  # noqa: E731
+            player = Player(env, lambda _: torch.randn_like(env.action), lambda _: None)
         else:
-            act = lambda _: torch.zeros_like(env.action)  # noqa: E731
+            player = Player(env, lambda _: torch.zeros_like(env.action), lambda _: None)
         torch.set_num_threads(1)  # The engine's own are at work.
-        rows = _play(env, act, -(-episodes // env.num_envs))
+        yield player
+
+
+def evaluate(job: Job, policy: Path | Actions | None, episodes: int) -> str:
+    """Play episodes; returns a table of their returns, lengths, reward terms and metrics.
+
+    Args:
+        job: the task and its configuration, on one device.
+        policy: a checkpoint, or which actions to take instead.
+        episodes: how many at least; each world plays as many as every other, from its first reset
+            on, so that short episodes do not count for more than long ones.
+    """
+    with playing(job, policy) as player:
+        env = player.env
+        rows = _play(env, player.act, -(-episodes // env.num_envs))
     return _table(env, rows)
 
 

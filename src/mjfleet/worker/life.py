@@ -106,18 +106,21 @@ def _train_and_report(
     agent, begun = runner.agent, runner.current_learning_iteration
     view = "quiet" if job.config["quiet"] else "plain" if job.config["plain"] else "live"
     progress = Progress(agent.max_iterations, begun, view, job.task)
-    sinks = Sinks(run_dir, agent.logger, agent.experiment_name, job.config, resumed_from=begun)
+    with Sinks(run_dir, agent, job.config, resumed_from=begun) as sinks:
 
-    def on_iteration(metrics: "IterationMetrics") -> None:
-        with runner.pulse.excused():  # A terminal may be paused.
-            progress.iteration(metrics)
-        sinks.write(metrics.row())
+        def on_iteration(metrics: "IterationMetrics") -> None:
+            with runner.pulse.excused():  # A terminal may be paused.
+                progress.iteration(metrics)
+            sinks.write(metrics.row())
 
-    try:
-        return runner.train(on_iteration, stop.check, saver.save)
-    finally:
-        progress.close()
-        sinks.close()
+        def save(is_last: bool) -> None:
+            if path := saver.save(is_last):
+                sinks.checkpoint(path, runner.current_learning_iteration)
+
+        try:
+            return runner.train(on_iteration, stop.check, save)
+        finally:
+            progress.close()
 
 
 def _announce(begun: int, total: int, lost: list[str]) -> None:
