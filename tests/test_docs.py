@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from mjfleet.cli.train import train
 from mjfleet.env.check import check, disagreements
 from mjfleet.registry import discover
 from mjfleet.sim import make_simulation
@@ -17,6 +21,7 @@ from .conftest import REPOSITORY, Run
 
 GUIDE = (REPOSITORY / "docs/tasks.md").read_text()
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+MIGRATION = (REPOSITORY / "docs/migrate.md").read_text()
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z](?!\.\*|[a-z-])")
 OTHERS = {
     "--extra", "--figures", "--help", "--kills", "--logdir", "--log-dir", "--mjcf",
@@ -82,6 +87,40 @@ def test_the_pieces_of_the_guide_are_tasks_without_mistakes(run: Run, tmp_path: 
         assert not list(disagreements(*seen)), piece
 
 
+def commands_here(page: str) -> list[str]:
+    """What the second columns of tables tell to type, without variables in front."""
+    cells = re.findall(r"^\|.*?[^\\]\| `(.*?)`", page, flags=re.MULTILINE)
+    without = [re.sub(r"^([A-Z_]+=\S+ )+", "", cell) for cell in cells]
+    return [cell for cell in without if cell.split()[0] in ("train", "play", "mjfleet", "torchrun")]
+
+
+def test_every_command_for_those_who_come_from_elsewhere_runs(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is no GPU, with workers on the CPU; of training and viewers, up to their start."""
+    small = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.max-iterations", "2")
+    assert run("train", "cartpole-balance", "--agent.run-name", "a", *small).returncode == 0
+    (trained,) = tmp_path.glob("logs/*/*")
+    monkeypatch.chdir(tmp_path)
+    commands = [shlex.split(command) for command in commands_here(MIGRATION)]
+    assert len(commands) > 40
+    for program, *words in commands:
+        if program == "torchrun":
+            assert words[2:4] == ["-m", "mjfleet.cli.train"]
+            program, words = "train", words[4:]
+        text = shlex.join(words).replace(
+            "RUN/checkpoints/model_50", f"{trained.name}/checkpoints/model_2"
+        )
+        text = re.sub("--gpu-ids (0 1|all|1)", "--cpu-workers 2", text)
+        words = shlex.split(text)
+        if program == "train":
+            assert train([*words, "--dry-run"]) == 0, text
+        elif "--viewer" not in words:
+            done = run("main" if program == "mjfleet" else program, *words)
+            assert done.returncode == 0, (text, done.stderr)
+    assert capsys.readouterr().err == ""
+
+
 def is_file(language: str, text: str) -> bool:
     """Whether a block of the guide is a whole file."""
     return language == "xml" or text.startswith('"""')
@@ -119,7 +158,10 @@ def test_every_flag_in_the_documentation_exists(run: Run) -> None:
     pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
     assert len(pages) > 3
     for page in pages:
-        unknown = set(FLAG.findall(page.read_text())) - known
+        text = page.read_text()
+        if text == MIGRATION:  # Other programs' flags are beside ours.
+            text = "\n".join(commands_here(text))
+        unknown = set(FLAG.findall(text)) - known
         assert not unknown, (page, unknown)
 
 
