@@ -37,7 +37,6 @@ from mjfleet.tell import tell
 NUMBERS_LIKE_PYTHON = 2**15
 """Activations of a layer in a minibatch that take about as long as Python's part of it."""
 
-
 logger = logging.getLogger(__name__)
 
 
@@ -209,8 +208,9 @@ class Runner(OnPolicyRunner):
         self.pulse.enter(Phase.LEARN)
         losses = self._update(iteration)
         learned = time.perf_counter()
+        evaluation = self._evaluate(iteration)
+        evaluated = time.perf_counter()
         unfit = [f"the {n} loss is {v}" for n, v in losses.items() if not math.isfinite(v)]
-        evaluation = None if unfit else self._evaluate(iteration)
         own = RankReport(
             statistics=self.env.take_statistics(),
             losses=losses,
@@ -223,7 +223,7 @@ class Runner(OnPolicyRunner):
             diverged=bool(unfit),
             checksum=self._checksum() if self.is_distributed else 0,
             evaluation=evaluation,
-            eval_seconds=time.perf_counter() - learned,
+            eval_seconds=evaluated - learned,
         )
         everyone = self.collectives.all_gather(own.pack())
         reports = [own.unpack(numbers) for numbers in everyone]
@@ -239,7 +239,10 @@ class Runner(OnPolicyRunner):
         return reports
 
     def _evaluate(self, iteration: int) -> EpisodeStatistics | None:
-        """What the policy reaches in this rank's share of an evaluation, where one is due."""
+        """What the policy reaches in this rank's share of an evaluation, where one is due.
+
+        Ranks decide alike: what they tell each other must be of one length.
+        """
         evaluator = self._evaluator
         is_last = iteration == self.agent.max_iterations
         if evaluator is None or not (is_last or iteration % evaluator.interval == 0):
