@@ -2,12 +2,13 @@
 
 import csv
 import ctypes.util
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import av
@@ -35,8 +36,18 @@ def temporary_files() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def warm(temporary_files: None) -> Iterator["subprocess.Popen[str]"]:
+    """See warm.py."""
+    command = [sys.executable, str(TESTS / "warm.py")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
+        yield process
+        process.communicate()
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
     """Run `python -m mjfleet.cli.<module>` in an empty folder, without this process's settings."""
 
     def run_module(
@@ -44,6 +55,8 @@ def run(tmp_path: Path) -> Run:
     ) -> subprocess.CompletedProcess[str]:
         dropped = ("CUDA_VISIBLE_DEVICES", "TORCHRUNX_LOG_DIR", "MJFLEET_TASKS", "WANDB_MODE")
         inherited = {k: v for k, v in os.environ.items() if k not in dropped}
+        if not prelude and not environ:
+            return run_warm(request.getfixturevalue("warm"), module, arguments, inherited, tmp_path)
         script = f"{prelude}\nimport sys\nfrom mjfleet.cli.{module} import main\nmain()"
         return subprocess.run(
             [sys.executable, "-c", script, *arguments],
@@ -56,6 +69,25 @@ def run(tmp_path: Path) -> Run:
         )
 
     return run_module
+
+
+def run_warm(
+    warm: "subprocess.Popen[str]",
+    module: str,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    cwd: Path,
+) -> "subprocess.CompletedProcess[str]":
+    """The same, of a process that has its imports behind it."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        request = {"module": f"mjfleet.cli.{module}", "arguments": arguments, "cwd": str(cwd),
+                   "environ": environ, "out": str(out), "err": str(err)}  # fmt: skip
+        assert warm.stdin
+        assert warm.stdout
+        warm.stdin.write(json.dumps(request) + "\n")
+        code = int(warm.stdout.readline())
+        return subprocess.CompletedProcess(list(arguments), code, out.read_text(), err.read_text())
 
 
 def only_run(root: Path, experiment: str = "cartpole-balance") -> Path:

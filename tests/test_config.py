@@ -21,6 +21,7 @@ from mjfleet.config import (
     RndConfig,
     SymmetryConfig,
     TrainConfig,
+    WandbConfig,
     agent,
     from_dict,
     to_dict,
@@ -61,6 +62,11 @@ def test_every_task_takes_auto_for_its_worlds() -> None:
         (lambda: AgentConfig(run_name="a/b"), ["--agent.run-name is 'a/b'", "folder name"]),
         (lambda: AgentConfig(experiment_name=".."), ["--agent.experiment-name"]),
         (lambda: AgentConfig(seed=-1), ["--agent.seed is -1"]),
+        (lambda: AgentConfig(logger=("wandb", "none")), ["--agent.logger is", "`none` alone"]),
+        (lambda: AgentConfig(logger=("wandb", "wandb")), ["--agent.logger is", "each once"]),
+        (lambda: AgentConfig(logger=()), ["--agent.logger is ()", "`none` alone"]),
+        (lambda: WandbConfig(project="a/b"), ["--agent.wandb.project is 'a/b'", "none of /"]),
+        (lambda: WandbConfig(tags=("a", "")), ["--agent.wandb.tags", "1 to 64 letters"]),
         (lambda: ActorConfig(hidden_dims=(64, 0)), ["--agent.actor.hidden-dims"]),
         (lambda: CriticConfig(hidden_dims=()), ["--agent.critic.hidden-dims"]),
         (lambda: DistributionConfig(init_std=0), ["--agent.actor.distribution.init-std"]),
@@ -143,6 +149,8 @@ def test_a_file_may_hold_only_some_values_and_yaml_may_spell_numbers_its_way() -
     assert config.agent.algorithm.learning_rate == 3e-4
     assert config.agent.algorithm.rnd_cfg == RndConfig(weight=2.0)
     assert config.env == EnvConfig()
+    # As earlier versions wrote it.
+    assert from_dict(config, {"agent": {"logger": "wandb"}}).agent.logger == ("wandb",)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_every_flag_in_the_documentation_exists(run: Run) -> None:
     known |= set(re.findall(r"--env[.][a-z]+", GUIDE)) & {"--env.payload"}  # A field of its task.
     known |= set(FLAG.findall(run("main", "doctor", "--help").stdout))
     known |= set(FLAG.findall(run("play", "cartpole-balance", "--help").stdout))
-    for what in ("plot", "runs", "export"):
+    for what in ("plot", "report", "runs", "export"):
         known |= set(FLAG.findall(run("main", what, "--help").stdout))
     for what in ("throughput", "scaling", "startup", "peer mjlab", "learning", "report"):
         known |= set(FLAG.findall(run("main", "bench", *what.split(), "--help").stdout))

@@ -80,7 +80,9 @@ class Go1Env(Env[Go1Config]):
         for part in (self.motors, self.seen, self.next_push, self.next_command):
             part.reset(mask)
         # This runs in every step, so that commands may change in the midst of an episode.
-        self._draw_commands(mask | self.next_command())
+        renewed = mask | self.next_command()
+        if not self.steered:
+            self._draw_commands(renewed)
 
     def spawn_points(self, mask: torch.Tensor) -> torch.Tensor:
         """Where worlds of the mask start, relative to the model's own place, `(num_envs, 3)`, m."""
@@ -157,6 +159,12 @@ class Go1Env(Env[Go1Config]):
             "falls_per_minute": (self.terminated().to(speed), minutes),
             "cost_of_transport": (power, self.masses * GRAVITY * speed),
         }
+
+    def commands(self) -> dict[str, tuple[torch.Tensor, float, float]]:
+        """Velocities in m/s, forward and to the left, and the yaw rate in rad/s."""
+        told = self.cfg.command
+        ranges = {"forward": told.forward, "left": told.lateral, "turn_left": told.yaw}
+        return {name: (self.command[:, i], *ranges[name]) for i, name in enumerate(ranges)}
 
     def arrows(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Commanded and measured velocity, 0.5 m for 1 m/s, and yaw rate, 0.25 m for 1 rad/s."""
@@ -237,6 +245,8 @@ class Go1Env(Env[Go1Config]):
 
     def _steer(self) -> None:
         """Where a heading is commanded, the yaw rate follows from the error, as in Isaac Lab."""
+        if self.steered:
+            return
         error = torch.remainder(self.heading - self.yaw() + math.pi, 2 * math.pi) - math.pi
         rate = (0.5 * error).clamp(*self.cfg.command.yaw).to(self.command)
         self.command[:, 2] = torch.where(self.has_heading, rate, self.command[:, 2])

@@ -19,11 +19,14 @@ import pytest
 import torch
 
 from ..conftest import Figure, Run, only_run, rows
+from ..report.recorded import history, records
 from .fleet import SMALL, TRAIN, started, wait_for_iteration, write_noisy
 
 
 def test_two_workers_leave_one_run(run: Run, tmp_path: Path) -> None:
-    result = run("train", "cartpole-balance", *SMALL, "--agent.save-interval", "2")
+    flags = ("--agent.save-interval", "2", "--agent.logger", "tensorboard", "wandb")
+    kept = "--agent.wandb.checkpoints"
+    result = run("train", "cartpole-balance", *SMALL, *flags, kept, WANDB_MODE="offline")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     run_dir = only_run(tmp_path)
@@ -45,7 +48,12 @@ def test_two_workers_leave_one_run(run: Run, tmp_path: Path) -> None:
     names = {path.name for path in run_dir.iterdir()}
     events = {name for name in names if name.startswith("events.out")}
     assert len(events) == 1
-    assert names - events == {"run.json", "config.yaml", "metrics.csv", "checkpoints", "torchrunx"}
+    assert names - events == {
+        "run.json", "config.yaml", "metrics.csv", "checkpoints", "torchrunx", "wandb",
+    }  # fmt: skip
+    assert [row["iteration"] for row in history(run_dir)] == [1, 2, 3, 4]
+    uploaded = [file.path for one in records(run_dir, "artifact") for file in one.manifest.contents]
+    assert uploaded == ["model_2.pt", "model_4.pt"]
     checkpoints = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
     assert checkpoints == ["model_2.pt", "model_4.pt"]
     torch.load(run_dir / "checkpoints" / "model_4.pt", weights_only=True)

@@ -113,7 +113,7 @@ def test_the_smallest_answer_counts_and_the_table_ends_where_a_worker_had_enough
 def test_it_is_remembered_for_what_throughput_depends_on(tmp_path: Path) -> None:
     assert remember(*planned(), (curve(1, 2),))
     assert recall(*planned(seed=7, max_iterations=3, run_name="a"))
-    assert recall(*planned()) == recall(*planned(logger="none"))
+    assert recall(*planned()) == recall(*planned(logger=("none",)))
     assert not recall(*planned(cpu_workers=2))
     assert not recall(*planned(algorithm=PPOConfig(num_learning_epochs=2)))
     assert not recall(*planned(discover({}).find("cartpole-swingup")))

@@ -49,9 +49,14 @@ Watch = Callable[..., tuple[int, list[str]]]
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Watch:
-    """Train on a terminal; returns the exit code, and all lines that it shows in the end."""
+    """Train on a terminal; returns the exit code, and all lines that it shows in the end.
 
-    def train(*arguments: str, resize_to: int | None = None) -> tuple[int, list[str]]:
+    On the way the terminal may be resized, and then a signal sent once it shows a text.
+    """
+
+    def train(
+        *arguments: str, resize_to: int | None = None, stop_at: str | None = None
+    ) -> tuple[int, list[str]]:
         screen = pyte.HistoryScreen(COLUMNS, LINES, history=1000)
         stream = pyte.ByteStream(screen)
         ours, theirs = pty.openpty()
@@ -74,6 +79,9 @@ def watch(tmp_path: Path) -> Watch:
                 _resize(ours, resize_to)
                 process.send_signal(signal.SIGWINCH)
                 resize_to = None
+            if stop_at and any(stop_at in line for line in screen.display):
+                process.send_signal(signal.SIGINT)
+                stop_at = None
         os.close(ours)
         above = ["".join(line[i].data for i in range(COLUMNS)) for line in screen.history.top]
         assert not screen.cursor.hidden
@@ -108,6 +116,19 @@ def test_it_follows_the_size_of_the_terminal(watch: Watch) -> None:
     (head,) = [line for line in lines if "iteration 60/60" in line]
     assert len(head) <= 70
     assert head.endswith("left")
+
+
+def test_with_several_workers_too_and_leaves_room_for_what_the_launcher_says(watch: Watch) -> None:
+    code, lines = watch("cartpole-balance", *ARGUMENTS[:4], "--cpu-workers", "2",
+                        "--agent.max-iterations", "1000", resize_to=70,
+                        stop_at=" left")  # fmt: skip
+    assert code == 128 + signal.SIGINT
+    (said,) = [i for i, line in enumerate(lines) if line.startswith("SIGINT: stopping after this")]
+    (head,) = [i for i, line in enumerate(lines) if "iteration " in line]
+    assert said < head
+    assert len(lines[head]) <= 70
+    assert lines[head].endswith("left")
+    assert sum(line.startswith("return ") for line in lines) == 1
 
 
 def test_plain_prints_a_line_for_each_iteration_and_quiet_none(watch: Watch) -> None:

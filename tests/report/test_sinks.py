@@ -2,22 +2,30 @@
 
 import csv
 import json
+import os
 import socket
-import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mjfleet.report import wandb_sink
+from mjfleet.config import AgentConfig, WandbConfig
+from mjfleet.report import sink, sinks, wandb_sink
 from mjfleet.report.sinks import Sinks
+
+from .recorded import history, records
 
 ROWS = [
     {"iteration": 1, "mean_return": None, "loss/value": 0.5},
     {"iteration": 2, "mean_return": 12.5, "loss/value": 0.25},
 ]
+FILES = AgentConfig(logger=("tensorboard",))
+CSV = AgentConfig(logger=("none",))
+WANDB = AgentConfig(logger=("wandb",), experiment_name="poles")
 
 
 def write_rows(sinks: Sinks) -> None:
@@ -39,36 +47,54 @@ def read_scalars(run_dir: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events.Scalars(tag)]
 
 
+def wait_until(condition: Callable[[], object]) -> None:
+    """Give a sink's thread the time it takes; fail if it takes for ever."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def wait_for_files(folder: Path, pattern: str) -> list[Path]:
+    wait_until(lambda: list(folder.glob(pattern)))
+    return list(folder.glob(pattern))
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Our own warnings; W&B's records are for its file alone."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("mjfleet")]
+
+
 def test_csv_leaves_unknown_values_empty(tmp_path: Path) -> None:
-    write_rows(Sinks(tmp_path, "none", "project", {}))
+    write_rows(Sinks(tmp_path, CSV, {}))
     assert [row["mean_return"] for row in read_csv(tmp_path)] == ["", "12.5"]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
-    write_rows(Sinks(tmp_path, "tensorboard", "project", {}))
+    write_rows(Sinks(tmp_path, FILES, {}))
     assert read_scalars(tmp_path, "loss/value") == [(1, 0.5), (2, 0.25)]
     assert read_scalars(tmp_path, "mean_return") == [(2, 12.5)]
 
 
 def test_metrics_csv_is_there_from_the_start_and_complete_after_each_row(tmp_path: Path) -> None:
-    sinks = Sinks(tmp_path, "none", "project", {})
-    assert (tmp_path / "metrics.csv").exists()
-    for row in ROWS:
-        sinks.write(row)
-        assert read_csv(tmp_path)[-1]["iteration"] == str(row["iteration"])
+    with Sinks(tmp_path, CSV, {}) as sinks:
+        wait_until((tmp_path / "metrics.csv").exists)
+        for number, row in enumerate(ROWS, 1):
+            sinks.write(row)
+            wait_until(lambda number=number: len(read_csv(tmp_path)) == number)
 
 
 def test_a_resumed_run_has_every_iteration_once(tmp_path: Path) -> None:
-    first = Sinks(tmp_path, "tensorboard", "project", {})
-    for iteration in range(1, 7):
-        first.write({"iteration": iteration, "value": 1.0})
-    # Killed: never closed, and cut off within a row and within a record.
+    with Sinks(tmp_path, FILES, {}) as first:
+        for iteration in range(1, 7):
+            first.write({"iteration": iteration, "value": 1.0})
+    # As if killed: cut off within a row and within a record.
     (events,) = tmp_path.glob("events.out.tfevents.*")
     events.write_bytes(events.read_bytes()[:-5])
     with (tmp_path / "metrics.csv").open("a") as file:
         file.write("7,1")
-    second = Sinks(tmp_path, "tensorboard", "project", {}, resumed_from=4)
+    second = Sinks(tmp_path, FILES, {}, resumed_from=4)
     for iteration in range(5, 9):
         second.write({"iteration": iteration, "value": 2.0})
     second.close()
@@ -80,9 +106,9 @@ def test_a_resumed_run_has_every_iteration_once(tmp_path: Path) -> None:
 
 def test_a_run_that_starts_over_in_its_directory_forgets_the_first_attempt(tmp_path: Path) -> None:
     for value in (1.0, 2.0):
-        sinks = Sinks(tmp_path, "tensorboard", "project", {})
-        for iteration in (1, 2):
-            sinks.write({"iteration": iteration, "value": value})
+        with Sinks(tmp_path, FILES, {}) as sinks:
+            for iteration in (1, 2):
+                sinks.write({"iteration": iteration, "value": value})
     assert [float(row["value"]) for row in read_csv(tmp_path)] == [2.0, 2.0]
     assert read_scalars(tmp_path, "value") == [(1, 2.0), (2, 2.0)]
 
@@ -93,7 +119,7 @@ def test_rows_that_are_not_sound_are_dropped_on_resume(tmp_path: Path) -> None:
         b"x,1", b"-1,1", b"5,nan", b"6,",
     ]  # fmt: skip
     (tmp_path / "metrics.csv").write_bytes(b"\n".join(lines) + b"\n")
-    Sinks(tmp_path, "none", "project", {}, resumed_from=6).close()
+    Sinks(tmp_path, CSV, {}, resumed_from=6).close()
     assert [(row["iteration"], row["a"]) for row in read_csv(tmp_path)] == [
         ("1", "0.5"), ("4", "0.2"), ("5", "nan"), ("6", ""),
     ]  # fmt: skip
@@ -102,15 +128,16 @@ def test_rows_that_are_not_sound_are_dropped_on_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"itera", b"\x00\x00\n1,2\n"])
 def test_a_file_without_a_sound_header_starts_anew(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "metrics.csv").write_bytes(content)
-    sinks = Sinks(tmp_path, "none", "project", {}, resumed_from=2)
-    sinks.write({"iteration": 3, "a": 1.0})
+    with Sinks(tmp_path, CSV, {}, resumed_from=2) as sinks:
+        sinks.write({"iteration": 3, "a": 1.0})
     assert read_csv(tmp_path) == [{"iteration": "3", "a": "1.0"}]
 
 
 def test_columns_of_both_parts_are_kept_when_a_term_is_replaced(tmp_path: Path) -> None:
-    Sinks(tmp_path, "none", "project", {}).write({"iteration": 1, "old": 0.5, "kept": 1.0})
-    resumed = Sinks(tmp_path, "none", "project", {}, resumed_from=1)
-    resumed.write({"iteration": 2, "kept": 2.0, "new": 0.25})
+    with Sinks(tmp_path, CSV, {}) as sinks:
+        sinks.write({"iteration": 1, "old": 0.5, "kept": 1.0})
+    with Sinks(tmp_path, CSV, {}, resumed_from=1) as resumed:
+        resumed.write({"iteration": 2, "kept": 2.0, "new": 0.25})
     assert read_csv(tmp_path) == [
         {"iteration": "1", "old": "0.5", "kept": "1.0", "new": ""},
         {"iteration": "2", "old": "", "kept": "2.0", "new": "0.25"},
@@ -120,7 +147,7 @@ def test_columns_of_both_parts_are_kept_when_a_term_is_replaced(tmp_path: Path) 
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from mjfleet.report.sinks import Sinks
+from mjfleet.report.file_sinks import CsvSink, TensorBoardSink
 
 def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -128,17 +155,22 @@ def limit(size):
 # A file that may not grow fails as on a full disk: what still fits is written, then an OSError.
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 run_dir, before, recovers = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "recovers"
+resumed_from = int(sys.argv[4])
+sinks = CsvSink(run_dir / "metrics.csv", resumed_from), TensorBoardSink(run_dir, resumed_from)
 if before == 0:
     limit(0)
-sinks = Sinks(run_dir, "tensorboard", "project", {}, resumed_from=int(sys.argv[4]))
-first = int(sys.argv[4]) + 1
+for sink in sinks:
+    sink.open()
+first = resumed_from + 1
 for iteration in range(first, first + 100):
     if iteration == first + before:
         limit(1000)
     if recovers and iteration == first + 60:
         limit(resource.RLIM_INFINITY)
-    sinks.write({"iteration": iteration, "value": 1 / iteration, "none": None})
-sinks.close()
+    for sink in sinks:
+        sink.write({"iteration": iteration, "value": 1 / iteration, "none": None})
+for sink in sinks:
+    sink.close()
 print("trained")
 """
 
@@ -159,9 +191,9 @@ def test_no_row_is_lost_to_a_disk_that_is_full_for_a_while(
     tmp_path: Path, before: int, resumed_from: int
 ) -> None:
     if resumed_from:
-        first = Sinks(tmp_path, "tensorboard", "project", {})
-        for iteration in range(1, 10):
-            first.write({"iteration": iteration, "value": 1 / iteration, "none": None})
+        with Sinks(tmp_path, FILES, {}) as first:
+            for iteration in range(1, 10):
+                first.write({"iteration": iteration, "value": 1 / iteration, "none": None})
     told = on_a_full_disk(tmp_path, before, "recovers", resumed_from)
     iterations = list(range(1, resumed_from + 101))
     assert [int(row["iteration"]) for row in read_csv(tmp_path)] == iterations
@@ -180,44 +212,32 @@ def test_a_disk_that_stays_full_leaves_whole_rows_and_one_warning(tmp_path: Path
     assert len(iterations) >= 5
 
 
+@pytest.fixture
+def no_wandb_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B as on a machine where nobody has set anything."""
+    for variable in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(variable)
+
+
+@pytest.mark.usefixtures("no_wandb_variables")
 def test_wandb_works_without_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_PROJECT"):
-        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    write_rows(Sinks(run_dir, "wandb", "poles", {"agent": {"seed": 3}}))
-    (offline,) = (run_dir / "wandb").glob("offline-run-*")
-    (recorded,) = offline.glob("run-*.wandb")
-    history = _history(recorded)
-    assert [row["loss/value"] for row in history] == [0.5, 0.25]
-    assert [row.get("mean_return") for row in history] == [None, 12.5]
-
-
-def _history(recorded: Path) -> list[dict[str, float]]:
-    """The rows in W&B's own file: after 7 bytes, LevelDB's log format with a protobuf a record."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, rows, position = recorded.read_bytes(), [], 7
-    while position + 7 <= len(data):
-        _, size, kind = struct.unpack_from("<IHB", data, position)
-        assert kind == 1, "a record in several pieces"
-        record = wandb_internal_pb2.Record()  # pyright: ignore[reportAttributeAccessIssue]
-        record.ParseFromString(data[position + 7 : position + 7 + size])
-        if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            rows.append({i.key or i.nested_key[0]: json.loads(i.value_json) for i in items})
-        position += 7 + size
-    return rows
+    write_rows(Sinks(run_dir, WANDB, {"agent": {"seed": 3}}))
+    assert [row["loss/value"] for row in history(run_dir)] == [0.5, 0.25]
+    assert [row.get("mean_return") for row in history(run_dir)] == [None, 12.5]
+    (run,) = records(run_dir, "run")
+    assert (run.project, run.display_name) == ("poles", "run")
 
 
 def test_a_sink_that_fails_has_one_warning_and_stops_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "metrics.csv").mkdir()
-    write_rows(Sinks(tmp_path, "tensorboard", "project", {}))
-    assert len(caplog.records) == 1
-    assert "metrics.csv" in caplog.text
+    write_rows(Sinks(tmp_path, FILES, {}))
+    (warning,) = told(caplog)
+    assert "metrics.csv" in warning
     assert read_scalars(tmp_path, "loss/value") == [(1, 0.5), (2, 0.25)]
 
 
@@ -225,21 +245,117 @@ def test_wandb_that_cannot_start_is_no_reason_to_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "nonsense")
-    write_rows(Sinks(tmp_path, "wandb", "project", {}))
-    assert len(caplog.records) == 1
-    assert "W&B" in caplog.text
+    write_rows(Sinks(tmp_path, WANDB, {}))
+    (warning,) = told(caplog)
+    assert "W&B" in warning
     assert (tmp_path / "metrics.csv").read_text().count("\n") == 3
 
 
-def test_a_resumed_run_is_the_same_wandb_run(
+@pytest.mark.usefixtures("no_wandb_variables")
+def test_a_resumed_run_is_the_same_wandb_run_and_flags_win_over_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    for resumed_from in (0, 2):
-        write_rows(Sinks(tmp_path, "wandb", "project", {}, resumed_from=resumed_from))
+    for name, value in {
+        "MODE": "offline", "PROJECT": "theirs", "ENTITY": "them", "RUN_GROUP": "all",
+        "TAGS": "slow,old", "NOTES": "none", "NAME": "mine",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    flags = WandbConfig(project="ours", entity="us", group="seeds", tags=("new",), notes="some")
+    write_rows(Sinks(tmp_path, WANDB, {}))
+    resumed = AgentConfig(logger=("wandb",), wandb=flags)
+    write_rows(Sinks(tmp_path, resumed, {}, resumed_from=2))
+
+    def said(run: Any) -> tuple[Any, ...]:
+        return (run.project, run.entity, run.run_group, {*run.tags}, run.notes)
+
+    first, second = records(tmp_path, "run")
     wandb_id = json.loads((tmp_path / "run.json").read_text())["wandb_id"]
-    recorded = list((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
-    assert {path.name for path in recorded} == {f"run-{wandb_id}.wandb"}
+    assert first.run_id == second.run_id == wandb_id
+    assert first.display_name == second.display_name == "mine"
+    assert said(first) == ("theirs", "them", "all", {"slow", "old"}, "none")
+    assert said(second) == ("ours", "us", "seeds", {"new"}, "some")
+
+
+@pytest.mark.usefixtures("no_wandb_variables")
+def test_several_sinks_at_once_and_wandb_keeps_videos_and_checkpoints(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    video, kept, removed = (tmp_path / name for name in ("a.mp4", "model_1.pt", "model_0.pt"))
+    video.write_bytes(b"frames")
+    kept.write_bytes(b"weights")
+    wandb = WandbConfig(mode="offline", checkpoints=True)
+    with Sinks(tmp_path, AgentConfig(logger=("tensorboard", "wandb"), wandb=wandb), {}) as sinks:
+        sinks.checkpoint(removed, 0)
+        sinks.write(ROWS[0])
+        sinks.checkpoint(kept, 1)
+        sinks.video(video, 1)
+        sinks.write(ROWS[1])
+    assert not told(caplog)
+    assert len(read_csv(tmp_path)) == 2
+    assert read_scalars(tmp_path, "loss/value") == [(1, 0.5), (2, 0.25)]
+    first, second = history(tmp_path)
+    assert [first["loss/value"], second["loss/value"]] == [0.5, 0.25]
+    (stored,) = tmp_path.glob(f"wandb/offline-run-*/files/{first['video/path']}")
+    assert stored.read_bytes() == b"frames"
+    (artifact,) = records(tmp_path, "artifact")
+    assert (artifact.type, {*artifact.aliases}) == ("model", {"latest", "model_1"})
+    (file,) = artifact.manifest.contents
+    assert file.path == "model_1.pt"
+    assert Path(file.local_path).read_bytes() == b"weights"
+    assert Path(file.local_path).is_relative_to(tmp_path)
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """A metrics.csv that hangs when it is read, as on a server that does not answer, until called.
+
+    It is a pipe with nobody at its other end.
+    """
+    pipe = tmp_path / "metrics.csv"
+    os.mkfifo(pipe)
+
+    def answer() -> None:
+        if pipe.is_fifo():
+            pipe.write_bytes(b"")
+            wait_until(pipe.is_file)
+
+    yield answer
+    answer()
+
+
+def test_a_sink_that_is_too_slow_drops_rows_counts_them_and_holds_up_no_other(
+    tmp_path: Path,
+    hanging: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(sink, "QUEUE_SIZE", 5)
+    with Sinks(tmp_path, FILES, {}) as sinks:
+        (events,) = wait_for_files(tmp_path, "events.out.tfevents.*")
+        for iteration in range(1, 9):
+            size = events.stat().st_size
+            sinks.write({"iteration": iteration, "value": 1.0})
+            wait_until(lambda size=size: events.stat().st_size > size)
+        hanging()
+    assert [row["iteration"] for row in read_csv(tmp_path)] == ["1", "2", "3", "4", "5"]
+    assert [step for step, _ in read_scalars(tmp_path, "value")] == [*range(1, 9)]
+    (warning,) = told(caplog)
+    assert "metrics.csv" in warning
+    assert " 3 rows" in warning
+
+
+@pytest.mark.usefixtures("hanging")
+def test_a_sink_that_hangs_keeps_a_run_from_ending_for_a_limited_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sinks, "CLOSE_SECONDS", 0.1)
+    with Sinks(tmp_path, FILES, {}) as every:
+        (events,) = wait_for_files(tmp_path, "events.out.tfevents.*")
+        size = events.stat().st_size
+        every.write(ROWS[0])
+        wait_until(lambda: events.stat().st_size > size)
+    (warning,) = told(caplog)
+    assert "metrics.csv" in warning
 
 
 @pytest.fixture(params=["refuses", "never answers"])
@@ -263,27 +379,26 @@ def test_wandb_without_an_answer_is_recorded_offline(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(wandb_sink, "INIT_SECONDS", 1.0)
-    write_rows(Sinks(tmp_path, "wandb", "project", {}))
-    (recorded,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
-    assert [row["loss/value"] for row in _history(recorded)] == [0.5, 0.25]
-    # W&B's own records are for its file alone.
-    (warning,) = [record for record in caplog.records if record.name.startswith("mjfleet")]
-    assert "wandb sync" in warning.getMessage()
+    write_rows(Sinks(tmp_path, WANDB, {}))
+    assert [row["loss/value"] for row in history(tmp_path)] == [0.5, 0.25]
+    (warning,) = told(caplog)
+    assert "wandb sync" in warning
     assert capfd.readouterr() == ("", "")
 
 
 UNDECIDED = """
 import sys
 from pathlib import Path
+from mjfleet.config import AgentConfig
 from mjfleet.report import wandb_sink
 from mjfleet.report.sinks import Sinks
 
-wandb_sink.INIT_SECONDS, wandb_sink.START_SECONDS = 600.0, 0.1
-sinks = Sinks(Path(sys.argv[1]), "wandb", "project", {})
+wandb_sink.INIT_SECONDS = 600.0
+sinks = Sinks(Path(sys.argv[1]), AgentConfig(logger=("wandb",)), {})
 sinks.write({"iteration": 1, "value": 1.0})
 while not list(Path(sys.argv[1]).glob("wandb/run-*")):
     pass
-sinks.close()
+sinks.close(0.1)
 print("trained")
 """
 

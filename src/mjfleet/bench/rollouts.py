@@ -63,7 +63,7 @@ class Measurement:
         self._runner, self._raw, self._watch = runner, raw, watch
         agent = runner.agent
         self._progress = Progress(agent.max_iterations)
-        self.sinks = Sinks(Path(job.run_dir), agent.logger, agent.experiment_name, job.config)
+        self.sinks = Sinks(Path(job.run_dir), agent, job.config)
         self.samples: list[dict[str, Any]] = []
         self.start = watch.now()
 

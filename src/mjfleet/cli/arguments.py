@@ -1,6 +1,7 @@
 """How flags are read where tyro's own way is not enough."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import tyro
@@ -80,3 +81,17 @@ def peek(arguments: Sequence[str], flag: str) -> str | None:
             elif position + 1 < len(arguments):
                 value = arguments[position + 1]
     return None if value == "None" else value
+
+
+def need_extra(extra: str, what: str, packages: Collection[str]) -> None:
+    """Refuse what needs packages that mjfleet itself does without.
+
+    Raises:
+        UserError: some are missing; says how to install them.
+    """
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"{what} needs {', '.join(missing)}: `uv sync --extra {extra}` in a clone, "
+            f'`pip install "mjfleet[{extra}]"` elsewhere.'
+        )

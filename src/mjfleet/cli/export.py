@@ -4,13 +4,12 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from mjfleet.cli.arguments import STYLE
+from mjfleet.cli.arguments import STYLE, need_extra
 from mjfleet.cli.play import WORLDS
 from mjfleet.config import from_dict, to_dict
 from mjfleet.errors import UserError
@@ -47,12 +46,7 @@ class ExportArguments:
 def export(arguments: Sequence[str]) -> int:
     """Write two files; returns the exit code."""
     parsed = tyro.cli(ExportArguments, args=arguments, prog="mjfleet export", config=STYLE)
-    missing = [name for name in NEEDED[parsed.format] if find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f"--format {parsed.format} needs {', '.join(missing)}: `uv sync --extra export` in a "
-            'clone, `pip install "mjfleet[export]"` elsewhere.'
-        )
+    need_extra("export", f"--format {parsed.format}", NEEDED[parsed.format])
     task, trained = find_trained(parsed.run, Path(parsed.log_root))
     suffix = SUFFIXES[parsed.format]
     output = Path(parsed.output or trained.run_dir / f"exported/policy{suffix}")

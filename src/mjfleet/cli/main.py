@@ -14,6 +14,7 @@ from mjfleet.cli.export import export
 from mjfleet.cli.new_task import new_task
 from mjfleet.cli.play import play
 from mjfleet.cli.plot import plot
+from mjfleet.cli.report import report
 from mjfleet.cli.runs import runs
 from mjfleet.cli.train import guarded, train
 from mjfleet.errors import UserError
@@ -47,7 +48,7 @@ def mjfleet(arguments: Sequence[str]) -> int:
     commands = {
         "train": train, "play": play, "tasks": tasks, "new-task": new_task,
         "check-task": check_task, "doctor": doctor, "bench": bench, "runs": runs,
-        "plot": plot, "export": export, "inspect": inspect,
+        "plot": plot, "report": report, "export": export, "inspect": inspect,
     }  # fmt: skip
     usage = (
         "usage: mjfleet <command> ...\n\n"
@@ -61,6 +62,7 @@ def mjfleet(arguments: Sequence[str]) -> int:
         "  bench       Measure how fast training is on this machine.\n"
         "  runs        List runs and what has become of them.\n"
         "  plot        Draw curves of runs.\n"
+        "  report      Write a page about a run, for a browser.\n"
         "  export      Write a policy as a file that runs without mjfleet.\n"
         "  inspect     Show what went bad first in a run that diverged.\n\n"
         "`mjfleet <command> --help` says more."

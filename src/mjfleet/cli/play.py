@@ -11,10 +11,10 @@ from typing import ClassVar, Literal
 
 import tyro
 
-from mjfleet.cli.arguments import PARSERS, STYLE, peek
+from mjfleet.cli.arguments import PARSERS, STYLE, need_extra, peek
 from mjfleet.cli.train import guarded
 from mjfleet.config import EnvConfig, TrainConfig, from_dict
-from mjfleet.config.check import at_least, check, optional
+from mjfleet.config.check import at_least, between, check, optional
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import count_gpus, select_devices
 from mjfleet.launch.launcher import make_job
@@ -22,11 +22,15 @@ from mjfleet.launch.plan import make_plan
 from mjfleet.launch.resume import find_resume, read_recorded
 from mjfleet.registry import FoundTask, discover
 from mjfleet.tell import tell
+from mjfleet.view.viewer import NO_DISPLAY, Viewer, free_port, view
 from mjfleet.worker.evaluation import Actions, evaluate
 from mjfleet.worker.rendering import draw
 from mjfleet.worker.stop import StopRequest
 
 WORLDS = 64
+LOCALHOST, PORT = "localhost", 8080
+WATCHED_WORLDS = {"native": 1, "web": 16}
+"""Worlds of a viewer, one of which MuJoCo's own shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,12 @@ class PlayArguments:
     """Episodes in total, rounded up to the same number in each world; `None`: one in each."""
     video: str | None = None
     """MP4 file to write: a few of the worlds, for the length of an episode."""
+    viewer: Viewer | None = None
+    """Watch it in real time, in MuJoCo's own window (`native`) or in a browser (`web`)."""
+    host: str = LOCALHOST
+    """Where the web viewer listens: this machine alone, or 0.0.0.0 for whoever can reach it."""
+    port: int = PORT
+    """Port of the web viewer; the next one that is free."""
     seed: int = 1
     """Seed of everything random."""
     gpu_ids: list[int] | Literal["auto", "all"] | None = "auto"
@@ -60,6 +70,11 @@ class PlayArguments:
 
     def __post_init__(self) -> None:
         check(self, episodes=optional(at_least(1)), seed=at_least(0))
+        check(self, port=between(1, 2**16 - 1))
+        if self.viewer and (self.episodes or self.video):
+            raise UserError("--episodes and --video: a viewer plays until it is closed.")
+        if self.viewer != "web" and (self.host, self.port) != (LOCALHOST, PORT):
+            raise UserError("--host and --port: they are for --viewer web.")
         if self.env.num_envs == "auto":
             raise UserError("--env.num-envs auto: to play takes a number.")
 
@@ -79,15 +94,17 @@ def play(arguments: Sequence[str]) -> int:
     wanted = peek(flags, "--resume")
     trained = from_dict(found.defaults(), read_recorded(wanted) if wanted else {})
     parsed = _parse(found, flags, trained)
-    checkpoint = None
-    if parsed.resume is not None:
+    checkpoint = follow = None
+    if (asked := parsed.resume) is not None:
         experiment = Path(parsed.log_root, trained.agent.experiment_name)
-        resume = find_resume(parsed.resume, found.name, experiment)
+        resume = find_resume(asked, found.name, experiment)
         trained = from_dict(found.defaults(), resume.config)
         parsed = _parse(found, flags, trained)
         checkpoint = resume.checkpoint
         if checkpoint is None:
-            raise UserError(f"--resume {parsed.resume}: {'; '.join(resume.notes)}.")
+            raise UserError(f"--resume {asked}: {'; '.join(resume.notes)}.")
+        if not Path(asked).is_file():
+            follow = checkpoint.parent  # A run, which may still be under way.
     config = replace(
         trained,
         **{name: getattr(parsed, name) for name in ("gpu_ids", "engine", "cpu_threads", "env")},
@@ -104,13 +121,14 @@ def play(arguments: Sequence[str]) -> int:
     cores = len(os.sched_getaffinity(0))
     plan = make_plan(found, config, devices, {}, cores, datetime.now())
     tell(f"playing {checkpoint or parsed.actions}: {config.worlds} worlds, {plan.engine} engine")
+    job = make_job(plan, config)
     with StopRequest().installed():
-        table, recording = evaluate(
-            make_job(plan, config),
-            parsed.actions or checkpoint,
-            parsed.episodes or config.worlds,
-            record=parsed.video is not None,
-        )
+        policy = parsed.actions or checkpoint
+        if parsed.viewer:
+            view(job, policy, follow, parsed.viewer, parsed.host, parsed.port)
+            return 0
+        episodes = parsed.episodes or config.worlds
+        table, recording = evaluate(job, policy, episodes, record=parsed.video is not None)
         tell(table)
         if parsed.video and recording:
             tell(f"\ndrawing {parsed.video}")
@@ -130,8 +148,8 @@ def _check_video(video: Path) -> None:
 
 def _parse(found: FoundTask, flags: Sequence[str], trained: TrainConfig) -> PlayArguments:
     """The flags; what they do not say of the environment is as it was in training."""
-    worlds = trained.env.num_envs
-    few = WORLDS if worlds == "auto" else min(worlds, WORLDS)
+    worlds, most = trained.env.num_envs, WATCHED_WORLDS.get(peek(flags, "--viewer") or "", WORLDS)
+    few = most if worlds == "auto" else min(worlds, most)
     parsed = tyro.cli(
         PlayArguments,
         default=PlayArguments(env=replace(trained.env, num_envs=few)),
@@ -146,6 +164,12 @@ def _parse(found: FoundTask, flags: Sequence[str], trained: TrainConfig) -> Play
             "give --resume RUN, a checkpoint or `latest` for a trained policy, or --actions zero "
             "or random to look at the task without one."
         )
+    if parsed.viewer == "web":
+        need_extra("viewer", "--viewer web", ("mjviser", "viser"))
+        free_port(parsed.host, parsed.port)
+    displays = (os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    if parsed.viewer == "native" and not any(displays):
+        raise UserError(NO_DISPLAY)
     return parsed
 
 

@@ -1,9 +1,7 @@
 """`mjfleet plot RUN [RUN ...]`: curves of runs, from their metrics.csv."""
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +13,7 @@ from mjfleet.launch.config_file import CONFIG_FILE, read_config
 from mjfleet.launch.runs import find_run
 from mjfleet.report.plots import Line, Panel, draw
 from mjfleet.report.record import METRICS_FILE
+from mjfleet.report.rows import read_rows, seconds_spent
 from mjfleet.tell import tell
 
 KINDS = (".png", ".svg", ".pdf")
@@ -51,13 +50,10 @@ class Run:
 
     def line(self, column: str, x: str) -> Line:
         """A column, where it has values, against steps in millions or minutes."""
-        steps = [0.0] + [float(row["total_steps"]) for row in self.rows]
-        seconds, spent = [], 0.0
-        for (before, now), row in zip(pairwise(steps), self.rows, strict=True):
-            # A run that went on elsewhere with fewer steps would go back in time.
-            spent += max(0.0, now - before) / max(1.0, float(row["global_steps_per_second"]))
-            seconds.append(spent)
-        along = [s / 1e6 for s in steps[1:]] if x == "steps" else [s / 60 for s in seconds]
+        if x == "steps":
+            along = [float(row["total_steps"]) / 1e6 for row in self.rows]
+        else:
+            along = [seconds / 60 for seconds in seconds_spent(self.rows)]
         some = [(at, float(r[column])) for at, r in zip(along, self.rows, strict=True) if r[column]]
         return [at for at, _ in some], [value for _, value in some]
 
@@ -108,8 +104,7 @@ def _read(folder: Path) -> Run:
     file = folder / METRICS_FILE
     if not file.is_file():
         raise UserError(f"{folder} is no run directory: it has no {METRICS_FILE}.")
-    with file.open(newline="") as text:
-        rows = list(csv.DictReader(text))
+    _, rows = read_rows(file)
     if not rows:
         raise UserError(f"{folder}: its {METRICS_FILE} has no rows yet.")
     config: dict[str, Any] = read_config(str(folder / CONFIG_FILE), str(folder / CONFIG_FILE))

@@ -12,6 +12,7 @@ from mjfleet.config.agent import (
     PPOConfig,
     RndConfig,
     SymmetryConfig,
+    WandbConfig,
 )
 from mjfleet.config.convert import from_dict, to_dict
 from mjfleet.config.train import EnvConfig, LaunchConfig, Task, TrainConfig
@@ -29,6 +30,7 @@ __all__ = [
     "SymmetryConfig",
     "Task",
     "TrainConfig",
+    "WandbConfig",
     "from_dict",
     "to_dict",
 ]

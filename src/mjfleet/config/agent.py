@@ -11,6 +11,7 @@ from mjfleet.config.check import (
     at_least,
     between,
     check,
+    optional,
 )
 from mjfleet.errors import UserError
 
@@ -18,6 +19,7 @@ Activation = Literal[
     "elu", "selu", "relu", "crelu", "lrelu", "tanh", "sigmoid", "softplus", "gelu", "swish", "mish",
     "identity",
 ]  # fmt: skip
+Logger = Literal["tensorboard", "wandb", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +203,38 @@ class ObsGroups:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WandbConfig:
+    """A run on Weights & Biases; what is not set here, W&B's own variables and settings say."""
+
+    flags: ClassVar[str] = "agent.wandb."
+
+    project: str | None = None
+    """Project; None: WANDB_PROJECT, else the experiment's name."""
+    entity: str | None = None
+    """User or team that the project belongs to; None: WANDB_ENTITY, else the login's."""
+    group: str | None = None
+    """Runs that are shown together, such as the seeds of one experiment; None: WANDB_RUN_GROUP."""
+    tags: tuple[str, ...] = ()
+    """Tags of the run; none: WANDB_TAGS."""
+    notes: str | None = None
+    """What is to be remembered of the run; None: WANDB_NOTES."""
+    mode: Literal["online", "offline", "disabled"] | None = None
+    """Where the run is recorded: on the server, in the run directory, nowhere; None: WANDB_MODE."""
+    checkpoints: bool = False
+    """Whether checkpoints are uploaded, as versions of the artifact `model-<id of the run>`."""
+
+    def __post_init__(self) -> None:
+        forbidden = "/\\#?%:"
+        name = Rule(
+            lambda v: 0 < len(v.strip()) <= 128 and not set(v) & set(forbidden),
+            f"1 to 128 letters, none of {forbidden}",
+        )
+        label = Rule(lambda v: 0 < len(v.strip()) <= 64, "1 to 64 letters")
+        tags = Rule(lambda v: all(map(label.holds, v)), f"tags of {label.allowed} each")
+        check(self, project=optional(name), entity=optional(name), group=optional(name), tags=tags)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """The learning agent: networks, algorithm, and how long and how often."""
 
@@ -220,8 +254,10 @@ class AgentConfig:
     """Folder of the run under the log root; empty: the task's name."""
     run_name: str = ""
     """Appended to the run directory's name."""
-    logger: Literal["tensorboard", "wandb", "none"] = "tensorboard"
-    """Where metrics go besides metrics.csv."""
+    logger: tuple[Logger, ...] = ("tensorboard",)
+    """Where metrics go besides metrics.csv; several at once, or `none`."""
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    """Weights & Biases, where it is among the loggers."""
     torch_compile_mode: Literal["default", "max-autotune-no-cudagraphs"] | None = None
     """Mode of torch.compile for the networks; None: not compiled."""
     obs_groups: ObsGroups = field(default_factory=ObsGroups)
@@ -237,6 +273,13 @@ class AgentConfig:
         count = at_least(1)
         check(self, seed=between(0, 2**31 - 1), num_steps_per_env=count, max_iterations=count)
         check(self, save_interval=count, experiment_name=FOLDER_NAME, run_name=FOLDER_NAME)
+        loggers = Rule(
+            lambda v: (
+                v == ("none",) or (v and {*v} <= {"tensorboard", "wandb"} and len({*v}) == len(v))
+            ),
+            "`none` alone, or one or both of `tensorboard` and `wandb`, each once",
+        )
+        check(self, logger=loggers)
         if self.is_recurrent and self.algorithm.symmetry_cfg is not None:
             raise UserError(
                 "--agent.algorithm.symmetry-cfg cannot be used with a recurrent network: choose "

@@ -67,11 +67,12 @@ def _convert(hint: Any, value: Any, default: Any, path: str) -> Any:
             kind = type(default) if is_dataclass(default) else cast(type[Any], hint)
             return _build(kind, default, value, path + ".")
     elif origin in (list, tuple):
-        if isinstance(value, (list, tuple)):
-            fixed = origin is tuple and args[-1] is not Ellipsis
-            if not fixed or len(args) == len(value):
-                kinds = args if fixed else args[:1] * len(value)
-                return origin(_convert(k, v, None, path) for k, v in zip(kinds, value, strict=True))
+        # One alone is a list of one, as on the command line.
+        items = value if isinstance(value, (list, tuple)) else [value]
+        fixed = origin is tuple and args[-1] is not Ellipsis
+        if not fixed or len(args) == len(items):
+            kinds = args if fixed else args[:1] * len(items)
+            return origin(_convert(k, v, None, path) for k, v in zip(kinds, items, strict=True))
     elif _is_scalar(value, hint):
         return float(value) if hint is float else value
     raise _WrongTypeError(f"`{path}` is {value!r}; it must be {_words(hint)}.")

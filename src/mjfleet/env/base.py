@@ -61,6 +61,8 @@ class Env(VecEnv, Generic[C]):
     """Records the states of each step where somebody wants them."""
     on_nan: Literal["stop", "reset"] = "stop"
     """Reset: a world with a state, reward or observation that is not finite has failed."""
+    steered: bool = False
+    """Somebody who watches sets the commands: the task draws none."""
 
     def __init__(self, cfg: C, sim: Simulation, seed: int) -> None:
         # rsl_rl declares these two more widely.
@@ -157,6 +159,11 @@ class Env(VecEnv, Generic[C]):
         (num_envs, 3), metres in the world frame; default none."""
         return {}
 
+    def commands(self) -> dict[str, tuple[torch.Tensor, float, float]]:
+        """What the robot is told to do, by name: the present values, a view `(num_envs,)` that a
+        viewer may write, and their range. Where `steered` is true they stay as written."""
+        return {}
+
     def deployment(self) -> dict[str, Any]:
         """What a robot that runs the policy must know and the model does not say: the parts of an
         observation, what an action means. Plain JSON data, for `mjfleet export`: docs/deploy.md."""
@@ -220,6 +227,13 @@ class Env(VecEnv, Generic[C]):
         self._reset(dones)
         self._observations = self._observe()
         return self._observations, reward, dones, {"time_outs": time_outs}
+
+    def reset(self) -> None:
+        """Begin a new episode in every world; those that were under way count for nothing."""
+        self._whole = torch.ones_like(self._whole)
+        self._term_sums.zero_()
+        self._reset(self._whole)
+        self._observations = self._observe()
 
     def start_at_random_times(self) -> None:
         """Put every world at a random time of its episode, so that time-outs are spread out."""

@@ -95,7 +95,7 @@ def run_fleet(plan: LaunchPlan, job: Job, stop: StopRequest, agent: Agent) -> Ou
 
             future = _in_thread(lambda: launcher.run(run_spawned, job))
             try:
-                with stop.deferred(pass_on):
+                with stop.deferred(pass_on, relay.say):
                     return _follow(crew, agent, future, job, agent_log, stop)
             finally:
                 agent.signal(signal.SIGKILL)

@@ -4,12 +4,15 @@ import fcntl
 import logging
 import os
 import pty
+import queue
+import re
 import selectors
 import termios
 import threading
 import time
 import tty
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +21,9 @@ from mjfleet.config import TrainConfig
 logger = logging.getLogger(__name__)
 
 LOG_DIR_VARIABLE = "TORCHRUNX_LOG_DIR"
+ERASE_LINE = b"\x1b[2K"
+"""What rich writes for each line of a view before it draws it anew."""
+CONTROL = re.compile(rb"\x1b\[[^a-zA-Z]*[a-zA-Z]")
 
 
 def choose_log_dir(
@@ -38,13 +44,16 @@ class Relay:
 
     For each of standard output and error there is a channel that the worker opens: a
     pseudo-terminal where ours is a terminal, so that the worker draws as it would on it, else a
-    pipe. What a worker wrote before it was killed is in the channel and still comes out.
+    pipe. What a worker wrote before it was killed is in the channel and still comes out. What the
+    launcher has to say goes above the view that the worker is drawing.
     """
 
     def __init__(self, log_file: Path | None) -> None:
         self._log: BinaryIO | None = log_file.open("ab", buffering=0) if log_file else None
         self._channels: dict[int, tuple[int, int]] = {}
         self._silent: set[int] = set()
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._view = b""  # On a terminal: the view as it was last drawn, else an unfinished line.
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._pump, name="relay", daemon=True)
 
@@ -57,6 +66,8 @@ class Relay:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+        if self._view and not CONTROL.sub(b"", self._view).endswith(b"\n"):
+            self._write(1, b"\n")  # The view of a worker that was killed.
         for ends in self._channels.values():
             for end in ends:
                 os.close(end)
@@ -69,6 +80,10 @@ class Relay:
         out, error = (f"/proc/{os.getpid()}/fd/{ends[1]}" for ends in self._channels.values())
         return out, error
 
+    def say(self, text: str) -> None:
+        """Print a line; may be called in a signal's handler."""
+        self._said.put(text)
+
     def _pump(self) -> None:
         with selectors.DefaultSelector() as selector:
             for stream, (end, _) in self._channels.items():
@@ -77,10 +92,14 @@ class Relay:
             while True:
                 # Asked before the look: what comes later is not from a worker of this run.
                 ended = self._ended.is_set()
+                for stream, (_, end) in self._channels.items():
+                    _pass_on_size(stream, end)
+                with suppress(queue.Empty):
+                    self._print_above(self._said.get_nowait())
                 ready = selector.select(timeout=0 if ended else 0.1)
                 for key, _ in ready:
                     self._pass_on(key.data, os.read(key.fd, 65536))
-                if ended and not ready:
+                if ended and not ready and self._said.empty():
                     return
 
     def _pass_on(self, stream: int, data: bytes) -> None:
@@ -91,6 +110,19 @@ class Relay:
                 # A relay that stopped would leave rank 0 waiting for ever to be read.
                 logger.warning("%s ends here: %s", self._log.name, error.strerror)
                 self._log = None
+        if stream == 1 and os.isatty(1):
+            shown = self._view + data
+            drawn = shown.rfind(ERASE_LINE)
+            self._view = shown[drawn if drawn >= 0 else shown.rfind(b"\n") + 1 :]
+        self._write(stream, data)
+
+    def _print_above(self, text: str) -> None:
+        """Print a line where the view begins, and the view again below it."""
+        lines = self._view.count(b"\n")
+        back = (b"\r" + b"\x1b[%dA" % lines * (lines > 0) + b"\x1b[J") if self._view else b""
+        self._write(1, back + text.encode() + b"\n" + self._view)
+
+    def _write(self, stream: int, data: bytes) -> None:
         while data and stream not in self._silent:
             try:
                 data = data[os.write(stream, data) :]
@@ -106,6 +138,12 @@ def _channel(stream: int) -> tuple[int, int]:
         return os.pipe()
     reader, writer = pty.openpty()
     tty.setraw(writer)  # Bytes pass as they are.
-    size = fcntl.ioctl(stream, termios.TIOCGWINSZ, bytes(8))
-    fcntl.ioctl(writer, termios.TIOCSWINSZ, size)
+    _pass_on_size(stream, writer)
     return reader, writer
+
+
+def _pass_on_size(stream: int, writer: int) -> None:
+    """Let a worker's pseudo-terminal be as large as ours, where there is one."""
+    with suppress(OSError):  # A pipe, or a terminal that has gone away.
+        size = fcntl.ioctl(stream, termios.TIOCGWINSZ, bytes(8))
+        fcntl.ioctl(writer, termios.TIOCSWINSZ, size)

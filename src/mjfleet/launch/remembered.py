@@ -18,7 +18,7 @@ Curves = tuple[tuple[Measured, ...], ...]
 
 NO_MATTER = (
     "seed", "max_iterations", "save_interval", "init_at_random_ep_len", "experiment_name",
-    "run_name", "logger",
+    "run_name", "logger", "wandb",
 )  # fmt: skip
 """Numbers and names of the agent on which throughput does not depend."""
 

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.files import extend, write_atomically
-
-Row = Mapping[str, float | int | None]
+from mjfleet.report.rows import read_rows
+from mjfleet.report.sink import Row
 
 logger = logging.getLogger(__name__)
 
 
 class _FileSink(ABC):
-    """A file that takes each row whole or not at all, and is on disk when `write` returns."""
+    """A file that takes each row whole or not at all, and nothing else."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -33,14 +33,30 @@ class _FileSink(ABC):
         self._waiting: deque[Row] = deque()
         self._warned = False
 
+    def open(self) -> None:
+        """Start the file."""
+        self._save()
+
     def write(self, row: Row) -> None:
         """Store a row, and before it all those that wait."""
         self._waiting.append(row)
         self._save()
 
+    def video(self, path: Path, iteration: int) -> None:
+        """Store nothing: TensorBoard shows no MP4."""
+        del path, iteration
+
+    def checkpoint(self, path: Path, iteration: int) -> None:
+        """Store nothing: it is in the run directory already."""
+        del path, iteration
+
     def close(self) -> None:
         """Try those that wait once more."""
         self._save()
+
+    def abandon(self) -> str:
+        """Leave what waits; returns what that means."""
+        return "its last rows are lost"
 
     def _save(self) -> None:
         try:
@@ -84,15 +100,14 @@ class CsvSink(_FileSink):
         super().__init__(path)
         self._resumed_from = resumed_from
         self._columns: list[str] = []
-        self._save()
 
     def _first_content(self) -> bytes:
-        self._columns, rows = _read_rows(self._path, self._resumed_from)
+        self._columns, rows = read_rows(self._path, self._resumed_from)
         return _csv_text(self._columns, rows)
 
     def _encode(self, row: Row) -> bytes:
         if new := [name for name in row if name not in self._columns]:
-            columns, rows = _read_rows(self._path, math.inf)
+            columns, rows = read_rows(self._path, math.inf)
             columns += new
             self._replace(_csv_text(columns, rows))
             self._columns = columns
@@ -110,39 +125,6 @@ def _csv_text(
     return text.getvalue().encode()
 
 
-def _read_rows(path: Path, last: float) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and rows of a metrics.csv up to iteration `last`, each iteration once.
-
-    A crash may have left half a row or bytes of something else: such rows are passed over. Of two
-    rows for an iteration the one further down counts, as it was trained later.
-    """
-    if not path.exists():
-        return [], []
-    # What follows the last end of line is half a row, or nothing.
-    head, *lines = path.read_bytes().decode(errors="replace").split("\n")[:-1] or [""]
-    columns = next(csv.reader([head]), [])
-    if "iteration" not in columns:
-        return [], []
-    rows: dict[int, dict[str, str]] = {}
-    for line in lines:
-        # Rows are numbers: to csv.reader a stray quotation mark would join all that follow.
-        fields = line.rstrip("\r").split(",")
-        if len(fields) == len(columns) and all(map(_is_number_or_empty, fields)):
-            row = dict(zip(columns, fields, strict=True))
-            if row["iteration"].isdecimal() and int(row["iteration"]) <= last:
-                rows[int(row["iteration"])] = row
-    return columns, [rows[iteration] for iteration in sorted(rows)]
-
-
-def _is_number_or_empty(field: str) -> bool:
-    if field:
-        try:
-            float(field)
-        except ValueError:
-            return False
-    return True
-
-
 class TensorBoardSink(_FileSink):
     """An event file in the run directory, one for each part of a run.
 
@@ -157,7 +139,6 @@ class TensorBoardSink(_FileSink):
             run_dir / f"events.out.tfevents.{moment}.{socket.gethostname()}.{os.getpid()}"
         )
         self._resumed_from = resumed_from
-        self._save()
 
     def _first_content(self) -> bytes:
         # The start of a session at a step makes TensorBoard forget what earlier files say of this

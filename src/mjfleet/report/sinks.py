@@ -1,42 +1,35 @@
-"""Where metrics go besides the terminal: metrics.csv always, TensorBoard or W&B by choice.
+"""Where metrics, videos and checkpoints go besides the terminal and the run directory's own files.
 
-Rank 0 runs this between two iterations, while the other ranks wait: whatever goes wrong here is
-worth one warning, and neither an exception nor a pause.
+Rank 0 runs this between two iterations, while the other ranks wait: it hands over what there is,
+and whatever goes wrong is worth one warning, and neither an exception nor a pause.
 """
 
-import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
-from mjfleet.report.file_sinks import CsvSink, Row, TensorBoardSink
+from mjfleet.config import AgentConfig
+from mjfleet.report.file_sinks import CsvSink, TensorBoardSink
 from mjfleet.report.record import METRICS_FILE
+from mjfleet.report.sink import Row, Sink, SinkThread
 from mjfleet.report.wandb_sink import WandbSink
-from mjfleet.tell import in_a_line
 
-logger = logging.getLogger(__name__)
-
-
-class Sink(Protocol):
-    """Takes one row per iteration; columns without a value are None."""
-
-    def write(self, row: Row) -> None:
-        """Store a row; `row["iteration"]` is its step."""
-
-    def close(self) -> None:
-        """Flush and let go."""
+CLOSE_SECONDS = 30.0
+"""How long all sinks together may take to store the rest at the end of a run."""
+FAILED_SECONDS = 3.0
+"""The same where the run has failed, and somebody waits to be told why."""
 
 
 class Sinks:
-    """All sinks of a run. One that fails is dropped with a warning: training goes on without it.
+    """All sinks of a run: metrics.csv always, TensorBoard and W&B as `agent.logger` says.
 
-    Files on a full disk are no such failure: their rows wait and are tried again.
+    Used as a context, which closes them.
 
     Args:
         run_dir: the run directory, which a resumed run has in common with its earlier parts.
-        kind: what there is besides metrics.csv.
-        project: the W&B project, unless the environment variable WANDB_PROJECT names another.
-        config: the run's configuration, for W&B.
+        agent: says which sinks there are, and how W&B is to call the run.
+        config: the run's whole configuration, for W&B.
         resumed_from: the iterations that are done already, those of the checkpoint from which
             training goes on. What the files hold of later ones is dropped: they come again.
     """
@@ -44,42 +37,47 @@ class Sinks:
     def __init__(
         self,
         run_dir: Path,
-        kind: Literal["tensorboard", "wandb", "none"],
-        project: str,
+        agent: AgentConfig,
         config: Mapping[str, Any],
         *,
         resumed_from: int = 0,
     ) -> None:
-        makers: dict[str, Callable[[], Sink]] = {
-            METRICS_FILE: lambda: CsvSink(run_dir / METRICS_FILE, resumed_from)
-        }
-        if kind == "tensorboard":
-            makers["TensorBoard"] = lambda: TensorBoardSink(run_dir, resumed_from)
-        elif kind == "wandb":
-            makers["W&B"] = lambda: WandbSink(run_dir, project, config)
-        self._sinks: dict[str, Sink] = {}
-        for name, make in makers.items():
-            self._attempt(name, lambda name=name, make=make: self._sinks.update({name: make()}))
+        sinks: dict[str, Sink] = {METRICS_FILE: CsvSink(run_dir / METRICS_FILE, resumed_from)}
+        if "tensorboard" in agent.logger:
+            sinks["TensorBoard"] = TensorBoardSink(run_dir, resumed_from)
+        if "wandb" in agent.logger:
+            sinks["W&B"] = WandbSink(run_dir, agent.wandb, agent.experiment_name, config)
+        self._threads = [SinkThread(name, sink) for name, sink in sinks.items()]
 
     def write(self, row: Row) -> None:
-        """Give a row to every sink that still works."""
-        for name, sink in list(self._sinks.items()):
-            self._attempt(name, lambda sink=sink: sink.write(row))
+        """Hand a row to every sink; `row["iteration"]` is its step, None stands for no value."""
+        row = dict(row)
+        for thread in self._threads:
+            thread.put(lambda sink: sink.write(row))
 
     def video(self, path: Path, iteration: int) -> None:
         """Hand a finished MP4 file of the policy after an iteration to sinks that take videos.
 
         The file has to stay for as long as the run.
         """
+        for thread in self._threads:
+            thread.put(lambda sink: sink.video(path, iteration))
 
-    def close(self) -> None:
-        """Close every sink that still works."""
-        for name, sink in list(self._sinks.items()):
-            self._attempt(name, sink.close)
+    def checkpoint(self, path: Path, iteration: int) -> None:
+        """Hand a checkpoint to sinks that keep some; one that is removed again may be passed by."""
+        for thread in self._threads:
+            thread.put(lambda sink: sink.checkpoint(path, iteration))
 
-    def _attempt(self, name: str, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except Exception as error:
-            self._sinks.pop(name, None)
-            logger.warning("%s failed, training goes on without it: %s", name, in_a_line(error))
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Wait until all sinks have stored what they were given, but no longer than that."""
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.finish()
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def __enter__(self) -> "Sinks":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(FAILED_SECONDS if kind else CLOSE_SECONDS)

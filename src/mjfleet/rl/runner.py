@@ -114,7 +114,7 @@ class Runner(OnPolicyRunner):
         self,
         on_iteration: Callable[[IterationMetrics], None],
         stop_signal: Callable[[], int | None],
-        save: Callable[[bool], None] | None = None,
+        save: Callable[[bool], object] | None = None,
     ) -> int | None:
         """Train until `agent.max_iterations` iterations are done or some rank is asked to stop.
 

@@ -54,8 +54,11 @@ class Saver:
         self._env_state = EnvState(runner.env)
         self._failures = 0
 
-    def save(self, is_last: bool) -> None:
+    def save(self, is_last: bool) -> Path | None:
         """Write a checkpoint of all ranks, on all of them at the same time.
+
+        Returns:
+            The file that this rank has written; None: another rank writes it, or it failed.
 
         Raises:
             CheckpointError: that has failed several times running.
@@ -64,13 +67,14 @@ class Saver:
         with runner.pulse.excused(Phase.SAVE):
             ranks = runner.collectives.gather_bytes(pack(self._rank_state()))
             if ranks is None:
-                return
+                return None
             state = self._state(ranks)
             path = self._folder / f"model_{runner.current_learning_iteration}.pt"
             for attempt in range(ATTEMPTS if is_last else 1):
                 time.sleep(PAUSE_SECONDS if attempt else 0.0)
                 if self._write(path, state):
-                    return
+                    return path
+        return None
 
     def resume(self, path: Path) -> list[str]:
         """Go on from a checkpoint.

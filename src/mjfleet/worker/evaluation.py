@@ -1,6 +1,8 @@
 """Whole episodes of a policy, and what they were like. Importing this imports nothing heavy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +22,62 @@ if TYPE_CHECKING:
 Actions = Literal["zero", "random"]
 
 
+@dataclass(frozen=True)
+class Player:
+    """An environment and what acts in it."""
+
+    env: "Env[Any]"
+    act: Callable[[Any], "torch.Tensor"]
+    """Actions `(num_envs, num_actions)` for observations."""
+    load: Callable[[Path], object]
+    """Act as another checkpoint of the same run says.
+
+    Raises:
+        UserError: it cannot be read, or is of other networks.
+    """
+    forget: Callable[["torch.Tensor"], object] = lambda dones: None
+    """Told which worlds are done, `(num_envs,)`, bool: a recurrent policy begins there anew."""
+
+
+@contextmanager
+def playing(job: Job, policy: Path | Actions | None) -> Iterator[Player]:
+    """Inside the block, nothing is learned and the device is the job's.
+
+    Args:
+        job: the task and its configuration, on one device.
+        policy: a checkpoint, or which actions to take instead.
+    """
+    prepare()
+    import torch
+
+    from mjfleet.rl.checkpoint import seed_everything
+
+    found = find_task(job.task, Path(job.task_folder))
+    config = from_dict(found.defaults(), job.config)
+    seed_everything(config.agent.seed)
+    with on_device(job, job.devices[0]), torch.inference_mode():
+        env = build_env(found, config, job, Rank(), Pulse())
+        if isinstance(policy, Path):
+            from mjfleet.rl.runner import Runner
+
+            @torch.inference_mode(False)
+            def load(checkpoint: Path) -> None:
+                runner.load(str(checkpoint), {"actor": True})
+
+            with torch.inference_mode(False):
+                runner = Runner(env, config.agent, job.devices[0], job.threads, found.load)
+            load(policy)
+            actor = runner.get_inference_policy()
+            player = Player(env, actor, load, actor.reset)
+            env.history = None  # Which it would record for a rollout.
+        elif policy == "random":
+            player = Player(env, lambda _: torch.randn_like(env.action), lambda _: None)
+        else:
+            player = Player(env, lambda _: torch.zeros_like(env.action), lambda _: None)
+        torch.set_num_threads(1)  # The engine's own are at work.
+        yield player
+
+
 def evaluate(
     job: Job, policy: Path | Actions | None, episodes: int, *, record: bool = False
 ) -> tuple[str, "Recording | None"]:
@@ -35,32 +93,11 @@ def evaluate(
     Returns:
         A table of returns, lengths, reward terms and metrics, and the recording.
     """
-    prepare()
-    import torch
-
-    from mjfleet.rl.checkpoint import seed_everything
-
-    found = find_task(job.task, Path(job.task_folder))
-    config = from_dict(found.defaults(), job.config)
-    seed_everything(config.agent.seed)
-    with on_device(job, job.devices[0]), torch.inference_mode():
-        env = build_env(found, config, job, Rank(), Pulse())
-        if isinstance(policy, Path):
-            from mjfleet.rl.runner import Runner
-
-            with torch.inference_mode(False):
-                runner = Runner(env, config.agent, job.devices[0], job.threads, found.load)
-                runner.load(str(policy), {"actor": True})
-            act: Callable[[Any], Any] = runner.get_inference_policy()
-            env.history = None  # Which it would record for a rollout.
-        elif policy == "random":
-            act = lambda _: torch.randn_like(env.action)  # noqa: E731
-        else:
-            act = lambda _: torch.zeros_like(env.action)  # noqa: E731
-        torch.set_num_threads(1)  # The engine's own are at work.
+    with playing(job, policy) as player:
+        env = player.env
         recorder = _recorder(env) if record else None
         after_step = recorder.take if recorder else lambda: None
-        rows = _play(env, act, -(-episodes // env.num_envs), after_step)
+        rows = _play(env, player.act, -(-episodes // env.num_envs), after_step)
     by = policy.stem if isinstance(policy, Path) else f"{policy} actions"
     return _table(env, rows), recorder.finish(f"{job.task}, {by}") if recorder else None
 

@@ -107,28 +107,31 @@ def _train_and_report(
     agent, begun = runner.agent, runner.current_learning_iteration
     view = "quiet" if job.config["quiet"] else "plain" if job.config["plain"] else "live"
     progress = Progress(agent.max_iterations, begun, view, job.task)
-    sinks = Sinks(run_dir, agent.logger, agent.experiment_name, job.config, resumed_from=begun)
     interval = job.config["video_interval"]
-    videos = Videos(runner, interval, run_dir / "videos", job.task, sinks) if interval else None
+    with Sinks(run_dir, agent, job.config, resumed_from=begun) as sinks:
+        videos = Videos(runner, interval, run_dir / "videos", job.task, sinks) if interval else None
 
-    def on_iteration(metrics: "IterationMetrics") -> None:
-        with runner.pulse.excused():  # A terminal may be paused.
-            progress.iteration(metrics)
-        sinks.write(metrics.row())
-        if videos:
-            videos.iteration(metrics.iteration)
+        def on_iteration(metrics: "IterationMetrics") -> None:
+            with runner.pulse.excused():  # A terminal may be paused.
+                progress.iteration(metrics)
+            sinks.write(metrics.row())
+            if videos:
+                videos.iteration(metrics.iteration)
 
-    try:
-        stopped_by = runner.train(on_iteration, stop.check, saver.save)
-        if videos and stopped_by is None:
-            with runner.pulse.excused():
-                videos.finish(stop.check)
-        return stopped_by
-    finally:
-        progress.close()
-        if videos:
-            videos.close()
-        sinks.close()
+        def save(is_last: bool) -> None:
+            if path := saver.save(is_last):
+                sinks.checkpoint(path, runner.current_learning_iteration)
+
+        try:
+            stopped_by = runner.train(on_iteration, stop.check, save)
+            if videos and stopped_by is None:
+                with runner.pulse.excused():
+                    videos.finish(stop.check)
+            return stopped_by
+        finally:
+            progress.close()
+            if videos:
+                videos.close()
 
 
 def _announce(begun: int, total: int, lost: list[str]) -> None:

@@ -112,17 +112,23 @@ class StopRequest:
                     os._exit(128 + _counts_as(number))
 
     @contextmanager
-    def deferred(self, accept: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    def deferred(
+        self,
+        accept: Callable[[], bool] = lambda: True,
+        say: Callable[[str], object] | None = None,
+    ) -> Iterator[None]:
         """Let the block finish what it is doing; it asks `received`.
 
         Args:
             accept: called when the first signal arrives; False: there is nothing to finish.
+            say: prints lines about signals meanwhile; None: what does so otherwise.
         """
-        self._defer = accept
+        before = self._say
+        self._defer, self._say = accept, say or before
         try:
             yield
         finally:
-            self._defer = _never
+            self._defer, self._say = _never, before
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame

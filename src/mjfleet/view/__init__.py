@@ -1,0 +1,1 @@
+"""Watching a policy: one loop, and the two displays that show it."""

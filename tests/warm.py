@@ -1,0 +1,46 @@
+"""A process that has imported what training needs, and becomes the command line for each request.
+
+Imports take most of the time of a short run. Each request is a line of JSON; the answer, a line
+with the exit code, comes when the process that was forked for it has ended.
+"""
+
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+from mjfleet.worker.lean import prepare
+
+
+def next_request() -> dict[str, Any]:
+    """Wait, answer, fork: returns in a new process for each request, and never in this one."""
+    while line := sys.stdin.readline():
+        child = os.fork()
+        if child == 0:
+            return json.loads(line)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    sys.exit()
+
+
+def become(request: dict[str, Any]) -> str:
+    """Be as a shell would have started it; returns the module to run."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(request["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    err = os.open(request["err"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number, descriptor in enumerate((nothing, out, err)):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    os.chdir(request["cwd"])
+    sys.argv = [request["module"], *request["arguments"]]
+    sys.orig_argv = [sys.executable, "-m", *sys.argv]
+    return request["module"]
+
+
+if __name__ == "__main__":
+    prepare()
+    for heavy in ("mujoco.batch", "mjfleet.env", "mjfleet.rl.runner", "mjfleet.sim.warp"):
+        importlib.import_module(heavy)
+    importlib.import_module(become(next_request())).main()
