@@ -13,7 +13,7 @@ from ..conftest import TESTS, Run, needs_drawing, only_run, read_video, rows
 
 TINY = (
     "cartpole-balance", "--env.num-envs", "4", "--env.episode-seconds", "0.5",
-    "--agent.num-steps-per-env", "8", "--agent.max-iterations", "3", "--video-interval", "3",
+    "--agent.num-steps-per-env", "4", "--agent.max-iterations", "2", "--video-interval", "2",
 )  # fmt: skip
 
 
@@ -27,9 +27,9 @@ def test_two_workers_leave_a_video_of_rank_0(run: Run, tmp_path: Path) -> None:
     result = run("train", *TINY, "--cpu-workers", "2")
     assert (result.returncode, result.stderr) == (0, "")
     (video,) = (only_run(tmp_path) / "videos").iterdir()
-    assert video.name == "iteration_3.mp4"
+    assert video.name == "iteration_2.mp4"
     frames = read_video(video)
-    assert frames.shape == (3 * 8, 480, 640, 3)
+    assert frames.shape == (2 * 4, 480, 640, 3)
     assert change(frames[0], frames[-1]) > 0.1
 
 
@@ -38,7 +38,7 @@ def test_training_ends_well_where_nothing_can_be_drawn(run: Run, tmp_path: Path)
     assert result.returncode == 0
     assert len(result.stderr.splitlines()) == 1
     assert "mjfleet doctor" in result.stderr
-    assert len(rows(only_run(tmp_path))) == 3
+    assert len(rows(only_run(tmp_path))) == 2
     assert not (only_run(tmp_path) / "videos").exists()
 
 

@@ -71,8 +71,8 @@ class PlayArguments:
     def __post_init__(self) -> None:
         check(self, episodes=optional(at_least(1)), seed=at_least(0))
         check(self, port=between(1, 2**16 - 1))
-        if self.viewer and self.episodes:
-            raise UserError("--episodes: a viewer plays until it is closed.")
+        if self.viewer and (self.episodes or self.video):
+            raise UserError("--episodes and --video: a viewer plays until it is closed.")
         if self.viewer != "web" and (self.host, self.port) != (LOCALHOST, PORT):
             raise UserError("--host and --port: they are for --viewer web.")
         if self.env.num_envs == "auto":

@@ -144,7 +144,7 @@ class _Stage:
         geom, kind = scene.geoms[scene.ngeom], mujoco.mjtGeom.mjGEOM_ARROW
         rgba = np.array([*colour, 255], np.float32) / 255
         mujoco.mjv_initGeom(geom, kind, np.zeros(3), np.zeros(3), np.zeros(9), rgba)
-        mujoco.mjv_connector(geom, kind, 0.03 * self._size, start, start + along)
+        mujoco.mjv_connector(geom, kind, 0.045 * self._size, start, start + along)
         scene.ngeom += 1
 
 

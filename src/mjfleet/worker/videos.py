@@ -79,7 +79,7 @@ class Videos:
             rendering.close()
         lost = self._skipped + bool(self._waiting) + len(self._drawn)
         if lost and self._works:
-            logger.warning("%d videos were not drawn: there was no time", lost)
+            logger.warning("videos that were not drawn, for lack of time: %d", lost)
 
     def _record(self, number: int) -> None:
         due = min(math.ceil(number / self._interval) * self._interval, self._last)
