@@ -79,11 +79,12 @@ class Relay:
                 ended = self._ended.is_set()
                 ready = selector.select(timeout=0 if ended else 0.1)
                 for key, _ in ready:
-                    self._pass_on(key.data, os.read(key.fd, 65536))
+                    self.pass_on(key.data, os.read(key.fd, 65536))
                 if ended and not ready:
                     return
 
-    def _pass_on(self, stream: int, data: bytes) -> None:
+    def pass_on(self, stream: int, data: bytes) -> None:
+        """Bring output of rank 0, which it may also have written elsewhere, where it belongs."""
         if self._log:
             try:
                 self._log.write(data)
