@@ -2,7 +2,8 @@
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 ADDRESSES = {"node1": "10.77.0.1", "node2": "10.77.0.2"}
@@ -33,6 +34,7 @@ class Network:
     def __init__(self, folder: Path) -> None:
         """Make the keys, the hosts and the cable, and start both sshd."""
         self.ssh_config = folder / "ssh_config"
+        self.known_hosts = folder / "known_hosts"
         self._folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
         self._keys()
@@ -59,6 +61,17 @@ class Network:
         """Pull out a host's cable, or plug it in."""
         self.run(name, "ip", "link", "set", "eth0", state)
 
+    @contextmanager
+    def mounted(self, name: str, others: Mapping[Path, Path]) -> Iterator[None]:
+        """Show other files or folders on a host, in the place of some that it shares."""
+        for place, other in others.items():
+            self.run(name, "mount", "--bind", str(other), str(place))
+        try:
+            yield
+        finally:
+            for place in others:
+                self.run(name, "umount", str(place))
+
     def close(self) -> None:
         """End what was started; the namespaces end with their last process."""
         for process in self._processes:
@@ -70,7 +83,7 @@ class Network:
             _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self._folder / name))
         public = (self._folder / "host_key.pub").read_text()
         known = "".join(f"{name},{ADDRESSES[name]} {public}" for name in ADDRESSES)
-        (self._folder / "known_hosts").write_text(known)
+        self.known_hosts.write_text(known)
         self.ssh_config.write_text(SSH.format(folder=self._folder))
 
     def _unshare(self, name: str) -> subprocess.Popen[bytes]:

@@ -37,6 +37,8 @@ CONNECT_SECONDS = 5.0
 END_SECONDS = 10.0
 """How long the end may take before it is forced."""
 STATUS_SECONDS = 1.0
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Made anew whenever a machine starts: see random(4)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,8 @@ class Facts:
     """CUDA_VISIBLE_DEVICES there."""
     cores: int
     """CPU cores that a process may use."""
+    identity: str
+    """What tells it from any other host."""
     log_root: tuple[int, int] | None
     """What tells the log root, or the folder that it would be made in, from any other folder."""
     launcher_address: str
@@ -82,7 +86,8 @@ def see(task_folder: str, log_root: str, counts_gpus: bool) -> Facts:
         gpus=count_gpus() if counts_gpus else 0,
         visible=os.environ.get(VISIBLE),
         cores=len(os.sched_getaffinity(0)),
-        log_root=_identity(Path(log_root)),
+        identity=f"{os.uname().nodename} {BOOT_ID.read_text().strip()}",
+        log_root=_existing(Path(log_root)),
         launcher_address=launcher_address,
         address=address,
     )
@@ -144,7 +149,7 @@ class Deputy:
         try:
             self._link.send(answer())
         except OSError as error:
-            self._link.send({"error": error.strerror or str(error)})
+            self._link.send({"error": os.strerror(error.errno) if error.errno else str(error)})
 
     def _listen(self, address: str) -> Message:
         """Let others try whether they can reach this host; returns the port."""
@@ -253,7 +258,7 @@ class Tails:
             time.sleep(0.01)
 
 
-def _identity(folder: Path) -> tuple[int, int] | None:
+def _existing(folder: Path) -> tuple[int, int] | None:
     """The same for two hosts if they share a folder, or that in which it would be made."""
     for path in (folder.absolute(), *folder.absolute().parents):
         if path.is_dir():

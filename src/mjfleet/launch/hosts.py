@@ -35,9 +35,13 @@ TRAVELLING = (
 STAYING = (VARIABLE, PARENT_VARIABLE)
 """Those of them that say something of a process of this host."""
 SLURM = "slurm"
-CONNECT_SECONDS = 10
 END_SECONDS = 15.0
 """How long a deputy may take to end what it has started."""
+OPTIONS = (
+    "BatchMode=yes", "ConnectTimeout=10", "ClearAllForwardings=yes", "ControlMaster=no",
+    "ForwardAgent=no", "ForwardX11=no", "RequestTTY=no",
+)  # fmt: skip
+"""ssh as the user has set it up, but without questions, and nothing besides the connection."""
 LINES = 20
 """Lines that are kept of what a host says in plain text."""
 NO_DIRECTORY = 97
@@ -173,9 +177,12 @@ class Post:
         self._said: deque[str] = deque(maxlen=LINES)
         enter = f"cd {shlex.quote(os.getcwd())} || exit {NO_DIRECTORY}; exec "
         command = ["sh", "-c", enter + shlex.join([sys.executable, "-c", _BOOT])]
+        file = ["-F", config.ssh_config] if config.ssh_config else []
+        self._call = shlex.join(["ssh", *file, name])
         if not self.is_here:
             # A host's own shell, whichever it is, starts that.
-            command = [*_ssh(config), "--", name, shlex.join(command)]
+            options = [part for option in OPTIONS for part in ("-o", option)]
+            command = ["ssh", *file, *options, "--", name, shlex.join(command)]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -205,9 +212,10 @@ class Post:
             return f"it was silent for {LOST_SECONDS:g} s: it is down, or the network is cut"
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
-        code, last = self._process.returncode, "; ".join(list(self._said)[-3:])
+        code, last = self._process.returncode, " ".join(list(self._said)[-3:])
         if code == 255 and not self.is_here:
-            return f"ssh: {last or 'the connection has ended'}"
+            said = last.removeprefix("ssh: ") or "the connection has ended"
+            return f"{said} (ssh; it has to work without a question: {self._call} true)"
         if code == NO_DIRECTORY:
             return f"it has no folder {os.getcwd()}, where you stand here"
         if code in (126, 127):
@@ -291,11 +299,3 @@ class Posts:
 
     def _put(self, place: int, message: Message | None) -> None:
         self._inbox.put((place, message))
-
-
-def _ssh(config: LaunchConfig) -> list[str]:
-    """ssh as the user has set it up, but without questions, and nothing besides the connection."""
-    options = ["BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "ClearAllForwardings=yes"]
-    options += ["ControlMaster=no", "ForwardAgent=no", "ForwardX11=no", "RequestTTY=no"]
-    file = ["-F", config.ssh_config] if config.ssh_config else []
-    return ["ssh", *file, *(part for option in options for part in ("-o", option))]

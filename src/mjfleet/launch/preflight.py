@@ -48,9 +48,12 @@ def preflight(posts: Posts, found: FoundTask, config: LaunchConfig, is_restart: 
     here = see(str(found.folder), config.log_root, counts_gpus=False)
     problems = {post: [why] for post, why in lost.items()}
     hosts = []
+    known: dict[str, Post] = {}
     for post, seen in facts.items():
         environ = {} if seen.visible is None else {VISIBLE: seen.visible}
         problems[post] = list(_differences(seen, here, found))
+        if (same := known.setdefault(seen.identity, post)) is not post:
+            problems[post].append(f"it is the same host as {same}")
         if post is next(iter(posts)) and tuple(seen.log_root or ()) != here.log_root:
             problems[post].append(
                 f"it does not share the folder {config.log_root}, where rank 0 writes the run: "
