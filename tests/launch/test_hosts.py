@@ -16,12 +16,14 @@ from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.hosts import choose_hosts, take_variables, travelling, without_values
 
-from ..conftest import only_run, rows
+from ..conftest import REPOSITORY, only_run, rows
 from .fleet import SMALL, TRAIN, wait_for_iteration, write_noisy
 from .network import TOOLS, Network
 
 EACH = (*SMALL[:-2], "--cpu-workers", "1", "--cpu-threads", "1")
 TWO = (*EACH, "--hosts", "node1", "node2")
+PATIENCE = 300
+"""Seconds after which a test gives up."""
 ENDLESS = ("--agent.max-iterations", "100000", "--agent.save-interval", "1")
 
 
@@ -98,81 +100,93 @@ def train(
     )
 
 
-def weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    newest = max((run_dir / "checkpoints").iterdir(), key=lambda path: path.stat().st_mtime)
-    return torch.load(newest, weights_only=True)["actor_state_dict"]
+FAULT = """
+
+def _apply(self, action, apply=CartpoleEnv.apply):
+    self.applied = getattr(self, "applied", 0) + 1
+    if self.applied == 12 and os.environ["RANK"] == "1" and not os.path.exists("failed"):
+        open("failed", "w").close()
+        raise RuntimeError(f"{os.environ['GRIPPER']} broke")
+    apply(self, action)
+
+CartpoleEnv.apply = _apply
+"""
+"""In the second iteration, once."""
 
 
-def test_two_hosts_train_stop_and_go_on_like_two_workers_of_one(
+def write_faulty(folder: Path) -> None:
+    """A task like cartpole-balance, but for the fault."""
+    task = shutil.copytree(REPOSITORY / "tasks/cartpole", folder / "tasks/faulty")
+    config = (task / "config.py").read_text().replace('"cartpole-', '"faulty-')
+    (task / "config.py").write_text(config)
+    (task / "env.py").write_text((task / "env.py").read_text() + "import os" + FAULT)
+
+
+def saved(run_dir: Path, iteration: int) -> dict[str, torch.Tensor]:
+    path = run_dir / "checkpoints" / f"model_{iteration}.pt"
+    return torch.load(path, weights_only=True)["actor_state_dict"]
+
+
+def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
     network: Network, tmp_path: Path
 ) -> None:
-    one = tmp_path / "one"
-    one.mkdir()
-    command = [*TRAIN, "cartpole-balance", *SMALL, "--cpu-threads", "2"]
-    subprocess.run(command, cwd=one, check=True, capture_output=True)
+    write_faulty(tmp_path)
+    (tmp_path / "failed").touch()
+    command = [*TRAIN, "faulty-balance", *SMALL, "--cpu-threads", "2", "--log-root", "one"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "failed").unlink()
+    one = saved(next((tmp_path / "one").glob("*/*")), 4)
 
-    slow = ("--agent.algorithm.num-learning-epochs", "5", "--agent.save-interval", "1")
-    with train(network, tmp_path, *TWO, *slow) as process:
-        wait_for_iteration(process, 1)
+    # An exception on the other host; then it starts again from the checkpoint before.
+    flags = (*TWO, *ENDLESS, "--max-restarts", "9", "--min-hosts", "1")
+    flags = (*flags, "--env-var", "GRIPPER=the left one")
+    with train(network, tmp_path, *flags, task="faulty-balance") as process:
+        wait_for_iteration(process, 4)
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=300)
-    assert process.returncode == 130, rest
-    run_dir = only_run(tmp_path)
-    assert json.loads((run_dir / "run.json").read_text())["status"] == "stopped"
-    assert len(rows(run_dir)) < 4
-    with train(network, tmp_path, "--resume", "latest") as process:
-        _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-
-    assert [row["world_size"] for row in rows(run_dir)] == ["2"] * 4
-    there = weights(run_dir)
-    assert all(torch.equal(there[name], value) for name, value in weights(only_run(one)).items())
-    *_, logs = sorted((run_dir / "torchrunx").iterdir())
-    names = {"node1.log", "node1[0].log", "node2.log", "node2[0].log"}
-    assert {path.name for path in logs.iterdir()} == names
-    assert "rank 1: building" in (logs / "node2[0].log").read_text()
-
-
-def test_the_cause_of_a_fault_is_told_with_its_host(network: Network, tmp_path: Path) -> None:
-    write_noisy(tmp_path, step="if RANK == 1: raise RuntimeError(os.environ['GRIPPER'] + ' broke')")
-    flags = ("--cpu-workers", "1", "--hosts", "node1", "node2", "--env-var", "GRIPPER=the left one")
-    with train(network, tmp_path, *flags, task="noisy") as process:
-        _, errors = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert "rank 1 on node2 (cpu), iteration 2, collect" in errors
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert errors.startswith("rank 1 on node2 (cpu), iteration 2, collect")
     assert "RuntimeError: the left one broke" in errors
-    run_dir = only_run(tmp_path, "noisy")
-    failure = json.loads((run_dir / "failures" / "rank1.json").read_text())
+    run_dir = only_run(tmp_path, "faulty-balance")
+    assert attempts(run_dir) == [("RuntimeError", "failed"), (None, "stopped")]
+    assert all(torch.equal(value, one[name]) for name, value in saved(run_dir, 4).items())
+    assert {row["world_size"] for row in rows(run_dir)} == {"2"}
+    names = {"node1.log", "node1[0].log", "node2.log", "node2[0].log"}
+    for logs in (run_dir / "torchrunx").iterdir():
+        assert {path.name for path in logs.iterdir()} == names
+        assert "rank 1: building" in (logs / "node2[0].log").read_text()
+    failure = json.loads((run_dir / "failures/attempt_1/rank1.json").read_text())
     assert (failure["host"], failure["kind"]) == ("node2", "RuntimeError")
-    assert json.loads((run_dir / "failures" / "rank0.json").read_text())["echo"]
-    recorded = (run_dir / "run.json").read_text() + (run_dir / "config.yaml").read_text()
-    assert "GRIPPER" in recorded
-    assert "the left one" not in recorded.replace("the left one broke", "")
+    for record in ("run.json", "config.yaml"):
+        text = (run_dir / record).read_text()
+        assert "GRIPPER" in text
+        assert "the left one" not in text.replace("the left one broke", "")
 
-
-def test_a_lost_host_ends_the_run_which_goes_on_without_it(
-    network: Network, tmp_path: Path
-) -> None:
-    again = ("--max-restarts", "1", "--min-hosts", "1")
+    # It goes on, until the cable is cut; then without the other host.
+    resumed = ("--resume", "latest", "--env-var", "GRIPPER=")
     try:
-        with train(network, tmp_path, *TWO, *ENDLESS, *again) as process:
-            wait_for_iteration(process, 2)
+        with train(network, tmp_path, *resumed, task="faulty-balance") as process:
+            wait_for_iteration(process, len(rows(run_dir)) + 1)
             network.cut("node2")
             assert process.stdout is not None
             while " world_size=1 " not in process.stdout.readline():
                 assert process.poll() is None
             process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=300)
+            _, errors = process.communicate(timeout=PATIENCE)
     finally:
         network.cut("node2", "up")
     assert process.returncode == 143
     assert "on node2: this host is lost" in errors
-    run_dir = only_run(tmp_path)
-    first, second = json.loads((run_dir / "run.json").read_text())["attempts"]
-    assert (first["kind"], second["status"]) == ("Lost", "stopped")
-    assert {row["world_size"] for row in rows(run_dir)} == {"1", "2"}
-    # What is there has noticed as well that it is alone, and has left nothing.
+    assert attempts(run_dir)[2:] == [("Lost", "failed"), (None, "stopped")]
+    iterations = [int(row["iteration"]) for row in rows(run_dir)]
+    assert iterations == list(range(1, len(iterations) + 1))
+    # What was there has noticed as well that it is alone, and has left nothing.
     assert not list(Path("/tmp").glob("mjfleet-*-node2-*"))
+
+
+def attempts(run_dir: Path) -> list[tuple[str | None, str]]:
+    listed = json.loads((run_dir / "run.json").read_text())["attempts"]
+    return [(attempt.get("kind"), attempt["status"]) for attempt in listed]
 
 
 def test_all_that_is_missing_on_any_host_is_told_and_nothing_started(
@@ -181,7 +195,7 @@ def test_all_that_is_missing_on_any_host_is_told_and_nothing_started(
     def refused(*flags: str, hosts: str = "node1 node2") -> str:
         where = ("--cpu-workers", "1", "--hosts", *hosts.split())
         with train(network, here, *where, *flags, task="noisy") as process:
-            _, errors = process.communicate(timeout=300)
+            _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 2
         assert not (here / "logs").exists()
         return errors

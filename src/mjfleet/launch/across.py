@@ -177,7 +177,9 @@ class _Fleet:
     def _receive(self, seconds: float) -> None:
         """Take what hosts tell, for so long."""
         deadline = time.monotonic() + seconds
-        while received := self._posts.receive(deadline - time.monotonic()):
+        while (left := deadline - time.monotonic()) > 0:
+            if (received := self._posts.receive(left)) is None:
+                break
             post, message = received
             if post in self._hosts:  # Not one that was left out.
                 self._take(post, message)

@@ -58,8 +58,8 @@ class Facts:
     """CPU cores that a process may use."""
     identity: str
     """What tells it from any other host."""
-    log_root: tuple[int, int] | None
-    """What tells the log root, or the folder that it would be made in, from any other folder."""
+    has_token: bool
+    """Whether there is a file that the launcher has made just now."""
     launcher_address: str
     """Where the launcher is, seen from there; empty on the launcher's own host."""
     address: str
@@ -76,7 +76,7 @@ class Status:
     """Whether none of them has moved for the hang time-out."""
 
 
-def see(task_folder: str, log_root: str, counts_gpus: bool) -> Facts:
+def see(task_folder: str, token: str, counts_gpus: bool) -> Facts:
     """What this host has."""
     launcher_address, _, address, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
     return Facts(
@@ -87,7 +87,7 @@ def see(task_folder: str, log_root: str, counts_gpus: bool) -> Facts:
         visible=os.environ.get(VISIBLE),
         cores=len(os.sched_getaffinity(0)),
         identity=f"{os.uname().nodename} {BOOT_ID.read_text().strip()}",
-        log_root=_existing(Path(log_root)),
+        has_token=Path(token).exists(),
         launcher_address=launcher_address,
         address=address,
     )
@@ -177,6 +177,8 @@ class Deputy:
             checkpoint=job.checkpoint and str(self._folder / job.checkpoint),
             temporary=tempfile.gettempdir(),
         )
+        # Else torch warns of each address that has no name.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         own_log = self._folder / agent_log if agent_log else None
         Path(job.run_dir).mkdir(exist_ok=True)
         logs = map(Path, (*job.log_files, own_log or os.devnull))
@@ -256,15 +258,6 @@ class Tails:
         self._sent |= dict.fromkeys(others, 0)
         while self.send_new() or self._link.is_full:
             time.sleep(0.01)
-
-
-def _existing(folder: Path) -> tuple[int, int] | None:
-    """The same for two hosts if they share a folder, or that in which it would be made."""
-    for path in (folder.absolute(), *folder.absolute().parents):
-        if path.is_dir():
-            state = path.stat()
-            return state.st_ino, state.st_mtime_ns
-    return None
 
 
 def _family(address: str) -> socket.AddressFamily:

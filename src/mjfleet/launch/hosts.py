@@ -220,7 +220,7 @@ class Post:
             return f"it has no folder {os.getcwd()}, where you stand here"
         if code in (126, 127):
             return f"it has no {sys.executable}, which is Python here"
-        return f"its launcher has ended ({code}): {last}"
+        return f"the deputy there has ended with code {code}: {last}"
 
     def leave(self) -> None:
         """Have the deputy end all that it has started."""

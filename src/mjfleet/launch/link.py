@@ -49,8 +49,10 @@ class Link:
         self._reader, self._writer, self._receive = reader, writer, receive
         self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._waiting.put(greeting.encode() + b"\n")
+        self.is_over = False
+        """Whether there is nobody at the other end any more."""
         self.is_silent = False
-        """Whether it has ended because nothing was heard any more."""
+        """Whether that is because nothing was heard for too long."""
         self._writing = threading.Thread(target=self._write, name="link", daemon=True)
         self._writing.start()
         threading.Thread(target=self._read, name="link", daemon=True).start()
@@ -58,7 +60,7 @@ class Link:
     @property
     def is_full(self) -> bool:
         """Whether what was sent is still waiting."""
-        return self._waiting.qsize() > FULL
+        return self._waiting.qsize() > FULL and not self.is_over
 
     def send(self, message: Message) -> None:
         """Send a message, some time; once the other side is gone, to nobody."""
@@ -73,7 +75,8 @@ class Link:
     def close(self, seconds: float) -> None:
         """Send what is waiting, for so long at most; then the other side receives None."""
         self._waiting.put(None)
-        self._writing.join(seconds)
+        if not self.is_over:
+            self._writing.join(seconds)
 
     def _write(self) -> None:
         try:
@@ -104,6 +107,7 @@ class Link:
                 break
         else:
             self.is_silent = True
+        self.is_over = True
         self._receive(None)
 
 

@@ -2,8 +2,11 @@
 
 import ipaddress
 import socket
+import tempfile
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
@@ -15,6 +18,7 @@ from mjfleet.launch.plan import Host
 from mjfleet.registry import FoundTask
 from mjfleet.tell import tell
 
+LOOPBACK = "127.0.0.1"
 SEE_SECONDS = 30.0
 """How long a host may take to be connected and to say what it has."""
 NAMED = 3
@@ -31,13 +35,15 @@ def preflight(posts: Posts, found: FoundTask, config: LaunchConfig, is_restart: 
     Raises:
         UserError: something is missing; all that is missing on any host is told.
     """
-    question = {
-        "task_folder": str(found.folder),
-        "log_root": config.log_root,
-        "counts_gpus": needs_gpus(config),
-    }
     asked = list(posts)
-    answers = _ask(posts, asked, {"see": question}, SEE_SECONDS)
+    with _token(config) as token:
+        question = {
+            "task_folder": str(found.folder),
+            "token": token,
+            "counts_gpus": needs_gpus(config),
+        }
+        answers = _ask(posts, asked, {"see": question}, SEE_SECONDS)
+        here = see(str(found.folder), token, counts_gpus=False)
     facts = {post: Facts(**a["facts"]) for post, a in answers.items() if "facts" in a}
     lost = {post: answers[post]["error"] for post in asked if post not in facts}
     if is_restart and config.min_hosts is not None and len(facts) >= config.min_hosts:
@@ -45,7 +51,6 @@ def preflight(posts: Posts, found: FoundTask, config: LaunchConfig, is_restart: 
             tell(f"goes on without {post}: {why}")
         posts.leave_out(lost)
         lost = {}
-    here = see(str(found.folder), config.log_root, counts_gpus=False)
     problems = {post: [why] for post, why in lost.items()}
     hosts = []
     known: dict[str, Post] = {}
@@ -54,7 +59,7 @@ def preflight(posts: Posts, found: FoundTask, config: LaunchConfig, is_restart: 
         problems[post] = list(_differences(seen, here, found))
         if (same := known.setdefault(seen.identity, post)) is not post:
             problems[post].append(f"it is the same host as {same}")
-        if post is next(iter(posts)) and tuple(seen.log_root or ()) != here.log_root:
+        if post is next(iter(posts)) and not seen.has_token:
             problems[post].append(
                 f"it does not share the folder {config.log_root}, where rank 0 writes the run: "
                 "name this host first, or have --log-root on a file system that both have"
@@ -67,6 +72,19 @@ def preflight(posts: Posts, found: FoundTask, config: LaunchConfig, is_restart: 
     _refuse(problems)
     posts.meeting = _meet(posts, facts, config)
     return hosts
+
+
+@contextmanager
+def _token(config: LaunchConfig) -> Iterator[str]:
+    """A file for a moment, where the log root is or would be made: who sees it shares that."""
+    root = Path(config.log_root).absolute()
+    folder = next(path for path in (root, *root.parents) if path.is_dir())
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(tempfile.NamedTemporaryFile(dir=folder, prefix=".mjfleet-"))
+        except OSError as error:
+            raise UserError(f"--log-root {config.log_root}: {error.strerror}.") from None
+        yield file.name
 
 
 def _differences(seen: Facts, here: Facts, found: FoundTask) -> Iterable[str]:
@@ -129,6 +147,8 @@ def _address(
             return str(socket.getaddrinfo(name, None)[0][4][0]), f"--launcher-address {name}"
         except OSError as error:
             raise UserError(f"--launcher-address {name}: {error.strerror}.") from None
+    if first.is_here and not others:
+        return LOOPBACK, "this host's own"
     if not first.is_here:
         return facts[first].address, f"the address by which ssh reaches {first}"
     return facts[others[0]].launcher_address, f"the address by which {others[0]} knows this host"
