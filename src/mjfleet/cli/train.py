@@ -32,7 +32,7 @@ from mjfleet.launch.worlds import find_worlds, smallest
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.tell import tell
 from mjfleet.worker.job import Rank
-from mjfleet.worker.stop import Stopped
+from mjfleet.worker.stop import Stopped, StopRequest
 
 TELL_SECONDS = 3.0
 """How long the first of several workers may take to say what is wrong before others end."""
@@ -98,7 +98,11 @@ def train(arguments: Sequence[str]) -> int:
     config = replace(config, env_var=take_variables(config.env_var, os.environ))
     names = choose_hosts(config, os.environ)
     with Posts(names, config) if names else nullcontext() as posts:
-        hosts = preflight(posts, found, config, is_restart) if posts else [_this_host(config)]
+        if posts:
+            with StopRequest().installed():
+                hosts = preflight(posts, found, config, is_restart)
+        else:
+            hosts = [_this_host(config)]
         return _train(found, config, hosts, posts, resume, is_restart, arguments)
 
 

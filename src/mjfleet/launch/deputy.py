@@ -34,8 +34,8 @@ from mjfleet.worker.stop import StopRequest
 
 CONNECT_SECONDS = 5.0
 """How long the first host may take to answer another one."""
-END_SECONDS = 10.0
-"""How long the end may take before it is forced."""
+END_SECONDS = 30.0
+"""How long the end may take before it is forced. The workers are killed at once."""
 STATUS_SECONDS = 1.0
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Made anew whenever a machine starts: see random(4)."""

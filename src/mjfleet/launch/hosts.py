@@ -35,7 +35,7 @@ TRAVELLING = (
 STAYING = (VARIABLE, PARENT_VARIABLE)
 """Those of them that say something of a process of this host."""
 SLURM = "slurm"
-END_SECONDS = 15.0
+END_SECONDS = 20.0
 """How long a deputy may take to end what it has started."""
 OPTIONS = (
     "BatchMode=yes", "ConnectTimeout=10", "ClearAllForwardings=yes", "ControlMaster=no",
