@@ -1,6 +1,7 @@
 """Two hosts on one machine: namespaces with a name, an address, an /etc/hosts and an sshd each."""
 
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ PidFile none
 StrictModes no
 UsePAM no
 PermitRootLogin yes
+SetEnv TMPDIR={temporary}
 """
 SSH = """
 Host *
@@ -104,7 +106,9 @@ class Network:
 
     def _start_sshd(self, name: str, address: str) -> None:
         config = self._folder / f"sshd_{name}"
-        config.write_text(SSHD.format(address=address, folder=self._folder))
+        config.write_text(
+            SSHD.format(address=address, folder=self._folder, temporary=tempfile.gettempdir())
+        )
         self._start(self.on(name, "/usr/sbin/sshd", "-D", "-e", "-f", str(config)))
         deadline = time.monotonic() + 10
         command = self.on(name, "ssh", "-F", str(self.ssh_config), address, "true")

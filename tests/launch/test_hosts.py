@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from importlib.metadata import distribution
@@ -15,7 +16,8 @@ import torch
 
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
-from mjfleet.launch.hosts import choose_hosts, take_variables, travelling, without_values
+from mjfleet.launch.hosts import choose_hosts
+from mjfleet.launch.variables import take_variables, travelling, without_values
 
 from ..conftest import REPOSITORY, only_run, rows
 from .fleet import SMALL, TRAIN, wait_for_iteration, write_noisy
@@ -183,7 +185,7 @@ def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
     assert iterations == list(range(1, len(iterations) + 1))
     # What was there notices as well that it is alone, and leaves nothing.
     deadline = time.monotonic() + PATIENCE
-    while list(Path("/tmp").glob("mjfleet-*-node2-*")):
+    while list(Path(tempfile.gettempdir()).glob("mjfleet-*-node2-*")):
         assert time.monotonic() < deadline
         time.sleep(0.2)
 

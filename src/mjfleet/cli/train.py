@@ -20,7 +20,7 @@ from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.launch.config_file import read_config
 from mjfleet.launch.devices import choose_devices, count_gpus, needs_gpus
-from mjfleet.launch.hosts import Posts, choose_hosts, take_variables, without_values
+from mjfleet.launch.hosts import Posts, choose_hosts
 from mjfleet.launch.launcher import launch
 from mjfleet.launch.plan import Host, LaunchPlan, divide_worlds, make_plan
 from mjfleet.launch.preflight import preflight
@@ -28,6 +28,7 @@ from mjfleet.launch.remembered import recall
 from mjfleet.launch.restart import VARIABLE, start_again
 from mjfleet.launch.resume import Resume, find_resume, read_recorded
 from mjfleet.launch.run_dir import RunDir
+from mjfleet.launch.variables import take_variables, without_values
 from mjfleet.launch.worlds import find_worlds, smallest
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.tell import tell

@@ -4,7 +4,6 @@ OpenSSH's own client connects: what it verifies, and how it finds a host, is as 
 Everything that a host is told travels inside the connection, not in a command that others can see.
 """
 
-import fnmatch
 import json
 import os
 import queue
@@ -23,17 +22,9 @@ from contextlib import suppress
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.link import LOST_SECONDS, Link, Message
-from mjfleet.launch.restart import VARIABLE
+from mjfleet.launch.variables import travelling
 from mjfleet.worker.job import Rank
-from mjfleet.worker.stop import PARENT_VARIABLE
 
-TRAVELLING = (
-    "PATH", "LD_LIBRARY*", "LIBRARY_PATH", "PYTHON*", "CUDA*", "TORCH*", "PYTORCH*", "NCCL*",
-    "MUJOCO_*", "WANDB_*", "OMP_*", "GLOO_*", "WARP_*", "MJFLEET_*",
-)  # fmt: skip
-"""Environment variables that a worker may need, on whatever host."""
-STAYING = (VARIABLE, PARENT_VARIABLE)
-"""Those of them that say something of a process of this host."""
 SLURM = "slurm"
 END_SECONDS = 20.0
 """How long a deputy may take to end what it has started."""
@@ -117,46 +108,6 @@ def _resolve(name: str) -> str | None:
         return str(socket.getaddrinfo(name, None)[0][4][0])
     except OSError:
         return None
-
-
-def take_variables(asked: Sequence[str], environ: dict[str, str] | os._Environ[str]) -> list[str]:
-    """Set NAME=VALUE of --env-var in this process's environment; returns the names.
-
-    Raises:
-        UserError: a variable that is to be taken from here is not set.
-    """
-    names = []
-    for item in asked:
-        name, equals, value = item.partition("=")
-        if equals:
-            environ[name] = value
-        elif name not in environ:
-            raise UserError(f"--env-var {name}: it is not set here; {name}=VALUE sets it.")
-        names.append(name)
-    return names
-
-
-def without_values(arguments: Sequence[str]) -> list[str]:
-    """Command-line arguments, less the values of variables in --env-var, which may be secret."""
-    shown, is_variable = [], False
-    for argument in arguments:
-        first, *rest = argument.split("=")
-        if argument.startswith("--"):
-            is_variable = first.replace("_", "-") == "--env-var"
-            shown.append("=".join([first, *rest[:1]]) if is_variable else argument)
-        else:
-            shown.append(first if is_variable else argument)
-    return shown
-
-
-def travelling(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """The environment variables that go to every host: those of TRAVELLING, and some by name."""
-    patterns = (*TRAVELLING, *names)
-    return {
-        name: value
-        for name, value in environ.items()
-        if name not in STAYING and any(fnmatch.fnmatchcase(name, one) for one in patterns)
-    }
 
 
 class Post:
