@@ -10,7 +10,7 @@ import pytest
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices
-from mjfleet.launch.plan import LaunchPlan, divide_worlds, make_plan
+from mjfleet.launch.plan import Host, LaunchPlan, divide_worlds, make_plan
 from mjfleet.registry import discover
 
 CPU, GPU = Devices((), ()), Devices((1,), ("3",))
@@ -26,7 +26,7 @@ def plan(
 ) -> LaunchPlan:
     found = discover({}).find("cartpole-balance")
     config: TrainConfig = replace(found.defaults(), **changes)
-    return make_plan(found, config, devices, environ or {}, 4, NOON)
+    return make_plan(found, config, [Host(devices=devices, cores=4)], environ or {}, NOON)
 
 
 def test_auto_engine_is_native_on_the_cpu_and_warp_on_a_gpu() -> None:

@@ -14,7 +14,7 @@ import yaml
 from mjfleet.config import PPOConfig, TrainConfig
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.launch.devices import Devices
-from mjfleet.launch.plan import LaunchPlan, make_plan
+from mjfleet.launch.plan import Host, LaunchPlan, make_plan
 from mjfleet.launch.remembered import cache_file, recall, remember
 from mjfleet.launch.worlds import find_worlds, smallest, table
 from mjfleet.registry import FoundTask, discover
@@ -52,7 +52,8 @@ def planned(
     )
     devices = Devices((), (), cpu_workers=cpu_workers)
     cores = len(os.sched_getaffinity(0))
-    return make_plan(found, config, devices, {}, cores, datetime.now()), config
+    hosts = [Host(devices=devices, cores=cores)]
+    return make_plan(found, config, hosts, {}, datetime.now()), config
 
 
 def curve(*speeds: float) -> tuple[Measured, ...]:

@@ -15,7 +15,7 @@ from mjfleet.bench.options import Options
 from mjfleet.config import TrainConfig, from_dict, to_dict
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, count_gpus, select_devices
-from mjfleet.launch.plan import make_plan
+from mjfleet.launch.plan import Host, make_plan
 from mjfleet.registry import FoundTask
 from mjfleet.worker.job import Job
 
@@ -61,7 +61,8 @@ class Setup:
             UserError: engine, threads and devices do not fit each other.
         """
         cores = len(os.sched_getaffinity(0))
-        plan = make_plan(self.found, config, self.devices, {}, cores, datetime.now())
+        hosts = [Host(devices=self.devices, cores=cores)]
+        plan = make_plan(self.found, config, hosts, {}, datetime.now())
         return Job(
             task=plan.task,
             task_folder=str(plan.task_folder),

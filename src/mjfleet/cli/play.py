@@ -18,7 +18,7 @@ from mjfleet.config.check import at_least, between, check, optional
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import count_gpus, select_devices
 from mjfleet.launch.launcher import make_job
-from mjfleet.launch.plan import make_plan
+from mjfleet.launch.plan import Host, make_plan
 from mjfleet.launch.resume import find_resume, read_recorded
 from mjfleet.registry import FoundTask, discover
 from mjfleet.tell import tell
@@ -119,7 +119,7 @@ def play(arguments: Sequence[str]) -> int:
     if parsed.video is not None:
         _check_video(Path(parsed.video))
     cores = len(os.sched_getaffinity(0))
-    plan = make_plan(found, config, devices, {}, cores, datetime.now())
+    plan = make_plan(found, config, [Host(devices=devices, cores=cores)], {}, datetime.now())
     tell(f"playing {checkpoint or parsed.actions}: {config.worlds} worlds, {plan.engine} engine")
     job = make_job(plan, config)
     with StopRequest().installed():

@@ -6,8 +6,10 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +19,28 @@ from mjfleet.cli.arguments import PARSERS, STYLE, peek
 from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.launch.config_file import read_config
-from mjfleet.launch.devices import Devices, count_gpus, select_devices
+from mjfleet.launch.devices import choose_devices, count_gpus, needs_gpus
+from mjfleet.launch.hosts import Posts, choose_hosts
 from mjfleet.launch.launcher import launch
-from mjfleet.launch.plan import LaunchPlan, divide_worlds, make_plan
+from mjfleet.launch.plan import Host, LaunchPlan, divide_worlds, make_plan
+from mjfleet.launch.preflight import preflight
 from mjfleet.launch.remembered import recall
 from mjfleet.launch.restart import VARIABLE, start_again
 from mjfleet.launch.resume import Resume, find_resume, read_recorded
 from mjfleet.launch.run_dir import RunDir
 from mjfleet.launch.srun import torchrun_variables
+from mjfleet.launch.variables import take_variables, without_values
 from mjfleet.launch.worlds import find_worlds, smallest
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.tell import tell
 from mjfleet.worker.job import Rank
-from mjfleet.worker.stop import Stopped
+from mjfleet.worker.stop import Stopped, StopRequest
 
 TELL_SECONDS = 3.0
 """How long the first of several workers may take to say what is wrong before others end."""
+
+PlanAgain = Callable[..., tuple[LaunchPlan, TrainConfig]]
+"""Plans the same with another configuration, or for another time."""
 
 
 def main() -> None:
@@ -90,12 +98,34 @@ def train(arguments: Sequence[str]) -> int:
         resume = find_resume(config.resume, name, experiment, take_lock)
         config = parse(found, flags, resume.config or data)
     is_restart = failed is not None
-    plan, config = _plan(found, config, datetime.now(), resume, is_restart)
+    config = replace(config, env_var=take_variables(config.env_var, os.environ))
+    names = choose_hosts(config, os.environ)
+    with Posts(names, config) if names else nullcontext() as posts:
+        if posts:
+            with StopRequest().installed():
+                hosts = preflight(posts, found, config, is_restart)
+        else:
+            hosts = [_this_host(config)]
+        return _train(found, config, hosts, posts, resume, is_restart, arguments)
+
+
+def _train(
+    found: FoundTask,
+    config: TrainConfig,
+    hosts: Sequence[Host],
+    posts: Posts | None,
+    resume: Resume | None,
+    is_restart: bool,
+    arguments: Sequence[str],
+) -> int:
+    """Plan for these hosts and run; `posts` are the connections to them, if there are several."""
+    plan_again = partial(_plan, found, hosts=hosts, resume=resume, is_restart=is_restart)
+    plan, config = plan_again(config)
     if config.dry_run:
         if config.env.num_envs == "auto" and (known := recall(plan, config)):
             when, curves = known
             config = config.with_worlds(smallest(curves))
-            plan, config = _plan(found, config, datetime.now(), resume, is_restart)
+            plan, config = plan_again(config)
             note = f"--env.num-envs auto: worlds as measured at {when}"
             plan = replace(plan, notes=(*plan.notes, note))
         if plan.rank.rank == 0:
@@ -109,8 +139,9 @@ def train(arguments: Sequence[str]) -> int:
         return 0
     if config.env.num_envs == "auto":
         config = config.with_worlds(find_worlds(plan, config))
-        plan, config = _plan(found, config, datetime.now(), resume, is_restart)
-    return _run(found, config, plan, resume, ["train", *arguments])
+        plan, config = plan_again(config)
+    argv = ["train", *without_values(arguments)]
+    return _run(found, config, plan, plan_again, resume, argv, posts)
 
 
 def _base(arguments: Sequence[str]) -> dict[str, Any]:
@@ -157,6 +188,7 @@ def describe(plan: LaunchPlan) -> str:
     who = {
         "in-process": "in this process",
         "torchrunx": "started by torchrunx",
+        "hosts": "started by torchrunx on each host",
         "outer": "started already",
     }[plan.launcher]
     talk = f", which talk by {plan.backend}" if plan.backend else ""
@@ -179,7 +211,7 @@ def describe(plan: LaunchPlan) -> str:
     table = [("rank", "host", "device", "seed", "threads", "log file")]
     for w in plan.workers:
         device = f"{w.device} (the machine's {w.physical})" if w.physical else w.device
-        no_file = "none" if plan.launcher == "torchrunx" else "none: it prints here"
+        no_file = "none" if plan.launcher in ("torchrunx", "hosts") else "none: it prints here"
         log_file = str(w.log_file) if w.log_file else no_file
         table.append((str(w.rank), w.host, device, str(w.seed), str(w.threads), log_file))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -188,52 +220,51 @@ def describe(plan: LaunchPlan) -> str:
     return "\n".join([*plain, "", *rows, *(["", *plan.notes] if plan.notes else [])])
 
 
+def _this_host(config: TrainConfig) -> Host:
+    """This host, and what of it the run uses."""
+    outer = Rank.from_environ(os.environ)
+    started = outer.local_world_size if outer else None
+    num_gpus = count_gpus() if needs_gpus(config) else 0
+    devices = choose_devices(config, os.environ, num_gpus, started)
+    return Host(devices=devices, cores=len(os.sched_getaffinity(0)))
+
+
 def _plan(
     found: FoundTask,
     config: TrainConfig,
-    when: datetime,
+    hosts: Sequence[Host],
     resume: Resume | None,
-    is_restart: bool = False,
+    is_restart: bool,
+    when: datetime | None = None,
 ) -> tuple[LaunchPlan, TrainConfig]:
     """The plan, and the configuration with the worlds of each worker."""
     outer = Rank.from_environ(os.environ)
-    started = outer.local_world_size if outer else None
-    # The native engine needs no GPU: leave one alone unless it was asked for.
-    if config.engine == "native" and config.gpu_ids == "auto" and config.cpu_workers is None:
-        devices = Devices((), (), "--engine native", cpu_workers=started or 1)
-    else:
-        devices = select_devices(
-            config.gpu_ids,
-            os.environ,
-            0 if config.gpu_ids is None or config.cpu_workers else count_gpus(),
-            cpu_workers=config.cpu_workers,
-            started=started,
-            shared=config.backend == "gloo",
-        )
-    config = divide_worlds(config, outer.world_size if outer else len(devices.names))
-    cores = len(os.sched_getaffinity(0))
-    plan = make_plan(found, config, devices, os.environ, cores, when, resume, is_restart)
-    return plan, config
+    workers = sum(len(host.devices.names) for host in hosts)
+    config = divide_worlds(config, outer.world_size if outer else workers)
+    when = when or datetime.now()
+    return make_plan(found, config, hosts, os.environ, when, resume, is_restart), config
 
 
 def _run(
     found: FoundTask,
     config: TrainConfig,
     plan: LaunchPlan,
+    plan_again: PlanAgain,
     resume: Resume | None,
     argv: Sequence[str],
+    posts: Posts | None,
 ) -> int:
     """Run the plan; of several ranks that something else has started, the first one reports."""
     run_dir = None
     if plan.rank.rank == 0:
-        plan, run_dir = _create(found, config, plan, resume, argv)
+        plan, run_dir = _create(config, plan, plan_again, resume, argv)
         for line in (f"run directory: {plan.run_dir}", *plan.notes):
             tell(line)
         if plan.checkpoint:
             tell(f"going on from {plan.checkpoint}")
     code = 1
     try:
-        code = launch(plan, config, run_dir)
+        code = launch(plan, config, run_dir, posts)
     except WorkerError as error:
         print(error, file=sys.stderr)
     except UserError as error:
@@ -267,9 +298,9 @@ def _command() -> str:
 
 
 def _create(
-    found: FoundTask,
     config: TrainConfig,
     plan: LaunchPlan,
+    plan_again: PlanAgain,
     resume: Resume | None,
     argv: Sequence[str],
 ) -> tuple[LaunchPlan, RunDir]:
@@ -280,7 +311,7 @@ def _create(
             return plan, RunDir(plan, config, argv, resume.lock if resume else None)
         except FileExistsError:
             when += timedelta(seconds=1)
-            plan, config = _plan(found, config, when, resume)
+            plan, config = plan_again(config, when=when)
 
 
 def _print_help(registry: Registry) -> None:

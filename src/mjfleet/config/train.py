@@ -1,6 +1,7 @@
 """What is trained and where: the environment's numbers, the launch flags, and a task's entry."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
@@ -9,6 +10,7 @@ from mjfleet.config.agent import AgentConfig
 from mjfleet.config.check import Rule, above, at_least, check, optional
 from mjfleet.errors import UserError
 
+HOST = r"[\w.:%@][\w.:%@-]*"
 NumEnvs = int | Literal["auto"]
 
 
@@ -54,6 +56,19 @@ class LaunchConfig:
     One worker for each."""
     cpu_workers: int | None = None
     """Workers on the CPU; `None`: one, where no GPU is used."""
+    hosts: list[str] = field(default_factory=list)
+    """Hosts to train on, by names that ssh knows, or `slurm`; by default this one, or those of a
+    SLURM allocation. Everything about devices counts for each of them."""
+    ssh_config: str | None = None
+    """The file that ssh reads instead of ~/.ssh/config."""
+    launcher_address: str | None = None
+    """Address by which the other hosts reach the first one; `None`: that which ssh shows."""
+    min_hosts: int | None = None
+    """How many hosts are enough when the run starts again after a fault and some cannot be reached;
+    `None`: all of them."""
+    env_var: list[str] = field(default_factory=list)
+    """Environment variables for the workers: NAME, as it is set here, or NAME=VALUE. Those of
+    torch, MuJoCo, Warp, NCCL, gloo, OpenMP and W&B are theirs anyway."""
     total_envs: int | None = None
     """Worlds of all workers together, shared out evenly, instead of a number for each."""
     engine: Literal["auto", "warp", "native"] = "auto"
@@ -106,8 +121,18 @@ class LaunchConfig:
         count = optional(at_least(1))
         check(self, gpu_ids=gpus, cpu_workers=count, total_envs=count, cpu_threads=count)
         check(self, collective_timeout=above(0), hang_timeout=at_least(0))
-        check(self, max_restarts=at_least(0), keep_checkpoints=count)
         check(self, eval_interval=count, eval_envs=at_least(1), video_interval=count)
+        check(self, max_restarts=at_least(0), keep_checkpoints=count, min_hosts=count)
+        # What begins with a dash would be an option of ssh's.
+        hosts = Rule(
+            lambda v: len(set(v)) == len(v) and all(re.fullmatch(HOST, name) for name in v),
+            "names of different hosts, or `slurm`",
+        )
+        names = Rule(
+            lambda v: all(re.match(r"[A-Za-z_]\w*(=|$)", item) for item in v),
+            "NAME or NAME=VALUE, one or more",
+        )
+        check(self, hosts=hosts, env_var=names)
         check(self, log_root=Rule(lambda v: v.strip() != "", "the name of a folder"))
 
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mjfleet.worker.job import LOOPBACK_ALONE
 from mjfleet.worker.stop import PARENT_VARIABLE
 
 PREFIX = "mjfleet-"
@@ -120,8 +121,7 @@ def worker_environment(threads: int) -> dict[str, str]:
     return dict.fromkeys(pools, str(threads)) | {
         # Workers share the cores: their threads must not spin while they wait.
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
+        **LOOPBACK_ALONE,
         # Torch's agent would take SIGINT, which is how the workers are asked to stop.
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM",
     }

@@ -11,10 +11,12 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 from mjfleet.pulse import Phase, Pulse
 from mjfleet.worker.failure import (
     ECHO_SECONDS,
+    FailedError,
     Failure,
     innermost,
     only_waits,
@@ -35,19 +37,15 @@ class Crew:
 
     def __init__(self, job: Job) -> None:
         """Make the files by which workers share their pulses; before any is started."""
-        self._job = job
+        self.job = job
         self._run_dir = Path(job.run_dir)
         self._limit: float = job.config["hang_timeout"]
-        world_size = len(job.devices)
-        self._ranks = [
-            Rank(rank=i, local_rank=i, world_size=world_size, local_world_size=world_size)
-            for i in range(world_size)
-        ]
+        self._ranks = [job.rank_of(local_rank) for local_rank in range(len(job.devices))]
         self._pulses = [Pulse.create(job.pulse_file(rank.local_rank)) for rank in self._ranks]
         self._ends: dict[int, int] = {}
         self._looked = self._since = time.monotonic()
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,20 +68,25 @@ class Crew:
         """Wait, but not once a worker has ended: it is to be seen before it is reaped."""
         time.sleep(NAP_SECONDS)  # Whoever asks in a loop is not to be busy.
         poll = select.poll()
-        for rank, pulse in enumerate(self._pulses):
-            if pulse.pid and rank not in self._ends:
+        for local_rank, pulse in enumerate(self._pulses):
+            if pulse.pid and local_rank not in self._ends:
                 try:
-                    self._ends[rank] = os.pidfd_open(pulse.pid)
+                    self._ends[local_rank] = os.pidfd_open(pulse.pid)
                 except OSError:  # It is gone, or Linux is older than 5.3.
                     seconds = min(seconds, NAP_SECONDS)
-        for rank, end in self._ends.items():
-            if self._pulses[rank].phase != Phase.DONE:
+        for local_rank, end in self._ends.items():
+            if self._pulses[local_rank].phase != Phase.DONE:
                 poll.register(end, select.POLLIN)
         poll.poll(1000 * seconds)
 
     def failure(self) -> Failure | None:
         """Why the run has failed, if it has: by what workers wrote, or by what became of them."""
-        return self._recorded() or self._ended() or self._hanging()
+        return self._recorded() or self._ended() or (self._hanging() if self._hangs() else None)
+
+    def ended(self, failure: Failure) -> FailedError:
+        """The end of the run that such a failure is."""
+        record = self._run_dir / "failures" / f"rank{failure.rank}.json"
+        return FailedError(failure, record if record.exists() else None)
 
     def is_gone(self) -> bool:
         """Whether every worker that has started has ended."""
@@ -112,41 +115,47 @@ class Crew:
             return self._seen(rank, kind, message)
         return None
 
-    def _hanging(self) -> Failure | None:
-        """Whoever keeps all others waiting, once nobody has moved for the hang time-out."""
+    def _hangs(self) -> bool:
+        """Whether nobody has moved for the hang time-out."""
         before, self._looked = self._looked, time.monotonic()
         if self._looked - before > ASLEEP_SECONDS:
             self._since = self._looked  # We were suspended, and nobody read what workers print.
         if not self._limit or any(pulse.is_excused for pulse in self._pulses):
-            return None
+            return False
         at_work = [pulse for pulse in self._pulses if pulse.phase != Phase.DONE]
-        if not all(pulse.hangs(self._limit, self._since) for pulse in at_work):
-            return None
+        return all(pulse.hangs(self._limit, self._since) for pulse in at_work)
+
+    def _hanging(self) -> Failure:
+        """Whoever keeps all others waiting, as the stacks of all tell; each has a record then."""
         states = [_state(pulse.pid) if pulse.pid else None for pulse in self._pulses]
         silences = [pulse.silence for pulse in self._pulses]
         # Before they are asked: whoever was only stopped goes on then.
         found = [
-            Failure.seen("Hang", "", self._job, rank, pulse)
+            Failure.seen("Hang", "", self.job, rank, pulse)
             for rank, pulse in zip(self._ranks, self._pulses, strict=True)
         ]
         stacks = self._stacks()
         idle = [only_waits(stack) for stack in stacks]
-        first = min(self._ranks, key=lambda r: (idle[r.rank], -silences[r.rank])).rank
-        for rank, state in enumerate(states):
-            message = f"no step for {self._limit:g} s (--hang-timeout){innermost(stacks[rank])}"
-            if not self._pulses[rank].pid:
+        places = range(len(self._ranks))
+        first = min(places, key=lambda place: (idle[place], -silences[place]))
+        # On several hosts, all workers of this one may wait for another's.
+        waits = self.job.part is not None and idle[first]
+        for place, state in enumerate(states):
+            message = f"no step for {self._limit:g} s (--hang-timeout){innermost(stacks[place])}"
+            if not self._pulses[place].pid:
                 message = "its process has not started"
             elif state is not None and state[0] in _STATES:
                 message += f"; its process {_STATES[state[0]]}"
-            found[rank] = replace(
-                found[rank], message=message, traceback=stacks[rank], echo=rank != first
+            echo = place != first or waits
+            found[place] = replace(
+                found[place], message=message, traceback=stacks[place], echo=echo
             )
-            found[rank].write(self._run_dir)
+            found[place].write(self._run_dir)
         return found[first]
 
     def _stacks(self) -> list[str]:
         """Where every thread of every worker is, by asking them; empty where one cannot answer."""
-        files = [self._job.stacks_file(rank.local_rank) for rank in self._ranks]
+        files = [self.job.stacks_file(rank.local_rank) for rank in self._ranks]
         for pulse in self._pulses:
             for number in (signal.SIGQUIT, signal.SIGCONT):
                 if pulse.pid:
@@ -163,7 +172,7 @@ class Crew:
         return texts
 
     def _seen(self, rank: Rank, kind: str, message: str) -> Failure:
-        failure = Failure.seen(kind, message, self._job, rank, self._pulses[rank.rank])
+        failure = Failure.seen(kind, message, self.job, rank, self._pulses[rank.local_rank])
         failure.write(self._run_dir)
         return failure
 

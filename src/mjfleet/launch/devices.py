@@ -9,6 +9,7 @@ from typing import Literal
 
 import pynvml
 
+from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -146,6 +147,29 @@ def select_devices(
             )
     _check_started(f"--gpu-ids {_shown(request)}", len(indices), started)
     return Devices(indices, tuple(visible[index] for index in indices))
+
+
+def choose_devices(
+    config: LaunchConfig, environ: Mapping[str, str], num_gpus: int, started: int | None = None
+) -> Devices:
+    """The devices that a configuration asks for; a pure function, see `select_devices`."""
+    # The native engine needs no GPU: leave one alone unless it was asked for.
+    if config.engine == "native" and config.gpu_ids == "auto" and config.cpu_workers is None:
+        return Devices((), (), "--engine native", cpu_workers=started or 1)
+    return select_devices(
+        config.gpu_ids,
+        environ,
+        num_gpus,
+        cpu_workers=config.cpu_workers,
+        started=started,
+        shared=config.backend == "gloo",
+    )
+
+
+def needs_gpus(config: LaunchConfig) -> bool:
+    """Whether it matters how many GPUs there are."""
+    native = config.engine == "native" and config.gpu_ids == "auto"
+    return not (config.gpu_ids is None or config.cpu_workers or native)
 
 
 def _indices(request: GpuRequest, visible: int, started: int | None, own: bool) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -28,20 +27,17 @@ import torchrunx.launcher
 from torchrunx.utils.comm import LauncherAgentGroup
 from torchrunx.utils.log_handling import get_handler_filter
 
-from mjfleet.errors import UserError
 from mjfleet.launch.agent import Agent
 from mjfleet.launch.crew import Crew, killed_by
-from mjfleet.launch.logs import Relay
-from mjfleet.launch.plan import LOCALHOST, LaunchPlan
+from mjfleet.launch.plan import LOCALHOST
 from mjfleet.pulse import Pulse
 from mjfleet.worker.failure import FailedError, Failure
-from mjfleet.worker.group import LOOPBACK, loopback_store
-from mjfleet.worker.job import Job, Outcome, Rank
+from mjfleet.worker.group import LOOPBACK, listening_store
+from mjfleet.worker.job import Job, Outcome
 from mjfleet.worker.spawned import run_spawned
 from mjfleet.worker.stop import (
     CONTROLLED,
     PARENT_VARIABLE,
-    Stopped,
     StopRequest,
     die_with_parent,
 )
@@ -60,54 +56,54 @@ LOOK_SECONDS = 0.1
 T = TypeVar("T")
 
 
-def run_fleet(plan: LaunchPlan, job: Job, stop: StopRequest, agent: Agent) -> Outcome:
-    """Run the job in all workers of the plan until they are done.
+def run_fleet(
+    crew: Crew,
+    agent: Agent,
+    stop: StopRequest,
+    agent_log: Path | None,
+    say: Callable[[str], object] | None = None,
+) -> Outcome:
+    """Run the job of a crew in all workers of this host until they are done.
+
+    Args:
+        crew: what is known of the workers.
+        agent: the process in which torchrunx is to start them.
+        stop: asks them to stop.
+        agent_log: the agent's own log; None: none.
+        say: prints lines about signals; None: what does so otherwise.
 
     Raises:
-        UserError: a worker found a mistake of the user's before training began.
         FailedError: a worker failed, hung or was killed.
         Stopped: a signal arrived before training had begun, or a second one.
     """
-    log_files = [worker.log_file for worker in plan.workers]
-    agent_log = log_files[0].with_name(f"{LOCALHOST}.log") if log_files[0] else None
-    with Relay(log_files[0]) as relay:
-        job = replace(
-            job,
-            terminal=relay.paths,
-            log_files=tuple(str(path.resolve()) if path else os.devnull for path in log_files),
-            temporary=tempfile.gettempdir(),
-            scratch=agent.scratch,
-        )
-        _keep_on_loopback(agent)
-        launcher = torchrunx.Launcher(
-            hostnames=[LOCALHOST],
-            workers_per_host=len(plan.workers),
-            backend=None,  # The workers make a process group of their own.
-            agent_timeout=AGENT_TIMEOUT_SECONDS,
-        ).set_logging_handlers(partial(_agent_handlers, agent_log))
-        with Crew(job) as crew:
+    _keep_on_loopback(agent)
+    launcher = torchrunx.Launcher(
+        hostnames=[LOCALHOST],
+        workers_per_host=len(crew.job.devices),
+        backend=None,  # The workers make a process group of their own.
+        agent_timeout=AGENT_TIMEOUT_SECONDS,
+    ).set_logging_handlers(partial(_agent_handlers, agent_log))
 
-            def pass_on() -> bool:
-                if not crew.has_begun:
-                    return False
-                agent.signal(signal.SIGINT)
-                return True
+    def pass_on() -> bool:
+        if not crew.has_begun:
+            return False
+        agent.signal(signal.SIGINT)
+        return True
 
-            future = _in_thread(lambda: launcher.run(run_spawned, job))
-            try:
-                with stop.deferred(pass_on, relay.say):
-                    return _follow(crew, agent, future, job, agent_log, stop)
-            finally:
-                agent.signal(signal.SIGKILL)
-                # torchrunx notices that its agent is gone; one that was never there it awaits.
-                wait([future], timeout=END_SECONDS)
+    future = _in_thread(lambda: launcher.run(run_spawned, crew.job))
+    try:
+        with stop.deferred(pass_on, say):
+            return _follow(crew, agent, future, agent_log, stop)
+    finally:
+        agent.signal(signal.SIGKILL)
+        # torchrunx notices that its agent is gone; one that was never there it awaits.
+        wait([future], timeout=END_SECONDS)
 
 
 def _follow(
     crew: Crew,
     agent: Agent,
     future: "Future[Any]",
-    job: Job,
     agent_log: Path | None,
     stop: StopRequest,
 ) -> Outcome:
@@ -122,7 +118,7 @@ def _follow(
             # By the system, or with the agent: that can be seen a moment later than its workers.
             agent.wait(DYING_SECONDS)
         if agent.killed_by is not None:
-            raise _agent_failed(job, f"torchrunx's agent was {killed_by(agent.killed_by)}")
+            raise _agent_failed(crew.job, f"torchrunx's agent was {killed_by(agent.killed_by)}")
         if failure:
             break
         if future.done() or agent.has_ended():
@@ -132,26 +128,22 @@ def _follow(
                 error = future.exception() if future.done() else None
                 what = f": {str(error) or repr(error)}" if error else ""
                 seen = f"; its log is {agent_log}" if agent_log else ""
-                raise _agent_failed(job, f"torchrunx's agent has ended{what}{seen}")
+                raise _agent_failed(crew.job, f"torchrunx's agent has ended{what}{seen}")
         crew.wait(LOOK_SECONDS)
     if failure.kind == "Exited" and not failure.traceback:
         wait([future], timeout=GRACE_SECONDS)
         if future.done() and (error := future.exception()):
             failure = replace(failure, message=f"{failure.message}; torchrunx says: {error!r}")
-    if failure.mistake and not failure.has_begun:
-        raise UserError(failure.message)
-    if stop.received is not None and failure.echo:
-        raise Stopped(stop.received)
     # Let the others write what they have: they notice that one is missing.
-    deadline = time.monotonic() + (0.0 if failure.kind == "Hang" else GRACE_SECONDS)
+    patient = failure.kind != "Hang" and not failure.is_users_mistake
+    deadline = time.monotonic() + (GRACE_SECONDS if patient else 0.0)
     while not crew.is_gone() and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
-    record = Path(job.run_dir, "failures", f"rank{failure.rank}.json")
-    raise FailedError(failure, record if record.exists() else None)
+    raise crew.ended(failure)
 
 
 def _agent_failed(job: Job, message: str) -> FailedError:
-    failure = Failure.seen("Agent", message, job, Rank(), Pulse())
+    failure = Failure.seen("Agent", message, job, job.rank_of(0), Pulse())
     return FailedError(failure, failure.write(Path(job.run_dir)))
 
 
@@ -177,7 +169,7 @@ class _LoopbackGroup(LauncherAgentGroup[T]):
 
     def __post_init__(self) -> None:
         timeout = timedelta(seconds=self.agent_timeout)
-        store = loopback_store(self.launcher_port, self.world_size, timeout)
+        store = listening_store(LOOPBACK, self.launcher_port, self.world_size, timeout)
         self.group = dist.init_process_group(
             "gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
         )

@@ -1,12 +1,19 @@
 """From a plan to a finished run: the workers, and how they ended."""
 
+import os
 import sys
+import tempfile
+from dataclasses import replace
 
 from mjfleet.config import TrainConfig, to_dict
-from mjfleet.errors import WorkerError
+from mjfleet.errors import UserError, WorkerError
+from mjfleet.launch.across import run_on_hosts
 from mjfleet.launch.agent import Agent
+from mjfleet.launch.crew import Crew
 from mjfleet.launch.curves import draw_curves, is_for_a_person
-from mjfleet.launch.plan import LaunchPlan
+from mjfleet.launch.hosts import Posts
+from mjfleet.launch.logs import Relay
+from mjfleet.launch.plan import LOCALHOST, LaunchPlan
 from mjfleet.launch.run_dir import RunDir
 from mjfleet.tell import tell
 from mjfleet.worker.failure import FailedError
@@ -15,7 +22,9 @@ from mjfleet.worker.job import Job, Outcome
 from mjfleet.worker.stop import Stopped, StopRequest
 
 
-def launch(plan: LaunchPlan, config: TrainConfig, run_dir: RunDir | None) -> int:
+def launch(
+    plan: LaunchPlan, config: TrainConfig, run_dir: RunDir | None, posts: Posts | None = None
+) -> int:
     """Run the plan in its run directory; returns the exit code.
 
     Args:
@@ -23,6 +32,7 @@ def launch(plan: LaunchPlan, config: TrainConfig, run_dir: RunDir | None) -> int
         config: the resolved configuration.
         run_dir: the run's directory; None on ranks that something else has started, and that are
             not the first.
+        posts: the hosts that it is to run on; None: this one.
 
     Raises:
         UserError: a worker found a mistake of the user's before training began.
@@ -44,7 +54,9 @@ def launch(plan: LaunchPlan, config: TrainConfig, run_dir: RunDir | None) -> int
     )
     try:
         with stop.installed():
-            if plan.launcher == "torchrunx":
+            if posts:
+                outcome = run_on_hosts(plan, job, posts, stop)
+            elif plan.launcher == "torchrunx":
                 outcome = _run_fleet(plan, job, stop)
             else:
                 outcome = run_here(job, plan.rank, stop, hang)
@@ -52,6 +64,11 @@ def launch(plan: LaunchPlan, config: TrainConfig, run_dir: RunDir | None) -> int
         end("stopped")
         return 128 + stopped.signal_number
     except FailedError as failed:
+        if failed.failure.is_users_mistake:
+            raise UserError(failed.failure.message) from None
+        if stop.received is not None and failed.failure.echo and plan.launcher == "torchrunx":
+            end("stopped")
+            return 128 + stop.received
         end("failed", failed, is_asked_to_stop=stop.received is not None)
         raise WorkerError(_text(failed)) from None
     except BaseException:
@@ -83,10 +100,21 @@ def make_job(plan: LaunchPlan, config: TrainConfig) -> Job:
 
 
 def _run_fleet(plan: LaunchPlan, job: Job, stop: StopRequest) -> Outcome:
-    with Agent(plan.threads) as agent:
+    """Run the job in several workers on this host."""
+    log_files = [worker.log_file for worker in plan.workers]
+    with Agent(plan.threads) as agent, Relay(log_files[0]) as relay:
         from mjfleet.launch.fleet import run_fleet
 
-        return run_fleet(plan, job, stop, agent)
+        job = replace(
+            job,
+            terminal=relay.paths,
+            log_files=tuple(str(path.resolve()) if path else os.devnull for path in log_files),
+            temporary=tempfile.gettempdir(),
+            scratch=agent.scratch,
+        )
+        agent_log = log_files[0].with_name(f"{LOCALHOST}.log") if log_files[0] else None
+        with Crew(job) as crew:
+            return run_fleet(crew, agent, stop, agent_log, relay.say)
 
 
 def _text(failed: FailedError) -> str:

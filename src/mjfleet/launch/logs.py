@@ -98,11 +98,12 @@ class Relay:
                     self._print_above(self._said.get_nowait())
                 ready = selector.select(timeout=0 if ended else 0.1)
                 for key, _ in ready:
-                    self._pass_on(key.data, os.read(key.fd, 65536))
+                    self.pass_on(key.data, os.read(key.fd, 65536))
                 if ended and not ready and self._said.empty():
                     return
 
-    def _pass_on(self, stream: int, data: bytes) -> None:
+    def pass_on(self, stream: int, data: bytes) -> None:
+        """Bring output of rank 0, which it may also have written elsewhere, where it belongs."""
         if self._log:
             try:
                 self._log.write(data)

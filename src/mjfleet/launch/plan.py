@@ -1,6 +1,6 @@
 """The frozen answer to "who runs where": pure, so that --dry-run prints what a run would do."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +16,17 @@ from mjfleet.worker.job import Rank
 
 LOCALHOST = "localhost"
 """What torchrunx calls this host, and its workers' log files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A host, and what of it a run uses."""
+
+    name: str = LOCALHOST
+    devices: Devices
+    """One per worker."""
+    cores: int
+    """CPU cores that a process there may use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,19 +51,20 @@ class LaunchPlan:
 
     task: str
     task_folder: Path
-    launcher: Literal["in-process", "torchrunx", "outer"]
-    """Who starts the workers; outer: something else has, such as torchrun."""
+    launcher: Literal["in-process", "torchrunx", "hosts", "outer"]
+    """Who starts the workers; hosts: torchrunx on each of them; outer: something else has, such as
+    torchrun."""
     world_size: int
     """The number of workers."""
     workers: tuple[PlannedWorker, ...]
-    """Those on this host, by local rank."""
+    """Those of the hosts that we start workers on, by rank; else those on this host."""
     rank: Rank
     """Which of them this process is, where it is one."""
     backend: Literal["nccl", "gloo"] | None
     """How the workers talk to each other; None: there is only one."""
     engine: Literal["warp", "native"]
     threads: int
-    """CPU threads of each worker."""
+    """CPU threads of each worker, on the first host."""
     seed: int
     worlds_per_worker: int | None
     """None: to be found by measuring."""
@@ -99,9 +111,8 @@ def divide_worlds(config: TrainConfig, world_size: int) -> TrainConfig:
 def make_plan(
     found: FoundTask,
     config: TrainConfig,
-    devices: Devices,
+    hosts: Sequence[Host],
     environ: Mapping[str, str],
-    cores: int,
     now: datetime,
     resume: Resume | None = None,
     is_restart: bool = False,
@@ -111,9 +122,8 @@ def make_plan(
     Args:
         found: the task and its folder.
         config: the resolved configuration, with the worlds of each worker.
-        devices: the selected devices of this host, one per worker.
+        hosts: those that workers run on, of which one that is called LOCALHOST is this one alone.
         environ: environment variables.
-        cores: CPU cores that this process may use.
         now: the time that names the run directory.
         resume: what goes on; None: a new run.
         is_restart: whether it does so by itself.
@@ -124,11 +134,17 @@ def make_plan(
     outer = Rank.from_environ(environ)
     if found.task.observation_sizes is not None:
         found.check_groups(config, found.task.observation_sizes)
-    names = devices.names
-    on_gpu = bool(devices.indices)
+    on_gpu = bool(hosts[0].devices.indices)
+    without = [host.name for host in hosts if not host.devices.indices]
+    if on_gpu and without:
+        raise UserError(
+            f"{hosts[0].name} has GPUs to train on, but not {', '.join(without)}: leave it out, or "
+            "train on all CPUs with --gpu-ids None."
+        )
     if on_gpu and config.engine == "native":
         raise UserError("--engine native runs on the CPU only: add --gpu-ids None, or use warp.")
-    world_size = outer.world_size if outer else len(names)
+    abroad = hosts[0].name != LOCALHOST
+    world_size = outer.world_size if outer else sum(len(host.devices.names) for host in hosts)
     agent = config.agent
     stamp = now.strftime("%Y-%m-%d_%H-%M-%S") + (f"_{agent.run_name}" if agent.run_name else "")
     run_dir = Path(config.log_root) / agent.experiment_name / stamp
@@ -145,40 +161,47 @@ def make_plan(
             "started these, such as torchrun: give a number, such as the one that `auto` finds "
             "without it."
         )
+    if abroad and config.env.num_envs == "auto":
+        raise UserError(
+            "--env.num-envs auto measures on one host: give a number, such as the one that `auto` "
+            "finds on the slowest of them."
+        )
     # What is to be started again needs somebody who outlives it.
     own = world_size > 1 or config.max_restarts > 0
-    launcher = "outer" if outer else "torchrunx" if own else "in-process"
+    launcher = "hosts" if abroad else "torchrunx" if own else "in-process"
+    launcher = "outer" if outer else launcher
     log_dir, source = choose_log_dir(config, environ, run_dir)
     files = log_dir / now.isoformat(timespec="seconds") if log_dir else None
-    threads = _threads(config, cores, len(names))
     first = outer.rank - outer.local_rank if outer else 0
-    workers = tuple(
-        PlannedWorker(
-            rank=first + index,
-            host=LOCALHOST,
-            device=name,
-            physical=physical,
-            seed=agent.seed + first + index,
-            threads=threads,
-            log_file=files / f"{LOCALHOST}[{index}].log"
-            if files and launcher == "torchrunx"
-            else None,
-        )
-        for index, (name, physical) in enumerate(
-            zip(names, devices.physical or ("",) * len(names), strict=True)
-        )
-    )
+    files = files if launcher in ("torchrunx", "hosts") else None
+    workers: list[PlannedWorker] = []
+    for host in hosts:
+        names = host.devices.names
+        threads = _threads(config, host.cores, len(names))
+        for index, name in enumerate(names):
+            rank = first + len(workers)
+            workers.append(
+                PlannedWorker(
+                    rank=rank,
+                    host=host.name,
+                    device=name,
+                    physical=host.devices.physical[index] if host.devices.physical else "",
+                    seed=agent.seed + rank,
+                    threads=threads,
+                    log_file=files / f"{host.name}[{index}].log" if files else None,
+                )
+            )
     worlds = None if config.env.num_envs == "auto" else config.worlds
     return LaunchPlan(
         task=found.name,
         task_folder=found.folder,
         launcher=launcher,
         world_size=world_size,
-        workers=workers,
+        workers=tuple(workers),
         rank=outer or Rank(),
-        backend=choose_backend(config, devices) if world_size > 1 else None,
+        backend=choose_backend(config, hosts[0].devices) if world_size > 1 else None,
         engine=_engine(config, on_gpu),
-        threads=threads,
+        threads=workers[0].threads,
         seed=agent.seed,
         worlds_per_worker=worlds,
         steps_per_iteration=worlds and world_size * worlds * agent.num_steps_per_env,
@@ -189,7 +212,7 @@ def make_plan(
         is_restart=is_restart,
         torchrunx_log_dir=log_dir,
         torchrunx_log_dir_source=source,
-        notes=(*_notes(config, devices, world_size, cores), *(resume.notes if resume else ())),
+        notes=(*_notes(config, hosts, world_size), *(resume.notes if resume else ())),
     )
 
 
@@ -229,15 +252,17 @@ def choose_backend(config: LaunchConfig, devices: Devices) -> Literal["nccl", "g
     return config.backend
 
 
-def _notes(config: TrainConfig, devices: Devices, world_size: int, cores: int) -> tuple[str, ...]:
+def _notes(config: TrainConfig, hosts: Sequence[Host], world_size: int) -> tuple[str, ...]:
     notes = []
-    if devices.note:
-        notes.append(f"{devices.note}: training on the CPU")
+    if hosts[0].devices.note:
+        notes.append(f"{hosts[0].devices.note}: training on the CPU")
     if config.total_envs is not None:
         notes.append(
             f"--total-envs {config.total_envs}: {config.worlds} worlds for each of "
             f"{world_size} workers"
         )
-    if len(devices.names) > cores:
-        notes.append(f"{len(devices.names)} workers share {cores} CPU cores and will be slow")
+    for host in hosts:
+        workers = len(host.devices.names)
+        if workers > host.cores:
+            notes.append(f"{workers} workers share {host.cores} CPU cores and will be slow")
     return tuple(notes)

@@ -68,7 +68,7 @@ def _key(plan: LaunchPlan, config: TrainConfig) -> str:
     """A digest of all that throughput depends on."""
     everything = {
         "task": plan.task,
-        "files": _digests(plan.task_folder),
+        "files": digests(plan.task_folder),
         "env": _without(config.env, "num_envs"),
         "agent": _without(config.agent, *NO_MATTER),
         "engine": plan.engine,
@@ -84,8 +84,8 @@ def _without(config: Any, *names: str) -> dict[str, Any]:
     return {name: value for name, value in to_dict(config).items() if name not in names}
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    """Of each file of a task, but not of what Python compiles from it."""
+def digests(folder: Path) -> dict[str, str]:
+    """Of each file of a folder by its name in it, but not of what Python compiles from it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()

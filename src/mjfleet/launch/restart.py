@@ -54,7 +54,7 @@ def why_not(run_dir: Path, max_restarts: int) -> str | None:
     if last["is_restart"]:
         before = attempts[-2]
         same = all(before.get(what) == last.get(what) for what in ("kind", "iteration"))
-        unlucky = last.get("kind") in ("Killed", "Agent") and not last.get("iteration")
+        unlucky = last.get("kind") in ("Killed", "Agent", "Lost") and not last.get("iteration")
         if same and not unlucky:
             return "the same fault has come back in the same iteration"
     return None

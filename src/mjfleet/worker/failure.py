@@ -42,7 +42,7 @@ class Failure:
     """Seconds since the epoch."""
     kind: str
     """The exception's class; "Killed", "Exited" or "Hang" where there was none; "Agent" where it
-    was no worker, but torchrunx's agent."""
+    was no worker, but torchrunx's agent; "Lost" where it was a host."""
     message: str
     traceback: str
     """Of the exception; of a hang, the Python stacks of all its threads."""
@@ -93,6 +93,11 @@ class Failure:
         return Phase[self.phase.upper()] >= Phase.COLLECT
 
     @property
+    def is_users_mistake(self) -> bool:
+        """Whether all that has happened is that a worker has found a mistake of the user's."""
+        return self.mistake and not self.has_begun
+
+    @property
     def headline(self) -> str:
         """Who failed, and where."""
         when = f"iteration {self.iteration}, {self.phase}" if self.iteration else self.phase
@@ -113,7 +118,7 @@ class Failure:
     @property
     def story(self) -> str:
         """All that a person needs to know of it, without the stacks of a hang."""
-        if self.kind == "Agent":
+        if self.kind in ("Agent", "Lost"):
             return f"on {self.host}: {self.message}"
         if self.kind in TOLD_BY_MESSAGE:
             return f"{self.headline}: {self.message}"

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from mjfleet.rl.collectives import Collectives
-from mjfleet.worker.job import Job, Rank
+from mjfleet.worker.job import LOOPBACK_ALONE, Job, Rank
 
 LOOPBACK = "127.0.0.1"
 LOOK_SECONDS = 0.1
@@ -59,7 +59,8 @@ def process_group(job: Job, rank: Rank, timeout_seconds: float) -> Iterator[Grou
     """Join the other workers for the length of the block; alone, there is no process group.
 
     Workers that we started on one host meet at a store that listens on the loopback interface
-    alone, and need no host name. Otherwise MASTER_ADDR and MASTER_PORT say where to meet.
+    alone, and need no host name; those on several, at one that listens on the first host's address
+    alone. Otherwise MASTER_ADDR and MASTER_PORT say where to meet.
 
     On an error NCCL's group is left to the end of the process, which has to follow: taking it down
     would wait for the other ranks, which wait for this one.
@@ -75,9 +76,9 @@ def process_group(job: Job, rank: Rank, timeout_seconds: float) -> Iterator[Grou
         yield Group(rank, device, timeout)
         return
     if rank.world_size == rank.local_world_size:
-        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(variable, "lo")
-    store = _own_store(rank, timeout) if job.local else None
+        for variable, interface in LOOPBACK_ALONE.items():
+            os.environ.setdefault(variable, interface)
+    store = _own_store(job, rank, timeout) if job.local else None
     threads = _threads()
     dist.init_process_group(
         job.backend,
@@ -117,19 +118,21 @@ def _let_go_first(threads: set[int]) -> None:
             return
 
 
-def _own_store(rank: Rank, timeout: timedelta) -> TCPStore:
+def _own_store(job: Job, rank: Rank, timeout: timedelta) -> TCPStore:
     """The store of workers that we started: rank 0's."""
+    address = job.part.address if job.part else LOOPBACK
     port = int(os.environ["MASTER_PORT"])
     if rank.rank == 0:
-        return loopback_store(port, rank.world_size, timeout)
-    return TCPStore(LOOPBACK, port, rank.world_size, is_master=False, timeout=timeout)
+        return listening_store(address, port, rank.world_size, timeout)
+    return TCPStore(address, port, rank.world_size, is_master=False, timeout=timeout)
 
 
-def loopback_store(port: int, world_size: int, timeout: timedelta) -> TCPStore:
-    """A store that listens on the loopback interface; torch would listen on all of them."""
-    listener = socket.create_server((LOOPBACK, port))
+def listening_store(address: str, port: int, world_size: int, timeout: timedelta) -> TCPStore:
+    """A store that listens on one interface; torch would listen on all of them."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, port), family=family)
     return TCPStore(
-        LOOPBACK,
+        address,
         port,
         world_size,
         is_master=True,

@@ -1,11 +1,14 @@
 """What crosses into a worker and back, as plain data. Imports nothing heavy."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from mjfleet.errors import UserError
+
+LOOPBACK_ALONE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""The variables by which gloo and NCCL keep to this host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +68,25 @@ class Rank:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Part:
+    """The part of one host in a run on several."""
+
+    node: int
+    """The number of the host."""
+    first_rank: int
+    """That of its first worker."""
+    world_size: int
+    """The number of workers of all hosts."""
+    address: str
+    """Where rank 0 listens, which the workers of other hosts can reach."""
+    port: int
+    network: Mapping[str, str] = field(default_factory=dict)
+    """The variables that tell gloo and NCCL by which interface this host reaches the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the workers need to know, the same for all; each loads the task again by name."""
+    """What a host's workers need to know; each loads the task again by name."""
 
     task: str
     task_folder: str
@@ -81,17 +101,31 @@ class Job:
     backend: Literal["nccl", "gloo"] | None = None
     """How the workers talk to each other; None: there is only one."""
     local: bool = True
-    """Whether all workers run on this host, started by us, and can talk over its loopback."""
+    """Whether we have started the workers; without a `part`, all on this host."""
+    part: Part | None = None
+    """This host's, where there are several that we have started workers on."""
     terminal: tuple[str, str] | None = None
     """For workers that we started: where rank 0 writes its standard output and error."""
     log_files: tuple[str, ...] = ()
-    """Where the others of them, by local rank, write theirs; rank 0's receives what it wrote."""
+    """Where the others of them, by local rank, write theirs; rank 0's receives what it wrote.
+    Without a `terminal`, rank 0 writes there like the others."""
     temporary: str = ""
     """For workers that we started: the user's folder for temporary files."""
     scratch: str = ""
     """For workers that we started: the folder by which they and the launcher share their pulses."""
     checkpoint: str | None = None
     """Where training goes on from; None: it begins."""
+
+    def rank_of(self, local_rank: int) -> Rank:
+        """The place of one of this host's workers that we have started."""
+        part, workers = self.part, len(self.devices)
+        return Rank(
+            rank=local_rank + (part.first_rank if part else 0),
+            local_rank=local_rank,
+            world_size=part.world_size if part else workers,
+            local_world_size=workers,
+            node=part.node if part else 0,
+        )
 
     def pulse_file(self, local_rank: int) -> Path:
         """Where a worker's pulse is, for those that we started."""

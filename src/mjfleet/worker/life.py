@@ -52,7 +52,7 @@ def run(
     device = job.devices[rank.local_rank]
     worlds = job.config["env"]["num_envs"]
     compiles = "; a model's first run compiles its kernels" if job.engine == "warp" else ""
-    if rank.rank == 0 or job.terminal:
+    if rank.rank == 0 or job.log_files:
         who = f"rank {rank.rank}: " if rank.world_size > 1 else ""
         tell(f"{who}building {worlds} worlds: {job.engine} engine on {device}{compiles}")
     prepare()
@@ -71,7 +71,8 @@ def run(
     pulse.enter(Phase.BUILD)
     seed_everything(agent.seed + rank.rank)
     with on_device(job, device), process_group(job, rank, config.collective_timeout) as group:
-        run_dir = Path(group.agree(job.run_dir))
+        # Other hosts that we started have a folder of their own for what goes wrong there.
+        run_dir = Path(job.run_dir if job.part else group.agree(job.run_dir))
         found_run_dir(run_dir)
         with group.one_first(on=job.engine == "warp", beat=pulse.beat):
             env = build_env(found, config, job, rank, pulse)

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from mjfleet.pulse import Pulse
 from mjfleet.worker.failure import ECHO_SECONDS, Failure
-from mjfleet.worker.job import Job, Rank
+from mjfleet.worker.job import LOOPBACK_ALONE, Job, Part, Rank
 from mjfleet.worker.life import run
 from mjfleet.worker.stop import Stopped, StopRequest, die_with_parent
 
@@ -31,7 +31,9 @@ def run_spawned(job: Job) -> None:
     for this one in a collective.
     """
     die_with_parent()
-    rank = Rank.from_environ(os.environ) or Rank()
+    rank = job.rank_of(int(os.environ["LOCAL_RANK"]))
+    if job.part:
+        _join_other_hosts(job.part, rank)
     pulse = Pulse(job.pulse_file(rank.local_rank))
     pulse.start(os.getpid())
     log_file = job.log_files[rank.local_rank]
@@ -51,6 +53,20 @@ def run_spawned(job: Job) -> None:
         _end(128 + stopped.signal_number)
     except BaseException as error:
         _fail(error, job, rank, pulse)
+
+
+def _join_other_hosts(part: Part, rank: Rank) -> None:
+    """Correct what torchrunx has set, which knows this host alone."""
+    for variable in LOOPBACK_ALONE:
+        os.environ.pop(variable)
+    os.environ |= {
+        **part.network,
+        "RANK": str(rank.rank),
+        "WORLD_SIZE": str(rank.world_size),
+        "GROUP_RANK": str(rank.node),
+        "MASTER_ADDR": part.address,
+        "MASTER_PORT": str(part.port),
+    }
 
 
 def _fail(error: BaseException, job: Job, rank: Rank, pulse: Pulse) -> NoReturn:

@@ -1,0 +1,245 @@
+"""Several hosts: which they are, what must hold on them, and runs on two in network namespaces."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+import torch
+
+from mjfleet.config import LaunchConfig
+from mjfleet.errors import UserError
+from mjfleet.launch.hosts import choose_hosts
+from mjfleet.launch.variables import take_variables, travelling, without_values
+
+from ..conftest import REPOSITORY, only_run, rows
+from .fleet import SMALL, TRAIN, wait_for_iteration, write_noisy
+from .network import TOOLS, Network
+
+EACH = (*SMALL[:-2], "--cpu-workers", "1", "--cpu-threads", "1")
+TWO = (*EACH, "--hosts", "node1", "node2")
+PATIENCE = 300
+"""Seconds after which a test gives up."""
+ENDLESS = ("--agent.max-iterations", "100000", "--agent.save-interval", "1")
+
+
+def test_a_slurm_allocation_of_several_nodes_names_the_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    names = "n1.invalid n2.invalid"
+    scontrol.write_text(f'#!/bin/sh\n[ "$*" = "show hostnames n[1-2].invalid" ] && echo {names}\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    inside = {"SLURM_JOB_NODELIST": "n[1-2].invalid", "SLURM_JOB_NUM_NODES": "2"}
+    assert choose_hosts(LaunchConfig(), inside) == names.split()
+    assert choose_hosts(LaunchConfig(hosts=["slurm"]), inside) == names.split()
+    assert choose_hosts(LaunchConfig(hosts=["localhost"]), inside) == []
+    # One of several processes of srun trains alone, or is told which of them it is.
+    assert choose_hosts(LaunchConfig(), inside | {"SLURM_STEP_NUM_TASKS": "2"}) == []
+    assert choose_hosts(LaunchConfig(), inside | {"SLURM_JOB_NUM_NODES": "1"}) == []
+    with pytest.raises(UserError, match="no SLURM allocation"):
+        choose_hosts(LaunchConfig(hosts=["slurm"]), {})
+
+
+def test_variables_travel_and_their_values_are_not_recorded() -> None:
+    environ = {"WANDB_API_KEY": "k", "MUJOCO_GL": "egl", "HOME": "/home/me", "TOKEN": "t"}
+    environ |= {"MJFLEET_PARENT": "7", "NCCL_DEBUG": "WARN"}
+    names = take_variables(["TOKEN", "LEVEL=3=4"], environ)
+    assert names == ["TOKEN", "LEVEL"]
+    assert travelling(environ, names) == {
+        "WANDB_API_KEY": "k", "MUJOCO_GL": "egl", "TOKEN": "t", "NCCL_DEBUG": "WARN",
+        "LEVEL": "3=4",
+    }  # fmt: skip
+    with pytest.raises(UserError, match="--env-var MISSING"):
+        take_variables(["MISSING"], environ)
+    typed = ["go1", "--env-var", "A=1", "B", "--agent.seed=2", "--env_var=C=3=3", "--plain"]
+    shown = ["go1", "--env-var", "A", "B", "--agent.seed=2", "--env_var=C", "--plain"]
+    assert without_values(typed) == shown
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        (["-oProxyCommand=x"], "names of different hosts"),
+        (["a", "a"], "names of different hosts"),
+        (["localhost", "127.0.0.1"], "are both this host"),
+    ],
+)
+def test_names_that_are_no_hosts_are_refused(hosts: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        choose_hosts(LaunchConfig(hosts=hosts), {})
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        pytest.skip(f"needs {', '.join(missing)}: packages iproute2 and openssh-server")
+    made = Network(tmp_path_factory.mktemp("network"))
+    yield made
+    made.close()
+
+
+def train(
+    network: Network, folder: Path, *flags: str, task: str = "cartpole-balance"
+) -> "subprocess.Popen[str]":
+    """Train from node1."""
+    command = [*TRAIN, task, *flags, "--ssh-config", str(network.ssh_config)]
+    return subprocess.Popen(
+        network.on("node1", *command, folder=folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+FAULT = """
+
+def _apply(self, action, apply=CartpoleEnv.apply):
+    self.applied = getattr(self, "applied", 0) + 1
+    if self.applied == 12 and os.environ["RANK"] == "1" and not os.path.exists("failed"):
+        open("failed", "w").close()
+        raise RuntimeError(f"{os.environ['GRIPPER']} broke")
+    apply(self, action)
+
+CartpoleEnv.apply = _apply
+"""
+"""In the second iteration, once."""
+
+
+def write_faulty(folder: Path) -> None:
+    """A task like cartpole-balance, but for the fault."""
+    task = shutil.copytree(REPOSITORY / "tasks/cartpole", folder / "tasks/faulty")
+    config = (task / "config.py").read_text().replace('"cartpole-', '"faulty-')
+    (task / "config.py").write_text(config)
+    (task / "env.py").write_text((task / "env.py").read_text() + "import os" + FAULT)
+
+
+def saved(run_dir: Path, iteration: int) -> dict[str, torch.Tensor]:
+    path = run_dir / "checkpoints" / f"model_{iteration}.pt"
+    return torch.load(path, weights_only=True)["actor_state_dict"]
+
+
+def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
+    network: Network, tmp_path: Path
+) -> None:
+    write_faulty(tmp_path)
+    (tmp_path / "failed").touch()
+    command = [*TRAIN, "faulty-balance", *SMALL, "--cpu-threads", "2", "--log-root", "one"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "failed").unlink()
+    one = saved(next((tmp_path / "one").glob("*/*")), 4)
+
+    # An exception on the other host; then it starts again from the checkpoint before.
+    flags = (*TWO, *ENDLESS, "--max-restarts", "9", "--min-hosts", "1")
+    flags = (*flags, "--env-var", "GRIPPER=the left one")
+    with train(network, tmp_path, *flags, task="faulty-balance") as process:
+        wait_for_iteration(process, 4)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert errors.startswith("rank 1 on node2 (cpu), iteration 2, collect")
+    assert "RuntimeError: the left one broke" in errors
+    run_dir = only_run(tmp_path, "faulty-balance")
+    assert attempts(run_dir) == [("RuntimeError", "failed"), (None, "stopped")]
+    assert all(torch.equal(value, one[name]) for name, value in saved(run_dir, 4).items())
+    assert {row["world_size"] for row in rows(run_dir)} == {"2"}
+    names = {"node1.log", "node1[0].log", "node2.log", "node2[0].log"}
+    for logs in (run_dir / "torchrunx").iterdir():
+        assert {path.name for path in logs.iterdir()} == names
+        assert "rank 1: building" in (logs / "node2[0].log").read_text()
+    failure = json.loads((run_dir / "failures/attempt_1/rank1.json").read_text())
+    assert (failure["host"], failure["kind"]) == ("node2", "RuntimeError")
+    for record in ("run.json", "config.yaml"):
+        text = (run_dir / record).read_text()
+        assert "GRIPPER" in text
+        assert "the left one" not in text.replace("the left one broke", "")
+
+    # It goes on, until the cable is cut; then without the other host.
+    resumed = ("--resume", "latest", "--env-var", "GRIPPER=")
+    try:
+        with train(network, tmp_path, *resumed, task="faulty-balance") as process:
+            wait_for_iteration(process, len(rows(run_dir)) + 1)
+            network.cut("node2")
+            assert process.stdout is not None
+            while " world_size=1 " not in process.stdout.readline():
+                assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=PATIENCE)
+    finally:
+        network.cut("node2", "up")
+    assert process.returncode == 143
+    assert "on node2: this host is lost" in errors
+    assert attempts(run_dir)[2:] == [("Lost", "failed"), (None, "stopped")]
+    iterations = [int(row["iteration"]) for row in rows(run_dir)]
+    assert iterations == list(range(1, len(iterations) + 1))
+    # What was there notices as well that it is alone, and leaves nothing.
+    deadline = time.monotonic() + PATIENCE
+    while list(Path(tempfile.gettempdir()).glob("mjfleet-*-node2-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def attempts(run_dir: Path) -> list[tuple[str | None, str]]:
+    listed = json.loads((run_dir / "run.json").read_text())["attempts"]
+    return [(attempt.get("kind"), attempt["status"]) for attempt in listed]
+
+
+def test_all_that_is_missing_on_any_host_is_told_and_nothing_started(
+    network: Network, tmp_path: Path
+) -> None:
+    def refused(*flags: str, hosts: str = "node1 node2") -> str:
+        where = ("--cpu-workers", "1", "--hosts", *hosts.split())
+        with train(network, here, *where, *flags, task="noisy") as process:
+            _, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 2
+        assert not (here / "logs").exists()
+        return errors
+
+    here = tmp_path / "clone/here"
+    write_noisy(here)
+    (version,) = Path(str(distribution("wandb").locate_file("."))).glob("wandb-*/METADATA")
+    other_version = tmp_path / "METADATA"
+    other_version.write_text(version.read_text().replace("\nVersion: ", "\nVersion: 1"))
+    # Another task and another version of a library there; and a host that nobody knows.
+    other = tmp_path / "other"
+    write_noisy(other, step="pass; pass")
+    with network.mounted("node2", {here / "tasks": other / "tasks", version: other_version}):
+        errors = refused(hosts="node1 node2 node3.invalid 10.77.0.2")
+    assert "node2: its task folder" in errors
+    assert "differs from this host's in env.py" in errors
+    assert "node2: it has wandb 1" in errors
+    assert "node3.invalid: Could not resolve hostname" in errors
+    assert "10.77.0.2: it is the same host as node2" in errors
+    # An address that it cannot reach, one that is everybody's own, and GPUs that are not there.
+    network.run("node1", "ip", "address", "add", "10.78.0.1/32", "dev", "eth0")
+    errors = refused("--launcher-address", "10.78.0.1")
+    assert "node2: it cannot reach node1 at 10.78.0.1" in errors
+    errors = refused("--launcher-address", "node1")
+    assert "node1 is 127.0.1.1" in errors
+    assert "this host is seen as 10.77.0.1 by node2" in errors
+    # No such folder there, and a log root that only one has.
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with network.mounted("node2", {here.parent: empty}):
+        assert "node2: it has no folder" in refused()
+    with network.mounted("node2", {here / "tasks": empty}):
+        errors = refused("--log-root", "tasks/logs", hosts="node2 node1")
+    assert "node2: it does not share the folder tasks/logs" in errors
+    assert "node2: it has no task folder" in errors
+    # A key that is not the host's.
+    known = network.known_hosts.read_text()
+    network.known_hosts.write_text("")
+    errors = refused()
+    network.known_hosts.write_text(known)
+    assert "Host key verification failed" in errors
