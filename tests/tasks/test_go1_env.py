@@ -43,7 +43,8 @@ def run(env: Env[Any], seconds: float) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", ["go1-velocity-flat", "go1-velocity-rough"])
 def test_it_stands_by_its_gains_alone(name: str) -> None:
-    env = build(name, parts={"random": CALM}, **({"levels": 1} if "rough" in name else {}))
+    own: dict[str, Any] = {"levels": 1} if "rough" in name else {}
+    env = build(name, parts={"random": CALM}, **own)
     assert not torch.stack(run(env, 4.0)).any()
     assert env.sim.qvel.abs().max() < 0.2
 
