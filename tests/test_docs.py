@@ -26,7 +26,7 @@ MIGRATION = (REPOSITORY / "docs/migrate.md").read_text()
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z](?!\.\*|[a-z-])")
 OTHERS = {
     "--cpus-per-task", "--extra", "--figures", "--gpus-per-task", "--help", "--kills", "--log-dir",
-    "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes", "--node-rank", "--nodes",
+    "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes", "--no-install-recommends", "--node-rank", "--nodes",
     "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--open-mode", "--output", "--requeue",
     "--shm-size", "--signal", "--time", "--ulimit",
 }  # fmt: skip
@@ -92,7 +92,7 @@ def test_the_pieces_of_the_guide_are_tasks_without_mistakes(run: Run, tmp_path: 
 
 def commands_here(page: str) -> list[str]:
     """What the second columns of tables tell to type, without variables in front."""
-    cells = re.findall(r"^\|.*?[^\\]\| `(.*?)`", page, flags=re.MULTILINE)
+    cells = re.findall(r"^\|.*?[^\\\n]\| `(.*?)`", page, flags=re.MULTILINE)
     without = [re.sub(r"^([A-Z_]+=\S+ )+", "", cell) for cell in cells]
     return [cell for cell in without if cell.split()[0] in ("train", "play", "mjfleet", "torchrun")]
 

@@ -145,6 +145,7 @@ def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
     flags = (*flags, "--env-var", "GRIPPER=the left one")
     with train(network, tmp_path, *flags, task="faulty-balance") as process:
         wait_for_iteration(process, 4)
+        time.sleep(1.0)  # Until the launcher knows as well that training has begun.
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130

@@ -209,14 +209,15 @@ class _Crew(Crew):
         self._link = link
         self._tails = tails
         self._hang_here = False
+        self._status: Status | None = None
         self._told = -math.inf
 
     def wait(self, seconds: float) -> None:
         """Wait, and tell the launcher what there is to be told."""
         self._tails.send_new()
-        if time.monotonic() - self._told > STATUS_SECONDS:
-            self._told = time.monotonic()
-            status = Status(has_begun=self.has_begun, hangs=self._hang_here)
+        status = Status(has_begun=self.has_begun, hangs=self._hang_here)
+        if status != self._status or time.monotonic() - self._told > STATUS_SECONDS:
+            self._status, self._told = status, time.monotonic()
             self._link.send({"status": asdict(status)})
         super().wait(seconds)
 
