@@ -26,7 +26,8 @@ MIGRATION = (REPOSITORY / "docs/migrate.md").read_text()
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z](?!\.\*|[a-z-])")
 OTHERS = {
     "--cpus-per-task", "--extra", "--figures", "--gpus-per-task", "--help", "--kills", "--log-dir",
-    "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes", "--no-install-recommends", "--node-rank", "--nodes",
+    "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes",
+    "--no-install-recommends", "--node-rank", "--nodes",
     "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--open-mode", "--output", "--requeue",
     "--shm-size", "--signal", "--time", "--ulimit",
 }  # fmt: skip
