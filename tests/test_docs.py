@@ -93,7 +93,7 @@ def test_the_pieces_of_the_guide_are_tasks_without_mistakes(run: Run, tmp_path: 
 
 def commands_here(page: str) -> list[str]:
     """What the second columns of tables tell to type, without variables in front."""
-    cells = re.findall(r"^\|.*?[^\\\n]\| `(.*?)`", page, flags=re.MULTILINE)
+    cells = re.findall(r"^\|(?:`[^`]*`|[^|`\n])*\| `(.*?)`", page, flags=re.MULTILINE)
     without = [re.sub(r"^([A-Z_]+=\S+ )+", "", cell) for cell in cells]
     return [cell for cell in without if cell.split()[0] in ("train", "play", "mjfleet", "torchrun")]
 
