@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,6 +105,9 @@ def main(arguments: Sequence[str]) -> None:
     path, idle, kind, *others = arguments
     if idle == "1":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        # A session of its own is a group of its own, which would get as much as all of training.
+        with suppress(OSError):  # A kernel without CONFIG_SCHED_AUTOGROUP: see sched(7).
+            Path("/proc/self/autogroup").write_text("19")
     os.environ["MUJOCO_GL"] = kind
     try:
         from mujoco.rendering.classic.gl_context import GLContext
