@@ -19,7 +19,8 @@ from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.evaluation import Evaluator
 from mjfleet.rl.fast_ppo import FastPPO
 from mjfleet.rl.ppo import FlatPPO
-from mjfleet.rl.runner import DivergedError, OutOfStepError, Runner, rsl_rl_config
+from mjfleet.rl.runner import DivergedError, OutOfStepError, Runner
+from mjfleet.rl.settings import rsl_rl_config
 from mjfleet.sim import make_simulation
 from mjfleet.worker.group import Group
 from mjfleet.worker.job import Rank

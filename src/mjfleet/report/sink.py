@@ -1,6 +1,7 @@
 """What a sink is, and the thread in which each works beside training. Rank 0 has them."""
 
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
@@ -38,9 +39,9 @@ class Sink(Protocol):
     def close(self) -> None:
         """Store what is left, and let go; called once, last."""
 
+    @abstractmethod
     def abandon(self) -> str:
         """Let go without waiting, from any thread; returns what becomes of the rest, in words."""
-        ...
 
 
 class SinkThread:

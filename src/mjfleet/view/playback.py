@@ -2,6 +2,7 @@
 
 import math
 import time
+from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -150,13 +151,12 @@ class Playback:
 class Display(Protocol):
     """What shows a playback."""
 
+    @abstractmethod
     def is_open(self) -> bool:
         """Whether anybody may still be watching."""
-        ...
 
     def show(self, playback: Playback) -> None:
         """Show how it is now; called up to 60 times a second, by the thread that plays."""
-        ...
 
 
 def watch(playback: Playback, display: Display) -> None:

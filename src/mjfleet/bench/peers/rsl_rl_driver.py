@@ -18,7 +18,7 @@ from mjfleet.config import from_dict
 from mjfleet.pulse import Pulse
 from mjfleet.registry import find_task
 from mjfleet.rl.checkpoint import seed_everything
-from mjfleet.rl.runner import rsl_rl_config
+from mjfleet.rl.settings import rsl_rl_config
 from mjfleet.worker.job import Job, Rank
 from mjfleet.worker.life import build_env, on_device
 
