@@ -3,7 +3,7 @@
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,8 +46,9 @@ class Network:
              "peer", "name", "eth0", "netns", str(two))  # fmt: skip
         for name, address in ADDRESSES.items():
             self.run(name, "ip", "address", "add", f"{address}/24", "dev", "eth0")
-            self.cut(name, "up")
+            self.run(name, "ip", "link", "set", "eth0", "up")
             self._start_sshd(name, address)
+            self._wait_for_sshd(name, name)
 
     def on(self, name: str, *command: str, folder: Path | None = None) -> list[str]:
         """A command that runs on a host, in a folder."""
@@ -59,9 +60,15 @@ class Network:
         """Run a command on a host."""
         _run(*self.on(name, *command))
 
-    def cut(self, name: str, state: str = "down") -> None:
-        """Pull out a host's cable, or plug it in."""
-        self.run(name, "ip", "link", "set", "eth0", state)
+    @contextmanager
+    def cuttable(self, name: str) -> Iterator[Callable[[], None]]:
+        """What pulls out a host's cable; with the block it is in again, and hosts meet."""
+        try:
+            yield lambda: self.run(name, "ip", "link", "set", "eth0", "down")
+        finally:
+            self.run(name, "ip", "link", "set", "eth0", "up")
+            for other in ADDRESSES:
+                self._wait_for_sshd(other, name)
 
     @contextmanager
     def mounted(self, name: str, others: Mapping[Path, Path]) -> Iterator[None]:
@@ -110,8 +117,11 @@ class Network:
             SSHD.format(address=address, folder=self._folder, temporary=tempfile.gettempdir())
         )
         self._start(self.on(name, "/usr/sbin/sshd", "-D", "-e", "-f", str(config)))
+
+    def _wait_for_sshd(self, name: str, server: str) -> None:
+        """Wait until one host reaches another, or itself, by ssh."""
         deadline = time.monotonic() + 10
-        command = self.on(name, "ssh", "-F", str(self.ssh_config), address, "true")
+        command = self.on(name, "ssh", "-F", str(self.ssh_config), ADDRESSES[server], "true")
         while subprocess.run(command, check=False, capture_output=True).returncode:
             assert time.monotonic() < deadline
             time.sleep(0.05)

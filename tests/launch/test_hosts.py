@@ -168,17 +168,17 @@ def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
 
     # It goes on, until the cable is cut; then without the other host.
     resumed = ("--resume", "latest", "--env-var", "GRIPPER=")
-    try:
-        with train(network, tmp_path, *resumed, task="faulty-balance") as process:
-            wait_for_iteration(process, len(rows(run_dir)) + 1)
-            network.cut("node2")
-            assert process.stdout is not None
-            while " world_size=1 " not in process.stdout.readline():
-                assert process.poll() is None
-            process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=PATIENCE)
-    finally:
-        network.cut("node2", "up")
+    with (
+        network.cuttable("node2") as cut,
+        train(network, tmp_path, *resumed, task="faulty-balance") as process,
+    ):
+        wait_for_iteration(process, len(rows(run_dir)) + 1)
+        cut()
+        assert process.stdout is not None
+        while " world_size=1 " not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 143
     assert "on node2: this host is lost" in errors
     assert attempts(run_dir)[2:] == [("Lost", "failed"), (None, "stopped")]
