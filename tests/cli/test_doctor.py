@@ -69,8 +69,8 @@ def test_a_machine_that_can_train_passes(run: Run, tmp_path: Path, scratch: Path
     assert result.returncode == 0, result.stdout + result.stderr
     lines = found(result.stdout)
     assert list(lines) == [
-        "driver", "devices", "versions", "machine", "torch", "warp", "all-reduce",
-        "rendering cpu", "log root", "ports", "host name", "W&B",
+        "driver", "devices", "versions", "machine", "torch", "bytecode", "warp",
+        "all-reduce", "rendering cpu", "log root", "ports", "host name", "W&B",
     ]  # fmt: skip
     for name in ("torch", "warp", "all-reduce", "log root", "ports", "W&B"):
         assert lines[name].status == "ok", name
@@ -88,12 +88,13 @@ def test_what_hangs_crashes_or_fails_is_a_line_with_what_to_do(
     (tmp_path / "file").touch()
     result = run(
         "main", "doctor", "--gpu-ids", "None", "--log-root", "file/logs", "--timeout", "5",
-        PYTHONPATH=str(path), TMPDIR=str(scratch),
+        PYTHONPATH=str(path), TMPDIR=str(scratch), PYTHONDONTWRITEBYTECODE="1",
     )  # fmt: skip
     assert result.returncode == 1, result.stderr
     lines = found(result.stdout)
     for name, status, words in (
         ("torch", "FAIL", "5 s"),
+        ("bytecode", "warn", "not compiled"),
         ("rendering cpu", "warn", "SIGSEGV"),
         ("W&B", "warn", "no protobuf"),
         ("log root", "FAIL", str(tmp_path / "file")),

@@ -58,13 +58,15 @@ def run_child(
         WorkerError: it failed; the text holds the end of what it said.
     """
     own = {PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(scratch)}
+    # Neither side is to compile in every process what it imports, wherever this runs.
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     errors = scratch / "stderr"
     with errors.open("wb") as file:
         start = time.perf_counter()
         process = subprocess.Popen(
             command,
             cwd=scratch,
-            env={**os.environ, **own, **(environ or {})},
+            env={**inherited, **own, **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=file,

@@ -69,7 +69,7 @@ def _check_devices(job: Job, scratch: str) -> Iterator[tuple[str, Finding]]:
     """All that is to be known once the devices are."""
     on_gpu, several = job.devices[0] != "cpu", len(job.devices) > 1
     places = [Rank(local_rank=job.devices.index(name)) for name in dict.fromkeys(job.devices)]
-    for name in ("versions", "machine", "torch"):
+    for name in ("versions", "machine", "torch", "bytecode"):
         yield name, _look(name, job, scratch)
     yield "warp", _look("warp", job, scratch, needed=on_gpu)
     if on_gpu:

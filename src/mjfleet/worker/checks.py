@@ -5,6 +5,7 @@
 Importing this imports nothing heavy; the checks do.
 """
 
+import importlib.util
 import ipaddress
 import json
 import os
@@ -86,6 +87,14 @@ def _machine(job: Job, rank: Rank) -> Finding:
     return Finding("ok", found)
 
 
+def _bytecode(job: Job, rank: Rank) -> Finding:
+    """Whether Python could keep what it has compiled; the check of torch has imported it."""
+    spec = importlib.util.find_spec("torch")
+    if spec and spec.cached and Path(spec.cached).exists():
+        return Finding("ok", "packages are compiled")
+    return Finding("warn", "packages are not compiled: every process does it anew, for seconds")
+
+
 def _log_root(job: Job, rank: Rank) -> Finding:
     """Where run directories will be made: free space and speed. The folder itself is not made."""
     root = Path(job.config["log_root"]).absolute()
@@ -156,6 +165,11 @@ CHECKS = {
         devices.check_torch,
         f"{INSTALL}; a GPU needs a driver that supports the CUDA version that torch was built for, "
         "see the line `driver`: update it, or choose a torch for an older CUDA",
+    ),
+    "bytecode": Check(
+        _bytecode,
+        "`uv sync --compile-bytecode` compiles them; PYTHONDONTWRITEBYTECODE, or a folder that "
+        "cannot be written, kept Python from it",
     ),
     "warp": Check(
         devices.check_warp,

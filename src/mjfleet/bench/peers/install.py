@@ -44,8 +44,8 @@ def mjlab_environment(scratch: Path) -> Path:
         # Relocatable, because the scripts of an environment name its folder.
         run_child([uv, "venv", "--relocatable", "--python", sys.executable, str(aside)], scratch)
         run_child(
-            [uv, "pip", "install", "--python", str(aside), "--exclude-newer", NEWEST,
-             f"mjlab=={VERSION}"],
+            [uv, "pip", "install", "--python", str(aside), "--compile-bytecode",
+             "--exclude-newer", NEWEST, f"mjlab=={VERSION}"],
             scratch,
         )  # fmt: skip
         if not folder.is_dir():  # Another benchmark may have been faster.
