@@ -225,10 +225,18 @@ def test_wandb_works_without_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     write_rows(Sinks(run_dir, WANDB, {"agent": {"seed": 3}}))
+    assert [end.exit_code for end in records(run_dir, "exit")] == [0]
     assert [row["loss/value"] for row in history(run_dir)] == [0.5, 0.25]
     assert [row.get("mean_return") for row in history(run_dir)] == [None, 12.5]
     (run,) = records(run_dir, "run")
     assert (run.project, run.display_name) == ("poles", "run")
+
+
+@pytest.mark.usefixtures("no_wandb_variables")
+def test_wandb_knows_that_a_run_has_failed(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), Sinks(tmp_path, WANDB, {}):
+        _ = 1 / 0
+    assert [end.exit_code for end in records(tmp_path, "exit")] == [1]
 
 
 def test_a_sink_that_fails_has_one_warning_and_stops_no_other(

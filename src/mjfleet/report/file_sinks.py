@@ -50,8 +50,9 @@ class _FileSink(ABC):
         """Store nothing: it is in the run directory already."""
         del path, iteration
 
-    def close(self) -> None:
+    def close(self, has_failed: bool = False) -> None:
         """Try those that wait once more."""
+        del has_failed
         self._save()
 
     def abandon(self) -> str:

@@ -36,8 +36,8 @@ class Sink(Protocol):
     def checkpoint(self, path: Path, iteration: int) -> None:
         """Store a checkpoint, where that is wanted."""
 
-    def close(self) -> None:
-        """Store what is left, and let go; called once, last."""
+    def close(self, has_failed: bool) -> None:
+        """Store what is left of a run, which may have failed, and let go; called once, last."""
 
     @abstractmethod
     def abandon(self) -> str:
@@ -55,6 +55,7 @@ class SinkThread:
         self._name, self._sink = name, sink
         self._queue: SimpleQueue[Callable[[Sink], object] | None] = SimpleQueue()
         self._dropped = 0
+        self._has_failed = False
         self._is_given_up = False
         self._is_done = Event()
         Thread(target=self._work, name=name, daemon=True).start()
@@ -68,8 +69,9 @@ class SinkThread:
         else:
             self._dropped += 1
 
-    def finish(self) -> None:
+    def finish(self, has_failed: bool) -> None:
         """Have the sink close after all that it was given."""
+        self._has_failed = has_failed
         self._queue.put(None)
 
     def join(self, seconds: float) -> None:
@@ -91,7 +93,7 @@ class SinkThread:
             self._sink.open()
             while action := self._queue.get():
                 action(self._sink)
-            self._sink.close()
+            self._sink.close(self._has_failed)
         except Exception as error:
             if not self._is_given_up:
                 self._is_given_up = True

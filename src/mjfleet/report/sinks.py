@@ -68,11 +68,14 @@ class Sinks:
         for thread in self._threads:
             thread.put(lambda sink: sink.checkpoint(path, iteration))
 
-    def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Wait until all sinks have stored what they were given, but no longer than that."""
+    def close(self, seconds: float = CLOSE_SECONDS, has_failed: bool = False) -> None:
+        """Wait until all sinks have stored what they were given, but no longer than that.
+
+        The run may have failed: W&B shows that.
+        """
         deadline = time.monotonic() + seconds
         for thread in self._threads:
-            thread.finish()
+            thread.finish(has_failed)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -80,4 +83,4 @@ class Sinks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(FAILED_SECONDS if kind else CLOSE_SECONDS)
+        self.close(FAILED_SECONDS if kind else CLOSE_SECONDS, has_failed=kind is not None)

@@ -117,10 +117,10 @@ class WandbSink:
         artifact.add_file(str(path), skip_cache=True)
         self._run.log_artifact(artifact, aliases=["latest", path.stem])
 
-    def close(self) -> None:
+    def close(self, has_failed: bool) -> None:
         """Upload the rest."""
         assert self._run
-        self._run.finish()
+        self._run.finish(exit_code=int(has_failed))
         _let_go()
 
     def abandon(self) -> str:
