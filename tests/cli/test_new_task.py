@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import Run, rows, write_task
+from ..conftest import Run, only_run, rows, write_task
 from .test_cli import POISON
 
 
@@ -35,7 +35,11 @@ def test_a_task_in_another_folder_is_called_with_it(run: Run, tmp_path: Path) ->
     made = run("main", "new-task", "arm", "--tasks-dir", "my tasks/here")
     assert "train arm --tasks-dir 'my tasks/here' --dry-run" in made.stdout
     assert (tmp_path / "my tasks/here/arm/env.py").is_file()
-    assert run("train", "arm", "--tasks-dir", "my tasks/here", "--dry-run").returncode == 0
+    few = ("--env.num-envs", "4", "--agent.max-iterations", "1", "--gpu-ids", "None")
+    assert run("train", "arm", "--tasks-dir", "my tasks/here", *few).returncode == 0
+    # The run remembers where its task is.
+    played = run("play", "arm", "--resume", str(only_run(tmp_path, "arm")), "--gpu-ids", "None")
+    assert played.returncode == 0, played.stderr
 
 
 REFUSED = [

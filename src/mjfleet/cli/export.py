@@ -14,7 +14,7 @@ from mjfleet.cli.play import WORLDS
 from mjfleet.config import from_dict, to_dict
 from mjfleet.errors import UserError
 from mjfleet.files import iteration_of, write_atomically
-from mjfleet.launch.resume import find_trained
+from mjfleet.launch.resume import find_trained, take_tasks_dir
 from mjfleet.registry import discover
 from mjfleet.tell import tell
 from mjfleet.worker.export import COMPARED, MARK
@@ -90,11 +90,7 @@ def _check_output(output: Path, beside: Path, suffix: str) -> None:
 
 def _job(task: str, recorded: dict[str, Any], tasks_dir: str | None) -> Job:
     """The task as the run had it, in a few worlds on the CPU."""
-    folder = recorded.get("tasks_dir")
-    if isinstance(folder, str) and not os.path.isdir(folder):
-        # Recorded elsewhere: the task may still be found in the usual places.
-        folder = recorded["tasks_dir"] = None
-    found = discover(os.environ, tasks_dir or folder).find(task)
+    found = discover(os.environ, tasks_dir or take_tasks_dir(recorded)).find(task)
     config = from_dict(found.defaults(), recorded)
     worlds = config.env.num_envs
     config = replace(

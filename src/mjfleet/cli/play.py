@@ -19,7 +19,7 @@ from mjfleet.errors import UserError
 from mjfleet.launch.devices import count_gpus, select_devices
 from mjfleet.launch.launcher import make_job
 from mjfleet.launch.plan import Host, make_plan
-from mjfleet.launch.resume import find_resume, read_recorded
+from mjfleet.launch.resume import find_resume, read_recorded, take_tasks_dir
 from mjfleet.registry import FoundTask, discover
 from mjfleet.tell import tell
 from mjfleet.view.viewer import NO_DISPLAY, Viewer, free_port, view
@@ -86,13 +86,14 @@ def main() -> None:
 
 def play(arguments: Sequence[str]) -> int:
     """Parse, play, and print a table; returns the exit code."""
-    registry = discover(os.environ, peek(arguments, "--tasks-dir"))
+    wanted = peek(arguments, "--resume")
+    recorded = read_recorded(wanted) if wanted else {}
+    registry = discover(os.environ, peek(arguments, "--tasks-dir") or take_tasks_dir(recorded))
     if not arguments or arguments[0].startswith("-"):
         tell(f"usage: play <task> [flags]\n\ntasks: {', '.join(registry.tasks)}")
         return 0 if {"-h", "--help"} & set(arguments) else 2
     found, flags = registry.find(arguments[0]), arguments[1:]
-    wanted = peek(flags, "--resume")
-    trained = from_dict(found.defaults(), read_recorded(wanted) if wanted else {})
+    trained = from_dict(found.defaults(), recorded)
     parsed = _parse(found, flags, trained)
     checkpoint = follow = None
     if (asked := parsed.resume) is not None:

@@ -26,7 +26,7 @@ from mjfleet.launch.plan import Host, LaunchPlan, divide_worlds, make_plan
 from mjfleet.launch.preflight import preflight
 from mjfleet.launch.remembered import recall
 from mjfleet.launch.restart import VARIABLE, start_again
-from mjfleet.launch.resume import Resume, find_resume, read_recorded
+from mjfleet.launch.resume import Resume, find_resume, read_recorded, take_tasks_dir
 from mjfleet.launch.run_dir import RunDir
 from mjfleet.launch.srun import torchrun_variables
 from mjfleet.launch.variables import take_variables, without_values
@@ -75,12 +75,7 @@ def train(arguments: Sequence[str]) -> int:
     if failed is not None:
         arguments = [arguments[0], "--resume", failed]
     data = _base(arguments)
-    recorded = data.get("tasks_dir")
-    if isinstance(recorded, str) and not os.path.isdir(recorded):
-        # Recorded elsewhere: the task may still be found in the usual places.
-        recorded = data["tasks_dir"] = None
-    folder = peek(arguments, "--tasks-dir") or (recorded if isinstance(recorded, str) else None)
-    registry = discover(os.environ, folder)
+    registry = discover(os.environ, peek(arguments, "--tasks-dir") or take_tasks_dir(data))
     if not arguments or (arguments[0].startswith("-") and {"-h", "--help"} & set(arguments)):
         _print_help(registry)
         return 0 if arguments else 2

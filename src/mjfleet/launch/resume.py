@@ -116,6 +116,21 @@ def read_recorded(wanted: str) -> dict[str, Any]:
     return _read_config_of(run_dir)
 
 
+def take_tasks_dir(recorded: dict[str, Any]) -> str | None:
+    """The folder of task folders that a configuration names, where it is there.
+
+    Otherwise the run was recorded elsewhere, and its task may be found in the usual places: the
+    configuration names no folder any more.
+    """
+    folder = recorded.get("tasks_dir")
+    if not isinstance(folder, str):
+        return None
+    if os.path.isdir(folder):
+        return folder
+    recorded["tasks_dir"] = None
+    return None
+
+
 def _read_config_of(run_dir: Path, flag: str = FLAG) -> dict[str, Any]:
     return read_config(str(run_dir / CONFIG_FILE), f"{flag}{run_dir}: its {CONFIG_FILE}")
 
