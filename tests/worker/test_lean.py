@@ -13,6 +13,10 @@ network = torch.nn.Linear(2, 1)
 optimizer = torch.optim.Adam(network.parameters())
 network(torch.ones(1, 2)).sum().backward()
 optimizer.step(), optimizer.zero_grad(), optimizer.state_dict()
+store = torch.distributed.HashStore()
+torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+torch.distributed.all_gather_object([None], "text")
+torch.distributed.destroy_process_group()
 print([name for name in ("torch._inductor", "sympy", "wandb") if name in sys.modules])
 """
 

@@ -44,8 +44,8 @@ def _keep_freed_memory() -> None:
 def _postpone_compiler() -> None:
     """Let torch's compiler be imported when something compiles.
 
-    tensordict and torch's optimisers import it, which takes longer than all else, only to tell it
-    which functions it is not to compile.
+    tensordict, torch's optimisers and its process groups import it, which takes longer than all
+    else, only to tell it which functions it is not to compile.
     """
     if COMPILER not in sys.modules:
         sys.modules[COMPILER] = _Postponed(COMPILER)
@@ -59,12 +59,23 @@ class _Postponed(ModuleType):
         super().__init__(name)
         self.disable = self.allow_in_graph = self.assume_constant_result = _as_it_is
         self.graph_break: Callable[..., None] = lambda *args, **kwargs: None
+        self.trace_rules = _PostponedRules()
 
     def __getattr__(self, name: str) -> Any:
         # Also `__path__`, for which an import of a part of the package asks.
         if name in ("__spec__", "__file__"):
             raise AttributeError(name)
         return getattr(_import_compiler(), name)
+
+
+class _PostponedRules:
+    """Stands for what of the compiler a process group asks to forget what it has compiled."""
+
+    def clear_lru_cache(self) -> None:
+        """Nothing has been compiled."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_import_compiler().trace_rules, name)
 
 
 class _PartsOfPostponed(MetaPathFinder, Loader):
