@@ -78,6 +78,14 @@ def load(folder: Path, iteration: int) -> dict[str, Any]:
     return torch.load(folder / f"model_{iteration}.pt", weights_only=True)
 
 
+def test_a_field_brings_along_no_other(tmp_path: Path) -> None:
+    train(*build(tmp_path, agent(1)))
+    saved = torch.load(tmp_path / "model_1.pt", weights_only=True)
+    (rank,) = saved["mjfleet"]["ranks"]
+    for name, field in rank["sim"].items():
+        assert field.untyped_storage().nbytes() == field.nbytes, name
+
+
 @pytest.mark.parametrize(
     ("variant", "engine"), [*((v, "native") for v in VARIANTS), ("plain", "warp")]
 )

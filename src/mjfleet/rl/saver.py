@@ -241,9 +241,11 @@ class Saver:
         runner = self._runner
         rnd = runner.alg.rnd
         average = getattr(rnd.reward_normalizer, "disc_avg", None) if rnd else None
+        # Copies: fields of one buffer would each bring along all of it that follows.
+        fields = {k: v.to("cpu", copy=True) for k, v in runner.env.sim.state().items()}
         return {
             "random": random_states(runner.device),
-            "sim": {k: v.cpu() for k, v in runner.env.sim.state().items() if v.numel()},
+            "sim": {k: v for k, v in fields.items() if v.numel()},
             "env": self._env_state.changed(),
             "memories": [model.get_hidden_state() for model in self._models()],
             "novelty": average.avg if average else None,
