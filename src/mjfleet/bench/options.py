@@ -77,6 +77,23 @@ class ScalingOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExchangeOptions(Options):
+    """What many ranks tell each other, on this machine, without the simulation around it."""
+
+    gpu_ids: list[int] | Literal["auto", "all"] | None = None
+    """`None`: the ranks are processes of the CPU."""
+    ranks: tuple[int, ...] = (2, 4, 16, 64)
+    """Numbers of ranks to measure."""
+    num_envs: int = 1024
+    """Worlds whose state a rank hands over for a checkpoint."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self, ranks=Rule(lambda v: len(v) > 0 and min(v) > 1, "numbers from 2 on"))
+        check(self, num_envs=at_least(1))
+
+
+@dataclass(frozen=True, kw_only=True)
 class StartupOptions(Options):
     """The time from Enter to help and to the first iteration, and what it goes into."""
 

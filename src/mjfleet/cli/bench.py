@@ -8,8 +8,10 @@ from typing import Any
 
 import tyro
 
+from mjfleet.bench.exchange import exchange
 from mjfleet.bench.learning import learning
 from mjfleet.bench.options import (
+    ExchangeOptions,
     LearningOptions,
     Options,
     PeerOptions,
@@ -65,6 +67,9 @@ BENCHMARKS = {
         ScalingOptions,
         scaling,
         several=True,
+    ),
+    "exchange": Benchmark(
+        "What up to 64 ranks tell each other, without the simulation.", ExchangeOptions, exchange
     ),
     "startup": Benchmark(
         "From Enter to help and to the first iteration.", StartupOptions, startup, several=True
