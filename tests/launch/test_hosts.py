@@ -130,6 +130,12 @@ def saved(run_dir: Path, iteration: int) -> dict[str, torch.Tensor]:
     return torch.load(path, weights_only=True)["actor_state_dict"]
 
 
+def wait_for(process: "subprocess.Popen[str]", text: str) -> None:
+    assert process.stdout is not None
+    while text not in process.stdout.readline():
+        assert process.poll() is None
+
+
 def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
     network: Network, tmp_path: Path
 ) -> None:
@@ -140,10 +146,15 @@ def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
     (tmp_path / "failed").unlink()
     one = saved(next((tmp_path / "one").glob("*/*")), 4)
 
-    # An exception on the other host; then it starts again from the checkpoint before.
-    flags = (*TWO, *ENDLESS, "--max-restarts", "9", "--min-hosts", "1")
+    # An exception on the other host; then it starts again from the checkpoint before, once that
+    # host, which takes its time, is back.
+    flags = (*TWO, *ENDLESS, "--max-restarts", "9", "--min-hosts", "2")
     flags = (*flags, "--env-var", "GRIPPER=the left one")
     with train(network, tmp_path, *flags, task="faulty-balance") as process:
+        wait_for(process, "starting again in ")
+        with network.cuttable("node2") as cut:
+            cut()
+            wait_for(process, "to come back")
         wait_for_iteration(process, 4)
         time.sleep(1.0)  # Until the launcher knows as well that training has begun.
         process.send_signal(signal.SIGINT)
@@ -167,16 +178,14 @@ def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
         assert "the left one" not in text.replace("the left one broke", "")
 
     # It goes on, until the cable is cut; then without the other host.
-    resumed = ("--resume", "latest", "--env-var", "GRIPPER=")
+    resumed = ("--resume", "latest", "--min-hosts", "1", "--env-var", "GRIPPER=")
     with (
         network.cuttable("node2") as cut,
         train(network, tmp_path, *resumed, task="faulty-balance") as process,
     ):
         wait_for_iteration(process, len(rows(run_dir)) + 1)
         cut()
-        assert process.stdout is not None
-        while " world_size=1 " not in process.stdout.readline():
-            assert process.poll() is None
+        wait_for(process, " world_size=1 ")
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 143

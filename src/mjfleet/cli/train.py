@@ -6,7 +6,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -23,7 +22,7 @@ from mjfleet.launch.devices import choose_devices, count_gpus, needs_gpus
 from mjfleet.launch.hosts import Posts, choose_hosts
 from mjfleet.launch.launcher import launch
 from mjfleet.launch.plan import Host, LaunchPlan, divide_worlds, make_plan
-from mjfleet.launch.preflight import preflight
+from mjfleet.launch.preflight import reach
 from mjfleet.launch.remembered import recall
 from mjfleet.launch.restart import VARIABLE, start_again
 from mjfleet.launch.resume import Resume, find_resume, read_recorded, take_tasks_dir
@@ -34,7 +33,7 @@ from mjfleet.launch.worlds import find_worlds, smallest
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.tell import tell
 from mjfleet.worker.job import Rank
-from mjfleet.worker.stop import Stopped, StopRequest
+from mjfleet.worker.stop import Stopped
 
 TELL_SECONDS = 3.0
 """How long the first of several workers may take to say what is wrong before others end."""
@@ -95,12 +94,9 @@ def train(arguments: Sequence[str]) -> int:
     is_restart = failed is not None
     config = replace(config, env_var=take_variables(config.env_var, os.environ))
     names = choose_hosts(config, os.environ)
-    with Posts(names, config) if names else nullcontext() as posts:
-        if posts:
-            with StopRequest().installed():
-                hosts = preflight(posts, found, config, is_restart)
-        else:
-            hosts = [_this_host(config)]
+    if not names:
+        return _train(found, config, [_this_host(config)], None, resume, is_restart, arguments)
+    with reach(names, found, config, is_restart) as (posts, hosts):
         return _train(found, config, hosts, posts, resume, is_restart, arguments)
 
 

@@ -4,7 +4,7 @@ import ipaddress
 import socket
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -17,12 +17,52 @@ from mjfleet.launch.link import Message
 from mjfleet.launch.plan import Host
 from mjfleet.registry import FoundTask
 from mjfleet.tell import tell
+from mjfleet.worker.stop import StopRequest
 
 LOOPBACK = "127.0.0.1"
 SEE_SECONDS = 30.0
 """How long a host may take to be connected and to say what it has."""
+AWAY_SECONDS = 600.0
+"""How long hosts that a run needs to start again may be away."""
+AGAIN_SECONDS = 5.0
+"""Between two looks whether they are back."""
 NAMED = 3
 """How many files a message names."""
+
+
+class _AwayError(UserError):
+    """Some hosts cannot be reached."""
+
+
+@contextmanager
+def reach(
+    names: Sequence[str], found: FoundTask, config: LaunchConfig, is_restart: bool
+) -> Iterator[tuple[Posts, list[Host]]]:
+    """Connections to all hosts for the length of the block, and what of them the run uses.
+
+    When a run starts again, hosts that cannot be reached and are needed have AWAY_SECONDS to come
+    back: a host that boots anew takes minutes.
+
+    Raises:
+        UserError: see preflight.
+    """
+    deadline: float | None = None
+    while True:
+        with Posts(names, config) as posts:
+            try:
+                with StopRequest().installed():
+                    hosts = preflight(posts, found, config, is_restart)
+            except _AwayError as error:
+                if deadline is None:
+                    tell(f"{error}\nThey have {AWAY_SECONDS:g} s to come back.")
+                    deadline = time.monotonic() + AWAY_SECONDS
+                elif time.monotonic() > deadline:
+                    raise
+            else:
+                yield posts, hosts
+                return
+        with StopRequest().installed():
+            time.sleep(AGAIN_SECONDS)
 
 
 def preflight(posts: Posts, found: FoundTask, config: LaunchConfig, is_restart: bool) -> list[Host]:
@@ -52,6 +92,8 @@ def preflight(posts: Posts, found: FoundTask, config: LaunchConfig, is_restart: 
         posts.leave_out(lost)
         lost = {}
     problems = {post: [why] for post, why in lost.items()}
+    if is_restart:
+        _refuse(problems, _AwayError)
     hosts = []
     known: dict[str, Post] = {}
     for post, seen in facts.items():
@@ -176,9 +218,9 @@ def _ask(
     return {post: answers.get(post, missing) for post in asked}
 
 
-def _refuse(problems: Mapping[Post, list[str]]) -> None:
-    """Raise UserError where there are any."""
+def _refuse(problems: Mapping[Post, list[str]], kind: type[UserError] = UserError) -> None:
+    """Raise an error where there are any."""
     found = {post: whys for post, whys in problems.items() if whys}
     if found:
         lines = "".join(f"\n  {post}: {why}" for post, whys in found.items() for why in whys)
-        raise UserError(f"nothing was started, {len(found)} of the hosts cannot take part:{lines}")
+        raise kind(f"nothing was started, {len(found)} of the hosts cannot take part:{lines}")
