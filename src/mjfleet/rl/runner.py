@@ -83,10 +83,7 @@ class Runner(OnPolicyRunner):
         self.pulse = pulse or Pulse()
         self.collectives = collectives or Collectives()
         config = rsl_rl_config(agent, load)
-        unknown = FastPPO.unknown(agent)
-        if unknown and self.collectives.rank == 0:
-            tell(f"{unknown}: learning takes rsl_rl's own path, which is slower")
-        config["algorithm"]["class_name"] = FlatPPO if unknown else FastPPO
+        config["algorithm"]["class_name"] = self._algorithm_class(agent)
         with contextlib.redirect_stdout(io.StringIO()):  # rsl_rl prints both networks.
             super().__init__(env, config, log_dir=None, device=device)  # pyright: ignore[reportArgumentType]
         algorithm: Any = self.alg
@@ -107,8 +104,19 @@ class Runner(OnPolicyRunner):
         """Whether it is that of the policy as it is now."""
         self._watch = RolloutWatch(env, agent.num_steps_per_env, dump_to)
         self.rollout: Callable[[], None] = self._roll
-        if not unknown:
+        if isinstance(self.alg, FastPPO):
             self.rollout = GraphedRollout(env, self.alg.storage, self._roll)
+
+    def _algorithm_class(self, agent: AgentConfig) -> type[FlatPPO]:
+        """PPO of the library that the configuration names."""
+        if agent.library != "rsl_rl":
+            from mjfleet.rl.skrl import JaxPPO, TorchPPO
+
+            return TorchPPO if agent.library == "skrl" else JaxPPO
+        unknown = FastPPO.unknown(agent)
+        if unknown and self.collectives.rank == 0:
+            tell(f"{unknown}: learning takes rsl_rl's own path, which is slower")
+        return FlatPPO if unknown else FastPPO
 
     def _configure_multi_gpu(self) -> None:
         """Be one of the ranks that are connected already; rsl_rl would make a group of its own."""
