@@ -296,6 +296,13 @@ class AgentConfig:
         """Whether a network has a memory."""
         return "RNNModel" in (self.actor.class_name, self.critic.class_name)
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """What the library needs of the extra `skrl`."""
+        return {"rsl_rl": (), "skrl": ("skrl",), "skrl-jax": ("skrl", "jax", "flax", "optax")}[
+            self.library
+        ]
+
     def _unknown_to_skrl(self) -> str | None:
         """The first setting of these that skrl's PPO does not have, or has in another sense."""
         algorithm, distribution = self.algorithm, self.actor.distribution.class_name

@@ -90,6 +90,7 @@ class Runner(OnPolicyRunner):
         algorithm.on_minibatch = self.pulse.beat
         self.agent = agent
         self._num_threads = num_threads
+        self._compiles = agent.torch_compile_mode is not None or agent.library == "skrl-jax"
         if isinstance(self.alg, FastPPO) and device == "cpu":
             self._num_threads = 1
             self.alg.share_among(min(num_threads, worthwhile_threads(agent, env.num_envs)))
@@ -109,10 +110,14 @@ class Runner(OnPolicyRunner):
 
     def _algorithm_class(self, agent: AgentConfig) -> type[FlatPPO]:
         """PPO of the library that the configuration names."""
-        if agent.library != "rsl_rl":
-            from mjfleet.rl.skrl import JaxPPO, TorchPPO
+        if agent.library == "skrl":
+            from mjfleet.rl.skrl import TorchPPO
 
-            return TorchPPO if agent.library == "skrl" else JaxPPO
+            return TorchPPO
+        if agent.library == "skrl-jax":
+            from mjfleet.rl.skrl_jax import JaxPPO
+
+            return JaxPPO
         unknown = FastPPO.unknown(agent)
         if unknown and self.collectives.rank == 0:
             tell(f"{unknown}: learning takes rsl_rl's own path, which is slower")
@@ -159,8 +164,11 @@ class Runner(OnPolicyRunner):
         before = time.perf_counter()
         first = self.current_learning_iteration + 1
         for iteration in range(first, self.agent.max_iterations + 1):
-            compiles = iteration == first and self.agent.torch_compile_mode
-            with self.pulse.excused() if compiles else contextlib.nullcontext():
+            with (
+                self.pulse.excused()
+                if iteration == first and self._compiles
+                else contextlib.nullcontext()
+            ):
                 reports = self._iterate(iteration, stop_signal)
             self.current_learning_iteration = iteration
             statistics = all_episodes([report.statistics for report in reports])

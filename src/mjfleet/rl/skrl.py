@@ -1,4 +1,4 @@
-"""skrl's PPO in the place of rsl_rl's, in PyTorch or in JAX. Runs in a worker.
+"""skrl's PPO in the place of rsl_rl's, in PyTorch; in JAX it is in skrl_jax. Runs in a worker.
 
 Networks, rollouts and checkpoints stay as they are: whatever collects, saves, evaluates, plays or
 exports knows nothing of skrl, and a run can go on with another library. What skrl does is to learn
@@ -13,8 +13,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,6 @@ from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torch import nn
 
-from mjfleet.errors import UserError
 from mjfleet.rl.ppo import FlatPPO
 
 
@@ -38,6 +35,13 @@ def _unconnected() -> Iterator[None]:
             os.environ["WORLD_SIZE"] = world_size
 
 
+with _unconnected():
+    from skrl.agents.torch.ppo import PPO
+    from skrl.memories.torch import RandomMemory
+    from skrl.models.torch import DeterministicMixin, GaussianMixin, Model
+    from skrl.resources.schedulers.torch import KLAdaptiveLR
+
+
 class SkrlPPO(FlatPPO, ABC):
     """What both frameworks share; their arrays are made from the tensors of rsl_rl's storage."""
 
@@ -47,8 +51,7 @@ class SkrlPPO(FlatPPO, ABC):
         # skrl steers the learning rate, not what reduces the gradients.
         self.is_adaptive, self._adaptive = self._adaptive, False
         self._after: Any = None
-        with _unconnected():
-            self.agent: Any = self._make_agent()
+        self.agent: Any = self._make_agent()
         self.agent.init()
         self._watch_minibatches(self.agent.memory)
 
@@ -71,7 +74,8 @@ class SkrlPPO(FlatPPO, ABC):
     def update(self) -> dict[str, float]:
         """Learn from the stored rollout; returns the mean losses, of this rank."""
         storage, memory = self.storage, self.agent.memory
-        for name, tensor in {
+        # Until the end, since JAX may read from a tensor's memory later than it says.
+        rollout = {
             "observations": self.actor.get_latent(storage.observations),
             "states": self.critic.get_latent(storage.observations),
             "actions": storage.actions,
@@ -79,7 +83,8 @@ class SkrlPPO(FlatPPO, ABC):
             "terminated": storage.dones.bool(),
             "log_prob": storage.actions_log_prob,
             "values": storage.values,
-        }.items():
+        }
+        for name, tensor in rollout.items():
             memory.set_tensor_by_name(name, self._array(tensor))
         memory.filled = True
         self.agent._current_next_observations = self._array(self.actor.get_latent(self._after))
@@ -108,6 +113,10 @@ class SkrlPPO(FlatPPO, ABC):
             "action_space": self.storage.actions.shape[-1],
         }
         return {name: Box(-np.inf, np.inf, (size,)) for name, size in sizes.items()}
+
+    def _memory_sizes(self) -> dict[str, Any]:
+        storage = self.storage
+        return {"memory_size": storage.num_transitions_per_env, "num_envs": storage.num_envs}
 
     def _settings(self) -> dict[str, Any]:
         """Our numbers under skrl's names; nothing is written by skrl."""
@@ -140,53 +149,16 @@ class TorchPPO(SkrlPPO):
     """In PyTorch: skrl trains the very networks and steps the very optimiser."""
 
     def _make_agent(self) -> Any:
-        from skrl.agents.torch.ppo import PPO
-        from skrl.memories.torch import RandomMemory
-        from skrl.models.torch import DeterministicMixin, GaussianMixin, Model
-        from skrl.resources.schedulers.torch import KLAdaptiveLR
-
-        actor: Any = self.actor
-        critic: Any = self.critic
-        mean_kl = self.mean_kl
-        storage, place = self.storage, {**self._spaces(), "device": self.device}
-
-        class Policy(GaussianMixin, Model):
-            def __init__(self) -> None:
-                Model.__init__(self, **place)
-                GaussianMixin.__init__(self, clip_log_std=False)
-                self.network = actor
-
-            def compute(self, inputs: dict[str, Any], role: str) -> tuple[Any, dict[str, Any]]:
-                actor.distribution.update(actor.mlp(inputs["observations"]))
-                return actor.output_mean, {"log_std": actor.output_std.log()}
-
-        class Value(DeterministicMixin, Model):
-            def __init__(self) -> None:
-                Model.__init__(self, **place)
-                DeterministicMixin.__init__(self)
-                self.network = critic
-
-            def compute(self, inputs: dict[str, Any], role: str) -> tuple[Any, dict[str, Any]]:
-                return critic.mlp(inputs["states"]), {}
-
-        class Schedule(KLAdaptiveLR):
-            def step(self, kl: Any = None, **kwargs: Any) -> None:
-                super().step(None if kl is None else mean_kl(kl), **kwargs)
-
-        agent = PPO(
-            models={"policy": Policy(), "value": Value()},
-            memory=RandomMemory(
-                memory_size=storage.num_transitions_per_env,
-                num_envs=storage.num_envs,
-                device=self.device,
-            ),
-            cfg=self._settings() | {"grad_norm_clip": 0.0},  # `_finish_gradients` does it.
-            **place,
-        )
+        place = {**self._spaces(), "device": self.device}
+        models = {"policy": _Policy(self.actor, **place), "value": _Value(self.critic, **place)}
+        memory = RandomMemory(**self._memory_sizes(), device=self.device)
+        # `_finish_gradients` clips, after the ranks have shared them.
+        settings = self._settings() | {"grad_norm_clip": 0.0}
+        agent = PPO(models=models, memory=memory, cfg=settings, **place)
         agent.optimizer = self.optimizer
         self.optimizer.register_step_pre_hook(self._finish_gradients)
         if self.is_adaptive:
-            agent.scheduler = Schedule(self.optimizer, kl_threshold=self.desired_kl)
+            agent.scheduler = _Schedule(self.optimizer, self.desired_kl, self.mean_kl)
         return agent
 
     def _array(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -204,204 +176,43 @@ class TorchPPO(SkrlPPO):
             nn.utils.clip_grad_norm_(network.parameters(), self.max_grad_norm)
 
 
-class JaxPPO(SkrlPPO):
-    """In JAX: for as long as an update takes, parameters and Adam's moments live there.
+class _Policy(GaussianMixin, Model):
+    """rsl_rl's actor; its input is normalised already."""
 
-    They come from the networks and the optimiser that rsl_rl has made, and go back to them.
-    """
+    def __init__(self, network: Any, **place: Any) -> None:
+        Model.__init__(self, **place)
+        GaussianMixin.__init__(self, clip_log_std=False)
+        self.network = network
 
-    def _make_agent(self) -> Any:
-        jax: Any = _start_jax(self.device)
-        import jax.numpy as jnp
-        from skrl import config
-        from skrl.agents.jax.ppo import PPO
-        from skrl.memories.jax import RandomMemory
-        from skrl.models.jax import DeterministicMixin, GaussianMixin, Model
-        from skrl.models.jax.base import StateDict
-        from skrl.resources.schedulers.jax import KLAdaptiveLR
-
-        actor: Any = self.actor
-        critic: Any = self.critic
-        storage, place = self.storage, {**self._spaces(), "device": self.device.partition(":")[0]}
-        config.jax.device = place["device"]
-        self._networks = {"policy": actor, "value": critic}
-
-        def forward(network: Any, parameters: Any, rows: Any) -> Any:
-            for i, layer in enumerate(network.mlp):
-                if isinstance(layer, nn.Linear):
-                    weight, bias = (parameters[f"mlp.{i}.{kind}"] for kind in ("weight", "bias"))
-                    rows = rows @ weight.T + bias
-                else:
-                    rows = _activation(layer)(rows)
-            return rows
-
-        class Policy(GaussianMixin, Model):
-            def __init__(self, **kwargs: Any) -> None:
-                Model.__init__(self, **kwargs)
-                GaussianMixin.__init__(self, clip_log_std=False)
-
-            def __call__(self, inputs: dict[str, Any], role: str) -> tuple[Any, dict[str, Any]]:
-                parameters: Any = self.variables["params"]
-                distribution = actor.distribution
-                if distribution.std_type == "log":
-                    std = jnp.exp(parameters["distribution.log_std_param"])
-                else:
-                    std = parameters["distribution.std_param"]
-                if not next(distribution.parameters()).requires_grad:
-                    std = jax.lax.stop_gradient(std)
-                log_std = jnp.log(jnp.clip(std, *distribution.std_range))
-                return forward(actor, parameters, inputs["observations"]), {"log_std": log_std}
-
-        class Value(DeterministicMixin, Model):
-            def __init__(self, **kwargs: Any) -> None:
-                Model.__init__(self, **kwargs)
-                DeterministicMixin.__init__(self)
-
-            def __call__(self, inputs: dict[str, Any], role: str) -> tuple[Any, dict[str, Any]]:
-                return forward(critic, self.variables["params"], inputs["states"]), {}
-
-        def kl_adaptive(**kwargs: Any) -> Callable[..., float]:  # skrl knows it by its name.
-            adapt: Any = KLAdaptiveLR(kl_threshold=self.desired_kl)
-
-            def schedule(step: int, *, lr: float, kl: float) -> float:
-                return adapt(step, lr=lr, kl=self.mean_kl(kl)) if self.is_adaptive else lr
-
-            return schedule
-
-        models = {"policy": Policy(**place), "value": Value(**place)}
-        for name, model in models.items():
-            model.state_dict = StateDict.create(
-                apply_fn=model.apply, params=self._tree(self._networks[name], lambda p: p)
-            )
-        agent = PPO(
-            models=models,
-            memory=RandomMemory(
-                memory_size=storage.num_transitions_per_env,
-                num_envs=storage.num_envs,
-                device=place["device"],
-            ),
-            cfg=self._settings()
-            | {"grad_norm_clip": self.max_grad_norm, "learning_rate_scheduler": kl_adaptive},
-            **place,
-        )
-        self._adams: dict[str, Any] = {
-            "policy": agent.policy_optimizer,
-            "value": agent.value_optimizer,
-        }
-        return agent
-
-    def _array(self, tensor: torch.Tensor) -> Any:
-        import jax.numpy as jnp
-
-        return jnp.from_dlpack(tensor.detach().contiguous())
-
-    def _learn(self) -> None:
-        self._hand_over()
-        self.agent.update(timestep=0, timesteps=0)
-        self._take_back()
-
-    def _hand_over(self) -> None:
-        """Give JAX the parameters, and the moments and learning rate of torch's Adam."""
-        from optax.tree_utils import tree_set
-
-        agent, states = self.agent, self.optimizer.state
-        count = next((int(state["step"]) for state in states.values() if state), 0)
-
-        def moment(name: str) -> Callable[[nn.Parameter], torch.Tensor]:
-            return lambda p: states[p].get(name, torch.zeros_like(p))
-
-        for role, network in self._networks.items():
-            model, adam = agent.models[role], self._adams[role]
-            parameters = self._tree(network, lambda parameter: parameter)
-            model.state_dict = model.state_dict.replace(params=parameters)
-            mu, nu = (self._tree(network, moment(name)) for name in ("exp_avg", "exp_avg_sq"))
-            adam = adam.replace(state=tree_set(adam.state, count=count, mu=mu, nu=nu))
-            setattr(agent, f"{role}_optimizer", _RanksAdam(adam, self._mean_gradients))
-        agent.policy_learning_rate = agent.value_learning_rate = self.learning_rate
-
-    @torch.no_grad()
-    def _take_back(self) -> None:
-        """Copy into torch's tensors what JAX has made of them."""
-        from optax.tree_utils import tree_get
-
-        for role, network in self._networks.items():
-            state = getattr(self.agent, f"{role}_optimizer").adam.state
-            parameters = self.agent.models[role].state_dict.params["params"]
-            mu, nu = (tree_get(state, name)["params"] for name in ("mu", "nu"))
-            for name, parameter in network.named_parameters():
-                parameter.copy_(torch.from_dlpack(parameters[name]))
-                self.optimizer.state[parameter] = {
-                    "step": torch.tensor(float(tree_get(state, "count"))),
-                    "exp_avg": torch.from_dlpack(mu[name]).clone(),
-                    "exp_avg_sq": torch.from_dlpack(nu[name]).clone(),
-                }
-        self.learning_rate = self.agent.policy_learning_rate
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate
-
-    def _tree(
-        self, network: nn.Module, tensor_of: Callable[[nn.Parameter], torch.Tensor]
-    ) -> dict[str, Any]:
-        """One array for each parameter, by its name, nested as flax does."""
-        return {"params": {k: self._array(tensor_of(p)) for k, p in network.named_parameters()}}
-
-    def _mean_gradients(self, gradients: Any) -> Any:
-        """The same tree, averaged over the ranks."""
-        from jax.flatten_util import ravel_pytree
-
-        vector, restore = ravel_pytree(gradients)
-        flat = torch.from_dlpack(vector).clone()
-        self.collectives.all_reduce(flat)
-        return restore(self._array(flat / self.collectives.world_size))
+    # Who calls it gives the role by its place.
+    def compute(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, inputs: dict[str, Any], role: str
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        self.network.distribution.update(self.network.mlp(inputs["observations"]))
+        return self.network.output_mean, {"log_std": self.network.output_std.log()}
 
 
-@dataclass(frozen=True)
-class _RanksAdam:
-    """skrl's Adam in JAX, which steps by the gradients of all ranks."""
+class _Value(DeterministicMixin, Model):
+    """rsl_rl's critic; its input is normalised already."""
 
-    adam: Any
-    mean: Callable[[Any], Any]
+    def __init__(self, network: Any, **place: Any) -> None:
+        Model.__init__(self, **place)
+        DeterministicMixin.__init__(self)
+        self.network = network
 
-    def step(self, *, grad: Any, model: Any, lr: float) -> "_RanksAdam":
-        """What comes after the step."""
-        return replace(self, adam=self.adam.step(grad=self.mean(grad), model=model, lr=lr))
-
-
-def _start_jax(device: str) -> Any:
-    """Import JAX so that it uses the worker's device alone, and of a GPU no more than it needs."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    import jax
-
-    if device == "cpu":
-        jax.config.update("jax_platforms", "cpu")
-        return jax
-    jax.config.update("jax_cuda_visible_devices", device.removeprefix("cuda:"))
-    try:
-        jax.devices("cuda")
-    except RuntimeError as error:
-        raise UserError(
-            f"--agent.library skrl-jax: JAX {jax.__version__} finds no GPU ({error}). Its package "
-            f"for CUDA is `jax[cuda{(torch.version.cuda or '').partition('.')[0]}]`; --gpu-ids "
-            "None trains on the CPU."
-        ) from None
-    return jax
+    def compute(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, inputs: dict[str, Any], role: str
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        return self.network.mlp(inputs["states"]), {}
 
 
-def _activation(layer: nn.Module) -> Callable[[Any], Any]:
-    """JAX's name for one of torch's activations."""
-    from jax import nn as functions
+class _Schedule(KLAdaptiveLR):
+    """skrl's, by the KL divergence of all ranks."""
 
-    return {
-        nn.ELU: functions.elu,
-        nn.SELU: functions.selu,
-        nn.ReLU: functions.relu,
-        nn.CELU: functions.celu,
-        nn.LeakyReLU: functions.leaky_relu,
-        nn.Tanh: functions.tanh,
-        nn.Sigmoid: functions.sigmoid,
-        nn.Softplus: functions.softplus,
-        nn.GELU: partial(functions.gelu, approximate=False),
-        nn.SiLU: functions.silu,
-        nn.Mish: functions.mish,
-        nn.Identity: functions.identity,
-    }[type(layer)]
+    def __init__(self, optimizer: Any, desired_kl: float, mean: Callable[[float], float]) -> None:
+        super().__init__(optimizer, kl_threshold=desired_kl)
+        self._mean = mean
+
+    def step(self, kl: Any = None, **kwargs: Any) -> None:
+        """Adapt the learning rate; torch calls it once without a divergence."""
+        super().step(None if kl is None else self._mean(kl), **kwargs)
