@@ -6,7 +6,10 @@ import pytest
 
 from ..conftest import Run
 
-HEAVY = ("torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "wandb", "torchrunx")
+HEAVY = (
+    "torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "wandb", "torchrunx", "skrl",
+    "jax",
+)  # fmt: skip
 
 POISON = f"""
 import sys

@@ -21,6 +21,8 @@ from mjfleet.rl.fast_ppo import FastPPO
 from mjfleet.rl.ppo import FlatPPO
 from mjfleet.rl.runner import DivergedError, OutOfStepError, Runner
 from mjfleet.rl.settings import rsl_rl_config
+from mjfleet.rl.skrl import TorchPPO
+from mjfleet.rl.skrl_jax import JaxPPO
 from mjfleet.sim import make_simulation
 from mjfleet.worker.group import Group
 from mjfleet.worker.job import Rank
@@ -130,6 +132,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(REPOSITORY))
         patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # What is compiled here runs once.
         processes = [
             context.Process(target=enter, args=(rank, str(folder))) for rank in range(WORLD_SIZE)
         ]
@@ -206,6 +209,26 @@ def test_the_update_is_that_of_rsl_rl(found: list[dict[str, Any]]) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
         else:
             assert all(torch.equal(ours[key], theirs[key]) for key in ours), name
+
+
+def learn_with_skrl(ranks: Ranks, folder: str) -> dict[str, Any]:
+    """In JAX and in PyTorch, by rates that adapt; and, where both do the same, beside rsl_rl."""
+    adaptive = agent(schedule="adaptive", desired_kl=0.002)
+    algs = {kind.__name__: ranks.learn(kind, adaptive, updates=2) for kind in (TorchPPO, JaxPPO)}
+    alike = agent(schedule="fixed", num_mini_batches=1, use_clipped_value_loss=False)
+    return {
+        "adaptive": {name: (weights(alg), alg.learning_rate) for name, alg in algs.items()},
+        "alike": [weights(ranks.learn(kind, alike, updates=1)) for kind in (TorchPPO, PPO)],
+    }
+
+
+def test_ranks_that_learn_with_skrl_stay_the_same(found: list[dict[str, Any]]) -> None:
+    first, second = (rank["learn_with_skrl"] for rank in found)
+    for name, (ours, rate) in first["adaptive"].items():
+        again, other_rate = second["adaptive"][name]
+        assert all(torch.equal(ours[key], again[key]) for key in ours), name
+        assert rate == other_rate != agent().algorithm.learning_rate
+    torch.testing.assert_close(*first["alike"], rtol=1e-4, atol=1e-5)
 
 
 class Both(torch.nn.Module):
@@ -453,7 +476,9 @@ def test_one_rank_of_a_host_compiles_and_the_others_load(
     assert [rank["take_turns"] for rank in found] == ["compiled", "loaded"]
 
 
-PARTS = (learn_fast, learn_both_ways, follow_gradients, normalise, train, take_turns)
+PARTS = (
+    learn_fast, learn_both_ways, learn_with_skrl, follow_gradients, normalise, train, take_turns,
+)  # fmt: skip
 
 
 def test_one_rank_alone_is_rsl_rls_ppo() -> None:

@@ -33,6 +33,7 @@ VARIANTS = {
     "plain": {},
     "lstm": {"actor": RNN, "critic": RNN},
     "gru": {"actor": RNN | {"rnn_type": "gru"}, "critic": RNN | {"rnn_type": "gru"}},
+    "skrl": {"library": "skrl"},
     "novelty": {"algorithm": {"rnd_cfg": {"weight": 0.5, "reward_normalization": True}}},
 }
 

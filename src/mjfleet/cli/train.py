@@ -14,7 +14,7 @@ from typing import Any
 
 import tyro
 
-from mjfleet.cli.arguments import PARSERS, STYLE, peek
+from mjfleet.cli.arguments import PARSERS, STYLE, need_extra, peek
 from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.launch.config_file import read_config
@@ -91,6 +91,7 @@ def train(arguments: Sequence[str]) -> int:
         take_lock = not config.dry_run and os.environ.get("RANK", "0") == "0"
         resume = find_resume(config.resume, name, experiment, take_lock)
         config = parse(found, flags, resume.config or data)
+    need_extra("skrl", f"--agent.library {config.agent.library}", config.agent.packages)
     is_restart = failed is not None
     config = replace(config, env_var=take_variables(config.env_var, os.environ))
     names = choose_hosts(config, os.environ)

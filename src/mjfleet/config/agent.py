@@ -20,6 +20,7 @@ Activation = Literal[
     "identity",
 ]  # fmt: skip
 Logger = Literal["tensorboard", "wandb", "none"]
+Library = Literal["rsl_rl", "skrl", "skrl-jax"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +241,8 @@ class AgentConfig:
 
     flags: ClassVar[str] = "agent."
 
+    library: Library = "rsl_rl"
+    """Whose PPO learns from the rollouts: rsl_rl's, or skrl's in PyTorch or in JAX."""
     seed: int = 1
     """Seed of everything random; worker r uses seed + r."""
     num_steps_per_env: int = 24
@@ -285,8 +288,36 @@ class AgentConfig:
                 "--agent.algorithm.symmetry-cfg cannot be used with a recurrent network: choose "
                 "MLPModel for --agent.actor.class-name and --agent.critic.class-name."
             )
+        if self.library != "rsl_rl" and (unknown := self._unknown_to_skrl()):
+            raise UserError(f"--agent.library {self.library} does not know {unknown}; rsl_rl does.")
 
     @property
     def is_recurrent(self) -> bool:
         """Whether a network has a memory."""
         return "RNNModel" in (self.actor.class_name, self.critic.class_name)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """What the library needs of the extra `skrl`."""
+        return {"rsl_rl": (), "skrl": ("skrl",), "skrl-jax": ("skrl", "jax", "flax", "optax")}[
+            self.library
+        ]
+
+    def _unknown_to_skrl(self) -> str | None:
+        """The first setting of these that skrl's PPO does not have, or has in another sense."""
+        algorithm, distribution = self.algorithm, self.actor.distribution.class_name
+        unknown = {
+            "RNNModel (--agent.actor.class-name, --agent.critic.class-name)": self.is_recurrent,
+            f"--agent.actor.distribution.class-name {distribution}": (
+                distribution != "GaussianDistribution"
+            ),
+            f"--agent.algorithm.optimizer {algorithm.optimizer}": algorithm.optimizer != "adam",
+            "--agent.algorithm.normalize-advantage-per-mini-batch": (
+                algorithm.normalize_advantage_per_mini_batch
+            ),
+            "--agent.algorithm.use-mixed-precision": algorithm.use_mixed_precision,
+            "--agent.algorithm.rnd-cfg": algorithm.rnd_cfg is not None,
+            "--agent.algorithm.symmetry-cfg": algorithm.symmetry_cfg is not None,
+            "--agent.torch-compile-mode": self.torch_compile_mode is not None,
+        }
+        return next((what for what, is_wanted in unknown.items() if is_wanted), None)

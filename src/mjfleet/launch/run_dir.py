@@ -146,7 +146,7 @@ class RunDir:
             host=os.uname().nodename,
             pid=os.getpid(),
             plan=_plain(asdict(plan)),
-            versions=stack_versions(),
+            versions=stack_versions(*config.agent.packages),
             git=git_state([package, plan.task_folder]),
             attempts=[*before, attempt],
         )

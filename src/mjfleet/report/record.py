@@ -36,9 +36,9 @@ def write_record(run_dir: Path, **entries: Any) -> None:
     write_atomically(run_dir / RECORD_FILE, lambda file: file.write(text.encode()))
 
 
-def stack_versions() -> dict[str, str]:
-    """Versions of the packages that decide a run's result."""
-    return {name: version(name) for name in STACK}
+def stack_versions(*more: str) -> dict[str, str]:
+    """Versions of the packages that decide a run's result, and of `more`."""
+    return {name: version(name) for name in (*STACK, *more)}
 
 
 def git_state(folders: Iterable[Path]) -> dict[str, dict[str, Any]]:

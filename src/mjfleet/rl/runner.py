@@ -83,16 +83,14 @@ class Runner(OnPolicyRunner):
         self.pulse = pulse or Pulse()
         self.collectives = collectives or Collectives()
         config = rsl_rl_config(agent, load)
-        unknown = FastPPO.unknown(agent)
-        if unknown and self.collectives.rank == 0:
-            tell(f"{unknown}: learning takes rsl_rl's own path, which is slower")
-        config["algorithm"]["class_name"] = FlatPPO if unknown else FastPPO
+        config["algorithm"]["class_name"] = self._algorithm_class(agent)
         with contextlib.redirect_stdout(io.StringIO()):  # rsl_rl prints both networks.
             super().__init__(env, config, log_dir=None, device=device)  # pyright: ignore[reportArgumentType]
         algorithm: Any = self.alg
         algorithm.on_minibatch = self.pulse.beat
         self.agent = agent
         self._num_threads = num_threads
+        self._compiles = agent.torch_compile_mode is not None or agent.library == "skrl-jax"
         if isinstance(self.alg, FastPPO) and device == "cpu":
             self._num_threads = 1
             self.alg.share_among(min(num_threads, worthwhile_threads(agent, env.num_envs)))
@@ -107,8 +105,23 @@ class Runner(OnPolicyRunner):
         """Whether it is that of the policy as it is now."""
         self._watch = RolloutWatch(env, agent.num_steps_per_env, dump_to)
         self.rollout: Callable[[], None] = self._roll
-        if not unknown:
+        if isinstance(self.alg, FastPPO):
             self.rollout = GraphedRollout(env, self.alg.storage, self._roll)
+
+    def _algorithm_class(self, agent: AgentConfig) -> type[FlatPPO]:
+        """PPO of the library that the configuration names."""
+        if agent.library == "skrl":
+            from mjfleet.rl.skrl import TorchPPO
+
+            return TorchPPO
+        if agent.library == "skrl-jax":
+            from mjfleet.rl.skrl_jax import JaxPPO
+
+            return JaxPPO
+        unknown = FastPPO.unknown(agent)
+        if unknown and self.collectives.rank == 0:
+            tell(f"{unknown}: learning takes rsl_rl's own path, which is slower")
+        return FlatPPO if unknown else FastPPO
 
     def _configure_multi_gpu(self) -> None:
         """Be one of the ranks that are connected already; rsl_rl would make a group of its own."""
@@ -151,8 +164,11 @@ class Runner(OnPolicyRunner):
         before = time.perf_counter()
         first = self.current_learning_iteration + 1
         for iteration in range(first, self.agent.max_iterations + 1):
-            compiles = iteration == first and self.agent.torch_compile_mode
-            with self.pulse.excused() if compiles else contextlib.nullcontext():
+            with (
+                self.pulse.excused()
+                if iteration == first and self._compiles
+                else contextlib.nullcontext()
+            ):
                 reports = self._iterate(iteration, stop_signal)
             self.current_learning_iteration = iteration
             statistics = all_episodes([report.statistics for report in reports])

@@ -1,0 +1,112 @@
+"""skrl's PPO in the place of rsl_rl's, in PyTorch and in JAX."""
+
+import copy
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from rsl_rl.algorithms import PPO
+
+from mjfleet.cli.train import guarded, train
+from mjfleet.rl.skrl import TorchPPO
+from mjfleet.rl.skrl_jax import JaxPPO
+
+from ..conftest import Run, only_run, rows
+from .test_fast_ppo import agent, learn
+from .test_ranks import weights
+
+jax.config.update("jax_disable_most_optimizations", True)  # What is compiled here runs once.
+
+ALIKE = {"schedule": "fixed", "num_mini_batches": 1, "use_clipped_value_loss": False}
+"""Where both compute the same; skrl clips values in another way and draws other minibatches."""
+CASES: dict[str, dict[str, Any]] = {
+    "normalised": {"normalised": True},
+    "logarithm of the deviation": {"distribution": {"std_type": "log", "init_std": 0.5}},
+    "constant deviation": {"distribution": {"learn_std": False}},
+    "gradients clipped": {"algorithm": {"max_grad_norm": 0.01}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str) -> None:
+    config = agent(**CASES[case] | {"algorithm": ALIKE | CASES[case].get("algorithm", {})})
+    ours, losses = learn(TorchPPO, config, updates=1)
+    theirs, their_losses = learn(PPO, config, updates=1)
+    before = weights(learn(PPO, config, updates=0)[0])
+    assert not all(torch.equal(before[key], value) for key, value in weights(ours).items())
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-5, atol=1e-5)
+    assert losses == pytest.approx(their_losses, rel=0.02, abs=0.01)
+
+
+def test_each_goes_on_from_what_another_has_saved() -> None:
+    config = agent(
+        normalised=True,
+        algorithm=ALIKE | {"max_grad_norm": 0.1},
+        distribution={"std_type": "log", "init_std": 0.5},
+    )
+    algs = [learn(kind, config, updates=0)[0] for kind in (PPO, JaxPPO, TorchPPO)]
+    learn(PPO, config, updates=2, alg=algs[0])
+    for begun, other in pairwise(algs):
+        before = weights(begun)
+        other.load(copy.deepcopy(begun.save()), None, strict=True)
+        for alg in (begun, other):
+            learn(type(alg), config, updates=2, alg=alg)
+        moved = max((value - before[key]).abs().max() for key, value in weights(begun).items())
+        assert moved > 1e-3
+        # JAX divides advantages by another estimate of their deviation.
+        torch.testing.assert_close(weights(other), weights(begun), rtol=1e-3, atol=1e-4)
+    saved, ends = copy.deepcopy(algs[1].save()), []
+    for _ in range(2):
+        np.random.seed(1)
+        algs[1].load(saved, None, strict=True)
+        learn(JaxPPO, config, updates=1, alg=algs[1])
+        ends.append(weights(algs[1]))
+    assert all(torch.equal(ends[0][key], value) for key, value in ends[1].items())
+
+
+def test_a_run_with_skrl_is_a_run_like_any(run: Run, tmp_path: Path) -> None:
+    result = run(
+        "train", "cartpole-balance", "--agent.library", "skrl", "--env.num-envs", "16",
+        "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8", "--eval-interval", "6",
+        "--eval-envs", "2", "--agent.max-iterations", "6", "--agent.logger", "none",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    run_dir = only_run(tmp_path)
+    assert "skrl" in json.loads((run_dir / "run.json").read_text())["versions"]
+    last = rows(run_dir)[-1]
+    assert float(last["eval/length"]) == 20
+    assert float(last["loss/value"]) > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "missing"),
+    [
+        (("--agent.actor.class-name", "RNNModel"), None),
+        (("--agent.algorithm.optimizer", "sgd"), None),
+        (("--agent.algorithm.use-mixed-precision",), None),
+        ((), "jax"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    flags: tuple[str, ...],
+    missing: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if missing:
+        monkeypatch.setitem(sys.modules, missing, None)  # As if it were not installed.
+    arguments = ["cartpole-balance", "--agent.library", "skrl-jax", *flags]
+    assert guarded(train, arguments) == 2
+    message = capsys.readouterr().err
+    assert "--agent.library skrl-jax" in message
+    assert (flags[-1] if flags else "mjfleet[skrl]") in message
+    assert not list(tmp_path.iterdir())
