@@ -1,7 +1,6 @@
 """A worker in a process that somebody else has started: a shell, or torchrun for many of them."""
 
 import faulthandler
-import json
 import os
 import sys
 import tempfile
@@ -9,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from mjfleet.errors import UserError
@@ -25,13 +23,12 @@ from mjfleet.worker.failure import (
 from mjfleet.worker.job import Job, Outcome, Rank
 from mjfleet.worker.life import run
 from mjfleet.worker.stop import Stopped, StopRequest
+from mjfleet.worker.torchrun import tell_cause
 
 LOOK_SECONDS = 1.0
 TELL_SECONDS = 5.0
 ASLEEP_SECONDS = 5.0
 """Whoever looks again only after that long has not been running."""
-TORCHELASTIC_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-"""The variable by which torchrun says where a rank may write why it failed."""
 
 
 def run_here(
@@ -69,7 +66,7 @@ def run_here(
             raise
         failed = recorded(Failure.of(error, job, rank, pulse))
         if not failed.failure.echo:
-            _tell_torchrun(failed.failure)
+            tell_cause(failed.failure)
         elif rank.rank == 0:
             failed = _cause_of(failed, run_dirs[0])
         raise failed from error
@@ -127,15 +124,3 @@ def _stacks() -> str:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         return file.read()
-
-
-def _tell_torchrun(failure: Failure) -> None:
-    """Let torchrun's own report name the cause.
-
-    The form is that of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
-    """
-    path = os.environ.get(TORCHELASTIC_ERROR_FILE)
-    if path:
-        extra = {"py_callstack": failure.traceback, "timestamp": str(int(failure.time))}
-        message = {"message": f"{failure.kind}: {failure.message}", "extraInfo": extra}
-        Path(path).write_text(json.dumps({"message": message} | {"failure": asdict(failure)}))
