@@ -59,16 +59,20 @@ def run_here(
     try:
         with _watched(job, rank, pulse, lambda failure: on_hang(recorded(failure))):
             return run(job, rank, stop, pulse, run_dirs.append)
-    except Stopped:
-        raise
     except BaseException as error:
+        # A worker that has lost another is told by torchrun to stop as well.
+        cause = error.__context__ if isinstance(error, Stopped) else error
+        failure = Failure.of(cause, job, rank, pulse) if cause else None
+        if failure is None or (isinstance(error, Stopped) and not failure.echo):
+            raise
         if isinstance(error, UserError) and not pulse.has_begun:
             raise
-        failed = recorded(Failure.of(error, job, rank, pulse))
-        if not failed.failure.echo:
-            tell_cause(failed.failure)
-        elif rank.rank == 0:
-            failed = _cause_of(failed, run_dirs[0])
+        with stop.deferred(say=lambda text: None):
+            failed = recorded(failure)
+            if not failure.echo:
+                tell_cause(failure)
+            elif rank.rank == 0:
+                failed = _cause_of(failed, run_dirs[0])
         raise failed from error
 
 
