@@ -23,7 +23,7 @@ from mjfleet.worker.failure import (
 from mjfleet.worker.job import Job, Outcome, Rank
 from mjfleet.worker.life import run
 from mjfleet.worker.stop import Stopped, StopRequest
-from mjfleet.worker.torchrun import tell_cause
+from mjfleet.worker.torchrun import note_run, tell_cause
 
 LOOK_SECONDS = 1.0
 TELL_SECONDS = 5.0
@@ -53,12 +53,16 @@ def run_here(
     # Other ranks than 0 come to know it from rank 0.
     run_dirs = [Path(job.run_dir)] if rank.rank == 0 else []
 
+    def found_run_dir(run_dir: Path) -> None:
+        run_dirs.append(run_dir)
+        note_run(run_dir)
+
     def recorded(failure: Failure) -> FailedError:
         return FailedError(failure, failure.write(run_dirs[-1]) if run_dirs else None)
 
     try:
         with _watched(job, rank, pulse, lambda failure: on_hang(recorded(failure))):
-            return run(job, rank, stop, pulse, run_dirs.append)
+            return run(job, rank, stop, pulse, found_run_dir)
     except BaseException as error:
         # A worker that has lost another is told by torchrun to stop as well.
         cause = error.__context__ if isinstance(error, Stopped) else error

@@ -1,8 +1,8 @@
-"""What a worker and torchrun's agent, which has started it, tell each other.
+"""What a worker and torchrun's agent, which has started it, leave for each other.
 
-The agent starts its workers again after a fault, or when hosts come and go. It keeps a store for
-them meanwhile: there rank 0 notes which run they have begun, and there they meet. Importing this
-imports nothing heavy; the store is torch's.
+The agent starts its workers again after a fault, or when hosts come and go, and keeps a folder and
+a store meanwhile. In the folder workers note which run they have begun; at the store they meet.
+Importing this imports nothing heavy; the store is torch's.
 """
 
 import json
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from mjfleet.files import write_atomically
 from mjfleet.worker.failure import Failure
 from mjfleet.worker.job import Rank
 
@@ -24,15 +25,17 @@ if TYPE_CHECKING:
         Store,  # pyright: ignore[reportPrivateImportUsage]
     )
 
-BEGUN = "mjfleet/begun"
-"""Where the store has the run that the workers have begun."""
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""The variable that says where a worker may write why it failed, under the agent's folder."""
+NOTE = "mjfleet-run"
+"""The file in that folder that holds the run directory; empty: none, it was given back."""
 FIRST = "mjfleet/first"
-"""Where it has the name that rank 0 has for one meeting."""
+"""Where the store has the name of rank 0."""
 LOOK_SECONDS = 0.05
 
 
 def agent_store() -> "Store | None":
-    """The agent's store; None: something else than torchrun has started this worker."""
+    """The agents' store; None: there is none, as where something else has started this worker."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -42,21 +45,21 @@ def agent_store() -> "Store | None":
 
 
 def meet(
-    store: "Store", rank: Rank, timeout: timedelta, word: str = ""
-) -> tuple["PrefixStore", str]:
+    store: "Store", rank: Rank, timeout: timedelta, known: str | None = None
+) -> tuple["PrefixStore", str | None]:
     """Meet the workers that were started together with this one.
 
     The store still has what earlier workers have left, who may have had the same ranks. So each
     makes up a name that nobody has had before, and rank 0 answers the others by theirs.
 
     Args:
-        store: that of the agent.
+        store: that of the agents.
         rank: this worker's place.
         timeout: how long rank 0 waits for each of the others, and they for its answer.
-        word: what rank 0 tells the others.
+        known: what this worker knows, if it does.
 
     Returns:
-        A part of the store that is theirs alone, and rank 0's word.
+        A part of the store that is theirs alone, and what the first rank knows that knows anything.
 
     Raises:
         TimeoutError: a worker has not come.
@@ -66,42 +69,50 @@ def meet(
     own = uuid4().hex
     if rank.rank == 0:
         store.set(FIRST, own)
+        others = []
         for other in range(1, rank.world_size):
             place = f"{own}/{other}"
             _wait(lambda place=place: store.check([place]), timeout, f"rank {other}")
-            store.set(store.get(place).decode(), f"{own} {word}")
-        return PrefixStore(own, store), word
+            name, theirs = json.loads(store.get(place))
+            known = theirs if known is None else known
+            others.append(name)
+        for name in others:
+            store.set(name, json.dumps([own, known]))
+        return PrefixStore(own, store), known
 
     def is_answered() -> bool:
         if store.check([FIRST]):
-            store.set(f"{store.get(FIRST).decode()}/{rank.rank}", own)
+            store.set(f"{store.get(FIRST).decode()}/{rank.rank}", json.dumps([own, known]))
         return store.check([own])
 
     _wait(is_answered, timeout, "rank 0")
-    first, _, word = store.get(own).decode().partition(" ")
-    return PrefixStore(first, store), word
+    first, known = json.loads(store.get(own))
+    return PrefixStore(first, store), known
 
 
 def begun_run(rank: Rank, timeout: timedelta) -> str | None:
-    """The run that workers of the same agents have begun before; None: these are the first.
+    """The run that workers of the same agents have begun before; None: there is none.
 
     Raises:
         TimeoutError: another worker has not come to agree on it.
     """
-    store = agent_store()
-    if store is None:
-        return None
-    begun = store.get(BEGUN).decode() if rank.rank == 0 and store.check([BEGUN]) else ""
-    return meet(store, rank, timeout, begun)[1] or None
+    note, store = _note(), agent_store()
+    known = note.read_text() if note and note.exists() else None
+    return (meet(store, rank, timeout, known)[1] if store else known) or None
 
 
 def note_run(run_dir: Path | None) -> None:
     """Note for later workers which run these have begun; None: none after all."""
-    store = agent_store()
-    if store is not None and run_dir is None:
-        store.delete_key(BEGUN)
-    elif store is not None:
-        store.set(BEGUN, str(run_dir))
+    if note := _note():
+        text = str(run_dir or "")
+        write_atomically(note, lambda file: file.write(text.encode()))
+
+
+def _note() -> Path | None:
+    """The note's file; None: something else than torchrun has started this worker."""
+    path = os.environ.get(ERROR_FILE)
+    # <the agent's folder>/attempt_<number>/<local rank>/error.json
+    return Path(path).parents[2] / NOTE if path else None
 
 
 def tell_cause(failure: Failure) -> None:
@@ -109,7 +120,7 @@ def tell_cause(failure: Failure) -> None:
 
     The form is that of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
     """
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    path = os.environ.get(ERROR_FILE)
     if path:
         extra = {"py_callstack": failure.traceback, "timestamp": str(int(failure.time))}
         message = {"message": f"{failure.kind}: {failure.message}", "extraInfo": extra}
