@@ -13,7 +13,7 @@ from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateIm
 
 from mjfleet.rl.collectives import Collectives
 from mjfleet.worker.job import LOOPBACK_ALONE, Job, Rank
-from mjfleet.worker.torchrun import agent_store, meet
+from mjfleet.worker.torchrun import meet, meeting_store
 
 LOOPBACK = "127.0.0.1"
 LOOK_SECONDS = 0.1
@@ -122,7 +122,7 @@ def _let_go_first(threads: set[int]) -> None:
 
 def _agents_store(rank: Rank, timeout: timedelta) -> Store | None:
     """The part of torchrun's store for the workers that live; None: torch makes one of its own."""
-    store = agent_store()
+    store = meeting_store(rank)
     if store is None:
         return None
     store.set_timeout(timeout)

@@ -64,6 +64,8 @@ def run_here(
         with _watched(job, rank, pulse, lambda failure: on_hang(recorded(failure))):
             return run(job, rank, stop, pulse, found_run_dir)
     except BaseException as error:
+        if isinstance(error, ImportError):
+            stop.check()  # A library that is imported anew after a signal may refuse.
         # A worker that has lost another is told by torchrun to stop as well.
         cause = error.__context__ if isinstance(error, Stopped) else error
         failure = Failure.of(cause, job, rank, pulse) if cause else None

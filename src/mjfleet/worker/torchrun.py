@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -34,14 +35,16 @@ FIRST = "mjfleet/first"
 LOOK_SECONDS = 0.05
 
 
-def agent_store() -> "Store | None":
-    """The agents' store; None: there is none, as where something else has started this worker."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+@cache
+def meeting_store(rank: Rank) -> "Store | None":
+    """Where workers meet: the agents' store, or rank 0's; None: torchrun has not started them."""
+    if ERROR_FILE not in os.environ:
         return None
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return TCPStore(address, port, is_master=False)
+    is_agents = os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+    return TCPStore(address, port, is_master=rank.rank == 0 and not is_agents)
 
 
 def meet(
@@ -53,7 +56,7 @@ def meet(
     makes up a name that nobody has had before, and rank 0 answers the others by theirs.
 
     Args:
-        store: that of the agents.
+        store: where they meet.
         rank: this worker's place.
         timeout: how long rank 0 waits for each of the others, and they for its answer.
         known: what this worker knows, if it does.
@@ -96,7 +99,7 @@ def begun_run(rank: Rank, timeout: timedelta) -> str | None:
     Raises:
         TimeoutError: another worker has not come to agree on it.
     """
-    note, store = _note(), agent_store()
+    note, store = _note(), meeting_store(rank)
     known = note.read_text() if note and note.exists() else None
     return (meet(store, rank, timeout, known)[1] if store else known) or None
 
