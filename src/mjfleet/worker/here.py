@@ -22,8 +22,8 @@ from mjfleet.worker.failure import (
 )
 from mjfleet.worker.job import Job, Outcome, Rank
 from mjfleet.worker.life import run
-from mjfleet.worker.stop import Stopped, StopRequest
-from mjfleet.worker.torchrun import note_run, tell_cause
+from mjfleet.worker.stop import Stopped, StopRequest, die_with_parent
+from mjfleet.worker.torchrun import is_from_torchrun, note_run, tell_cause
 
 LOOK_SECONDS = 1.0
 TELL_SECONDS = 5.0
@@ -46,6 +46,8 @@ def run_here(
         UserError: a mistake of the user's, found before training began.
         FailedError: anything else went wrong.
     """
+    if is_from_torchrun():
+        die_with_parent()
     pulse = Pulse()
     pulse.start(os.getpid())
     if sys.__stderr__:

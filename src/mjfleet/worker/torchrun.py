@@ -35,10 +35,15 @@ FIRST = "mjfleet/first"
 LOOK_SECONDS = 0.05
 
 
+def is_from_torchrun() -> bool:
+    """Whether torchrun has started this worker."""
+    return ERROR_FILE in os.environ
+
+
 @cache
 def meeting_store(rank: Rank) -> "Store | None":
     """Where workers meet: the agents' store, or rank 0's; None: torchrun has not started them."""
-    if ERROR_FILE not in os.environ:
+    if not is_from_torchrun():
         return None
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
