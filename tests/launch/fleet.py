@@ -1,12 +1,15 @@
 """What the tests of several workers share: how to start one, and a task that does odd things."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..conftest import write_task
+import torch
+
+from ..conftest import REPOSITORY, write_task
 
 SMALL = (
     "--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8",
@@ -87,3 +90,34 @@ def write_noisy(folder: Path, setup: str = "pass", step: str = "pass") -> None:
     model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
     env = NOISY_ENV.replace("SETUP", setup).replace("STEP", step)
     write_task(folder / "tasks", "noisy", NOISY_CONFIG, env, model)
+
+
+FAULT = """
+import os
+import signal
+
+
+def _apply(self, action, apply=CartpoleEnv.apply):
+    self.applied = getattr(self, "applied", 0) + 1
+    if self.applied == 12 and os.environ["RANK"] == "1" and not os.path.exists("failed"):
+        open("failed", "w").close()
+        STEP
+    apply(self, action)
+
+CartpoleEnv.apply = _apply
+"""
+"""In the second iteration, once."""
+
+
+def write_faulty(folder: Path, step: str) -> None:
+    """A task like cartpole-balance, but for the fault."""
+    task = shutil.copytree(REPOSITORY / "tasks/cartpole", folder / "tasks/faulty")
+    config = (task / "config.py").read_text().replace('"cartpole-', '"faulty-')
+    (task / "config.py").write_text(config)
+    (task / "env.py").write_text((task / "env.py").read_text() + FAULT.replace("STEP", step))
+
+
+def saved(run_dir: Path, iteration: int) -> dict[str, torch.Tensor]:
+    """The actor of a checkpoint."""
+    path = run_dir / "checkpoints" / f"model_{iteration}.pt"
+    return torch.load(path, weights_only=True)["actor_state_dict"]

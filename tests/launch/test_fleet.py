@@ -20,17 +20,34 @@ import torch
 
 from ..conftest import Figure, Run, only_run, rows
 from ..report.recorded import history, records
-from .fleet import SMALL, TRAIN, started, wait_for_iteration, write_noisy
+from .fleet import SMALL, TRAIN, saved, started, wait_for_iteration, write_faulty, write_noisy
+
+Finished = tuple["subprocess.CompletedProcess[str]", Path]
 
 
-def test_two_workers_leave_one_run(run: Run, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A run of two workers, and the folder that it was started in."""
     flags = ("--agent.save-interval", "2", "--agent.logger", "tensorboard", "wandb")
-    kept = "--agent.wandb.checkpoints"
-    result = run("train", "cartpole-balance", *SMALL, *flags, kept, WANDB_MODE="offline")
+    flags = (*flags, "--agent.wandb.checkpoints", "--cpu-threads", "2")
+    folder = tmp_path_factory.mktemp("finished")
+    result = subprocess.run(
+        [*TRAIN, "cartpole-balance", *SMALL, *flags],
+        check=False,
+        cwd=folder,
+        env=os.environ | {"WANDB_MODE": "offline"},
+        capture_output=True,
+        text=True,
+    )
+    return result, folder
+
+
+def test_two_workers_leave_one_run(finished: Finished) -> None:
+    result, folder = finished
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
-    run_dir = only_run(tmp_path)
-    shown = f"run directory: {run_dir.relative_to(tmp_path)}"
+    run_dir = only_run(folder)
+    shown = f"run directory: {run_dir.relative_to(folder)}"
     lines = result.stdout.splitlines()
     assert [lines[0], lines[-1]] == [shown, shown]
     assert lines[1] == "rank 0: building 16 worlds: native engine on cpu"
@@ -245,16 +262,46 @@ def test_all_listen_on_the_loopback_interface_alone_and_end_with_the_launcher(
         shutil.rmtree(folder)
 
 
-def test_torchrun_starts_the_workers_and_they_are_one_run(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "mjfleet.cli.train", "cartpole-balance", *SMALL]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("iteration=4/4 world_size=2") == 1
-    assert result.stdout.count("run directory") == 2
-    table = rows(only_run(tmp_path))
-    assert len(table) == 4
-    assert table[-1]["world_size"] == "2"
+def torchrun(folder: Path, workers: int, *flags: str) -> "subprocess.Popen[str]":
+    """Train with torchrun and some workers of this host, with a thread each."""
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(workers)]
+    train = ["-m", "mjfleet.cli.train", "faulty-balance", *SMALL, "--agent.save-interval", "1"]
+    here = ["--cpu-workers", str(workers), "--cpu-threads", str(workers)]
+    return subprocess.Popen(
+        [*agent, *flags, *train, *here],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_torchrun_starts_workers_again_and_they_learn_the_same(
+    finished: Finished, tmp_path: Path
+) -> None:
+    write_faulty(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+    with torchrun(tmp_path, 2, "--max-restarts", "1") as agent:
+        shown, errors = agent.communicate(timeout=120)
+    assert agent.returncode == 0, errors
+    run_dir = only_run(tmp_path, "faulty-balance")
+    assert f"going on from {run_dir.relative_to(tmp_path)}/checkpoints/model_1.pt" in shown
+    assert shown.count("iteration=4/4 world_size=2") == 1
+    assert [row["iteration"] for row in rows(run_dir)] == ["1", "2", "3", "4"]
+    listed = json.loads((run_dir / "run.json").read_text())["attempts"]
+    ended = [(attempt["status"], attempt["is_restart"]) for attempt in listed]
+    assert ended == [("failed", False), ("finished", True)]
+    own = saved(only_run(finished[1]), 4)
+    assert all(torch.equal(value, own[name]) for name, value in saved(run_dir, 4).items())
+    shutil.rmtree(tmp_path / "logs")
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meet = ("--nnodes", "2", "--master-port", str(free.getsockname()[1]))
+    agents = [torchrun(tmp_path, 1, *meet, "--node-rank", rank) for rank in ("0", "1")]
+    told = [agent.communicate(timeout=120) for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], told
+    run_dir = only_run(tmp_path, "faulty-balance")
+    assert {row["world_size"] for row in rows(run_dir)} == {"2"}
+    assert all(torch.equal(value, own[name]) for name, value in saved(run_dir, 4).items())
 
 
 def srun(folder: Path, port: int, *flags: str) -> list[tuple[int | None, str, str]]:

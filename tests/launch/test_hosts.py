@@ -19,8 +19,8 @@ from mjfleet.errors import UserError
 from mjfleet.launch.hosts import choose_hosts
 from mjfleet.launch.variables import take_variables, travelling, without_values
 
-from ..conftest import REPOSITORY, only_run, rows
-from .fleet import SMALL, TRAIN, wait_for_iteration, write_noisy
+from ..conftest import only_run, rows
+from .fleet import SMALL, TRAIN, saved, wait_for_iteration, write_faulty, write_noisy
 from .network import TOOLS, Network
 
 EACH = (*SMALL[:-2], "--cpu-workers", "1", "--cpu-threads", "1")
@@ -103,33 +103,6 @@ def train(
     )
 
 
-FAULT = """
-
-def _apply(self, action, apply=CartpoleEnv.apply):
-    self.applied = getattr(self, "applied", 0) + 1
-    if self.applied == 12 and os.environ["RANK"] == "1" and not os.path.exists("failed"):
-        open("failed", "w").close()
-        raise RuntimeError(f"{os.environ['GRIPPER']} broke")
-    apply(self, action)
-
-CartpoleEnv.apply = _apply
-"""
-"""In the second iteration, once."""
-
-
-def write_faulty(folder: Path) -> None:
-    """A task like cartpole-balance, but for the fault."""
-    task = shutil.copytree(REPOSITORY / "tasks/cartpole", folder / "tasks/faulty")
-    config = (task / "config.py").read_text().replace('"cartpole-', '"faulty-')
-    (task / "config.py").write_text(config)
-    (task / "env.py").write_text((task / "env.py").read_text() + "import os" + FAULT)
-
-
-def saved(run_dir: Path, iteration: int) -> dict[str, torch.Tensor]:
-    path = run_dir / "checkpoints" / f"model_{iteration}.pt"
-    return torch.load(path, weights_only=True)["actor_state_dict"]
-
-
 def wait_for(process: "subprocess.Popen[str]", text: str) -> None:
     assert process.stdout is not None
     while text not in process.stdout.readline():
@@ -139,7 +112,7 @@ def wait_for(process: "subprocess.Popen[str]", text: str) -> None:
 def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
     network: Network, tmp_path: Path
 ) -> None:
-    write_faulty(tmp_path)
+    write_faulty(tmp_path, """raise RuntimeError(os.environ["GRIPPER"] + " broke")""")
     (tmp_path / "failed").touch()
     command = [*TRAIN, "faulty-balance", *SMALL, "--cpu-threads", "2", "--log-root", "one"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)

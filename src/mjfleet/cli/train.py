@@ -34,6 +34,7 @@ from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.tell import tell
 from mjfleet.worker.job import Rank
 from mjfleet.worker.stop import Stopped
+from mjfleet.worker.torchrun import begun_run, note_run
 
 TELL_SECONDS = 3.0
 """How long the first of several workers may take to say what is wrong before others end."""
@@ -85,6 +86,9 @@ def train(arguments: Sequence[str]) -> int:
         )
     found = registry.find(name)
     config = parse(found, flags, data)
+    if failed is None and not config.dry_run and (begun := _begun(config)):
+        os.environ[VARIABLE] = begun
+        return train(arguments)
     resume = None
     if config.resume is not None:
         experiment = Path(config.log_root, config.agent.experiment_name)
@@ -134,6 +138,20 @@ def _train(
         plan, config = plan_again(config)
     argv = ["train", *without_values(arguments)]
     return _run(found, config, plan, plan_again, resume, argv, posts)
+
+
+def _begun(config: TrainConfig) -> str | None:
+    """The run that these workers go on with, which torchrun has started again."""
+    rank = Rank.from_environ(os.environ)
+    if rank is None:
+        return None
+    try:
+        begun = begun_run(rank, timedelta(seconds=config.collective_timeout))
+    except TimeoutError as error:
+        raise WorkerError(f"rank {rank.rank}: {error}") from None
+    if begun and rank.rank == 0:
+        tell("torchrun has started these workers again")
+    return begun
 
 
 def _base(arguments: Sequence[str]) -> dict[str, Any]:
@@ -250,6 +268,7 @@ def _run(
     run_dir = None
     if plan.rank.rank == 0:
         plan, run_dir = _create(config, plan, plan_again, resume, argv)
+        note_run(plan.run_dir)
         for line in (f"run directory: {plan.run_dir}", *plan.notes):
             tell(line)
         if plan.checkpoint:
@@ -262,6 +281,7 @@ def _run(
     except UserError as error:
         if run_dir:
             run_dir.discard()
+            note_run(None)
             what = "left as it was" if plan.goes_on else "removed again"
             tell(f"{what}, nothing was run: {plan.run_dir}")
             raise

@@ -47,7 +47,7 @@ def launch(
 
     def hang(failed: FailedError) -> None:
         end("failed", failed)
-        print(_text(failed), file=sys.stderr)
+        print(_text(failed, plan), file=sys.stderr)
 
     stop = StopRequest(
         say=tell if run_dir else lambda text: None, force=lambda number: end("stopped")
@@ -70,7 +70,7 @@ def launch(
             end("stopped")
             return 128 + stop.received
         end("failed", failed, is_asked_to_stop=stop.received is not None)
-        raise WorkerError(_text(failed)) from None
+        raise WorkerError(_text(failed, plan)) from None
     except BaseException:
         end("failed")
         raise
@@ -117,6 +117,9 @@ def _run_fleet(plan: LaunchPlan, job: Job, stop: StopRequest) -> Outcome:
             return run_fleet(crew, agent, stop, agent_log, relay.say)
 
 
-def _text(failed: FailedError) -> str:
-    story = failed.failure.story
+def _text(failed: FailedError, plan: LaunchPlan) -> str:
+    """What a person needs to know; a worker that something else has started tells its own alone."""
+    failure = failed.failure
+    is_own = plan.launcher != "outer" or (failure.rank == plan.rank.rank and not failure.echo)
+    story = failure.story if is_own else failure.summary
     return f"{story}\nRecorded in {failed.record}" if failed.record else story

@@ -109,8 +109,7 @@ class RunDir:
         done = completed_iterations(self.path)
         last |= {"ended": now(), "status": status, "iterations": done}
         if failure:
-            cause = f"{failure.headline}: {failure.kind}: {failure.message}"
-            last |= {"cause": cause, "kind": failure.kind, "iteration": failure.iteration}
+            last |= {"cause": failure.summary, "kind": failure.kind, "iteration": failure.iteration}
             last |= {"is_asked_to_stop": is_asked_to_stop}
         ended = {"status": status, "ended": now(), "iterations": done}
         try:

@@ -103,6 +103,11 @@ class Failure:
         when = f"iteration {self.iteration}, {self.phase}" if self.iteration else self.phase
         return f"rank {self.rank} on {self.host} ({self.device}), {when}"
 
+    @property
+    def summary(self) -> str:
+        """Who failed, where and why, in a line."""
+        return f"{self.headline}: {self.kind}: {self.message}"
+
     def write(self, run_dir: Path) -> Path | None:
         """Store it in the run directory; returns the file, or None where that cannot be done."""
         path = run_dir / "failures" / f"rank{self.rank}.json"

@@ -9,10 +9,11 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from mjfleet.rl.collectives import Collectives
 from mjfleet.worker.job import LOOPBACK_ALONE, Job, Rank
+from mjfleet.worker.torchrun import meet, meeting_store
 
 LOOPBACK = "127.0.0.1"
 LOOK_SECONDS = 0.1
@@ -60,7 +61,8 @@ def process_group(job: Job, rank: Rank, timeout_seconds: float) -> Iterator[Grou
 
     Workers that we started on one host meet at a store that listens on the loopback interface
     alone, and need no host name; those on several, at one that listens on the first host's address
-    alone. Otherwise MASTER_ADDR and MASTER_PORT say where to meet.
+    alone. Otherwise MASTER_ADDR and MASTER_PORT say where to meet, which under torchrun is where
+    earlier workers of the run have met before.
 
     On an error NCCL's group is left to the end of the process, which has to follow: taking it down
     would wait for the other ranks, which wait for this one.
@@ -78,7 +80,7 @@ def process_group(job: Job, rank: Rank, timeout_seconds: float) -> Iterator[Grou
     if rank.world_size == rank.local_world_size:
         for variable, interface in LOOPBACK_ALONE.items():
             os.environ.setdefault(variable, interface)
-    store = _own_store(job, rank, timeout) if job.local else None
+    store = _own_store(job, rank, timeout) if job.local else _agents_store(rank, timeout)
     threads = _threads()
     dist.init_process_group(
         job.backend,
@@ -116,6 +118,15 @@ def _let_go_first(threads: set[int]) -> None:
             os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
         except (PermissionError, ProcessLookupError):
             return
+
+
+def _agents_store(rank: Rank, timeout: timedelta) -> Store | None:
+    """The part of torchrun's store for the workers that live; None: torch makes one of its own."""
+    store = meeting_store(rank)
+    if store is None:
+        return None
+    store.set_timeout(timeout)
+    return meet(store, rank, timeout)[0]
 
 
 def _own_store(job: Job, rank: Rank, timeout: timedelta) -> TCPStore:

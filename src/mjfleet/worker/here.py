@@ -1,7 +1,6 @@
 """A worker in a process that somebody else has started: a shell, or torchrun for many of them."""
 
 import faulthandler
-import json
 import os
 import sys
 import tempfile
@@ -9,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from mjfleet.errors import UserError
@@ -24,14 +22,13 @@ from mjfleet.worker.failure import (
 )
 from mjfleet.worker.job import Job, Outcome, Rank
 from mjfleet.worker.life import run
-from mjfleet.worker.stop import Stopped, StopRequest
+from mjfleet.worker.stop import Stopped, StopRequest, die_with_parent
+from mjfleet.worker.torchrun import is_from_torchrun, note_run, tell_cause
 
 LOOK_SECONDS = 1.0
 TELL_SECONDS = 5.0
 ASLEEP_SECONDS = 5.0
 """Whoever looks again only after that long has not been running."""
-TORCHELASTIC_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-"""The variable by which torchrun says where a rank may write why it failed."""
 
 
 def run_here(
@@ -49,6 +46,8 @@ def run_here(
         UserError: a mistake of the user's, found before training began.
         FailedError: anything else went wrong.
     """
+    if is_from_torchrun():
+        die_with_parent()
     pulse = Pulse()
     pulse.start(os.getpid())
     if sys.__stderr__:
@@ -56,22 +55,32 @@ def run_here(
     # Other ranks than 0 come to know it from rank 0.
     run_dirs = [Path(job.run_dir)] if rank.rank == 0 else []
 
+    def found_run_dir(run_dir: Path) -> None:
+        run_dirs.append(run_dir)
+        note_run(run_dir)
+
     def recorded(failure: Failure) -> FailedError:
         return FailedError(failure, failure.write(run_dirs[-1]) if run_dirs else None)
 
     try:
         with _watched(job, rank, pulse, lambda failure: on_hang(recorded(failure))):
-            return run(job, rank, stop, pulse, run_dirs.append)
-    except Stopped:
-        raise
+            return run(job, rank, stop, pulse, found_run_dir)
     except BaseException as error:
+        if isinstance(error, ImportError):
+            stop.check()  # A library that is imported anew after a signal may refuse.
+        # A worker that has lost another is told by torchrun to stop as well.
+        cause = error.__context__ if isinstance(error, Stopped) else error
+        failure = Failure.of(cause, job, rank, pulse) if cause else None
+        if failure is None or (isinstance(error, Stopped) and not failure.echo):
+            raise
         if isinstance(error, UserError) and not pulse.has_begun:
             raise
-        failed = recorded(Failure.of(error, job, rank, pulse))
-        if not failed.failure.echo:
-            _tell_torchrun(failed.failure)
-        elif rank.rank == 0:
-            failed = _cause_of(failed, run_dirs[0])
+        with stop.deferred(say=lambda text: None):
+            failed = recorded(failure)
+            if not failure.echo:
+                tell_cause(failure)
+            elif rank.rank == 0:
+                failed = _cause_of(failed, run_dirs[0])
         raise failed from error
 
 
@@ -127,15 +136,3 @@ def _stacks() -> str:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         return file.read()
-
-
-def _tell_torchrun(failure: Failure) -> None:
-    """Let torchrun's own report name the cause.
-
-    The form is that of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
-    """
-    path = os.environ.get(TORCHELASTIC_ERROR_FILE)
-    if path:
-        extra = {"py_callstack": failure.traceback, "timestamp": str(int(failure.time))}
-        message = {"message": f"{failure.kind}: {failure.message}", "extraInfo": extra}
-        Path(path).write_text(json.dumps({"message": message} | {"failure": asdict(failure)}))

@@ -71,8 +71,10 @@ def run(
     pulse.enter(Phase.BUILD)
     seed_everything(agent.seed + rank.rank)
     with on_device(job, device), process_group(job, rank, config.collective_timeout) as group:
-        # Other hosts that we started have a folder of their own for what goes wrong there.
-        run_dir = Path(job.run_dir if job.part else group.agree(job.run_dir))
+        run_dir, checkpoint = job.run_dir, job.checkpoint or ""
+        if not job.part:  # Hosts that we started workers on have folders of their own.
+            run_dir, checkpoint = group.agree(run_dir), group.agree(checkpoint)
+        run_dir = Path(run_dir)
         found_run_dir(run_dir)
         with group.one_first(on=job.engine == "warp", beat=pulse.beat):
             env = build_env(found, config, job, rank, pulse)
@@ -83,7 +85,7 @@ def run(
             evaluator=evaluator,
         )
         saver = Saver(runner, found.name, run_dir / "checkpoints", config.keep_checkpoints)
-        lost = saver.resume(Path(job.checkpoint)) if job.checkpoint else []
+        lost = saver.resume(Path(checkpoint)) if checkpoint else []
         group.collectives.total([0])  # Everybody got this far: nobody has found a mistake.
         begun = runner.current_learning_iteration
         if writes and begun:
