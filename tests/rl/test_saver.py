@@ -51,12 +51,13 @@ def build(
     task: str = TASK,
     keep: int | None = None,
     engine: str = "native",
+    worlds: bool = True,
 ) -> tuple[Runner, Saver]:
     seed_everything(config.seed)
     env = build_task(task, engine, "cpu", num_envs=num_envs)
     env.max_episode_length = 20
     runner = Runner(env, config, "cpu", 1, FOUND.load)
-    return runner, Saver(runner, task, folder, keep)
+    return runner, Saver(runner, task, folder, keep, worlds)
 
 
 def train(runner: Runner, saver: Saver) -> list[dict[str, Any]]:
@@ -125,6 +126,20 @@ def test_other_worlds_begin_anew_while_what_is_learned_goes_on(tmp_path: Path) -
     assert same(runner.alg.save()["optimizer_state_dict"], saved["optimizer_state_dict"])
     rows = train(runner, saver)
     assert [row["total_steps"] for row in rows] == [3 * 64 + 32, 3 * 64 + 64]
+
+
+def test_worlds_can_be_left_out(tmp_path: Path) -> None:
+    runner, saver = build(tmp_path, agent(2), worlds=False)
+    env: Any = runner.env
+    env.level, env.commands = 3, torch.ones(8, 2)
+    train(runner, saver)
+    runner, saver = build(tmp_path, agent(3))
+    env = runner.env
+    env.level, env.commands = 0, torch.zeros(8, 2)
+    (lost,) = saver.resume(tmp_path / "model_2.pt")
+    assert "worlds and random states, which begin anew" in lost
+    assert (env.level, env.commands.sum()) == (3, 0)
+    assert [row["iteration"] for row in train(runner, saver)] == [3]
 
 
 def test_an_environment_that_has_changed_says_so(tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ class LaunchConfig:
     `latest`, the experiment's newest run."""
     keep_checkpoints: int | None = None
     """How many checkpoints stay, the newest ones; `None`: all."""
+    save_worlds: bool = True
+    """Whether checkpoints hold the worlds of all workers, by which a run goes on bit for bit."""
     eval_interval: int | None = None
     """Iterations from one evaluation to the next: an episode of the policy's mean actions in each
     world, the same ones each time. The best policy is kept in best.pt. `None`: no evaluation."""

@@ -42,6 +42,15 @@ class EnvState:
         found = self._all().items()
         return {k: v for k, v in found if k not in self._built or not _equal(v, self._built[k])}
 
+    def counters(self) -> dict[str, Any]:
+        """Those of them that do not belong to single worlds, see restore_counters."""
+        env = self._env
+        return {
+            name: value
+            for name, value in self.changed().items()
+            if _is_global(value, getattr(env, name), env.num_envs)
+        }
+
     def restore(self, state: Mapping[str, Any]) -> list[str]:
         """Put back all that `changed` found in an environment of the same worlds.
 

@@ -40,7 +40,9 @@ class CheckpointError(RuntimeError):
 class Saver:
     """Writes and reads the checkpoints of a run. Each rank has one; rank 0's writes."""
 
-    def __init__(self, runner: Runner, task: str, folder: Path, keep: int | None) -> None:
+    def __init__(
+        self, runner: Runner, task: str, folder: Path, keep: int | None, worlds: bool = True
+    ) -> None:
         """Be made with the environment, before it takes a step.
 
         Args:
@@ -49,11 +51,13 @@ class Saver:
             folder: for the files model_<iteration>.pt and BEST. Of one that is there, the return is
                 the best so far.
             keep: how many of them stay besides BEST; None: all.
+            worlds: whether they hold the worlds and random states of all ranks.
         """
         self._runner = runner
         self._task = task
         self._folder = folder
         self._keep = keep
+        self._keeps_worlds = worlds
         self._env_state = EnvState(runner.env)
         self._failures = 0
         if (folder / BEST).exists():
@@ -78,7 +82,12 @@ class Saver:
         if not names:
             return []
         with runner.pulse.excused(Phase.SAVE):
-            ranks = runner.collectives.gather_bytes(pack(self._rank_state()))
+            if self._keeps_worlds:
+                gathered = runner.collectives.gather_bytes(pack(self._rank_state()))
+                ranks = None if gathered is None else list(map(unpack, gathered))
+            else:
+                first = runner.collectives.rank == 0
+                ranks = [{"env": self._env_state.counters()}] if first else None
             if ranks is None:
                 return []
             state = self._state(ranks)
@@ -109,20 +118,20 @@ class Saver:
         runner.current_learning_iteration = state["iter"]
         lost = self._restore_learning(state)
         if own is None:
-            self._begin_worlds_anew()
+            self._seed_anew()
             return [*lost, "random states, worlds and counters, which are not in it"]
         runner.total_steps = own["total_steps"]
         runner.window.restore(own["window"], runner.env.reward_names)
         then, now = own["shape"], self._shape()
+        if "sim" not in own["ranks"][0]:
+            return self._begin_worlds_anew(own, lost, "--no-save-worlds")
         if then == now:
             other = self._restore_rank(own["ranks"][runner.collectives.rank])
             what = f"{', '.join(other)} of the environment, which has another shape now"
             return [*lost, *([what] if other else [])]
         changed = [what for what in now if then.get(what) != now[what]]
         changes = [f"{what} {then.get(what)}, now {now[what]}" for what in changed]
-        self._env_state.restore_counters(own["ranks"][0]["env"], then["worlds per worker"])
-        self._begin_worlds_anew()
-        return [*lost, f"worlds and random states, which begin anew ({'; '.join(changes)})"]
+        return self._begin_worlds_anew(own, lost, "; ".join(changes))
 
     def _remember_best(self, path: Path) -> None:
         """What is to be surpassed, however far back the run goes on."""
@@ -181,7 +190,14 @@ class Saver:
         runner.is_resumed = True
         return other_shape
 
-    def _begin_worlds_anew(self) -> None:
+    def _begin_worlds_anew(self, own: dict[str, Any], lost: list[str], why: str) -> list[str]:
+        """Keep of the environment what belongs to no world; returns what could not be kept."""
+        worlds = own["shape"]["worlds per worker"]
+        self._env_state.restore_counters(own["ranks"][0]["env"], worlds)
+        self._seed_anew()
+        return [*lost, f"worlds and random states, which begin anew ({why})"]
+
+    def _seed_anew(self) -> None:
         """Draw other random numbers than the run did when it began."""
         runner = self._runner
         place = runner.agent.seed + runner.collectives.rank
@@ -220,7 +236,7 @@ class Saver:
             "model": [model.nq, model.nv, model.na, model.nu, model.nbody, model.nsensordata],
         }
 
-    def _state(self, ranks: list[bytes]) -> dict[str, Any]:
+    def _state(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         """What a checkpoint holds, given the states of all ranks."""
         runner = self._runner
         own = {
@@ -231,7 +247,7 @@ class Saver:
             "configured_learning_rate": runner.agent.algorithm.learning_rate,
             "window": runner.window.state(),
             "best_return": runner.best_return,
-            "ranks": [unpack(data) for data in ranks],
+            "ranks": ranks,
         }
         learning = runner.alg.save() | {"iter": runner.current_learning_iteration, "infos": None}
         return learning | {OWN: own}

@@ -84,7 +84,10 @@ def run(
             *(env, agent, device, job.threads, found.load, group.collectives, pulse, dump),
             evaluator=evaluator,
         )
-        saver = Saver(runner, found.name, run_dir / "checkpoints", config.keep_checkpoints)
+        saver = Saver(
+            *(runner, found.name, run_dir / "checkpoints", config.keep_checkpoints),
+            worlds=config.save_worlds,
+        )
         lost = saver.resume(Path(checkpoint)) if checkpoint else []
         group.collectives.total([0])  # Everybody got this far: nobody has found a mistake.
         begun = runner.current_learning_iteration
