@@ -25,8 +25,8 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 MIGRATION = (REPOSITORY / "docs/migrate.md").read_text()
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z](?!\.\*|[a-z-])")
 OTHERS = {
-    "--cpus-per-task", "--extra", "--figures", "--gpus-per-task", "--help", "--kills", "--log-dir",
-    "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes",
+    "--compile-bytecode", "--cpus-per-task", "--extra", "--figures", "--gpus-per-task", "--help", "--kills", 
+    "--log-dir", "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes",
     "--no-install-recommends", "--node-rank", "--nodes",
     "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--open-mode", "--output", "--requeue",
     "--shm-size", "--signal", "--time", "--ulimit",
@@ -156,7 +156,16 @@ def test_every_flag_in_the_documentation_exists(run: Run) -> None:
     known |= set(FLAG.findall(run("play", "cartpole-balance", "--help").stdout))
     for what in ("plot", "report", "runs", "export"):
         known |= set(FLAG.findall(run("main", what, "--help").stdout))
-    for what in ("throughput", "scaling", "startup", "peer mjlab", "learning", "report"):
+    benchmarks = (
+        "throughput",
+        "scaling",
+        "exchange",
+        "startup",
+        "peer mjlab",
+        "learning",
+        "report",
+    )
+    for what in benchmarks:
         known |= set(FLAG.findall(run("main", "bench", *what.split(), "--help").stdout))
     pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
     assert len(pages) > 3
