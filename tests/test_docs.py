@@ -25,11 +25,12 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 MIGRATION = (REPOSITORY / "docs/migrate.md").read_text()
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z](?!\.\*|[a-z-])")
 OTHERS = {
-    "--compile-bytecode", "--cpus-per-task", "--extra", "--figures", "--gpus-per-task", "--help", "--kills", 
-    "--log-dir", "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes",
+    "--compile-bytecode", "--cpus-per-task", "--extra", "--figures", "--gpus-per-task", "--help",
+    "--kills", "--log-dir", "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes",
     "--no-install-recommends", "--node-rank", "--nodes",
     "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--open-mode", "--output", "--requeue",
-    "--shm-size", "--signal", "--time", "--ulimit",
+    "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--shm-size", "--shutdown-timeout",
+    "--signal", "--time", "--ulimit",
 }  # fmt: skip
 """Flags of other programs, and of every program."""
 
@@ -156,16 +157,8 @@ def test_every_flag_in_the_documentation_exists(run: Run) -> None:
     known |= set(FLAG.findall(run("play", "cartpole-balance", "--help").stdout))
     for what in ("plot", "report", "runs", "export"):
         known |= set(FLAG.findall(run("main", what, "--help").stdout))
-    benchmarks = (
-        "throughput",
-        "scaling",
-        "exchange",
-        "startup",
-        "peer mjlab",
-        "learning",
-        "report",
-    )
-    for what in benchmarks:
+    benchmarks = ["throughput", "scaling", "exchange", "startup", "learning", "report"]
+    for what in [*benchmarks, "peer mjlab"]:
         known |= set(FLAG.findall(run("main", "bench", *what.split(), "--help").stdout))
     pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
     assert len(pages) > 3
