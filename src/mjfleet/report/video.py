@@ -2,7 +2,7 @@
 
 import io
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -25,8 +25,15 @@ SHORTEST = 1e-3
 """Arrows below this length are left out, m."""
 
 
-def write_video(recording: Recording, path: Path) -> None:
+def write_video(
+    recording: Recording, path: Path, pause: Callable[[], object] = lambda: None
+) -> None:
     """Write a recording as H.264 in real time, whole or not at all.
+
+    Args:
+        recording: what to draw.
+        path: the MP4 file.
+        pause: called after each picture.
 
     Raises:
         OSError: the file cannot be written.
@@ -40,6 +47,7 @@ def write_video(recording: Recording, path: Path) -> None:
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
         for picture in pictures(recording, every):
             container.mux(stream.encode(av.VideoFrame.from_image(picture)))
+            pause()
         container.mux(stream.encode())
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, lambda file: file.write(video.getbuffer()))

@@ -4,11 +4,12 @@ A worker, or `play`, starts it and goes on. Importing this imports nothing heavy
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from mjfleet.report.recording import Recording
 
 LOOK_SECONDS = 0.05
+SHARE = 0.02
+"""Of all cores' time: what drawing takes from training, which also shares memory and caches."""
 KINDS = ("egl", "osmesa")
 """By what MuJoCo draws without a window; the second is the fall-back of the first."""
 
@@ -41,7 +44,8 @@ class Rendering:
         Args:
             recording: what to draw.
             path: the MP4 file, in a folder that is there or can be made.
-            idle: use the processor only while nobody else does.
+            idle: use the processor only while nobody else does, and no more than SHARE of it,
+                until `hurry`.
 
         Raises:
             OSError: there is no room for a temporary file, or no process can be started.
@@ -76,6 +80,10 @@ class Rendering:
             raise RenderingError(f"{last}; `mjfleet doctor` says what drawing needs")
         return code == 0
 
+    def hurry(self) -> None:
+        """Have it take all that others leave of the processor; said too early, it is not heard."""
+        self._process.send_signal(signal.SIGCONT)
+
     def close(self) -> None:
         """End it, done or not."""
         self._process.kill()
@@ -103,6 +111,7 @@ def main(arguments: Sequence[str]) -> None:
     """
     die_with_parent()
     path, idle, kind, *others = arguments
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCONT])
     if idle == "1":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         # A session of its own is a group of its own, which would get as much as all of training.
@@ -122,7 +131,23 @@ def main(arguments: Sequence[str]) -> None:
     from mjfleet.report.recording import Recording
     from mjfleet.report.video import write_video
 
-    write_video(Recording.load(sys.stdin.buffer), Path(path))
+    pause = _pauses() if idle == "1" else lambda: None
+    write_video(Recording.load(sys.stdin.buffer), Path(path), pause)
+
+
+def _pauses() -> Callable[[], None]:
+    """Called again and again, it sleeps as much as keeps this process to its share."""
+    start = time.monotonic()
+    cores = len(os.sched_getaffinity(0))
+    is_in_a_hurry = False
+
+    def pause() -> None:
+        nonlocal is_in_a_hurry
+        seconds = start + time.process_time() / (SHARE * cores) - time.monotonic()
+        if seconds > 0 and not is_in_a_hurry:
+            is_in_a_hurry = signal.sigtimedwait([signal.SIGCONT], seconds) is not None
+
+    return pause
 
 
 def _command(path: Path, idle: bool, kinds: Sequence[str]) -> list[str]:

@@ -61,15 +61,17 @@ class Videos:
         self._attempt(self._move_on)
 
     def finish(self, stop: Callable[[], object]) -> None:
-        """Wait for the last video, but not for long, and not once `stop` is true."""
+        """Wait for the last videos, but not for long, and not once `stop` is true."""
         if self._waiting:
             self._attempt(self._begin)
         if self._drawn:
-            tell(f"drawing the last video, for {LAST_SECONDS:g} s at most; Ctrl-C skips it")
+            tell(f"drawing the last videos, for {LAST_SECONDS:g} s at most; Ctrl-C skips them")
         deadline = time.monotonic() + LAST_SECONDS
-        while self._works and any(number == self._last for number, _ in self._drawn):
+        while self._works and self._drawn:
             if stop() or time.monotonic() > deadline:
                 break
+            for _, rendering in self._drawn:
+                rendering.hurry()
             time.sleep(LOOK_SECONDS)
             self._attempt(self._move_on)
 
