@@ -17,9 +17,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mjfleet.launch.agent import PREFIX, Agent
@@ -76,11 +77,13 @@ class Status:
     """Whether none of them has moved for the hang time-out."""
 
 
-def see(task_folder: str, token: str, counts_gpus: bool) -> Facts:
-    """What this host has."""
+def see(task_folder: str, token: str, counts_gpus: bool, packages: Sequence[str]) -> Facts:
+    """What this host has, packages besides the usual ones included."""
     launcher_address, _, address, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
     return Facts(
-        versions={"Python": platform.python_version()} | stack_versions(),
+        versions={"Python": platform.python_version()}
+        | stack_versions()
+        | {name: _version(name) for name in packages},
         code=digests(Path(__file__).parents[1]),
         task=digests(Path(task_folder)),
         gpus=count_gpus() if counts_gpus else 0,
@@ -91,6 +94,13 @@ def see(task_folder: str, token: str, counts_gpus: bool) -> Facts:
         launcher_address=launcher_address,
         address=address,
     )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not at all"
 
 
 class Deputy:

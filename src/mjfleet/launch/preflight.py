@@ -7,8 +7,9 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
-from mjfleet.config import LaunchConfig
+from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.deputy import CONNECT_SECONDS, Facts, see
 from mjfleet.launch.devices import VISIBLE, choose_devices, needs_gpus
@@ -36,7 +37,7 @@ class _AwayError(UserError):
 
 @contextmanager
 def reach(
-    names: Sequence[str], found: FoundTask, config: LaunchConfig, is_restart: bool
+    names: Sequence[str], found: FoundTask, config: TrainConfig, is_restart: bool
 ) -> Iterator[tuple[Posts, list[Host]]]:
     """Connections to all hosts for the length of the block, and what of them the run uses.
 
@@ -65,7 +66,7 @@ def reach(
             time.sleep(AGAIN_SECONDS)
 
 
-def preflight(posts: Posts, found: FoundTask, config: LaunchConfig, is_restart: bool) -> list[Host]:
+def preflight(posts: Posts, found: FoundTask, config: TrainConfig, is_restart: bool) -> list[Host]:
     """Ask all hosts at the same time what they have; returns what of them the run uses.
 
     It also finds out where their workers meet.
@@ -77,13 +78,14 @@ def preflight(posts: Posts, found: FoundTask, config: LaunchConfig, is_restart: 
     """
     asked = list(posts)
     with _token(config) as token:
-        question = {
+        question: dict[str, Any] = {
             "task_folder": str(found.folder),
             "token": token,
             "counts_gpus": needs_gpus(config),
+            "packages": config.agent.packages,
         }
         answers = _ask(posts, asked, {"see": question}, SEE_SECONDS)
-        here = see(str(found.folder), token, counts_gpus=False)
+        here = see(**question | {"counts_gpus": False})
     facts = {post: Facts(**a["facts"]) for post, a in answers.items() if "facts" in a}
     lost = {post: answers[post]["error"] for post in asked if post not in facts}
     if is_restart and config.min_hosts is not None and len(facts) >= config.min_hosts:
