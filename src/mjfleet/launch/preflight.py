@@ -7,7 +7,6 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
@@ -78,14 +77,14 @@ def preflight(posts: Posts, found: FoundTask, config: TrainConfig, is_restart: b
     """
     asked = list(posts)
     with _token(config) as token:
-        question: dict[str, Any] = {
+        question = {
             "task_folder": str(found.folder),
             "token": token,
             "counts_gpus": needs_gpus(config),
             "packages": config.agent.packages,
         }
         answers = _ask(posts, asked, {"see": question}, SEE_SECONDS)
-        here = see(**question | {"counts_gpus": False})
+        here = see(str(found.folder), token, False, config.agent.packages)
     facts = {post: Facts(**a["facts"]) for post, a in answers.items() if "facts" in a}
     lost = {post: answers[post]["error"] for post in asked if post not in facts}
     if is_restart and config.min_hosts is not None and len(facts) >= config.min_hosts:
