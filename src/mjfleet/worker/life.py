@@ -57,6 +57,8 @@ def run(
         tell(f"{who}building {worlds} worlds: {job.engine} engine on {device}{compiles}")
     prepare()
 
+    import rich.style  # noqa: F401  It draws one of Python's random numbers: before they are seeded.
+
     from mjfleet.rl.checkpoint import seed_everything
     from mjfleet.rl.runner import Runner
     from mjfleet.rl.saver import Saver
