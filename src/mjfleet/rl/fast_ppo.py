@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -44,6 +45,9 @@ class _Samples(NamedTuple):
     means: torch.Tensor
     """Of the action distribution during the rollout, like the next."""
     deviations: torch.Tensor
+    least_ratio: torch.Tensor
+    """How far the objective follows the ratio of probabilities, `(samples,)`, like the next."""
+    greatest_ratio: torch.Tensor
 
     def split(self, count: int) -> "list[_Samples]":
         """So many parts of about the same size."""
@@ -60,7 +64,9 @@ class _Learner:
     critic: Any
     gradients: torch.Tensor
     """Of all parameters, and at the end the KL divergence."""
-    losses: torch.Tensor
+    kl: torch.Tensor
+    """That, a view."""
+    losses: tuple[torch.Tensor, ...]
     """Sums over the minibatches of the value loss, the surrogate loss and the entropy."""
 
 
@@ -102,8 +108,7 @@ class FastPPO(FlatPPO):
         """Means and standard deviations of the actions of a rollout."""
         storage.distribution_params = self._old
         self._time_outs = torch.zeros_like(storage.dones)
-        self._losses = torch.zeros(3, device=self.device)
-        self._learners = [_Learner(self.actor, self.critic, self._flat, self._losses)]
+        self._learners = [self._learner(self.actor, self.critic, self._flat)]
         self._threads: Executor | None = None
         networks = self.actor.mlp, self.critic.mlp
         self._rows = CACHED // max(map(widest, networks)) if self.device == "cpu" else 2**62
@@ -138,8 +143,7 @@ class FastPPO(FlatPPO):
                     view = views[id(original)]
                     place = view.storage_offset()
                     parameter.grad = gradients[place : place + view.numel()].view_as(view)
-            losses = torch.zeros_like(self._losses)
-            self._learners.append(_Learner(actor, critic, gradients, losses))
+            self._learners.append(self._learner(actor, critic, gradients))
         if num_threads > 1:
             # This thread is one of them. Each is one to torch, whose number is a thread's own.
             others = 2 * len(self._learners) - 1
@@ -194,7 +198,8 @@ class FastPPO(FlatPPO):
             parameter.grad = view  # Somebody may have set it to None.
         self._prepare_graphs()
         for learner in self._learners:
-            learner.losses.zero_()
+            for loss in learner.losses:
+                loss.zero_()
         for _ in range(self.num_learning_epochs):
             for compute_gradients in self._gradients:
                 self.on_minibatch()
@@ -205,8 +210,8 @@ class FastPPO(FlatPPO):
         self.critic.update_normalization(observations)
         self.storage.clear()
         self.learning_rate = self._rate.item()
-        total = torch.stack([learner.losses for learner in self._learners]).sum(dim=0)
-        means = total / (self.num_learning_epochs * self.num_mini_batches)
+        each = [torch.stack(learner.losses) for learner in self._learners]
+        means = torch.stack(each).sum(dim=0) / (self.num_learning_epochs * self.num_mini_batches)
         return dict(zip(("value", "surrogate", "entropy"), means.tolist(), strict=True))
 
     def save(self) -> dict[str, Any]:
@@ -225,6 +230,10 @@ class FastPPO(FlatPPO):
         self._prepare_optimizer()
         self._updates = 0  # Graphs would step the state that was there before.
         return iteration
+
+    def _learner(self, actor: Any, critic: Any, gradients: torch.Tensor) -> _Learner:
+        losses = torch.zeros(3, device=self.device).unbind()
+        return _Learner(actor, critic, gradients, gradients[-1], losses)
 
     def _prepare_optimizer(self) -> None:
         """Have the optimiser step all parameters in one launch."""
@@ -268,7 +277,7 @@ class FastPPO(FlatPPO):
         actions = storage.actions.shape[2:]
         fields = (
             *(room(self.actor.obs_dim), room(self.critic.obs_dim), room(*actions)),
-            *(room(1), room(1), room(), room(), room(*actions), room(*actions)),
+            *(room(1), room(1), room(), room(), room(*actions), room(*actions), room(), room()),
         )
         self._room = [field.flatten(0, 1) for field in fields]
         return [_Samples(*(field[i] for field in fields)) for i in range(count)]
@@ -284,12 +293,17 @@ class FastPPO(FlatPPO):
             self.critic.get_latent(observations),
             *(field.flatten(0, 1) for field in (*steps, storage.actions_log_prob, *self._old)),
         ]
-        for rows, room in zip(sources, self._room, strict=True):
+        for rows, room in zip(sources, self._room, strict=False):
             torch.index_select(rows.view(len(rows), *room.shape[1:]), 0, order, out=room)
         if self.normalize_advantage_per_mini_batch:
             for batch in self._batches:
                 mean, deviation = batch.advantages.mean(), batch.advantages.std()
                 batch.advantages.sub_(mean).div_(deviation + 1e-8)
+        for batch in self._batches:
+            # No further up where more of an action is better, and no further down where less is.
+            is_good = batch.advantages > 0.0
+            batch.least_ratio.fill_(1.0 - self.clip_param).masked_fill_(is_good, -math.inf)
+            batch.greatest_ratio.fill_(math.inf).masked_fill_(is_good, 1.0 + self.clip_param)
 
     def _evaluate(self, inputs: torch.Tensor, values: torch.Tensor) -> None:
         """Write the value network's answers for samples of a rollout."""
@@ -330,14 +344,16 @@ class FastPPO(FlatPPO):
         log_probs = actor.distribution.log_prob(batch.actions)
         entropy = actor.distribution.entropy.mean()
         ratio = torch.exp(log_probs - batch.log_probs)
-        clipped = ratio.clamp(1.0 - self.clip_param, 1.0 + self.clip_param)
-        surrogate = torch.max(-batch.advantages * ratio, -batch.advantages * clipped).mean()
+        followed = ratio.clamp(batch.least_ratio, batch.greatest_ratio)
+        surrogate = -(batch.advantages * followed).mean()
         ((surrogate - self.entropy_coef * entropy) * share).backward()
         with torch.no_grad():
             if self._adaptive:
                 old, new = (batch.means, batch.deviations), actor.distribution.params
-                learner.gradients[-1] += actor.get_kl_divergence(old, new).mean() * share
-            learner.losses[1:] += torch.stack((surrogate, entropy)) * share
+                learner.kl.add_(actor.get_kl_divergence(old, new).mean(), alpha=share)
+            _, total_surrogate, total_entropy = learner.losses
+            total_surrogate.add_(surrogate, alpha=share)
+            total_entropy.add_(entropy, alpha=share)
 
     def _follow_value(self, learner: _Learner, batch: _Samples, share: float) -> None:
         """Add gradients of the value network, likewise."""
@@ -349,7 +365,7 @@ class FastPPO(FlatPPO):
         value = errors.mean()
         (value * (self.value_loss_coef * share)).backward()
         with torch.no_grad():
-            learner.losses[0] += value * share
+            learner.losses[0].add_(value, alpha=share)
 
     def _apply_gradients(self) -> None:
         """Average over the ranks, adapt the learning rate, clip, and take a step."""
