@@ -47,4 +47,4 @@ class CartpoleEnv(Env[CartpoleConfig]):
 
 def gaussian(x: torch.Tensor, margin: float) -> torch.Tensor:
     """1 at zero, 0.1 at `margin`: dm_control's `rewards.tolerance` with its default sigmoid."""
-    return torch.exp(math.log(0.1) * (x / margin).square())
+    return torch.exp(math.log(0.1) / margin**2 * x.square())

@@ -120,9 +120,8 @@ class FastPPO(FlatPPO):
         """What computes the gradients of each minibatch."""
         self._step: Callable[[], object] = self._apply_gradients
         self._updates = 0
-        # rsl_rl's rates are Python's floats; CUDA's optimisers want float32.
-        precision = torch.float64 if self.device == "cpu" else torch.float32
-        self._rate = torch.tensor(self.learning_rate, dtype=precision, device=self.device)
+        # On a GPU the learning rate stays there; on a CPU it is rsl_rl's, a number of Python's.
+        self._rate = None if self.device == "cpu" else torch.zeros((), device=self.device)
         self._prepare_optimizer()
 
     def share_among(self, num_threads: int) -> None:
@@ -191,9 +190,10 @@ class FastPPO(FlatPPO):
         """Learn from the stored rollout; returns the mean losses, of this rank."""
         observations = self.storage.observations.flatten(0, 1)
         self._shuffle(observations)
-        self._rate.fill_(self.learning_rate)
+        if self._rate is not None:
+            self._rate.fill_(self.learning_rate)
         for group in self.optimizer.param_groups:
-            group["lr"] = self._rate
+            group["lr"] = self.learning_rate if self._rate is None else self._rate
         for parameter, view in self._views:
             parameter.grad = view  # Somebody may have set it to None.
         self._prepare_graphs()
@@ -209,7 +209,8 @@ class FastPPO(FlatPPO):
         self.actor.update_normalization(observations)
         self.critic.update_normalization(observations)
         self.storage.clear()
-        self.learning_rate = self._rate.item()
+        if self._rate is not None:
+            self.learning_rate = self._rate.item()
         each = [torch.stack(learner.losses) for learner in self._learners]
         means = torch.stack(each).sum(dim=0) / (self.num_learning_epochs * self.num_mini_batches)
         return dict(zip(("value", "surrogate", "entropy"), means.tolist(), strict=True))
@@ -369,8 +370,11 @@ class FastPPO(FlatPPO):
 
     def _apply_gradients(self) -> None:
         """Average over the ranks, adapt the learning rate, clip, and take a step."""
-        self._flat /= self.collectives.world_size
-        if self._adaptive:
+        if self.collectives.world_size > 1:
+            self._flat /= self.collectives.world_size
+        if self._adaptive and self._rate is None:
+            self._adapt_learning_rate(self._flat[-1].item())
+        elif self._adaptive:
             kl, rate = self._flat[-1], self._rate
             low, high = LEARNING_RATES
             lower, higher = (rate / 1.5).clamp(min=low), (rate * 1.5).clamp(max=high)
