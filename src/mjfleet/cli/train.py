@@ -20,16 +20,12 @@ from mjfleet.errors import UserError, WorkerError
 from mjfleet.launch.config_file import read_config
 from mjfleet.launch.devices import choose_devices, count_gpus, needs_gpus
 from mjfleet.launch.hosts import Posts, choose_hosts
-from mjfleet.launch.launcher import launch
 from mjfleet.launch.plan import Host, LaunchPlan, divide_worlds, make_plan
-from mjfleet.launch.preflight import reach
-from mjfleet.launch.remembered import recall
 from mjfleet.launch.restart import VARIABLE, start_again
 from mjfleet.launch.resume import Resume, find_resume, read_recorded, take_tasks_dir
 from mjfleet.launch.run_dir import RunDir
 from mjfleet.launch.srun import torchrun_variables
 from mjfleet.launch.variables import take_variables, without_values
-from mjfleet.launch.worlds import find_worlds, smallest
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.tell import tell
 from mjfleet.worker.job import Rank
@@ -101,6 +97,8 @@ def train(arguments: Sequence[str]) -> int:
     names = choose_hosts(config, os.environ)
     if not names:
         return _train(found, config, [_this_host(config)], None, resume, is_restart, arguments)
+    from mjfleet.launch.preflight import reach  # Help does not wait for it.
+
     with reach(names, found, config, is_restart) as (posts, hosts):
         return _train(found, config, hosts, posts, resume, is_restart, arguments)
 
@@ -115,6 +113,9 @@ def _train(
     arguments: Sequence[str],
 ) -> int:
     """Plan for these hosts and run; `posts` are the connections to them, if there are several."""
+    from mjfleet.launch.remembered import recall
+    from mjfleet.launch.worlds import find_worlds, smallest
+
     plan_again = partial(_plan, found, hosts=hosts, resume=resume, is_restart=is_restart)
     plan, config = plan_again(config)
     if config.dry_run:
@@ -273,6 +274,8 @@ def _run(
             tell(line)
         if plan.checkpoint:
             tell(f"going on from {plan.checkpoint}")
+    from mjfleet.launch.launcher import launch
+
     code = 1
     try:
         code = launch(plan, config, run_dir, posts)

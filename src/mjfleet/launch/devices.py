@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import pynvml
-
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
 
@@ -37,6 +35,8 @@ class Devices:
 
 def count_gpus() -> int:
     """The number of NVIDIA GPUs of this host, from the driver's library NVML; 0 without it."""
+    import pynvml  # Help does not wait for it.
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -60,6 +60,8 @@ def gpu_name(physical: str) -> str:
     Args:
         physical: a number, a GPU UUID or a MIG UUID.
     """
+    import pynvml
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

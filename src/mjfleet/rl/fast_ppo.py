@@ -372,18 +372,23 @@ class FastPPO(FlatPPO):
         """Average over the ranks, adapt the learning rate, clip, and take a step."""
         if self.collectives.world_size > 1:
             self._flat /= self.collectives.world_size
-        if self._adaptive and self._rate is None:
-            self._adapt_learning_rate(self._flat[-1].item())
-        elif self._adaptive:
-            kl, rate = self._flat[-1], self._rate
-            low, high = LEARNING_RATES
-            lower, higher = (rate / 1.5).clamp(min=low), (rate * 1.5).clamp(max=high)
-            is_small = (kl < self.desired_kl / 2.0) & (kl > 0.0)
-            wanted = torch.where(is_small, higher, rate)
-            rate.copy_(torch.where(kl > self.desired_kl * 2.0, lower, wanted))
+        if self._adaptive:
+            self._adapt(self._flat[-1])
         for part in self._parts:
             part.mul_((self.max_grad_norm / (part.norm() + 1e-6)).clamp(max=1.0))
         self.optimizer.step()
+
+    def _adapt(self, kl: torch.Tensor) -> None:
+        """Steer the learning rate, where it is, by rsl_rl's rule and factors."""
+        rate = self._rate
+        if rate is None:
+            self._adapt_learning_rate(kl.item())
+            return
+        low, high = LEARNING_RATES
+        lower, higher = (rate / 1.5).clamp(min=low), (rate * 1.5).clamp(max=high)
+        is_small = (kl < self.desired_kl / 2.0) & (kl > 0.0)
+        wanted = torch.where(is_small, higher, rate)
+        rate.copy_(torch.where(kl > self.desired_kl * 2.0, lower, wanted))
 
 
 def _for_each(
