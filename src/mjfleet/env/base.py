@@ -335,9 +335,6 @@ class Env(VecEnv, Generic[C]):
         return torch.stack(parts).to(torch.float32) if parts else self.measured
 
     def _reset(self, mask: torch.Tensor) -> None:
-        # A CPU can be asked. In an evaluation all workers draw alike, whosever worlds are done.
-        if mask.device.type == "cpu" and not self.is_evaluation and not mask.any():
-            return
         self.sim.reset(mask)
         self.episode_length_buf.masked_fill_(mask, 0)
         self.action = self.action.masked_fill(mask.unsqueeze(1), 0.0)
