@@ -144,7 +144,8 @@ class Post:
         assert self._process.stdin
         assert self._process.stdout
         told = {} if self.is_here else travelling(os.environ, config.env_var)
-        threading.Thread(target=self._listen, name="ssh", daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, name="ssh", daemon=True)
+        self._listener.start()
         self._link = Link(
             self._process.stdout.fileno(),
             os.dup(self._process.stdin.fileno()),
@@ -163,6 +164,7 @@ class Post:
             return f"it was silent for {LOST_SECONDS:g} s: it is down, or the network is cut"
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
+            self._listener.join(1.0)  # What it has said last may still be on its way.
         code, last = self._process.returncode, " ".join(list(self._said)[-3:])
         if code == 255 and not self.is_here:
             said = last.removeprefix("ssh: ") or "the connection has ended"
