@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mjfleet.report.recording import Recording
 
 LOOK_SECONDS = 0.05
-SHARE = 0.01
+SHARE = 0.005
 """Of all cores' time: what drawing takes from training, which also shares memory and caches."""
 KINDS = ("egl", "osmesa")
 """By what MuJoCo draws without a window; the second is the fall-back of the first."""
