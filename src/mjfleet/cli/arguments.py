@@ -1,5 +1,6 @@
 """How flags are read where tyro's own way is not enough."""
 
+import os
 from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -9,6 +10,9 @@ import tyro
 from mjfleet.config.train import NumEnvs
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import GpuRequest
+
+# tyro checks defaults by typeguard, which would first look for plug-ins in all installed packages.
+os.environ.setdefault("TYPEGUARD_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 STYLE = (tyro.conf.AvoidSubcommands,)
 PARSERS = tyro.constructors.ConstructorRegistry()
