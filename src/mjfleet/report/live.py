@@ -15,6 +15,8 @@ from rich.text import Text
 from mjfleet.rl.metrics import IterationMetrics
 
 REFRESH_SECONDS = 0.2
+SHARE = 0.005
+"""Of a run's time: what drawing takes, which training waits for."""
 SPARKS = "▁▂▃▄▅▆▇█"
 BARS = 40
 
@@ -25,7 +27,9 @@ class LiveView:
     def __init__(self, task: str, max_iterations: int, begun: int) -> None:
         """Begin after so many iterations of an earlier part of the run."""
         self._task, self._max_iterations, self._begun = task, max_iterations, begun
-        self._start = self._drawn = time.perf_counter()
+        self._start = time.perf_counter()
+        self._due = self._start + REFRESH_SECONDS
+        self._newest: IterationMetrics | None = None
         self._returns: list[float] = []
         self._rewards: list[float] = []
         self._evaluated: list[float] = []
@@ -35,22 +39,29 @@ class LiveView:
         self._live.console.show_cursor(True)
 
     def iteration(self, metrics: IterationMetrics) -> None:
-        """Draw an iteration, unless another one was drawn just now."""
+        """Draw an iteration, unless another one was drawn a short while ago."""
         self._rewards.append(metrics.mean_reward)
         if metrics.mean_return is not None:
             self._returns.append(metrics.mean_return)
         reached = metrics.evaluation.get("return")
         if reached is not None:
             self._evaluated.append(reached)
-        now = time.perf_counter()
-        self._live.update(self._view(metrics, now - self._start))
-        if now - self._drawn >= REFRESH_SECONDS:
-            self._drawn = now
+        self._newest = metrics
+        begun = time.perf_counter()
+        if begun >= self._due:
+            self._draw()
             self._live.refresh()
+            ended = time.perf_counter()
+            self._due = ended + max(REFRESH_SECONDS, (ended - begun) / SHARE)
 
     def close(self) -> None:
         """Leave the view of the last iteration where it is."""
+        self._draw()
         self._live.stop()
+
+    def _draw(self) -> None:
+        if self._newest:
+            self._live.update(self._view(self._newest, time.perf_counter() - self._start))
 
     def _view(self, m: IterationMetrics, seconds: float) -> RenderableType:
         each = seconds / (m.iteration - self._begun)
