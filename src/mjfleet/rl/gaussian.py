@@ -1,0 +1,46 @@
+"""rsl_rl's Gaussian with less to compute for many samples. Runs in a worker."""
+
+import math
+
+import torch
+from rsl_rl.modules.distribution import GaussianDistribution
+
+
+class Gaussian(GaussianDistribution):
+    """The same distribution: what depends on the standard deviation is computed once for all
+    samples, which share it, and not for each."""
+
+    def update(self, mlp_output: torch.Tensor) -> None:
+        """Be the distribution of actions whose means are these, `(num_samples, num_actions)`."""
+        self._mean = mlp_output
+        if self.std_type == "log":
+            self._deviation = self.log_std_param.clamp(*self.log_std_range).exp()
+        else:
+            self._deviation = self.std_param.clamp(*self.std_range)
+
+    def sample(self) -> torch.Tensor:
+        """Draw actions `(num_samples, num_actions)`, the same as rsl_rl's."""
+        with torch.no_grad():
+            return torch.normal(self._mean, self.std)
+
+    @property
+    def mean(self) -> torch.Tensor:
+        """`(num_samples, num_actions)`."""
+        return self._mean
+
+    @property
+    def std(self) -> torch.Tensor:
+        """`(num_samples, num_actions)`, a view of one row."""
+        return self._deviation.expand_as(self._mean)
+
+    @property
+    def entropy(self) -> torch.Tensor:
+        """`(num_samples,)`, a view of one number."""
+        each = 0.5 + 0.5 * math.log(2.0 * math.pi) + self._deviation.log()
+        return each.sum().expand(len(self._mean))
+
+    def log_prob(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Of actions `(num_samples, num_actions)`, together: `(num_samples,)`."""
+        scaled = (outputs - self._mean) / self._deviation
+        constant = (self._deviation.log() + 0.5 * math.log(2.0 * math.pi)).sum()
+        return -0.5 * scaled.square().sum(dim=-1) - constant
