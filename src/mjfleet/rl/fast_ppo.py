@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 CACHED = 2**20
 """How many activations of a layer stay in a CPU's cache: networks see so many at a time."""
+SWITCH_SECONDS = 5e-5
+"""How long a thread that wants Python's interpreter lets another one keep it: 5 ms by default."""
 LEARNING_RATES = (1e-5, 1e-2)
 """rsl_rl's limits of the adaptive schedule."""
 
@@ -155,6 +158,7 @@ class FastPPO(FlatPPO):
                     parameter.grad = gradients[place : place + view.numel()].view_as(view)
             self._learners.append(self._learner(actor, critic, gradients))
         if num_threads > 1:
+            sys.setswitchinterval(SWITCH_SECONDS)
             # This thread is one of them. Each is one to torch, whose number is a thread's own.
             others = 2 * len(self._learners) - 1
             self._threads = ThreadPoolExecutor(

@@ -5,6 +5,8 @@ import math
 import torch
 from rsl_rl.modules.distribution import GaussianDistribution
 
+LOG_2_PI = math.log(2.0 * math.pi)
+
 
 class Gaussian(GaussianDistribution):
     """The same distribution: what depends on the standard deviation is computed once for all
@@ -14,9 +16,12 @@ class Gaussian(GaussianDistribution):
         """Be the distribution of actions whose means are these, `(num_samples, num_actions)`."""
         self._mean = mlp_output
         if self.std_type == "log":
-            self._deviation = self.log_std_param.clamp(*self.log_std_range).exp()
+            logarithms = self.log_std_param.clamp(*self.log_std_range)
+            self._deviation = logarithms.exp()
         else:
             self._deviation = self.std_param.clamp(*self.std_range)
+            logarithms = self._deviation.log()
+        self._log_volume = logarithms.sum()
 
     def sample(self) -> torch.Tensor:
         """Draw actions `(num_samples, num_actions)`, the same as rsl_rl's."""
@@ -36,11 +41,19 @@ class Gaussian(GaussianDistribution):
     @property
     def entropy(self) -> torch.Tensor:
         """`(num_samples,)`, a view of one number."""
-        each = 0.5 + 0.5 * math.log(2.0 * math.pi) + self._deviation.log()
-        return each.sum().expand(len(self._mean))
+        constant = 0.5 * self.output_dim * (1.0 + LOG_2_PI)
+        return (self._log_volume + constant).expand(len(self._mean))
 
     def log_prob(self, outputs: torch.Tensor) -> torch.Tensor:
         """Of actions `(num_samples, num_actions)`, together: `(num_samples,)`."""
         scaled = (outputs - self._mean) / self._deviation
-        constant = (self._deviation.log() + 0.5 * math.log(2.0 * math.pi)).sum()
+        constant = self._log_volume + 0.5 * self.output_dim * LOG_2_PI
         return -0.5 * scaled.square().sum(dim=-1) - constant
+
+    def kl_divergence(
+        self, old_params: tuple[torch.Tensor, ...], new_params: tuple[torch.Tensor, ...]
+    ) -> torch.Tensor:
+        """Of two such distributions, each by `params`: `(num_samples,)`."""
+        (old_mean, old_std), (mean, std) = old_params, new_params
+        ratio, change = old_std / std, (old_mean - mean) / std
+        return (0.5 * (ratio.square() + change.square() - 1.0) - ratio.log()).sum(dim=-1)
