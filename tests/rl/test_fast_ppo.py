@@ -11,7 +11,7 @@ from rsl_rl.algorithms import PPO
 from tensordict import TensorDict
 
 from mjfleet.config import AgentConfig, from_dict
-from mjfleet.rl import fast_ppo, mlp
+from mjfleet.rl import learners, mlp
 from mjfleet.rl.fast_ppo import FastPPO
 from mjfleet.rl.runner import Runner
 from mjfleet.rl.settings import rsl_rl_config
@@ -140,7 +140,7 @@ def test_threads_that_share_an_update_end_with_the_same(
 def test_pieces_that_fit_a_cache_end_with_the_same(
     case: str, threads: int, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast_ppo, "CACHED", 16 * 16)  # Of 16 activations in a layer.
+    monkeypatch.setattr(learners, "CACHED", 16 * 16)  # Of 16 activations in a layer.
     monkeypatch.setattr(mlp, "WORTHWHILE", 0)
     config = agent(**CASES[case])
     ours, losses = learn(FastPPO, config, updates=1, threads=threads)

@@ -1,15 +1,10 @@
 """rsl_rl's PPO with less to do in each step and each minibatch. Runs in a worker."""
 
-import copy
 import logging
 import math
-import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from rsl_rl.algorithms import PPO
@@ -19,60 +14,14 @@ from torch.distributions import Normal
 from mjfleet.config import AgentConfig
 from mjfleet.rl.cuda_graphs import capture, check_close
 from mjfleet.rl.gaussian import Gaussian
-from mjfleet.rl.mlp import forward, overwrite, widest
+from mjfleet.rl.learners import Learners, Samples
+from mjfleet.rl.mlp import forward
 from mjfleet.rl.ppo import FlatPPO
 
 logger = logging.getLogger(__name__)
 
-CACHED = 2**20
-"""How many activations of a layer stay in a CPU's cache: networks see so many at a time."""
-SWITCH_SECONDS = 5e-5
-"""How long a thread that wants Python's interpreter lets another one keep it: 5 ms by default."""
 LEARNING_RATES = (1e-5, 1e-2)
 """rsl_rl's limits of the adaptive schedule."""
-
-
-class _Samples(NamedTuple):
-    """Samples of a rollout, by the names of rsl_rl's storage; each `(samples, size)`.
-
-    They are written in place: graphs hold their addresses.
-    """
-
-    actor: torch.Tensor
-    """What the policy network sees, normalised."""
-    critic: torch.Tensor
-    actions: torch.Tensor
-    values: torch.Tensor
-    returns: torch.Tensor
-    advantages: torch.Tensor
-    """`(samples,)`, like the next."""
-    log_probs: torch.Tensor
-    means: torch.Tensor
-    """Of the action distribution during the rollout, like the next."""
-    deviations: torch.Tensor
-    least_ratio: torch.Tensor
-    """How far the objective follows the ratio of probabilities, `(samples,)`, like the next."""
-    greatest_ratio: torch.Tensor
-
-    def split(self, count: int) -> "list[_Samples]":
-        """So many parts of about the same size."""
-        parts = zip(*(field.tensor_split(count) for field in self), strict=True)
-        return [_Samples(*part) for part in parts]
-
-
-@dataclass(frozen=True)
-class _Learner:
-    """Networks and a buffer of their gradients: those that are trained, or others of the same
-    parameters, by which another thread works on some of the samples."""
-
-    actor: Any
-    critic: Any
-    gradients: torch.Tensor
-    """Of all parameters, and at the end the KL divergence."""
-    kl: torch.Tensor
-    """That, a view."""
-    losses: tuple[torch.Tensor, ...]
-    """Sums over the minibatches of the value loss, the surrogate loss and the entropy."""
 
 
 class FastPPO(FlatPPO):
@@ -83,8 +32,7 @@ class FastPPO(FlatPPO):
       all epochs share.
     - Losses, KL divergence and learning rate stay on the device until an update ends.
     - All gradients are views of one buffer, also with one rank: clipping takes a few operations.
-    - CPU threads share the networks and the samples of a minibatch, and meet once: torch's own
-      share, and wait for each other in, every single operation. Each sees what fits into a cache.
+    - CPU threads share the networks and the samples of a minibatch, see Learners.
     """
 
     @staticmethod
@@ -122,13 +70,7 @@ class FastPPO(FlatPPO):
         """Means and standard deviations of the actions of a rollout."""
         storage.distribution_params = self._old
         self._time_outs = torch.zeros_like(storage.dones)
-        self._learners = [self._learner(self.actor, self.critic, self._flat)]
-        self._threads: Executor | None = None
-        networks = self.actor.mlp, self.critic.mlp
-        self._rows = CACHED // max(map(widest, networks)) if self.device == "cpu" else 2**62
-        """How many samples a network sees at a time."""
-        for network in networks:
-            overwrite(network)
+        self._learners = Learners(self, self._flat, self._views, self._adaptive)
         self._batches = self._make_batches()
         self._gradients: list[Callable[[], object]] = []
         """What computes the gradients of each minibatch."""
@@ -139,31 +81,8 @@ class FastPPO(FlatPPO):
         self._prepare_optimizer()
 
     def share_among(self, num_threads: int) -> None:
-        """Have so many CPU threads compute gradients; rounding depends on their number.
-
-        Two share the networks: one has the policy, one the values. Each two more share samples.
-        """
-        self._learners = self._learners[:1]
-        for _ in range(num_threads // 2 - 1):
-            actor, critic = copy.deepcopy(self.actor), copy.deepcopy(self.critic)
-            gradients = torch.zeros_like(self._flat)
-            copies = chain(actor.parameters(), critic.parameters())
-            trained = chain(self.actor.parameters(), self.critic.parameters())
-            views = {id(p): view for p, view in self._views}
-            for parameter, original in zip(copies, trained, strict=True):
-                parameter.data = original.data
-                if id(original) in views:
-                    view = views[id(original)]
-                    place = view.storage_offset()
-                    parameter.grad = gradients[place : place + view.numel()].view_as(view)
-            self._learners.append(self._learner(actor, critic, gradients))
-        if num_threads > 1:
-            sys.setswitchinterval(SWITCH_SECONDS)
-            # This thread is one of them. Each is one to torch, whose number is a thread's own.
-            others = 2 * len(self._learners) - 1
-            self._threads = ThreadPoolExecutor(
-                others, "learner", initializer=torch.set_num_threads, initargs=(1,)
-            )
+        """Have so many CPU threads learn; rounding depends on their number."""
+        self._learners.share_among(num_threads)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample actions `(num_envs, num_actions)`, and store what they were made from."""
@@ -192,9 +111,7 @@ class FastPPO(FlatPPO):
         """Compute values and log-probabilities of the rollout, then returns and advantages."""
         storage = self.storage
         inputs = self.critic.get_latent(storage.observations.flatten(0, 1))
-        parts = 2 * len(self._learners)
-        values = storage.values.flatten(0, 1).tensor_split(parts)
-        self._run(list(map(partial, [self._evaluate] * parts, inputs.tensor_split(parts), values)))
+        self._learners.evaluate(inputs, storage.values.flatten(0, 1))
         # A time-out is no failure: what would have followed is worth what the state was.
         storage.rewards += self.gamma * storage.values * self._time_outs
         normal = Normal(*self._old)
@@ -212,9 +129,7 @@ class FastPPO(FlatPPO):
         for parameter, view in self._views:
             parameter.grad = view  # Somebody may have set it to None.
         self._prepare_graphs()
-        for learner in self._learners:
-            for loss in learner.losses:
-                loss.zero_()
+        self._learners.forget_losses()
         for _ in range(self.num_learning_epochs):
             for compute_gradients in self._gradients:
                 self.on_minibatch()
@@ -226,8 +141,7 @@ class FastPPO(FlatPPO):
         self.storage.clear()
         if self._rate is not None:
             self.learning_rate = self._rate.item()
-        each = [torch.stack(learner.losses) for learner in self._learners]
-        means = torch.stack(each).sum(dim=0) / (self.num_learning_epochs * self.num_mini_batches)
+        means = self._learners.losses() / (self.num_learning_epochs * self.num_mini_batches)
         return dict(zip(("value", "surrogate", "entropy"), means.tolist(), strict=True))
 
     def save(self) -> dict[str, Any]:
@@ -247,10 +161,6 @@ class FastPPO(FlatPPO):
         self._updates = 0  # Graphs would step the state that was there before.
         return iteration
 
-    def _learner(self, actor: Any, critic: Any, gradients: torch.Tensor) -> _Learner:
-        losses = torch.zeros(3, device=self.device).unbind()
-        return _Learner(actor, critic, gradients, gradients[-1], losses)
-
     def _prepare_optimizer(self) -> None:
         """Have the optimiser step all parameters in one launch."""
         for group in self.optimizer.param_groups:
@@ -265,7 +175,8 @@ class FastPPO(FlatPPO):
         """From the second update on, on a GPU: everything but the reduction as CUDA graphs."""
         self._updates += 1
         if self._updates == 1:  # It makes the state of the optimiser.
-            self._gradients = [partial(self._compute_gradients, batch) for batch in self._batches]
+            compute = self._learners.compute_gradients
+            self._gradients = [partial(compute, batch) for batch in self._batches]
             self._step = self._apply_gradients
         elif self._updates == 2 and self.device != "cpu":
             calls = self._gradients
@@ -282,7 +193,7 @@ class FastPPO(FlatPPO):
                 return
             self._gradients, self._step = [graph.replay for graph in graphs], step.replay
 
-    def _make_batches(self) -> list[_Samples]:
+    def _make_batches(self) -> list[Samples]:
         """Room for the minibatches of a rollout."""
         storage, count = self.storage, self.num_mini_batches
         size = storage.num_envs * storage.num_transitions_per_env // count
@@ -296,7 +207,7 @@ class FastPPO(FlatPPO):
             *(room(1), room(1), room(), room(), room(*actions), room(*actions), room(), room()),
         )
         self._room = [field.flatten(0, 1) for field in fields]
-        return [_Samples(*(field[i] for field in fields)) for i in range(count)]
+        return [Samples(*(field[i] for field in fields)) for i in range(count)]
 
     def _shuffle(self, observations: TensorDict) -> None:
         """Fill the minibatches, each of which comes once in every epoch."""
@@ -321,68 +232,6 @@ class FastPPO(FlatPPO):
             batch.least_ratio.fill_(1.0 - self.clip_param).masked_fill_(is_good, -math.inf)
             batch.greatest_ratio.fill_(math.inf).masked_fill_(is_good, 1.0 + self.clip_param)
 
-    def _evaluate(self, inputs: torch.Tensor, values: torch.Tensor) -> None:
-        """Write the value network's answers for samples of a rollout."""
-        with torch.inference_mode():  # Which is a thread's own.
-            for seen, answers in zip(
-                inputs.split(self._rows), values.split(self._rows), strict=True
-            ):
-                answers.copy_(forward(self.critic.mlp, seen))
-
-    def _run(self, calls: Sequence[Callable[[], None]]) -> None:
-        """Make calls, the last in this thread and the others in other threads if there are any."""
-        others = [self._threads.submit(call) for call in calls[:-1]] if self._threads else []
-        for call in calls[len(others) :]:
-            call()
-        for other in others:
-            other.result()
-
-    def _compute_gradients(self, batch: _Samples) -> None:
-        """Gradients of rsl_rl's loss, and at the end of their buffer the KL divergence.
-
-        The loss is a sum of the policy's and the value network's, which share no parameters.
-        """
-        calls: list[Callable[[], None]] = []
-        count = len(batch.actions)
-        for learner, part in zip(self._learners, batch.split(len(self._learners)), strict=True):
-            learner.gradients.zero_()
-            pieces = part.split(-(-len(part.actions) // self._rows))
-            for follow in (self._follow_policy, self._follow_value):
-                calls.append(partial(_for_each, partial(follow, learner), pieces, count))
-        self._run(calls)
-        for learner in self._learners[1:]:
-            self._flat += learner.gradients
-
-    def _follow_policy(self, learner: _Learner, batch: _Samples, share: float) -> None:
-        """Add gradients of the policy by some samples of a minibatch, times their share of it."""
-        actor = learner.actor
-        actor.distribution.update(forward(actor.mlp, batch.actor))
-        log_probs = actor.distribution.log_prob(batch.actions)
-        entropy = actor.distribution.entropy.mean()
-        ratio = torch.exp(log_probs - batch.log_probs)
-        followed = ratio.clamp(batch.least_ratio, batch.greatest_ratio)
-        surrogate = -(batch.advantages * followed).mean()
-        ((surrogate - self.entropy_coef * entropy) * share).backward()
-        with torch.no_grad():
-            if self._adaptive:
-                old, new = (batch.means, batch.deviations), actor.distribution.params
-                learner.kl.add_(actor.get_kl_divergence(old, new).mean(), alpha=share)
-            _, total_surrogate, total_entropy = learner.losses
-            total_surrogate.add_(surrogate, alpha=share)
-            total_entropy.add_(entropy, alpha=share)
-
-    def _follow_value(self, learner: _Learner, batch: _Samples, share: float) -> None:
-        """Add gradients of the value network, likewise."""
-        values = forward(learner.critic.mlp, batch.critic)
-        errors = (values - batch.returns).square()
-        if self.use_clipped_value_loss:
-            change = (values - batch.values).clamp(-self.clip_param, self.clip_param)
-            errors = torch.max(errors, (batch.values + change - batch.returns).square())
-        value = errors.mean()
-        (value * (self.value_loss_coef * share)).backward()
-        with torch.no_grad():
-            learner.losses[0].add_(value, alpha=share)
-
     def _apply_gradients(self) -> None:
         """Average over the ranks, adapt the learning rate, clip, and take a step."""
         if self.collectives.world_size > 1:
@@ -404,10 +253,3 @@ class FastPPO(FlatPPO):
         is_small = (kl < self.desired_kl / 2.0) & (kl > 0.0)
         wanted = torch.where(is_small, higher, rate)
         rate.copy_(torch.where(kl > self.desired_kl * 2.0, lower, wanted))
-
-
-def _for_each(
-    follow: Callable[[_Samples, float], None], pieces: Sequence[_Samples], count: int
-) -> None:
-    for piece in pieces:
-        follow(piece, len(piece.actions) / count)
