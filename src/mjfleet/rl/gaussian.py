@@ -49,11 +49,3 @@ class Gaussian(GaussianDistribution):
         scaled = (outputs - self._mean) / self._deviation
         constant = self._log_volume + 0.5 * self.output_dim * LOG_2_PI
         return -0.5 * scaled.square().sum(dim=-1) - constant
-
-    def kl_divergence(
-        self, old_params: tuple[torch.Tensor, ...], new_params: tuple[torch.Tensor, ...]
-    ) -> torch.Tensor:
-        """Of two such distributions, each by `params`: `(num_samples,)`."""
-        (old_mean, old_std), (mean, std) = old_params, new_params
-        ratio, change = old_std / std, (old_mean - mean) / std
-        return (0.5 * (ratio.square() + change.square() - 1.0) - ratio.log()).sum(dim=-1)
