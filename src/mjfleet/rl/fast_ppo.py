@@ -1,7 +1,6 @@
 """rsl_rl's PPO with less to do in each step and each minibatch. Runs in a worker."""
 
 import logging
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -204,7 +203,7 @@ class FastPPO(FlatPPO):
         actions = storage.actions.shape[2:]
         fields = (
             *(room(self.actor.obs_dim), room(self.critic.obs_dim), room(*actions)),
-            *(room(1), room(1), room(), room(), room(*actions), room(*actions), room(), room()),
+            *(room(1), room(1), room(), room(), room(*actions), room(*actions), room()),
         )
         self._room = [field.flatten(0, 1) for field in fields]
         return [Samples(*(field[i] for field in fields)) for i in range(count)]
@@ -227,10 +226,8 @@ class FastPPO(FlatPPO):
                 mean, deviation = batch.advantages.mean(), batch.advantages.std()
                 batch.advantages.sub_(mean).div_(deviation + 1e-8)
         for batch in self._batches:
-            # No further up where more of an action is better, and no further down where less is.
-            is_good = batch.advantages > 0.0
-            batch.least_ratio.fill_(1.0 - self.clip_param).masked_fill_(is_good, -math.inf)
-            batch.greatest_ratio.fill_(math.inf).masked_fill_(is_good, 1.0 + self.clip_param)
+            advantages = batch.advantages
+            torch.add(advantages, advantages.abs(), alpha=self.clip_param, out=batch.limits)
 
     def _apply_gradients(self) -> None:
         """Average over the ranks, adapt the learning rate, clip, and take a step."""

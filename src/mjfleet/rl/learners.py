@@ -38,9 +38,9 @@ class Samples(NamedTuple):
     means: torch.Tensor
     """Of the action distribution during the rollout, like the next."""
     deviations: torch.Tensor
-    least_ratio: torch.Tensor
-    """How far the objective follows the ratio of probabilities, `(samples,)`, like the next."""
-    greatest_ratio: torch.Tensor
+    limits: torch.Tensor
+    """Advantages times the ratio of probabilities at which the objective ends, `(samples,)`: above
+    one where the advantage is positive, below one where it is negative."""
 
     def split(self, count: int) -> "list[Samples]":
         """So many parts of about the same size."""
@@ -189,8 +189,7 @@ class Learners:
         log_probs = actor.distribution.log_prob(batch.actions)
         entropy = actor.distribution.entropy.mean()
         ratio = torch.exp(log_probs - batch.log_probs)
-        followed = ratio.clamp(batch.least_ratio, batch.greatest_ratio)
-        surrogate = -(batch.advantages * followed).mean()
+        surrogate = -(batch.advantages * ratio).clamp_max(batch.limits).mean()
         ((surrogate - algorithm.entropy_coef * entropy) * share).backward()
         with torch.no_grad():
             if self._with_kl:
