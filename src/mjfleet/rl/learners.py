@@ -4,7 +4,7 @@ import copy
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -13,9 +13,11 @@ import torch
 from rsl_rl.algorithms import PPO
 
 from mjfleet.rl.mlp import forward, overwrite, widest
+from mjfleet.rl.recorded import Recorded
 
-CACHED = 2**20
-"""How many activations of a layer stay in a CPU's cache: networks see so many at a time."""
+CACHED = 2**18
+"""How many activations of a layer stay in a CPU's cache: networks see so many at a time, or up to
+twice as many."""
 SWITCH_SECONDS = 5e-5
 """How long a thread that wants Python's interpreter lets another one keep it: 5 ms by default."""
 
@@ -61,6 +63,8 @@ class _Learner:
     """That, a view."""
     losses: tuple[torch.Tensor, ...]
     """Sums over the minibatches of the value loss, the surrogate loss and the entropy."""
+    follow: list[Callable[[Samples, float], None]] = field(default_factory=list)
+    """What adds gradients by some samples of a minibatch: of the value network, of the policy."""
 
 
 class Learners:
@@ -139,9 +143,9 @@ class Learners:
         count = len(batch.actions)
         for learner, part in zip(self._learners, batch.split(len(self._learners)), strict=True):
             learner.gradients.zero_()
-            pieces = part.split(-(-len(part.actions) // self._rows))
-            for follow in (self._follow_policy, self._follow_value):
-                calls.append(partial(_for_each, partial(follow, learner), pieces, count))
+            pieces = part.split(max(1, len(part.actions) // self._rows))
+            for follow in learner.follow:
+                calls.append(partial(_for_each, follow, pieces, count))
         self._run(calls)
         first, *others = self._learners
         for learner in others:
@@ -163,7 +167,11 @@ class Learners:
 
     def _learner(self, actor: Any, critic: Any, gradients: torch.Tensor) -> _Learner:
         losses = torch.zeros(3, device=self._algorithm.device).unbind()
-        return _Learner(actor, critic, gradients, gradients[-1], losses)
+        learner = _Learner(actor, critic, gradients, gradients[-1], losses)
+        for follow in (self._follow_value, self._follow_policy):
+            call = partial(follow, learner)
+            learner.follow.append(Recorded(call) if self._algorithm.device == "cpu" else call)
+        return learner
 
     def _run(self, calls: Sequence[Callable[[], None]]) -> None:
         """Make calls, the last in this thread and the others in other threads if there are any."""
