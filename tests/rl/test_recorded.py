@@ -1,5 +1,6 @@
 """What is recorded once does the same again, to the bit, for whatever is in its tensors by then."""
 
+import copy
 import logging
 
 import pytest
@@ -15,12 +16,11 @@ SIZES = (5, 5, 7, 5, 7, 5, 5)
 class Step:
     """Adds the gradients of a loss, and the loss to a sum."""
 
-    def __init__(self) -> None:
+    def __init__(self, *layers: nn.Module) -> None:
         torch.manual_seed(3)
-        self.network = nn.Sequential(
-            *(nn.Linear(3, 8), nn.ELU(inplace=True), nn.Linear(8, 8), nn.Tanh()),
-            *(nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 3, 2), nn.Flatten(), nn.Linear(9, 2)),
-        )
+        first = nn.Linear(3, 8), nn.ELU(inplace=True), nn.Linear(8, 8), nn.Tanh()
+        self.network = nn.Sequential(*first, *copy.deepcopy(layers), nn.LazyLinear(2))
+        self.network(torch.zeros(1, 3))
         self.total = torch.zeros(())
         self.calls = 0
         for parameter in self.network.parameters():
@@ -41,8 +41,15 @@ class Step:
         return [self.total.clone(), *(g.clone() for g in gradients if g is not None)]
 
 
-def test_a_repetition_is_a_call_but_for_its_python() -> None:
-    called, recorded = Step(), Step()
+CONVOLUTION = nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 3, 2), nn.Flatten()
+
+
+@pytest.mark.parametrize("layers", [(), CONVOLUTION], ids=["by TorchScript", "by Python"])
+def test_a_repetition_is_a_call_but_for_its_python(
+    layers: tuple[nn.Module, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    called, recorded = Step(*layers), Step(*layers)
     repeated = Recorded(recorded)
     for size in SIZES:
         inputs = torch.randn(size, 3), torch.randn(size, 2)
@@ -53,9 +60,11 @@ def test_a_repetition_is_a_call_but_for_its_python() -> None:
         with torch.no_grad():  # As an optimiser does.
             for step in (called, recorded):
                 for parameter in step.network.parameters():
-                    parameter -= 0.1 * parameter.grad
+                    assert parameter.grad is not None
+                    parameter.sub_(parameter.grad, alpha=0.1)
     assert called.calls == len(SIZES)
     assert recorded.calls == len(set(SIZES))
+    assert ("by Python" in caplog.text) == bool(layers)
 
 
 def test_what_depends_on_a_value_is_called_each_time_and_said_once(

@@ -87,14 +87,20 @@ class _Recorder(TorchDispatchMode):
         return results
 
     def program(self, inputs: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], object]:
-        """The operations as a function of inputs, by TorchScript: free of Python and its lock."""
+        """The operations as a function of inputs, by TorchScript: free of Python and its lock.
+
+        Where that does not know an operation, such as a convolution's backward pass, by Python.
+        """
         self._graph.output(next(iter(self._graph.nodes)))  # It wants a result.
         held = self._held
         # Tracing does what it traces, so not to the tensors themselves.
         copies = tuple(tensor.clone() for tensor in (*inputs, *held))
-        with torch.no_grad(), _ONE_AT_A_TIME:
-            operations = GraphModule({}, self._graph).forward
-            run: Any = torch.jit.trace(operations, copies, check_trace=False)
+        run: Any = GraphModule({}, self._graph).forward
+        try:
+            with torch.no_grad(), _ONE_AT_A_TIME:
+                run = torch.jit.trace(run, copies, check_trace=False)
+        except RuntimeError as error:
+            logger.info("updates are repeated by Python: %s", error)
 
         def repeat(inputs: Sequence[torch.Tensor]) -> None:
             with torch.no_grad():
