@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.jit._fuser import optimized_execution
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -103,7 +104,8 @@ class _Recorder(TorchDispatchMode):
             logger.info("updates are repeated by Python: %s", error)
 
         def repeat(inputs: Sequence[torch.Tensor]) -> None:
-            with torch.no_grad():
+            # What it takes for optimal rounds otherwise: a resumed run would be another one.
+            with torch.no_grad(), optimized_execution(False):
                 run(*inputs, *held)
 
         return repeat
