@@ -40,7 +40,7 @@ def test_a_slider_steers_the_robots_until_the_task_does_again(tmp_path: Path) ->
     def look() -> None:
         with browse(f"http://localhost:{port}", tmp_path) as page:
             by_hand = ("By hand", "[type=checkbox]")
-            until(lambda: "By hand" in page.value("document.body.innerText"))
+            until(lambda: page.value('document.body?.innerText.includes("By hand")'))
             assert not page.of(*by_hand, "control.checked")
             # A person presses on the track, three quarters of the way to its end.
             slider = ("forward", "[role=slider]")
