@@ -1,8 +1,12 @@
 """How flags are read where tyro's own way is not enough."""
 
+import importlib
 import os
+import sys
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import tyro
@@ -11,8 +15,25 @@ from mjfleet.config.train import NumEnvs
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import GpuRequest
 
-# tyro checks defaults by typeguard, which would first look for plug-ins in all installed packages.
-os.environ.setdefault("TYPEGUARD_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+def _import_typeguard() -> None:
+    """Import what tyro checks defaults by, without what that takes longest for.
+
+    It would look for plug-ins in all installed packages; and to let mocks pass it imports their
+    class, and with it asyncio.
+    """
+    os.environ.setdefault("TYPEGUARD_DISABLE_PLUGIN_AUTOLOAD", "1")
+    mocks = "unittest.mock"
+    if mocks in sys.modules:
+        return
+    sys.modules[mocks] = stand_in = ModuleType(mocks)
+    vars(stand_in).update(Mock=type("Mock", (), {}), patch=None)
+    with suppress(ImportError):  # Another version may want more; tyro then imports it as it is.
+        importlib.import_module("typeguard")
+    del sys.modules[mocks]
+
+
+_import_typeguard()
 
 STYLE = (tyro.conf.AvoidSubcommands,)
 PARSERS = tyro.constructors.ConstructorRegistry()

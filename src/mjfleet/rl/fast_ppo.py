@@ -31,7 +31,8 @@ class FastPPO(FlatPPO):
       all epochs share.
     - Losses, KL divergence and learning rate stay on the device until an update ends.
     - All gradients are views of one buffer, also with one rank: clipping takes a few operations.
-    - CPU threads share the networks and the samples of a minibatch, see Learners.
+    - CPU threads share the networks and the samples of a minibatch, see Learners, and repeat what
+      was recorded once, see Recorded.
     """
 
     @staticmethod
