@@ -1,10 +1,12 @@
 """How flags are read where tyro's own way is not enough."""
 
+import ast
 import importlib
 import os
 import sys
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -34,6 +36,20 @@ def _import_typeguard() -> None:
 
 
 _import_typeguard()
+
+
+@contextmanager
+def parsing_once() -> Iterator[None]:
+    """Have the standard library parse a source file once, and not for each class in it of whose
+    documentation tyro makes help."""
+    module: Any = ast
+    parse = module.parse
+    module.parse = cache(parse)
+    try:
+        yield
+    finally:
+        module.parse = parse
+
 
 STYLE = (tyro.conf.AvoidSubcommands,)
 PARSERS = tyro.constructors.ConstructorRegistry()

@@ -10,7 +10,7 @@ from typing import Any
 
 import tyro
 
-from mjfleet.cli.arguments import PARSERS, STYLE, need_extra, peek
+from mjfleet.cli.arguments import PARSERS, STYLE, need_extra, parsing_once, peek
 from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.launch.config_file import read_config
@@ -100,15 +100,16 @@ def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> Tr
     except UserError as error:
         source = f"--config {file}" if (file := peek(flags, "--config")) else "its config.yaml"
         raise UserError(f"{source}: {error}") from None
-    config = tyro.cli(
-        TrainConfig,
-        default=default,
-        args=flags,
-        prog=f"train {found.name}",
-        description=found.task.summary,
-        config=STYLE,
-        registry=PARSERS,
-    )
+    with parsing_once():
+        config = tyro.cli(
+            TrainConfig,
+            default=default,
+            args=flags,
+            prog=f"train {found.name}",
+            description=found.task.summary,
+            config=STYLE,
+            registry=PARSERS,
+        )
     if peek(flags, "--env.num-envs") is not None:
         if peek(flags, "--total-envs") is not None:
             raise UserError(
