@@ -1,7 +1,6 @@
 """Gradients of PPO's loss for a minibatch, by several CPU threads. Runs in a worker."""
 
 import copy
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,8 +17,6 @@ from mjfleet.rl.recorded import Recorded
 CACHED = 2**18
 """How many activations of a layer stay in a CPU's cache: networks see so many at a time, or up to
 twice as many."""
-SWITCH_SECONDS = 5e-5
-"""How long a thread that wants Python's interpreter lets another one keep it: 5 ms by default."""
 
 
 class Samples(NamedTuple):
@@ -121,7 +118,6 @@ class Learners:
                     parameter.grad = gradients[place : place + view.numel()].view_as(view)
             self._learners.append(self._learner(actor, critic, gradients))
         if num_threads > 1:
-            sys.setswitchinterval(SWITCH_SECONDS)
             # This thread is one of them. Each is one to torch, whose number is a thread's own.
             others = 2 * len(self._learners) - 1
             self._threads = ThreadPoolExecutor(
