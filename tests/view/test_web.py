@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 from mjfleet.view.web import show_in_browser
 
@@ -79,7 +80,7 @@ def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
 class Page:
     """A page in a browser, by the protocol of its developer tools."""
 
-    def __init__(self, connection: ClientConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection, self._calls = connection, 0
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
