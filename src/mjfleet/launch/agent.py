@@ -28,11 +28,13 @@ import signal
 signal.signal(signal.SIGINT, lambda number, frame: None)
 for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, signal.SIG_IGN)
+from mjfleet.worker.lean import importing
 from mjfleet.worker.stop import PARENT_VARIABLE, die_with_parent
 die_with_parent()
 import os, runpy, shlex, sys
 os.environ[PARENT_VARIABLE] = str(os.getpid())
-import torchrunx.agent
+with importing():
+    import torchrunx.agent
 arguments = shlex.split(sys.stdin.readline())
 if arguments:
     sys.argv[1:] = arguments

@@ -31,6 +31,7 @@ from mjfleet.launch.remembered import digests
 from mjfleet.report.record import stack_versions
 from mjfleet.worker.failure import FailedError
 from mjfleet.worker.job import LOOPBACK_ALONE, Job, Part
+from mjfleet.worker.lean import importing
 from mjfleet.worker.stop import StopRequest
 
 CONNECT_SECONDS = 5.0
@@ -194,7 +195,8 @@ class Deputy:
         logs = map(Path, (*job.log_files, own_log or os.devnull))
         tails = Tails(self._link, self._folder, [p for p in logs if self._folder in p.parents])
         with Agent(job.threads) as self._agent:
-            from mjfleet.launch.fleet import run_fleet
+            with importing():
+                from mjfleet.launch.fleet import run_fleet
 
             job = replace(job, scratch=self._agent.scratch)
             with _Crew(job, self._link, tails) as crew:

@@ -19,6 +19,7 @@ from mjfleet.tell import tell
 from mjfleet.worker.failure import FailedError
 from mjfleet.worker.here import run_here
 from mjfleet.worker.job import Job, Outcome
+from mjfleet.worker.lean import importing
 from mjfleet.worker.stop import Stopped, StopRequest
 
 
@@ -103,7 +104,8 @@ def _run_fleet(plan: LaunchPlan, job: Job, stop: StopRequest) -> Outcome:
     """Run the job in several workers on this host."""
     log_files = [worker.log_file for worker in plan.workers]
     with Agent(plan.threads) as agent, Relay(log_files[0]) as relay:
-        from mjfleet.launch.fleet import run_fleet
+        with importing():
+            from mjfleet.launch.fleet import run_fleet
 
         job = replace(
             job,

@@ -15,7 +15,7 @@ from rich.text import Text
 from mjfleet.rl.metrics import IterationMetrics
 
 REFRESH_SECONDS = 0.2
-SHARE = 0.005
+SHARE = 0.002
 """Of a run's time: what drawing takes, which training waits for."""
 SPARKS = "▁▂▃▄▅▆▇█"
 BARS = 40

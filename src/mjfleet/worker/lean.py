@@ -3,12 +3,14 @@
 Importing this imports nothing heavy.
 """
 
+import atexit
 import ctypes
 import gc
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -29,6 +31,21 @@ def prepare() -> None:
     _keep_freed_memory()
     _postpone_compiler()
     _import_rsl_rl_without_wandb()
+    atexit.register(gc.freeze)  # See mjfleet.cli; workers have not imported that.
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import torch in this block: what stays is not looked through for garbage again and again.
+
+    That would take a fifth of the time, and later as much of each complete collection.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _keep_freed_memory() -> None:
@@ -119,12 +136,8 @@ def _import_rsl_rl_without_wandb() -> None:
     if "wandb" in sys.modules or "rsl_rl" in sys.modules:
         return
     sys.modules["wandb"] = None  # pyright: ignore[reportArgumentType]  # Python's way to say no.
-    # It imports torch, hundreds of thousands of objects that stay: to look through them for garbage
-    # again and again would take a fifth of the time.
-    gc.disable()
     try:
-        importlib.import_module("rsl_rl.utils")
+        with importing():
+            importlib.import_module("rsl_rl.utils")
     finally:
-        gc.freeze()
-        gc.enable()
         del sys.modules["wandb"]
