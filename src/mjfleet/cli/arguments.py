@@ -1,6 +1,7 @@
 """How flags are read where tyro's own way is not enough."""
 
 import ast
+import gc
 import importlib
 import os
 import sys
@@ -36,6 +37,8 @@ def _import_typeguard() -> None:
 
 
 _import_typeguard()
+# What has been imported stays: it is not searched for garbage, as it would be when help ends.
+gc.freeze()
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 Importing this imports nothing heavy.
 """
 
-import atexit
 import ctypes
 import gc
 import importlib
@@ -31,14 +30,13 @@ def prepare() -> None:
     _keep_freed_memory()
     _postpone_compiler()
     _import_rsl_rl_without_wandb()
-    atexit.register(gc.freeze)  # See mjfleet.cli; workers have not imported that.
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import torch in this block: what stays is not looked through for garbage again and again.
+    """Import torch in this block: what stays is not searched for garbage again and again.
 
-    That would take a fifth of the time, and later as much of each complete collection.
+    That would take a sixth of the time, and more when the process ends.
     """
     gc.disable()
     try:
