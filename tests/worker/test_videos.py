@@ -1,13 +1,17 @@
 """Videos of a run: files that can be read, and training that does not depend on them."""
 
+import os
+import time
+from contextlib import closing
 from pathlib import Path
 
 import mujoco
 import numpy as np
+import psutil
 
 from mjfleet.report.recording import Recording
 from mjfleet.report.video import returns_so_far
-from mjfleet.worker.rendering import draw
+from mjfleet.worker.rendering import LOOK_SECONDS, Rendering, draw
 
 from ..conftest import TESTS, Run, needs_drawing, only_run, read_video, rows
 
@@ -43,8 +47,8 @@ def test_training_ends_well_where_nothing_can_be_drawn(run: Run, tmp_path: Path)
     assert not (only_run(tmp_path) / "videos").exists()
 
 
-@needs_drawing
-def test_a_free_body_is_followed_and_arrows_are_drawn(tmp_path: Path) -> None:
+def box() -> Recording:
+    """A box that is at rest, then has an arrow, then is far away."""
     model = mujoco.MjModel.from_xml_path(str(TESTS / "models/box.xml"))
     binary = np.empty(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, binary)
@@ -52,20 +56,40 @@ def test_a_free_body_is_followed_and_arrows_are_drawn(tmp_path: Path) -> None:
     qpos[2, 0, :2] = 50.0
     arrow = np.zeros((3, 1, 2, 3))
     arrow[1, 0] = [[0.0, 0.0, 0.2], [0.1, 0.0, 0.0]]
-    recording = Recording(
+    return Recording(
         title="box",
         step_dt=0.1,
         model=binary,
         steps={"time": np.zeros((3, 1)), "reward": np.zeros((3, 1)), "qpos": qpos,
                "arrow/command": arrow},
     )  # fmt: skip
-    draw(recording, tmp_path / "box.mp4")
+
+
+@needs_drawing
+def test_a_free_body_is_followed_and_arrows_are_drawn(tmp_path: Path) -> None:
+    draw(box(), tmp_path / "box.mp4")
     assert [path.name for path in tmp_path.iterdir()] == ["box.mp4"]
     first, pointed, moved = read_video(tmp_path / "box.mp4")
     assert change(first, pointed) > 0.03
     middle = slice(180, 300), slice(200, 440)  # All of it is the box.
     assert first[middle].min() > 20
     assert change(first[middle], moved[middle]) < 2
+
+
+@needs_drawing
+def test_drawing_takes_what_training_leaves_and_no_signals_of_its_terminal(tmp_path: Path) -> None:
+    with closing(Rendering(box(), tmp_path / "box.mp4", idle=True)) as rendering:
+        children = psutil.Process().children()
+        (drawing,) = (c for c in children if "mjfleet.worker.rendering" in c.cmdline())
+        while os.sched_getscheduler(drawing.pid) != os.SCHED_IDLE:
+            time.sleep(0.01)
+        # Linux shares the processor among sessions first.
+        assert os.getsid(drawing.pid) == os.getsid(0)
+        assert os.getpgid(drawing.pid) != os.getpgrp()
+        while not rendering.is_done():
+            rendering.hurry()
+            time.sleep(LOOK_SECONDS)
+    assert len(read_video(tmp_path / "box.mp4")) == 3
 
 
 def test_a_return_is_known_from_the_beginning_of_an_episode() -> None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +62,9 @@ class Rendering:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # Ctrl-C is for who has started it.
+                # Ctrl-C is for who has started it. A session of its own would do, but Linux gives
+                # each as much as all of training: autogroups, see sched(7).
+                process_group=0,
                 env=os.environ | {PARENT_VARIABLE: str(os.getpid())},
             )
 
@@ -114,9 +116,6 @@ def main(arguments: Sequence[str]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCONT])
     if idle == "1":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        # A session of its own is a group of its own, which would get as much as all of training.
-        with suppress(OSError):  # A kernel without CONFIG_SCHED_AUTOGROUP: see sched(7).
-            Path("/proc/self/autogroup").write_text("19")
     os.environ["MUJOCO_GL"] = kind
     try:
         from mujoco.rendering.classic.gl_context import GLContext
