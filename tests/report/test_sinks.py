@@ -366,6 +366,20 @@ def test_a_sink_that_hangs_keeps_a_run_from_ending_for_a_limited_time(
     assert "metrics.csv" in warning
 
 
+def test_a_checkpoint_waits_for_the_rows_before_it_but_not_for_ever(
+    tmp_path: Path, hanging: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Sinks(tmp_path, FILES, {}) as every:
+        every.write(ROWS[0])
+        monkeypatch.setattr(sinks, "SETTLE_SECONDS", 0.1)
+        every.settle()  # The file's thread waits for an answer.
+        hanging()
+        monkeypatch.undo()
+        every.write(ROWS[1])
+        every.settle()
+        assert len(read_csv(tmp_path)) == 2
+
+
 @pytest.fixture(params=["refuses", "never answers"])
 def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where W&B's server should be; the system accepts connections that nobody ever reads."""

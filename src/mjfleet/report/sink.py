@@ -69,6 +69,13 @@ class SinkThread:
         else:
             self._dropped += 1
 
+    def settle(self, seconds: float) -> None:
+        """Wait until the sink has done all that it was given, but no longer than that."""
+        if not self._is_given_up and self._queue.qsize() < QUEUE_SIZE:
+            done = Event()
+            self._queue.put(lambda sink: done.set())
+            done.wait(seconds)
+
     def finish(self, has_failed: bool) -> None:
         """Have the sink close after all that it was given."""
         self._has_failed = has_failed

@@ -1,7 +1,8 @@
 """Where metrics, videos and checkpoints go besides the terminal and the run directory's own files.
 
 Rank 0 runs this between two iterations, while the other ranks wait: it hands over what there is,
-and whatever goes wrong is worth one warning, and neither an exception nor a pause.
+and whatever goes wrong is worth one warning, and neither an exception nor a pause. Only a checkpoint
+waits, for a moment, for metrics.csv.
 """
 
 import time
@@ -17,6 +18,8 @@ from mjfleet.report.wandb_sink import WandbSink
 
 CLOSE_SECONDS = 30.0
 """How long all sinks together may take to store the rest at the end of a run."""
+SETTLE_SECONDS = 1.0
+"""How long a checkpoint may wait for the rows of the iterations that it holds."""
 FAILED_SECONDS = 3.0
 """The same where the run has failed, and somebody waits to be told why."""
 
@@ -54,6 +57,13 @@ class Sinks:
         row = dict(row)
         for thread in self._threads:
             thread.put(lambda sink: sink.write(row))
+
+    def settle(self) -> None:
+        """Wait until metrics.csv has all rows, but not for long.
+
+        A run that is killed goes on from its newest checkpoint, whose rows do not come again.
+        """
+        self._threads[0].settle(SETTLE_SECONDS)
 
     def video(self, path: Path, iteration: int) -> None:
         """Hand a finished MP4 file of the policy after an iteration to sinks that take videos.

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,15 @@ class Saver:
         if (folder / BEST).exists():
             self._remember_best(folder / BEST)
 
-    def save(self, is_last: bool) -> list[Path]:
+    def save(self, is_last: bool, before: Callable[[], object] = lambda: None) -> list[Path]:
         """Write the checkpoints that are due, of all ranks, on all of them at the same time.
 
         One is due every `agent.save_interval` iterations and at the end; BEST where the policy has
         just been evaluated better than ever.
+
+        Args:
+            is_last: no iteration follows.
+            before: called before this rank writes.
 
         Returns:
             The files that this rank has written.
@@ -90,6 +94,7 @@ class Saver:
                 ranks = [{"env": self._env_state.counters()}] if first else None
             if ranks is None:
                 return []
+            before()
             state = self._state(ranks)
             paths = [self._folder / name for name in names]
             for attempt in range(ATTEMPTS if is_last else 1):

@@ -133,7 +133,7 @@ def _train_and_report(
                 videos.iteration(metrics.iteration)
 
         def save(is_last: bool) -> None:
-            for path in saver.save(is_last):
+            for path in saver.save(is_last, before=sinks.settle):
                 sinks.checkpoint(path, runner.current_learning_iteration)
 
         try:
