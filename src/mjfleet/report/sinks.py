@@ -1,8 +1,8 @@
 """Where metrics, videos and checkpoints go besides the terminal and the run directory's own files.
 
 Rank 0 runs this between two iterations, while the other ranks wait: it hands over what there is,
-and whatever goes wrong is worth one warning, and neither an exception nor a pause. Only a checkpoint
-waits, for a moment, for metrics.csv.
+and whatever goes wrong is worth one warning, and neither an exception nor a pause. A checkpoint
+alone waits, for a moment, for metrics.csv.
 """
 
 import time
