@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -435,3 +436,21 @@ def test_the_process_exits_while_wandb_still_waits_for_its_server(tmp_path: Path
     assert len(result.stderr.splitlines()) == 1
     assert "W&B" in result.stderr
     assert len(read_csv(tmp_path)) == 1
+
+
+def test_processes_and_threads_may_end_while_wandbs_own_is_looked_for() -> None:
+    ended = Event()
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            with subprocess.Popen(["true"]):
+                Thread(target=ended.wait, args=(0.0005,)).start()
+
+    busy = Thread(target=come_and_go)
+    busy.start()
+    try:
+        for _ in range(1000):
+            wandb_sink._end_service()
+    finally:
+        ended.set()
+        busy.join()

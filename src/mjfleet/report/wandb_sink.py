@@ -150,7 +150,12 @@ def _end_service() -> None:
 
     It is a child of this process; what it was given by now is in the run directory.
     """
+    has_ended = FileNotFoundError, ProcessLookupError  # A thread or process, while we look.
+    pids: list[str] = []
     for children in Path("/proc/self/task").glob("*/children"):
-        for pid in children.read_text().split():
+        with suppress(*has_ended):
+            pids += children.read_text().split()
+    for pid in pids:
+        with suppress(*has_ended):
             if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
                 os.kill(int(pid), signal.SIGKILL)
