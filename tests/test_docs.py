@@ -1,8 +1,10 @@
 """The documentation does what it says: its commands run, its code works, its flags exist."""
 
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,22 +17,27 @@ import pytest
 from mjfleet.cli.train import train
 from mjfleet.env.check import check, disagreements
 from mjfleet.errors import UserError
-from mjfleet.registry import discover
+from mjfleet.registry import FoundTask, discover
 from mjfleet.sim import make_simulation
 
 from .conftest import REPOSITORY, Run
 
+README = (REPOSITORY / "README.md").read_text()
 GUIDE = (REPOSITORY / "docs/tasks.md").read_text()
+PAGES = [
+    *REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"),
+    *(REPOSITORY / "tasks").glob("*/*.md"),
+]  # fmt: skip
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 MIGRATION = (REPOSITORY / "docs/migrate.md").read_text()
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z](?!\.\*|[a-z-])")
 OTHERS = {
-    "--compile-bytecode", "--cpus-per-task", "--extra", "--figures", "--gpus-per-task", "--help",
+    "--check", "--compile-bytecode", "--cpus-per-task", "--extra", "--figures", "--gpus-per-task", "--help",
     "--kills", "--log-dir", "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes",
     "--no-install-recommends", "--node-rank", "--nodes",
     "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--open-mode", "--output", "--requeue",
     "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--shm-size", "--shutdown-timeout",
-    "--signal", "--time", "--ulimit",
+    "--signal", "--time", "--ulimit", "--wheel",
 }  # fmt: skip
 """Flags of other programs, and of every program."""
 
@@ -80,16 +87,21 @@ def test_the_pieces_of_the_guide_are_tasks_without_mistakes(run: Run, tmp_path: 
     pieces = re.findall(r"^class (\w+)\(ReacherEnv\):", GUIDE, flags=re.MULTILINE)
     assert len(pieces) == 6
     for piece in pieces:
-        env_class: Any = found.load(f"env:{piece}")
-        cfg = replace(found.task.env, num_envs=32)
-        model = env_class.make_model(cfg)
-        seen = []
-        for engine in ("native", "warp"):
-            env = env_class(cfg, make_simulation(engine, model, 32), seed=1)
-            signals, mistakes = check(env, found.task.agent)
-            assert not mistakes, (piece, engine)
-            seen.append(signals)
-        assert not list(disagreements(*seen)), piece
+        assert_no_mistakes(found, f"env:{piece}")
+
+
+def assert_no_mistakes(found: FoundTask, env_class: str) -> None:
+    """Step a task on both engines, which have to agree."""
+    kind: Any = found.load(env_class)
+    cfg = replace(found.task.env, num_envs=32)
+    model = kind.make_model(cfg)
+    seen = []
+    for engine in ("native", "warp"):
+        env = kind(cfg, make_simulation(engine, model, 32), seed=1)
+        signals, mistakes = check(env, found.task.agent)
+        assert not mistakes, (env_class, engine)
+        seen.append(signals)
+    assert not list(disagreements(*seen)), env_class
 
 
 def commands_here(page: str) -> list[str]:
@@ -150,8 +162,11 @@ def follow_guide(folder: Path, type_in: Callable[[str], None]) -> None:
                 env.write(f"\n{text}")
 
 
-def test_every_flag_in_the_documentation_exists(run: Run) -> None:
-    known = set(FLAG.findall(run("train", "cartpole-balance", "--help").stdout)) | OTHERS
+def test_every_flag_in_the_documentation_exists(run: Run, tmp_path: Path) -> None:
+    options = {"rnd_cfg": {}, "symmetry_cfg": {"data_augmentation_func": "env:mirror"}}
+    (tmp_path / "all.yaml").write_text(json.dumps({"agent": {"algorithm": options}}))
+    shown = run("train", "cartpole-balance", "--config", "all.yaml", "--help").stdout
+    known = set(FLAG.findall(shown)) | OTHERS
     known |= set(re.findall(r"--env[.][a-z]+", GUIDE)) & {"--env.payload"}  # A field of its task.
     known |= set(FLAG.findall(run("main", "doctor", "--help").stdout))
     known |= set(FLAG.findall(run("play", "cartpole-balance", "--help").stdout))
@@ -160,9 +175,8 @@ def test_every_flag_in_the_documentation_exists(run: Run) -> None:
     benchmarks = ["throughput", "scaling", "exchange", "startup", "learning", "report"]
     for what in [*benchmarks, "peer mjlab"]:
         known |= set(FLAG.findall(run("main", "bench", *what.split(), "--help").stdout))
-    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
-    assert len(pages) > 3
-    for page in pages:
+    assert len(PAGES) > 10
+    for page in PAGES:
         text = page.read_text()
         if text == MIGRATION:  # Other programs' flags are beside ours.
             text = "\n".join(commands_here(text))
@@ -171,6 +185,39 @@ def test_every_flag_in_the_documentation_exists(run: Run) -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in (REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), (page, target)
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", page.read_text()):
+            other = page.parent / target if target else page
+            assert other.exists(), (page, target)
+            assert not anchor or anchor in anchors(other), (page, target, anchor)
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives the headings of a page."""
+    text = re.sub("^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (REPOSITORY / "docs/index.md").read_text()
+    for page in (REPOSITORY / "docs").glob("*.md"):
+        assert page.name == "index.md" or f"({page.name})" in index, page
+
+
+def test_the_reference_of_flags_is_that_of_the_dataclasses() -> None:
+    """Rewrite it by `uv run python docs/generate_configuration.py`."""
+    command = [sys.executable, REPOSITORY / "docs/generate_configuration.py", "--check"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_task_of_the_readme_has_no_mistakes(tmp_path: Path) -> None:
+    env, config = (text for language, text in BLOCK.findall(README) if language == "python")
+    folder = tmp_path / "upright"
+    folder.mkdir()
+    (folder / "env.py").write_text(env)
+    (folder / "config.py").write_text(config)
+    shutil.copy(REPOSITORY / "tasks/cartpole/cartpole.xml", folder / "model.xml")
+    found = discover({}, str(tmp_path)).tasks["upright"]
+    assert_no_mistakes(found, found.task.env_class)

@@ -1,0 +1,141 @@
+"""Write the reference of flags in docs/configuration.md from the configuration dataclasses.
+
+    uv run python docs/generate_configuration.py            rewrite the reference
+    uv run python docs/generate_configuration.py --check    exit code 1 if it is out of date
+
+A flag's text is the string below its field, the same that `train <task> --help` prints.
+"""
+
+import ast
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from mjfleet.config import AgentConfig, EnvConfig, LaunchConfig
+
+PAGE = Path(__file__).with_name("configuration.md")
+BEGIN = (
+    "<!-- Written by docs/generate_configuration.py from src/mjfleet/config: edit it there. -->\n"
+)
+END = "<!-- End of the generated reference. -->\n"
+TYPES = {int: "integer", float: "number", str: "text", type(None): "`None`"}
+
+
+def main() -> int:
+    """Rewrite the page, or with --check compare it; returns the exit code."""
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    after = rest.partition(END)[2]
+    expected = "".join((before, BEGIN, "\n", *sections(), END, after))
+    if page == expected:
+        return 0
+    if "--check" in sys.argv:
+        print(f"{PAGE.name} is out of date: run `uv run python docs/{Path(__file__).name}`.")
+        return 1
+    PAGE.write_text(expected)
+    return 0
+
+
+def sections() -> Iterator[str]:
+    """Yield a heading and a table for each group of flags."""
+    yield from section(LaunchConfig, "")
+    yield from section(EnvConfig, "env.")
+    yield from section(AgentConfig, "agent.")
+
+
+def section(group: type[Any], prefix: str, remark: str = "") -> Iterator[str]:
+    """Yield the table of one dataclass, then those of the dataclasses nested in it."""
+    title = f"`--{flag_name(prefix)}*`" if prefix else "Flags that every task shares"
+    yield f"### {title}\n\n{one_line(f'{group.__doc__} {remark}')}\n\n"
+    yield "| flag | value | default | meaning |\n|---|---|---|---|\n"
+    docs, hints = field_docs(group), get_type_hints(group)
+    nested: list[tuple[type[Any], str, str]] = []
+    for field in fields(group):
+        hint, name, doc = hints[field.name], prefix + field.name + ".", docs[field.name]
+        optional = [option for option in get_args(hint) if is_group(option)]
+        if is_group(hint):
+            nested.append((hint, name, ""))
+        elif optional:
+            nested.append((optional[0], name, doc))
+        else:
+            cells = (flags(prefix, field, hint), values(hint), default(field))
+            yield "| " + " | ".join((*cells, doc.replace("|", "\\|"))) + " |\n"
+    yield "\n"
+    for inner in nested:
+        yield from section(*inner)
+
+
+def is_group(kind: Any) -> bool:
+    """Return whether a type is a nested configuration, whose fields are flags of their own."""
+    return isinstance(kind, type) and is_dataclass(kind)
+
+
+def flag_name(name: str) -> str:
+    """Return `env.num_envs` as it is typed: `env.num-envs`."""
+    return name.replace("_", "-")
+
+
+def flags(prefix: str, field: Field[Any], hint: Any) -> str:
+    """Return a field's flag; of a bool, the one that switches it on and the one that does not."""
+    prefixes = ("", "no-") if hint is bool else ("",)
+    return ", ".join(f"`--{flag_name(prefix + no + field.name)}`" for no in prefixes)
+
+
+def values(hint: Any) -> str:
+    """Return what a flag of this type takes, in words."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is bool:
+        return ""
+    if origin is Literal:
+        return " or ".join(f"`{choice}`" for choice in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join(values(option) for option in arguments)
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return " ".join(values(argument) for argument in arguments)
+    if origin in (list, tuple):
+        return f"{values(arguments[0])} ..."
+    return TYPES[hint]
+
+
+def default(field: Field[Any]) -> str:
+    """Return a field's default as it would be typed."""
+    if field.default is not MISSING:
+        value = field.default
+    elif field.default_factory is not MISSING:
+        value = field.default_factory()
+    else:
+        return ""
+    words = value if isinstance(value, (tuple, list)) else [value]
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"`{' '.join(str(word) for word in words)}`" if words and value != "" else "none"
+
+
+def field_docs(group: type[Any]) -> dict[str, str]:
+    """Return the string that follows each field in the source of a dataclass and its bases."""
+    found = {}
+    for owner in reversed(group.__mro__[:-1]):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        assert isinstance(body, ast.ClassDef)
+        for field, text in zip(body.body, body.body[1:], strict=False):
+            match field, text:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(doc))),
+                ):
+                    found[name] = one_line(doc)
+    return found
+
+
+def one_line(text: str) -> str:
+    """Return a text without line breaks, which end a table's row."""
+    return " ".join(text.split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
