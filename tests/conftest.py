@@ -21,6 +21,14 @@ REPOSITORY = TESTS.parent
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+MODULES = {
+    "train": "mjfleet.cli.train",
+    "mjfleet": "mjfleet.cli.dispatcher",
+    "play": "mjfleet.tools.play.command",
+}
+"""The module behind each command."""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def temporary_files() -> Iterator[None]:
     """A folder of their own for temporary files: workers of xdist and killed processes leave some.
@@ -48,7 +56,7 @@ def warm(temporary_files: None) -> Iterator["subprocess.Popen[str]"]:
 
 @pytest.fixture
 def run(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
-    """Run `python -m mjfleet.cli.<module>` in an empty folder, without this process's settings."""
+    """Run a command, one of MODULES, in an empty folder, without this process's settings."""
 
     def run_module(
         module: str, *arguments: str, prelude: str = "", **environ: str
@@ -57,7 +65,7 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
         inherited = {k: v for k, v in os.environ.items() if k not in dropped}
         if not prelude and not environ:
             return run_warm(request.getfixturevalue("warm"), module, arguments, inherited, tmp_path)
-        script = f"{prelude}\nimport sys\nfrom mjfleet.cli.{module} import main\nmain()"
+        script = f"{prelude}\nimport sys\nfrom {MODULES[module]} import main\nmain()"
         return subprocess.run(
             [sys.executable, "-c", script, *arguments],
             check=False,
@@ -81,7 +89,7 @@ def run_warm(
     """The same, of a process that has its imports behind it."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        request = {"module": f"mjfleet.cli.{module}", "arguments": arguments, "cwd": str(cwd),
+        request = {"module": MODULES[module], "arguments": arguments, "cwd": str(cwd),
                    "environ": environ, "out": str(out), "err": str(err)}  # fmt: skip
         assert warm.stdin
         assert warm.stdout

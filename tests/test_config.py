@@ -22,14 +22,14 @@ from mjfleet.config import (
     SymmetryConfig,
     TrainConfig,
     WandbConfig,
-    agent,
+    agent_config,
     from_dict,
     to_dict,
-    train,
+    train_config,
 )
 from mjfleet.errors import UserError
-from mjfleet.launch.config_file import read_config, write_config
 from mjfleet.registry import discover
+from mjfleet.runs.config_yaml import read_config, write_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,9 @@ def test_ppo_has_every_parameter_of_rsl_rl() -> None:
 
 
 def test_every_field_is_documented_where_it_is_declared() -> None:
-    modules = [agent, train] + [Path(str(f.folder)) for f in discover({}).tasks.values()]
+    modules = [agent_config, train_config] + [
+        Path(str(f.folder)) for f in discover({}).tasks.values()
+    ]
     undocumented, documented = [], 0
     for module in modules:
         file = module / "config.py" if isinstance(module, Path) else Path(str(module.__file__))

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from mjfleet.cli.train import train
-from mjfleet.env.check import check, disagreements
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, discover
 from mjfleet.sim import make_simulation
+from mjfleet.tools.check_task.task_checks import check, disagreements
 
 from .conftest import REPOSITORY, Run
 
@@ -45,7 +45,7 @@ OTHERS = {
 def test_the_guide_shows_what_new_task_writes(run: Run, tmp_path: Path) -> None:
     whole = [text for language, text in BLOCK.findall(GUIDE) if is_file(language, text)]
     shown = dict(zip(("model.xml", "config.py", "env.py"), whole, strict=True))
-    assert run("main", "new-task", "reacher").returncode == 0
+    assert run("mjfleet", "new-task", "reacher").returncode == 0
     written = {path.name: path.read_text() for path in (tmp_path / "tasks/reacher").iterdir()}
     assert shown == written
 
@@ -80,7 +80,7 @@ def test_every_command_of_the_guide_runs_in_order(tmp_path: Path) -> None:
 def test_the_pieces_of_the_guide_are_tasks_without_mistakes(run: Run, tmp_path: Path) -> None:
     def only_make_it(command: str) -> None:
         if "new-task" in command:
-            assert run("main", *command.split()[1:]).returncode == 0
+            assert run("mjfleet", *command.split()[1:]).returncode == 0
 
     follow_guide(tmp_path, only_make_it)
     found = discover({}, str(tmp_path / "tasks")).tasks["reacher"]
@@ -132,7 +132,7 @@ def test_every_command_for_those_who_come_from_elsewhere_runs(
         elif program in ("train", "torchrun"):
             assert train([*shlex.split(typed), "--dry-run"]) == 0, typed
         elif "--viewer" not in typed:
-            done = run("main" if program == "mjfleet" else program, *shlex.split(typed))
+            done = run("mjfleet" if program == "mjfleet" else program, *shlex.split(typed))
             assert done.returncode == 0, (typed, done.stderr)
     assert capsys.readouterr().err == ""
 
@@ -168,13 +168,13 @@ def test_every_flag_in_the_documentation_exists(run: Run, tmp_path: Path) -> Non
     shown = run("train", "cartpole-balance", "--config", "all.yaml", "--help").stdout
     known = set(FLAG.findall(shown)) | OTHERS
     known |= set(re.findall(r"--env[.][a-z]+", GUIDE)) & {"--env.payload"}  # A field of its task.
-    known |= set(FLAG.findall(run("main", "doctor", "--help").stdout))
+    known |= set(FLAG.findall(run("mjfleet", "doctor", "--help").stdout))
     known |= set(FLAG.findall(run("play", "cartpole-balance", "--help").stdout))
     for what in ("plot", "report", "runs", "export"):
-        known |= set(FLAG.findall(run("main", what, "--help").stdout))
+        known |= set(FLAG.findall(run("mjfleet", what, "--help").stdout))
     benchmarks = ["throughput", "scaling", "exchange", "startup", "learning", "report"]
     for what in [*benchmarks, "peer mjlab"]:
-        known |= set(FLAG.findall(run("main", "bench", *what.split(), "--help").stdout))
+        known |= set(FLAG.findall(run("mjfleet", "bench", *what.split(), "--help").stdout))
     assert len(PAGES) > 10
     for page in PAGES:
         text = page.read_text()

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from mjfleet.worker.lean import prepare
+from mjfleet.worker.thread_limits import prepare
 
 
 def next_request() -> dict[str, Any]:
@@ -41,6 +41,6 @@ def become(request: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     prepare()
-    for heavy in ("mujoco.batch", "mjfleet.env", "mjfleet.rl.runner", "mjfleet.sim.warp"):
+    for heavy in ("mujoco.batch", "mjfleet.env", "mjfleet.rl.runner", "mjfleet.sim.warp_engine"):
         importlib.import_module(heavy)
     importlib.import_module(become(next_request())).main()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.config import Task, TrainConfig, from_dict, to_dict
-from mjfleet.config.check import FOLDER_NAME
+from mjfleet.config.validation import FOLDER_NAME
 from mjfleet.errors import UserError
 
 TASKS_VARIABLE = "MJFLEET_TASKS"

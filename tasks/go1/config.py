@@ -11,7 +11,7 @@ from mjfleet.config import (
     PPOConfig,
     Task,
 )
-from mjfleet.config.check import Rule, above, at_least, between, check
+from mjfleet.config.validation import Rule, above, at_least, between, check
 
 RANGE = Rule(lambda v: v[0] <= v[1], "two numbers, the lower one first")
 POSITIVE_RANGE = Rule(lambda v: 0 < v[0] <= v[1], "two numbers above 0, the lower one first")

@@ -23,7 +23,7 @@ def test_throughput_says_where_the_time_goes(run: Run, tmp_path: Path) -> None:
     assert speeds["columns"][-1] == "collecting / Batch.step"
     assert speeds["rows"][0][0] == "16"
     assert times["columns"] == shares["columns"]
-    page = run("main", "bench", "report", prelude=POISON)
+    page = run("mjfleet", "bench", "report", prelude=POISON)
     assert page.returncode == 0
     assert "Throughput of cartpole-balance" in page.stdout
     assert f"- CPU: {data['machine']['CPU']}" in page.stdout
@@ -64,10 +64,10 @@ def test_ranks_exchange_what_training_does(run: Run, tmp_path: Path) -> None:
              "learning", "report"],
 )  # fmt: skip
 def test_help_is_light(run: Run, what: str) -> None:
-    result = run("main", "bench", *what.split(), "--help", prelude=POISON)
+    result = run("mjfleet", "bench", *what.split(), "--help", prelude=POISON)
     assert result.returncode == 0, result.stderr
     assert "--output" in result.stdout
-    assert what in run("main", "bench", "--help", prelude=POISON).stdout
+    assert what in run("mjfleet", "bench", "--help", prelude=POISON).stdout
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_help_is_light(run: Run, what: str) -> None:
 def test_a_mistake_is_one_message(
     run: Run, tmp_path: Path, arguments: list[str], words: list[str]
 ) -> None:
-    result = run("main", "bench", *arguments, prelude=POISON, CUDA_VISIBLE_DEVICES="")
+    result = run("mjfleet", "bench", *arguments, prelude=POISON, CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 2, result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert all(word in result.stderr for word in words), result.stderr

@@ -123,7 +123,7 @@ def test_an_installation_that_fails_is_told_and_leaves_nothing(
         uv.chmod(0o755)
         (programs / "mkdir").symlink_to(shutil.which("mkdir") or "/bin/mkdir")
     result = run(
-        "main", "bench", "peer", "mjlab", "--gpu-ids", "None",
+        "mjfleet", "bench", "peer", "mjlab", "--gpu-ids", "None",
         PATH=str(programs), XDG_CACHE_HOME=str(cache),
     )  # fmt: skip
     assert result.returncode == (1 if there else 2)

@@ -31,7 +31,7 @@ def test_two_workers_are_compared_with_one(run: Run, tmp_path: Path) -> None:
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     scratch = tmp_path / "temporary"
     scratch.mkdir()
-    script = "from mjfleet.cli.main import main; main()"
+    script = "from mjfleet.cli.dispatcher import main; main()"
     command = ["bench", "scaling", "cartpole-balance", "--iterations", "100000", "--workers", "1"]
     with subprocess.Popen(
         [sys.executable, "-c", script, *command, "--gpu-ids", "None"],

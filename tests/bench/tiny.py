@@ -16,7 +16,7 @@ def measured(run: Run, tmp_path: Path, *arguments: str) -> dict[str, Any]:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     result = run(
-        "main", "bench", *arguments, *TINY, TMPDIR=str(temporary), OMP_WAIT_POLICY="PASSIVE"
+        "mjfleet", "bench", *arguments, *TINY, TMPDIR=str(temporary), OMP_WAIT_POLICY="PASSIVE"
     )
     assert result.returncode == 0, result.stderr
     assert not list(temporary.iterdir())

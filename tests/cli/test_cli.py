@@ -53,7 +53,7 @@ def test_help_of_a_task_shows_every_number_with_its_meaning(run: Run) -> None:
 
 
 def test_tasks_are_listed_as_a_table(run: Run) -> None:
-    result = run("main", "tasks", prelude=POISON)
+    result = run("mjfleet", "tasks", prelude=POISON)
     assert result.returncode == 0
     (line,) = [line for line in result.stdout.splitlines() if "cartpole-balance" in line]
     for words in ("Keep a pole upright", "actor 5, critic 5", "1", "tasks/cartpole"):
@@ -61,9 +61,9 @@ def test_tasks_are_listed_as_a_table(run: Run) -> None:
 
 
 def test_commands_are_listed(run: Run) -> None:
-    assert "tasks" in run("main", "--help", prelude=POISON).stdout
-    assert run("main").returncode == 2
-    result = run("main", "trian")
+    assert "tasks" in run("mjfleet", "--help", prelude=POISON).stdout
+    assert run("mjfleet").returncode == 2
+    result = run("mjfleet", "trian")
     assert result.returncode == 2
     assert "Commands: train, play, tasks" in result.stderr
 

@@ -8,9 +8,9 @@ import torch
 
 from mjfleet.config import EnvConfig
 from mjfleet.env import Env
-from mjfleet.env.deployment import describe
 from mjfleet.errors import UserError
 from mjfleet.sim import make_simulation
+from mjfleet.tools.export.robot_metadata import describe
 
 MODEL = """
 <mujoco>

@@ -13,7 +13,7 @@ from matplotlib import image
 from mjfleet.launch import curves
 
 from ..conftest import Run, only_run
-from .fleet import started, wait_for_iteration
+from .workers import started, wait_for_iteration
 
 SHORT = ("--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8")
 ROWS = "iteration,total_steps,global_steps_per_second,mean_reward\n" + "10,50,5,1.5\n" * 2

@@ -16,11 +16,11 @@ import psutil
 import pytest
 import torch
 
-from mjfleet.launch.resume import find_resume
-from mjfleet.launch.run_dir import completed_iterations
+from mjfleet.runs.resume_choice import find_resume
+from mjfleet.runs.run_directory import completed_iterations
 
 from ..conftest import Figure, Run, only_run, rows
-from .fleet import SMALL, TRAIN, started, wait_for_iteration, write_noisy
+from .workers import SMALL, TRAIN, started, wait_for_iteration, write_noisy
 
 TWO = ("--cpu-workers", "2")
 

@@ -16,12 +16,12 @@ import torch
 
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
-from mjfleet.launch.hosts import choose_hosts
-from mjfleet.launch.variables import take_variables, travelling, without_values
+from mjfleet.launch.host_environment import take_variables, travelling, without_values
+from mjfleet.launch.host_starter import choose_hosts
 
 from ..conftest import only_run, rows
-from .fleet import SMALL, TRAIN, saved, wait_for_iteration, write_faulty, write_noisy
 from .network import TOOLS, Network
+from .workers import SMALL, TRAIN, saved, wait_for_iteration, write_faulty, write_noisy
 
 EACH = (*SMALL[:-2], "--cpu-workers", "1", "--cpu-threads", "1")
 TWO = (*EACH, "--hosts", "node1", "node2")

@@ -10,7 +10,7 @@ import pytest
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices
-from mjfleet.launch.plan import Host, LaunchPlan, divide_worlds, make_plan
+from mjfleet.launch.launch_plan import Host, LaunchPlan, divide_worlds, make_plan
 from mjfleet.registry import discover
 
 CPU, GPU = Devices((), ()), Devices((1,), ("3",))

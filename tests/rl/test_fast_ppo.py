@@ -12,9 +12,9 @@ from tensordict import TensorDict
 
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.rl import learners, mlp
+from mjfleet.rl.adapters.rsl_rl_adapter import rsl_rl_config
 from mjfleet.rl.fast_ppo import FastPPO
 from mjfleet.rl.runner import Runner
-from mjfleet.rl.settings import rsl_rl_config
 
 from ..env.test_env import BUNDLED, build_task
 from .test_ranks import weights

@@ -14,18 +14,18 @@ from rsl_rl.algorithms import PPO
 from torch.nn.parallel import DistributedDataParallel
 
 from mjfleet.config import AgentConfig, from_dict
-from mjfleet.env import Env, Share
+from mjfleet.env import Env, EnvShard
+from mjfleet.rl.adapters.rsl_rl_adapter import rsl_rl_config
+from mjfleet.rl.adapters.skrl_adapter import TorchPPO
+from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
 from mjfleet.rl.collectives import Collectives
-from mjfleet.rl.evaluation import Evaluator
+from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.fast_ppo import FastPPO
 from mjfleet.rl.ppo import FlatPPO
 from mjfleet.rl.runner import DivergedError, OutOfStepError, Runner
-from mjfleet.rl.settings import rsl_rl_config
-from mjfleet.rl.skrl import TorchPPO
-from mjfleet.rl.skrl_jax import JaxPPO
 from mjfleet.sim import make_simulation
-from mjfleet.worker.group import Group
-from mjfleet.worker.job import Rank
+from mjfleet.worker.torch_process_group import Group
+from mjfleet.worker.worker_args import Rank
 
 from ..conftest import REPOSITORY
 from ..env.test_env import BUNDLED, build_task
@@ -344,7 +344,7 @@ def test_advantages_and_observations_are_normalised_over_all_ranks(
         assert state["actor.obs_normalizer.count"] == len(seen)
 
 
-def short(share: Share) -> Env[Any]:
+def short(share: EnvShard) -> Env[Any]:
     """Worlds to be evaluated in, with short episodes."""
     env_class = FOUND.load(FOUND.task.env_class)
     cfg = replace(FOUND.task.env, num_envs=share.count)
@@ -360,7 +360,7 @@ def train(ranks: Ranks, folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     # Everything as it should be; episodes of five steps.
-    evaluator = Evaluator(short(Share(3 * ranks.rank, 3 - ranks.rank, 5)), interval=2)
+    evaluator = Evaluator(short(EnvShard(3 * ranks.rank, 3 - ranks.rank, 5)), interval=2)
     runner = ranks.runner(agent(), evaluator)
     runner.env.max_episode_length = 5
     own, rows = [], []
@@ -435,9 +435,9 @@ def test_ranks_know_stop_and_fail_together(found: list[dict[str, Any]]) -> None:
         assert row["mean_reward"] == pytest.approx(sum(s.rewards for s in now) / (2 * 8 * 8))
     # What they reach together is what one would.
     actor = {k.removeprefix("actor."): v for k, v in first.items() if k.startswith("actor.")}
-    alone = Runner(short(Share(0, 5, 5)), agent(), "cpu", 1, FOUND.load)
+    alone = Runner(short(EnvShard(0, 5, 5)), agent(), "cpu", 1, FOUND.load)
     alone.alg.actor.load_state_dict(actor)
-    reached = Evaluator(short(Share(0, 5, 5)), 1).evaluate(alone.alg.actor, lambda: None)
+    reached = Evaluator(short(EnvShard(0, 5, 5)), 1).evaluate(alone.alg.actor, lambda: None)
     assert [row["eval/length"] for row in rows] == [None, 20, 20]
     assert rows[2]["eval/return"] == pytest.approx(reached.returns / 5, rel=1e-4)
     # The ranks do not live through the same episodes.

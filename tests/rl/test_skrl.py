@@ -14,8 +14,8 @@ import torch
 from rsl_rl.algorithms import PPO
 
 from mjfleet.cli.train import guarded, train
-from mjfleet.rl.skrl import TorchPPO
-from mjfleet.rl.skrl_jax import JaxPPO
+from mjfleet.rl.adapters.skrl_adapter import TorchPPO
+from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
 
 from ..conftest import Run, only_run, rows
 from .test_fast_ppo import agent, learn

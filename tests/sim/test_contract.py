@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mjfleet.sim import FIELDS, Simulation, make_simulation
-from mjfleet.sim.base import DERIVED_FIELDS, STATE_FIELDS
+from mjfleet.sim.simulation import DERIVED_FIELDS, STATE_FIELDS
 
 from ..conftest import REPOSITORY, TESTS
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mjfleet.env import Env, Share
+from mjfleet.env import Env, EnvShard
 from mjfleet.registry import discover
 from mjfleet.sim import make_simulation
 
@@ -22,7 +22,7 @@ def build(
     *,
     seed: int = 1,
     parts: dict[str, Any] | None = None,
-    share: Share | None = None,
+    share: EnvShard | None = None,
     **own: Any,
 ) -> Env[Any]:
     """An environment with other numbers; `parts` are those of nested configurations."""
@@ -124,7 +124,7 @@ def test_pushes_come_and_noise_is_the_actors_alone() -> None:
 
 def test_ground_gets_harder_for_who_gets_on_and_easier_for_who_does_not() -> None:
     # An evaluation begins on all tiles.
-    env: Any = build("go1-velocity-rough", 64, share=Share(0, 64, 64))
+    env: Any = build("go1-velocity-rough", 64, share=EnvShard(0, 64, 64))
     before = env.level.clone()
     assert len(set(zip(before.tolist(), env.column.tolist(), strict=True))) == 64
     env.wanted.fill_(10.0)

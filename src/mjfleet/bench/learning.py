@@ -12,7 +12,7 @@ from mjfleet.bench.peers.known import PEERS
 from mjfleet.bench.result import Cell, Result, Spread, Table
 from mjfleet.bench.setup import Setup
 from mjfleet.bench.training import Trained, train_ours
-from mjfleet.report.plots import Line, Panel, draw
+from mjfleet.tools.plot_curves import Line, Panel, draw
 
 LAST = 10
 """Iterations at the end of a run whose mean counts."""

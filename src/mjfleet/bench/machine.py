@@ -8,7 +8,7 @@ from pathlib import Path
 import pynvml
 
 from mjfleet.launch.devices import cpu_name
-from mjfleet.report.record import git_state, stack_versions
+from mjfleet.runs.run_json import git_state, stack_versions
 
 
 def describe_machine() -> dict[str, str]:

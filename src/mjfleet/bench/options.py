@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from mjfleet.config import LaunchConfig
-from mjfleet.config.check import Rule, at_least, check, optional
+from mjfleet.config.validation import Rule, at_least, check, optional
 
 SOME = Rule(lambda v: len(v) > 0 and all(n > 0 for n in v), "one or more positive numbers")
 FOLDER = Rule(lambda v: v.strip() != "", "the name of a folder")

@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mjfleet.worker.lean import prepare
-from mjfleet.worker.stop import PARENT_VARIABLE, die_with_parent
+from mjfleet.worker.stop_signals import PARENT_VARIABLE, die_with_parent
+from mjfleet.worker.thread_limits import prepare
 
 TIMEOUT = 600.0
 """Seconds after which a collective gives up."""
@@ -26,13 +26,13 @@ def find_sizes(job: Mapping[str, Any]) -> dict[str, int]:
     """What a rank of a task sends, found by training it for an iteration and a checkpoint."""
     die_with_parent()
     from mjfleet.config import from_dict
-    from mjfleet.pulse import Pulse
+    from mjfleet.heartbeat import Heartbeat
     from mjfleet.registry import find_task
+    from mjfleet.rl.checkpoint_contents import Checkpointer
     from mjfleet.rl.collectives import Collectives
     from mjfleet.rl.runner import Runner
-    from mjfleet.rl.saver import Saver
-    from mjfleet.worker.job import Job, Rank
-    from mjfleet.worker.life import build_env
+    from mjfleet.worker.worker_args import Rank, WorkerArgs
+    from mjfleet.worker.worker_main import build_env
 
     sizes: dict[str, int] = {}
 
@@ -47,13 +47,13 @@ def find_sizes(job: Mapping[str, Any]) -> dict[str, int]:
             sizes["state"] = len(data)
             return super().gather_bytes(data)
 
-    one = Job(**job)
+    one = WorkerArgs(**job)
     found = find_task(one.task, Path(one.task_folder))
     config = from_dict(found.defaults(), one.config)
-    env = build_env(found, config, one, Rank(), Pulse())
+    env = build_env(found, config, one, Rank(), Heartbeat())
     runner = Runner(env, config.agent, "cpu", 1, found.load, Scales())
-    saver = Saver(runner, found.name, Path(one.run_dir), keep=None)
-    runner.train(lambda metrics: None, lambda: None, saver.save)
+    checkpointer = Checkpointer(runner, found.name, Path(one.run_dir), keep=None)
+    runner.train(lambda metrics: None, lambda: None, checkpointer.save)
     groups = runner.alg.optimizer.param_groups
     # The KL divergence travels with the gradients.
     sizes["gradients"] = 1 + sum(p.numel() for group in groups for p in group["params"])
@@ -70,13 +70,13 @@ def exchange(
     import torch
 
     from mjfleet.rl import collectives
-    from mjfleet.worker.group import process_group
-    from mjfleet.worker.job import Job
+    from mjfleet.worker.torch_process_group import process_group
+    from mjfleet.worker.worker_args import WorkerArgs
 
     # Ranks that share a core keep each other from ending what they are looking at.
     collectives.LOOKING_SECONDS = 0.0
     ranks, medians = request["ranks"], {}
-    job = Job(**request["job"] | {"devices": ("cpu",) * ranks})
+    job = WorkerArgs(**request["job"] | {"devices": ("cpu",) * ranks})
     start = time.perf_counter()
     with process_group(job, job.rank_of(rank), TIMEOUT) as group:
         talk = group.collectives
@@ -104,7 +104,7 @@ def main() -> None:
     """Fork the ranks, wait for them, and print what rank 0 measured as a line of JSON."""
     prepare()
     import mjfleet.rl.runner
-    import mjfleet.worker.group  # noqa: F401  All ranks have imported it then.
+    import mjfleet.worker.torch_process_group  # noqa: F401  All ranks have imported it then.
 
     request = json.loads(sys.argv[1])
     os.environ[PARENT_VARIABLE] = str(os.getpid())

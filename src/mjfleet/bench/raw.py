@@ -6,7 +6,7 @@ import mujoco
 import torch
 
 from mjfleet.sim import Simulation
-from mjfleet.worker.job import Job
+from mjfleet.worker.worker_args import WorkerArgs
 
 Limits = Mapping[str, Callable[[], None]]
 """By name, what takes all worlds `decimation` physics steps further."""
@@ -21,7 +21,7 @@ class RawEngine:
         decimation: physics steps of each call.
     """
 
-    def __init__(self, job: Job, sim: Simulation, decimation: int) -> None:
+    def __init__(self, job: WorkerArgs, sim: Simulation, decimation: int) -> None:
         self._sim = sim
         make = _warp if job.engine == "warp" else _native
         self.limits, self._fields = make(job, sim, decimation)
@@ -34,7 +34,9 @@ class RawEngine:
                     self._fields[name].copy_(value)
 
 
-def _native(job: Job, sim: Simulation, decimation: int) -> tuple[Limits, dict[str, torch.Tensor]]:
+def _native(
+    job: WorkerArgs, sim: Simulation, decimation: int
+) -> tuple[Limits, dict[str, torch.Tensor]]:
     from mujoco.batch import Batch
 
     batch = Batch(sim.model, nsim=sim.num_envs, nthread=job.threads)
@@ -43,7 +45,9 @@ def _native(job: Job, sim: Simulation, decimation: int) -> tuple[Limits, dict[st
     return {"Batch.step": lambda: batch.step(nstep=decimation, stage=stage)}, fields
 
 
-def _warp(job: Job, sim: Simulation, decimation: int) -> tuple[Limits, dict[str, torch.Tensor]]:
+def _warp(
+    job: WorkerArgs, sim: Simulation, decimation: int
+) -> tuple[Limits, dict[str, torch.Tensor]]:
     import mujoco_warp as mjw
     import warp as wp
 
@@ -81,6 +85,6 @@ def _warp(job: Job, sim: Simulation, decimation: int) -> tuple[Limits, dict[str,
 
 def _state_of(sim: Simulation) -> list[str]:
     """The fields on which a step depends."""
-    from mjfleet.sim.base import INTEGRATION_FIELDS
+    from mjfleet.sim.simulation import INTEGRATION_FIELDS
 
     return [name for name in INTEGRATION_FIELDS if name in sim.state()]

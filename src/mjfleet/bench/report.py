@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mjfleet.bench.result import Result
 from mjfleet.errors import UserError
-from mjfleet.files import write_atomically
+from mjfleet.utils.atomic_write import write_atomically
 
 INTRODUCTION = """# Benchmarks
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mjfleet.files import write_atomically
+from mjfleet.utils.atomic_write import write_atomically
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,16 @@ import torch
 
 from mjfleet.bench.raw import RawEngine
 from mjfleet.config import from_dict
-from mjfleet.pulse import Pulse
+from mjfleet.heartbeat import Heartbeat
+from mjfleet.loggers.console_logger import Progress
+from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.registry import find_task
-from mjfleet.report.console import Progress
-from mjfleet.report.sinks import Sinks
-from mjfleet.rl.checkpoint import seed_everything
+from mjfleet.rl.checkpoint_files import seed_everything
 from mjfleet.rl.cuda_graphs import GraphedRollout
-from mjfleet.rl.metrics import IterationMetrics
+from mjfleet.rl.rank_statistics import IterationMetrics
 from mjfleet.rl.runner import Runner
-from mjfleet.worker.job import Job, Rank
-from mjfleet.worker.life import build_env, on_device
+from mjfleet.worker.worker_args import Rank, WorkerArgs
+from mjfleet.worker.worker_main import build_env, on_device
 
 
 class Stopwatch:
@@ -59,11 +59,11 @@ class Stopwatch:
 class Measurement:
     """Called after every iteration: reports as a run does, and has the bare engine step."""
 
-    def __init__(self, runner: Runner, raw: RawEngine, job: Job, watch: Stopwatch) -> None:
+    def __init__(self, runner: Runner, raw: RawEngine, job: WorkerArgs, watch: Stopwatch) -> None:
         self._runner, self._raw, self._watch = runner, raw, watch
         agent = runner.agent
         self._progress = Progress(agent.max_iterations)
-        self.sinks = Sinks(Path(job.run_dir), agent, job.config)
+        self.loggers = LoggerGroup(Path(job.run_dir), agent, job.config)
         self.samples: list[dict[str, Any]] = []
         self.start = watch.now()
 
@@ -72,7 +72,7 @@ class Measurement:
         watch = self._watch
         learned = watch.now()
         self._progress.iteration(metrics)
-        self.sinks.write(metrics.row())
+        self.loggers.write(metrics.row())
         end = watch.now()
         sample: dict[str, Any] = {
             "seconds": end - self.start,
@@ -104,13 +104,13 @@ def measure(argument: str) -> None:
     output = os.dup(1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)  # What training tells has no reader.
-    job = Job(**json.loads(argument))
+    job = WorkerArgs(**json.loads(argument))
     device = job.devices[0]
     found = find_task(job.task, Path(job.task_folder))
     config = from_dict(found.defaults(), job.config)
     seed_everything(config.agent.seed)
     with on_device(job, device):
-        env = build_env(found, config, job, Rank(), Pulse())
+        env = build_env(found, config, job, Rank(), Heartbeat())
         runner = Runner(env, config.agent, device, job.threads, found.load)
         watch = Stopwatch(device)
         watched = {
@@ -125,7 +125,7 @@ def measure(argument: str) -> None:
             watch.watch(part, owner, method)
         measurement = Measurement(runner, RawEngine(job, env.sim, env.cfg.decimation), job, watch)
         runner.train(measurement, lambda: None)
-        measurement.sinks.close()
+        measurement.loggers.close()
     timed = [sample["parts"] for sample in measurement.samples if "parts" in sample]
     for part in watched:
         assert all(part in parts for parts in timed), f"{part} was never called"

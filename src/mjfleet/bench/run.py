@@ -13,7 +13,7 @@ from mjfleet.bench.result import Result
 from mjfleet.bench.setup import Setup, choose_devices, progress
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
-from mjfleet.report.record import now
+from mjfleet.runs.run_json import now
 
 
 def run_benchmark(

@@ -13,7 +13,7 @@ from mjfleet.bench.result import Cell, Result, Spread, Table
 from mjfleet.bench.setup import Setup
 from mjfleet.bench.training import Trained, train_ours
 from mjfleet.bench.workers import with_workers
-from mjfleet.report.plots import Panel, draw
+from mjfleet.tools.plot_curves import Panel, draw
 
 NOTES = (
     "Medians of the repeats, with the least and the greatest; each number of workers is measured "

@@ -15,9 +15,9 @@ from mjfleet.bench.options import Options
 from mjfleet.config import TrainConfig, from_dict, to_dict
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, count_gpus, select_devices
-from mjfleet.launch.plan import Host, make_plan
+from mjfleet.launch.launch_plan import Host, make_plan
 from mjfleet.registry import FoundTask
-from mjfleet.worker.job import Job
+from mjfleet.worker.worker_args import WorkerArgs
 
 K = TypeVar("K")
 S = TypeVar("S")
@@ -54,7 +54,7 @@ class Setup:
         }
         return from_dict(self.found.defaults(), values)
 
-    def job(self, config: TrainConfig, run_dir: Path) -> Job:
+    def job(self, config: TrainConfig, run_dir: Path) -> WorkerArgs:
         """What a worker of its own, without a launcher, needs to know.
 
         Raises:
@@ -63,7 +63,7 @@ class Setup:
         cores = len(os.sched_getaffinity(0))
         hosts = [Host(devices=self.devices, cores=cores)]
         plan = make_plan(self.found, config, hosts, {}, datetime.now())
-        return Job(
+        return WorkerArgs(
             task=plan.task,
             task_folder=str(plan.task_folder),
             config=to_dict(config),

@@ -5,7 +5,7 @@ python -m mjfleet.bench.timed <request as JSON>
 
 import sys
 
-from mjfleet.worker.lean import prepare
+from mjfleet.worker.thread_limits import prepare
 
 if __name__ == "__main__":
     prepare()

@@ -10,15 +10,15 @@ from typing import Any
 
 import tyro
 
-from mjfleet.cli.arguments import PARSERS, STYLE, need_extra, parsing_once, peek
+from mjfleet.cli.flags import PARSERS, STYLE, need_extra, parsing_once, peek
 from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.errors import UserError, WorkerError
-from mjfleet.launch.config_file import read_config
-from mjfleet.launch.restart import VARIABLE
-from mjfleet.launch.resume import find_resume, read_recorded, take_tasks_dir
-from mjfleet.launch.srun import torchrun_variables
+from mjfleet.launch.restart_policy import VARIABLE
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
-from mjfleet.worker.stop import Stopped
+from mjfleet.runs.config_yaml import read_config
+from mjfleet.runs.resume_choice import find_resume, read_recorded, take_tasks_dir
+from mjfleet.worker.srun import torchrun_variables
+from mjfleet.worker.stop_signals import Stopped
 
 TELL_SECONDS = 3.0
 """How long the first of several workers may take to say what is wrong before others end."""
@@ -67,7 +67,7 @@ def train(arguments: Sequence[str]) -> int:
         )
     found = registry.find(name)
     config = parse(found, flags, data)
-    from mjfleet.launch.begin import begin, begun_already  # Help does not wait for it.
+    from mjfleet.launch.launch_training import begin, begun_already  # Help does not wait for it.
 
     if failed is None and not config.dry_run and (begun := begun_already(config)):
         os.environ[VARIABLE] = begun

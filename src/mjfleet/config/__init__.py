@@ -3,7 +3,7 @@
 Task folders import from here: `from mjfleet.config import AgentConfig, EnvConfig, Task`.
 """
 
-from mjfleet.config.agent import (
+from mjfleet.config.agent_config import (
     ActorConfig,
     AgentConfig,
     CriticConfig,
@@ -14,8 +14,8 @@ from mjfleet.config.agent import (
     SymmetryConfig,
     WandbConfig,
 )
-from mjfleet.config.convert import from_dict, to_dict
-from mjfleet.config.train import EnvConfig, LaunchConfig, Task, TrainConfig
+from mjfleet.config.dict_conversion import from_dict, to_dict
+from mjfleet.config.train_config import EnvConfig, LaunchConfig, Task, TrainConfig
 
 __all__ = [
     "ActorConfig",

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mjfleet.worker.job import LOOPBACK_ALONE
-from mjfleet.worker.stop import PARENT_VARIABLE
+from mjfleet.worker.stop_signals import PARENT_VARIABLE
+from mjfleet.worker.worker_args import LOOPBACK_ALONE
 
 PREFIX = "mjfleet-"
 """Of folders for temporary files: the number and host of the process that made them follow."""
@@ -28,8 +28,8 @@ import signal
 signal.signal(signal.SIGINT, lambda number, frame: None)
 for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, signal.SIG_IGN)
-from mjfleet.worker.lean import importing
-from mjfleet.worker.stop import PARENT_VARIABLE, die_with_parent
+from mjfleet.worker.thread_limits import importing
+from mjfleet.worker.stop_signals import PARENT_VARIABLE, die_with_parent
 die_with_parent()
 import os, runpy, shlex, sys
 os.environ[PARENT_VARIABLE] = str(os.getpid())

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mjfleet.launch.run_dir import completed_iterations
-from mjfleet.tell import in_a_line, tell
-from mjfleet.worker.stop import PARENT_VARIABLE, Stopped, StopRequest
+from mjfleet.runs.run_directory import completed_iterations
+from mjfleet.utils.console import in_a_line, print_line
+from mjfleet.worker.stop_signals import PARENT_VARIABLE, Stopped, StopRequest
 
 FEW = 10
 """A run of fewer iterations has no curves to look at."""
@@ -33,7 +33,7 @@ def draw_curves(run_dir: Path) -> None:
     if completed_iterations(run_dir) < FEW:
         return
     # Like a command: what lies in this folder is not imported.
-    command = [sys.executable, "-P", "-m", "mjfleet.cli.main", "plot", str(run_dir)]
+    command = [sys.executable, "-P", "-m", "mjfleet.cli.dispatcher", "plot", str(run_dir)]
     try:
         with StopRequest().installed():
             drawn = subprocess.run(
@@ -55,7 +55,7 @@ def draw_curves(run_dir: Path) -> None:
         if drawn.returncode:
             _warn((drawn.stderr.strip() or f"exit code {drawn.returncode}").splitlines()[-1])
         else:
-            tell(drawn.stdout.strip())
+            print_line(drawn.stdout.strip())
 
 
 def _warn(why: str) -> None:

@@ -7,24 +7,27 @@ from dataclasses import replace
 
 from mjfleet.config import TrainConfig, to_dict
 from mjfleet.errors import UserError, WorkerError
-from mjfleet.launch.across import run_on_hosts
 from mjfleet.launch.agent import Agent
-from mjfleet.launch.crew import Crew
 from mjfleet.launch.curves import draw_curves, is_for_a_person
-from mjfleet.launch.hosts import Posts
-from mjfleet.launch.logs import Relay
-from mjfleet.launch.plan import LOCALHOST, LaunchPlan
-from mjfleet.launch.run_dir import RunDir
-from mjfleet.tell import tell
-from mjfleet.worker.failure import FailedError
-from mjfleet.worker.here import run_here
-from mjfleet.worker.job import Job, Outcome
-from mjfleet.worker.lean import importing
-from mjfleet.worker.stop import Stopped, StopRequest
+from mjfleet.launch.host_starter import HostConnections
+from mjfleet.launch.launch_plan import LOCALHOST, LaunchPlan
+from mjfleet.launch.output_relay import Relay
+from mjfleet.launch.run_supervisor import run_on_hosts
+from mjfleet.launch.worker_watchdog import WorkerWatchdog
+from mjfleet.runs.run_directory import RunDir
+from mjfleet.utils.console import print_line
+from mjfleet.worker.failure_record import FailedError
+from mjfleet.worker.in_process_worker import run_here
+from mjfleet.worker.stop_signals import Stopped, StopRequest
+from mjfleet.worker.thread_limits import importing
+from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
 
 def launch(
-    plan: LaunchPlan, config: TrainConfig, run_dir: RunDir | None, posts: Posts | None = None
+    plan: LaunchPlan,
+    config: TrainConfig,
+    run_dir: RunDir | None,
+    connections: HostConnections | None = None,
 ) -> int:
     """Run the plan in its run directory; returns the exit code.
 
@@ -39,7 +42,7 @@ def launch(
         UserError: a worker found a mistake of the user's before training began.
         WorkerError: a worker failed; its text is all that is known.
     """
-    job = make_job(plan, config)
+    job = make_worker_args(plan, config)
     leaves_curves = run_dir is not None and is_for_a_person()
 
     def end(status: str, failed: FailedError | None = None, is_asked_to_stop: bool = False) -> None:
@@ -51,12 +54,12 @@ def launch(
         print(_text(failed, plan), file=sys.stderr)
 
     stop = StopRequest(
-        say=tell if run_dir else lambda text: None, force=lambda number: end("stopped")
+        say=print_line if run_dir else lambda text: None, force=lambda number: end("stopped")
     )
     try:
         with stop.installed():
-            if posts:
-                outcome = run_on_hosts(plan, job, posts, stop)
+            if connections:
+                outcome = run_on_hosts(plan, job, connections, stop)
             elif plan.launcher == "torchrunx":
                 outcome = _run_fleet(plan, job, stop)
             else:
@@ -84,9 +87,9 @@ def launch(
     return 128 + (stop.received or outcome.stopped_by)
 
 
-def make_job(plan: LaunchPlan, config: TrainConfig) -> Job:
+def make_worker_args(plan: LaunchPlan, config: TrainConfig) -> WorkerArgs:
     """What the workers of a plan need to know."""
-    return Job(
+    return WorkerArgs(
         task=plan.task,
         task_folder=str(plan.task_folder),
         config=to_dict(config),
@@ -100,12 +103,12 @@ def make_job(plan: LaunchPlan, config: TrainConfig) -> Job:
     )
 
 
-def _run_fleet(plan: LaunchPlan, job: Job, stop: StopRequest) -> Outcome:
+def _run_fleet(plan: LaunchPlan, job: WorkerArgs, stop: StopRequest) -> Outcome:
     """Run the job in several workers on this host."""
     log_files = [worker.log_file for worker in plan.workers]
     with Agent(plan.threads) as agent, Relay(log_files[0]) as relay:
         with importing():
-            from mjfleet.launch.fleet import run_fleet
+            from mjfleet.launch.worker_processes import run_fleet
 
         job = replace(
             job,
@@ -115,13 +118,13 @@ def _run_fleet(plan: LaunchPlan, job: Job, stop: StopRequest) -> Outcome:
             scratch=agent.scratch,
         )
         agent_log = log_files[0].with_name(f"{LOCALHOST}.log") if log_files[0] else None
-        with Crew(job) as crew:
-            return run_fleet(crew, agent, stop, agent_log, relay.say)
+        with WorkerWatchdog(job) as watchdog:
+            return run_fleet(watchdog, agent, stop, agent_log, relay.say)
 
 
 def _text(failed: FailedError, plan: LaunchPlan) -> str:
     """What a person needs to know; a worker that something else has started tells its own alone."""
     failure = failed.failure
     is_own = plan.launcher != "outer" or (failure.rank == plan.rank.rank and not failure.echo)
-    story = failure.story if is_own else failure.summary
-    return f"{story}\nRecorded in {failed.record}" if failed.record else story
+    report = failure.report if is_own else failure.summary
+    return f"{report}\nRecorded in {failed.record}" if failed.record else report

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
-from mjfleet.launch.deputy import CONNECT_SECONDS, Facts, see
 from mjfleet.launch.devices import VISIBLE, choose_devices, needs_gpus
-from mjfleet.launch.hosts import Post, Posts
-from mjfleet.launch.link import Message
-from mjfleet.launch.plan import Host
+from mjfleet.launch.host_agent import CONNECT_SECONDS, Facts, see
+from mjfleet.launch.host_messages import Message
+from mjfleet.launch.host_starter import HostConnection, HostConnections
+from mjfleet.launch.launch_plan import Host
 from mjfleet.registry import FoundTask
-from mjfleet.tell import tell
-from mjfleet.worker.stop import StopRequest
+from mjfleet.utils.console import print_line
+from mjfleet.worker.stop_signals import StopRequest
 
 LOOPBACK = "127.0.0.1"
 SEE_SECONDS = 30.0
@@ -37,7 +37,7 @@ class _AwayError(UserError):
 @contextmanager
 def reach(
     names: Sequence[str], found: FoundTask, config: TrainConfig, is_restart: bool
-) -> Iterator[tuple[Posts, list[Host]]]:
+) -> Iterator[tuple[HostConnections, list[Host]]]:
     """Connections to all hosts for the length of the block, and what of them the run uses.
 
     When a run starts again, hosts that cannot be reached and are needed have AWAY_SECONDS to come
@@ -48,24 +48,26 @@ def reach(
     """
     deadline: float | None = None
     while True:
-        with Posts(names, config) as posts:
+        with HostConnections(names, config) as connections:
             try:
                 with StopRequest().installed():
-                    hosts = preflight(posts, found, config, is_restart)
+                    hosts = preflight(connections, found, config, is_restart)
             except _AwayError as error:
                 if deadline is None:
-                    tell(f"{error}\nThey have {AWAY_SECONDS:g} s to come back.")
+                    print_line(f"{error}\nThey have {AWAY_SECONDS:g} s to come back.")
                     deadline = time.monotonic() + AWAY_SECONDS
                 elif time.monotonic() > deadline:
                     raise
             else:
-                yield posts, hosts
+                yield connections, hosts
                 return
         with StopRequest().installed():
             time.sleep(AGAIN_SECONDS)
 
 
-def preflight(posts: Posts, found: FoundTask, config: TrainConfig, is_restart: bool) -> list[Host]:
+def preflight(
+    connections: HostConnections, found: FoundTask, config: TrainConfig, is_restart: bool
+) -> list[Host]:
     """Ask all hosts at the same time what they have; returns what of them the run uses.
 
     It also finds out where their workers meet.
@@ -75,7 +77,7 @@ def preflight(posts: Posts, found: FoundTask, config: TrainConfig, is_restart: b
     Raises:
         UserError: something is missing; all that is missing on any host is told.
     """
-    asked = list(posts)
+    asked = list(connections)
     with _token(config) as token:
         question = {
             "task_folder": str(found.folder),
@@ -83,26 +85,26 @@ def preflight(posts: Posts, found: FoundTask, config: TrainConfig, is_restart: b
             "counts_gpus": needs_gpus(config),
             "packages": config.agent.packages,
         }
-        answers = _ask(posts, asked, {"see": question}, SEE_SECONDS)
+        answers = _ask(connections, asked, {"see": question}, SEE_SECONDS)
         here = see(str(found.folder), token, False, config.agent.packages)
     facts = {post: Facts(**a["facts"]) for post, a in answers.items() if "facts" in a}
     lost = {post: answers[post]["error"] for post in asked if post not in facts}
     if is_restart and config.min_hosts is not None and len(facts) >= config.min_hosts:
         for post, why in lost.items():
-            tell(f"goes on without {post}: {why}")
-        posts.leave_out(lost)
+            print_line(f"goes on without {post}: {why}")
+        connections.leave_out(lost)
         lost = {}
     problems = {post: [why] for post, why in lost.items()}
     if is_restart:
         _refuse(problems, _AwayError)
     hosts = []
-    known: dict[str, Post] = {}
+    known: dict[str, HostConnection] = {}
     for post, seen in facts.items():
         environ = {} if seen.visible is None else {VISIBLE: seen.visible}
         problems[post] = list(_differences(seen, here, found))
         if (same := known.setdefault(seen.identity, post)) is not post:
             problems[post].append(f"it is the same host as {same}")
-        if post is next(iter(posts)) and not seen.has_token:
+        if post is next(iter(connections)) and not seen.has_token:
             problems[post].append(
                 f"it does not share the folder {config.log_root}, where rank 0 writes the run: "
                 "name this host first, or have --log-root on a file system that both have"
@@ -113,7 +115,7 @@ def preflight(posts: Posts, found: FoundTask, config: TrainConfig, is_restart: b
         except UserError as error:
             problems[post].append(str(error).rstrip("."))
     _refuse(problems)
-    posts.meeting = _meet(posts, facts, config)
+    connections.meeting = _meet(connections, facts, config)
     return hosts
 
 
@@ -149,9 +151,11 @@ def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> str:
     return ", ".join(names[:NAMED]) + more
 
 
-def _meet(posts: Posts, facts: Mapping[Post, Facts], config: LaunchConfig) -> tuple[str, int]:
+def _meet(
+    connections: HostConnections, facts: Mapping[HostConnection, Facts], config: LaunchConfig
+) -> tuple[str, int]:
     """Find the address by which all others reach the first host, and a free port there."""
-    first, *others = posts
+    first, *others = connections
     address, source = _address(first, others, facts, config)
     if others and ipaddress.ip_address(address).is_loopback:
         raise UserError(
@@ -159,7 +163,7 @@ def _meet(posts: Posts, facts: Mapping[Post, Facts], config: LaunchConfig) -> tu
             "Debian's /etc/hosts gives a host's own name such an address. "
             f"--launcher-address names one that they can reach{_seen(others, facts)}."
         )
-    answer = _ask(posts, [first], {"listen": address}, CONNECT_SECONDS)[first]
+    answer = _ask(connections, [first], {"listen": address}, CONNECT_SECONDS)[first]
     if "error" in answer:
         raise UserError(
             f"{first} cannot listen on {address} ({answer['error']}), which is {source}. "
@@ -167,7 +171,7 @@ def _meet(posts: Posts, facts: Mapping[Post, Facts], config: LaunchConfig) -> tu
         )
     port: int = answer["port"]
     request = {"connect": [address, port]}
-    answers = _ask(posts, others, request, 2 * CONNECT_SECONDS)
+    answers = _ask(connections, others, request, 2 * CONNECT_SECONDS)
     _refuse(
         {
             post: [
@@ -182,7 +186,10 @@ def _meet(posts: Posts, facts: Mapping[Post, Facts], config: LaunchConfig) -> tu
 
 
 def _address(
-    first: Post, others: list[Post], facts: Mapping[Post, Facts], config: LaunchConfig
+    first: HostConnection,
+    others: list[HostConnection],
+    facts: Mapping[HostConnection, Facts],
+    config: LaunchConfig,
 ) -> tuple[str, str]:
     """An address of the first host, and what it is."""
     if name := config.launcher_address:
@@ -197,29 +204,34 @@ def _address(
     return facts[others[0]].launcher_address, f"the address by which {others[0]} knows this host"
 
 
-def _seen(others: list[Post], facts: Mapping[Post, Facts]) -> str:
+def _seen(others: list[HostConnection], facts: Mapping[HostConnection, Facts]) -> str:
     known = [f"{facts[post].launcher_address} by {post}" for post in others if not post.is_here]
     return f"; this host is seen as {', '.join(known)}" if known else ""
 
 
 def _ask(
-    posts: Posts, asked: Collection[Post], request: Message, seconds: float
-) -> dict[Post, Message]:
+    connections: HostConnections,
+    asked: Collection[HostConnection],
+    request: Message,
+    seconds: float,
+) -> dict[HostConnection, Message]:
     """Ask several hosts at the same time; returns each one's answer, which may be an `error`."""
     for post in asked:
         post.send(request)
     deadline = time.monotonic() + seconds
-    answers: dict[Post, Message] = {}
+    answers: dict[HostConnection, Message] = {}
     while set(asked) - answers.keys():
-        if (received := posts.receive(deadline - time.monotonic())) is None:
+        if (received := connections.receive(deadline - time.monotonic())) is None:
             break
         post, message = received
-        answers[post] = {"error": post.story()} if message is None else message
+        answers[post] = {"error": post.report()} if message is None else message
     missing = {"error": f"no answer within {seconds:g} s"}
     return {post: answers.get(post, missing) for post in asked}
 
 
-def _refuse(problems: Mapping[Post, list[str]], kind: type[UserError] = UserError) -> None:
+def _refuse(
+    problems: Mapping[HostConnection, list[str]], kind: type[UserError] = UserError
+) -> None:
     """Raise an error where there are any."""
     found = {post: whys for post, whys in problems.items() if whys}
     if found:

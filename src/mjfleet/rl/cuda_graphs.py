@@ -14,8 +14,8 @@ import torch
 from tensordict import TensorDict
 
 from mjfleet.env import Env
-from mjfleet.rl.checkpoint import random_states, restore_random_states
-from mjfleet.sim.base import no_garbage_collection
+from mjfleet.rl.checkpoint_files import random_states, restore_random_states
+from mjfleet.sim.simulation import no_garbage_collection
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,16 @@ from rsl_rl.runners import OnPolicyRunner
 
 from mjfleet.config import AgentConfig
 from mjfleet.env import Env, EpisodeStatistics
-from mjfleet.pulse import Phase, Pulse
-from mjfleet.rl.checkpoint import check_shapes, read_checkpoint
+from mjfleet.heartbeat import Heartbeat, Phase
+from mjfleet.nan_dump.nan_guard import DumpTo, RolloutWatch
+from mjfleet.rl.adapters.rsl_rl_adapter import rsl_rl_config, worthwhile_threads
+from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.cuda_graphs import GraphedRollout
-from mjfleet.rl.evaluation import Evaluator
+from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.fast_ppo import FastPPO
-from mjfleet.rl.metrics import (
+from mjfleet.rl.ppo import FlatPPO
+from mjfleet.rl.rank_statistics import (
     EpisodeWindow,
     IterationMetrics,
     RankReport,
@@ -30,10 +33,7 @@ from mjfleet.rl.metrics import (
     quotients,
     slowest,
 )
-from mjfleet.rl.ppo import FlatPPO
-from mjfleet.rl.settings import rsl_rl_config, worthwhile_threads
-from mjfleet.rl.watch import DumpTo, RolloutWatch
-from mjfleet.tell import tell
+from mjfleet.utils.console import print_line
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Runner(OnPolicyRunner):
         num_threads: int,
         load: Callable[[str], Any],
         collectives: Collectives | None = None,
-        pulse: Pulse | None = None,
+        heartbeat: Heartbeat | None = None,
         dump_to: DumpTo | None = None,
         evaluator: Evaluator | None = None,
     ) -> None:
@@ -80,14 +80,14 @@ class Runner(OnPolicyRunner):
             dump_to: where worlds that went bad are dumped; None: nowhere.
             evaluator: evaluates the policy now and then; None: nobody does.
         """
-        self.pulse = pulse or Pulse()
+        self.heartbeat = heartbeat or Heartbeat()
         self.collectives = collectives or Collectives()
         config = rsl_rl_config(agent, load)
         config["algorithm"]["class_name"] = self._algorithm_class(agent)
         with contextlib.redirect_stdout(io.StringIO()):  # rsl_rl prints both networks.
             super().__init__(env, config, log_dir=None, device=device)  # pyright: ignore[reportArgumentType]
         algorithm: Any = self.alg
-        algorithm.on_minibatch = self.pulse.beat
+        algorithm.on_minibatch = self.heartbeat.beat
         self.agent = agent
         self._num_threads = num_threads
         self._compiles = agent.torch_compile_mode is not None or agent.library == "skrl-jax"
@@ -111,16 +111,16 @@ class Runner(OnPolicyRunner):
     def _algorithm_class(self, agent: AgentConfig) -> type[FlatPPO]:
         """PPO of the library that the configuration names."""
         if agent.library == "skrl":
-            from mjfleet.rl.skrl import TorchPPO
+            from mjfleet.rl.adapters.skrl_adapter import TorchPPO
 
             return TorchPPO
         if agent.library == "skrl-jax":
-            from mjfleet.rl.skrl_jax import JaxPPO
+            from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
 
             return JaxPPO
         unknown = FastPPO.unknown(agent)
         if unknown and self.collectives.rank == 0:
-            tell(f"{unknown}: learning takes rsl_rl's own path, which is slower")
+            print_line(f"{unknown}: learning takes rsl_rl's own path, which is slower")
         return FlatPPO if unknown else FastPPO
 
     def _configure_multi_gpu(self) -> None:
@@ -165,7 +165,7 @@ class Runner(OnPolicyRunner):
         first = self.current_learning_iteration + 1
         for iteration in range(first, self.agent.max_iterations + 1):
             with (
-                self.pulse.excused()
+                self.heartbeat.excused()
                 if iteration == first and self._compiles
                 else contextlib.nullcontext()
             ):
@@ -212,14 +212,14 @@ class Runner(OnPolicyRunner):
     def _iterate(self, iteration: int, stop_signal: Callable[[], int | None]) -> list[RankReport]:
         """Collect, learn, and tell each other; returns the reports of all ranks."""
         start = time.perf_counter()
-        self.pulse.enter(Phase.COLLECT, iteration)
+        self.heartbeat.enter(Phase.COLLECT, iteration)
         self._collect()
         trouble = self._watch.trouble(self.alg.storage, iteration)
         # A rank that went on alone would wait for ever for one that gave up.
         if self.collectives.total([trouble is not None])[0]:
             self._diverged(iteration, trouble)
         collected = time.perf_counter()
-        self.pulse.enter(Phase.LEARN)
+        self.heartbeat.enter(Phase.LEARN)
         losses = self._update(iteration)
         learned = time.perf_counter()
         evaluation = self._evaluate(iteration)
@@ -261,10 +261,10 @@ class Runner(OnPolicyRunner):
         is_last = iteration == self.agent.max_iterations
         if evaluator is None or not (is_last or iteration % evaluator.interval == 0):
             return None
-        self.pulse.enter(Phase.EVALUATE)
+        self.heartbeat.enter(Phase.EVALUATE)
         torch.set_num_threads(1)
         self.alg.eval_mode()
-        found = evaluator.evaluate(self.alg.get_policy(), self.pulse.beat)
+        found = evaluator.evaluate(self.alg.get_policy(), self.heartbeat.beat)
         self.alg.train_mode()
         return found
 
@@ -350,7 +350,7 @@ class Runner(OnPolicyRunner):
         for _ in range(self.agent.num_steps_per_env):
             actions = self.alg.act(observations)
             observations, rewards, dones, extras = self.env.step(actions)
-            self.pulse.beat()
+            self.heartbeat.beat()
             self.alg.process_env_step(observations, rewards, dones, extras)
 
     def _update(self, iteration: int) -> dict[str, float]:

@@ -4,7 +4,7 @@ from typing import Literal
 
 import mujoco
 
-from mjfleet.sim.base import FIELDS, Simulation
+from mjfleet.sim.simulation import FIELDS, Simulation
 
 __all__ = ["FIELDS", "Simulation", "make_simulation"]
 
@@ -31,9 +31,9 @@ def make_simulation(
         njmax: constraint rows per world that warp has room for; None: likewise.
     """
     if engine == "native":
-        from mjfleet.sim.native import NativeSimulation
+        from mjfleet.sim.native_engine import NativeSimulation
 
         return NativeSimulation(model, num_envs, num_threads)
-    from mjfleet.sim.warp import WarpSimulation
+    from mjfleet.sim.warp_engine import WarpSimulation
 
     return WarpSimulation(model, num_envs, device, nconmax, njmax)

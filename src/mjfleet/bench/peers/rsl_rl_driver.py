@@ -15,12 +15,12 @@ from rsl_rl.utils.logger import Logger
 
 from mjfleet.bench.peers.iteration_lines import IterationLines
 from mjfleet.config import from_dict
-from mjfleet.pulse import Pulse
+from mjfleet.heartbeat import Heartbeat
 from mjfleet.registry import find_task
-from mjfleet.rl.checkpoint import seed_everything
-from mjfleet.rl.settings import rsl_rl_config
-from mjfleet.worker.job import Job, Rank
-from mjfleet.worker.life import build_env, on_device
+from mjfleet.rl.adapters.rsl_rl_adapter import rsl_rl_config
+from mjfleet.rl.checkpoint_files import seed_everything
+from mjfleet.worker.worker_args import Rank, WorkerArgs
+from mjfleet.worker.worker_main import build_env, on_device
 
 
 def main(argument: str) -> None:
@@ -28,13 +28,13 @@ def main(argument: str) -> None:
     lines = IterationLines()
     request: dict[str, Any] = json.loads(argument)
     lines.follow(Logger, request["counts_rewards"])
-    job = Job(**request["job"])
+    job = WorkerArgs(**request["job"])
     found = find_task(job.task, Path(job.task_folder))
     config = from_dict(found.defaults(), job.config)
     device = job.devices[0]
     seed_everything(config.agent.seed)
     with on_device(job, device):
-        env = build_env(found, config, job, Rank(), Pulse())
+        env = build_env(found, config, job, Rank(), Heartbeat())
         settings = rsl_rl_config(config.agent, found.load)
         settings["logger"] = "tensorboard"
         runner = OnPolicyRunner(env, settings, log_dir=job.run_dir, device=device)

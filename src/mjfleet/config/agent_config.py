@@ -1,0 +1,323 @@
+"""What learns: networks, PPO and the runner's numbers, under the names that rsl_rl gives them."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from mjfleet.config.validation import (
+    FOLDER_NAME,
+    LAYER_SIZES,
+    Rule,
+    above,
+    at_least,
+    between,
+    check,
+    optional,
+)
+from mjfleet.errors import UserError
+
+Activation = Literal[
+    "elu", "selu", "relu", "crelu", "lrelu", "tanh", "sigmoid", "softplus", "gelu", "swish", "mish",
+    "identity",
+]  # fmt: skip
+Logger = Literal["tensorboard", "wandb", "none"]
+Library = Literal["rsl_rl", "skrl", "skrl-jax"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributionConfig:
+    """The action distribution at the actor's output."""
+
+    flags: ClassVar[str] = "agent.actor.distribution."
+
+    class_name: Literal["GaussianDistribution", "HeteroscedasticGaussianDistribution"] = (
+        "GaussianDistribution"
+    )
+    """Gaussian with one standard deviation per action, or one that depends on the observation."""
+    init_std: float = 1.0
+    """Standard deviation at the start, in units of the action."""
+    std_type: Literal["scalar", "log"] = "scalar"
+    """Whether the standard deviation or its logarithm is the learned parameter."""
+    std_range: tuple[float, float] = (1e-6, 1e6)
+    """Smallest and largest standard deviation."""
+    learn_std: bool = True
+    """Whether the standard deviation is learned (GaussianDistribution only)."""
+
+    def __post_init__(self) -> None:
+        ordered = Rule(lambda v: 0 < v[0] <= v[1], "two positive numbers, the smaller one first")
+        check(self, init_std=above(0), std_range=ordered)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A network."""
+
+    flags: ClassVar[str]
+
+    class_name: Literal["MLPModel", "RNNModel"] = "MLPModel"
+    """Feed-forward network, or one with a recurrent layer in front."""
+    hidden_dims: tuple[int, ...] = (256, 128, 64)
+    """Sizes of the hidden layers."""
+    activation: Activation = "elu"
+    """Activation function between the layers."""
+    obs_normalization: bool = False
+    """Whether observations are normalised by their running mean and standard deviation."""
+    rnn_type: Literal["lstm", "gru"] = "lstm"
+    """Kind of recurrent layer (RNNModel only)."""
+    rnn_hidden_dim: int = 256
+    """Size of the recurrent state (RNNModel only)."""
+    rnn_num_layers: int = 1
+    """Number of recurrent layers (RNNModel only)."""
+
+    def __post_init__(self) -> None:
+        size = at_least(1)
+        check(self, hidden_dims=LAYER_SIZES, rnn_hidden_dim=size, rnn_num_layers=size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorConfig(ModelConfig):
+    """The policy network."""
+
+    flags: ClassVar[str] = "agent.actor."
+
+    distribution: DistributionConfig = field(default_factory=DistributionConfig)
+    """The action distribution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig(ModelConfig):
+    """The value network."""
+
+    flags: ClassVar[str] = "agent.critic."
+
+
+@dataclass(frozen=True, kw_only=True)
+class RndConfig:
+    """Random network distillation, a reward for novelty (Burda et al. 2018, arXiv:1810.12894)."""
+
+    flags: ClassVar[str] = "agent.algorithm.rnd_cfg."
+
+    weight: float = 1.0
+    """Weight of the novelty reward, per second of simulated time."""
+    num_outputs: int = 16
+    """Size of the embedding that the predictor has to match."""
+    predictor_hidden_dims: tuple[int, ...] = (256, 256)
+    """Hidden layers of the trained network."""
+    target_hidden_dims: tuple[int, ...] = (256, 256)
+    """Hidden layers of the fixed random network."""
+    activation: Activation = "elu"
+    """Activation function of both networks."""
+    state_normalization: bool = False
+    """Whether the observations of the group `rnd_state` are normalised."""
+    reward_normalization: bool = False
+    """Whether the novelty reward is normalised."""
+    learning_rate: float = 1e-3
+    """Learning rate of the predictor."""
+
+    def __post_init__(self) -> None:
+        check(self, weight=at_least(0), num_outputs=at_least(1), learning_rate=above(0))
+        check(self, predictor_hidden_dims=LAYER_SIZES, target_hidden_dims=LAYER_SIZES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SymmetryConfig:
+    """Mirrored samples and a mirror loss (Mittal et al. 2024, arXiv:2403.04359)."""
+
+    flags: ClassVar[str] = "agent.algorithm.symmetry_cfg."
+
+    data_augmentation_func: str
+    """`module:function` in the task folder that mirrors samples; its signature is rsl_rl's."""
+    use_data_augmentation: bool = False
+    """Whether each minibatch also holds its mirror image."""
+    use_mirror_loss: bool = False
+    """Whether the policy is penalised where it is not symmetric."""
+    mirror_loss_coeff: float = 0.0
+    """Weight of that penalty."""
+
+    def __post_init__(self) -> None:
+        check(self, mirror_loss_coeff=at_least(0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig:
+    """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), as rsl_rl has it."""
+
+    flags: ClassVar[str] = "agent.algorithm."
+
+    num_learning_epochs: int = 5
+    """Passes over each rollout."""
+    num_mini_batches: int = 4
+    """Minibatches that each pass is cut into; each worker cuts its own rollout."""
+    learning_rate: float = 1e-3
+    """Step size of the optimiser; where the schedule is adaptive, only the first."""
+    schedule: Literal["adaptive", "fixed"] = "adaptive"
+    """Whether the learning rate follows the KL divergence of each update."""
+    desired_kl: float = 0.01
+    """KL divergence that the adaptive schedule steers for."""
+    gamma: float = 0.99
+    """Discount factor."""
+    lam: float = 0.95
+    """Lambda of generalised advantage estimation."""
+    clip_param: float = 0.2
+    """Clipping range of the probability ratio and, where clipped, of the value."""
+    use_clipped_value_loss: bool = True
+    """Whether the value loss is clipped like the policy's."""
+    value_loss_coef: float = 1.0
+    """Weight of the value loss."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    max_grad_norm: float = 1.0
+    """Norm to which the gradients of actor and critic are each clipped."""
+    optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
+    """Optimiser."""
+    normalize_advantage_per_mini_batch: bool = False
+    """Whether advantages are normalised in each minibatch, not over the whole rollout."""
+    use_mixed_precision: bool = False
+    """Whether forward pass and loss run in bfloat16 where that is safe."""
+    rnd_cfg: RndConfig | None = None
+    """Random network distillation; set in the task's configuration or in a file."""
+    symmetry_cfg: SymmetryConfig | None = None
+    """Symmetry augmentation; set in the task's configuration or in a file."""
+
+    def __post_init__(self) -> None:
+        count, share, weight = at_least(1), between(0, 1), at_least(0)
+        check(self, num_learning_epochs=count, num_mini_batches=count, gamma=share, lam=share)
+        check(self, learning_rate=above(0), desired_kl=above(0), max_grad_norm=above(0))
+        check(self, clip_param=above(0), value_loss_coef=weight, entropy_coef=weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObsGroups:
+    """Which of the environment's observation groups each network sees, in this order."""
+
+    flags: ClassVar[str] = "agent.obs_groups."
+
+    actor: tuple[str, ...] = ("actor",)
+    """Groups that the policy sees."""
+    critic: tuple[str, ...] = ("critic",)
+    """Groups that the value network sees."""
+    rnd_state: tuple[str, ...] = ("critic",)
+    """Groups that random network distillation sees, where it is used."""
+
+    def __post_init__(self) -> None:
+        some = Rule(lambda v: len(v) > 0, "one or more observation groups")
+        check(self, actor=some, critic=some, rnd_state=some)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbConfig:
+    """A run on Weights & Biases; what is not set here, W&B's own variables and settings say."""
+
+    flags: ClassVar[str] = "agent.wandb."
+
+    project: str | None = None
+    """Project; None: WANDB_PROJECT, else the experiment's name."""
+    entity: str | None = None
+    """User or team that the project belongs to; None: WANDB_ENTITY, else the login's."""
+    group: str | None = None
+    """Runs that are shown together, such as the seeds of one experiment; None: WANDB_RUN_GROUP."""
+    tags: tuple[str, ...] = ()
+    """Tags of the run; none: WANDB_TAGS."""
+    notes: str | None = None
+    """What is to be remembered of the run; None: WANDB_NOTES."""
+    mode: Literal["online", "offline", "disabled"] | None = None
+    """Where the run is recorded: on the server, in the run directory, nowhere; None: WANDB_MODE."""
+    checkpoints: bool = False
+    """Whether checkpoints are uploaded, as versions of the artifact `model-<id of the run>`."""
+
+    def __post_init__(self) -> None:
+        forbidden = "/\\#?%:"
+        name = Rule(
+            lambda v: 0 < len(v.strip()) <= 128 and not set(v) & set(forbidden),
+            f"1 to 128 letters, none of {forbidden}",
+        )
+        label = Rule(lambda v: 0 < len(v.strip()) <= 64, "1 to 64 letters")
+        tags = Rule(lambda v: all(map(label.holds, v)), f"tags of {label.allowed} each")
+        check(self, project=optional(name), entity=optional(name), group=optional(name), tags=tags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """The learning agent: networks, algorithm, and how long and how often."""
+
+    flags: ClassVar[str] = "agent."
+
+    library: Library = "rsl_rl"
+    """Whose PPO learns from the rollouts: rsl_rl's, or skrl's in PyTorch or in JAX."""
+    seed: int = 1
+    """Seed of everything random; worker r uses seed + r."""
+    num_steps_per_env: int = 24
+    """Environment steps per world in each rollout."""
+    max_iterations: int = 300
+    """Iterations to train for: one rollout and one policy update each."""
+    save_interval: int = 50
+    """Iterations between checkpoints; the last iteration is always saved."""
+    init_at_random_ep_len: bool = True
+    """Whether worlds start at random times in their episode, so that time-outs are spread out."""
+    experiment_name: str = ""
+    """Folder of the run under the log root; empty: the task's name."""
+    run_name: str = ""
+    """Appended to the run directory's name."""
+    logger: tuple[Logger, ...] = ("tensorboard",)
+    """Where metrics go besides metrics.csv; several at once, or `none`."""
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    """Weights & Biases, where it is among the loggers."""
+    torch_compile_mode: Literal["default", "max-autotune-no-cudagraphs"] | None = None
+    """Mode of torch.compile for the networks; None: not compiled."""
+    obs_groups: ObsGroups = field(default_factory=ObsGroups)
+    """Observation groups of each network."""
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    """Policy network."""
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    """Value network."""
+    algorithm: PPOConfig = field(default_factory=PPOConfig)
+    """PPO."""
+
+    def __post_init__(self) -> None:
+        count = at_least(1)
+        check(self, seed=between(0, 2**31 - 1), num_steps_per_env=count, max_iterations=count)
+        check(self, save_interval=count, experiment_name=FOLDER_NAME, run_name=FOLDER_NAME)
+        loggers = Rule(
+            lambda v: (
+                v == ("none",) or (v and {*v} <= {"tensorboard", "wandb"} and len({*v}) == len(v))
+            ),
+            "`none` alone, or one or both of `tensorboard` and `wandb`, each once",
+        )
+        check(self, logger=loggers)
+        if self.is_recurrent and self.algorithm.symmetry_cfg is not None:
+            raise UserError(
+                "--agent.algorithm.symmetry-cfg cannot be used with a recurrent network: choose "
+                "MLPModel for --agent.actor.class-name and --agent.critic.class-name."
+            )
+        if self.library != "rsl_rl" and (unknown := self._unknown_to_skrl()):
+            raise UserError(f"--agent.library {self.library} does not know {unknown}; rsl_rl does.")
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a network has a memory."""
+        return "RNNModel" in (self.actor.class_name, self.critic.class_name)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """What the library needs of the extra `skrl`."""
+        return {"rsl_rl": (), "skrl": ("skrl",), "skrl-jax": ("skrl", "jax", "flax", "optax")}[
+            self.library
+        ]
+
+    def _unknown_to_skrl(self) -> str | None:
+        """The first setting of these that skrl's PPO does not have, or has in another sense."""
+        algorithm, distribution = self.algorithm, self.actor.distribution.class_name
+        unknown = {
+            "RNNModel (--agent.actor.class-name, --agent.critic.class-name)": self.is_recurrent,
+            f"--agent.actor.distribution.class-name {distribution}": (
+                distribution != "GaussianDistribution"
+            ),
+            f"--agent.algorithm.optimizer {algorithm.optimizer}": algorithm.optimizer != "adam",
+            "--agent.algorithm.normalize-advantage-per-mini-batch": (
+                algorithm.normalize_advantage_per_mini_batch
+            ),
+            "--agent.algorithm.use-mixed-precision": algorithm.use_mixed_precision,
+            "--agent.algorithm.rnd-cfg": algorithm.rnd_cfg is not None,
+            "--agent.algorithm.symmetry-cfg": algorithm.symmetry_cfg is not None,
+            "--agent.torch-compile-mode": self.torch_compile_mode is not None,
+        }
+        return next((what for what, is_wanted in unknown.items() if is_wanted), None)

@@ -1,0 +1,80 @@
+"""The terminal of a run: a live view for eyes, one line per iteration for grep."""
+
+import sys
+from typing import Literal
+
+from mjfleet.env import NAN
+from mjfleet.loggers.live_terminal import LiveView
+from mjfleet.rl.rank_statistics import IterationMetrics
+from mjfleet.utils.console import print_line
+
+View = Literal["live", "plain", "quiet"]
+
+
+class Progress:
+    """Shows iterations as they end, and each new kind of trouble in the simulation once."""
+
+    def __init__(
+        self, max_iterations: int, begun: int = 0, view: View = "plain", task: str = ""
+    ) -> None:
+        """Begin after so many iterations of an earlier part of the run.
+
+        Args:
+            max_iterations: iterations in total.
+            begun: those that are done already.
+            view: a live view takes a terminal; elsewhere it is plain.
+            task: what a live view is headed by.
+        """
+        self._max_iterations = max_iterations
+        self._view = view
+        self._warned: set[str] = set()
+        on_terminal = sys.stdout is not None and sys.stdout.isatty()
+        self._live = (
+            LiveView(task, max_iterations, begun) if view == "live" and on_terminal else None
+        )
+
+    def iteration(self, metrics: IterationMetrics) -> None:
+        """Show an iteration."""
+        for kind, worlds in metrics.warnings.items():
+            if kind not in self._warned:
+                self._warned.add(kind)
+                where = f"{worlds} times" if kind == NAN else f"in {worlds} worlds"
+                print_line(f"warning: {kind} {where}; {_remedy(kind)}")
+        if self._live:
+            self._live.iteration(metrics)
+        elif self._view != "quiet":
+            row = metrics.row() | {"iteration": f"{metrics.iteration}/{self._max_iterations}"}
+            shown = {k: v for k, v in row.items() if v is not None or not k.startswith("eval/")}
+            print_line(" ".join(f"{name}={_short(value)}" for name, value in shown.items()))
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        if self._live:
+            self._live.close()
+
+
+def _remedy(kind: str) -> str:
+    """What to do about a warning of the simulation."""
+    if kind == "HFIELD":
+        return "contacts with a height field were dropped, make its grid coarser"
+    if kind in ("NARROWPHASE", "BROADPHASE", "CCD"):
+        return "contacts were dropped, raise --env.nconmax"
+    if kind in ("NEFC", "NJMAX_NNZ"):
+        return "constraints were dropped, raise --env.njmax"
+    if kind in ("BADQPOS", "BADQVEL", "BADQACC"):
+        return (
+            "a number there was huge or not finite, and MuJoCo reset the world: the task wrote it, "
+            "or the simulation went unstable and needs a smaller timestep"
+        )
+    if kind == NAN:
+        return (
+            "a state, reward or observation there was not finite, and the world was reset; "
+            "--on-nan stop would end the run and leave a dump of it"
+        )
+    return "see mjtWarning in MuJoCo's documentation, OverflowType in MuJoCo-Warp's"
+
+
+def _short(value: float | int | str | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,126 @@
+"""The view of a run on a terminal: it stays in its place, and what others print goes above it."""
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from mjfleet.rl.rank_statistics import IterationMetrics
+
+REFRESH_SECONDS = 0.2
+SHARE = 0.002
+"""Of a run's time: what drawing takes, which training waits for."""
+SPARKS = "▁▂▃▄▅▆▇█"
+BARS = 40
+
+
+class LiveView:
+    """Draws the newest iteration."""
+
+    def __init__(self, task: str, max_iterations: int, begun: int) -> None:
+        """Begin after so many iterations of an earlier part of the run."""
+        self._task, self._max_iterations, self._begun = task, max_iterations, begun
+        self._start = time.perf_counter()
+        self._due = self._start + REFRESH_SECONDS
+        self._newest: IterationMetrics | None = None
+        self._returns: list[float] = []
+        self._rewards: list[float] = []
+        self._evaluated: list[float] = []
+        self._live = Live(console=Console(), auto_refresh=False)
+        self._live.start()
+        # It hides the cursor, which a process that is killed could not show again.
+        self._live.console.show_cursor(True)
+
+    def iteration(self, metrics: IterationMetrics) -> None:
+        """Draw an iteration, unless another one was drawn a short while ago."""
+        self._rewards.append(metrics.mean_reward)
+        if metrics.mean_return is not None:
+            self._returns.append(metrics.mean_return)
+        reached = metrics.evaluation.get("return")
+        if reached is not None:
+            self._evaluated.append(reached)
+        self._newest = metrics
+        begun = time.perf_counter()
+        if begun >= self._due:
+            self._draw()
+            self._live.refresh()
+            ended = time.perf_counter()
+            self._due = ended + max(REFRESH_SECONDS, (ended - begun) / SHARE)
+
+    def close(self) -> None:
+        """Leave the view of the last iteration where it is."""
+        self._draw()
+        self._live.stop()
+
+    def _draw(self) -> None:
+        if self._newest:
+            self._live.update(self._view(self._newest, time.perf_counter() - self._start))
+
+    def _view(self, m: IterationMetrics, seconds: float) -> RenderableType:
+        each = seconds / (m.iteration - self._begun)
+        left = timedelta(seconds=round(each * (self._max_iterations - m.iteration)))
+        head = Table.grid(padding=(0, 2), expand=True)
+        for ratio in (None, None, 1, None):
+            head.add_column(no_wrap=True, ratio=ratio)
+        head.add_row(
+            Text(self._task, style="bold"),
+            f"iteration {m.iteration}/{self._max_iterations}",
+            ProgressBar(total=self._max_iterations, completed=m.iteration),
+            f"{timedelta(seconds=round(seconds))} gone, {left} left",
+        )
+        busy = m.collect_seconds + m.learn_seconds
+        lines = {"return": f"{_number(m.mean_return):<9} {sparkline(self._returns)}"}
+        if self._evaluated:
+            newest = _number(self._evaluated[-1])
+            lines["evaluated return"] = f"{newest:<9} {sparkline(self._evaluated)}"
+        lines |= {
+            "reward per step": f"{_number(m.mean_reward):<9} {sparkline(self._rewards)}",
+            "episode length": _number(m.mean_episode_length),
+            "total steps": f"{m.total_steps:,}",
+            "steps per second": f"{m.global_steps_per_second:,.0f}, {m.collect_seconds / busy:.0%} "
+            "of the time collecting",
+        }
+        if m.world_size > 1:
+            waited = f"the others waited {m.wait_seconds:.2g} s"
+            lines["slowest worker"] = f"rank {m.slowest_rank} of {m.world_size}; {waited}"
+        learning = {
+            **{f"{name} loss": value for name, value in m.losses.items()},
+            "action std": m.action_std,
+            "learning rate": m.learning_rate,
+        }
+        parts = Table.grid(padding=(0, 4))
+        shown: list[tuple[str, dict[str, Any]]] = [
+            ("reward terms", m.terms), ("metrics", m.task), ("learning", learning),
+        ]  # fmt: skip
+        parts.add_row(*(_column(title, numbers) for title, numbers in shown if numbers))
+        return Group("", head, "", _column("", lines), "", parts)
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A run's numbers so far as a row of bars, each the mean of its share of them."""
+    count = min(BARS, len(values))
+    ends = [len(values) * i // count for i in range(count + 1)] if count else []
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(ends)]
+    low, span = min(means, default=0.0), max(means, default=0.0) - min(means, default=0.0)
+    return "".join(SPARKS[int(7.999 * (v - low) / span) if span > 0 else 0] for v in means)
+
+
+def _column(title: str, entries: dict[str, Any]) -> Table:
+    """Names and what belongs to them, below each other."""
+    table = Table.grid(padding=(0, 2))
+    if title:
+        table.add_row(Text(title, style="bold"))
+    for name, value in entries.items():
+        table.add_row(Text(name, style="dim"), value if isinstance(value, str) else _number(value))
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

@@ -1,0 +1,1 @@
+"""Other libraries' algorithms behind the interface of our PPO."""

@@ -1,0 +1,221 @@
+"""skrl's PPO in JAX, see mjfleet.rl.adapters.skrl_adapter. Runs in a worker."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.flatten_util import ravel_pytree
+from optax.tree_utils import tree_get, tree_set
+from torch import nn
+
+from mjfleet.errors import UserError
+from mjfleet.rl.adapters.skrl_adapter import SkrlPPO
+
+# isort: split
+# That sees to how skrl is imported, and has to come first.
+from skrl import config
+from skrl.agents.jax.ppo import PPO
+from skrl.memories.jax import RandomMemory
+from skrl.models.jax import DeterministicMixin, GaussianMixin, Model
+from skrl.models.jax.base import StateDict
+from skrl.resources.schedulers.jax import KLAdaptiveLR
+
+ACTIVATIONS: dict[type[nn.Module], Callable[[Any], Any]] = {
+    nn.ELU: jax.nn.elu,
+    nn.SELU: jax.nn.selu,
+    nn.ReLU: jax.nn.relu,
+    nn.CELU: jax.nn.celu,
+    nn.LeakyReLU: jax.nn.leaky_relu,
+    nn.Tanh: jax.nn.tanh,
+    nn.Sigmoid: jax.nn.sigmoid,
+    nn.Softplus: jax.nn.softplus,
+    nn.GELU: partial(jax.nn.gelu, approximate=False),
+    nn.SiLU: jax.nn.silu,
+    nn.Mish: jax.nn.mish,
+    nn.Identity: jax.nn.identity,
+}
+"""What torch's activations are in JAX."""
+
+
+class JaxPPO(SkrlPPO):
+    """In JAX: for as long as an update takes, parameters and Adam's moments live there.
+
+    They come from the networks and the optimiser that rsl_rl has made, and go back to them.
+    """
+
+    def _make_agent(self) -> Any:
+        config.jax.device = _use(self.device)
+        self._networks: dict[str, Any] = {"policy": self.actor, "value": self.critic}
+        place = {**self._spaces(), "device": config.jax.device}
+        models: dict[str, Any] = {
+            "policy": _Policy(self.actor, **place),
+            "value": _Value(self.critic, **place),
+        }
+        for role, network in self._networks.items():
+            parameters = self._tree(network, lambda parameter: parameter)
+            models[role].state_dict = StateDict.create(
+                apply_fn=models[role].apply, params=parameters
+            )
+        memory = RandomMemory(**self._memory_sizes(), device=config.jax.device)
+        settings = self._settings() | {
+            "grad_norm_clip": self.max_grad_norm,
+            "learning_rate_scheduler": self._kl_adaptive,
+        }
+        agent = PPO(models=models, memory=memory, cfg=settings, **place)
+        self._adams: dict[str, Any] = {
+            "policy": agent.policy_optimizer,
+            "value": agent.value_optimizer,
+        }
+        return agent
+
+    def _kl_adaptive(self) -> Callable[..., float]:
+        """skrl's schedule by the KL divergence of all ranks; skrl knows it by this name."""
+        adapt: Any = KLAdaptiveLR(kl_threshold=self.desired_kl)
+
+        def schedule(step: int, *, lr: float, kl: float) -> float:
+            return adapt(step, lr=lr, kl=self.mean_kl(kl)) if self.is_adaptive else lr
+
+        return schedule
+
+    def _array(self, tensor: torch.Tensor) -> Any:
+        return jnp.from_dlpack(tensor.detach().contiguous())
+
+    def _learn(self) -> None:
+        self._hand_over()
+        self.agent.update(timestep=0, timesteps=0)
+        self._take_back()
+
+    def _hand_over(self) -> None:
+        """Give JAX the parameters, and the moments and learning rate of torch's Adam."""
+        agent, states = self.agent, self.optimizer.state
+        count = next((int(state["step"]) for state in states.values() if state), 0)
+
+        def moment(name: str) -> Callable[[nn.Parameter], torch.Tensor]:
+            return lambda p: states[p].get(name, torch.zeros_like(p))
+
+        for role, network in self._networks.items():
+            model, adam = agent.models[role], self._adams[role]
+            parameters = self._tree(network, lambda parameter: parameter)
+            model.state_dict = model.state_dict.replace(params=parameters)
+            mu, nu = (self._tree(network, moment(name)) for name in ("exp_avg", "exp_avg_sq"))
+            adam = adam.replace(state=tree_set(adam.state, count=np.int32(count), mu=mu, nu=nu))
+            setattr(agent, f"{role}_optimizer", _RanksAdam(adam, self._mean_gradients))
+        agent.policy_learning_rate = agent.value_learning_rate = self.learning_rate
+
+    @torch.no_grad()
+    def _take_back(self) -> None:
+        """Copy into torch's tensors what JAX has made of them."""
+        for role, network in self._networks.items():
+            state = getattr(self.agent, f"{role}_optimizer").adam.state
+            parameters = self.agent.models[role].state_dict.params["params"]
+            mu, nu = (tree_get(state, name)["params"] for name in ("mu", "nu"))
+            for name, parameter in network.named_parameters():
+                parameter.copy_(torch.from_dlpack(parameters[name]))
+                self.optimizer.state[parameter] = {
+                    "step": torch.tensor(float(tree_get(state, "count"))),
+                    "exp_avg": torch.from_dlpack(mu[name]).clone(),
+                    "exp_avg_sq": torch.from_dlpack(nu[name]).clone(),
+                }
+        self.learning_rate = self.agent.policy_learning_rate
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
+
+    def _tree(
+        self, network: nn.Module, tensor_of: Callable[[nn.Parameter], torch.Tensor]
+    ) -> dict[str, Any]:
+        """One array for each parameter, by its name, nested as flax does."""
+        return {"params": {k: self._array(tensor_of(p)) for k, p in network.named_parameters()}}
+
+    def _mean_gradients(self, gradients: Any) -> Any:
+        """The same tree, averaged over the ranks."""
+        vector, restore = ravel_pytree(gradients)
+        flat = torch.from_dlpack(vector).clone()
+        self.collectives.all_reduce(flat)
+        return restore(self._array(flat / self.collectives.world_size))
+
+
+@dataclass(frozen=True)
+class _RanksAdam:
+    """skrl's Adam in JAX, which steps by the gradients of all ranks."""
+
+    adam: Any
+    mean: Callable[[Any], Any]
+
+    def step(self, *, grad: Any, model: Any, lr: float) -> "_RanksAdam":
+        """What comes after the step."""
+        return replace(self, adam=self.adam.step(grad=self.mean(grad), model=model, lr=lr))
+
+
+class _Policy(GaussianMixin, Model):
+    """rsl_rl's actor, by JAX; its input is normalised already."""
+
+    network: Any = None
+
+    def __init__(self, network: Any, **place: Any) -> None:
+        Model.__init__(self, **place)
+        self.network = network
+        GaussianMixin.__init__(self, clip_log_std=False)
+
+    def __call__(self, inputs: dict[str, Any], role: str) -> tuple[Any, dict[str, Any]]:
+        parameters: Any = self.variables["params"]
+        distribution = self.network.distribution
+        if distribution.std_type == "log":
+            std = jnp.exp(parameters["distribution.log_std_param"])
+        else:
+            std = parameters["distribution.std_param"]
+        if not next(distribution.parameters()).requires_grad:
+            std = jax.lax.stop_gradient(std)
+        log_std = jnp.log(jnp.clip(std, *distribution.std_range))
+        return _forward(self.network.mlp, parameters, inputs["observations"]), {"log_std": log_std}
+
+
+class _Value(DeterministicMixin, Model):
+    """rsl_rl's critic, by JAX; its input is normalised already."""
+
+    network: Any = None
+
+    def __init__(self, network: Any, **place: Any) -> None:
+        Model.__init__(self, **place)
+        self.network = network
+        DeterministicMixin.__init__(self)
+
+    def __call__(self, inputs: dict[str, Any], role: str) -> tuple[Any, dict[str, Any]]:
+        return _forward(self.network.mlp, self.variables["params"], inputs["states"]), {}
+
+
+def _forward(mlp: Any, parameters: Any, rows: Any) -> Any:
+    """What the layers of `mlp` make of `rows` with these parameters."""
+    for i, layer in enumerate(mlp):
+        if isinstance(layer, nn.Linear):
+            rows = rows @ parameters[f"mlp.{i}.weight"].T + parameters[f"mlp.{i}.bias"]
+        else:
+            rows = ACTIVATIONS[type(layer)](rows)
+    return rows
+
+
+def _use(device: str) -> str:
+    """Have JAX use the worker's device alone, and of a GPU no more than it needs.
+
+    Returns:
+        JAX's name of it.
+    """
+    if device == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+        return "cpu"
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    jax.config.update("jax_cuda_visible_devices", device.removeprefix("cuda:"))
+    try:
+        jax.devices("cuda")
+    except RuntimeError as error:
+        cuda = (torch.version.cuda or "").partition(".")[0]
+        raise UserError(
+            f"--agent.library skrl-jax: JAX {jax.__version__} finds no GPU ({error}). Install "
+            f"`jax[cuda{cuda}]`, or train on the CPU (--gpu-ids None)."
+        ) from None
+    return "cuda"

@@ -1,0 +1,1 @@
+"""The run directory: each file in it, and finding runs. Imports nothing heavy."""

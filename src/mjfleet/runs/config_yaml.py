@@ -1,0 +1,46 @@
+"""config.yaml: written into every run directory, and what `--config FILE` starts from."""
+
+from pathlib import Path
+from typing import Any
+
+from mjfleet.config import TrainConfig, to_dict
+from mjfleet.errors import UserError
+from mjfleet.utils.atomic_write import write_atomically
+
+CONFIG_FILE = "config.yaml"
+NOT_RECORDED = ("resume", "config", "dry_run")
+"""Flags of one command, which say nothing of the run."""
+
+
+def read_config(path: str, name: str | None = None) -> dict[str, Any]:
+    """What a YAML file says, which may be only some of a configuration.
+
+    Args:
+        path: the file.
+        name: what errors call it; None: by the flag that names it.
+
+    Raises:
+        UserError: the file cannot be read, or is no mapping of names.
+    """
+    import yaml
+
+    name = name or f"--config {path}"
+    try:
+        data = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise UserError(f"{name}: {error.strerror}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{name}: not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{name}: must hold a mapping such as `agent: {{seed: 2}}`.")
+    return data
+
+
+def write_config(path: Path, task: str, config: TrainConfig) -> None:
+    """Write every value of a configuration, under the names that `--config` reads."""
+    import yaml
+
+    header = f"# Train again with: train {task} --config {path.resolve()}\n"
+    plain = {name: value for name, value in to_dict(config).items() if name not in NOT_RECORDED}
+    text = header + yaml.safe_dump(plain, sort_keys=False)
+    write_atomically(path, lambda file: file.write(text.encode()))

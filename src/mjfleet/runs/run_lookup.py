@@ -1,0 +1,115 @@
+"""The runs under a log root, and which of them a word stands for. Imports nothing heavy."""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+from mjfleet.errors import UserError
+from mjfleet.runs.run_json import METRICS_FILE, RECORD_FILE, read_record
+from mjfleet.utils.atomic_write import checkpoints_in
+
+LATEST = "latest"
+LISTED = 5
+"""How many runs a message names at most."""
+NEAR = 0.6
+"""How like a run's name must be to what was typed, from 0 to 1, to be suggested."""
+
+
+def runs_in(root: Path, experiment: str | None = None) -> list[Path]:
+    """Run directories under a log root, of all experiments or of one; damaged ones too."""
+    folders = root.glob("*/*") if experiment is None else (root / experiment).glob("*")
+    files = (RECORD_FILE, METRICS_FILE)
+    return [path for path in folders if any(os.path.isfile(path / name) for name in files)]
+
+
+def record_of(run_dir: Path) -> dict[str, Any]:
+    """The entries of a run's run.json.
+
+    Raises:
+        UserError: they cannot be read, or name no task; says what is wrong with "its run.json".
+    """
+    try:
+        record = read_record(run_dir)
+    except (OSError, ValueError) as error:
+        raise UserError(f"its {RECORD_FILE}: {error}.") from None
+    if not isinstance(record, dict) or "task" not in record:
+        raise UserError(f"its {RECORD_FILE} names no task.")
+    return record
+
+
+def started_at(record: dict[str, Any]) -> float:
+    """When a run began, in seconds since the epoch; 0 where its record does not say."""
+    try:
+        return datetime.fromisoformat(str(record.get("started"))).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def find_run(wanted: str, name: str, root: Path, experiment: str | None = None) -> Path:
+    """The path that a word for a run stands for.
+
+    Args:
+        wanted: a path, `latest`, or the beginning of a run's name, with its experiment or without.
+        name: what messages call it.
+        root: the log root.
+        experiment: where there is one, `latest` is the newest of its runs that have a checkpoint,
+            if any has, and a name is first looked for among its runs.
+
+    Raises:
+        UserError: there is no such run, or there are several.
+    """
+    if wanted == LATEST:
+        return _latest(name, root, experiment)
+    if os.path.exists(wanted):
+        return Path(wanted)
+    runs = sorted(runs_in(root), key=lambda run: (run.name, run), reverse=True)
+    found = [run for run in runs if wanted in _names(run)]
+    found = found or [run for run in runs if any(n.startswith(wanted) for n in _names(run))]
+    found = [run for run in found if run.parent.name == experiment] or found
+    if len(found) == 1:
+        return found[0]
+    if found:
+        more = f", and {len(found) - LISTED} more" if len(found) > LISTED else ""
+        raise UserError(
+            f"{name} is the beginning of several runs' names: {_listed(found)}{more}. Give more of "
+            "the name."
+        )
+    near = sorted(runs, key=lambda run: _likeness(wanted, run), reverse=True)
+    near = [run for run in near[:LISTED] if _likeness(wanted, run) >= NEAR]
+    raise UserError(
+        f"{name} does not exist, and no run in {root} has a name that begins so. "
+        + (f"Near: {_listed(near)}. " if near else "")
+        + f"`mjfleet runs --log-root {root}` lists all."
+    )
+
+
+def _latest(name: str, root: Path, experiment: str | None) -> Path:
+    """The run that was started last."""
+    started = {}
+    for run in runs_in(root, experiment):
+        with suppress(UserError):
+            started[run] = started_at(record_of(run))
+    if not started:
+        folder = root / experiment if experiment else root
+        raise UserError(f"{name}: there is no run in {folder}.")
+    newest_first = sorted(started, key=lambda run: (started[run], run), reverse=True)
+    with_some = [run for run in newest_first if checkpoints_in(run / "checkpoints")]
+    return (with_some if with_some and experiment else newest_first)[0]
+
+
+def _names(run: Path) -> tuple[str, ...]:
+    """What a run may be called: its name, also with its experiment, also with the log root."""
+    return run.name, f"{run.parent.name}/{run.name}", str(run)
+
+
+def _listed(runs: Sequence[Path]) -> str:
+    return ", ".join(_names(run)[1] for run in runs[:LISTED])
+
+
+def _likeness(wanted: str, run: Path) -> float:
+    """How like what was typed is to the beginning of what a run may be called, from 0 to 1."""
+    return max(SequenceMatcher(None, wanted, n[: len(wanted)]).ratio() for n in _names(run))

@@ -1,0 +1,139 @@
+"""What has become of a run, in a few numbers. Imports nothing heavy, and reads no file twice."""
+
+import math
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mjfleet.errors import UserError
+from mjfleet.runs.resume_choice import is_locked
+from mjfleet.runs.run_json import METRICS_FILE, RECORD_FILE
+from mjfleet.runs.run_lookup import record_of, started_at
+
+
+@dataclass(kw_only=True)
+class Summary:
+    """A run; None is what its files do not tell."""
+
+    run: str
+    """Its experiment and name, which are its folder within the log root."""
+    task: str | None = None
+    status: str = "damaged"
+    """As in run.json; died: it was running, but nobody runs it; damaged: run.json is."""
+    iterations: int = 0
+    """Iterations done."""
+    max_iterations: int | None = None
+    """Iterations to do."""
+    last_mean_return: float | None = None
+    best_mean_return: float | None = None
+    """The greatest of any iteration."""
+    workers: int | None = None
+    devices: list[str] | None = None
+    """Of the workers on one host, each once."""
+    started: str | None = None
+    """When it was started first, with its time zone."""
+    seconds: float | None = None
+    """How long it ran, pauses between its attempts left out."""
+    bytes: int = 0
+    """All of its files."""
+    problem: str | None = None
+    """What is wrong with its files."""
+
+
+def summarise(run_dir: Path) -> tuple[float, Summary]:
+    """When a run was started, in seconds since the epoch, and what has become of it."""
+    summary = Summary(run=f"{run_dir.parent.name}/{run_dir.name}")
+    started, problems = 0.0, []
+    try:
+        started = run_dir.stat().st_mtime
+        summary.bytes = _bytes(run_dir)
+        record = record_of(run_dir)
+        started = started_at(record) or started
+        _read_record(summary, run_dir, record)
+    except (UserError, OSError) as error:
+        problems.append(str(error))
+    except (LookupError, TypeError, ValueError) as error:
+        problems.append(f"its {RECORD_FILE} is incomplete: {type(error).__name__}: {error}.")
+    try:
+        _read_metrics(summary, run_dir / METRICS_FILE)
+    except FileNotFoundError:
+        pass  # There from the moment that training begins.
+    except (OSError, ValueError) as error:
+        problems.append(f"its {METRICS_FILE}: {error}.")
+    summary.problem = " ".join(problems) or None
+    return started, summary
+
+
+def _bytes(run_dir: Path) -> int:
+    total = 0
+    for folder, _, names in os.walk(run_dir):
+        for name in names:
+            with suppress(FileNotFoundError):  # A run that is under way renames and removes files.
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
+def _read_record(summary: Summary, run_dir: Path, record: dict[str, Any]) -> None:
+    summary.task = str(record["task"])
+    summary.iterations = int(record.get("iterations", 0))
+    if _seconds(record["started"]):
+        summary.started = record["started"]
+    died = record["status"] == "running" and not is_locked(run_dir)
+    plan, attempts = record["plan"], record["attempts"]
+    summary.max_iterations, summary.workers = int(plan["max_iterations"]), int(plan["world_size"])
+    summary.devices = list(dict.fromkeys(str(worker["device"]) for worker in plan["workers"]))
+    # Of an attempt that was killed, files alone tell how far it got.
+    files = [path for name in (RECORD_FILE, METRICS_FILE) if (path := run_dir / name).exists()]
+    until = max(path.stat().st_mtime for path in files) if died else time.time()
+    ends = [_seconds(attempt["ended"]) for attempt in attempts[:-1]]
+    ends.append(_seconds(attempts[-1]["ended"]) or until)
+    begins = [_seconds(attempt["started"]) for attempt in attempts]
+    spans = zip(begins, ends, strict=True)
+    summary.seconds = round(sum(max(0.0, end - begin) for begin, end in spans if begin and end), 1)
+    summary.status = "died" if died else str(record["status"])
+
+
+def _seconds(when: str | None) -> float | None:
+    """A time of run.json in seconds since the epoch."""
+    return None if when is None else datetime.fromisoformat(when).timestamp()
+
+
+def _read_metrics(summary: Summary, file: Path) -> None:
+    """Iterations and returns. The columns behind them are left unread: there may be many rows.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: its text, or that of some rows, is not what is written there.
+    """
+    best, value, number, bad = -math.inf, b"", b"", 0
+    with file.open("rb") as lines:
+        header = next(lines, b"").rstrip()
+        if not header:
+            return
+        columns = header.split(b",")
+        if columns[0] != b"iteration" or b"mean_return" not in columns:
+            raise ValueError("its first line names no iteration and mean_return")
+        place = columns.index(b"mean_return")
+        for line in lines:
+            fields = line.split(b",", place + 1)
+            if len(fields) < place + 2 or not fields[0].isdigit():
+                bad += line.endswith(b"\n")  # Else it is being written.
+                continue
+            try:
+                # A number that is not finite is greater than no other.
+                if fields[place] and best < (mean := float(fields[place])) < math.inf:
+                    best = mean
+            except ValueError:
+                bad += 1
+                continue
+            number, value = fields[0], fields[place]
+    if number:
+        summary.iterations = int(number)
+    summary.last_mean_return = float(value) if value and math.isfinite(float(value)) else None
+    summary.best_mean_return = best if best > -math.inf else None
+    if bad:
+        raise ValueError(f"{bad} of its rows cannot be read")

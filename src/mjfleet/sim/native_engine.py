@@ -1,0 +1,129 @@
+"""MuJoCo itself on a thread pool: `mujoco.batch.Batch`. Runs in a worker, on the CPU only."""
+
+import warnings
+from collections.abc import Mapping
+
+import mujoco
+import numpy as np
+import torch
+from mujoco.batch import Batch
+
+from mjfleet.sim.simulation import (
+    ACCELERATION_FIELDS,
+    INTEGRATION_FIELDS,
+    STATE_FIELDS,
+    Simulation,
+)
+
+_NONE = mujoco.mjtStage.mjSTAGE_NONE.value
+_ACC = mujoco.mjtStage.mjSTAGE_ACC.value
+_VEL = mujoco.mjtStage.mjSTAGE_VEL.value
+
+
+class NativeSimulation(Simulation):
+    """Worlds in float64; the result does not depend on the number of threads.
+
+    Derived fields cost time only once one of them is first read: until then a step ends with the
+    integration, as `mujoco.mj_step` does.
+
+    An MjData of the batch serves many worlds, so that a call which stops at the velocity stage
+    leaves other worlds' accelerations in it. Fields that hold accelerations are therefore kept
+    here as copies, taken after a step alone and cleared by a reset.
+    """
+
+    def __init__(self, model: mujoco.MjModel, num_envs: int, num_threads: int) -> None:
+        super().__init__(model, num_envs, "cpu")
+        self._batch = Batch(model, nsim=num_envs, nthread=num_threads)
+        # The C++ side wants world numbers: a NumPy view of this mask finds them without asking a
+        # tensor that, on another engine, would live on a GPU.
+        self._mask = torch.zeros(num_envs, dtype=torch.bool)
+        self._mask_array = self._mask.numpy()
+        self._stage = _NONE
+        self._copies: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._of_acceleration = torch.zeros(model.nsensordata, dtype=torch.bool)
+        for stage, start, dim in zip(
+            model.sensor_needstage, model.sensor_adr, model.sensor_dim, strict=True
+        ):
+            self._of_acceleration[start : start + dim] = stage == mujoco.mjtStage.mjSTAGE_ACC
+        # MuJoCo counts warnings of each world; by default it also appends them to a file in the
+        # folder where the user stands, and prints them from its threads.
+        mujoco.set_mju_user_warning(lambda message: None)
+        self._counts = self._batch.warning[:, :, 1]
+        self.warning_kinds = tuple(
+            mujoco.mjtWarning(i).name.removeprefix("mjWARN_") for i in range(self._counts.shape[1])
+        )
+        self._warned = np.zeros(self._counts.shape, dtype=bool)
+
+    def step(self, n: int = 1) -> None:
+        self._batch.step(nstep=n, stage=self._stage)
+        for copy, live in self._copies.values():
+            copy.copy_(live)
+
+    def forward(self, mask: torch.Tensor | None = None) -> None:
+        if self._stage == _NONE:
+            return
+        self._batch.forward(None if mask is None else self._ids(mask), stage=_VEL)
+        if "sensordata" in self._copies:
+            copy, live = self._copies["sensordata"]
+            copy.copy_(torch.where(self._of_acceleration, copy, live))
+
+    def reset(self, mask: torch.Tensor) -> None:
+        ids = self._ids(mask)
+        if ids.size:
+            self._warned[ids] |= self._counts[ids] > 0  # The reset clears the counts.
+            self._batch.reset(ids, stage=_NONE)
+            for copy, _ in self._copies.values():
+                copy.masked_fill_(mask.unsqueeze(1), 0.0)
+
+    def warnings(self) -> dict[str, int]:
+        worlds = (self._warned | (self._counts > 0)).sum(axis=0)
+        self._counts[:] = 0
+        self._warned[:] = False
+        counts = zip(self.warning_kinds, worlds, strict=True)
+        return {kind: int(number) for kind, number in counts if number}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        fields = {name: torch.from_numpy(self._batch.bind(name)) for name in INTEGRATION_FIELDS}
+        fields |= {f"last {name}": copy for name, (copy, _) in self._copies.items()}
+        return fields | {f"model {name}": field for name, field in self._expanded.items()}
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        for name in state:
+            if name.startswith("last "):
+                getattr(self, name.removeprefix("last "))  # There is a copy once it is bound.
+        super().restore(state)
+
+    def set_const(self) -> None:
+        self._batch.set_const()
+
+    def _expand(self, name: str) -> torch.Tensor:
+        return torch.from_numpy(self._batch.expand(name))
+
+    def _ids(self, mask: torch.Tensor) -> np.ndarray:
+        """The worlds where `mask` is true, as Batch wants them."""
+        self._mask.copy_(mask)
+        return np.flatnonzero(self._mask_array)
+
+    def _bind(self, name: str) -> torch.Tensor:
+        with warnings.catch_warnings():
+            # Derived arrays are read-only in NumPy, which torch cannot express and warns about.
+            warnings.filterwarnings("ignore", message=".*not writable.*")
+            live = torch.from_numpy(self._batch.bind(name))
+        if name in STATE_FIELDS:
+            return live
+        # A derived field is filled from the first call after it was bound.
+        self._stage = _VEL
+        if name in ACCELERATION_FIELDS or name == "sensordata":
+            self._copies[name] = (self._accelerations(live), live)
+        self.forward()
+        return self._copies[name][0] if name in self._copies else live
+
+    def _accelerations(self, live: torch.Tensor) -> torch.Tensor:
+        """First values of a field that holds accelerations: those of the state as it is now, since
+        the last step did not keep them; zero where there has been no step."""
+        warm_start = self._batch.bind("qacc_warmstart")
+        kept = warm_start.copy()
+        self._batch.forward(stage=_ACC)
+        warm_start[:] = kept
+        started = torch.from_numpy(self._batch.bind("time")) > 0
+        return torch.where(started.unsqueeze(1), live, torch.zeros_like(live))

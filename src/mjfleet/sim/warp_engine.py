@@ -1,0 +1,187 @@
+"""MuJoCo-Warp: all worlds in one set of arrays, on a CUDA device or the CPU. Runs in a worker."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mujoco
+import mujoco_warp as mjw
+import torch
+import warp as wp
+
+from mjfleet.sim.simulation import (
+    ACCELERATION_FIELDS,
+    INTEGRATION_FIELDS,
+    STATE_FIELDS,
+    Simulation,
+    no_garbage_collection,
+)
+
+_LIMITS = mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS
+"""Flags of a solver that stopped at its limit, which is how it is meant to work in real time."""
+
+FOLLOWING = (
+    "body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0", "actuator_acc0",
+)  # fmt: skip
+"""Constants of the model that follow from masses, inertias and armatures."""
+FIXED_AND_INERTIAL = mjw.SetConstGroup.FIXED | mjw.SetConstGroup.INERT0
+
+
+class WarpSimulation(Simulation):
+    """Worlds in float32. Steps, forward and reset are graphs, captured once and launched.
+
+    A captured graph holds the addresses of the arrays that it was captured with: nothing here, or
+    in a task, may replace an array of `_data` afterwards. Arrays are written in place.
+    """
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        num_envs: int,
+        device: str,
+        nconmax: int | None = None,
+        njmax: int | None = None,
+    ) -> None:
+        super().__init__(model, num_envs, device)
+        self.warning_kinds = tuple(str(kind.name) for kind in mjw.OverflowType.ALL & ~_LIMITS)
+        start_warp(device)
+        self._graphs: dict[tuple[object, ...], wp.Graph] = {}
+        self._is_captured = False
+        """Whether torch is capturing a graph, in which graphs of our own have no place."""
+        self._derived = False
+        with wp.ScopedDevice(device):
+            self._model = mjw.put_model(model)
+            self._model.opt.warn_overflow = 0  # Kernels would print; `warnings` reports instead.
+            self._data = mjw.put_data(
+                model, self._template, nworld=num_envs, nconmax=nconmax, njmax=njmax
+            )
+            self._mask = torch.ones(num_envs, dtype=torch.bool, device=self.device)
+            self._mask_array = wp.from_torch(self._mask)
+            self._overflow = wp.to_torch(self._data.overflow)
+            self._overflowed = torch.zeros_like(self._overflow)
+            # Every kernel is compiled and loaded by running once: a capture must not load any.
+            self._step(1, derived=True)
+            self._reset()
+            self._velocity_stage()
+            # `reset_data` leaves most of these as they are.
+            self._accelerations = [
+                wp.to_torch(getattr(self._data, name)) for name in ACCELERATION_FIELDS
+            ]
+            for field in self._accelerations:
+                field.zero_()
+
+    def step(self, n: int = 1) -> None:
+        derived = self._derived
+        self._run((n, derived), lambda: self._step(n, derived))
+
+    def forward(self, mask: torch.Tensor | None = None) -> None:
+        if self._derived:
+            self._run(("forward",), self._velocity_stage)
+
+    def reset(self, mask: torch.Tensor) -> None:
+        self._mask.copy_(mask)
+        self._overflowed |= self._overflow  # The reset clears it.
+        self._run(("reset",), self._reset)
+        for field in self._accelerations:
+            field.masked_fill_(mask.unsqueeze(1), 0.0)
+
+    def warnings(self) -> dict[str, int]:
+        flags = (self._overflowed | self._overflow).tolist()
+        self._overflowed.zero_()
+        self._overflow.zero_()
+        found = {
+            kind: sum(bool(world & mjw.OverflowType[kind]) for world in flags)
+            for kind in self.warning_kinds
+        }
+        return {kind: number for kind, number in found.items() if number}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        names = (*INTEGRATION_FIELDS, *ACCELERATION_FIELDS, "sensordata")
+        arrays = {name: getattr(self._data, name, None) for name in names}
+        fields = {name: wp.to_torch(a) for name, a in arrays.items() if isinstance(a, wp.array)}
+        return fields | {f"model {name}": field for name, field in self._expanded.items()}
+
+    def set_const(self) -> None:
+        for name in FOLLOWING:
+            if getattr(self.model, name).size:
+                self.expand(name)
+        with wp.ScopedDevice(str(self.device)):
+            mjw.set_const(self._model, self._data, FIXED_AND_INERTIAL)
+
+    @contextmanager
+    def captured_by(self, stream: Any) -> Iterator[None]:
+        """See Simulation. Warp has to know of the capture, and to launch on torch's stream."""
+        own = wp.stream_from_torch(stream)
+        self._is_captured = True
+        try:
+            with wp.ScopedStream(own), wp.ScopedCapture(stream=own, external=True):
+                yield
+        finally:
+            self._is_captured = False
+
+    def _run(self, key: tuple[object, ...], launches: Callable[[], None]) -> None:
+        """Launch the graph of `key`, captured from `launches` the first time."""
+        if self._is_captured:
+            launches()
+            return
+        with wp.ScopedDevice(str(self.device)):
+            if key not in self._graphs:
+                with no_garbage_collection(), wp.ScopedCapture() as capture:
+                    launches()
+                assert capture.graph is not None
+                self._graphs[key] = capture.graph
+            wp.capture_launch(self._graphs[key])
+
+    def _step(self, n: int, derived: bool) -> None:
+        for _ in range(n):
+            mjw.step(self._model, self._data)
+        if derived:
+            self._velocity_stage()
+
+    def _velocity_stage(self) -> None:
+        """What follows from positions and velocities. `mjw.step1` also clears all sensors."""
+        mjw.fwd_position(self._model, self._data)
+        mjw.sensor_pos(self._model, self._data)
+        mjw.fwd_velocity(self._model, self._data)
+        mjw.sensor_vel(self._model, self._data)
+
+    def _reset(self) -> None:
+        mjw.reset_data(self._model, self._data, reset=self._mask_array)
+
+    def _expand(self, name: str) -> torch.Tensor:
+        shared = getattr(self._model, name, None)
+        if not isinstance(shared, wp.array) or shared.shape[0] != 1 or shared.ndim < 2:
+            raise ValueError(f"MuJoCo-Warp keeps {name!r} for all worlds together")
+        own = wp.to_torch(shared).repeat_interleave(self.num_envs, dim=0)
+        setattr(self._model, name, wp.from_torch(own, dtype=shared.dtype))
+        self._graphs.clear()  # They hold the address of the one that was shared.
+        return own.view(self.num_envs, *getattr(self.model, name).shape)
+
+    def _bind(self, name: str) -> torch.Tensor:
+        if name not in STATE_FIELDS and not self._derived:
+            self._derived = True
+            self.forward()
+        # Matrices are 3 x 3 on warp and 9 numbers in MuJoCo's own arrays.
+        return wp.to_torch(getattr(self._data, name)).view(self._shape(name))
+
+
+def start_warp(device: str) -> None:
+    """Start warp without its banner and a line for each kernel it loads.
+
+    Its C++ side prints that there is no GPU driver, which is no news to a run on the CPU.
+    """
+    wp.config.log_level = wp.LOG_WARNING
+    if device != "cpu":
+        wp.init()
+        return
+    sys.stderr.flush()
+    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        wp.init()
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)

@@ -1,0 +1,1 @@
+"""Commands beside training: a folder each, or one file where one is enough."""

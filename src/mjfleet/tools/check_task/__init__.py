@@ -1,0 +1,1 @@
+"""`mjfleet check-task`: common mistakes in a task."""

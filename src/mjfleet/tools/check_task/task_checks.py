@@ -1,0 +1,197 @@
+"""What is wrong with a task, as far as some steps with random actions can tell.
+
+`mjfleet check-task` runs it in its own process. Each mistake is one line that says where it is and
+what to do.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from mjfleet.config import AgentConfig
+from mjfleet.env.environment import Env
+from mjfleet.env.step_recorder import RESULTS, StateHistory
+from mjfleet.sim.simulation import STATE_FIELDS
+from mjfleet.tools.check_task.sync_check import Watch
+
+STEPS = 100
+COMPARED = 4
+"""The initial observations and the steps after them, in which engines must agree."""
+MAY_CHANGE = 0.25
+"""Share of worlds in which something may change by the way while others are reset."""
+
+
+Signals = dict[str, torch.Tensor]
+"""Observation groups `(1 + STEPS, num_envs, size)`, the initial ones first, and reward terms
+`(1 + STEPS, num_envs, 1)`, zero at first; on the CPU, float64."""
+
+
+def check(env: Env[Any], agent: AgentConfig) -> tuple[Signals, list[str]]:
+    """Run a freshly built environment with the actions of a policy that has learned nothing.
+
+    Returns what was seen, and the mistakes that were found.
+
+    Raises:
+        UserError: a method returned something else than before.
+        Exception: the task's own.
+    """
+    watch = Watch(env)
+    env.history = StateHistory(STEPS)
+    env.history.shown = env.num_envs
+    generator = torch.Generator().manual_seed(0)
+    seen, leaks = [env.get_observations()], []
+    with torch.inference_mode():  # As in training.
+        for step in range(STEPS):
+            if step == STEPS // 2:
+                leaks = list(reset_leaks(env))
+            noise = torch.randn(env.num_envs, env.num_actions, generator=generator)
+            actions = agent.actor.distribution.init_std * noise
+            seen.append(env.step(actions.to(env.device))[0])
+    history = {name: value.double().cpu() for name, value in env.history.tensors.items()}
+    signals = {
+        f"observe()[{name!r}]": torch.stack([groups[name] for groups in seen]).double().cpu()
+        for name in seen[0].keys()  # noqa: SIM118  # Of a TensorDict.
+    }
+    for name, term in zip(env.reward_names, history["terms"].unbind(dim=2), strict=True):
+        signals[f"rewards()[{name!r}]"] = _from_step_one(term.unsqueeze(2))
+    ends = {f"sim.{field}": history.get(f"end/{field}") for field in RESULTS}
+    states = {name: _from_step_one(end) for name, end in ends.items() if end is not None}
+    # A state that went bad makes bad all that follows from it.
+    not_finite = list(find_not_finite(states)) or list(find_not_finite(signals))
+    trouble = [
+        f"the engine reports {kind} in {worlds} of {env.num_envs} worlds; look at the model, and "
+        "at what apply() and reset_worlds() write"
+        for kind, worlds in env.sim.warnings().items()
+    ]
+    return signals, [
+        *watch.other_dtypes(),
+        *watch.waits.values(),
+        *not_finite,
+        *trouble,
+        *constant_terms(signals, is_alive_meant=type(env).terminated is not Env.terminated),
+        *unscaled_observations(signals, agent),
+        *leaks,
+    ]
+
+
+def _from_step_one(values: torch.Tensor) -> torch.Tensor:
+    """What each step led to, after a row of zeros: its index is then the number of the step."""
+    return torch.cat((torch.zeros_like(values[:1]), values))
+
+
+def find_not_finite(signals: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    """NaN and infinity: the first step, and the worlds and columns."""
+    for name, values in signals.items():
+        bad = ~values.isfinite()
+        if bad.any():
+            worlds = int(bad.any(dim=2).any(dim=0).sum())
+            first = int(bad.any(dim=2).any(dim=1).nonzero()[0])
+            yield (
+                f"{name}{_columns(bad.any(dim=1).any(dim=0))}: not finite, first in step "
+                f"{first}, in {worlds} of {bad.shape[1]} worlds; look for divisions by zero, "
+                "roots, logarithms and bodies that overlap"
+            )
+
+
+def constant_terms(signals: Mapping[str, torch.Tensor], is_alive_meant: bool) -> Iterator[str]:
+    """Reward terms that are the same in all worlds and steps.
+
+    Args:
+        signals: what `check` saw.
+        is_alive_meant: whether episodes may end by failure, so that a constant reward is for
+            staying alive.
+    """
+    for name, values in signals.items():
+        term = values[1:]
+        value = float(term[0, 0, 0])
+        if not name.startswith("rewards") or (is_alive_meant and value > 0):
+            continue
+        if _is_constant(term).all():
+            yield (
+                f"{name}: {value + 0:g} in all worlds and steps, so that nothing is learned from "
+                "it; make it follow the state, or leave it out"
+            )
+
+
+def unscaled_observations(signals: Mapping[str, torch.Tensor], agent: AgentConfig) -> Iterator[str]:
+    """Columns of another size than networks learn from, where these do not normalise them."""
+    seen: dict[str, str] = {}
+    for network, groups in (("actor", agent.obs_groups.actor), ("critic", agent.obs_groups.critic)):
+        if not getattr(agent, network).obs_normalization:
+            seen = dict.fromkeys(groups, network) | seen
+    for group, network in seen.items():
+        values = signals[f"observe()[{group!r}]"]
+        size = values.square().mean(dim=(0, 1)).sqrt()
+        large, small = (size > 10) & size.isfinite(), (size < 0.01) & ~_is_constant(values)
+        for wrong, word in ((large, "large"), (small, "small")):
+            if wrong.any():
+                yield (
+                    f"observe()[{group!r}]{_columns(wrong)}: {word}, root mean square up to "
+                    f"{size[wrong].max():.2g}; scale it to about 1, or set "
+                    f"agent.{network}.obs_normalization"
+                )
+
+
+def reset_leaks(env: Env[Any]) -> Iterator[str]:
+    """Reset every second world; find what changed in the others."""
+    kept = torch.arange(env.num_envs, device=env.device) % 2 == 0
+    before = {name: value.clone() for name, value in _worlds(env).items()}
+    env._reset(~kept)
+    after = _worlds(env)
+    for name, value in before.items():
+        if name in after and after[name].shape == value.shape:
+            now, then = after[name][kept].double(), value[kept].double()
+            changed = ~now.isclose(then, rtol=1e-4, atol=1e-6, equal_nan=True)
+            changed = changed.view(len(now), -1).any(dim=1)
+            # A timer may go off in a few worlds, as in any call.
+            if changed.float().mean() > MAY_CHANGE:
+                yield (
+                    f"reset_worlds(mask): changes {name} where mask is false; write "
+                    "torch.where(mask, new, old), with mask.unsqueeze(1) for (num_envs, size)"
+                )
+
+
+def _worlds(env: Env[Any]) -> dict[str, torch.Tensor]:
+    """All that belongs to single worlds: the state, and the task's own tensors."""
+    state = {f"sim.{name}": getattr(env.sim, name) for name in STATE_FIELDS}
+    own = {f"self.{name}": value for name, value in vars(env).items()}
+    return {
+        name: value
+        for name, value in (state | own).items()
+        if isinstance(value, torch.Tensor) and value.shape[:1] == (env.num_envs,)
+    }
+
+
+def disagreements(one: Signals, other: Signals) -> Iterator[str]:
+    """Where two engines do not agree soon after they were built, by the same seed and actions.
+
+    Single worlds part early where there are contacts: most of them must agree, by a share of what
+    the values vary by. The engines' precisions differ, float64 and float32.
+    """
+    for name, values in one.items():
+        difference = (values - other[name]).abs()[:COMPARED].median(dim=1).values
+        spread = values.std(dim=(0, 1))
+        limit = 0.05 * spread + 1e-4 * values.abs().amax(dim=(0, 1)) + 1e-6
+        bad = difference > limit
+        if bad.any():
+            step = int(bad.any(dim=1).nonzero()[0])
+            most = float(difference[:, bad.any(dim=0)].max())
+            when = f"after {step} steps" if step else "at the start"
+            yield (
+                f"{name}{_columns(bad.any(dim=0))}: differs between the engines {when}, by up to "
+                f"{most:.2g}; draw random numbers with self.uniform and self.normal, and see "
+                "docs/tasks.md for what each field holds when it is read"
+            )
+
+
+def _is_constant(values: torch.Tensor) -> torch.Tensor:
+    """Columns of `(steps, num_envs, size)` that, but for rounding, never change."""
+    low, high = values.amin(dim=(0, 1)), values.amax(dim=(0, 1))
+    return high - low <= 1e-7 + 1e-6 * torch.maximum(high.abs(), low.abs())
+
+
+def _columns(chosen: torch.Tensor) -> str:
+    """Which columns, in words; nothing where there is but one."""
+    numbers = map(str, chosen.nonzero().flatten().tolist())
+    return f" columns {', '.join(numbers)}" if len(chosen) > 1 else ""

@@ -1,0 +1,1 @@
+"""`mjfleet doctor`: whether this machine can train."""

@@ -1,0 +1,1 @@
+"""`mjfleet export`: a policy as ONNX or TorchScript, for a robot."""

@@ -1,0 +1,138 @@
+"""What a robot has to know to run a policy, as plain JSON data. Runs in a worker.
+
+docs/deploy.md says what each entry means.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from mjfleet.env.environment import Env
+from mjfleet.errors import UserError
+
+HOME = "home"
+"""The keyframe that is the default pose."""
+
+
+def describe(env: Env[Any], groups: Sequence[str]) -> dict[str, Any]:
+    """What the model says, and what the task's own `deployment` adds to it or replaces.
+
+    Args:
+        env: the environment.
+        groups: observation groups that the policy sees, in order.
+
+    Raises:
+        UserError: `deployment` returns something else than plain JSON data, or parts whose sizes
+            do not add up to that of an observation.
+    """
+    own = env.deployment()
+    what = f"{type(env).__name__}.deployment()"
+    try:
+        own = json.loads(json.dumps(dict(own), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{what} must return a dictionary of plain JSON data: {error}.") from None
+    layouts = own.pop("observations", {})
+    if not isinstance(layouts, dict):
+        raise UserError(f"{what}: its `observations` must be lists of parts by observation group.")
+    sizes = {name: group.shape[1] for name, group in env.get_observations().items()}
+    if unknown := layouts.keys() - sizes.keys():
+        raise UserError(f"{what} describes no observation group: {', '.join(sorted(unknown))}.")
+    observations = []
+    for name in groups:
+        group: dict[str, Any] = {"name": name, "size": sizes[name]}
+        if name in layouts:
+            group["parts"] = layouts[name]
+        _check_part(group, what)
+        observations.append(group)
+    return {
+        "control_rate": round(1 / env.step_dt, 6),
+        "timestep": float(env.sim.model.opt.timestep),
+        "decimation": env.cfg.decimation,
+        "observation_size": sum(sizes[name] for name in groups),
+        "observations": observations,
+        "action_size": env.num_actions,
+        **_actuators(env.sim.model),
+        **own,
+    }
+
+
+def _check_part(part: Any, what: str) -> None:
+    """A robot that put its numbers elsewhere than the policy expects them would fall over."""
+    if not (isinstance(part, dict) and {"name", "size"} <= part.keys()):
+        raise UserError(f"{what}: a part of an observation has a name and a size; not {part}.")
+    if "parts" in part:
+        for inner in part["parts"]:
+            _check_part(inner, what)
+        found = part.get("history", 1) * sum(inner["size"] for inner in part["parts"])
+        if found != part["size"]:
+            raise UserError(
+                f"{what}: the parts of {part['name']!r} have size {found}, but it has "
+                f"{part['size']}."
+            )
+
+
+def _actuators(model: mujoco.MjModel) -> dict[str, list[Any] | None]:
+    """Lists in the order of the model's actuators; None where an actuator has no such thing."""
+    joints = [_joint_of(model, i) for i in range(model.nu)]
+    gains = [_gains(model, i) for i in range(model.nu)]
+    pose = None
+    key = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, HOME)
+    if key >= 0:
+        at = model.jnt_qposadr
+        pose = [None if j is None else float(model.key_qpos[key, at[j]]) for j in joints]
+    return {
+        "actuator_names": [model.actuator(i).name for i in range(model.nu)],
+        "joint_names": [None if joint is None else model.joint(joint).name for joint in joints],
+        "default_pose": pose,
+        "kp": [kp for kp, _ in gains],
+        "kv": [kv for _, kv in gains],
+        "gear": model.actuator_gear[:, 0].tolist(),
+        "torque_limits": [_torque_limits(model, i, joint) for i, joint in enumerate(joints)],
+        "control_ranges": [
+            model.actuator_ctrlrange[i].tolist() if model.actuator_ctrllimited[i] else None
+            for i in range(model.nu)
+        ],
+    }
+
+
+def _joint_of(model: mujoco.MjModel, actuator: int) -> int | None:
+    """The hinge or slide that an actuator drives."""
+    kind, joint = int(model.actuator_trntype[actuator]), int(model.actuator_trnid[actuator, 0])
+    if kind not in (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)):
+        return None
+    turns = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
+    return joint if int(model.jnt_type[joint]) in turns else None
+
+
+def _gains(model: mujoco.MjModel, i: int) -> tuple[float | None, float | None]:
+    """kp and kv of a position actuator: its force is kp (ctrl - length) - kv velocity."""
+    gain, bias = model.actuator_gainprm[i], model.actuator_biasprm[i]
+    is_position = (
+        model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED
+        and model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_AFFINE
+        and gain[0] == -bias[1] != 0
+    )
+    return (float(gain[0]), float(0.0 - bias[2])) if is_position else (None, None)
+
+
+def _torque_limits(model: mujoco.MjModel, i: int, joint: int | None) -> list[float] | None:
+    """Between what an actuator's torque (N·m) or force (N) on its joint stays."""
+    gear, limits = model.actuator_gear[i, 0], []
+    if model.actuator_forcelimited[i]:
+        limits.append(np.sort(gear * model.actuator_forcerange[i]))
+    is_motor = (
+        model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED
+        and model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_NONE
+        and model.actuator_dyntype[i] == mujoco.mjtDyn.mjDYN_NONE
+    )
+    if is_motor and model.actuator_ctrllimited[i]:
+        gain = model.actuator_gainprm[i, 0]
+        limits.append(np.sort(gear * gain * model.actuator_ctrlrange[i]))
+    if joint is not None and model.jnt_actfrclimited[joint]:
+        limits.append(model.jnt_actfrcrange[joint])
+    if not limits:
+        return None
+    return [float(max(low for low, _ in limits)), float(min(high for _, high in limits))]

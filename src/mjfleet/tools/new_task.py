@@ -1,0 +1,75 @@
+"""`mjfleet new-task <name>`: a task folder to start from, which trains as it stands."""
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import tyro
+
+from mjfleet.errors import UserError
+from mjfleet.registry import discover
+from mjfleet.utils.console import print_line
+
+TEMPLATE = Path(__file__).with_name("task_template")
+"""A task named `reacher`, whose classes are named Reacher...: the names that are replaced."""
+FILES = ("config.py", "env.py", "model.xml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewTaskArguments:
+    """Write a small task that trains as it stands: a model, an environment, default numbers."""
+
+    name: tyro.conf.Positional[str]
+    """Name of the task and of its folder, such as `my-robot`."""
+    tasks_dir: str = "tasks"
+    """Folder of task folders in which it is made."""
+
+
+def new_task(arguments: Sequence[str]) -> int:
+    """Write the folder and say how to go on."""
+    parsed = tyro.cli(NewTaskArguments, args=arguments, prog="mjfleet new-task")
+    name, root = parsed.name, Path(parsed.tasks_dir)
+    if not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,99}", name):
+        raise UserError(
+            f"the name is {name!r}; it must be at most 100 letters, digits, dashes and "
+            "underscores, a letter first."
+        )
+    known = discover(os.environ, parsed.tasks_dir if root.is_dir() else None).tasks
+    if name in known:
+        raise UserError(f"there is a task `{name}` already, in {known[name].folder}.")
+    try:
+        _write(root, name)
+    except OSError as error:
+        raise UserError(f"{root / name} cannot be made: {error.strerror}") from None
+    for file in FILES:
+        print_line(f"wrote {root / name / file}")
+    run = "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
+    is_found = root.resolve() == Path("tasks").resolve()
+    where = name if is_found else f"{name} --tasks-dir {shlex.quote(str(root))}"
+    print_line(
+        "\nGo on with\n"
+        f"  {run}train {where} --dry-run\n"
+        f"  {run}mjfleet check-task {where}\n"
+        f"  {run}train {where}\n"
+        f"  {run}play {where} --resume latest"
+    )
+    return 0
+
+
+def _write(root: Path, name: str) -> None:
+    """Fill a folder aside, then move it to its place: it is there as a whole or not at all."""
+    class_name = "".join(part[:1].upper() + part[1:] for part in re.split("[-_]", name))
+    names = {"reacher": name, "Reacher": class_name}
+    root.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".new-", dir=root) as aside:
+        folder = Path(aside, name)
+        folder.mkdir()
+        for file in FILES:
+            text = (TEMPLATE / file).read_text(encoding="utf-8")
+            text = re.sub("[Rr]eacher", lambda found: names[found[0]], text)
+            (folder / file).write_text(text, encoding="utf-8")
+        folder.rename(root / name)

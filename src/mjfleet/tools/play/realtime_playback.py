@@ -1,0 +1,179 @@
+"""A policy at work in its environment, at the pace of somebody who watches."""
+
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Protocol
+
+import mujoco
+import torch
+
+from mjfleet.errors import UserError
+from mjfleet.tools.play.policy_episodes import Player
+from mjfleet.utils.atomic_write import checkpoints_in
+from mjfleet.utils.console import print_line
+
+FRAME_SECONDS = 1 / 60
+LOOK_SECONDS = 1.0
+"""How often it is looked for a newer checkpoint."""
+SPEEDS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
+
+
+class Playback:
+    """Steps all worlds in real time, until told otherwise.
+
+    Only the thread that plays may touch it; others go through `later`.
+    """
+
+    def __init__(self, player: Player, playing: str, folder: Path | None = None) -> None:
+        """Play from where the worlds are.
+
+        Args:
+            player: the environment and what acts in it.
+            playing: what that is, for those who watch.
+            folder: where newer checkpoints may appear, which are to be played then; None: nowhere.
+        """
+        self.env, self.playing = player.env, playing
+        self.is_paused = False
+        self.speed = 1.0
+        """Simulated seconds per second that are wanted."""
+        self.world = 0
+        """The world that is looked at."""
+        self.steps = 0
+        """Steps taken and resets: what is shown is out of date once it changes."""
+        self.sums = torch.zeros_like(self.env.terms)
+        """Reward terms of the episode under way, `(number of terms, num_envs)`."""
+        self._player, self._folder = player, folder
+        self._newest = self._find_newest()
+        self._asked: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._held: dict[str, float] = {}
+        self._owed = 0.0
+        self._ended = torch.zeros(self.env.num_envs, dtype=torch.bool, device=self.env.device)
+
+    def later(self, ask: Callable[[], object]) -> None:
+        """Have the thread that plays do something soon; any thread may call this."""
+        self._asked.put(ask)
+
+    def advance(self, seconds: float) -> int:
+        """Do what was asked for, then take the steps that fill so much time at the wanted speed.
+
+        What this machine cannot keep up with is dropped, so that a display stays responsive.
+
+        Returns:
+            The number of steps.
+        """
+        for _ in range(self._asked.qsize()):
+            self._asked.get()()
+        if self.is_paused:
+            return 0
+        before, start = self.steps, time.perf_counter()
+        self._owed += seconds * self.speed
+        while self._owed >= self.env.step_dt:
+            self.step()
+            self._owed -= self.env.step_dt
+            if time.perf_counter() - start > FRAME_SECONDS:
+                self._owed = min(self._owed, self.env.step_dt)
+                break
+        return self.steps - before
+
+    def step(self) -> None:
+        """Take one step, paused or not."""
+        for name, value in self._held.items():
+            self.env.commands()[name][0].fill_(value)
+        _, _, dones, _ = self.env.step(self._player.act(self.env.get_observations()))
+        self._player.forget(dones)
+        self.sums = self.sums.masked_fill(self._ended, 0.0) + self.env.terms
+        self._ended = dones
+        self.steps += 1
+
+    def reset(self) -> None:
+        """Begin a new episode in every world."""
+        self.env.reset()
+        everywhere = torch.ones_like(self._ended)
+        self._player.forget(everywhere)
+        self._ended = everywhere
+        self.steps += 1
+
+    def toggle(self) -> None:
+        """Pause, or go on."""
+        self.is_paused = not self.is_paused
+
+    def change_speed(self, by: int) -> None:
+        """Go to a speed so many places further in SPEEDS."""
+        place = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
+        self.speed = SPEEDS[max(0, min(place + by, len(SPEEDS) - 1))]
+
+    def change_world(self, by: int) -> None:
+        """Look at another world."""
+        self.world = (self.world + by) % self.env.num_envs
+
+    def steer(self, commands: dict[str, float] | None) -> None:
+        """Give every world these commands, by name; None: the task draws them again."""
+        self.env.steered = commands is not None
+        self._held = commands or {}
+
+    def numbers(self) -> tuple[list[tuple[str, float, float]], dict[str, float]]:
+        """Of the world that is looked at; waits for the device.
+
+        Returns:
+            Reward terms by name, in the newest step and in the episode, and metrics of that step.
+        """
+        env, world = self.env, self.world
+        steps, sums = env.terms[:, world].tolist(), self.sums[:, world].tolist()
+        over, by = env.measured[::2, world].tolist(), env.measured[1::2, world].tolist()
+        metrics = {
+            name: over[i] / by[i] if by[i] else math.nan for i, name in enumerate(env.metric_names)
+        }
+        return list(zip(env.reward_names, steps, sums, strict=True)), metrics
+
+    def look_for_newer(self) -> None:
+        """Play the newest checkpoint of the folder from now on, where it is a new one."""
+        newest = self._find_newest()
+        if newest is None or newest == self._newest:
+            return
+        self._newest = newest
+        try:
+            self._player.load(newest)
+        except UserError as error:
+            print_line(f"warning: {error}")  # It may have been removed again; the next one will do.
+            return
+        self.playing = newest.name
+        print_line(f"playing {newest}")
+
+    def _find_newest(self) -> Path | None:
+        found = checkpoints_in(self._folder) if self._folder else []
+        return found[-1] if found else None
+
+
+class Display(Protocol):
+    """What shows a playback."""
+
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Whether anybody may still be watching."""
+
+    def show(self, playback: Playback) -> None:
+        """Show how it is now; called up to 60 times a second, by the thread that plays."""
+
+
+def watch(playback: Playback, display: Display) -> None:
+    """Play in real time until the display is closed."""
+    before = looked = time.perf_counter()
+    while display.is_open():
+        now = time.perf_counter()
+        playback.advance(now - before)
+        if now - looked > LOOK_SECONDS:
+            looked = now
+            playback.look_for_newer()
+        display.show(playback)
+        before = now
+        time.sleep(max(0.0, FRAME_SECONDS - (time.perf_counter() - now)))
+
+
+def floating_body(model: mujoco.MjModel) -> int | None:
+    """The body that a camera follows: the first with a free joint, if there is one."""
+    free = model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
+    return int(free[0]) if free.size else None

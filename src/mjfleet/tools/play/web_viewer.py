@@ -1,0 +1,215 @@
+"""All worlds in the browser, by viser and mjviser, with what steers the playback beside them."""
+
+import copy
+import html
+import math
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import mujoco
+import numpy as np
+import rich
+import viser
+from mjviser import ViserMujocoScene
+
+from mjfleet.tools.play.realtime_playback import SPEEDS, Playback, floating_body, watch
+from mjfleet.tools.play.viewer import free_port
+from mjfleet.utils.console import print_line
+
+TEXT_SECONDS = 0.2
+COLORS = ((46, 160, 67), (31, 111, 235), (219, 109, 40), (163, 113, 247))
+"""Of arrows: green, blue, orange, violet."""
+
+
+def show_in_browser(playback: Playback, host: str, port: int) -> None:
+    """Serve a page and play until somebody interrupts.
+
+    Args:
+        playback: what to show.
+        host: the name or address to listen at.
+        port: the first port to try.
+
+    Raises:
+        UserError: there is no listening at that address.
+    """
+    port = free_port(host, port)
+    rich.get_console().quiet = True  # viser has a banner of its own.
+    server = viser.ViserServer(host, port, "mjfleet", verbose=False)
+    try:
+        display = WebDisplay(server, playback)
+        name = socket.gethostname() if host == "0.0.0.0" else host
+        print_line(f"open http://{name}:{server.get_port()} in a browser; Ctrl-C ends it")
+        watch(playback, display)
+    finally:
+        server.stop()
+
+
+class WebDisplay:
+    """A page that everybody who opens it shares."""
+
+    def __init__(self, server: viser.ViserServer, playback: Playback) -> None:
+        env = playback.env
+        self._server, self._playback = server, playback
+        # It changes how its model is drawn, and nobody else should see that.
+        self._scene = ViserMujocoScene(server, copy.copy(env.sim.model), env.num_envs)
+        # The thread that plays draws everything, once `needs_update` asks for it.
+        self._scene.set_refresh_handler(lambda: None)
+        self._arrows: dict[str, viser.ArrowsHandle] = {}
+        self._sliders: dict[str, viser.GuiSliderHandle[float]] = {}
+        self._drawn = (-1, -1, 0.0)
+        self._before, self._steps_before = time.perf_counter(), playback.steps
+        self._build()
+
+    def is_open(self) -> bool:
+        """Always: pages come and go."""
+        return True
+
+    def show(self, playback: Playback) -> None:
+        playback.world = self._scene.env_idx
+        now = (playback.steps, playback.world, self._spacing.value)
+        if self._drawn != now or self._scene.needs_update:
+            self._drawn = now
+            self._scene.needs_update = False
+            self._draw()
+        if time.perf_counter() - self._before > TEXT_SECONDS:
+            self._write()
+
+    def _build(self) -> None:
+        """What is beside the picture."""
+        gui, playback = self._server.gui, self._playback
+        gui.configure_theme(show_logo=False, show_share_button=False)
+        tabs = gui.add_tab_group()
+        with tabs.add_tab("Play"):
+            self._status = gui.add_html("")
+            actions = {
+                "Pause": playback.toggle,
+                "Step": playback.step,
+                "Reset": playback.reset,
+            }
+            buttons = gui.add_button_group("Time", tuple(actions))
+            buttons.on_click(lambda event: playback.later(actions[event.target.value]))
+            speed = gui.add_dropdown("Speed", [f"{speed:g}" for speed in SPEEDS], initial_value="1")
+            speed.on_update(lambda _: setattr(playback, "speed", float(speed.value)))
+            model = playback.env.sim.model
+            spacing = _spacing(model)
+            self._spacing = gui.add_slider(
+                "Spacing (m)", 0.0, max(10.0, spacing), 0.1, spacing, hint="Between worlds."
+            )
+            self._scene.camera_tracking_enabled = floating_body(model) is not None
+            self._scene.create_scene_gui(3 * float(model.stat.extent) + 2 * spacing)
+            if playback.env.commands():
+                self._add_commands()
+            with gui.add_folder("Rewards and metrics"):
+                self._numbers = gui.add_html("")
+        with tabs.add_tab("Overlays"):
+            self._scene.create_overlay_gui()
+        with tabs.add_tab("Groups"):
+            self._scene.create_groups_gui()
+
+    def _add_commands(self) -> None:
+        gui, playback = self._server.gui, self._playback
+
+        def steer(event: viser.GuiEvent[Any]) -> None:
+            if event.client is None:
+                return  # Set by `_write`, to show what the task has drawn.
+            if event.target is not by_hand:
+                by_hand.value = True
+            held = {name: slider.value for name, slider in self._sliders.items()}
+            playback.later(lambda: playback.steer(held if by_hand.value else None))
+
+        with gui.add_folder("Commands"):
+            by_hand = gui.add_checkbox("By hand", False, hint="Off: the task draws them.")
+            by_hand.on_update(steer)
+            for name, (values, low, high) in playback.env.commands().items():
+                if low == high:
+                    continue
+                step = 10.0 ** math.floor(math.log10((high - low) / 100))
+                value = _within(float(values[playback.world]), low, high)
+                self._sliders[name] = gui.add_slider(name, low, high, step, value)
+                self._sliders[name].on_update(steer)
+
+    def _draw(self) -> None:
+        """All worlds, that which is looked at in its own place."""
+        sim, world = self._playback.env.sim, self._playback.world
+        cells = np.arange(sim.num_envs)
+        columns = math.ceil(math.sqrt(sim.num_envs))
+        grid = np.stack((cells // columns, cells % columns, 0 * cells), axis=1)
+        aside = self._spacing.value * (grid - grid[world])
+        fields = {
+            name: getattr(sim, name).cpu().numpy()
+            for name in ("xpos", "xmat", "mocap_pos", "mocap_quat", "qpos", "qvel", "ctrl")
+        }
+        self._scene.update_from_arrays(
+            fields["xpos"] + aside[:, None],
+            fields["xmat"].reshape(sim.num_envs, -1, 3, 3),
+            fields["mocap_pos"] + aside[:, None],
+            fields["mocap_quat"],
+            qpos=fields["qpos"],
+            qvel=fields["qvel"],
+            ctrl=fields["ctrl"],
+        )
+        shown = slice(world, world + 1) if self._scene.show_only_selected else slice(None)
+        for i, (name, arrow) in enumerate(self._playback.env.arrows().items()):
+            start, vector = (part.cpu().numpy() for part in arrow)
+            points = np.stack((start + aside, start + aside + vector), axis=1)[shown]
+            if name in self._arrows:
+                self._arrows[name].points = points.astype(np.float32)
+            else:
+                # The frame moves where the camera follows the robot.
+                path = f"{self._scene.fixed_bodies_frame.name}/arrows/{name}"
+                self._arrows[name] = self._server.scene.add_arrows(
+                    path, points, COLORS[i % len(COLORS)], shaft_radius=0.008,
+                    head_radius=0.02, head_length=0.05,
+                )  # fmt: skip
+        self._server.flush()
+
+    def _write(self) -> None:
+        """What is told in words and numbers."""
+        playback = self._playback
+        now = time.perf_counter()
+        real = (playback.steps - self._steps_before) * playback.env.step_dt / (now - self._before)
+        self._before, self._steps_before = now, playback.steps
+        seconds = int(playback.env.episode_length_buf[playback.world]) * playback.env.step_dt
+        terms, metrics = playback.numbers()
+        total = sum(sums for _, _, sums in terms)
+        self._status.content = _table(
+            [
+                ("playing", playback.playing),
+                ("speed", "paused" if playback.is_paused else f"{real:.2f} x real time"),
+                ("world", f"{playback.world}, {seconds:.1f} s, return {total:.4g}"),
+            ]
+        )
+        rows = [(name, f"{step:.3g}", f"{sums:.4g}") for name, step, sums in terms]
+        rows += [(name, f"{value:.3g}", "") for name, value in metrics.items()]
+        self._numbers.content = _table([("", "step", "episode"), *rows])
+        if not playback.env.steered:
+            commands = playback.env.commands()
+            for name, slider in self._sliders.items():
+                values, low, high = commands[name]
+                value = _within(float(values[playback.world]), low, high)
+                if slider.value != value:
+                    slider.value = value
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Names and what belongs to them, as HTML."""
+    lines = []
+    for name, *cells in rows:
+        data = "".join(f"<td style='text-align:right'>{html.escape(cell)}</td>" for cell in cells)
+        lines.append(f"<tr><td>{html.escape(name)}</td>{data}</tr>")
+    style = "width:100%;padding:0 0.8em 0.5em;font-size:0.8em;font-variant-numeric:tabular-nums"
+    return f"<table style='{style}'>{''.join(lines)}</table>"
+
+
+def _within(value: float, low: float, high: float) -> float:
+    """A number that a slider can show."""
+    return round(min(max(value, low), high), 3)
+
+
+def _spacing(model: mujoco.MjModel) -> float:
+    """Metres between worlds: 0 where robots stand on more than a plane, which is there once."""
+    fixed = model.body_weldid[model.geom_bodyid] == 0
+    scenery = fixed & (model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE)
+    return 0.0 if scenery.any() else 2.0 * float(model.stat.extent)

@@ -1,0 +1,1 @@
+"""`mjfleet report`: one HTML page about a run."""

@@ -1,0 +1,1 @@
+"""Files, child processes and platform facts: small, and nothing of the domain."""

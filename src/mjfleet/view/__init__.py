@@ -1,1 +1,0 @@
-"""Watching a policy: one loop, and the two displays that show it."""

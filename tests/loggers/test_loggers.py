@@ -1,0 +1,460 @@
+"""Metrics on their way to files, TensorBoard and W&B: the real packages, read back."""
+
+import csv
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from mjfleet.config import AgentConfig, WandbConfig
+from mjfleet.loggers import logger as sink
+from mjfleet.loggers import logger_group as loggers
+from mjfleet.loggers import wandb_logger as wandb_sink
+from mjfleet.loggers.logger_group import LoggerGroup
+
+from .recorded import history, records
+
+ROWS = [
+    {"iteration": 1, "mean_return": None, "loss/value": 0.5},
+    {"iteration": 2, "mean_return": 12.5, "loss/value": 0.25},
+]
+FILES = AgentConfig(logger=("tensorboard",))
+CSV = AgentConfig(logger=("none",))
+WANDB = AgentConfig(logger=("wandb",), experiment_name="poles")
+
+
+def write_rows(loggers: LoggerGroup) -> None:
+    for row in ROWS:
+        loggers.write(row)
+    loggers.close()
+
+
+def read_csv(run_dir: Path) -> list[dict[str, str]]:
+    with (run_dir / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_scalars(run_dir: Path, tag: str) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Give a sink's thread the time it takes; fail if it takes for ever."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def wait_for_files(folder: Path, pattern: str) -> list[Path]:
+    wait_until(lambda: list(folder.glob(pattern)))
+    return list(folder.glob(pattern))
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Our own warnings; W&B's records are for its file alone."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("mjfleet")]
+
+
+def test_csv_leaves_unknown_values_empty(tmp_path: Path) -> None:
+    write_rows(LoggerGroup(tmp_path, CSV, {}))
+    assert [row["mean_return"] for row in read_csv(tmp_path)] == ["", "12.5"]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    write_rows(LoggerGroup(tmp_path, FILES, {}))
+    assert read_scalars(tmp_path, "loss/value") == [(1, 0.5), (2, 0.25)]
+    assert read_scalars(tmp_path, "mean_return") == [(2, 12.5)]
+
+
+def test_metrics_csv_is_there_from_the_start_and_complete_after_each_row(tmp_path: Path) -> None:
+    with LoggerGroup(tmp_path, CSV, {}) as loggers:
+        wait_until((tmp_path / "metrics.csv").exists)
+        for number, row in enumerate(ROWS, 1):
+            loggers.write(row)
+            wait_until(lambda number=number: len(read_csv(tmp_path)) == number)
+
+
+def test_a_resumed_run_has_every_iteration_once(tmp_path: Path) -> None:
+    with LoggerGroup(tmp_path, FILES, {}) as first:
+        for iteration in range(1, 7):
+            first.write({"iteration": iteration, "value": 1.0})
+    # As if killed: cut off within a row and within a record.
+    (events,) = tmp_path.glob("events.out.tfevents.*")
+    events.write_bytes(events.read_bytes()[:-5])
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("7,1")
+    second = LoggerGroup(tmp_path, FILES, {}, resumed_from=4)
+    for iteration in range(5, 9):
+        second.write({"iteration": iteration, "value": 2.0})
+    second.close()
+    expected = [(i, 1.0 if i <= 4 else 2.0) for i in range(1, 9)]
+    read = read_csv(tmp_path)
+    assert [(int(row["iteration"]), float(row["value"])) for row in read] == expected
+    assert read_scalars(tmp_path, "value") == expected
+
+
+def test_a_run_that_starts_over_in_its_directory_forgets_the_first_attempt(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        with LoggerGroup(tmp_path, FILES, {}) as loggers:
+            for iteration in (1, 2):
+                loggers.write({"iteration": iteration, "value": value})
+    assert [float(row["value"]) for row in read_csv(tmp_path)] == [2.0, 2.0]
+    assert read_scalars(tmp_path, "value") == [(1, 2.0), (2, 2.0)]
+
+
+def test_rows_that_are_not_sound_are_dropped_on_resume(tmp_path: Path) -> None:
+    lines = [
+        b"iteration,a", b"1,0.5", b"2", b'3,"0.5', b"\x00\x00\xff,0.5", b"4,0.1", b"4,0.2",
+        b"x,1", b"-1,1", b"5,nan", b"6,",
+    ]  # fmt: skip
+    (tmp_path / "metrics.csv").write_bytes(b"\n".join(lines) + b"\n")
+    LoggerGroup(tmp_path, CSV, {}, resumed_from=6).close()
+    assert [(row["iteration"], row["a"]) for row in read_csv(tmp_path)] == [
+        ("1", "0.5"), ("4", "0.2"), ("5", "nan"), ("6", ""),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", [b"", b"itera", b"\x00\x00\n1,2\n"])
+def test_a_file_without_a_sound_header_starts_anew(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "metrics.csv").write_bytes(content)
+    with LoggerGroup(tmp_path, CSV, {}, resumed_from=2) as loggers:
+        loggers.write({"iteration": 3, "a": 1.0})
+    assert read_csv(tmp_path) == [{"iteration": "3", "a": "1.0"}]
+
+
+def test_columns_of_both_parts_are_kept_when_a_term_is_replaced(tmp_path: Path) -> None:
+    with LoggerGroup(tmp_path, CSV, {}) as loggers:
+        loggers.write({"iteration": 1, "old": 0.5, "kept": 1.0})
+    with LoggerGroup(tmp_path, CSV, {}, resumed_from=1) as resumed:
+        resumed.write({"iteration": 2, "kept": 2.0, "new": 0.25})
+    assert read_csv(tmp_path) == [
+        {"iteration": "1", "old": "0.5", "kept": "1.0", "new": ""},
+        {"iteration": "2", "old": "", "kept": "2.0", "new": "0.25"},
+    ]
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from mjfleet.loggers.file_loggers import CsvSink, TensorBoardSink
+
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+# A file that may not grow fails as on a full disk: what still fits is written, then an OSError.
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+run_dir, before, recovers = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "recovers"
+resumed_from = int(sys.argv[4])
+sinks = CsvSink(run_dir / "metrics.csv", resumed_from), TensorBoardSink(run_dir, resumed_from)
+if before == 0:
+    limit(0)
+for sink in sinks:
+    sink.open()
+first = resumed_from + 1
+for iteration in range(first, first + 100):
+    if iteration == first + before:
+        limit(1000)
+    if recovers and iteration == first + 60:
+        limit(resource.RLIM_INFINITY)
+    for sink in sinks:
+        sink.write({"iteration": iteration, "value": 1 / iteration, "none": None})
+for sink in sinks:
+    sink.close()
+print("trained")
+"""
+
+
+def on_a_full_disk(run_dir: Path, before: int, then: str, resumed_from: int = 0) -> str:
+    """Train with rows that stop fitting after `before` of them; what was told on stderr."""
+    arguments = [str(run_dir), str(before), then, str(resumed_from)]
+    result = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, *arguments],
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    assert result.stdout == "trained\n"
+    return result.stderr
+
+
+@pytest.mark.parametrize(("before", "resumed_from"), [(0, 0), (5, 0), (0, 3)])
+def test_no_row_is_lost_to_a_disk_that_is_full_for_a_while(
+    tmp_path: Path, before: int, resumed_from: int
+) -> None:
+    if resumed_from:
+        with LoggerGroup(tmp_path, FILES, {}) as first:
+            for iteration in range(1, 10):
+                first.write({"iteration": iteration, "value": 1 / iteration, "none": None})
+    told = on_a_full_disk(tmp_path, before, "recovers", resumed_from)
+    iterations = list(range(1, resumed_from + 101))
+    assert [int(row["iteration"]) for row in read_csv(tmp_path)] == iterations
+    assert [step for step, _ in read_scalars(tmp_path, "value")] == iterations
+    assert "Traceback" not in told
+    assert len(told.splitlines()) == 2
+
+
+def test_a_disk_that_stays_full_leaves_whole_rows_and_one_warning(tmp_path: Path) -> None:
+    told = on_a_full_disk(tmp_path, 5, "stays full")
+    assert len(told.splitlines()) == 2
+    assert "Traceback" not in told
+    assert (tmp_path / "metrics.csv").read_bytes().endswith(b"\n")
+    iterations = [int(row["iteration"]) for row in read_csv(tmp_path)]
+    assert iterations == list(range(1, len(iterations) + 1))
+    assert len(iterations) >= 5
+
+
+@pytest.fixture
+def no_wandb_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B as on a machine where nobody has set anything."""
+    for variable in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(variable)
+
+
+@pytest.mark.usefixtures("no_wandb_variables")
+def test_wandb_works_without_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    write_rows(LoggerGroup(run_dir, WANDB, {"agent": {"seed": 3}}))
+    assert [end.exit_code for end in records(run_dir, "exit")] == [0]
+    assert [row["loss/value"] for row in history(run_dir)] == [0.5, 0.25]
+    assert [row.get("mean_return") for row in history(run_dir)] == [None, 12.5]
+    (run,) = records(run_dir, "run")
+    assert (run.project, run.display_name) == ("poles", "run")
+
+
+@pytest.mark.usefixtures("no_wandb_variables")
+def test_wandb_knows_that_a_run_has_failed(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), LoggerGroup(tmp_path, WANDB, {}):
+        _ = 1 / 0
+    assert [end.exit_code for end in records(tmp_path, "exit")] == [1]
+
+
+def test_a_sink_that_fails_has_one_warning_and_stops_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "metrics.csv").mkdir()
+    write_rows(LoggerGroup(tmp_path, FILES, {}))
+    (warning,) = told(caplog)
+    assert "metrics.csv" in warning
+    assert read_scalars(tmp_path, "loss/value") == [(1, 0.5), (2, 0.25)]
+
+
+def test_wandb_that_cannot_start_is_no_reason_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "nonsense")
+    write_rows(LoggerGroup(tmp_path, WANDB, {}))
+    (warning,) = told(caplog)
+    assert "W&B" in warning
+    assert (tmp_path / "metrics.csv").read_text().count("\n") == 3
+
+
+@pytest.mark.usefixtures("no_wandb_variables")
+def test_a_resumed_run_is_the_same_wandb_run_and_flags_win_over_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "MODE": "offline", "PROJECT": "theirs", "ENTITY": "them", "RUN_GROUP": "all",
+        "TAGS": "slow,old", "NOTES": "none", "NAME": "mine",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    flags = WandbConfig(project="ours", entity="us", group="seeds", tags=("new",), notes="some")
+    write_rows(LoggerGroup(tmp_path, WANDB, {}))
+    resumed = AgentConfig(logger=("wandb",), wandb=flags)
+    write_rows(LoggerGroup(tmp_path, resumed, {}, resumed_from=2))
+
+    def said(run: Any) -> tuple[Any, ...]:
+        return (run.project, run.entity, run.run_group, {*run.tags}, run.notes)
+
+    first, second = records(tmp_path, "run")
+    wandb_id = json.loads((tmp_path / "run.json").read_text())["wandb_id"]
+    assert first.run_id == second.run_id == wandb_id
+    assert first.display_name == second.display_name == "mine"
+    assert said(first) == ("theirs", "them", "all", {"slow", "old"}, "none")
+    assert said(second) == ("ours", "us", "seeds", {"new"}, "some")
+
+
+@pytest.mark.usefixtures("no_wandb_variables")
+def test_several_sinks_at_once_and_wandb_keeps_videos_and_checkpoints(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    video, kept, removed = (tmp_path / name for name in ("a.mp4", "model_1.pt", "model_0.pt"))
+    video.write_bytes(b"frames")
+    kept.write_bytes(b"weights")
+    wandb = WandbConfig(mode="offline", checkpoints=True)
+    with LoggerGroup(
+        tmp_path, AgentConfig(logger=("tensorboard", "wandb"), wandb=wandb), {}
+    ) as loggers:
+        loggers.checkpoint(removed, 0)
+        loggers.write(ROWS[0])
+        loggers.checkpoint(kept, 1)
+        loggers.video(video, 1)
+        loggers.write(ROWS[1])
+    assert not told(caplog)
+    assert len(read_csv(tmp_path)) == 2
+    assert read_scalars(tmp_path, "loss/value") == [(1, 0.5), (2, 0.25)]
+    first, second = history(tmp_path)
+    assert [first["loss/value"], second["loss/value"]] == [0.5, 0.25]
+    (stored,) = tmp_path.glob(f"wandb/offline-run-*/files/{first['video/path']}")
+    assert stored.read_bytes() == b"frames"
+    (artifact,) = records(tmp_path, "artifact")
+    assert (artifact.type, {*artifact.aliases}) == ("model", {"latest", "model_1"})
+    (file,) = artifact.manifest.contents
+    assert file.path == "model_1.pt"
+    assert Path(file.local_path).read_bytes() == b"weights"
+    assert Path(file.local_path).is_relative_to(tmp_path)
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """A metrics.csv that hangs when it is read, as on a server that does not answer, until called.
+
+    It is a pipe with nobody at its other end.
+    """
+    pipe = tmp_path / "metrics.csv"
+    os.mkfifo(pipe)
+
+    def answer() -> None:
+        if pipe.is_fifo():
+            pipe.write_bytes(b"")
+            wait_until(pipe.is_file)
+
+    yield answer
+    answer()
+
+
+def test_a_sink_that_is_too_slow_drops_rows_counts_them_and_holds_up_no_other(
+    tmp_path: Path,
+    hanging: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(sink, "QUEUE_SIZE", 5)
+    with LoggerGroup(tmp_path, FILES, {}) as loggers:
+        (events,) = wait_for_files(tmp_path, "events.out.tfevents.*")
+        for iteration in range(1, 9):
+            size = events.stat().st_size
+            loggers.write({"iteration": iteration, "value": 1.0})
+            wait_until(lambda size=size: events.stat().st_size > size)
+        hanging()
+    assert [row["iteration"] for row in read_csv(tmp_path)] == ["1", "2", "3", "4", "5"]
+    assert [step for step, _ in read_scalars(tmp_path, "value")] == [*range(1, 9)]
+    (warning,) = told(caplog)
+    assert "metrics.csv" in warning
+    assert " 3 rows" in warning
+
+
+@pytest.mark.usefixtures("hanging")
+def test_a_sink_that_hangs_keeps_a_run_from_ending_for_a_limited_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loggers, "CLOSE_SECONDS", 0.1)
+    with LoggerGroup(tmp_path, FILES, {}) as every:
+        (events,) = wait_for_files(tmp_path, "events.out.tfevents.*")
+        size = events.stat().st_size
+        every.write(ROWS[0])
+        wait_until(lambda: events.stat().st_size > size)
+    (warning,) = told(caplog)
+    assert "metrics.csv" in warning
+
+
+def test_a_checkpoint_waits_for_the_rows_before_it_but_not_for_ever(
+    tmp_path: Path, hanging: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LoggerGroup(tmp_path, FILES, {}) as every:
+        every.write(ROWS[0])
+        monkeypatch.setattr(loggers, "SETTLE_SECONDS", 0.1)
+        every.settle()  # The file's thread waits for an answer.
+        hanging()
+        monkeypatch.undo()
+        every.write(ROWS[1])
+        every.settle()
+        assert len(read_csv(tmp_path)) == 2
+
+
+@pytest.fixture(params=["refuses", "never answers"])
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where W&B's server should be; the system accepts connections that nobody ever reads."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        if request.param == "never answers":
+            listening.listen(100)
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
+        monkeypatch.delenv("WANDB_MODE", raising=False)
+        yield request.param
+
+
+@pytest.mark.usefixtures("server")
+def test_wandb_without_an_answer_is_recorded_offline(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(wandb_sink, "INIT_SECONDS", 1.0)
+    write_rows(LoggerGroup(tmp_path, WANDB, {}))
+    assert [row["loss/value"] for row in history(tmp_path)] == [0.5, 0.25]
+    (warning,) = told(caplog)
+    assert "wandb sync" in warning
+    assert capfd.readouterr() == ("", "")
+
+
+UNDECIDED = """
+import sys
+from pathlib import Path
+from mjfleet.config import AgentConfig
+from mjfleet.loggers import wandb_logger as wandb_sink
+from mjfleet.loggers.logger_group import Sinks
+
+wandb_sink.INIT_SECONDS = 600.0
+sinks = Sinks(Path(sys.argv[1]), AgentConfig(logger=("wandb",)), {})
+sinks.write({"iteration": 1, "value": 1.0})
+while not list(Path(sys.argv[1]).glob("wandb/run-*")):
+    pass
+sinks.close(0.1)
+print("trained")
+"""
+
+
+@pytest.mark.usefixtures("server")
+def test_the_process_exits_while_wandb_still_waits_for_its_server(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", UNDECIDED, str(tmp_path)],
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    assert result.stdout == "trained\n"
+    assert len(result.stderr.splitlines()) == 1
+    assert "W&B" in result.stderr
+    assert len(read_csv(tmp_path)) == 1
+
+
+def test_processes_and_threads_may_end_while_wandbs_own_is_looked_for() -> None:
+    ended = Event()
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            with subprocess.Popen(["true"]):
+                Thread(target=ended.wait, args=(0.0005,)).start()
+
+    busy = Thread(target=come_and_go)
+    busy.start()
+    try:
+        for _ in range(1000):
+            wandb_sink._end_service()
+    finally:
+        ended.set()
+        busy.join()

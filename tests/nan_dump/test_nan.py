@@ -1,0 +1,422 @@
+"""Numbers that are not finite: found, dumped, explained and replayed, or reset and counted."""
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from mjfleet.cli.dispatcher import mjfleet
+from mjfleet.cli.train import guarded
+from mjfleet.config import EnvConfig, from_dict
+from mjfleet.env import Env
+from mjfleet.errors import UserError
+from mjfleet.nan_dump.command import load
+from mjfleet.nan_dump.nan_guard import DumpTo
+from mjfleet.rl.rank_statistics import IterationMetrics
+from mjfleet.rl.runner import DivergedError, Runner
+from mjfleet.sim import make_simulation
+
+from ..conftest import Run, only_run, rows, write_task
+from ..env.test_env import BUNDLED, ENGINES, no_host_synchronisation
+
+FOUND = BUNDLED["cartpole-balance"]
+CartpoleEnv: Any = FOUND.load(FOUND.task.env_class)
+STEPS = 8
+AGENT = from_dict(
+    FOUND.task.agent,
+    {"num_steps_per_env": STEPS, "max_iterations": 4, "init_at_random_ep_len": False},
+)
+
+
+class SpoiltEnv(CartpoleEnv):
+    """A cart-pole in which something goes wrong in world 3 at step 13, the first being 0."""
+
+    model_file = str(FOUND.folder / "cartpole.xml")
+    spoil = ""
+    world, at = 3, 13
+    forever = False
+
+    def setup(self) -> None:
+        self.count = -1
+
+    @property
+    def where(self) -> torch.Tensor:
+        return torch.arange(self.num_envs) == self.world
+
+    def due(self, what: str) -> bool:
+        now = self.count >= self.at if self.forever else self.count == self.at
+        return self.spoil == what and now
+
+    def apply(self, action: torch.Tensor) -> None:
+        super().apply(action)
+        self.count += 1
+        if self.due("ctrl"):
+            self.sim.ctrl.masked_fill_(self.where.unsqueeze(1), torch.inf)
+        if self.due("physics"):
+            # Finite, and more than a step of float32 or MuJoCo's checks can take.
+            self.sim.qvel[:, 1] = torch.where(self.where, 1e37, self.sim.qvel[:, 1])
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        groups = super().observe()
+        if self.due("observation"):
+            spoilt = groups["critic"].clone()
+            spoilt[:, 2].masked_fill_(self.where, torch.nan)
+            groups["critic"] = spoilt
+        return groups
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        terms = super().rewards()
+        if self.due("qvel"):
+            self.sim.qvel[:, 1].masked_fill_(self.where, torch.nan)
+        if self.due("reward"):
+            return {name: term.masked_fill(self.where, torch.nan) for name, term in terms.items()}
+        return terms
+
+
+class BlindEnv(SpoiltEnv):
+    """Neither observes nor rewards what has gone wrong in its state."""
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        return {name: group.nan_to_num(0, 0, 0) for name, group in super().observe().items()}
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        return {name: term.nan_to_num(0, 0, 0) for name, term in super().rewards().items()}
+
+
+def make_runner(
+    kind: Any, engine: Any, dump: Path | None = None, num_envs: int = 8, **settings: Any
+) -> Runner:
+    cfg = replace(FOUND.task.env, num_envs=num_envs)
+    env = kind(cfg, make_simulation(engine, kind.make_model(cfg), num_envs), seed=1)
+    for name, value in settings.items():
+        setattr(env, name, value)
+    torch.manual_seed(1)
+    dump_to = DumpTo(path=dump, task="cartpole-balance") if dump else None
+    return Runner(env, AGENT, "cpu", 1, FOUND.load, dump_to=dump_to)
+
+
+def train(runner: Runner) -> list[IterationMetrics]:
+    metrics: list[IterationMetrics] = []
+    runner.train(metrics.append, lambda: None)
+    return metrics
+
+
+def diverge(runner: Runner) -> str:
+    with pytest.raises(DivergedError) as error:
+        train(runner)
+    return str(error.value)
+
+
+def inspect(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert guarded(mjfleet, ["inspect", str(path)]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil", "engine", "what"),
+    [
+        # Spoilt in step 13, which is step 5 of the second rollout; seen before step 6.
+        (SpoiltEnv, "observation", "native", ("group 'critic'[2] is nan before step 6", "observe")),
+        (SpoiltEnv, "observation", "warp", ("group 'critic'[2] is nan before step 6", "observe")),
+        (SpoiltEnv, "reward", "native", ("term 'balance'[0] is nan after the physics of step 5",
+                                         "`rewards` made it")),
+        (BlindEnv, "ctrl", "native", ("ctrl[0] (actuator slide) is inf where the physics of step 5 "
+                                      "starts", "`apply`")),
+        (BlindEnv, "qvel", "native", ("qvel[1] (joint hinge) is nan where the physics of step 6 "
+                                      "starts", "In MuJoCo, step 5 ends finite: the task")),
+        (BlindEnv, "qvel", "warp", ("qvel[1] (joint hinge) is nan where the physics of step 6 "
+                                    "starts", "In MuJoCo, step 5 ends finite: the task")),
+        (BlindEnv, "physics", "warp", ("(joint ", "where the physics of step 5 ends", "bad too")),
+    ],
+)  # fmt: skip
+def test_inspect_names_what_went_bad_first(
+    kind: Any,
+    spoil: str,
+    engine: str,
+    what: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "failures" / "nan_rank0.npz"
+    message = diverge(make_runner(kind, engine, path, spoil=spoil))
+    assert "iteration 2: " in message
+    assert "is not finite in 1 of 8 worlds (3)" in message
+    assert f"mjfleet inspect {path}" in message
+    text = inspect(path, capsys)
+    assert "cartpole-balance, iteration 2: 1 of 8 worlds, 8 steps" in text
+    assert "world 3: " in text
+    for piece in what:
+        assert piece in text
+    exec("\n".join(line.strip() for line in text.splitlines()[-3:]), found := {})
+    assert found["data"].qpos.shape == (2,)
+
+
+def test_a_number_spoilt_after_the_last_step_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "nan_rank0.npz"
+    message = diverge(make_runner(BlindEnv, "native", path, spoil="qvel", at=STEPS - 1))
+    assert message.startswith("iteration 1: qvel is not finite")
+    assert "qvel[1] (joint hinge) is nan after step 7, the last" in inspect(path, capsys)
+
+
+@pytest.mark.parametrize("engine", ["native", "warp"])
+def test_a_dump_replays_in_plain_mujoco(tmp_path: Path, engine: str) -> None:
+    path = tmp_path / "nan_rank0.npz"
+    diverge(make_runner(SpoiltEnv, engine, path, spoil="observation"))
+    with np.load(path, allow_pickle=False) as dump:
+        assert dump["worlds"].tolist() == [3]
+        model = mujoco.MjModel.from_binary_path("m.mjb", {"m.mjb": dump["model"].tobytes()})
+        data = mujoco.MjData(model)
+        data.qpos, data.qvel = dump["start/qpos"][0, 0], dump["start/qvel"][0, 0]
+        for step in range(STEPS):
+            data.ctrl = np.clip(dump["action"][step, 0], -1, 1)
+            mujoco.mj_step(model, data, nstep=dump["decimation"].item())
+            accuracy = 1e-12 if engine == "native" else 1e-4
+            assert np.allclose(data.qpos, dump["end/qpos"][step, 0], atol=accuracy)
+            assert np.allclose(data.qvel, dump["end/qvel"][step, 0], atol=10 * accuracy)
+            alone = load(path).replay(3, step)
+            assert np.allclose(alone.qpos, data.qpos, atol=accuracy)
+        assert dump["observation/actor"].shape == (STEPS + 1, 1, 5)
+        assert np.isfinite(dump["observation/actor"]).all()
+        assert dump["term/balance"].shape == dump["reward"].shape == (STEPS, 1)
+
+
+def test_forces_that_a_task_applies_are_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "nan_rank0.npz"
+
+    class PushedEnv(SpoiltEnv):
+        def apply(self, action: torch.Tensor) -> None:
+            super().apply(action)
+            if self.count >= 11:
+                self.sim.xfrc_applied[:, 1, 0] = 5.0
+
+    diverge(make_runner(PushedEnv, "native", path, spoil="observation"))
+    dump = load(path)
+    assert dump.arrays["start/xfrc_applied"][:, 0, 1, 0].tolist() == [0] * 3 + [5] * 6
+    for step in range(STEPS):
+        assert np.allclose(dump.replay(3, step).qvel, dump.arrays["end/qvel"][step, 0], atol=1e-12)
+    with pytest.raises(UserError, match="worlds 3 and steps 0 to 7"):
+        dump.replay(2, 0)
+
+
+def test_a_world_that_goes_bad_as_its_episode_ends_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "nan_rank0.npz"
+    runner = make_runner(BlindEnv, "warp", path, spoil="physics", at=4)
+    runner.env.episode_length_buf[3] = runner.env.max_episode_length - 5
+    # Which of the two overflows is a matter of rounding.
+    assert re.search(r"q(pos|vel) is not finite in 1 of 8 worlds \(3\)", diverge(runner))
+    arrays = load(path).arrays
+    assert arrays["done"][:, 0].tolist() == [False] * 4 + [True] + [False] * 3
+    assert not all(np.isfinite(arrays[f"end/{name}"][4, 0]).all() for name in ("qpos", "qvel"))
+    assert np.isfinite(arrays["start/qpos"]).all()
+    assert arrays["start/time"][5, 0] == 0
+
+
+def test_of_many_worlds_those_that_went_bad_first_are_dumped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "nan_rank0.npz"
+
+    class All(SpoiltEnv):
+        def rewards(self) -> dict[str, torch.Tensor]:
+            terms = super().rewards()
+            return {n: t + torch.nan if self.count == 15 else t for n, t in terms.items()}
+
+    runner = make_runner(All, "native", path, num_envs=20, world=17, spoil="observation")
+    assert "critic' is not finite in 20 of 20 worlds (0, 1, 2, 3, 4, ...)" in diverge(runner)
+    assert load(path).worlds == [17, *range(15)]
+    text = inspect(path, capsys)
+    assert text.index("world 17: ") < text.index("world 0: ")
+
+
+def test_a_dump_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "failures").write_text("a file where the folder should be")
+    path = tmp_path / "failures" / "nan_rank0.npz"
+    message = diverge(make_runner(SpoiltEnv, "native", path, spoil="reward"))
+    assert "reward term 'balance' is not finite in 1 of 8 worlds (3); no dump" in message
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut off"])
+def test_what_is_no_dump_is_one_message(
+    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "nan_rank0.npz"
+    if content is not None:
+        path.write_bytes(content)
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    np.savez(tmp_path / "other.npz", model=np.zeros(3))
+    for file in (path, tmp_path / "array.npy", tmp_path / "other.npz", tmp_path):
+        assert guarded(mjfleet, ["inspect", str(file)]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {file}")
+
+
+@pytest.mark.parametrize("engine", ["native", "warp"])
+@pytest.mark.parametrize("spoil", ["observation", "reward", "qvel", "physics"])
+def test_reset_goes_on_without_the_world_and_counts_it(engine: str, spoil: str) -> None:
+    runner = make_runner(SpoiltEnv, engine, spoil=spoil, on_nan="reset")
+    metrics = train(runner)
+    assert len(metrics) == 4
+    # MuJoCo's own engine resets a world that goes unstable by itself, and counts that.
+    unstable = spoil == "physics" and engine == "native"
+    expected = {2: {"BADQVEL": 1} if unstable else {"NAN": 1}}
+    assert {m.iteration: m.warnings for m in metrics if m.warnings} == expected
+    assert [m.row()["nan_resets"] for m in metrics] == [0, 0 if unstable else 1, 0, 0]
+    assert all(math.isfinite(m.mean_reward) for m in metrics)
+    for module in (runner.alg.actor, runner.alg.critic):
+        assert all(p.isfinite().all() for p in module.parameters())
+    assert torch.cat([runner.env.sim.qpos, runner.env.sim.qvel], dim=1).isfinite().all()
+
+
+@pytest.mark.parametrize(("engine", "device"), ENGINES)
+def test_a_reset_world_has_failed_and_its_statistics_stay_finite(
+    engine: Any, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = make_runner(SpoiltEnv, engine, at=2, spoil="qvel", on_nan="reset").env
+    actions = torch.zeros(8, 1)
+    env.step(actions)
+    env.step(actions)
+    env.episode_length_buf[3] = env.max_episode_length - 1
+    with torch.inference_mode(), no_host_synchronisation(monkeypatch):
+        observations, reward, dones, extras = env.step(actions)
+    assert dones.tolist() == [False] * 3 + [True] + [False] * 4
+    assert not extras["time_outs"].any(), "a value of nonsense must not be added to the reward"
+    assert reward[3] == 0
+    assert observations["actor"].isfinite().all()
+    statistics = env.take_statistics()
+    assert statistics.episodes == 1
+    assert math.isfinite(statistics.returns)
+    assert math.isfinite(statistics.rewards)
+
+
+def test_a_world_that_is_never_seen_well_is_reset_again_and_again() -> None:
+    env = make_runner(SpoiltEnv, "native", at=0, spoil="observation", on_nan="reset").env
+    env.forever = True  # pyright: ignore[reportAttributeAccessIssue]
+    for step in range(3):
+        observations, reward, dones, _ = env.step(torch.zeros(8, 1))
+        assert observations["critic"][3].tolist() == [0.0] * 5
+        assert dones.tolist() == [False] * 3 + [step > 0] + [False] * 4
+        assert (reward[3] == 0) == (step > 0)
+    assert env.warnings()["NAN"] == 2
+    assert env.warnings()["NAN"] == 0
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "reset"])
+def test_a_policy_that_is_not_finite_ends_the_run_all_the_same(on_nan: str) -> None:
+    runner = make_runner(SpoiltEnv, "native", on_nan=on_nan)
+    with torch.no_grad():
+        next(runner.alg.actor.mlp.parameters()).fill_(torch.nan)
+    assert "action is not finite in 8 of 8 worlds" in diverge(runner)
+
+
+class FallingEnv(Env[EnvConfig]):
+    """A box that falls onto a plane, so that contacts are computed."""
+
+    model_file = "../models/box.xml"
+
+    def reset_worlds(self, mask: torch.Tensor) -> None:
+        return
+
+    def apply(self, action: torch.Tensor) -> None:
+        return
+
+    def count_actions(self) -> int:
+        return 1
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        return {"actor": self.sim.qpos, "critic": self.sim.qvel}
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        return {"nothing": torch.zeros(self.num_envs)}
+
+
+@pytest.mark.parametrize("engine", ["native", "warp"])
+@pytest.mark.parametrize("field", ["qpos", "qvel"])
+def test_nothing_of_a_nan_outlives_a_reset_or_reaches_another_world(
+    engine: Any, field: str
+) -> None:
+    cfg = EnvConfig(num_envs=3, decimation=10, episode_seconds=100)
+    envs = [
+        FallingEnv(cfg, make_simulation(engine, FallingEnv.make_model(cfg), 3), seed=0)
+        for _ in range(2)
+    ]
+    for env in envs:
+        env.on_nan = "reset"
+    spoilt, clean = envs
+    for _ in range(5):
+        spoilt.step(torch.zeros(3, 1))
+    spoilt.sim.qvel[0, 2] = spoilt.sim.qvel[2, 2] = 0.1
+    getattr(spoilt.sim, field)[1] = torch.nan
+    spoilt.step(torch.zeros(3, 1))
+    everywhere = torch.ones(3, dtype=torch.bool)
+    spoilt.sim.reset(everywhere)
+    spoilt.sim.forward(everywhere)
+    for _ in range(20):
+        spoilt.step(torch.zeros(3, 1))
+        clean.step(torch.zeros(3, 1))
+        assert torch.equal(spoilt.sim.qpos, clean.sim.qpos)
+
+
+FAULTY_CONFIG = """
+from mjfleet.config import AgentConfig, EnvConfig, Task
+TASKS = {"faulty": Task(summary="Faulty.", env=EnvConfig(num_envs=8, decimation=2),
+                        env_class="env:FaultyEnv", agent=AgentConfig(max_iterations=3))}
+"""
+FAULTY_ENV = """
+import os, torch
+from mjfleet.env import Env
+from mjfleet.errors import UserError
+
+class FaultyEnv(Env):
+    model_file = "model.xml"
+    steps = 0
+
+    def reset_worlds(self, mask):
+        pass
+
+    def apply(self, action):
+        self.sim.ctrl[:] = action
+        self.steps += 1
+
+    def observe(self):
+        return {"actor": self.sim.qpos, "critic": self.sim.qpos}
+
+    def rewards(self):
+        reward = torch.zeros(self.num_envs)
+        if self.steps == 30 and os.environ.get("RANK", "1") == "1":
+            reward[5] = torch.nan
+        return {"reach": reward}
+"""
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> None:
+    model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
+    write_task(tmp_path / "tasks", "faulty", FAULTY_CONFIG, FAULTY_ENV, model)
+
+
+@pytest.mark.usefixtures("faulty")
+def test_only_the_rank_that_is_in_trouble_leaves_a_dump(run: Run, tmp_path: Path) -> None:
+    result = run("train", "faulty", "--cpu-workers", "2")
+    assert result.returncode == 1
+    said = "on rank 1 reward term 'reach' is not finite in 1 of 8 worlds (5)"
+    assert said in result.stderr
+    dumps = list((only_run(tmp_path, "faulty") / "failures").glob("nan*"))
+    assert [dump.name for dump in dumps] == ["nan_rank1.npz"]
+    assert f"mjfleet inspect {dumps[0].relative_to(tmp_path)}" in result.stderr
+    assert load(dumps[0]).worlds == [5]
+
+
+@pytest.mark.usefixtures("faulty")
+def test_on_nan_reset_is_a_flag(run: Run, tmp_path: Path) -> None:
+    result = run("train", "faulty", "--on-nan", "reset", "--gpu-ids", "None")
+    assert result.returncode == 0, result.stderr
+    assert "warning: NAN 1 times" in result.stdout
+    assert [row["nan_resets"] for row in rows(only_run(tmp_path, "faulty"))] == ["0", "1", "0"]
+    assert not (only_run(tmp_path, "faulty") / "failures").exists()

@@ -1,0 +1,364 @@
+"""Checkpoints: training that goes on from one as if it had never stopped."""
+
+import pickle
+import random
+from collections import Counter, deque
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from mjfleet.config import AgentConfig, from_dict
+from mjfleet.env.env_state import EnvState
+from mjfleet.errors import UserError
+from mjfleet.rl.checkpoint_contents import Checkpointer, CheckpointError
+from mjfleet.rl.checkpoint_files import seed_everything
+from mjfleet.rl.runner import Runner
+
+from ..env.test_env import BUNDLED, build_task
+
+TASK = "cartpole-swingup"
+FOUND = BUNDLED[TASK]
+SMALL = {
+    "num_steps_per_env": 8,
+    "save_interval": 100,
+    "actor": {"hidden_dims": [8], "obs_normalization": True},
+    "critic": {"hidden_dims": [8]},
+}
+RNN = {"class_name": "RNNModel", "rnn_hidden_dim": 8}
+VARIANTS = {
+    "plain": {},
+    "lstm": {"actor": RNN, "critic": RNN},
+    "gru": {"actor": RNN | {"rnn_type": "gru"}, "critic": RNN | {"rnn_type": "gru"}},
+    "skrl": {"library": "skrl"},
+    "novelty": {"algorithm": {"rnd_cfg": {"weight": 0.5, "reward_normalization": True}}},
+}
+
+
+def agent(max_iterations: int, **changes: Any) -> AgentConfig:
+    small = from_dict(FOUND.task.agent, SMALL | {"max_iterations": max_iterations})
+    return from_dict(small, changes)
+
+
+def build(
+    folder: Path,
+    config: AgentConfig,
+    *,
+    num_envs: int = 8,
+    task: str = TASK,
+    keep: int | None = None,
+    engine: str = "native",
+    worlds: bool = True,
+) -> tuple[Runner, Checkpointer]:
+    seed_everything(config.seed)
+    env = build_task(task, engine, "cpu", num_envs=num_envs)
+    env.max_episode_length = 20
+    runner = Runner(env, config, "cpu", 1, FOUND.load)
+    return runner, Checkpointer(runner, task, folder, keep, worlds)
+
+
+def train(runner: Runner, checkpointer: Checkpointer) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    runner.train(lambda metrics: rows.append(metrics.row()), lambda: None, checkpointer.save)
+    return rows
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def load(folder: Path, iteration: int) -> dict[str, Any]:
+    return torch.load(folder / f"model_{iteration}.pt", weights_only=True)
+
+
+def test_a_field_brings_along_no_other(tmp_path: Path) -> None:
+    train(*build(tmp_path, agent(1)))
+    saved = torch.load(tmp_path / "model_1.pt", weights_only=True)
+    (rank,) = saved["mjfleet"]["ranks"]
+    for name, field in rank["sim"].items():
+        assert field.untyped_storage().nbytes() == field.nbytes, name
+
+
+@pytest.mark.parametrize(
+    ("variant", "engine"), [*((v, "native") for v in VARIANTS), ("plain", "warp")]
+)
+def test_stopped_and_resumed_is_as_never_stopped(tmp_path: Path, variant: str, engine: str) -> None:
+    changes = VARIANTS[variant]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    rows = train(*build(whole, agent(6, **changes), engine=engine))
+    first = train(*build(parts, agent(3, **changes), engine=engine))
+    runner, checkpointer = build(parts, agent(6, **changes), engine=engine)
+    seed_everything(99)
+    assert checkpointer.resume(parts / "model_3.pt") == []
+    second = train(runner, checkpointer)
+    # Down to worlds and random states, of which the next iteration is made.
+    assert same(load(whole, 6), load(parts, 6))
+    for row, other in zip(rows, first + second, strict=True):
+        for name in ("iteration", "total_steps", "mean_return", "loss/value", "learning_rate"):
+            assert row[name] == other[name]
+
+
+def test_other_worlds_begin_anew_while_what_is_learned_goes_on(tmp_path: Path) -> None:
+    runner, checkpointer = build(tmp_path, agent(3))
+    env: Any = runner.env
+    env.level, env.commands = 3, torch.ones(8, 2)
+    train(runner, checkpointer)
+    saved = load(tmp_path, 3)
+    runner, checkpointer = build(tmp_path, agent(5), num_envs=4)
+    env = runner.env
+    env.level, env.commands = 0, torch.zeros(4, 2)
+    lost = checkpointer.resume(tmp_path / "model_3.pt")
+    assert env.level == 3
+    assert torch.equal(env.commands, torch.zeros(4, 2))
+    assert lost == ["worlds and random states, which begin anew (worlds per worker 8, now 4)"]
+    assert same(dict(runner.alg.actor.state_dict()), saved["actor_state_dict"])
+    assert same(runner.alg.save()["optimizer_state_dict"], saved["optimizer_state_dict"])
+    rows = train(runner, checkpointer)
+    assert [row["total_steps"] for row in rows] == [3 * 64 + 32, 3 * 64 + 64]
+
+
+def test_worlds_can_be_left_out(tmp_path: Path) -> None:
+    runner, checkpointer = build(tmp_path, agent(2), worlds=False)
+    env: Any = runner.env
+    env.level, env.commands = 3, torch.ones(8, 2)
+    train(runner, checkpointer)
+    runner, checkpointer = build(tmp_path, agent(3))
+    env = runner.env
+    env.level, env.commands = 0, torch.zeros(8, 2)
+    (lost,) = checkpointer.resume(tmp_path / "model_2.pt")
+    assert "worlds and random states, which begin anew" in lost
+    assert (env.level, env.commands.sum()) == (3, 0)
+    assert [row["iteration"] for row in train(runner, checkpointer)] == [3]
+
+
+def test_an_environment_that_has_changed_says_so(tmp_path: Path) -> None:
+    runner, checkpointer = build(tmp_path, agent(2))
+    env: Any = runner.env
+    env.delayed = torch.zeros(8, 3)
+    train(runner, checkpointer)
+    env.delayed += 1
+    checkpointer.save(True)
+    path = tmp_path / "model_2.pt"
+    runner, checkpointer = build(tmp_path, agent(4))
+    env = runner.env
+    env.delayed = torch.zeros(8, 5)
+    checkpointer = Checkpointer(runner, TASK, tmp_path, None)
+    assert checkpointer.resume(path) == ["delayed of the environment, which has another shape now"]
+    # Another reward term: the sums of episodes that are under way would not fit.
+    runner, checkpointer = build(tmp_path, agent(4))
+    rewards = runner.env.rewards
+    runner.env.rewards = lambda: rewards() | {"more": torch.zeros(8)}
+    runner.env.reward_names += ("more",)
+    runner.env._term_sums = torch.zeros(2, 8)
+    runner.env._totals = torch.zeros(5, dtype=torch.float64)
+    (lost,) = checkpointer.resume(path)
+    assert "begin anew (reward terms ['balance'], now ['balance', 'more'])" in lost
+    assert len(train(runner, checkpointer)) == 2
+
+
+def test_what_a_user_changes_counts(tmp_path: Path) -> None:
+    train(*build(tmp_path, agent(2)))
+    path = tmp_path / "model_2.pt"
+    runner, checkpointer = build(tmp_path, agent(4, algorithm={"learning_rate": 0.5}))
+    checkpointer.resume(path)
+    assert runner.alg.learning_rate == runner.alg.optimizer.param_groups[0]["lr"] == 0.5
+    runner, checkpointer = build(tmp_path, agent(4, algorithm={"optimizer": "sgd"}))
+    assert checkpointer.resume(path) == ["the state of the optimiser (adam)"]
+    train(runner, checkpointer)
+
+
+class Bomb:
+    """What a stranger's checkpoint may hold."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("exploded"),)
+
+
+def test_checkpoints_that_do_not_fit_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(*build(tmp_path, agent(2)))
+    path = tmp_path / "model_2.pt"
+
+    def refused(path: Path, config: AgentConfig, task: str = TASK) -> str:
+        runner, checkpointer = build(tmp_path, config, task=task)
+        before = {key: value.clone() for key, value in runner.alg.actor.state_dict().items()}
+        with pytest.raises(UserError) as error:
+            checkpointer.resume(path)
+        assert same(dict(runner.alg.actor.state_dict()), before)
+        return str(error.value)
+
+    wider = refused(path, agent(4, actor={"hidden_dims": [16]}))
+    assert "mlp.0.weight [8, 5]" in wider
+    assert "mlp.0.weight [16, 5]" in wider
+    assert "of the task cartpole-swingup, not of cartpole-balance" in refused(
+        path, agent(4), "cartpole-balance"
+    )
+    assert "has 2 iterations, all of" in refused(path, agent(2))
+    torch.save({"actor_state_dict": Bomb()}, tmp_path / "bomb.pt")
+    assert "could run somebody's code" in refused(tmp_path / "bomb.pt", agent(4))
+    (tmp_path / "bomb.pkl").write_bytes(pickle.dumps(Bomb(), protocol=2))
+    assert "bomb.pkl" in refused(tmp_path / "bomb.pkl", agent(4))
+    assert not (tmp_path / "exploded").exists()
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "other.pt")
+    assert "is no checkpoint" in refused(tmp_path / "other.pt", agent(4))
+    assert "No such file" in refused(tmp_path / "none.pt", agent(4))
+
+
+def test_rsl_rls_own_checkpoints_can_be_gone_on_from(tmp_path: Path) -> None:
+    runner, checkpointer = build(tmp_path, agent(2))
+    train(runner, checkpointer)
+    stock = runner.alg.save() | {"iter": 7, "infos": None}
+    torch.save(stock, tmp_path / "stock.pt")
+    runner, checkpointer = build(tmp_path, agent(9))
+    assert checkpointer.resume(tmp_path / "stock.pt") == [
+        "random states, worlds and counters, which are not in it"
+    ]
+    assert [row["iteration"] for row in train(runner, checkpointer)] == [8, 9]
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    train(*build(tmp_path, agent(12, save_interval=1), keep=3))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["model_10.pt", "model_11.pt", "model_12.pt"]
+
+
+def test_training_ends_once_checkpoints_fail_three_times_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    runner, checkpointer = build(folder, agent(20, save_interval=1))
+    blocked = {4, 6, 7, 10, 11, 12}
+
+    def block(metrics: Any) -> None:
+        """Put a file in the place of the folder: no permission would keep root from writing."""
+        if folder.is_file() and metrics.iteration not in blocked:
+            folder.unlink()
+            (tmp_path / "away").rename(folder)
+        elif folder.is_dir() and metrics.iteration in blocked:
+            folder.rename(tmp_path / "away")
+            folder.touch()
+
+    with pytest.raises(CheckpointError, match=r"model_12.pt could not be written"):
+        runner.train(block, lambda: None, checkpointer.save)
+    assert len(caplog.records) == 5
+    kept = sorted(int(path.stem.removeprefix("model_")) for path in (tmp_path / "away").iterdir())
+    assert kept == [1, 2, 3, 5, 8, 9]
+
+
+class Stage(IntEnum):
+    WALK = 1
+    RUN = 2
+
+
+class Range(NamedTuple):
+    low: float
+    high: float
+
+
+class Helper:
+    def __init__(self) -> None:
+        self.level = 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"level": self.level}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.level = state["level"]
+
+
+def use_all_kinds(env: Any, weight: float) -> EnvState:
+    """Give an environment what a task may keep, as `setup` would."""
+    env.weight = weight
+    env.target = torch.zeros(4, 3)
+    env.counters = {"level": 0, "seen": [1, 2], "table": np.zeros(2)}
+    env.recent = deque([1.0], maxlen=3)
+    env.noise = np.random.default_rng(1)
+    env.dice = random.Random(1)
+    env.helper = Helper()
+    env.flag = None
+    env.stage = Stage.WALK
+    env.range = Range(0.0, 1.0)
+    env.names = {"a"}
+    env.counts = Counter("a")
+    return EnvState(env)
+
+
+def through_a_file(state: EnvState, path: Path) -> dict[str, Any]:
+    torch.save(state.changed(), path)
+    return torch.load(path, weights_only=True)
+
+
+def cartpole() -> Any:
+    return build_task(TASK, "native", "cpu", num_envs=4)
+
+
+def test_all_that_a_task_may_keep_is_state_but_no_constant(tmp_path: Path) -> None:
+    env, other = cartpole(), cartpole()
+    state, other_state = use_all_kinds(env, 0.5), use_all_kinds(other, 0.7)
+    env.target = env.target + 1
+    env.counters["level"] = 3
+    env.counters["table"][1] = 7
+    env.recent.extend([2.0, 3.0, 4.0])
+    env.noise.random(3)
+    env.dice.random()
+    env.helper.level = 5
+    env.flag = "up"
+    env.later = torch.ones(4)
+    env.stage = Stage.RUN
+    env.range = Range(0.0, 2.0)
+    env.names.add("b")
+    env.counts["b"] += 2
+    saved = through_a_file(state, tmp_path / "state.pt")
+    assert "weight" not in saved
+    other_state.restore(saved)
+    assert other.weight == 0.7
+    assert torch.equal(other.target, env.target)
+    assert torch.equal(other.later, env.later)
+    assert (other.counters["level"], other.counters["table"].tolist()) == (3, [0, 7])
+    assert other.recent == deque([2.0, 3.0, 4.0])
+    assert other.recent.maxlen == 3
+    assert other.noise.random() == env.noise.random()
+    assert other.dice.random() == env.dice.random()
+    assert (other.helper.level, other.flag) == (5, "up")
+    assert (other.stage, other.range, other.names) == (Stage.RUN, Range(0.0, 2.0), {"a", "b"})
+    assert isinstance(other.stage, Stage)
+    assert isinstance(other.counts, Counter)
+    assert other.counts == env.counts
+
+
+def test_views_stay_views_and_what_became_two_is_two(tmp_path: Path) -> None:
+    env, other = cartpole(), cartpole()
+    for one in (env, other):
+        one.positions = one.sim.qpos
+        one.views = {"cart": one.sim.qpos[:, :1]}
+        one.buffer = torch.zeros(4, 3)
+        one.newest = one.buffer[:, 0]
+        one.before = one.action
+    state, other_state = EnvState(env), EnvState(other)
+    env.step(torch.ones(4, 1))
+    env.buffer[:] = 2
+    env.before = env.action * 3
+    saved = through_a_file(state, tmp_path / "state.pt")
+    assert "positions" not in saved
+    other_state.restore(saved)
+    other.buffer[:] = 5
+    assert other.newest.tolist() == [5] * 4
+    assert torch.equal(other.before, env.before)
+    assert torch.equal(other.action, env.action)
+    # The simulation restores itself; its tensors stay where they are.
+    assert other.positions.data_ptr() == other.sim.qpos.data_ptr()
+    assert other.views["cart"].data_ptr() == other.sim.qpos.data_ptr()

@@ -1,0 +1,243 @@
+"""Evaluation during training: the same episodes each time, and training that does not notice."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mjfleet.config import AgentConfig
+from mjfleet.env import Env, EnvShard
+from mjfleet.rl.checkpoint_contents import Checkpointer
+from mjfleet.rl.checkpoint_files import own_random_numbers, seed_everything
+from mjfleet.rl.evaluator import Evaluator, play_episodes
+from mjfleet.rl.runner import Runner
+from mjfleet.sim import make_simulation
+
+from ..nan_dump.test_nan import SpoiltEnv
+from .test_checkpoints import FOUND, TASK, VARIANTS, agent, load, same
+
+CartpoleEnv: Any = FOUND.load(FOUND.task.env_class)
+STEPS = 15
+
+
+class ShortEnv(CartpoleEnv):
+    """Random in every step, also by generators that a task has no business with."""
+
+    model_file = str(FOUND.folder / "cartpole.xml")
+
+    def setup(self) -> None:
+        self.max_episode_length = STEPS
+        self.friend = torch.rand(1)
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        noise = self.normal(5) + torch.rand(1) + self.friend
+        return {name: group + 0.1 * noise for name, group in super().observe().items()}
+
+
+def make_env(kind: Any = ShortEnv, share: EnvShard | None = None, on_nan: Any = "stop") -> Env[Any]:
+    count = share.count if share else 4
+    cfg = replace(FOUND.task.env, num_envs=count)
+    sim = make_simulation("native", kind.make_model(cfg), count)
+    with own_random_numbers(7, "cpu"):
+        env = kind(cfg, sim, 7, share)
+    env.on_nan = on_nan
+    return env
+
+
+def build(
+    folder: Path, config: AgentConfig, evaluator: Evaluator | None = None, keep: int | None = None
+) -> tuple[Runner, Checkpointer]:
+    folder.mkdir(exist_ok=True)
+    seed_everything(config.seed)
+    runner = Runner(make_env(), config, "cpu", 1, FOUND.load, evaluator=evaluator)
+    return runner, Checkpointer(runner, TASK, folder, keep)
+
+
+def train(runner: Runner, checkpointer: Checkpointer) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    runner.train(lambda metrics: rows.append(metrics.row()), lambda: None, checkpointer.save)
+    return rows
+
+
+def evaluations(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What does not depend on the clock."""
+    names = [name for name in rows[0] if name.startswith("eval/") and name != "eval/seconds"]
+    return [{name: row[name] for name in names} for row in rows]
+
+
+@pytest.mark.parametrize("variant", ["plain", "lstm"])
+def test_training_is_the_same_with_and_without_it_and_resumed(tmp_path: Path, variant: str) -> None:
+    changes = VARIANTS[variant]
+
+    def evaluator() -> Evaluator:
+        return Evaluator(make_env(share=EnvShard(0, 4, 4)), 2)
+
+    plain = train(*build(tmp_path / "plain", agent(5, **changes)))
+    assert not any(name.startswith("eval/") for name in plain[0])
+    whole = train(*build(tmp_path / "whole", agent(5, **changes), evaluator()))
+    for row, other in zip(plain, whole, strict=True):
+        for name in ("total_steps", "mean_return", "mean_reward", "loss/value", "learning_rate"):
+            assert row[name] == other[name]
+    left, right = (load(tmp_path / name, 5) for name in ("plain", "whole"))
+    best = right["mjfleet"].pop("best_return")
+    assert left["mjfleet"].pop("best_return") is None
+    assert same(left, right)  # Down to worlds, random states and memories.
+
+    # After every second iteration and after the last one.
+    reached = [row["eval/return"] for row in whole]
+    assert [value is not None for value in reached] == [False, True, False, True, True]
+    assert best == max(value for value in reached if value is not None)
+    assert {row["eval/length"] for row in whole} == {None, STEPS}
+    assert all(row["eval/reward/balance"] == row["eval/return"] for row in whole)
+
+    parts = tmp_path / "parts"
+    runner, checkpointer = build(parts, agent(5, **changes), evaluator())
+    stops = iter([None, None, 2])
+    first: list[dict[str, Any]] = []
+    runner.train(
+        lambda metrics: first.append(metrics.row()), lambda: next(stops), checkpointer.save
+    )
+    runner, checkpointer = build(parts, agent(5, **changes), evaluator())
+    assert checkpointer.resume(parts / "model_3.pt") == []
+    assert evaluations(first + train(runner, checkpointer)) == evaluations(whole)
+    assert runner.best_return == best
+    assert same(load(parts, 5), load(tmp_path / "whole", 5))
+
+
+def test_the_best_policy_is_kept_however_far_back_a_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def part(iterations: int) -> tuple[Runner, Checkpointer]:
+        evaluator = Evaluator(make_env(share=EnvShard(0, 4, 4)), 1)
+        return build(tmp_path, agent(iterations, save_interval=1), evaluator, keep=2)
+
+    rows = train(*part(6))
+    reached = [row["eval/return"] for row in rows]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "best.pt", "model_5.pt", "model_6.pt",
+    ]  # fmt: skip
+    best = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert best["iter"] == 1 + reached.index(max(reached))
+    assert best["mjfleet"]["best_return"] == max(reached)
+
+    # It goes on from any checkpoint, but nothing worse takes its place.
+    before = (tmp_path / "best.pt").read_bytes()
+    runner, checkpointer = part(6)
+    checkpointer.resume(tmp_path / "model_5.pt")
+    assert train(runner, checkpointer)[0]["eval/return"] == reached[5]
+    assert (tmp_path / "best.pt").read_bytes() == before
+    runner, checkpointer = part(7)
+    checkpointer.resume(tmp_path / "best.pt")
+    assert [row["eval/return"] for row in train(runner, checkpointer)][:-1] == reached[
+        best["iter"] :
+    ]
+
+    (tmp_path / "best.pt").write_bytes(b"cut off")
+    runner, checkpointer = part(8)
+    assert "best.pt" in caplog.text
+    checkpointer.resume(tmp_path / "model_7.pt")
+    train(runner, checkpointer)
+    assert torch.load(tmp_path / "best.pt", weights_only=True)["iter"] == 8
+
+
+def test_a_world_lives_through_the_same_whoever_has_it() -> None:
+    policy = Runner(make_env(), agent(1), "cpu", 1, FOUND.load).get_inference_policy()
+
+    def reached(first: int, count: int) -> float:
+        env = make_env(share=EnvShard(first, count, 6))
+        assert env.world_ids.tolist() == list(range(first, first + count))
+        return Evaluator(env, 1).evaluate(policy, lambda: None).returns
+
+    each = [reached(world, 1) for world in range(6)]
+    assert len(set(each)) == 6
+    assert reached(0, 6) == pytest.approx(sum(each))
+    assert reached(2, 3) == pytest.approx(sum(each[2:5]))
+
+
+class PatientEnv(SpoiltEnv):
+    """World i fails in step i + 1, and is worth 1 a step, then 100."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.max_episode_length = 4
+        self.episodes = torch.zeros(self.num_envs)
+
+    def reset_worlds(self, mask: torch.Tensor) -> None:
+        self.episodes = self.episodes + mask
+        return super().reset_worlds(mask)
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        return {"alive": torch.where(self.episodes > 1, 100.0, 1.0)}
+
+    def terminated(self) -> torch.Tensor:
+        return self.episode_length_buf > torch.arange(self.num_envs)
+
+    def metrics(self) -> dict[str, Any]:
+        return {"age": self.episode_length_buf.float()}
+
+
+def test_each_world_plays_whole_episodes_and_no_more() -> None:
+    env = make_env(PatientEnv)
+    rows = play_episodes(env, lambda _: torch.zeros(4, 1))
+    assert rows.tolist() == [[1, 1, 1, 1], [2, 2, 3, 2], [3, 3, 6, 3], [4, 4, 10, 4]]
+    rows = play_episodes(make_env(PatientEnv), lambda _: torch.zeros(4, 1), each=2)
+    assert rows[:, 0].tolist() == [1, 2, 3, 4] * 2
+    assert rows[:, 1].tolist() == [1, 2, 3, 4, 100, 200, 300, 400]
+
+
+def test_a_recurrent_policy_forgets_between_episodes() -> None:
+    class EvenEnv(PatientEnv):
+        def rewards(self) -> dict[str, torch.Tensor]:
+            return {"action": self.action[:, 0].clone()}
+
+        def observe(self) -> dict[str, torch.Tensor]:
+            return dict.fromkeys(("actor", "critic"), torch.ones(self.num_envs, 5))
+
+    runner = Runner(make_env(EvenEnv), agent(1, **VARIANTS["gru"]), "cpu", 1, FOUND.load)
+    policy = runner.get_inference_policy()
+    with torch.inference_mode():
+        rows = play_episodes(make_env(EvenEnv), policy, each=2, after_step=policy.reset)
+    assert torch.allclose(rows[:4], rows[4:])
+    assert rows[3, 1] != 4 * rows[0, 1]  # It remembers within an episode.
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "reset"])
+def test_a_number_that_is_not_finite_is_told_and_never_best(
+    on_nan: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    env: Any = make_env(SpoiltEnv, share=EnvShard(0, 4, 4), on_nan=on_nan)
+    env.max_episode_length, env.spoil, env.at = STEPS, "reward", 4
+    runner, checkpointer = build(tmp_path, agent(2), Evaluator(env, 1))
+    rows = train(runner, checkpointer)
+    assert len(rows) == 2
+    if on_nan == "stop":
+        assert {row["eval/return"] for row in rows} == {None}
+        assert "iteration 1: an evaluation met numbers that are not finite" in caplog.text
+        assert not (tmp_path / "best.pt").exists()
+    else:  # The world has failed.
+        assert {row["eval/length"] for row in rows} == {(3 * STEPS + 5) / 4}
+        assert not caplog.records
+
+
+def test_all_that_an_environment_may_keep_begins_anew() -> None:
+    class KeepingEnv(CartpoleEnv):
+        model_file = ShortEnv.model_file
+
+        def setup(self) -> None:
+            self.seen: list[int] = []
+            self.sums = {"all": torch.zeros(self.num_envs)}
+            self.max_episode_length = 3
+
+        def rewards(self) -> dict[str, torch.Tensor]:
+            self.seen.append(len(self.seen))
+            self.sums["all"] += 1
+            return {"count": len(self.seen) + self.sums["all"]}
+
+    evaluator = Evaluator(make_env(KeepingEnv), 1)
+    runner = Runner(make_env(), agent(1), "cpu", 1, FOUND.load)
+    first, *others = [
+        evaluator.evaluate(runner.get_inference_policy(), lambda: None) for _ in range(3)
+    ]
+    assert others == [first] * 2

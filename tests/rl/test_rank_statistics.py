@@ -1,0 +1,84 @@
+"""Means over episodes: the newest ones, enough of them, and nothing where none has ended."""
+
+from dataclasses import replace
+
+from mjfleet.env import EpisodeStatistics
+from mjfleet.rl.rank_statistics import (
+    EpisodeWindow,
+    RankReport,
+    all_episodes,
+    odd_ones_out,
+    slowest,
+)
+
+
+def ended(episodes: int, mean_return: float) -> EpisodeStatistics:
+    returns = episodes * mean_return
+    return EpisodeStatistics(episodes, returns, episodes * 10.0, {"alive": returns}, 0.0, 1)
+
+
+def test_there_is_no_mean_before_an_episode_has_ended() -> None:
+    window = EpisodeWindow(100)
+    window.add(ended(0, 0.0))
+    assert window.means(("alive",)) == {"return": None, "length": None, "reward/alive": None}
+
+
+def test_the_mean_is_over_the_newest_iterations_that_hold_enough_episodes() -> None:
+    window = EpisodeWindow(100)
+    for episodes, mean_return in ((60, 1.0), (60, 2.0), (0, 0.0), (50, 4.0)):
+        window.add(ended(episodes, mean_return))
+    means = window.means(("alive",))
+    assert means["return"] == means["reward/alive"] == (60 * 2.0 + 50 * 4.0) / 110
+    assert means["length"] == 10.0
+
+
+def test_one_iteration_with_enough_episodes_is_enough() -> None:
+    window = EpisodeWindow(100)
+    window.add(ended(500, 1.0))
+    window.add(ended(100, 3.0))
+    assert window.means(("alive",))["return"] == 3.0
+
+
+def report(episodes: int = 0, collective: float = 0.0, checksum: int = 7) -> RankReport:
+    return RankReport(
+        statistics=ended(episodes, 2.0),
+        losses={"value": 0.5, "surrogate": -0.25},
+        action_std=0.75,
+        warnings={"BADQACC": 3, "INERTIA": 0},
+        collect_seconds=0.25,
+        learn_seconds=0.75 + collective,
+        collective_seconds=collective,
+        stop=15,
+        diverged=True,
+        checksum=checksum,
+    )
+
+
+def test_a_report_arrives_as_it_was_sent() -> None:
+    sent = report(episodes=3, checksum=2**52 - 1)
+    assert report().unpack(sent.pack()) == sent
+    metrics = {"speed": (3.0, 4.0)}
+    sent = replace(sent, evaluation=replace(ended(2, 5.0), metrics=metrics), eval_seconds=0.5)
+    own = replace(report(), evaluation=replace(ended(1, 0.0), metrics={"speed": (0.0, 0.0)}))
+    assert own.unpack(sent.pack()) == sent
+
+
+def test_episodes_of_all_ranks_are_added_up() -> None:
+    total = all_episodes([ended(2, 2.0), ended(3, 2.0)])
+    assert (total.episodes, total.returns, total.lengths, total.steps) == (5, 10.0, 50.0, 2)
+    assert total.terms == {"alive": 10.0}
+
+
+def test_the_slowest_rank_is_the_one_that_the_others_waited_for() -> None:
+    reports = [report(collective=0.5), report(collective=0.1), report(collective=0.4)]
+    rank, wait, own = slowest(reports)
+    assert (rank, own) == (1, 0.1)
+    assert abs(wait - 0.35) < 1e-9
+    assert slowest([report()]) == (0, 0.0, 0.0)
+
+
+def test_the_rank_that_differs_is_named() -> None:
+    assert odd_ones_out([report(checksum=c) for c in (1, 1)]) == []
+    assert odd_ones_out([report(checksum=c) for c in (1, 2)]) == [1]
+    assert odd_ones_out([report(checksum=c) for c in (1, 2, 2)]) == [0]
+    assert odd_ones_out([report(checksum=c) for c in (4, 2, 4, 3)]) == [1, 3]

@@ -1,0 +1,162 @@
+"""`mjfleet doctor`: real checks on the CPU, and checks that fail, crash or hang."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from ..cli.test_cli import POISON
+from ..conftest import Run
+
+
+class Line(NamedTuple):
+    """What doctor prints for one check."""
+
+    status: str
+    text: str
+    remedy: str
+
+
+def found(output: str) -> dict[str, Line]:
+    """The checks by name, in the order of the output."""
+    lines = [*output.splitlines(), ""]
+    return {
+        line[6:].partition(":")[0]: Line(line[:4].strip(), line, below if below[:1] == " " else "")
+        for line, below in pairwise(lines)
+        if not line.startswith(" ")
+    }
+
+
+@pytest.fixture
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder for temporary files of what a test starts."""
+    return tmp_path_factory.mktemp("scratch")
+
+
+def broken_path(folder: Path) -> Path:
+    """For PYTHONPATH: a torch that hangs, after it has left its process's number in `pid`."""
+    folder.mkdir()
+    code = f"""
+        import os, pathlib, time
+        pathlib.Path({str(folder / "pid")!r}).write_text(str(os.getpid()))
+        time.sleep(1000)
+    """
+    (folder / "torch.py").write_text(textwrap.dedent(code))
+    return folder
+
+
+def wait_until_gone(pid: int) -> None:
+    """A process that has been killed may take a moment to end."""
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_machine_that_can_train_passes(run: Run, tmp_path: Path, scratch: Path) -> None:
+    result = run(
+        "mjfleet", "doctor", "--cpu-workers", "2", "--log-root", "logs/mine",
+        prelude=POISON, TMPDIR=str(scratch), WANDB_MODE="offline",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = found(result.stdout)
+    assert list(lines) == [
+        "driver", "devices", "versions", "machine", "torch", "bytecode", "warp",
+        "all-reduce", "rendering cpu", "log root", "ports", "host name", "W&B",
+    ]  # fmt: skip
+    for name in ("torch", "warp", "all-reduce", "log root", "ports", "W&B"):
+        assert lines[name].status == "ok", name
+    assert "2 workers, gloo" in result.stdout
+    assert not list(tmp_path.iterdir())
+    assert not list(scratch.iterdir())
+
+
+def test_what_hangs_crashes_or_fails_is_a_line_with_what_to_do(
+    run: Run, tmp_path: Path, scratch: Path
+) -> None:
+    path = broken_path(tmp_path / "path")
+    (path / "mujoco.py").write_text("import os\nos.kill(os.getpid(), 11)\n")
+    (path / "wandb.py").write_text("raise ImportError('no protobuf')\n")
+    (tmp_path / "file").touch()
+    result = run(
+        "mjfleet", "doctor", "--gpu-ids", "None", "--log-root", "file/logs", "--timeout", "5",
+        PYTHONPATH=str(path), TMPDIR=str(scratch), PYTHONDONTWRITEBYTECODE="1",
+    )  # fmt: skip
+    assert result.returncode == 1, result.stderr
+    lines = found(result.stdout)
+    for name, status, words in (
+        ("torch", "FAIL", "5 s"),
+        ("bytecode", "warn", "not compiled"),
+        ("rendering cpu", "warn", "SIGSEGV"),
+        ("W&B", "warn", "no protobuf"),
+        ("log root", "FAIL", str(tmp_path / "file")),
+    ):
+        assert lines[name].status == status, name
+        assert words in lines[name].text, name
+        assert lines[name].remedy.startswith("      to do: "), name
+    assert "--log-root" in lines["log root"].remedy
+    assert lines["ports"].status == "ok"
+    wait_until_gone(int((path / "pid").read_text()))
+    assert not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_ends_it_and_its_children(tmp_path: Path, scratch: Path, number: int) -> None:
+    path = broken_path(tmp_path / "path")
+    script = "from mjfleet.cli.dispatcher import main; main()"
+    pid = path / "pid"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, "doctor", "--gpu-ids", "None"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(path), "TMPDIR": str(scratch)},
+        stdout=subprocess.DEVNULL,
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not (pid.exists() and pid.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        code = process.wait(30)
+    wait_until_gone(int(pid.read_text()))
+    if number == signal.SIGINT:
+        assert code == 130
+        assert not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gpu-ids", "0"], ["--gpu-ids 0", "--gpu-ids None"]),
+        (["--gpu-ids", "x"], ["--gpu-ids x", "must be GPU indices"]),
+        (["--cpu-workers", "0"], ["--cpu-workers is 0", "at least 1"]),
+        (["--cpu-workers", "2", "--backend", "nccl"], ["connects GPUs only"]),
+        (["--timeout", "0"], ["--timeout is 0", "greater than 0"]),
+        (["--log-root", ""], ["--log-root is ''", "a folder"]),
+    ],
+)
+def test_a_mistake_is_one_message(
+    run: Run, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    result = run("mjfleet", "doctor", *arguments, prelude=POISON, CUDA_VISIBLE_DEVICES="")
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert all(word in result.stderr for word in words)
+    assert not result.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_checked(run: Run) -> None:
+    result = run("mjfleet", "doctor", "--gpu-ids", "0")
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = found(result.stdout)
+    assert {lines[name].status for name in ("driver", "torch", "warp")} == {"ok"}
+    assert lines["cuda:0"].status in ("ok", "warn")

@@ -1,0 +1,254 @@
+"""`mjfleet export`: files that do what the checkpoint does, and what a user may get wrong."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from mjfleet.env import Env
+from mjfleet.registry import discover
+from mjfleet.sim import make_simulation
+
+from ..cli.test_cli import POISON
+from ..conftest import REPOSITORY, Run, only_run
+from ..test_docs import BLOCK
+from .test_play import column
+
+FEW = ("--env.num-envs", "64", "--env.episode-seconds", "2.5", "--agent.max-iterations", "5")
+ELSEWHERE = "import sys\nsys.modules['mjfleet'] = sys.modules['torch'] = None\n"
+"""Makes a process one of a robot, on which neither is installed."""
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.load:FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Short runs: three cart-poles, exported to both formats, and a Go1.
+
+    One process makes them all, since imports take longer than these runs.
+    """
+    folder = tmp_path_factory.mktemp("runs")
+    pole = ["train", "cartpole-balance", *FEW]
+    one = ["--env.num-envs", "8", "--agent.max-iterations", "1"]
+    recurrent = [f"--agent.{who}.class-name=RNNModel" for who in ("actor", "critic")]
+    recurrent += ["--agent.actor.rnn-hidden-dim", "16", "--agent.actor.rnn-num-layers", "2"]
+    commands = [
+        [*pole, "--agent.experiment-name", "plain", "--agent.save-interval", "3"],
+        [*pole, "--agent.experiment-name", "normalised", "--agent.actor.obs-normalization"],
+        ["train", "cartpole-balance", *one, *recurrent, "--agent.experiment-name", "recurrent"],
+        ["train", "go1-velocity-flat", *one, "--agent.experiment-name", "go1"],
+    ]
+    script = (
+        "import glob\n"
+        "from mjfleet.cli.dispatcher import mjfleet\n"
+        f"for command in {commands}:\n"
+        "    assert mjfleet(command) == 0\n"
+        "for run in glob.glob('logs/[pnr]*/*'):\n"
+        "    assert mjfleet(['export', run]) == 0\n"
+        "    assert mjfleet(['export', run, '--format', 'torchscript']) == 0\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        check=False, cwd=folder, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr
+    return {name: only_run(folder, name) for name in ("plain", "normalised", "recurrent", "go1")}
+
+
+def build(name: str, **own: Any) -> Env[Any]:
+    """A task's environment with other numbers."""
+    found = discover({}).tasks[name]
+    cfg = replace(found.task.env, **own)
+    env_class = found.load(found.task.env_class)
+    sim = make_simulation("native", env_class.make_model(cfg), own["num_envs"], num_threads=1)
+    return env_class(cfg, sim, 1)
+
+
+def expected(checkpoint: Path, rows: torch.Tensor) -> torch.Tensor:
+    """What the checkpoint's actor answers, by hand."""
+    state = torch.load(checkpoint, weights_only=True)["actor_state_dict"]
+    if "obs_normalizer._mean" in state:
+        rows = (rows - state["obs_normalizer._mean"]) / (state["obs_normalizer._std"] + 0.01)
+    layers = sorted({int(name.split(".")[1]) for name in state if name.startswith("mlp.")})
+    for i in layers:
+        rows = rows @ state[f"mlp.{i}.weight"].T + state[f"mlp.{i}.bias"]
+        rows = torch.nn.functional.elu(rows) if i != layers[-1] else rows
+    return rows
+
+
+def elsewhere(folder: Path, script: str) -> None:
+    """Run a script in a folder without mjfleet and torch."""
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE + script],
+        check=False, cwd=folder, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["plain", "normalised"])
+def test_files_do_what_the_checkpoint_does(runs: dict[str, Path], run: Run, name: str) -> None:
+    written = runs[name] / "exported"
+    assert sorted(p.name for p in written.iterdir()) == ["policy.json", "policy.onnx", "policy.pt"]
+    rows = torch.randn(1000, 5, generator=torch.Generator().manual_seed(7))
+    wanted = expected(runs[name] / "checkpoints/model_5.pt", rows)
+    np.save(written / "rows.npy", rows.numpy())
+    elsewhere(
+        written,
+        "import numpy, onnxruntime\n"
+        "policy = onnxruntime.InferenceSession('policy.onnx')\n"
+        "rows = numpy.load('rows.npy')\n"
+        "numpy.save('actions.npy', policy.run(['actions'], {'observations': rows})[0])\n"
+        "assert policy.run(None, {'observations': rows[:1]})[0].shape == (1, 1)\n",
+    )
+    onnx = torch.as_tensor(np.load(written / "actions.npy"))
+    files = {"policy.json": ""}
+    script = torch.jit.load(written / "policy.pt", _extra_files=files)(rows).detach()
+    assert wanted.std() > 0.01
+    assert torch.allclose(onnx, wanted, atol=1e-5, rtol=0)
+    assert torch.allclose(script, wanted, atol=1e-5, rtol=0)
+
+    beside = (written / "policy.json").read_text()
+    policy = onnxruntime.InferenceSession(written / "policy.onnx")
+    assert policy.get_modelmeta().custom_metadata_map["policy.json"] == beside
+    inside: Any = files["policy.json"]
+    assert (inside.decode() if isinstance(inside, bytes) else inside) == beside
+    known = json.loads(beside)
+    assert (known["task"], known["iteration"]) == ("cartpole-balance", 5)
+    assert (known["control_rate"], known["timestep"], known["decimation"]) == (20.0, 0.01, 5)
+    assert known["observations"] == [{"name": "actor", "size": 5}]
+    assert (known["joint_names"], known["kp"], known["default_pose"]) == (["slider"], [None], None)
+    assert (known["torque_limits"], known["control_ranges"]) == ([[-10, 10]], [[-1, 1]])
+    assert b"site-packages" not in (written / "policy.onnx").read_bytes()
+
+    if name == "normalised":
+        played = run("play", "cartpole-balance", "--resume", str(runs[name]))
+        env, total = build("cartpole-balance", num_envs=64, episode_seconds=2.5), 0.0
+        for _ in range(50):
+            rows = env.get_observations()["actor"].numpy()
+            actions = policy.run(None, {"observations": rows})[0]
+            total += env.step(torch.as_tensor(actions))[1].mean().item()
+        assert column(played.stdout, "return")[0] == pytest.approx(total, rel=1e-3)
+
+
+def test_the_guides_controller_moves_a_robot_as_the_simulation_does(
+    runs: dict[str, Path], run: Run, tmp_path: Path
+) -> None:
+    """The code of docs/deploy.md, fed with what a robot's sensors measure."""
+    checkpoint = runs["go1"] / "checkpoints/model_1.pt"
+    result = run("mjfleet", "export", str(checkpoint), "--output", "go1/walk.onnx")
+    assert result.returncode == 0, result.stderr
+
+    cfg: Any = discover({}).tasks["go1-velocity-flat"].task.env
+    calm = replace(cfg.random, noise=0.0, delay=(0, 0), push_speed=0.0)
+    env: Any = build("go1-velocity-flat", num_envs=1, random=calm)
+    model = env.sim.model
+    known = json.loads((tmp_path / "go1/walk.json").read_text())
+    driven = [model.joint(model.actuator(i).trnid[0]).name for i in range(model.nu)]
+    assert known["joint_names"] == driven
+    assert known["default_pose"] == pytest.approx(env.pose.tolist())
+    assert (known["kp"], known["kv"]) == ([35.0] * 12, [0.5] * 12)
+    assert known["torque_limits"][2] == [-35.55, 35.55]
+    (group,) = known["observations"]
+    assert env.get_observations()["actor"].shape[1] == known["observation_size"] == group["size"]
+    assert sum(part["size"] for part in group["parts"]) == group["size"]
+
+    measured: dict[str, list[Any]] = {
+        name: [] for name in ("gyro", "up", "angles", "speeds", "command", "targets")
+    }
+    for _ in range(20):
+        now = (env.gyro, env.up, env.joints, env.speeds, env.command)
+        for name, value in zip(measured, now, strict=False):
+            measured[name].append(value[0].numpy().copy())
+        rows = env.get_observations()["actor"]
+        dones = env.step(expected(checkpoint, rows))[2]
+        assert not dones.any()
+        measured["targets"].append(env.sim.ctrl[0].numpy().copy())
+    arrays: Any = {name: np.stack(values) for name, values in measured.items()}
+    np.savez(tmp_path / "go1/robot.npz", **arrays)
+    blocks = BLOCK.findall((REPOSITORY / "docs/deploy.md").read_text())
+    (code,) = [text for language, text in blocks if "class Controller" in text]
+    elsewhere(
+        tmp_path / "go1",
+        f"{code}\n"
+        "robot = np.load('robot.npz')\n"
+        "controller = Controller('walk.onnx')\n"
+        "for *sensors, targets in zip(*(robot[name] for name in robot.files)):\n"
+        "    np.testing.assert_allclose(controller.targets(*sensors), targets, atol=1e-5)\n",
+    )
+
+
+def test_a_recurrent_policy_remembers(runs: dict[str, Path]) -> None:
+    written = runs["recurrent"] / "exported"
+    policy = onnxruntime.InferenceSession(written / "policy.onnx")
+    script = torch.jit.load(written / "policy.pt")
+    rows = torch.randn(20, 1, 5, generator=torch.Generator().manual_seed(7))
+    memory = {name: np.zeros((2, 1, 16), np.float32) for name in ("h_in", "c_in")}
+    first = script(rows[0]).item()
+    script.reset()
+    for row in rows:
+        outputs: Any = policy.run(None, {"observations": row.numpy()} | memory)
+        actions, *after = outputs
+        assert actions.item() == pytest.approx(script(row).item(), abs=1e-5)
+        memory = dict(zip(memory, after, strict=True))
+    assert script(rows[0]).item() != pytest.approx(first, abs=1e-5)
+    assert set(policy.get_modelmeta().custom_metadata_map) == {"policy.json"}
+
+
+def test_mistakes_are_answered(runs: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    shutil.copytree(runs["plain"], tmp_path / "run")
+    shutil.copytree(runs["plain"], tmp_path / "begun", ignore=shutil.ignore_patterns("*.pt"))
+    (tmp_path / "empty").mkdir()
+    bad = tmp_path / "run/checkpoints/model_4.pt"
+    bad.write_bytes((tmp_path / "run/checkpoints/model_3.pt").read_bytes()[:-1000])
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    for arguments, said in (
+        ([], "RUN"),
+        (["nowhere"], "nowhere does not exist"),
+        (["empty"], "empty is neither"),
+        (["begun"], "begun has no checkpoint yet"),
+        (["run/checkpoints/model_99.pt"], "does not exist"),
+        (["run/checkpoints/model_4.pt"], "is damaged or no checkpoint"),
+        (["run", "--format", "tflite"], "onnx"),
+        (["run", "--output", "policy.pt"], "must end in .onnx"),
+        (["run", "--output", "run/run.onnx"], "run.json exists, and no export has written it"),
+        (
+            ["run", "--format", "torchscript", "--output", "run/checkpoints/model_3.pt"],
+            "called like a checkpoint",
+        ),
+    ):
+        result = run("mjfleet", "export", *arguments, prelude=POISON)
+        assert result.returncode == 2
+        assert said in result.stderr + result.stdout
+        assert "Traceback" not in result.stderr
+
+    # A policy that diverged; then a folder that cannot be.
+    state = torch.load(tmp_path / "run/checkpoints/model_5.pt", weights_only=True)
+    state["actor_state_dict"]["mlp.0.bias"][0] = float("nan")
+    torch.save(state, tmp_path / "run/checkpoints/model_6.pt")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    first = (
+        "from mjfleet.cli.dispatcher import mjfleet\n"
+        "code = mjfleet(['export', 'run', '--format', 'torchscript', '--output', 'new/a.pt'])\n"
+        "assert code == 1\n"
+    )
+    into_file = ("--format", "torchscript", "--output", "run/run.json/policy.pt")
+    result = run("mjfleet", "export", "run/checkpoints/model_5.pt", *into_file, prelude=first)
+    assert result.returncode == 2
+    assert "nothing was written" in result.stderr
+    assert "policy.pt: " in result.stderr
+    assert "Traceback" not in result.stderr
+    without = "import sys\nsys.modules['onnxruntime'] = None\n"
+    result = run("mjfleet", "export", "run", prelude=without + POISON)
+    assert result.returncode == 2
+    assert "mjfleet[export]" in result.stderr
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert "export" in run("mjfleet", "--help", prelude=POISON).stdout

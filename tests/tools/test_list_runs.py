@@ -1,0 +1,162 @@
+"""`mjfleet runs`: what is listed of a run, and what may be wrong with its files."""
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mjfleet.cli.dispatcher import mjfleet
+
+from ..cli.test_cli import POISON
+from ..conftest import Run
+
+SHORT = ("--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.max-iterations", "6")
+
+
+def write_run(folder: Path, started: str, **entries: Any) -> Path:
+    """A run as training leaves it, without what `runs` does not read."""
+    (folder / "checkpoints").mkdir(parents=True)
+    attempt = {"started": started, "ended": None, "status": "running"}
+    plan = {"max_iterations": 9, "world_size": 1, "workers": [{"device": "cpu"}]}
+    record = {"task": "t", "status": "running", "started": started, "iterations": 0, "plan": plan}
+    text = json.dumps(record | {"attempts": [attempt]} | entries)
+    (folder / "run.json").write_text(text)
+    (folder / "config.yaml").write_text("agent: {seed: 5}\n")
+    (folder / "metrics.csv").write_text("iteration,mean_return,loss\n1,,0\n2,3.5,0\n3,2.5,0\n")
+    return folder
+
+
+def listed(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, dict[str, Any]]:
+    """What `mjfleet runs --json` prints, by run."""
+    assert mjfleet(["runs", "--json", *flags]) == 0
+    return {run["run"]: run for run in json.loads(capsys.readouterr().out)}
+
+
+def test_the_newest_comes_first_and_the_best_return_may_not_be_the_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # In one zone after the other, though its text comes before.
+    write_run(tmp_path / "logs/a/2", "2026-05-04T10:30:00+02:00", status="finished")
+    write_run(tmp_path / "logs/b/1", "2026-05-04T10:00:00+00:00", status="stopped")
+    runs = listed(capsys)
+    assert list(runs) == ["b/1", "a/2"]
+    one = runs["b/1"]
+    assert (one["last_mean_return"], one["best_mean_return"], one["iterations"]) == (2.5, 3.5, 3)
+
+
+def test_pauses_between_attempts_are_no_time_of_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = [("10:00:00", "10:00:30"), ("18:00:00", "18:00:15")]
+    day = "2026-05-04T"
+    attempts = [{"started": day + a, "ended": day + b, "status": "stopped"} for a, b in times]
+    write_run(tmp_path / "a/1", f"{day}10:00:00", status="stopped", attempts=attempts)
+    assert listed(capsys, "--log-root", str(tmp_path))["a/1"]["seconds"] == 45
+
+
+def test_a_run_that_nobody_runs_any_more_has_died(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "a/1", "2026-05-04T10:00:00+00:00")
+    flags = ("--log-root", str(tmp_path))
+    assert listed(capsys, *flags)["a/1"]["status"] == "died"
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert listed(capsys, *flags)["a/1"]["status"] == "running"
+    os.close(lock)
+
+
+def test_damaged_runs_are_listed_and_hide_no_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    when = "2026-05-04T10:00:00+00:00"
+    names = ("good", "garbled", "bare", "old", "bits", "odd", "lost", "empty")
+    made = {name: write_run(tmp_path / "a" / name, when, status="finished") for name in names}
+    (made["garbled"] / "run.json").write_text("{")
+    (made["bare"] / "run.json").unlink()
+    (made["old"] / "run.json").write_text('{"task": "t", "started": "a while ago"}')
+    (made["odd"] / "run.json").write_text('{"task": [], "started": 5, "plan": 3, "attempts": []}')
+    (made["bits"] / "metrics.csv").write_bytes(b"iteration,mean_return,loss\n1,2,0\n2,\xff,0\n3,4")
+    (made["lost"] / "metrics.csv").write_bytes(bytes(1000))
+    (made["empty"] / "metrics.csv").write_bytes(b"")
+    runs = listed(capsys, "--log-root", str(tmp_path))
+    assert set(runs) == {f"a/{name}" for name in names}
+    for name, words in (
+        ("garbled", "run.json: "),
+        ("bare", "run.json"),
+        ("old", "run.json is incomplete"),
+        ("odd", "run.json is incomplete"),
+        ("bits", "1 of its rows cannot be read"),
+        ("lost", "metrics.csv: "),
+    ):
+        assert words in runs[f"a/{name}"]["problem"]
+    assert runs["a/bits"]["last_mean_return"] == 2  # What is still being written does not count.
+    assert runs["a/good"]["problem"] is runs["a/empty"]["problem"] is None
+    assert mjfleet(["runs", "--log-root", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert all(f"a/{name}" in shown.out for name in names)
+    assert "a/bits: its metrics.csv" in shown.err
+
+
+def test_two_hundred_runs_are_listed_in_a_second(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = write_run(tmp_path / "a/0", "2026-05-04T10:00:00+00:00", status="finished")
+    with (first / "metrics.csv").open("a") as file:
+        file.writelines(f"{i},{i}.25,{'0.12345678,' * 40}\n" for i in range(4, 1000))
+    for number in range(1, 200):
+        shutil.copytree(first, tmp_path / "a" / str(number))
+    begun = time.process_time()
+    runs = listed(capsys, "--log-root", str(tmp_path))
+    assert time.process_time() - begun < 1
+    assert len(runs) == 200
+    assert runs["a/7"]["best_mean_return"] == 999.25
+
+
+def test_a_run_is_listed_and_asked_for_by_its_name(run: Run, tmp_path: Path) -> None:
+    assert run("train", "cartpole-balance", *SHORT, "--log-root", "my").returncode == 0
+    (folder,) = (tmp_path / "my/cartpole-balance").iterdir()
+    name, day = f"cartpole-balance/{folder.name}", folder.name[:10]
+    where = ("--log-root", "my")
+    shown = run("mjfleet", "runs", *where, prelude=POISON)
+    assert shown.returncode == 0, shown.stderr
+    (line,) = [line for line in shown.stdout.splitlines() if name in line]
+    assert all(words in line for words in ("cartpole-balance ", "finished", "6/6", "cpu"))
+    (as_json,) = json.loads(run("mjfleet", "runs", "--json", *where, prelude=POISON).stdout)
+    assert (as_json["run"], as_json["status"], as_json["problem"]) == (name, "finished", None)
+    assert as_json["iterations"] == as_json["max_iterations"] == 6
+    assert as_json["bytes"] == sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    assert 0 < as_json["last_mean_return"] <= as_json["best_mean_return"] < 20
+
+    going_on = ("--resume", f"cartpole-balance/{day}", "--agent.max-iterations", "7")
+    result = run("train", "cartpole-balance", *going_on, *where)
+    assert result.returncode == 0, result.stderr
+    assert "6 of 7 iterations are done" in result.stdout
+    played = run("play", "cartpole-balance", "--resume", day, *where)
+    assert f"playing my/{name}" in played.stdout
+    for word in (day, "latest"):
+        assert run("mjfleet", "plot", word, *where, "--output", f"{word}.png").returncode == 0
+        assert (tmp_path / f"{word}.png").exists()
+
+
+def test_mistakes_are_answered(run: Run, tmp_path: Path) -> None:
+    for arguments, said in (
+        (["runs"], "--log-root logs: there is no such folder"),
+        (["runs", "--jason"], "--json"),
+        (["plot", "latest"], "latest: there is no run in logs"),
+        (["plot", "2026"], "2026 does not exist"),
+    ):
+        result = run("mjfleet", *arguments, prelude=POISON)
+        assert result.returncode == 2
+        assert said in result.stderr + result.stdout
+        assert "Traceback" not in result.stderr
+    (tmp_path / "logs").mkdir()
+    assert run("mjfleet", "runs").stdout == "there is no run in logs\n"
+    assert run("mjfleet", "runs", "--json").stdout == "[]\n"
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "logs"]

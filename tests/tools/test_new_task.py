@@ -1,0 +1,74 @@
+"""`mjfleet new-task`: what it writes trains as it stands, and what it refuses leaves nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from ..cli.test_cli import POISON
+from ..conftest import Run, only_run, rows, write_task
+
+
+def test_a_new_task_trains_as_it_stands(run: Run, tmp_path: Path) -> None:
+    made = run("mjfleet", "new-task", "myreacher-2", prelude=POISON, UV_RUN_RECURSION_DEPTH="1")
+    assert made.returncode == 0, made.stderr
+    folder = tmp_path / "tasks/myreacher-2"
+    assert [path.name for path in sorted(folder.parent.iterdir())] == ["myreacher-2"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.py", "env.py", "model.xml"]
+    assert "class Myreacher2Env(Env[Myreacher2Config])" in (folder / "env.py").read_text()
+    for line in (
+        "uv run train myreacher-2 --dry-run",
+        "uv run mjfleet check-task myreacher-2",
+        "uv run train myreacher-2",
+    ):
+        assert f"  {line}\n" in made.stdout
+    planned = run("train", "myreacher-2", "--dry-run", prelude=POISON)
+    assert "512 per worker" in planned.stdout
+    result = run("train", "myreacher-2", "--gpu-ids", "None", "--agent.max-iterations", "30")
+    assert result.returncode == 0, result.stderr
+    (run_dir,) = (tmp_path / "logs/myreacher-2").iterdir()
+    rewards = [float(row["mean_reward"]) for row in rows(run_dir)]
+    assert rewards[0] < -0.3
+    assert rewards[-1] > 0
+
+
+def test_a_task_in_another_folder_is_called_with_it(run: Run, tmp_path: Path) -> None:
+    made = run("mjfleet", "new-task", "arm", "--tasks-dir", "my tasks/here")
+    assert "train arm --tasks-dir 'my tasks/here' --dry-run" in made.stdout
+    assert (tmp_path / "my tasks/here/arm/env.py").is_file()
+    few = ("--env.num-envs", "4", "--agent.max-iterations", "1", "--gpu-ids", "None")
+    assert run("train", "arm", "--tasks-dir", "my tasks/here", *few).returncode == 0
+    # The run remembers where its task is.
+    played = run("play", "arm", "--resume", str(only_run(tmp_path, "arm")), "--gpu-ids", "None")
+    assert played.returncode == 0, played.stderr
+
+
+REFUSED = [
+    ([], ["Name of the task"]),
+    (["2dof"], ["'2dof'", "a letter first"]),
+    (["a/b"], ["'a/b'", "letters, digits"]),
+    (["../arm"], ["letters, digits"]),
+    (["taken"], ["tasks/taken cannot be made: Directory not empty"]),
+    (["cartpole-balance"], ["there is a task `cartpole-balance` already, in"]),
+    (["arm", "--tasks-dir", "file"], ["file/arm cannot be made: File exists"]),
+    (["arm", "--tasks-dir", "file/deeper"], ["file/deeper/arm cannot be made: Not a directory"]),
+    (["arm", "--tasks-dir", "tasks/taken"], ["which is a task folder"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED)
+def test_what_cannot_be_made_is_one_message_and_leaves_nothing(
+    run: Run, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    write_task(tmp_path / "tasks", "taken", "TASKS = {}\n")
+    (tmp_path / "file").touch()
+    before = _files(tmp_path)
+    result = run("mjfleet", "new-task", *arguments, prelude=POISON)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stdout + result.stderr
+    assert _files(tmp_path) == before
+
+
+def _files(root: Path) -> list[Path]:
+    return [path for path in sorted(root.rglob("*")) if "__pycache__" not in path.parts]

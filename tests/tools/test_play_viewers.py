@@ -1,0 +1,137 @@
+"""`play --viewer`: a page that answers, a window, and what a user may get wrong."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mjfleet.errors import UserError
+
+from ..conftest import Run, only_run
+from .test_play_realtime import play
+
+TINY = ("--gpu-ids", "None", "--env.num-envs", "2")
+
+
+def test_a_page_is_served_that_follows_the_run_until_ctrl_c(run: Run, tmp_path: Path) -> None:
+    trained = run("train", "cartpole-balance", *TINY, "--agent.max-iterations", "1", "--plain")
+    assert trained.returncode == 0, trained.stderr
+    with socket.create_server(("localhost", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "mjfleet.tools.play.command", "cartpole-balance", *TINY]
+        command += ["--resume", "latest", "--viewer", "web", "--port", str(port)]
+        with subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as viewer:
+            try:
+                address = re.search(r"http://\S+", read_until(viewer, "http://"))
+                assert address
+                assert not address[0].endswith(f":{port}")
+                with urllib.request.urlopen(address[0], timeout=60) as page:
+                    assert b"<html" in page.read()
+                checkpoints = only_run(tmp_path) / "checkpoints"
+                shutil.copy(checkpoints / "model_1.pt", checkpoints / "new")
+                (checkpoints / "new").rename(checkpoints / "model_2.pt")
+                read_until(viewer, "model_2.pt")
+                viewer.send_signal(signal.SIGINT)
+                rest, _ = viewer.communicate(timeout=60)
+            finally:
+                viewer.kill()
+    assert viewer.returncode == 130, rest
+    assert "Traceback" not in rest
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("localhost", int(address[0].rpartition(":")[2])))
+
+
+def read_until(process: "subprocess.Popen[str]", word: str) -> str:
+    """The first line with a word; what comes before it where there is none."""
+    assert process.stdout
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if word in line:
+            return line
+    raise AssertionError("".join(lines))
+
+
+@pytest.fixture
+def display(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A display in memory."""
+    if not shutil.which("Xvfb"):
+        pytest.skip("needs Xvfb")
+    import glfw
+
+    reader, writer = os.pipe()
+    command = ["Xvfb", "-displayfd", str(writer), "-screen", "0", "640x480x24", "-nolisten", "tcp"]
+    with subprocess.Popen(command, pass_fds=[writer], stderr=subprocess.DEVNULL) as server:
+        os.close(writer)
+        try:
+            with os.fdopen(reader) as file:
+                monkeypatch.setenv("DISPLAY", f":{file.readline().strip()}")
+            yield os.environ["DISPLAY"]
+        finally:
+            glfw.terminate()  # Python would do so at its end, to a display that is gone.
+            server.terminate()
+
+
+class ClosedError(Exception):
+    """Somebody closes the window."""
+
+
+@pytest.mark.usefixtures("display")
+def test_a_window_shows_the_playback_and_leaves_no_thread_behind() -> None:
+    from mjfleet.tools.play.window_viewer import show_in_window
+
+    playback, _ = play()
+    before = set(threading.enumerate())
+
+    def look() -> None:
+        if playback.steps > 3:
+            assert set(threading.enumerate()) > before
+            raise ClosedError
+        playback.later(look)
+
+    playback.later(look)
+    with pytest.raises(ClosedError):
+        show_in_window(playback)
+    assert set(threading.enumerate()) == before
+
+
+def test_without_a_display_the_web_viewer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mjfleet.tools.play.window_viewer import show_in_window
+
+    monkeypatch.setenv("DISPLAY", ":98765")
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    playback, _ = play()
+    with pytest.raises(UserError, match="--viewer web"):
+        show_in_window(playback)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--viewer", "native"], "--viewer web"),
+        (["--viewer", "window"], "web"),
+        (["--viewer", "web", "--episodes", "3"], "--episodes"),
+        (["--port", "9000"], "--viewer web"),
+        (["--viewer", "web", "--port", "70000"], "65535"),
+        (["--viewer", "web", "--host", "nowhere.invalid"], "nowhere.invalid"),
+    ],
+)
+def test_mistakes_are_answered(run: Run, arguments: list[str], said: str) -> None:
+    result = run(
+        "play", "cartpole-balance", "--actions", "zero", *TINY, *arguments,
+        DISPLAY="", WAYLAND_DISPLAY="",
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr

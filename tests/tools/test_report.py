@@ -1,0 +1,177 @@
+"""`mjfleet report`: the page of a real run, in every state that a run can be in, in a browser."""
+
+import json
+import shutil
+import subprocess
+import sys
+from base64 import b64encode
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import html5lib
+import pytest
+
+from mjfleet.cli.dispatcher import mjfleet
+from mjfleet.cli.train import guarded
+
+from ..conftest import only_run
+
+SHORT = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.max-iterations", "4",
+         "--agent.num-steps-per-env", "60", "--agent.no-init-at-random-ep-len",
+         "--agent.algorithm.learning-rate", "5e-4")  # fmt: skip
+EVIL = "<img src=x onerror=alert(1)> & </script>"
+
+Page = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run."""
+    root = tmp_path_factory.mktemp("original")
+    command = [sys.executable, "-m", "mjfleet.cli.train", "cartpole-balance", *SHORT]
+    subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=300)
+    return only_run(root)
+
+
+@pytest.fixture
+def trained(original: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(original, tmp_path / "cartpole-balance" / original.name)
+
+
+@pytest.fixture
+def page(capsys: pytest.CaptureFixture[str]) -> Page:
+    """Report on a run directory; returns the page, which is HTML without a mistake."""
+
+    def write(run_dir: Path) -> str:
+        assert guarded(mjfleet, ["report", str(run_dir)]) == 0
+        assert capsys.readouterr().out == f"wrote {run_dir / 'report.html'}\n"
+        text = (run_dir / "report.html").read_text()
+        html5lib.HTMLParser(strict=True).parse(text)
+        return text
+
+    return write
+
+
+def test_a_page_tells_all_of_a_run(trained: Path, page: Page) -> None:
+    (trained / "videos").mkdir()
+    (trained / "videos/iteration_4.mp4").write_bytes(b"a video")
+    text = page(trained)
+    record = json.loads((trained / "run.json").read_text())
+    said = words(text)
+    for what in (
+        f"cartpole-balance/{trained.name}", "finished", "4 of 4",
+        "environment steps 1920",
+        "--agent.algorithm.learning-rate 0.0005 0.001", record["host"], record["versions"]["torch"],
+        "engine native", "iteration 4",
+    ):  # fmt: skip
+        assert what in said, what
+    for column in ("mean_return", "reward/balance", "loss/value", "collect_seconds"):
+        assert f'data-column="{column}"' in text
+    assert b64encode(b"a video").decode() in text
+    # Complete in itself: it asks for nothing.
+    document = html5lib.parse(text, namespaceHTMLElements=False)
+    targets = [node.get(name) for node in document.iter() for name in ("src", "href")]
+    assert all(target.startswith(("data:", "#")) for target in targets if target is not None)
+
+
+def words(text: str) -> str:
+    """What a reader of a page reads, in one line."""
+    document = html5lib.parse(text, namespaceHTMLElements=False)
+    body = document.find("body")
+    assert body is not None
+    for parent in list(body.iter()):
+        for script in parent.findall("script"):
+            parent.remove(script)
+    return " ".join(" ".join(body.itertext()).split())
+
+
+def test_every_state_of_a_run_has_a_page(trained: Path, page: Page) -> None:
+    record = json.loads((trained / "run.json").read_text())
+
+    def with_record(**changes: Any) -> str:
+        (trained / "run.json").write_text(json.dumps(record | changes))
+        return words(page(trained))
+
+    # It failed, with a text that no browser must take for more than that; then it went on.
+    failure = {
+        "rank": 1, "iteration": 3, "kind": "RuntimeError", "message": EVIL, "traceback": EVIL,
+        "echo": False, "time": 1.0, "log": [EVIL],
+    }  # fmt: skip
+    (trained / "failures/attempt_1").mkdir(parents=True)
+    (trained / "failures/attempt_1/rank1.json").write_text(json.dumps(failure))
+    (trained / "failures/rank0.json").write_text("half a rec")
+    first = record["attempts"][0]
+    failed = first | {"status": "failed", "cause": EVIL}
+    again = first | {"checkpoint": "model_2.pt", "is_restart": True, "cause": "a second fault"}
+    said = with_record(status="failed", attempts=[failed, again])
+    for what in ("failed a second fault", "Attempt 1, rank 1, iteration 3: RuntimeError", EVIL,
+                 "in 2 attempts", "model_2.pt by itself", "failures/rank0.json"):  # fmt: skip
+        assert what in said, what
+    assert EVIL not in (trained / "report.html").read_text()
+
+    # A line of metrics.csv is damaged; the run is of before some entries were recorded.
+    with (trained / "metrics.csv").open("a") as file:
+        file.write("5,garbage\n")
+    (trained / "run.json").write_text('{"task": "cartpole-balance"}')
+    assert "1 of its rows cannot be read" in words(page(trained))
+
+    # It has just begun, and its task's folder is elsewhere.
+    (trained / "metrics.csv").unlink()
+    said = with_record(task="unheard-of", status="running", ended=None)
+    assert "No iteration has been completed yet" in said
+    assert "its defaults are not known" in said
+
+    (trained / "run.json").write_text("{")
+    assert "its run.json" in words(page(trained))
+
+
+def test_mistakes_are_answered_and_nothing_is_written(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a_file").touch()
+    (tmp_path / "a_folder").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    for arguments, said in (
+        ([tmp_path / "nowhere"], "nowhere does not exist"),
+        ([tmp_path / "a_folder"], "a_folder is no run directory"),
+        ([tmp_path / "a_file"], "a_file is no run directory"),
+        ([trained, "--output", tmp_path / "a_folder"], "a_folder: Is a directory"),
+        ([trained, "--output", tmp_path / "a_file/page.html"], "page.html: File exists"),
+    ):
+        assert guarded(mjfleet, ["report", *map(str, arguments)]) == 2
+        assert said in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_a_browser_draws_it_without_an_error_or_a_request(
+    trained: Path, page: Page, tmp_path: Path
+) -> None:
+    text = page(trained)
+    # As a person would: choose minutes, then point at a curve.
+    pointing = """<script>
+    along.value = "minutes"; along.onchange();
+    const over = document.querySelector(".u-over"), box = over.getBoundingClientRect();
+    const at = {clientX: box.left + box.width / 2, clientY: box.top + 9, bubbles: true};
+    over.dispatchEvent(new MouseEvent("mouseenter", at));
+    over.dispatchEvent(new MouseEvent("mousemove", at));
+    </script>"""
+    watched = tmp_path / "watched.html"
+    watched.write_text(text.replace("</body>", f"{pointing}</body>"))
+    browser = subprocess.run(
+        ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+         "--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND",
+         f"--user-data-dir={tmp_path / 'browser'}", "--enable-logging=stderr", "--v=0",
+         "--virtual-time-budget=2000", "--dump-dom", watched.as_uri()],
+        check=True, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert "CONSOLE" not in browser.stderr, browser.stderr  # Errors, and requests that it forbids.
+    document = html5lib.parse(browser.stdout, namespaceHTMLElements=False)
+    curves = text.count("data-column=")
+    assert curves > 10
+    assert len(list(document.iter("canvas"))) == curves
+    # All curves show their value there.
+    captions = ["".join(caption.itertext()) for caption in document.iter("figcaption")]
+    assert sum(" at " in caption for caption in captions) == curves

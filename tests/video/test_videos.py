@@ -1,0 +1,99 @@
+"""Videos of a run: files that can be read, and training that does not depend on them."""
+
+import os
+import time
+from contextlib import closing
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import psutil
+
+from mjfleet.video.draw import returns_so_far
+from mjfleet.video.recording import Recording
+from mjfleet.video.render_process import LOOK_SECONDS, Rendering, draw
+
+from ..conftest import TESTS, Run, needs_drawing, only_run, read_video, rows
+
+TINY = (
+    "cartpole-balance", "--env.num-envs", "4", "--env.episode-seconds", "0.5",
+    "--agent.num-steps-per-env", "4", "--agent.max-iterations", "2", "--video-interval", "1",
+)  # fmt: skip
+
+
+def change(a: np.ndarray, b: np.ndarray) -> float:
+    """Mean difference of two pictures, of 255."""
+    return float(np.abs(a.astype(int) - b).mean())
+
+
+@needs_drawing
+def test_two_workers_leave_videos_of_rank_0(run: Run, tmp_path: Path) -> None:
+    result = run("train", *TINY, "--cpu-workers", "2")
+    assert (result.returncode, result.stderr) == (0, "")
+    # The first takes its time, until training is done.
+    videos = sorted((only_run(tmp_path) / "videos").iterdir())
+    assert [video.name for video in videos] == ["iteration_1.mp4", "iteration_2.mp4"]
+    frames = np.concatenate([read_video(video) for video in videos])
+    assert frames.shape == (2 * 4, 480, 640, 3)
+    assert change(frames[0], frames[-1]) > 0.1
+
+
+def test_training_ends_well_where_nothing_can_be_drawn(run: Run, tmp_path: Path) -> None:
+    result = run("train", *TINY, MUJOCO_GL="disabled")
+    assert result.returncode == 0
+    assert len(result.stderr.splitlines()) == 1
+    assert "mjfleet doctor" in result.stderr
+    assert len(rows(only_run(tmp_path))) == 2
+    assert not (only_run(tmp_path) / "videos").exists()
+
+
+def box() -> Recording:
+    """A box that is at rest, then has an arrow, then is far away."""
+    model = mujoco.MjModel.from_xml_path(str(TESTS / "models/box.xml"))
+    binary = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, binary)
+    qpos = np.tile(model.qpos0, (3, 1, 1))
+    qpos[2, 0, :2] = 50.0
+    arrow = np.zeros((3, 1, 2, 3))
+    arrow[1, 0] = [[0.0, 0.0, 0.2], [0.1, 0.0, 0.0]]
+    return Recording(
+        title="box",
+        step_dt=0.1,
+        model=binary,
+        steps={"time": np.zeros((3, 1)), "reward": np.zeros((3, 1)), "qpos": qpos,
+               "arrow/command": arrow},
+    )  # fmt: skip
+
+
+@needs_drawing
+def test_a_free_body_is_followed_and_arrows_are_drawn(tmp_path: Path) -> None:
+    draw(box(), tmp_path / "box.mp4")
+    assert [path.name for path in tmp_path.iterdir()] == ["box.mp4"]
+    first, pointed, moved = read_video(tmp_path / "box.mp4")
+    assert change(first, pointed) > 0.03
+    middle = slice(180, 300), slice(200, 440)  # All of it is the box.
+    assert first[middle].min() > 20
+    assert change(first[middle], moved[middle]) < 2
+
+
+@needs_drawing
+def test_drawing_takes_what_training_leaves_and_no_signals_of_its_terminal(tmp_path: Path) -> None:
+    with closing(Rendering(box(), tmp_path / "box.mp4", idle=True)) as rendering:
+        children = psutil.Process().children()
+        (drawing,) = (c for c in children if "mjfleet.video.render_process" in c.cmdline())
+        while os.sched_getscheduler(drawing.pid) != os.SCHED_IDLE:
+            time.sleep(0.01)
+        # Linux shares the processor among sessions first.
+        assert os.getsid(drawing.pid) == os.getsid(0)
+        assert os.getpgid(drawing.pid) != os.getpgrp()
+        while not rendering.is_done():
+            rendering.hurry()
+            time.sleep(LOOK_SECONDS)
+    assert len(read_video(tmp_path / "box.mp4")) == 3
+
+
+def test_a_return_is_known_from_the_beginning_of_an_episode() -> None:
+    times = np.array([[0.0, 0.5], [0.1, 0.6], [0.2, 0.0], [0.3, 0.1]])
+    returns = returns_so_far(times, np.full((4, 2), 2.0), step_dt=0.1)
+    nan = np.nan
+    np.testing.assert_equal(returns, [[0, nan], [2, nan], [4, 0], [6, 2]])

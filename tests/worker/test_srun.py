@@ -1,0 +1,46 @@
+"""What SLURM tells a task of a step, in torchrun's words."""
+
+import pytest
+
+from mjfleet.worker.srun import torchrun_variables
+
+# As SLURM 22.05 sets them for the last task of a step.
+STEP = {
+    "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NTASKS": "4", "SLURM_LAUNCH_NODE_IPADDR": "::1",
+}  # fmt: skip
+
+
+def test_a_task_of_a_step_is_a_worker() -> None:
+    assert torchrun_variables(STEP) == {
+        "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "20018",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("gpu", "gpu"), ("gpu007,login", "gpu007"), ("gpu[001-003,9],x", "gpu001"), ("a[7]", "a7")],
+)
+def test_workers_meet_on_the_first_host(nodes: str, first: str) -> None:
+    assert torchrun_variables(STEP | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == first
+
+
+def test_hosts_may_have_different_numbers_of_workers() -> None:
+    uneven = STEP | {"SLURM_STEP_TASKS_PER_NODE": "3(x2),1", "SLURM_STEP_NUM_TASKS": "7"}
+    sizes = [
+        torchrun_variables(uneven | {"SLURM_NODEID": node})["LOCAL_WORLD_SIZE"] for node in "012"
+    ]
+    assert sizes == ["3", "3", "1"]
+
+
+def test_what_is_set_already_stays() -> None:
+    mine = torchrun_variables(STEP | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5555"})
+    assert not {"MASTER_ADDR", "MASTER_PORT"} & mine.keys()
+    # As within torchrun that srun has started, and as somebody says who wants no fleet.
+    assert torchrun_variables(STEP | {"WORLD_SIZE": "8"}) == {}
+    # As in a batch script, which has places too, but is no step.
+    batch = {name: value for name, value in STEP.items() if "STEP" not in name}
+    assert torchrun_variables(batch) == {}
+    assert torchrun_variables(STEP | {"SLURM_STEP_NUM_TASKS": "1"}) == {}
