@@ -166,6 +166,7 @@ def test_every_flag_in_the_documentation_exists(run: Run, tmp_path: Path) -> Non
     options = {"rnd_cfg": {}, "symmetry_cfg": {"data_augmentation_func": "env:mirror"}}
     (tmp_path / "all.yaml").write_text(json.dumps({"agent": {"algorithm": options}}))
     shown = run("train", "cartpole-balance", "--config", "all.yaml", "--help").stdout
+    shown += run("train", "go1-velocity-rough", "--help").stdout
     known = set(FLAG.findall(shown)) | OTHERS
     known |= set(re.findall(r"--env[.][a-z]+", GUIDE)) & {"--env.payload"}  # A field of its task.
     known |= set(FLAG.findall(run("mjfleet", "doctor", "--help").stdout))
