@@ -5,26 +5,12 @@ import mmap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import IntEnum
 from pathlib import Path
+
+from mjfleet.rl.phase import Phase
 
 START_SECONDS = 120.0
 """What importing may take from a slow disk."""
-
-
-class Phase(IntEnum):
-    """What a worker is doing."""
-
-    START = 0
-    """Importing."""
-    BUILD = 1
-    """Building worlds and networks, loading a checkpoint."""
-    COLLECT = 2
-    LEARN = 3
-    EVALUATE = 4
-    SAVE = 5
-    CLOSE = 6
-    DONE = 7
 
 
 class _Memory(ctypes.Structure):

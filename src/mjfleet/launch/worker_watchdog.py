@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from mjfleet.heartbeat import Heartbeat, Phase
+from mjfleet.heartbeat import Heartbeat
+from mjfleet.rl.phase import Phase
 from mjfleet.worker.failure_record import (
     ECHO_SECONDS,
     FailedError,

@@ -8,7 +8,6 @@ from typing import Any
 
 from mjfleet.env.env_state import EnvState
 from mjfleet.errors import UserError
-from mjfleet.heartbeat import Phase
 from mjfleet.rl.checkpoint_files import (
     OWN,
     check_shapes,
@@ -22,6 +21,7 @@ from mjfleet.rl.checkpoint_files import (
     unpack,
     write_checkpoint,
 )
+from mjfleet.rl.phase import Phase
 from mjfleet.rl.runner import Runner
 from mjfleet.utils.atomic_write import BEST
 

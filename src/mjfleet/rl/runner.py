@@ -14,7 +14,7 @@ from rsl_rl.runners import OnPolicyRunner
 
 from mjfleet.config import AgentConfig
 from mjfleet.env import Env, EpisodeStatistics
-from mjfleet.heartbeat import Heartbeat, Phase
+from mjfleet.heartbeat import Heartbeat
 from mjfleet.nan_dump.nan_guard import DumpTo, RolloutWatch
 from mjfleet.rl.adapters.rsl_rl_adapter import rsl_rl_config, worthwhile_threads
 from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
@@ -22,6 +22,7 @@ from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.cuda_graphs import GraphedRollout
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.fast_ppo import FastPPO
+from mjfleet.rl.phase import Phase
 from mjfleet.rl.ppo import FlatPPO
 from mjfleet.rl.rank_statistics import (
     EpisodeWindow,

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.errors import UserError
-from mjfleet.heartbeat import Heartbeat, Phase
+from mjfleet.heartbeat import Heartbeat
+from mjfleet.rl.phase import Phase
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.worker.worker_args import Rank, WorkerArgs
 

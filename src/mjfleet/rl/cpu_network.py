@@ -1,0 +1,128 @@
+"""Forward and backward passes of a network of linear layers as matrix products on a CPU.
+
+They write into tensors that are allocated once. Runs in a worker, in any of its threads.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+BLOCK_ACTIVATIONS = 2**18
+"""Activations of the widest layer that are computed at a time, so that they fit a CPU's cache."""
+FEW_INPUTS = 16
+"""Up to so many inputs, MKL computes a weight's gradient several times as fast transposed."""
+LOG2_E = math.log2(math.e)
+SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+"""Alpha and scale (Klambauer et al. 2017, arXiv:1706.02515)."""
+
+aten = torch.ops.aten
+
+
+def _elu(x: torch.Tensor, y: torch.Tensor) -> None:
+    """Compute ELU by a power of two: torch's own, by `expm1`, takes ten times as long."""
+    torch.mul(x, LOG2_E, out=y).clamp_(max=0.0).exp2_().sub_(1.0)
+    torch.maximum(x, y, out=y)  # Of x and exp(min(x, 0)) - 1, ELU is the greater one.
+
+
+def _elu_backward(g: torch.Tensor, y: torch.Tensor) -> None:
+    aten.elu_backward.grad_input(g, 1.0, 1.0, 1.0, True, y, grad_input=g)
+
+
+ACTIVATIONS: dict[type[nn.Module], tuple[Callable[..., object], Callable[..., object]]] = {
+    nn.ELU: (_elu, _elu_backward),
+    nn.CELU: (_elu, _elu_backward),
+    nn.SELU: (
+        lambda x, y: aten.elu.out(x, *SELU, 1.0, out=y),
+        lambda g, y: aten.elu_backward.grad_input(g, *SELU, 1.0, True, y, grad_input=g),
+    ),
+    nn.ReLU: (
+        lambda x, y: torch.clamp(x, min=0.0, out=y),
+        lambda g, y: aten.threshold_backward.grad_input(g, y, 0.0, grad_input=g),
+    ),
+    nn.LeakyReLU: (
+        lambda x, y: aten.leaky_relu.out(x, 0.01, out=y),
+        lambda g, y: aten.leaky_relu_backward.grad_input(g, y, 0.01, True, grad_input=g),
+    ),
+    nn.Tanh: (
+        lambda x, y: torch.tanh(x, out=y),
+        lambda g, y: aten.tanh_backward.grad_input(g, y, grad_input=g),
+    ),
+    nn.Sigmoid: (
+        lambda x, y: torch.sigmoid(x, out=y),
+        lambda g, y: aten.sigmoid_backward.grad_input(g, y, grad_input=g),
+    ),
+    nn.Identity: (lambda x, y: y.copy_(x), lambda g, y: None),
+}
+"""For each activation, what writes its output y, and what multiplies a gradient by its derivative,
+which follows from y. Constants are the defaults of torch, which rsl_rl takes."""
+
+
+class CpuNetwork:
+    """A network's layers with room for the outputs of up to `num_rows` samples."""
+
+    @staticmethod
+    def supports(mlp: Any) -> bool:
+        """Whether all layers are linear layers or among ACTIVATIONS."""
+        return all(type(layer) in (nn.Linear, *ACTIVATIONS) for layer in mlp)
+
+    def __init__(self, mlp: Any) -> None:
+        """Allocate the outputs; the parameters stay those of `mlp`, rsl_rl's MLP."""
+        linears = [layer for layer in mlp if isinstance(layer, nn.Linear)]
+        self.num_rows = max(1, BLOCK_ACTIVATIONS // max(layer.out_features for layer in linears))
+        self.parameters = [(layer.weight, layer.bias) for layer in linears]
+        # Detached, so that no thread needs to switch autograd off.
+        self._layers = [(w.detach(), b.detach()) for w, b in self.parameters]
+        self._activate, self._activate_backward = ACTIVATIONS[type(mlp[1])]
+        like = self._layers[0][0]
+        widths = [layer.out_features for layer in linears]
+        self._sums, self._outputs, self._gradients = (
+            [like.new_empty(self.num_rows, width) for width in widths] for _ in range(3)
+        )
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the outputs `(rows, size)` of inputs `(rows, size)`; the next call replaces them.
+
+        At most `num_rows` rows.
+        """
+        last = len(self._layers) - 1
+        for i, (weight, bias) in enumerate(self._layers):
+            x, y = self._sums[i][: len(rows)], self._outputs[i][: len(rows)]
+            torch.addmm(bias, rows, weight.t(), out=y if i == last else x)
+            if i < last:
+                self._activate(x, y)
+            rows = y
+        return rows
+
+    def predict(self, rows: torch.Tensor, outputs: torch.Tensor) -> None:
+        """Write the outputs of any number of rows."""
+        size = self.num_rows
+        for part, out in zip(rows.split(size), outputs.split(size), strict=True):
+            out.copy_(self.forward(part))
+
+    def add_gradients(
+        self, rows: torch.Tensor, by_output: torch.Tensor, into: list[tuple[torch.Tensor, ...]]
+    ) -> None:
+        """Add the parameters' gradients, given the loss's gradient by the outputs of `forward`.
+
+        Args:
+            rows: what `forward` was last called with.
+            by_output: `(rows, size)`.
+            into: the gradients of each layer's weight and bias.
+        """
+        gradient = by_output
+        for i in reversed(range(len(self._layers))):
+            inputs = self._outputs[i - 1][: len(rows)] if i else rows
+            by_weight, by_bias = into[i]
+            if inputs.shape[1] <= FEW_INPUTS:
+                by_weight += (inputs.t() @ gradient).t()
+            else:
+                by_weight.addmm_(gradient.t(), inputs)
+            by_bias += gradient.sum(dim=0)
+            if i:
+                by_input = self._gradients[i - 1][: len(rows)]
+                torch.mm(gradient, self._layers[i][0], out=by_input)
+                self._activate_backward(by_input, inputs)
+                gradient = by_input

@@ -1,0 +1,52 @@
+"""All gradients in one flat buffer, which ranks average in one all-reduce. Runs in a worker."""
+
+from collections.abc import Iterable
+
+import torch
+
+from mjfleet.rl.collectives import Collectives
+
+MEASURES = ("value", "surrogate", "entropy", "kl")
+"""What travels behind the gradients: the losses of a minibatch, and its KL divergence."""
+
+
+class FlatGradient:
+    """One buffer for the gradients of all parameters, followed by MEASURES.
+
+    The KL divergence steers the learning rate: it travels with the gradients, so that all ranks
+    see the same mean and decide alike.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Allocate the buffer for the parameters that require a gradient, in this order."""
+        self._parameters = [p for p in parameters if p.requires_grad]
+        sizes = [p.numel() for p in self._parameters]
+        first = self._parameters[0]
+        self.flat = torch.zeros(sum(sizes) + len(MEASURES), dtype=first.dtype, device=first.device)
+        """`(number of parameters + number of measures,)`."""
+        self.measures = self.flat[-len(MEASURES) :]
+        self.kl = self.flat[-1]
+        self.attach()
+
+    def views(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
+        """Return each parameter's part of a buffer that is laid out like `flat`."""
+        pieces = flat[: -len(MEASURES)].split([p.numel() for p in self._parameters])
+        return {p: piece.view_as(p) for p, piece in zip(self._parameters, pieces, strict=True)}
+
+    def attach(self) -> None:
+        """Make every parameter's gradient a view of the buffer, and keep what it holds.
+
+        A parameter without a gradient has the gradient zero.
+        """
+        for parameter, view in self.views(self.flat).items():
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad.data_ptr() != view.data_ptr():
+                view.copy_(parameter.grad)
+            parameter.grad = view
+
+    def average(self, collectives: Collectives) -> None:
+        """Average the buffer over all ranks, in one all-reduce."""
+        self.attach()
+        collectives.all_reduce(self.flat)
+        self.flat /= collectives.world_size

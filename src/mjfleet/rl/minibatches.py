@@ -1,0 +1,90 @@
+"""A rollout's samples, shuffled into minibatches that keep their addresses. Runs in a worker."""
+
+from typing import Any, NamedTuple
+
+import torch
+from rsl_rl.storage import RolloutStorage
+
+
+class Minibatch(NamedTuple):
+    """Samples of a rollout; the first dimension of each tensor is the sample."""
+
+    actor_inputs: torch.Tensor
+    """Normalised observations of the policy network, `(samples, size)`."""
+    critic_inputs: torch.Tensor
+    """Normalised observations of the value network, `(samples, size)`."""
+    actions: torch.Tensor
+    """`(samples, num_actions)`."""
+    values: torch.Tensor
+    """Values predicted before the update, `(samples, 1)`."""
+    returns: torch.Tensor
+    """`(samples, 1)`."""
+    advantages: torch.Tensor
+    """`(samples,)`."""
+    log_probs: torch.Tensor
+    """Log-probabilities of the actions when they were sampled, `(samples,)`."""
+    means: torch.Tensor
+    """Means of the action distribution during the rollout, `(samples, num_actions)`."""
+    stds: torch.Tensor
+    """Standard deviations of the same distribution, `(samples, num_actions)`."""
+    limits: torch.Tensor
+    """The largest value that PPO's clipped objective can take, `(samples,)`: the advantage times
+    `1 + clip` where the advantage is positive, times `1 - clip` where it is negative."""
+
+    def rows(self, rows: slice) -> "Minibatch":
+        """Return views of some samples."""
+        return Minibatch(*(field[rows] for field in self))
+
+
+class Minibatches:
+    """The minibatches of an update. Every epoch visits the same ones, as in rsl_rl.
+
+    Each update fills the same tensors, because CUDA graphs read from fixed addresses.
+    """
+
+    def __init__(self, actor: Any, critic: Any, storage: RolloutStorage, count: int) -> None:
+        """Allocate `count` minibatches for the rollouts of `storage`; a remainder is left out."""
+        self._actor, self._critic, self._storage = actor, critic, storage
+        size = storage.num_envs * storage.num_transitions_per_env // count
+        num_actions = storage.actions.shape[-1]
+        shapes = (
+            *((actor.obs_dim,), (critic.obs_dim,), (num_actions,), (1,), (1,), (), ()),
+            *((num_actions,), (num_actions,), ()),
+        )
+        samples = [torch.zeros(count * size, *shape, device=storage.device) for shape in shapes]
+        self._samples = Minibatch(*samples)
+        self.batches = [self._samples.rows(slice(i * size, (i + 1) * size)) for i in range(count)]
+
+    def fill(
+        self,
+        old_distribution: tuple[torch.Tensor, torch.Tensor],
+        clip: float,
+        normalize_advantages: bool,
+    ) -> None:
+        """Shuffle the rollout into the minibatches.
+
+        Args:
+            old_distribution: means and standard deviations of the rollout's actions, each
+                `(steps, num_envs, num_actions)`.
+            clip: PPO's clipping range of the probability ratio.
+            normalize_advantages: whether each minibatch normalises its own advantages.
+        """
+        storage, samples = self._storage, self._samples
+        observations = storage.observations.flatten(0, 1)
+        steps = (storage.actions, storage.values, storage.returns, storage.advantages)
+        sources = [
+            self._actor.get_latent(observations),
+            self._critic.get_latent(observations),
+            *(field.flatten(0, 1) for field in (*steps, storage.actions_log_prob)),
+            *(field.flatten(0, 1) for field in old_distribution),
+        ]
+        # The same random numbers as in rsl_rl's generator of minibatches.
+        order = torch.randperm(len(samples.actions), device=storage.device)
+        for source, target in zip(sources, samples, strict=False):
+            rows = source.view(len(source), *target.shape[1:])
+            torch.index_select(rows, 0, order, out=target)
+        if normalize_advantages:
+            for batch in self.batches:
+                mean, std = batch.advantages.mean(), batch.advantages.std()
+                batch.advantages.sub_(mean).div_(std + 1e-8)
+        torch.add(samples.advantages, samples.advantages.abs(), alpha=clip, out=samples.limits)
