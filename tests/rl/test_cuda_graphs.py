@@ -8,9 +8,9 @@ import torch
 from tensordict import TensorDict
 
 from mjfleet.config import from_dict
+from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.rl import cuda_graphs, fast_ppo
 from mjfleet.rl.cuda_graphs import CaptureError, GraphedRollout, Pinned
-from mjfleet.rl.rank_statistics import IterationMetrics
 from mjfleet.rl.runner import Runner
 
 from ..env.test_env import BUNDLED, build_task

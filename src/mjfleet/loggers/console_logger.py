@@ -3,9 +3,8 @@
 import sys
 from typing import Literal
 
-from mjfleet.env import NAN
+from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.loggers.live_terminal import LiveView
-from mjfleet.rl.rank_statistics import IterationMetrics
 from mjfleet.utils.console import print_line
 
 View = Literal["live", "plain", "quiet"]
@@ -35,10 +34,12 @@ class Progress:
 
     def iteration(self, metrics: IterationMetrics) -> None:
         """Show an iteration."""
-        for kind, worlds in metrics.warnings.items():
+        found = {kind: f"in {worlds} worlds" for kind, worlds in metrics.warnings.items()}
+        if metrics.nan_resets:
+            found["NAN"] = f"{metrics.nan_resets} times"
+        for kind, where in found.items():
             if kind not in self._warned:
                 self._warned.add(kind)
-                where = f"{worlds} times" if kind == NAN else f"in {worlds} worlds"
                 print_line(f"warning: {kind} {where}; {_remedy(kind)}")
         if self._live:
             self._live.iteration(metrics)
@@ -66,7 +67,7 @@ def _remedy(kind: str) -> str:
             "a number there was huge or not finite, and MuJoCo reset the world: the task wrote it, "
             "or the simulation went unstable and needs a smaller timestep"
         )
-    if kind == NAN:
+    if kind == "NAN":
         return (
             "a state, reward or observation there was not finite, and the world was reset; "
             "--on-nan stop would end the run and leave a dump of it"

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mjfleet.rl.rank_statistics import IterationMetrics
+from mjfleet.loggers.iteration_metrics import IterationMetrics
 
 REFRESH_SECONDS = 0.2
 SHARE = 0.002

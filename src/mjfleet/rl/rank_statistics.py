@@ -1,12 +1,12 @@
-"""What is known of an iteration when it ends: one row of metrics.csv, over all workers."""
+"""What one rank tells the others about an iteration, and the sums and means over all ranks."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from typing import Any
 
-from mjfleet.env import NAN, EpisodeStatistics
+from mjfleet.env import EpisodeStatistics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,72 +71,6 @@ def _unpack(numbers: Iterator[float], like: EpisodeStatistics) -> EpisodeStatist
     terms = {name: next(numbers) for name in like.terms}
     metrics = {name: (next(numbers), next(numbers)) for name in like.metrics}
     return EpisodeStatistics(int(episodes), returns, lengths, terms, rewards, int(steps), metrics)
-
-
-@dataclass(frozen=True, kw_only=True)
-class IterationMetrics:
-    """One iteration. None stands for a mean over episodes of which none has ended yet."""
-
-    iteration: int
-    """Iterations completed, this one included."""
-    world_size: int
-    """The number of workers; all that follows is over all of them."""
-    total_steps: int
-    """Environment steps of all worlds so far."""
-    global_steps_per_second: float
-    """Environment steps of all worlds per second, everything between two iterations included."""
-    mean_return: float | None
-    """Mean sum of rewards of the newest episodes."""
-    mean_episode_length: float | None
-    """Mean length of the same episodes, in environment steps."""
-    terms: dict[str, float | None]
-    """Mean sum of each reward term over the same episodes."""
-    mean_reward: float
-    """Mean reward per step in this iteration."""
-    task: dict[str, float | None]
-    """The task's own metrics, over the steps of this iteration; None: nothing to divide by."""
-    losses: dict[str, float]
-    learning_rate: float
-    action_std: float
-    """Standard deviation of the action, mean over its components."""
-    collect_seconds: float
-    learn_seconds: float
-    slowest_rank: int
-    """The rank that waited least for others."""
-    wait_seconds: float
-    """How long the other ranks waited for it, on average."""
-    collective_seconds: float
-    """What collectives cost the slowest rank, for which no other had to wait."""
-    warnings: dict[str, int]
-    """Worlds in trouble during this iteration, by kind; see Env.warnings."""
-    evaluation: dict[str, float | None] = field(default_factory=dict)
-    """By the ends of columns' names: what the policy reached; None: it was not evaluated now."""
-
-    def row(self) -> dict[str, float | int | None]:
-        """The columns of metrics.csv; the same names in every row of a run."""
-        return {
-            "iteration": self.iteration,
-            "world_size": self.world_size,
-            "total_steps": self.total_steps,
-            "steps_per_second": round(self.global_steps_per_second / self.world_size),
-            "global_steps_per_second": round(self.global_steps_per_second),
-            "mean_return": self.mean_return,
-            "mean_episode_length": self.mean_episode_length,
-            "mean_reward": self.mean_reward,
-            **{f"reward/{name}": value for name, value in self.terms.items()},
-            **{f"task/{name}": value for name, value in self.task.items()},
-            **{f"eval/{name}": value for name, value in self.evaluation.items()},
-            **{f"loss/{name}": value for name, value in self.losses.items()},
-            "learning_rate": self.learning_rate,
-            "action_std": self.action_std,
-            "collect_seconds": self.collect_seconds,
-            "learn_seconds": self.learn_seconds,
-            "slowest_rank": self.slowest_rank,
-            "wait_seconds": self.wait_seconds,
-            "collective_seconds": self.collective_seconds,
-            "sim_warnings": sum(n for kind, n in self.warnings.items() if kind != NAN),
-            "nan_resets": self.warnings.get(NAN, 0),
-        }
 
 
 def all_episodes(each: Sequence[EpisodeStatistics]) -> EpisodeStatistics:

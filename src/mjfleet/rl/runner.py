@@ -13,8 +13,9 @@ import torch
 from rsl_rl.runners import OnPolicyRunner
 
 from mjfleet.config import AgentConfig
-from mjfleet.env import Env, EpisodeStatistics
+from mjfleet.env import NAN, Env, EpisodeStatistics
 from mjfleet.heartbeat import Heartbeat
+from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.nan_dump.nan_guard import DumpTo, RolloutWatch
 from mjfleet.rl.adapters.rsl_rl_adapter import rsl_rl_config, worthwhile_threads
 from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
@@ -26,7 +27,6 @@ from mjfleet.rl.phase import Phase
 from mjfleet.rl.ppo import FlatPPO
 from mjfleet.rl.rank_statistics import (
     EpisodeWindow,
-    IterationMetrics,
     RankReport,
     all_episodes,
     means,
@@ -333,6 +333,7 @@ class Runner(OnPolicyRunner):
             slowest_rank=rank,
             wait_seconds=wait,
             collective_seconds=collective,
+            nan_resets=totals.pop(NAN),
             warnings={kind: worlds for kind, worlds in totals.items() if worlds},
             evaluation=evaluation,
         )

@@ -25,9 +25,9 @@ from mjfleet.worker.worker_args import Outcome, Rank, WorkerArgs
 
 if TYPE_CHECKING:
     from mjfleet.env import Env, EnvShard
+    from mjfleet.loggers.iteration_metrics import IterationMetrics
     from mjfleet.rl.checkpoint_contents import Checkpointer
     from mjfleet.rl.evaluator import Evaluator
-    from mjfleet.rl.rank_statistics import IterationMetrics
     from mjfleet.rl.runner import Runner
 
 
