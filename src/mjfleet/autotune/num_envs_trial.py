@@ -18,9 +18,9 @@ from typing import Any
 
 from mjfleet.config import from_dict
 from mjfleet.errors import UserError
-from mjfleet.heartbeat import Heartbeat
 from mjfleet.registry import FoundTask, find_task
-from mjfleet.worker.stop_signals import die_with_parent
+from mjfleet.utils.parent_death import die_with_parent
+from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.thread_limits import prepare
 from mjfleet.worker.worker_args import Rank, WorkerArgs
 from mjfleet.worker.worker_main import build_env, on_device

@@ -17,7 +17,7 @@ from mjfleet.errors import UserError, WorkerError
 from mjfleet.launch.agent import worker_environment
 from mjfleet.launch.launch_plan import LaunchPlan, PlannedWorker
 from mjfleet.launch.launcher import make_worker_args
-from mjfleet.worker.stop_signals import PARENT_VARIABLE
+from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.worker.worker_args import Rank
 
 STDERR_LINES = 30

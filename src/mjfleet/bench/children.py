@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mjfleet.errors import WorkerError
-from mjfleet.worker.stop_signals import PARENT_VARIABLE, die_with_parent
+from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
 
 STOP_SECONDS = 3.0
 """How long a child that is asked to end may take."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mjfleet.worker.stop_signals import PARENT_VARIABLE, die_with_parent
+from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
 from mjfleet.worker.thread_limits import prepare
 
 TIMEOUT = 600.0
@@ -26,11 +26,11 @@ def find_sizes(job: Mapping[str, Any]) -> dict[str, int]:
     """What a rank of a task sends, found by training it for an iteration and a checkpoint."""
     die_with_parent()
     from mjfleet.config import from_dict
-    from mjfleet.heartbeat import Heartbeat
     from mjfleet.registry import find_task
     from mjfleet.rl.checkpoint_contents import Checkpointer
     from mjfleet.rl.collectives import Collectives
     from mjfleet.rl.runner import Runner
+    from mjfleet.worker.heartbeat import Heartbeat
     from mjfleet.worker.worker_args import Rank, WorkerArgs
     from mjfleet.worker.worker_main import build_env
 

@@ -15,7 +15,6 @@ import torch
 
 from mjfleet.bench.raw import RawEngine
 from mjfleet.config import from_dict
-from mjfleet.heartbeat import Heartbeat
 from mjfleet.loggers.console_logger import Progress
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.loggers.logger_group import LoggerGroup
@@ -23,6 +22,7 @@ from mjfleet.registry import find_task
 from mjfleet.rl.checkpoint_files import seed_everything
 from mjfleet.rl.cuda_graphs import GraphedRollout
 from mjfleet.rl.runner import Runner
+from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.worker_args import Rank, WorkerArgs
 from mjfleet.worker.worker_main import build_env, on_device
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mjfleet.worker.stop_signals import PARENT_VARIABLE
+from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.worker.worker_args import LOOPBACK_ALONE
 
 PREFIX = "mjfleet-"
@@ -29,7 +29,7 @@ signal.signal(signal.SIGINT, lambda number, frame: None)
 for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, signal.SIG_IGN)
 from mjfleet.worker.thread_limits import importing
-from mjfleet.worker.stop_signals import PARENT_VARIABLE, die_with_parent
+from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
 die_with_parent()
 import os, runpy, shlex, sys
 os.environ[PARENT_VARIABLE] = str(os.getpid())

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from mjfleet.runs.run_directory import completed_iterations
 from mjfleet.utils.console import in_a_line, print_line
-from mjfleet.worker.stop_signals import PARENT_VARIABLE, Stopped, StopRequest
+from mjfleet.utils.parent_death import PARENT_VARIABLE
+from mjfleet.worker.stop_signals import Stopped, StopRequest
 
 FEW = 10
 """A run of fewer iterations has no curves to look at."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 
 from mjfleet.errors import UserError
 from mjfleet.launch.restart_policy import VARIABLE
-from mjfleet.worker.stop_signals import PARENT_VARIABLE
+from mjfleet.utils.parent_death import PARENT_VARIABLE
 
 TRAVELLING = (
     "PATH", "LD_LIBRARY*", "LIBRARY_PATH", "PYTHON*", "CUDA*", "TORCH*", "PYTORCH*", "NCCL*",

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 
-from mjfleet.heartbeat import Heartbeat
 from mjfleet.launch.host_agent import Status
 from mjfleet.launch.host_messages import Message, append
 from mjfleet.launch.host_starter import HostConnection, HostConnections
@@ -23,6 +22,7 @@ from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.launch.output_relay import Relay
 from mjfleet.launch.worker_watchdog import ALONE_SECONDS
 from mjfleet.worker.failure_record import FailedError, Failure
+from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.worker_args import HostArgs, Outcome, Rank, WorkerArgs
 

@@ -27,17 +27,13 @@ import torchrunx.launcher
 from torchrunx.utils.comm import LauncherAgentGroup
 from torchrunx.utils.log_handling import get_handler_filter
 
-from mjfleet.heartbeat import Heartbeat
 from mjfleet.launch.agent import Agent
 from mjfleet.launch.launch_plan import LOCALHOST
 from mjfleet.launch.worker_watchdog import WorkerWatchdog, killed_by
+from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
 from mjfleet.worker.failure_record import FailedError, Failure
-from mjfleet.worker.stop_signals import (
-    CONTROLLED,
-    PARENT_VARIABLE,
-    StopRequest,
-    die_with_parent,
-)
+from mjfleet.worker.heartbeat import Heartbeat
+from mjfleet.worker.stop_signals import CONTROLLED, StopRequest
 from mjfleet.worker.torch_process_group import LOOPBACK, listening_store
 from mjfleet.worker.torchrunx_entrypoint import run_spawned
 from mjfleet.worker.worker_args import Outcome, WorkerArgs

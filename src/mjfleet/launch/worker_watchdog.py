@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from mjfleet.heartbeat import Heartbeat
 from mjfleet.rl.phase import Phase
 from mjfleet.worker.failure_record import (
     ECHO_SECONDS,
@@ -23,6 +22,7 @@ from mjfleet.worker.failure_record import (
     only_waits,
     read_failures,
 )
+from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.in_process_worker import ASLEEP_SECONDS
 from mjfleet.worker.worker_args import Outcome, Rank, WorkerArgs
 

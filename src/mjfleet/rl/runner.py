@@ -14,7 +14,6 @@ from rsl_rl.runners import OnPolicyRunner
 
 from mjfleet.config import AgentConfig
 from mjfleet.env import NAN, Env, EpisodeStatistics
-from mjfleet.heartbeat import Heartbeat
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.nan_dump.nan_guard import DumpTo, RolloutWatch
 from mjfleet.rl.adapters.rsl_rl_adapter import rsl_rl_config, worthwhile_threads
@@ -23,7 +22,7 @@ from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.cuda_graphs import GraphedRollout
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.fast_ppo import FastPPO
-from mjfleet.rl.phase import Phase
+from mjfleet.rl.phase import HeartbeatLike, NoHeartbeat, Phase
 from mjfleet.rl.ppo import FlatPPO
 from mjfleet.rl.rank_statistics import (
     EpisodeWindow,
@@ -64,7 +63,7 @@ class Runner(OnPolicyRunner):
         num_threads: int,
         load: Callable[[str], Any],
         collectives: Collectives | None = None,
-        heartbeat: Heartbeat | None = None,
+        heartbeat: HeartbeatLike | None = None,
         dump_to: DumpTo | None = None,
         evaluator: Evaluator | None = None,
     ) -> None:
@@ -81,7 +80,7 @@ class Runner(OnPolicyRunner):
             dump_to: where worlds that went bad are dumped; None: nowhere.
             evaluator: evaluates the policy now and then; None: nobody does.
         """
-        self.heartbeat = heartbeat or Heartbeat()
+        self.heartbeat = heartbeat or NoHeartbeat()
         self.collectives = collectives or Collectives()
         config = rsl_rl_config(agent, load)
         config["algorithm"]["class_name"] = self._algorithm_class(agent)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from mjfleet.errors import WorkerError
 from mjfleet.utils.console import in_a_line
-from mjfleet.worker.stop_signals import PARENT_VARIABLE, die_with_parent
+from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
 
 if TYPE_CHECKING:
     from mjfleet.video.recording import Recording

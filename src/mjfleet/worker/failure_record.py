@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.errors import UserError
-from mjfleet.heartbeat import Heartbeat
 from mjfleet.rl.phase import Phase
 from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.worker_args import Rank, WorkerArgs
 
 logger = logging.getLogger(__name__)

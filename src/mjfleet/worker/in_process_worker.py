@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mjfleet.errors import UserError
-from mjfleet.heartbeat import Heartbeat
+from mjfleet.utils.parent_death import die_with_parent
 from mjfleet.worker.failure_record import (
     ECHO_SECONDS,
     FailedError,
@@ -20,7 +20,8 @@ from mjfleet.worker.failure_record import (
     only_waits,
     read_failures,
 )
-from mjfleet.worker.stop_signals import Stopped, StopRequest, die_with_parent
+from mjfleet.worker.heartbeat import Heartbeat
+from mjfleet.worker.stop_signals import Stopped, StopRequest
 from mjfleet.worker.under_torchrun import is_from_torchrun, note_run, tell_cause
 from mjfleet.worker.worker_args import Outcome, Rank, WorkerArgs
 from mjfleet.worker.worker_main import run

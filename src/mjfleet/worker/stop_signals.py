@@ -1,6 +1,5 @@
 """Signals that ask a run to stop: what is under way is finished first. Imports nothing heavy."""
 
-import ctypes
 import math
 import os
 import signal
@@ -14,8 +13,6 @@ from mjfleet.utils.console import print_line
 
 CONTROLLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """A scheduler announces the end of a job by the signal that its user chose, often SIGUSR1."""
-PARENT_VARIABLE = "MJFLEET_PARENT"
-"""The number of the process that has started this one."""
 FORCE_SECONDS = 1.5
 """How long a second signal waits for the main thread, which may be inside a library."""
 SAME_SIGNAL_SECONDS = 0.5
@@ -159,18 +156,6 @@ class StopRequest:
 
 def _counts_as(number: int) -> int:
     return signal.SIGTERM if number in (signal.SIGUSR1, signal.SIGUSR2) else number
-
-
-def die_with_parent() -> None:
-    """Have this process killed when the one that started it ends, however that happens.
-
-    PARENT_VARIABLE says which one that was: it may have ended before this was asked for. See
-    prctl(2), PR_SET_PDEATHSIG.
-    """
-    set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
-    if os.getppid() != int(os.environ.get(PARENT_VARIABLE, os.getppid())):
-        os._exit(1)
 
 
 def _never() -> bool:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.errors import UserError
-from mjfleet.heartbeat import Heartbeat
 from mjfleet.registry import FoundTask, find_task
 from mjfleet.rl.phase import Phase
 from mjfleet.runs.run_json import METRICS_FILE
 from mjfleet.utils.atomic_write import set_aside
 from mjfleet.utils.console import print_line
+from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.thread_limits import prepare
 from mjfleet.worker.worker_args import Outcome, Rank, WorkerArgs

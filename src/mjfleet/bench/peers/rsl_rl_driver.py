@@ -15,10 +15,10 @@ from rsl_rl.utils.logger import Logger
 
 from mjfleet.bench.peers.iteration_lines import IterationLines
 from mjfleet.config import from_dict
-from mjfleet.heartbeat import Heartbeat
 from mjfleet.registry import find_task
 from mjfleet.rl.adapters.rsl_rl_adapter import rsl_rl_config
 from mjfleet.rl.checkpoint_files import seed_everything
+from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.worker_args import Rank, WorkerArgs
 from mjfleet.worker.worker_main import build_env, on_device
 

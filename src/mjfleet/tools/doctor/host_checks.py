@@ -23,7 +23,7 @@ from typing import Any
 from mjfleet.runs.run_json import stack_versions
 from mjfleet.tools.doctor import device_checks as devices
 from mjfleet.tools.doctor.finding import LEAST_FREE, MIB, Finding, size
-from mjfleet.worker.stop_signals import die_with_parent
+from mjfleet.utils.parent_death import die_with_parent
 from mjfleet.worker.worker_args import Rank, WorkerArgs
 
 LOOPBACK = "127.0.0.1"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mjfleet.config import from_dict
-from mjfleet.heartbeat import Heartbeat
 from mjfleet.registry import find_task
+from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.thread_limits import prepare
 from mjfleet.worker.worker_args import Rank, WorkerArgs
 from mjfleet.worker.worker_main import build_env, on_device

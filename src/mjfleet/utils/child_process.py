@@ -1,0 +1,146 @@
+"""Starts, watches and ends a child process. Runs in the parent; imports nothing heavy."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO
+
+from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
+
+KEEP = -100
+"""For `stdout` and `stderr`: keep the output in a temporary file, for `output` and `errors`."""
+LOOK_SECONDS = 0.01
+UNKILLABLE_SECONDS = 2.0
+"""How long a process may take to end after SIGKILL; one inside a driver may never do so."""
+
+
+def python_module(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module; nothing is imported from the current directory."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+class ChildProcess:
+    """A child process in a process group of its own, which a terminal's signals do not reach.
+
+    Use it as a context manager: when the block ends, nothing of the group is left. `stdin` and
+    `stdout` are this side of a pipe where PIPE was asked for. `peak_memory` is known after `end`:
+    the greatest resident set, in bytes, of the process or of any child that it has waited for.
+
+    Args:
+        command: program and arguments. A module of ours begins with `die_with_parent()`.
+        environ: environment variables besides those of this process; None removes one.
+        stdin: as in `subprocess`, like `stdout` and `stderr`, which may also be KEEP.
+        new_session: whether the child gets a session too. Linux divides the processor among
+            sessions first (sched(7), autogroup).
+        is_foreign: whether the program is not ours. It then dies with this process as well, which
+            must have no other threads.
+
+    Raises:
+        OSError: the process cannot be started, or there is no room for a temporary file.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environ: Mapping[str, str | None] | None = None,
+        stdin: int | IO[bytes] | None = subprocess.DEVNULL,
+        stdout: int | IO[bytes] | None = KEEP,
+        stderr: int | IO[bytes] | None = KEEP,
+        cwd: Path | None = None,
+        new_session: bool = True,
+        is_foreign: bool = False,
+    ) -> None:
+        variables = {**os.environ, **(environ or {}), PARENT_VARIABLE: str(os.getpid())}
+        with ExitStack() as files:
+            self._kept = [
+                files.enter_context(tempfile.TemporaryFile()) if stream == KEEP else None
+                for stream in (stdout, stderr)
+            ]
+            self._process = subprocess.Popen(
+                command,
+                stdin=stdin,
+                stdout=self._kept[0] or stdout,
+                stderr=self._kept[1] or stderr,
+                cwd=cwd,
+                env={name: value for name, value in variables.items() if value is not None},
+                start_new_session=new_session,
+                process_group=None if new_session else 0,
+                preexec_fn=die_with_parent if is_foreign else None,  # noqa: PLW1509
+            )
+            self._files = files.pop_all()
+        self.pid = self._process.pid
+        self.stdin, self.stdout = self._process.stdin, self._process.stdout
+        self.peak_memory = 0
+
+    def __enter__(self) -> "ChildProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def exit_code(self, option: int = os.WNOHANG) -> int | None:
+        """Return its exit code, minus the number of a signal, or None while it runs.
+
+        The process is not reaped: the number of its group stays its own until `end`.
+        """
+        if self._process.returncode is not None:
+            return self._process.returncode
+        state = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | option)
+        if state is None:
+            return None
+        return state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
+
+    def wait(self, seconds: float = math.inf) -> int | None:
+        """Wait until it has ended, or for so many seconds; return what `exit_code` does."""
+        if seconds == math.inf:
+            return self.exit_code(option=0)
+        deadline = time.monotonic() + seconds
+        while self.exit_code() is None and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+        return self.exit_code()
+
+    def send_signal(self, number: signal.Signals, to_group: bool = False) -> None:
+        """Send a signal to the process, or to all that it has started too; nothing after `end`."""
+        if self._process.returncode is None:
+            (os.killpg if to_group else os.kill)(self.pid, number)
+
+    def end(self) -> None:
+        """Kill the process and all that it has started, and close its files."""
+        self.send_signal(signal.SIGKILL, to_group=True)
+        if self._process.returncode is None and self.wait(UNKILLABLE_SECONDS) is not None:
+            _, status, usage = os.wait4(self.pid, 0)
+            self._process.returncode = os.waitstatus_to_exitcode(status)
+            self.peak_memory = usage.ru_maxrss * 1024
+        self._files.close()
+        for pipe in (self.stdin, self.stdout, self._process.stderr):
+            with suppress(BrokenPipeError):  # The child has not read all of what was written.
+                if pipe:
+                    pipe.close()
+
+    def output(self) -> bytes:
+        """Return what it has written to standard output so far; not after `end`."""
+        return _read(self._kept[0])
+
+    def errors(self) -> str:
+        """Return what it has written to standard error so far; not after `end`."""
+        return _read(self._kept[1]).decode(errors="replace")
+
+    def how_it_ended(self) -> str:
+        """Return in words how it has ended: by which exit code, or by which signal."""
+        code = self.exit_code() or 0
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+
+def _read(file: IO[bytes] | None) -> bytes:
+    """Read all of a file without moving the place where the child writes."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0) if file else b""

@@ -1,0 +1,21 @@
+"""A process that ends with the one that started it. Called in the child; imports nothing heavy."""
+
+import ctypes
+import os
+import signal
+
+PARENT_VARIABLE = "MJFLEET_PARENT"
+"""Environment variable with the process number of the parent, set by the parent."""
+
+
+def die_with_parent() -> None:
+    """Have Linux kill this process when its parent ends, however the parent ends.
+
+    The parent may have ended before this call: PARENT_VARIABLE says which process it was. Linux
+    sends the signal when the parent's thread that started this process ends. See prctl(2),
+    PR_SET_PDEATHSIG.
+    """
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
+    if os.getppid() != int(os.environ.get(PARENT_VARIABLE, os.getppid())):
+        os._exit(1)

@@ -1,0 +1,106 @@
+"""Child processes: their output, their ends, and what is left of them."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mjfleet.utils.child_process import ChildProcess, python_module
+
+PARENT = """
+import sys, time
+from mjfleet.utils.child_process import ChildProcess
+code = "from mjfleet.utils.parent_death import die_with_parent as die; die();" if {ours} else ""
+code += "import time; print('ready', flush=True); time.sleep(60)"
+child = ChildProcess([sys.executable, "-c", code], is_foreign=not {ours})
+while not child.output():
+    time.sleep(0.01)
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def python(code: str, **options: Any) -> ChildProcess:
+    return ChildProcess([sys.executable, "-c", code], **options)
+
+
+def test_output_is_kept_while_the_child_runs_and_read_from_its_beginning() -> None:
+    code = "import sys; print('a', flush=True); sys.stdin.readline(); print('b'); sys.exit('c')"
+    with python(code, stdin=subprocess.PIPE) as child:
+        while child.output() != b"a\n":
+            assert child.exit_code() is None
+        assert child.wait(0.0) is None
+        assert child.stdin
+        child.stdin.write(b"\n")
+        child.stdin.close()
+        assert child.wait() == child.exit_code() == 1
+        assert child.output() == b"a\nb\n"
+        assert child.errors() == "c\n"
+        assert child.how_it_ended() == "ended with exit code 1"
+    assert child.exit_code() == 1
+    assert child.peak_memory > 1 << 20
+
+
+def test_the_end_of_the_block_leaves_nothing_of_the_group() -> None:
+    grandchild = (
+        "import subprocess; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True)"
+    )
+    with python(grandchild) as child:
+        assert child.wait(30.0) == 0
+        left = psutil.Process(int(child.output()))
+    left.wait(30)
+    assert child.exit_code() == 0
+
+
+def test_a_signal_reaches_the_child_or_all_of_its_group() -> None:
+    with python("import time; print(1, flush=True); time.sleep(60)") as child:
+        while not child.output():
+            assert child.exit_code() is None
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(30.0) == -signal.SIGTERM
+        assert child.how_it_ended() == "killed by SIGTERM"
+    child.send_signal(signal.SIGTERM)  # Its number may be another process's by now.
+
+
+def test_what_was_written_and_never_read_is_no_error() -> None:
+    with python("", stdin=subprocess.PIPE) as child:
+        child.wait()
+        assert child.stdin
+        child.stdin.write(b"nobody reads this")
+
+
+def test_variables_are_added_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONE", "1")
+    monkeypatch.setenv("TWO", "2")
+    code = "import os; print(*(os.environ.get(name) for name in ('ONE', 'TWO', 'THREE')))"
+    with python(code, environ={"TWO": None, "THREE": "3"}) as child:
+        child.wait()
+        assert child.output() == b"1 None 3\n"
+
+
+def test_a_module_imports_nothing_from_the_current_directory(tmp_path: Path) -> None:
+    (tmp_path / "this.py").write_text("print('not this')")
+    with ChildProcess(python_module("this"), cwd=tmp_path) as child:
+        child.wait()
+        assert b"Zen of Python" in child.output()
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_child_ends_with_its_parent(ours: bool) -> None:
+    command = [sys.executable, "-c", PARENT.format(ours=ours)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    child.wait(30)
+
+
+def test_a_child_whose_parent_has_ended_already_ends_at_once() -> None:
+    code = "from mjfleet.utils.parent_death import die_with_parent as die; die(); print('alive')"
+    command = f"MJFLEET_PARENT=1 {sys.executable} -c {code!r}"
+    result = subprocess.run(["sh", "-c", command], check=False, capture_output=True)
+    assert (result.returncode, result.stdout) == (1, b"")
