@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from mjfleet.cli.dispatcher import mjfleet
-from mjfleet.cli.train import guarded
 from mjfleet.config import EnvConfig, from_dict
 from mjfleet.env import Env
-from mjfleet.errors import UserError
+from mjfleet.errors import UserError, run_command
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.nan_dump.command import load
 from mjfleet.nan_dump.nan_guard import DumpTo
@@ -114,7 +113,7 @@ def diverge(runner: Runner) -> str:
 
 
 def inspect(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    assert guarded(mjfleet, ["inspect", str(path)]) == 0
+    assert run_command(mjfleet, ["inspect", str(path)]) == 0
     return capsys.readouterr().out
 
 
@@ -253,7 +252,7 @@ def test_what_is_no_dump_is_one_message(
     np.save(tmp_path / "array.npy", np.zeros(3))
     np.savez(tmp_path / "other.npz", model=np.zeros(3))
     for file in (path, tmp_path / "array.npy", tmp_path / "other.npz", tmp_path):
-        assert guarded(mjfleet, ["inspect", str(file)]) == 2
+        assert run_command(mjfleet, ["inspect", str(file)]) == 2
         assert capsys.readouterr().err.startswith(f"error: {file}")
 
 
@@ -371,7 +370,7 @@ TASKS = {"faulty": Task(summary="Faulty.", env=EnvConfig(num_envs=8, decimation=
 FAULTY_ENV = """
 import os, torch
 from mjfleet.env import Env
-from mjfleet.errors import UserError
+from mjfleet.errors import UserError, run_command
 
 class FaultyEnv(Env):
     model_file = "model.xml"

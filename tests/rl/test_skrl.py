@@ -13,7 +13,8 @@ import pytest
 import torch
 from rsl_rl.algorithms import PPO
 
-from mjfleet.cli.train import guarded, train
+from mjfleet.cli.train import train
+from mjfleet.errors import run_command
 from mjfleet.rl.adapters.skrl_adapter import TorchPPO
 from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
 
@@ -105,7 +106,7 @@ def test_what_cannot_be_is_refused(
     if missing:
         monkeypatch.setitem(sys.modules, missing, None)  # As if it were not installed.
     arguments = ["cartpole-balance", "--agent.library", "skrl-jax", *flags]
-    assert guarded(train, arguments) == 2
+    assert run_command(train, arguments) == 2
     message = capsys.readouterr().err
     assert "--agent.library skrl-jax" in message
     assert (flags[-1] if flags else "mjfleet[skrl]") in message

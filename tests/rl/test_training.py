@@ -14,7 +14,8 @@ import pytest
 import torch
 import yaml
 
-from mjfleet.cli.train import guarded, train
+from mjfleet.cli.train import train
+from mjfleet.errors import run_command
 
 from ..conftest import Run, only_run, rows, write_task
 
@@ -304,7 +305,7 @@ def test_a_fault_in_a_task_folder_is_one_message_and_leaves_nothing(
     for name, text in FAULTS[message].items():
         (folder / name).write_text(text.replace("RAISE_AT", "-1").replace("SPOIL_AT", "-1"))
     monkeypatch.chdir(tmp_path)
-    assert guarded(train, ["spoilt", "--gpu-ids", "None"]) == 2
+    assert run_command(train, ["spoilt", "--gpu-ids", "None"]) == 2
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
 
@@ -321,7 +322,7 @@ def test_a_config_file_knows_where_its_task_was_found(
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     config = str(run_dir / "config.yaml")
-    assert guarded(train, ["spoilt", "--config", config, "--dry-run"]) == 0
+    assert run_command(train, ["spoilt", "--config", config, "--dry-run"]) == 0
 
 
 def start(tmp_path: Path, *flags: str, task: str = "cartpole-balance") -> "subprocess.Popen[str]":

@@ -12,8 +12,8 @@ from typing import BinaryIO
 import pytest
 import torch
 
-from mjfleet.cli.train import guarded, train
-from mjfleet.errors import UserError
+from mjfleet.cli.train import train
+from mjfleet.errors import UserError, run_command
 from mjfleet.launch.restart_policy import pause_seconds, why_not
 from mjfleet.rl.checkpoint_files import pack
 from mjfleet.runs.resume_choice import find_resume
@@ -180,7 +180,7 @@ def test_what_cannot_go_on_is_refused_and_left_as_it_was(
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     lock = os.open(tmp_path / "locked", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    code = guarded(train, [TASK, *flags])
+    code = run_command(train, [TASK, *flags])
     os.close(lock)
     assert code == 2
     assert message in capsys.readouterr().err

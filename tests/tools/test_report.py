@@ -13,7 +13,7 @@ import html5lib
 import pytest
 
 from mjfleet.cli.dispatcher import mjfleet
-from mjfleet.cli.train import guarded
+from mjfleet.errors import run_command
 
 from ..conftest import only_run
 
@@ -45,7 +45,7 @@ def page(capsys: pytest.CaptureFixture[str]) -> Page:
     """Report on a run directory; returns the page, which is HTML without a mistake."""
 
     def write(run_dir: Path) -> str:
-        assert guarded(mjfleet, ["report", str(run_dir)]) == 0
+        assert run_command(mjfleet, ["report", str(run_dir)]) == 0
         assert capsys.readouterr().out == f"wrote {run_dir / 'report.html'}\n"
         text = (run_dir / "report.html").read_text()
         html5lib.HTMLParser(strict=True).parse(text)
@@ -140,7 +140,7 @@ def test_mistakes_are_answered_and_nothing_is_written(
         ([trained, "--output", tmp_path / "a_folder"], "a_folder: Is a directory"),
         ([trained, "--output", tmp_path / "a_file/page.html"], "page.html: File exists"),
     ):
-        assert guarded(mjfleet, ["report", *map(str, arguments)]) == 2
+        assert run_command(mjfleet, ["report", *map(str, arguments)]) == 2
         assert said in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
 

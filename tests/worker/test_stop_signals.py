@@ -7,7 +7,8 @@ import pytest
 
 SCRIPT = """
 import os, signal, sys
-from mjfleet.worker.stop_signals import Stopped, StopRequest
+from mjfleet.errors import Stopped
+from mjfleet.worker.stop_signals import StopRequest
 try:
     with StopRequest(say=print).installed():
         if sys.argv[1] == "signal":

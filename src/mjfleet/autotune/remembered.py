@@ -8,10 +8,11 @@ from typing import Any
 
 from mjfleet.autotune.num_envs_trial import Measured
 from mjfleet.config import TrainConfig, to_dict
-from mjfleet.launch.devices import cpu_name, gpu_name
 from mjfleet.launch.launch_plan import LaunchPlan
-from mjfleet.runs.run_json import now, stack_versions
+from mjfleet.runs.run_json import now
 from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.utils.hardware_names import cpu_name, gpu_name
+from mjfleet.utils.packages import stack_versions
 
 Curves = tuple[tuple[Measured, ...], ...]
 """What each worker has measured, never nothing."""

@@ -28,9 +28,9 @@ from mjfleet.bench.setup import Setup
 from mjfleet.bench.startup import startup
 from mjfleet.bench.throughput import throughput
 from mjfleet.cli.flags import PARSERS, STYLE
-from mjfleet.errors import UserError, WorkerError
+from mjfleet.errors import Stopped, UserError, WorkerError
 from mjfleet.utils.console import print_line
-from mjfleet.worker.stop_signals import Stopped, StopRequest
+from mjfleet.worker.stop_signals import StopRequest
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pynvml
 
-from mjfleet.launch.devices import cpu_name
-from mjfleet.runs.run_json import git_state, stack_versions
+from mjfleet.runs.run_json import git_state
+from mjfleet.utils.hardware_names import cpu_name
+from mjfleet.utils.packages import stack_versions
 
 
 def describe_machine() -> dict[str, str]:

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from mjfleet.bench.options import Options
 from mjfleet.config import TrainConfig, from_dict, to_dict
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import Devices, count_gpus, select_devices
+from mjfleet.launch.devices import Devices, select_devices
 from mjfleet.launch.launch_plan import Host, make_plan
 from mjfleet.registry import FoundTask
+from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.worker.worker_args import WorkerArgs
 
 K = TypeVar("K")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import tyro
 
 from mjfleet.bench.command import bench
-from mjfleet.cli.train import guarded, train
-from mjfleet.errors import UserError
+from mjfleet.cli.train import train
+from mjfleet.errors import UserError, run_command
 from mjfleet.registry import discover
 from mjfleet.tools.check_task.command import check_task
 from mjfleet.tools.doctor.command import doctor
@@ -40,7 +40,7 @@ class InspectArguments:
 
 def main() -> None:
     """Entry point of the command `mjfleet`."""
-    sys.exit(guarded(mjfleet, sys.argv[1:]))
+    sys.exit(run_command(mjfleet, sys.argv[1:]))
 
 
 def mjfleet(arguments: Sequence[str]) -> int:

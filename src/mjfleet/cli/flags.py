@@ -5,18 +5,16 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 import tyro
 
-from mjfleet.config.train_config import NumEnvs
+from mjfleet.config.train_config import GpuRequest, NumEnvs
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import GpuRequest
 
 
 def _import_typeguard() -> None:
@@ -125,17 +123,3 @@ def peek(arguments: Sequence[str], flag: str) -> str | None:
             elif position + 1 < len(arguments):
                 value = arguments[position + 1]
     return None if value == "None" else value
-
-
-def need_extra(extra: str, what: str, packages: Collection[str]) -> None:
-    """Refuse what needs packages that mjfleet itself does without.
-
-    Raises:
-        UserError: some are missing; says how to install them.
-    """
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f"{what} needs {', '.join(missing)}: `uv sync --extra {extra}` in a clone, "
-            f'`pip install "mjfleet[{extra}]"` elsewhere.'
-        )

@@ -2,52 +2,28 @@
 
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tyro
 
-from mjfleet.cli.flags import PARSERS, STYLE, need_extra, parsing_once, peek
+from mjfleet.cli.flags import PARSERS, STYLE, parsing_once, peek
 from mjfleet.config import LaunchConfig, TrainConfig, from_dict
-from mjfleet.errors import UserError, WorkerError
+from mjfleet.errors import UserError, run_command
 from mjfleet.launch.restart_policy import VARIABLE
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.runs.config_yaml import read_config
 from mjfleet.runs.resume_choice import find_resume, read_recorded, take_tasks_dir
+from mjfleet.utils.packages import need_extra
 from mjfleet.worker.srun import torchrun_variables
-from mjfleet.worker.stop_signals import Stopped
-
-TELL_SECONDS = 3.0
-"""How long the first of several workers may take to say what is wrong before others end."""
 
 
 def main() -> None:
     """Entry point of the command `train`."""
     os.environ.update(torchrun_variables(os.environ))
-    sys.exit(guarded(train, sys.argv[1:]))
-
-
-def guarded(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """Run a command; the user's mistakes become one message and exit code 2, others' failures 1."""
-    try:
-        return command(arguments)
-    except UserError as error:
-        # Of several workers that something else has started on this host, one says it.
-        if os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr)
-        else:
-            time.sleep(TELL_SECONDS)
-        return 2
-    except WorkerError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except Stopped as stopped:
-        return 128 + stopped.signal_number
-    except KeyboardInterrupt:
-        return 130
+    sys.exit(run_command(train, sys.argv[1:]))
 
 
 def train(arguments: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ from mjfleet.errors import UserError
 
 HOST = r"[\w.:%@][\w.:%@-]*"
 NumEnvs = int | Literal["auto"]
+GpuRequest = list[int] | Literal["auto", "all"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class LaunchConfig:
 
     flags: ClassVar[str] = ""
 
-    gpu_ids: list[int] | Literal["auto", "all"] | None = "auto"
+    gpu_ids: GpuRequest = "auto"
     """`auto` (GPU 0, else the CPU), `all`, `None` (the CPU), or indices of visible GPUs.
     One worker for each."""
     cpu_workers: int | None = None

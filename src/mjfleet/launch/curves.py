@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mjfleet.errors import Stopped
 from mjfleet.runs.run_directory import completed_iterations
 from mjfleet.utils.console import in_a_line, print_line
 from mjfleet.utils.parent_death import PARENT_VARIABLE
-from mjfleet.worker.stop_signals import Stopped, StopRequest
+from mjfleet.worker.stop_signals import StopRequest
 
 FEW = 10
 """A run of fewer iterations has no curves to look at."""

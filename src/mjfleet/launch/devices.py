@@ -1,17 +1,14 @@
 """Which devices a run uses. Runs in the launching process, which never initialises CUDA."""
 
-import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 from mjfleet.config import LaunchConfig
+from mjfleet.config.train_config import GpuRequest
 from mjfleet.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-GpuRequest = list[int] | Literal["auto", "all"] | None
 
 
 @dataclass(frozen=True)
@@ -31,49 +28,6 @@ class Devices:
     def names(self) -> tuple[str, ...]:
         """torch's name of each worker's device."""
         return tuple(f"cuda:{index}" for index in self.indices) or ("cpu",) * self.cpu_workers
-
-
-def count_gpus() -> int:
-    """The number of NVIDIA GPUs of this host, from the driver's library NVML; 0 without it."""
-    import pynvml  # Help does not wait for it.
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return 0
-    try:
-        return pynvml.nvmlDeviceGetCount()
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def cpu_name() -> str:
-    """The CPU's model, or at least its kind."""
-    lines = Path("/proc/cpuinfo").read_text()
-    found = re.search(r"^model name\s*: (.*)$", lines, re.MULTILINE)
-    return found[1] if found else platform.machine()
-
-
-def gpu_name(physical: str) -> str:
-    """A GPU's model, such as "NVIDIA H100 80GB HBM3"; what the driver calls it where NVML fails.
-
-    Args:
-        physical: a number, a GPU UUID or a MIG UUID.
-    """
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return physical
-    try:
-        if physical.isdecimal():
-            return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(int(physical))))
-        return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByUUID(physical)))
-    except pynvml.NVMLError:
-        return physical
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def select_devices(

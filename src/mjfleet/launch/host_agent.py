@@ -25,10 +25,11 @@ from pathlib import Path
 
 from mjfleet.autotune.remembered import digests
 from mjfleet.launch.agent import PREFIX, Agent
-from mjfleet.launch.devices import VISIBLE, count_gpus
+from mjfleet.launch.devices import VISIBLE
 from mjfleet.launch.host_messages import PIECE, HostChannel, Message, append
 from mjfleet.launch.worker_watchdog import WorkerWatchdog
-from mjfleet.runs.run_json import stack_versions
+from mjfleet.utils.hardware_names import count_gpus
+from mjfleet.utils.packages import stack_versions
 from mjfleet.worker.failure_record import FailedError
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.thread_limits import importing

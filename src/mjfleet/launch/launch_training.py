@@ -13,7 +13,7 @@ from mjfleet.autotune.num_envs_search import find_worlds, smallest
 from mjfleet.autotune.remembered import recall
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError, WorkerError
-from mjfleet.launch.devices import choose_devices, count_gpus, needs_gpus
+from mjfleet.launch.devices import choose_devices, needs_gpus
 from mjfleet.launch.host_environment import take_variables, without_values
 from mjfleet.launch.host_starter import HostConnections, choose_hosts
 from mjfleet.launch.launch_plan import Host, LaunchPlan, divide_worlds, make_plan
@@ -24,6 +24,7 @@ from mjfleet.registry import FoundTask
 from mjfleet.runs.resume_choice import Resume
 from mjfleet.runs.run_directory import RunDir
 from mjfleet.utils.console import print_line
+from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.worker.under_torchrun import begun_run, note_run
 from mjfleet.worker.worker_args import Rank
 

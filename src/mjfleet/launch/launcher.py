@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import replace
 
 from mjfleet.config import TrainConfig, to_dict
-from mjfleet.errors import UserError, WorkerError
+from mjfleet.errors import Stopped, UserError, WorkerError
 from mjfleet.launch.agent import Agent
 from mjfleet.launch.curves import draw_curves, is_for_a_person
 from mjfleet.launch.host_starter import HostConnections
@@ -18,7 +18,7 @@ from mjfleet.runs.run_directory import RunDir
 from mjfleet.utils.console import print_line
 from mjfleet.worker.failure_record import FailedError
 from mjfleet.worker.in_process_worker import run_here
-from mjfleet.worker.stop_signals import Stopped, StopRequest
+from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.thread_limits import importing
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 

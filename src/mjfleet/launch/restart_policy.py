@@ -9,10 +9,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mjfleet.errors import Stopped
 from mjfleet.runs.run_json import read_record, write_record
 from mjfleet.utils.atomic_write import checkpoints_in
 from mjfleet.utils.console import print_line
-from mjfleet.worker.stop_signals import CONTROLLED, Stopped, StopRequest
+from mjfleet.worker.stop_signals import CONTROLLED, StopRequest
 
 VARIABLE = "MJFLEET_RESTART"
 """The run that a process, started anew in the place of one that failed, goes on with."""

@@ -21,9 +21,9 @@ from mjfleet.runs.run_json import (
     git_state,
     now,
     read_record,
-    stack_versions,
     write_record,
 )
+from mjfleet.utils.packages import stack_versions
 from mjfleet.worker.failure_record import Failure
 
 logger = logging.getLogger(__name__)

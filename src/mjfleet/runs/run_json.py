@@ -4,16 +4,11 @@ import json
 import subprocess
 from collections.abc import Iterable
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from mjfleet.utils.atomic_write import write_atomically
 
-STACK = (
-    "mjfleet", "mujoco", "mujoco-warp", "warp-lang", "torch", "rsl-rl-lib", "tensordict",
-    "torchrunx", "wandb", "numpy",
-)  # fmt: skip
 RECORD_FILE = "run.json"
 METRICS_FILE = "metrics.csv"
 """There from the moment that training begins."""
@@ -34,11 +29,6 @@ def write_record(run_dir: Path, **entries: Any) -> None:
     """Add or change entries of run.json."""
     text = json.dumps(read_record(run_dir) | entries, indent=2) + "\n"
     write_atomically(run_dir / RECORD_FILE, lambda file: file.write(text.encode()))
-
-
-def stack_versions(*more: str) -> dict[str, str]:
-    """Versions of the packages that decide a run's result, and of `more`."""
-    return {name: version(name) for name in (*STACK, *more)}
 
 
 def git_state(folders: Iterable[Path]) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mjfleet.errors import UserError
+from mjfleet.errors import Stopped, UserError
 from mjfleet.utils.parent_death import die_with_parent
 from mjfleet.worker.failure_record import (
     ECHO_SECONDS,
@@ -21,7 +21,7 @@ from mjfleet.worker.failure_record import (
     read_failures,
 )
 from mjfleet.worker.heartbeat import Heartbeat
-from mjfleet.worker.stop_signals import Stopped, StopRequest
+from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.under_torchrun import is_from_torchrun, note_run, tell_cause
 from mjfleet.worker.worker_args import Outcome, Rank, WorkerArgs
 from mjfleet.worker.worker_main import run

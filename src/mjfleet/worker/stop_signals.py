@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from mjfleet.errors import Stopped
 from mjfleet.utils.console import print_line
 
 CONTROLLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -17,14 +18,6 @@ FORCE_SECONDS = 1.5
 """How long a second signal waits for the main thread, which may be inside a library."""
 SAME_SIGNAL_SECONDS = 0.5
 """A wrapper such as `uv run` may pass on a signal that the whole group has received already."""
-
-
-class Stopped(BaseException):
-    """A signal arrived where nothing needs to be finished first."""
-
-    def __init__(self, signal_number: int) -> None:
-        super().__init__(signal_number)
-        self.signal_number = signal_number
 
 
 class StopRequest:

@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from mjfleet.errors import Stopped
 from mjfleet.utils.parent_death import die_with_parent
 from mjfleet.worker.failure_record import ECHO_SECONDS, Failure
 from mjfleet.worker.heartbeat import Heartbeat
-from mjfleet.worker.stop_signals import Stopped, StopRequest
+from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, HostArgs, Rank, WorkerArgs
 from mjfleet.worker.worker_main import run
 

@@ -14,9 +14,10 @@ import tyro
 
 from mjfleet.config import TrainConfig, from_dict, to_dict
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import count_gpus, select_devices
+from mjfleet.launch.devices import select_devices
 from mjfleet.registry import FoundTask, discover
 from mjfleet.utils.console import in_a_line, print_line
+from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.thread_limits import prepare
 from mjfleet.worker.worker_args import Rank, WorkerArgs

@@ -8,11 +8,12 @@ import tyro
 
 from mjfleet.cli.flags import PARSERS, STYLE
 from mjfleet.config import LaunchConfig
+from mjfleet.config.train_config import GpuRequest
 from mjfleet.config.validation import above, check
-from mjfleet.launch.devices import GpuRequest
+from mjfleet.errors import Stopped
 from mjfleet.tools.doctor.run_checks import diagnose
 from mjfleet.utils.console import print_line
-from mjfleet.worker.stop_signals import Stopped, StopRequest
+from mjfleet.worker.stop_signals import StopRequest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mjfleet.runs.run_json import stack_versions
 from mjfleet.tools.doctor import device_checks as devices
 from mjfleet.tools.doctor.finding import LEAST_FREE, MIB, Finding, size
+from mjfleet.utils.packages import stack_versions
 from mjfleet.utils.parent_death import die_with_parent
 from mjfleet.worker.worker_args import Rank, WorkerArgs
 

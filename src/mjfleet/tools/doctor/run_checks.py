@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import IO
 
 from mjfleet.config import LaunchConfig, to_dict
-from mjfleet.launch.devices import Devices, count_gpus, select_devices
+from mjfleet.launch.devices import Devices, select_devices
 from mjfleet.launch.launch_plan import choose_backend
 from mjfleet.tools.doctor.finding import Finding
 from mjfleet.tools.doctor.host_checks import CHECKS, LOOPBACK
+from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.worker.worker_args import Rank, WorkerArgs
 
 UNKILLABLE_SECONDS = 5.0

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from mjfleet.cli.flags import STYLE, need_extra
+from mjfleet.cli.flags import STYLE
 from mjfleet.config import from_dict, to_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
@@ -19,6 +19,7 @@ from mjfleet.tools.export.write_policy import export as make
 from mjfleet.tools.play.command import WORLDS
 from mjfleet.utils.atomic_write import iteration_of, write_atomically
 from mjfleet.utils.console import print_line
+from mjfleet.utils.packages import need_extra
 from mjfleet.worker.worker_args import WorkerArgs
 
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}

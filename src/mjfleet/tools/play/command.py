@@ -11,12 +11,12 @@ from typing import ClassVar, Literal
 
 import tyro
 
-from mjfleet.cli.flags import PARSERS, STYLE, need_extra, peek
-from mjfleet.cli.train import guarded
+from mjfleet.cli.flags import PARSERS, STYLE, peek
 from mjfleet.config import EnvConfig, TrainConfig, from_dict
+from mjfleet.config.train_config import GpuRequest
 from mjfleet.config.validation import at_least, between, check, optional
-from mjfleet.errors import UserError
-from mjfleet.launch.devices import count_gpus, select_devices
+from mjfleet.errors import UserError, run_command
+from mjfleet.launch.devices import select_devices
 from mjfleet.launch.launch_plan import Host, make_plan
 from mjfleet.launch.launcher import make_worker_args
 from mjfleet.registry import FoundTask, discover
@@ -24,6 +24,8 @@ from mjfleet.runs.resume_choice import find_resume, read_recorded, take_tasks_di
 from mjfleet.tools.play.policy_episodes import Actions, evaluate
 from mjfleet.tools.play.viewer import NO_DISPLAY, Viewer, free_port, view
 from mjfleet.utils.console import print_line
+from mjfleet.utils.hardware_names import count_gpus
+from mjfleet.utils.packages import need_extra
 from mjfleet.video.render_process import draw
 from mjfleet.worker.stop_signals import StopRequest
 
@@ -55,7 +57,7 @@ class PlayArguments:
     """Port of the web viewer; the next one that is free."""
     seed: int = 1
     """Seed of everything random."""
-    gpu_ids: list[int] | Literal["auto", "all"] | None = "auto"
+    gpu_ids: GpuRequest = "auto"
     """`auto` (GPU 0, else the CPU), `None` (the CPU), or the index of a visible GPU."""
     engine: Literal["auto", "warp", "native"] = "auto"
     """`warp` (MuJoCo-Warp), `native` (MuJoCo's threads, CPU only); `auto`: warp on a GPU only."""
@@ -81,7 +83,7 @@ class PlayArguments:
 
 def main() -> None:
     """Entry point of the command `play`."""
-    sys.exit(guarded(play, sys.argv[1:]))
+    sys.exit(run_command(play, sys.argv[1:]))
 
 
 def play(arguments: Sequence[str]) -> int:

@@ -1,0 +1,59 @@
+"""Models and numbers of this machine's CPUs and GPUs. Any process may ask; CUDA stays untouched."""
+
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def cpu_name() -> str:
+    """Return the CPU's model, or its architecture where the kernel does not name the model."""
+    lines = Path("/proc/cpuinfo").read_text()
+    found = re.search(r"^model name\s*: (.*)$", lines, re.MULTILINE)
+    return found[1] if found else platform.machine()
+
+
+@contextmanager
+def nvml() -> Iterator[Any]:
+    """Yield the module `pynvml`, ready for calls, or None where the NVIDIA driver does not answer.
+
+    NVML is the driver's library for asking about GPUs without a CUDA context.
+    """
+    import pynvml  # `--help` does without.
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        pynvml = None
+    try:
+        yield pynvml
+    finally:
+        if pynvml:
+            pynvml.nvmlShutdown()
+
+
+def count_gpus() -> int:
+    """Return the number of NVIDIA GPUs of this host, visible to CUDA or not."""
+    with nvml() as driver:
+        return driver.nvmlDeviceGetCount() if driver else 0
+
+
+def gpu_name(physical: str) -> str:
+    """Return a GPU's model, such as "NVIDIA H100 80GB HBM3", or `physical` where NVML fails.
+
+    Args:
+        physical: an index in the driver's order, a GPU UUID or a MIG UUID.
+    """
+    with nvml() as driver:
+        if driver is None:
+            return physical
+        try:
+            if physical.isdecimal():
+                handle = driver.nvmlDeviceGetHandleByIndex(int(physical))
+            else:
+                handle = driver.nvmlDeviceGetHandleByUUID(physical)
+            return str(driver.nvmlDeviceGetName(handle))
+        except driver.NVMLError:
+            return physical
