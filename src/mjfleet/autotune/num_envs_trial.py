@@ -20,10 +20,8 @@ from mjfleet.config import from_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, find_task
 from mjfleet.utils.parent_death import die_with_parent
-from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.thread_limits import prepare
 from mjfleet.worker.worker_args import Rank, WorkerArgs
-from mjfleet.worker.worker_main import build_env, on_device
 
 GAIN = 1.05
 """Twice the worlds are worth it where throughput grows by this factor at least."""
@@ -99,12 +97,13 @@ def _measure(job: WorkerArgs, rank: Rank, asked: Iterable[str]) -> Iterator[dict
     prepare()
     import torch
 
+    from mjfleet.env.factory import on_device
     from mjfleet.rl.checkpoint_files import seed_everything
 
     found = find_task(job.task, Path(job.task_folder))
     device = job.devices[rank.local_rank]
     seed_everything(job.config["agent"]["seed"] + rank.rank)
-    with on_device(job, device):
+    with on_device(job.engine, device):
         yield {}
         for count, worlds in enumerate(asked):
             try:
@@ -121,12 +120,13 @@ def _measure(job: WorkerArgs, rank: Rank, asked: Iterable[str]) -> Iterator[dict
 
 def _train(found: FoundTask, job: WorkerArgs, rank: Rank, worlds: int) -> Measured:
     """Train for about a second, or a few iterations; the worlds are gone afterwards."""
+    from mjfleet.env.factory import build_env
     from mjfleet.rl.runner import Runner
 
     numbers = job.config["env"] | {"num_envs": worlds}
     config = from_dict(found.defaults(), {**job.config, "env": numbers})
     agent, device = replace(config.agent, max_iterations=sys.maxsize), job.devices[rank.local_rank]
-    env = build_env(found, config, job, rank, Heartbeat())
+    env = build_env(found, config, job.engine, device, job.threads, rank=rank.rank)
     runner = Runner(env, agent, device, job.threads, found.load)
     ends: list[float] = []
 

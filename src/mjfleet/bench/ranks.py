@@ -26,13 +26,12 @@ def find_sizes(job: Mapping[str, Any]) -> dict[str, int]:
     """What a rank of a task sends, found by training it for an iteration and a checkpoint."""
     die_with_parent()
     from mjfleet.config import from_dict
+    from mjfleet.env.factory import build_env
     from mjfleet.registry import find_task
     from mjfleet.rl.checkpoint_contents import Checkpointer
     from mjfleet.rl.collectives import Collectives
     from mjfleet.rl.runner import Runner
-    from mjfleet.worker.heartbeat import Heartbeat
-    from mjfleet.worker.worker_args import Rank, WorkerArgs
-    from mjfleet.worker.worker_main import build_env
+    from mjfleet.worker.worker_args import WorkerArgs
 
     sizes: dict[str, int] = {}
 
@@ -50,7 +49,7 @@ def find_sizes(job: Mapping[str, Any]) -> dict[str, int]:
     one = WorkerArgs(**job)
     found = find_task(one.task, Path(one.task_folder))
     config = from_dict(found.defaults(), one.config)
-    env = build_env(found, config, one, Rank(), Heartbeat())
+    env = build_env(found, config, one.engine, "cpu", one.threads)
     runner = Runner(env, config.agent, "cpu", 1, found.load, Scales())
     checkpointer = Checkpointer(runner, found.name, Path(one.run_dir), keep=None)
     runner.train(lambda metrics: None, lambda: None, checkpointer.save)

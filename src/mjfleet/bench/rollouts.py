@@ -15,6 +15,7 @@ import torch
 
 from mjfleet.bench.raw import RawEngine
 from mjfleet.config import from_dict
+from mjfleet.env.factory import build_env, on_device
 from mjfleet.loggers.console_logger import Progress
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.loggers.logger_group import LoggerGroup
@@ -22,9 +23,7 @@ from mjfleet.registry import find_task
 from mjfleet.rl.checkpoint_files import seed_everything
 from mjfleet.rl.cuda_graphs import GraphedRollout
 from mjfleet.rl.runner import Runner
-from mjfleet.worker.heartbeat import Heartbeat
-from mjfleet.worker.worker_args import Rank, WorkerArgs
-from mjfleet.worker.worker_main import build_env, on_device
+from mjfleet.worker.worker_args import WorkerArgs
 
 
 class Stopwatch:
@@ -109,8 +108,8 @@ def measure(argument: str) -> None:
     found = find_task(job.task, Path(job.task_folder))
     config = from_dict(found.defaults(), job.config)
     seed_everything(config.agent.seed)
-    with on_device(job, device):
-        env = build_env(found, config, job, Rank(), Heartbeat())
+    with on_device(job.engine, device):
+        env = build_env(found, config, job.engine, device, job.threads)
         runner = Runner(env, config.agent, device, job.threads, found.load)
         watch = Stopwatch(device)
         watched = {

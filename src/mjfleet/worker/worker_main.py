@@ -3,16 +3,13 @@
 Importing this imports nothing heavy; `run` does.
 """
 
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mjfleet.config import TrainConfig, from_dict
-from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, find_task
 from mjfleet.rl.phase import Phase
 from mjfleet.runs.run_json import METRICS_FILE
@@ -24,7 +21,6 @@ from mjfleet.worker.thread_limits import prepare
 from mjfleet.worker.worker_args import Outcome, Rank, WorkerArgs
 
 if TYPE_CHECKING:
-    from mjfleet.env import Env, EnvShard
     from mjfleet.loggers.iteration_metrics import IterationMetrics
     from mjfleet.rl.checkpoint_contents import Checkpointer
     from mjfleet.rl.evaluator import Evaluator
@@ -60,6 +56,7 @@ def run(
 
     import rich.style  # noqa: F401  It draws one of Python's random numbers: before they are seeded.
 
+    from mjfleet.env.factory import build_env, on_device
     from mjfleet.nan_dump.nan_guard import DumpTo
     from mjfleet.rl.checkpoint_contents import Checkpointer
     from mjfleet.rl.checkpoint_files import seed_everything
@@ -69,18 +66,24 @@ def run(
     found = find_task(job.task, Path(job.task_folder))
     config = from_dict(found.defaults(), job.config)
     agent = config.agent
-    writes = rank.rank == 0
     stop.check()
     heartbeat.enter(Phase.BUILD)
     seed_everything(agent.seed + rank.rank)
-    with on_device(job, device), process_group(job, rank, config.collective_timeout) as group:
+    with (
+        on_device(job.engine, device),
+        process_group(job, rank, config.collective_timeout) as group,
+    ):
         run_dir, checkpoint = job.run_dir, job.checkpoint or ""
         if not job.part:  # Hosts that we started workers on have folders of their own.
             run_dir, checkpoint = group.agree(run_dir), group.agree(checkpoint)
         run_dir = Path(run_dir)
         found_run_dir(run_dir)
         with group.one_first(on=job.engine == "warp", beat=heartbeat.beat):
-            env = build_env(found, config, job, rank, heartbeat)
+            env = build_env(
+                *(found, config, job.engine, device, job.threads),
+                rank=rank.rank,
+                while_compiling=heartbeat.excused,
+            )
         dump = DumpTo(path=run_dir / "failures" / f"nan_rank{rank.rank}.npz", task=job.task)
         evaluator = _build_evaluator(found, config, job, rank, heartbeat)
         runner = Runner(
@@ -94,7 +97,7 @@ def run(
         lost = checkpointer.resume(Path(checkpoint)) if checkpoint else []
         group.collectives.total([0])  # Everybody got this far: nobody has found a mistake.
         begun = runner.current_learning_iteration
-        if writes and begun:
+        if begun and rank.rank == 0:
             _announce(begun, agent.max_iterations, lost)
             if replaced := set_aside(run_dir / "checkpoints", begun):
                 with suppress(FileNotFoundError):
@@ -105,7 +108,7 @@ def run(
         stop.check()
         with stop.deferred():
             heartbeat.enter(Phase.COLLECT, begun + 1)
-            if writes:
+            if rank.rank == 0:
                 stopped_by = _train_and_report(runner, checkpointer, run_dir, job, stop)
             else:
                 stopped_by = runner.train(lambda _: None, stop.check, checkpointer.save)
@@ -171,108 +174,17 @@ def _build_evaluator(
     if config.eval_interval is None:
         return None
     from mjfleet.env.environment import EVALUATION_SEED, EnvShard
+    from mjfleet.env.factory import build_env
     from mjfleet.rl.checkpoint_files import own_random_numbers
     from mjfleet.rl.evaluator import Evaluator
 
     first, end = (config.eval_envs * r // rank.world_size for r in (rank.rank, rank.rank + 1))
-    share = EnvShard(first, end - first, config.eval_envs)
-    with own_random_numbers(EVALUATION_SEED, job.devices[rank.local_rank]):
-        env = build_env(found, config, job, rank, heartbeat, share)
+    shard = EnvShard(first, end - first, config.eval_envs)
+    device = job.devices[rank.local_rank]
+    with own_random_numbers(EVALUATION_SEED, device):
+        env = build_env(
+            *(found, config, job.engine, device, job.threads),
+            shard=shard,
+            while_compiling=heartbeat.excused,
+        )
     return Evaluator(env, config.eval_interval)
-
-
-def build_env(
-    found: FoundTask,
-    config: TrainConfig,
-    job: WorkerArgs,
-    rank: Rank,
-    heartbeat: Heartbeat,
-    share: "EnvShard | None" = None,
-) -> "Env[Any]":
-    """The environment over its simulation, on the worker's device.
-
-    Args:
-        found: the task.
-        config: its numbers.
-        job: where it runs.
-        rank: this worker's place.
-        pulse: is told what may take long.
-        share: for an evaluation, which of its worlds are this worker's; None: for training.
-    """
-    from mjfleet.env import Env
-    from mjfleet.env.environment import EVALUATION_SEED
-    from mjfleet.sim import make_simulation
-
-    env_class = found.load(found.task.env_class)
-    if not (isinstance(env_class, type) and issubclass(env_class, Env)):
-        raise UserError(f"task {found.name}: {found.task.env_class} is no subclass of Env.")
-    if missing := sorted(env_class.__abstractmethods__):
-        raise UserError(f"task {found.name}: {env_class.__name__} lacks {', '.join(missing)}.")
-    own_model = env_class.make_model.__func__ is not Env.make_model.__func__
-    if not own_model and not hasattr(env_class, "model_file"):
-        raise UserError(f"task {found.name}: {env_class.__name__} sets no model_file.")
-    worlds, seed = config.worlds, config.agent.seed + rank.rank
-    if share is not None:
-        worlds, seed = share.count, EVALUATION_SEED
-    cfg = replace(config.env, num_envs=worlds)
-    model = env_class.make_model(cfg)
-    with heartbeat.excused():  # Warp compiles its kernels now.
-        sim = make_simulation(
-            job.engine,
-            model,
-            worlds,
-            device=job.devices[rank.local_rank],
-            num_threads=job.threads,
-            nconmax=config.env.nconmax,
-            njmax=config.env.njmax,
-        )
-    env = env_class(cfg, sim, seed, share)
-    env.on_nan = config.on_nan
-    sizes = {name: group.shape[1] for name, group in env.get_observations().items()}
-    for what, declared, built in (
-        ("num_actions", found.task.num_actions, env.num_actions),
-        ("observation_sizes", found.task.observation_sizes, sizes),
-    ):
-        if declared is not None and declared != built:
-            raise UserError(
-                f"task {found.name}: config.py declares {what}={declared}, but the environment "
-                f"has {built}."
-            )
-    found.check_groups(config, sizes)
-    return env
-
-
-@contextmanager
-def on_device(job: WorkerArgs, device: str) -> Iterator[None]:
-    """Make `device` that of torch, of rendering and of warp, before anything is allocated.
-
-    Warp, where it is used, takes it also for what a task calls itself.
-    """
-    if device != "cpu":
-        _bind_gpu(device)
-    if job.engine != "warp":
-        yield
-        return
-    import warp as wp
-
-    from mjfleet.sim.warp_engine import start_warp
-
-    start_warp(device)
-    with wp.ScopedDevice(device):
-        yield
-
-
-def _bind_gpu(device: str) -> None:
-    import torch
-
-    index, count = int(device.removeprefix("cuda:")), torch.cuda.device_count()
-    if index >= count:
-        raise UserError(
-            f"torch {torch.__version__} (built for CUDA {torch.version.cuda}) sees {count} GPUs, "
-            f"so not index {index}. Its driver may be too old, CUDA_VISIBLE_DEVICES may name a "
-            "GPU that is not there, or several MIG devices, of which a process sees one. "
-            "--gpu-ids None trains on the CPU."
-        )
-    torch.cuda.set_device(device)
-    # MuJoCo takes this for an index into the visible GPUs, as torch does.
-    os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", str(index))

@@ -15,12 +15,11 @@ from rsl_rl.utils.logger import Logger
 
 from mjfleet.bench.peers.iteration_lines import IterationLines
 from mjfleet.config import from_dict
+from mjfleet.env.factory import build_env, on_device
 from mjfleet.registry import find_task
 from mjfleet.rl.adapters.rsl_rl_adapter import rsl_rl_config
 from mjfleet.rl.checkpoint_files import seed_everything
-from mjfleet.worker.heartbeat import Heartbeat
-from mjfleet.worker.worker_args import Rank, WorkerArgs
-from mjfleet.worker.worker_main import build_env, on_device
+from mjfleet.worker.worker_args import WorkerArgs
 
 
 def main(argument: str) -> None:
@@ -33,8 +32,8 @@ def main(argument: str) -> None:
     config = from_dict(found.defaults(), job.config)
     device = job.devices[0]
     seed_everything(config.agent.seed)
-    with on_device(job, device):
-        env = build_env(found, config, job, Rank(), Heartbeat())
+    with on_device(job.engine, device):
+        env = build_env(found, config, job.engine, device, job.threads)
         settings = rsl_rl_config(config.agent, found.load)
         settings["logger"] = "tensorboard"
         runner = OnPolicyRunner(env, settings, log_dir=job.run_dir, device=device)

@@ -12,16 +12,13 @@ from typing import Any, Literal
 
 import tyro
 
-from mjfleet.config import TrainConfig, from_dict, to_dict
+from mjfleet.config import TrainConfig, from_dict
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import select_devices
 from mjfleet.registry import FoundTask, discover
 from mjfleet.utils.console import in_a_line, print_line
 from mjfleet.utils.hardware_names import count_gpus
-from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.thread_limits import prepare
-from mjfleet.worker.worker_args import Rank, WorkerArgs
-from mjfleet.worker.worker_main import build_env, on_device
 
 WORLDS = 32
 
@@ -75,21 +72,13 @@ def _run(
     found: FoundTask, config: TrainConfig, engine: Literal["native", "warp"], device: str
 ) -> tuple[Any, list[str]]:
     """What is seen on one engine, and the mistakes found."""
+    from mjfleet.env.factory import build_env, on_device
     from mjfleet.rl.checkpoint_files import seed_everything
     from mjfleet.tools.check_task.task_checks import check
 
-    job = WorkerArgs(
-        task=found.name,
-        task_folder=str(found.folder),
-        config=to_dict(config),
-        devices=(device,),
-        engine=engine,
-        threads=1,
-        run_dir="",
-    )
     seed_everything(config.agent.seed)
-    with on_device(job, device):
-        return check(build_env(found, config, job, Rank(), Heartbeat()), config.agent)
+    with on_device(engine, device):
+        return check(build_env(found, config, engine, device, num_threads=1), config.agent)
 
 
 def _place_of(error: Exception, found: FoundTask) -> str:

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 from mjfleet.config import from_dict
 from mjfleet.registry import find_task
-from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.thread_limits import prepare
-from mjfleet.worker.worker_args import Rank, WorkerArgs
-from mjfleet.worker.worker_main import build_env
+from mjfleet.worker.worker_args import WorkerArgs
 
 if TYPE_CHECKING:
     from mjfleet.tools.export.policy_graph import Format
@@ -50,13 +48,14 @@ def export(job: WorkerArgs, checkpoint: Path, kind: "Format") -> Exported:
             deployment is wrong.
     """
     prepare()
+    from mjfleet.env.factory import build_env
     from mjfleet.rl.runner import Runner
     from mjfleet.tools.export.policy_graph import compare, make_graph
     from mjfleet.tools.export.robot_metadata import describe
 
     found = find_task(job.task, Path(job.task_folder))
     config = from_dict(found.defaults(), job.config)
-    env = build_env(found, config, job, Rank(), Heartbeat())
+    env = build_env(found, config, job.engine, job.devices[0], job.threads)
     runner = Runner(env, config.agent, job.devices[0], job.threads, found.load)
     runner.load(str(checkpoint), {"actor": True, "iteration": True})
     policy = runner.get_inference_policy()

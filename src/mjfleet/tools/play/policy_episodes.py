@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mjfleet.config import from_dict
 from mjfleet.registry import find_task
-from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.thread_limits import prepare
-from mjfleet.worker.worker_args import Rank, WorkerArgs
-from mjfleet.worker.worker_main import build_env, on_device
+from mjfleet.worker.worker_args import WorkerArgs
 
 if TYPE_CHECKING:
     import torch
@@ -50,13 +48,14 @@ def playing(job: WorkerArgs, policy: Path | Actions | None) -> Iterator[Player]:
     prepare()
     import torch
 
+    from mjfleet.env.factory import build_env, on_device
     from mjfleet.rl.checkpoint_files import seed_everything
 
     found = find_task(job.task, Path(job.task_folder))
     config = from_dict(found.defaults(), job.config)
     seed_everything(config.agent.seed)
-    with on_device(job, job.devices[0]), torch.inference_mode():
-        env = build_env(found, config, job, Rank(), Heartbeat())
+    with on_device(job.engine, job.devices[0]), torch.inference_mode():
+        env = build_env(found, config, job.engine, job.devices[0], job.threads)
         if isinstance(policy, Path):
             from mjfleet.rl.runner import Runner
 

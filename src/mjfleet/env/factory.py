@@ -1,0 +1,123 @@
+"""Builds a task's environment over its simulation, in every process that steps a task."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+
+from mjfleet.config import TrainConfig
+from mjfleet.env.environment import EVALUATION_SEED, Env, EnvShard
+from mjfleet.errors import UserError
+from mjfleet.registry import FoundTask
+from mjfleet.sim import make_simulation
+
+
+def build_env(
+    found: FoundTask,
+    config: TrainConfig,
+    engine: Literal["warp", "native"],
+    device: str,
+    num_threads: int,
+    *,
+    rank: int = 0,
+    shard: EnvShard | None = None,
+    while_compiling: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Env[Any]:
+    """Build an environment; call it inside `on_device`.
+
+    Args:
+        found: the task.
+        config: its configuration.
+        engine: steps the simulation.
+        device: torch's name of the device.
+        num_threads: CPU threads of the native engine.
+        rank: number of the worker, which gives training environments their own seed.
+        shard: the environments that are this worker's in an evaluation; None: for training.
+        while_compiling: surrounds the construction of the simulation, which may compile kernels.
+
+    Raises:
+        UserError: the task's class, or its sizes, are not what they have to be.
+    """
+    env_class = _env_class(found)
+    num_envs, seed = config.worlds, config.agent.seed + rank
+    if shard is not None:
+        num_envs, seed = shard.count, EVALUATION_SEED
+    cfg = replace(config.env, num_envs=num_envs)
+    model = env_class.make_model(cfg)
+    with while_compiling():
+        sim = make_simulation(
+            engine,
+            model,
+            num_envs,
+            device=device,
+            num_threads=num_threads,
+            nconmax=config.env.nconmax,
+            njmax=config.env.njmax,
+        )
+    env = env_class(cfg, sim, seed, shard)
+    env.on_nan = config.on_nan
+    sizes = {name: group.shape[1] for name, group in env.get_observations().items()}
+    for what, declared, built in (
+        ("num_actions", found.task.num_actions, env.num_actions),
+        ("observation_sizes", found.task.observation_sizes, sizes),
+    ):
+        if declared is not None and declared != built:
+            raise UserError(
+                f"task {found.name}: config.py declares {what}={declared}, but the environment "
+                f"has {built}."
+            )
+    found.check_groups(config, sizes)
+    return env
+
+
+def _env_class(found: FoundTask) -> type[Env[Any]]:
+    """Load the task's class of environments."""
+    env_class = found.load(found.task.env_class)
+    if not (isinstance(env_class, type) and issubclass(env_class, Env)):
+        raise UserError(f"task {found.name}: {found.task.env_class} is no subclass of Env.")
+    if missing := sorted(env_class.__abstractmethods__):
+        raise UserError(f"task {found.name}: {env_class.__name__} lacks {', '.join(missing)}.")
+    own_model = env_class.make_model.__func__ is not Env.make_model.__func__
+    if not own_model and not hasattr(env_class, "model_file"):
+        raise UserError(f"task {found.name}: {env_class.__name__} sets no model_file.")
+    return env_class
+
+
+@contextmanager
+def on_device(engine: Literal["warp", "native"], device: str) -> Iterator[None]:
+    """Make `device` the default of torch, of rendering, and of warp where the engine is warp.
+
+    Enter it before anything is allocated.
+
+    Raises:
+        UserError: torch does not see the GPU.
+    """
+    if device != "cpu":
+        _bind_gpu(device)
+    if engine != "warp":
+        yield
+        return
+    import warp as wp
+
+    from mjfleet.sim.warp_engine import start_warp
+
+    start_warp(device)
+    with wp.ScopedDevice(device):  # For what a task calls itself, too.
+        yield
+
+
+def _bind_gpu(device: str) -> None:
+    index, count = int(device.removeprefix("cuda:")), torch.cuda.device_count()
+    if index >= count:
+        raise UserError(
+            f"torch {torch.__version__} (built for CUDA {torch.version.cuda}) sees {count} GPUs, "
+            f"so not index {index}. Its driver may be too old, CUDA_VISIBLE_DEVICES may name a "
+            "GPU that is not there, or several MIG devices, of which a process sees one. "
+            "--gpu-ids None trains on the CPU."
+        )
+    torch.cuda.set_device(device)
+    # MuJoCo takes this for an index into the visible GPUs, as torch does.
+    os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", str(index))
