@@ -16,8 +16,8 @@ import psutil
 import pytest
 import torch
 
+from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.resume_choice import find_resume
-from mjfleet.runs.run_directory import completed_iterations
 
 from ..conftest import Figure, Run, only_run, rows
 from .workers import SMALL, TRAIN, started, wait_for_iteration, write_noisy

@@ -13,7 +13,7 @@ from mjfleet.bench.result import Spread
 from mjfleet.bench.setup import Setup
 from mjfleet.config import TrainConfig
 from mjfleet.errors import WorkerError
-from mjfleet.runs.run_json import METRICS_FILE
+from mjfleet.runs.metrics_csv import METRICS_FILE
 
 TRAIN = (sys.executable, "-m", "mjfleet.cli.train")
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from mjfleet.errors import Stopped
-from mjfleet.runs.run_directory import completed_iterations
+from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.utils.console import in_a_line, print_line
 from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.worker.stop_signals import StopRequest

@@ -5,7 +5,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -22,7 +22,7 @@ from mjfleet.launch.preflight import reach
 from mjfleet.launch.restart_policy import start_again
 from mjfleet.registry import FoundTask
 from mjfleet.runs.resume_choice import Resume
-from mjfleet.runs.run_directory import RunDir
+from mjfleet.runs.run_directory import Attempt, RunDirectory
 from mjfleet.utils.console import print_line
 from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.worker.under_torchrun import begun_run, note_run
@@ -233,12 +233,31 @@ def _create(
     plan_again: PlanAgain,
     resume: Resume | None,
     argv: Sequence[str],
-) -> tuple[LaunchPlan, RunDir]:
+) -> tuple[LaunchPlan, RunDirectory]:
     """The run directory; under the next second's name if another run began in the same one."""
     when = datetime.now()
     while True:
         try:
-            return plan, RunDir(plan, config, argv, resume.lock if resume else None)
+            lock = resume.lock if resume else None
+            return plan, RunDirectory(plan.run_dir, make_attempt(plan, config, argv), lock)
         except FileExistsError:
             when += timedelta(seconds=1)
             plan, config = plan_again(config, when=when)
+
+
+def make_attempt(plan: LaunchPlan, config: TrainConfig, argv: Sequence[str]) -> Attempt:
+    """Return what the run directory records about the attempt to train by this plan."""
+    log_file = plan.workers[0].log_file
+    folder, source = plan.torchrunx_log_dir, plan.torchrunx_log_dir_source
+    return Attempt(
+        task=plan.task,
+        task_folder=plan.task_folder,
+        config=config,
+        argv=argv,
+        plan=asdict(plan),
+        is_resumed=plan.goes_on,
+        is_restart=plan.is_restart,
+        checkpoint=plan.checkpoint,
+        log_folder=log_file.parent if log_file else None,
+        log_folder_name=f"torchrunx log directory {folder} ({source})",
+    )

@@ -14,7 +14,7 @@ from mjfleet.launch.launch_plan import LOCALHOST, LaunchPlan
 from mjfleet.launch.output_relay import Relay
 from mjfleet.launch.run_supervisor import run_on_hosts
 from mjfleet.launch.worker_watchdog import WorkerWatchdog
-from mjfleet.runs.run_directory import RunDir
+from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.utils.console import print_line
 from mjfleet.worker.failure_record import FailedError
 from mjfleet.worker.in_process_worker import run_here
@@ -26,7 +26,7 @@ from mjfleet.worker.worker_args import Outcome, WorkerArgs
 def launch(
     plan: LaunchPlan,
     config: TrainConfig,
-    run_dir: RunDir | None,
+    run_dir: RunDirectory | None,
     connections: HostConnections | None = None,
 ) -> int:
     """Run the plan in its run directory; returns the exit code.
@@ -47,7 +47,12 @@ def launch(
 
     def end(status: str, failed: FailedError | None = None, is_asked_to_stop: bool = False) -> None:
         if run_dir:
-            run_dir.end(status, failed.failure if failed else None, is_asked_to_stop)
+            details = {}
+            if failed:
+                failure = failed.failure
+                details = {"cause": failure.summary, "kind": failure.kind}
+                details |= {"iteration": failure.iteration, "is_asked_to_stop": is_asked_to_stop}
+            run_dir.end(status, **details)
 
     def hang(failed: FailedError) -> None:
         end("failed", failed)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mjfleet.errors import Stopped
+from mjfleet.runs.checkpoint_names import checkpoints_in
 from mjfleet.runs.run_json import read_record, write_record
-from mjfleet.utils.atomic_write import checkpoints_in
 from mjfleet.utils.console import print_line
 from mjfleet.worker.stop_signals import CONTROLLED, StopRequest
 

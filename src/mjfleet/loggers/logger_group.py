@@ -14,7 +14,7 @@ from mjfleet.config import AgentConfig
 from mjfleet.loggers.file_loggers import CsvSink, TensorBoardSink
 from mjfleet.loggers.logger import Logger, Row, SinkThread
 from mjfleet.loggers.wandb_logger import WandbSink
-from mjfleet.runs.run_json import METRICS_FILE
+from mjfleet.runs.metrics_csv import METRICS_FILE
 
 CLOSE_SECONDS = 30.0
 """How long all sinks together may take to store the rest at the end of a run."""

@@ -23,7 +23,7 @@ from mjfleet.rl.checkpoint_files import (
 )
 from mjfleet.rl.phase import Phase
 from mjfleet.rl.runner import Runner
-from mjfleet.utils.atomic_write import BEST
+from mjfleet.runs.checkpoint_names import BEST
 
 ATTEMPTS = 3
 """Failures to write a checkpoint, one after the other, that end training."""

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from mjfleet.errors import UserError
-from mjfleet.utils.atomic_write import checkpoints_in, write_atomically
+from mjfleet.runs.checkpoint_names import checkpoints_in
+from mjfleet.utils.atomic_write import write_atomically
 
 OWN = "mjfleet"
 

@@ -1,4 +1,4 @@
-"""config.yaml: written into every run directory, and what `--config FILE` starts from."""
+"""Writes config.yaml into a run directory, and reads it and other files for `--config`."""
 
 from pathlib import Path
 from typing import Any
@@ -9,18 +9,18 @@ from mjfleet.utils.atomic_write import write_atomically
 
 CONFIG_FILE = "config.yaml"
 NOT_RECORDED = ("resume", "config", "dry_run")
-"""Flags of one command, which say nothing of the run."""
+"""Flags that belong to one command, not to the run."""
 
 
 def read_config(path: str, name: str | None = None) -> dict[str, Any]:
-    """What a YAML file says, which may be only some of a configuration.
+    """Return the content of a YAML file, which may be a part of a configuration.
 
     Args:
         path: the file.
-        name: what errors call it; None: by the flag that names it.
+        name: how messages name the file. None: `--config` and its path.
 
     Raises:
-        UserError: the file cannot be read, or is no mapping of names.
+        UserError: the file cannot be read, or is not a mapping of names.
     """
     import yaml
 
@@ -37,7 +37,7 @@ def read_config(path: str, name: str | None = None) -> dict[str, Any]:
 
 
 def write_config(path: Path, task: str, config: TrainConfig) -> None:
-    """Write every value of a configuration, under the names that `--config` reads."""
+    """Write every value of a configuration under the names that `--config` reads."""
     import yaml
 
     header = f"# Train again with: train {task} --config {path.resolve()}\n"

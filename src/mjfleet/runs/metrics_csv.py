@@ -1,4 +1,4 @@
-"""Rows of metrics.csv, as a run that goes on, plots and reports read them."""
+"""Reads metrics.csv: for a run that continues, for plots and for reports."""
 
 import csv
 import math
@@ -6,25 +6,27 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+METRICS_FILE = "metrics.csv"
+"""Created as soon as training begins; without a header until the first iteration."""
 Rows = Sequence[dict[str, str]]
 
 
 def read_rows(path: Path, last: float = math.inf) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and rows of a metrics.csv up to iteration `last`, each iteration once.
+    """Return the columns and rows of a metrics.csv up to iteration `last`, each iteration once.
 
-    A crash may have left half a row or bytes of something else: such rows are passed over. Of two
-    rows for an iteration the one further down counts, as it was trained later.
+    Rows that a crash has left incomplete or garbled are skipped. If an iteration has two rows, the
+    lower one counts, because it was trained later.
     """
     if not path.exists():
         return [], []
-    # What follows the last end of line is half a row, or nothing.
+    # The text after the last line break is an incomplete row, or empty.
     head, *lines = path.read_bytes().decode(errors="replace").split("\n")[:-1] or [""]
     columns = next(csv.reader([head]), [])
     if "iteration" not in columns:
         return [], []
     rows: dict[int, dict[str, str]] = {}
     for line in lines:
-        # Rows are numbers: to csv.reader a stray quotation mark would join all that follow.
+        # All fields are numbers. csv.reader would join all rows after a stray quotation mark.
         fields = line.rstrip("\r").split(",")
         if len(fields) == len(columns) and all(map(_is_number_or_empty, fields)):
             row = dict(zip(columns, fields, strict=True))
@@ -33,11 +35,21 @@ def read_rows(path: Path, last: float = math.inf) -> tuple[list[str], list[dict[
     return columns, [rows[iteration] for iteration in sorted(rows)]
 
 
+def completed_iterations(run_dir: Path) -> int:
+    """Return the number of iterations in a run's metrics.csv."""
+    try:
+        *_, last = (run_dir / METRICS_FILE).read_text().splitlines()
+    except (FileNotFoundError, ValueError):
+        return 0
+    number = last.partition(",")[0]
+    return int(number) if number.isdecimal() else 0
+
+
 def seconds_spent(rows: Rows) -> list[float]:
-    """Seconds of training up to the end of each row's iteration, pauses left out."""
+    """Return the seconds of training up to the end of each row's iteration, without pauses."""
     steps = [0.0, *(value(row, "total_steps") or 0.0 for row in rows)]
     each = (
-        # A run that went on elsewhere with fewer steps would go back in time.
+        # The total may decrease where a run continued with fewer environments.
         max(0.0, now - before) / max(1.0, value(row, "global_steps_per_second") or 0.0)
         for (before, now), row in zip(pairwise(steps), rows, strict=True)
     )
@@ -45,7 +57,7 @@ def seconds_spent(rows: Rows) -> list[float]:
 
 
 def value(row: Mapping[str, str], column: str) -> float | None:
-    """A number of a row; None where there is none, or none that is finite."""
+    """Return a finite number of a row, or None without one."""
     number = float(row.get(column) or math.nan)
     return number if math.isfinite(number) else None
 

@@ -1,70 +1,41 @@
-"""Which checkpoint a run goes on from, found without importing torch."""
+"""Chooses the run and the checkpoint that `--resume` or a run's name means. Imports no torch."""
 
-import fcntl
 import os
-import time
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mjfleet.errors import UserError
+from mjfleet.runs.checkpoint_names import checkpoints_in, iteration_of
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
-from mjfleet.runs.run_json import RECORD_FILE, read_record
+from mjfleet.runs.run_directory import lock_run
+from mjfleet.runs.run_json import RECORD_FILE
 from mjfleet.runs.run_lookup import LATEST, find_run, record_of
-from mjfleet.utils.atomic_write import checkpoints_in, iteration_of
 
 FLAG = "--resume "
-"""How messages name what was typed."""
-LOCK_SECONDS = 3.0
-"""How long the processes of a run that has just ended may keep its directory locked."""
+"""How messages name what the user typed."""
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Where a run goes on."""
+    """Where a run continues."""
 
     run_dir: Path | None
-    """The run that is continued; None: a new one begins with a checkpoint from elsewhere."""
+    """The run that continues. None: a new run starts from a checkpoint without a run directory."""
     checkpoint: Path | None
-    """None: the run has none yet and begins anew."""
+    """None: the run has no checkpoint yet and starts from the beginning."""
     config: dict[str, Any]
-    """The configuration of that run; empty where there is none."""
+    """The configuration of that run, empty without a run directory."""
     lock: int | None = None
-    """Keeps others from going on with that run, as long as this descriptor is open."""
+    """Open descriptor that keeps other processes from continuing the run."""
     notes: tuple[str, ...] = ()
     """What the user should know about the choice."""
 
     @property
     def iteration(self) -> int | None:
-        """Iterations done, where the file's name says so; 0 without a file."""
+        """Iterations done, if the file's name tells them; 0 without a checkpoint."""
         return iteration_of(self.checkpoint) if self.checkpoint else 0
-
-
-def find_resume(wanted: str, task: str, experiment: Path, take_lock: bool = False) -> Resume:
-    """What `--resume` means.
-
-    Args:
-        wanted: a run directory, a checkpoint, or what `find_run` takes for a run.
-        task: the task that is to be trained.
-        experiment: the folder of run directories in which `latest` looks, under the log root.
-        take_lock: whether the run is to be locked, before its newest checkpoint is looked for.
-
-    Raises:
-        UserError: there is no such thing, it is damaged, under way, or belongs to another task.
-    """
-    path = find_run(wanted, f"--resume {wanted}", experiment.parent, experiment.name)
-    if (path / RECORD_FILE).is_file():
-        config = _config_of(path, task)
-        lock = lock_run(path) if take_lock else None
-        return replace(_of_run(path, config), lock=lock)
-    if path.is_file():
-        return _of_file(path, task, take_lock)
-    raise UserError(
-        f"--resume {wanted} is no run directory: it has no {RECORD_FILE}. It must be a run "
-        f"directory, a checkpoint (<run directory>/checkpoints/model_<n>.pt), `{LATEST}`, or the "
-        "beginning of a run's name."
-    )
 
 
 @dataclass(frozen=True)
@@ -79,11 +50,53 @@ class Trained:
     """What the user should know about the choice."""
 
 
-def find_trained(wanted: str, log_root: Path) -> tuple[str, Trained]:
-    """The task and the policy that a word for a run, or a checkpoint in one, stands for.
+def find_resume(wanted: str, task: str, experiment: Path, take_lock: bool = False) -> Resume:
+    """Return what `--resume` means.
+
+    Args:
+        wanted: a run directory, a checkpoint, or a word for a run that `find_run` knows.
+        task: the task to train.
+        experiment: the folder in which `latest` looks for runs, under the log root.
+        take_lock: whether to lock the run before looking for its newest checkpoint.
 
     Raises:
-        UserError: there is no such thing, or it is damaged.
+        UserError: the run or file does not exist, is damaged, is being trained, or belongs to
+            another task.
+    """
+    path = find_run(wanted, FLAG + wanted, experiment.parent, experiment.name)
+    is_run = (path / RECORD_FILE).is_file()
+    if not is_run and not path.is_file():
+        raise UserError(
+            f"{FLAG}{wanted} is no run directory: it has no {RECORD_FILE}. It must be a run "
+            f"directory, a checkpoint (<run directory>/checkpoints/model_<n>.pt), `{LATEST}`, or "
+            "the beginning of a run's name."
+        )
+    if not is_run and (damage := why_damaged(path)):
+        raise UserError(
+            f"{FLAG}{path} is damaged or no checkpoint: {damage}. To go on from the newest good "
+            "one of a run, name the run directory."
+        )
+    run_dir = path if is_run else _run_of(path)
+    if run_dir is None:
+        return Resume(None, path, {}, notes=(f"a new run begins with {path}",))
+    recorded = _task_of(run_dir, FLAG)
+    if recorded != task:
+        raise UserError(
+            f"{FLAG}{run_dir} is a run of the task {recorded}, not of {task}: "
+            f"train {recorded} {FLAG}{run_dir}"
+        )
+    config = _config_of(run_dir, FLAG)
+    lock = lock_run(run_dir) if take_lock else None
+    if not is_run:
+        return Resume(run_dir, path, config, lock)
+    return replace(_newest(run_dir, config, FLAG), lock=lock)
+
+
+def find_trained(wanted: str, log_root: Path) -> tuple[str, Trained]:
+    """Return the task and the policy of a run, which a word or one of its checkpoints names.
+
+    Raises:
+        UserError: the run or file does not exist, is damaged, or has no checkpoint.
     """
     path = find_run(wanted, wanted, log_root)
     run_dir = path if (path / RECORD_FILE).is_file() else _run_of(path)
@@ -92,35 +105,31 @@ def find_trained(wanted: str, log_root: Path) -> tuple[str, Trained]:
             f"{wanted} is neither a run directory, nor a checkpoint in one "
             "(<run directory>/checkpoints/model_<n>.pt)."
         )
-    try:
-        task = record_of(run_dir)["task"]
-    except UserError as error:
-        raise UserError(f"{run_dir}: {error}") from None
-    config = _read_config_of(run_dir, flag="")
+    task, config = _task_of(run_dir), _config_of(run_dir)
     if run_dir != path:
         if damage := why_damaged(path):
             raise UserError(f"{path} is damaged or no checkpoint: {damage}.")
         return task, Trained(run_dir, path, config)
-    newest = _of_run(path, config, flag="")
+    newest = _newest(path, config)
     if newest.checkpoint is None:
         raise UserError(f"{path} has no checkpoint yet.")
     return task, Trained(run_dir, newest.checkpoint, config, newest.notes)
 
 
 def read_recorded(wanted: str) -> dict[str, Any]:
-    """The configuration of the run that `--resume` names, where it names one that can be found."""
+    """Return the configuration of the run that `--resume` names by its path, else nothing."""
     path = Path(wanted)
     run_dir = path if (path / RECORD_FILE).is_file() else _run_of(path)
     if wanted == LATEST or run_dir is None:
         return {}
-    return _read_config_of(run_dir)
+    return _config_of(run_dir, FLAG)
 
 
 def take_tasks_dir(recorded: dict[str, Any]) -> str | None:
-    """The folder of task folders that a configuration names, where it is there.
+    """Return the folder of task folders that a configuration names, if it exists.
 
-    Otherwise the run was recorded elsewhere, and its task may be found in the usual places: the
-    configuration names no folder any more.
+    Otherwise the run was recorded on another machine. The name is removed from the configuration,
+    and its task is looked for in the usual places.
     """
     folder = recorded.get("tasks_dir")
     if not isinstance(folder, str):
@@ -131,12 +140,8 @@ def take_tasks_dir(recorded: dict[str, Any]) -> str | None:
     return None
 
 
-def _read_config_of(run_dir: Path, flag: str = FLAG) -> dict[str, Any]:
-    return read_config(str(run_dir / CONFIG_FILE), f"{flag}{run_dir}: its {CONFIG_FILE}")
-
-
 def why_damaged(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint's file, by the check sums in it; None: nothing."""
+    """Return what the checksums of a checkpoint's file show to be wrong, or None."""
     try:
         with zipfile.ZipFile(checkpoint) as archive:
             bad = archive.testzip()
@@ -145,49 +150,8 @@ def why_damaged(checkpoint: Path) -> str | None:
     return f"{bad} does not match its check sum" if bad else None
 
 
-def lock_run(run_dir: Path) -> int | None:
-    """Keep others from going on with a run while it is under way.
-
-    Returns:
-        A descriptor to be closed at the end; None on a file system without such locks.
-
-    Raises:
-        UserError: somebody else has locked it.
-    """
-    lock = os.open(run_dir, os.O_RDONLY)
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(lock)
-                record = read_record(run_dir)
-                raise UserError(
-                    f"{run_dir} is being trained: by process {record.get('pid')} on "
-                    f"{record.get('host')}. Stop it first."
-                ) from None
-            time.sleep(0.1)
-        except OSError:
-            os.close(lock)
-            return None
-
-
-def is_locked(run_dir: Path) -> bool:
-    """Whether somebody has locked a run; True also on a file system without such locks."""
-    lock = os.open(run_dir, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(lock)
-    return False
-
-
-def _of_run(run_dir: Path, config: dict[str, Any], flag: str = FLAG) -> Resume:
-    """The newest good checkpoint of a run."""
+def _newest(run_dir: Path, config: dict[str, Any], flag: str = "") -> Resume:
+    """Return the newest undamaged checkpoint of a run."""
     found = checkpoints_in(run_dir / "checkpoints")
     notes = []
     for checkpoint in reversed(found):
@@ -199,41 +163,25 @@ def _of_run(run_dir: Path, config: dict[str, Any], flag: str = FLAG) -> Resume:
         raise UserError(
             f"{flag}{run_dir}: all of its {len(found)} checkpoints are damaged: {'; '.join(notes)}."
         )
-    notes.append(f"{run_dir} has no checkpoint yet: it begins anew")
-    return Resume(run_dir, None, config, notes=tuple(notes))
-
-
-def _of_file(checkpoint: Path, task: str, take_lock: bool) -> Resume:
-    damage = why_damaged(checkpoint)
-    if damage is not None:
-        raise UserError(
-            f"--resume {checkpoint} is damaged or no checkpoint: {damage}. To go on from the "
-            "newest good one of a run, name the run directory."
-        )
-    run_dir = _run_of(checkpoint)
-    if run_dir is None:
-        return Resume(None, checkpoint, {}, notes=(f"a new run begins with {checkpoint}",))
-    config = _config_of(run_dir, task)
-    return Resume(run_dir, checkpoint, config, lock_run(run_dir) if take_lock else None)
+    return Resume(
+        run_dir, None, config, notes=(f"{run_dir} has no checkpoint yet: it begins anew",)
+    )
 
 
 def _run_of(checkpoint: Path) -> Path | None:
-    """The run directory in which a checkpoint lies, as it was typed where that is possible."""
+    """Return the run directory of a checkpoint, relative if the checkpoint's path is."""
     folder = checkpoint.parent if len(checkpoint.parts) > 2 else checkpoint.absolute().parent
     run_dir = folder.parent
     is_in_one = folder.name == "checkpoints" and (run_dir / RECORD_FILE).is_file()
     return run_dir if is_in_one else None
 
 
-def _config_of(run_dir: Path, task: str) -> dict[str, Any]:
-    """The configuration of a run of the given task."""
+def _task_of(run_dir: Path, flag: str = "") -> str:
     try:
-        recorded = record_of(run_dir)["task"]
+        return record_of(run_dir)["task"]
     except UserError as error:
-        raise UserError(f"--resume {run_dir}: {error}") from None
-    if recorded != task:
-        raise UserError(
-            f"--resume {run_dir} is a run of the task {recorded}, not of {task}: "
-            f"train {recorded} --resume {run_dir}"
-        )
-    return _read_config_of(run_dir)
+        raise UserError(f"{flag}{run_dir}: {error}") from None
+
+
+def _config_of(run_dir: Path, flag: str = "") -> dict[str, Any]:
+    return read_config(str(run_dir / CONFIG_FILE), f"{flag}{run_dir}: its {CONFIG_FILE}")

@@ -1,22 +1,22 @@
-"""A run's directory: made or opened again, locked, its record kept, given back if nothing ran."""
+"""Creates, reopens and locks a run directory, and records each attempt. Runs in the launcher."""
 
+import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
-from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.runs.config_yaml import CONFIG_FILE, write_config
-from mjfleet.runs.resume_choice import lock_run
+from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_json import (
-    METRICS_FILE,
     RECORD_FILE,
     git_state,
     now,
@@ -24,154 +24,208 @@ from mjfleet.runs.run_json import (
     write_record,
 )
 from mjfleet.utils.packages import stack_versions
-from mjfleet.worker.failure_record import Failure
+
+LOCK_SECONDS = 3.0
+"""How long to wait for a lock: the processes of a run that has just ended may still hold it."""
 
 logger = logging.getLogger(__name__)
 
 
-class RunDir:
-    """The directory of a run that is about to begin, or to go on."""
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One attempt to train: the beginning of a run, or its continuation."""
 
-    def __init__(
-        self, plan: LaunchPlan, config: TrainConfig, argv: Sequence[str], lock: int | None
-    ) -> None:
-        """Make it, or open it again, with config.yaml and run.json, and the folder of the logs.
+    task: str
+    task_folder: Path
+    config: TrainConfig
+    argv: Sequence[str]
+    plan: Mapping[str, Any]
+    """The launch plan, for run.json. Paths are written as text."""
+    is_resumed: bool
+    """Whether the run directory exists already."""
+    is_restart: bool
+    """Whether the launcher restarts the run by itself after a fault."""
+    checkpoint: Path | None
+    log_folder: Path | None
+    """Folder of the workers' logs, to be created."""
+    log_folder_name: str
+    """How messages name that folder."""
+
+
+class RunDirectory:
+    """The directory of a run that is about to start or to continue."""
+
+    def __init__(self, path: Path, attempt: Attempt, lock: int | None) -> None:
+        """Create or reopen the directory, write config.yaml and run.json, create the log folder.
 
         Args:
-            plan: names it.
-            config: is written into it.
-            argv: is recorded.
-            lock: its lock, where it goes on; see `lock_run`.
+            path: the run directory.
+            attempt: what to record.
+            lock: the lock of a run that continues; see `lock_run`.
 
         Raises:
-            FileExistsError: a run of that name exists, and is not to go on.
-            UserError: a folder cannot be made or written.
+            FileExistsError: the folder of a new run exists already.
+            UserError: a folder cannot be created or written.
         """
-        self.path = plan.run_dir
+        self.path = path
         self._lock = lock
-        wanted = {} if plan.goes_on else {plan.run_dir: f"--log-root {config.log_root}"}
-        log_file = plan.workers[0].log_file
-        if log_file is not None:
-            source = plan.torchrunx_log_dir_source
-            wanted[log_file.parent] = f"torchrunx log directory {plan.torchrunx_log_dir} ({source})"
-        self._own: list[Path] = []
-        self._around = [p for f in wanted for p in (f, *f.parents) if not p.exists()]
-        self._before: dict[str, bytes] = {}
-        self._moved: dict[Path, Path] = {}
-        self._failures_are_own = not plan.goes_on
-        if plan.goes_on:
-            files = (CONFIG_FILE, RECORD_FILE)
-            self._before = {name: (self.path / name).read_bytes() for name in files}
-        for folder, what in wanted.items():
+        self._undo = ExitStack()
+        wanted = {} if attempt.is_resumed else {path: f"--log-root {attempt.config.log_root}"}
+        if attempt.log_folder is not None:
+            wanted[attempt.log_folder] = attempt.log_folder_name
+        for folder, name in wanted.items():
             try:
-                folder.mkdir(parents=True)
-                self._own.append(folder)
+                self._create(folder)
             except OSError as error:
                 self.discard()
                 if isinstance(error, FileExistsError) and folder.is_dir():
                     raise
-                raise UserError(f"{what}: {error.strerror}.") from None
-        if not plan.goes_on:
-            self._lock = lock_run(self.path)
+                raise UserError(f"{name}: {error.strerror}.") from None
+        if not attempt.is_resumed:
+            self._lock = lock_run(path)
         try:
-            self._write(plan, config, argv)
+            self._record(attempt)
         except OSError as error:
             self.discard()
-            raise UserError(f"{self.path}: {error.strerror}.") from None
+            raise UserError(f"{path}: {error.strerror}.") from None
 
     def discard(self) -> None:
-        """Leave everything as it was before: nothing has run."""
-        for name, content in self._before.items():
-            (self.path / name).write_bytes(content)
-        if self._failures_are_own:
-            for record in self.path.glob("failures/rank*.json"):
-                record.unlink()
-        for path, aside in self._moved.items():
-            aside.replace(path)
-        for folder in self._own:
-            shutil.rmtree(folder, ignore_errors=True)
-        for folder in (*{aside.parent for aside in self._moved.values()}, *self._around):
-            with suppress(OSError):  # It was never made, or somebody has put something into it.
-                folder.rmdir()
+        """Undo everything, since nothing has run: the files are as they were before."""
+        self._undo.close()
         self.close()
 
     def close(self) -> None:
-        """Let others go on with the run."""
+        """Release the lock of the run."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
-    def end(
-        self, status: str, failure: Failure | None = None, is_asked_to_stop: bool = False
-    ) -> None:
-        """Record how this attempt has ended; on a full disk, warn that it is not recorded."""
+    def end(self, status: str, **details: Any) -> None:
+        """Record how this attempt ended. On a full disk, log a warning instead.
+
+        Args:
+            status: "finished", "stopped" or "failed".
+            details: more entries of the attempt, such as the cause of a failure.
+        """
         *before, last = read_record(self.path)["attempts"]
-        done = completed_iterations(self.path)
-        last |= {"ended": now(), "status": status, "iterations": done}
-        if failure:
-            last |= {"cause": failure.summary, "kind": failure.kind, "iteration": failure.iteration}
-            last |= {"is_asked_to_stop": is_asked_to_stop}
-        ended = {"status": status, "ended": now(), "iterations": done}
+        ended = {
+            "status": status,
+            "ended": now(),
+            "iterations": completed_iterations(self.path),
+        }
         try:
-            write_record(self.path, **ended, attempts=[*before, last])
+            write_record(self.path, **ended, attempts=[*before, last | ended | details])
         except OSError as error:
             logger.warning("%s could not be written: %s", self.path / RECORD_FILE, error.strerror)
 
-    def _write(self, plan: LaunchPlan, config: TrainConfig, argv: Sequence[str]) -> None:
+    def _create(self, folder: Path) -> None:
+        for parent in reversed(folder.parents):
+            if not parent.exists():
+                parent.mkdir(exist_ok=True)
+                self._undo.callback(_remove_empty, parent)
+        folder.mkdir()
+        self._undo.callback(shutil.rmtree, folder, ignore_errors=True)
+
+    def _record(self, attempt: Attempt) -> None:
+        """Write config.yaml and run.json."""
+        for path in (self.path / CONFIG_FILE, self.path / RECORD_FILE):
+            if attempt.is_resumed:
+                self._undo.callback(path.write_bytes, path.read_bytes())
         (self.path / "checkpoints").mkdir(exist_ok=True)
-        before = read_record(self.path).get("attempts", [])
-        if before and before[-1]["status"] == "running":  # It could not say how it ended.
-            before[-1] |= {"status": "killed", "iterations": completed_iterations(self.path)}
-        self._keep_failures(len(before))
-        self._failures_are_own = True
-        write_config(self.path / CONFIG_FILE, plan.task, config)
-        attempt = {
-            "argv": list(argv),
-            "started": now(),
+        record = read_record(self.path)
+        attempts = record.get("attempts", [])
+        if attempts and attempts[-1]["status"] == "running":  # It was killed, so recorded nothing.
+            attempts[-1] |= {"status": "killed", "iterations": completed_iterations(self.path)}
+        self._move_failures(len(attempts))
+        write_config(self.path / CONFIG_FILE, attempt.task, attempt.config)
+        start = {"argv": list(attempt.argv), "started": now(), "iterations": 0}
+        this = start | {
             "ended": None,
             "status": "running",
-            "checkpoint": plan.checkpoint.name if plan.checkpoint else None,
-            "is_restart": plan.is_restart,
-            "iterations": 0,
+            "checkpoint": attempt.checkpoint.name if attempt.checkpoint else None,
+            "is_restart": attempt.is_restart,
         }
         package = Path(str(resources.files("mjfleet")))
-        first = {"argv": list(argv), "task": plan.task, "started": now(), "iterations": 0}
         write_record(
             self.path,
-            **({} if before else first),
+            **({} if attempts else start | {"task": attempt.task}),
             status="running",
             ended=None,
-            seed=plan.seed,
+            seed=attempt.config.agent.seed,
             host=os.uname().nodename,
             pid=os.getpid(),
-            plan=_plain(asdict(plan)),
-            versions=stack_versions(*config.agent.packages),
-            git=git_state([package, plan.task_folder]),
-            attempts=[*before, attempt],
+            plan=_plain(attempt.plan),
+            versions=stack_versions(*attempt.config.agent.packages),
+            git=git_state([package, attempt.task_folder]),
+            attempts=[*attempts, this],
         )
 
-    def _keep_failures(self, attempts: int) -> None:
-        """Move what the last attempt left out of the way of what may come."""
+    def _move_failures(self, attempts: int) -> None:
+        """Move the last attempt's failure files into failures/attempt_<number>."""
         folder = self.path / "failures"
         aside = folder / f"attempt_{attempts}"
         for path in [path for path in folder.glob("*") if path.is_file()]:
-            aside.mkdir(exist_ok=True)
-            self._moved[path] = path.replace(aside / path.name)
+            if not aside.exists():
+                aside.mkdir()
+                self._undo.callback(_remove_empty, aside)
+            self._undo.callback(path.replace(aside / path.name).replace, path)
+        self._undo.callback(_remove_records, folder)
 
 
-def completed_iterations(run_dir: Path) -> int:
-    """Iterations that metrics.csv tells of."""
+def lock_run(run_dir: Path) -> int | None:
+    """Lock a run directory, so that no other process continues the run meanwhile.
+
+    Returns:
+        A descriptor to close at the end, or None on a file system without such locks.
+
+    Raises:
+        UserError: another process holds the lock.
+    """
+    lock = os.open(run_dir, os.O_RDONLY)
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(lock)
+                record = read_record(run_dir)
+                raise UserError(
+                    f"{run_dir} is being trained: by process {record.get('pid')} on "
+                    f"{record.get('host')}. Stop it first."
+                ) from None
+            time.sleep(0.1)
+        except OSError:
+            os.close(lock)
+            return None
+
+
+def is_locked(run_dir: Path) -> bool:
+    """Return whether a process has locked a run; also True on a file system without locks."""
+    lock = os.open(run_dir, os.O_RDONLY)
     try:
-        *_, last = (run_dir / METRICS_FILE).read_text().splitlines()
-    except (FileNotFoundError, ValueError):
-        return 0
-    number = last.partition(",")[0]
-    return int(number) if number.isdecimal() else 0
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # Another process has put a file into it.
+        folder.rmdir()
+
+
+def _remove_records(folder: Path) -> None:
+    for record in folder.glob("rank*.json"):
+        record.unlink()
 
 
 def _plain(value: Any) -> Any:
-    """Paths as text, all the way down."""
-    if isinstance(value, dict):
+    """Return nested dictionaries and lists with paths as text."""
+    if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]

@@ -1,4 +1,4 @@
-"""run.json: what was run, on what, and how it ended."""
+"""Reads and writes run.json: what was run, on which machine, and how each attempt ended."""
 
 import json
 import subprocess
@@ -10,17 +10,15 @@ from typing import Any
 from mjfleet.utils.atomic_write import write_atomically
 
 RECORD_FILE = "run.json"
-METRICS_FILE = "metrics.csv"
-"""There from the moment that training begins."""
 
 
 def now() -> str:
-    """The time with its zone, to the second."""
+    """Return the time with its zone, to the second."""
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def read_record(run_dir: Path) -> dict[str, Any]:
-    """The entries of run.json; none where there is no such file yet."""
+    """Return the entries of run.json, none if the file does not exist yet."""
     path = run_dir / RECORD_FILE
     return json.loads(path.read_text()) if path.exists() else {}
 
@@ -32,7 +30,7 @@ def write_record(run_dir: Path, **entries: Any) -> None:
 
 
 def git_state(folders: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """Commit and dirtiness of the git repositories that hold these folders, by their root."""
+    """Return commit and dirtiness of the git repositories of these folders, by their root."""
     states = {}
     for folder in folders:
         root = _git(folder, "rev-parse", "--show-toplevel")
@@ -46,7 +44,7 @@ def git_state(folders: Iterable[Path]) -> dict[str, dict[str, Any]]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git prints; None without git, or outside a repository."""
+    """Return what git prints, or None without git or outside a repository."""
     try:
         result = subprocess.run(
             ["git", "-C", str(folder), *arguments],

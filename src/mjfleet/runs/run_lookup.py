@@ -1,4 +1,4 @@
-"""The runs under a log root, and which of them a word stands for. Imports nothing heavy."""
+"""Finds runs under a log root, by path, by the beginning of a name, or by `latest`."""
 
 import os
 from collections.abc import Sequence
@@ -9,28 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.errors import UserError
-from mjfleet.runs.run_json import METRICS_FILE, RECORD_FILE, read_record
-from mjfleet.utils.atomic_write import checkpoints_in
+from mjfleet.runs.checkpoint_names import checkpoints_in
+from mjfleet.runs.metrics_csv import METRICS_FILE
+from mjfleet.runs.run_json import RECORD_FILE, read_record
 
 LATEST = "latest"
 LISTED = 5
-"""How many runs a message names at most."""
+"""Number of runs that a message names at most."""
 NEAR = 0.6
-"""How like a run's name must be to what was typed, from 0 to 1, to be suggested."""
+"""Similarity of a run's name to the typed word, from 0 to 1, from which it is suggested."""
 
 
 def runs_in(root: Path, experiment: str | None = None) -> list[Path]:
-    """Run directories under a log root, of all experiments or of one; damaged ones too."""
+    """Return the run directories under a log root, of one experiment or all, damaged ones too."""
     folders = root.glob("*/*") if experiment is None else (root / experiment).glob("*")
     files = (RECORD_FILE, METRICS_FILE)
     return [path for path in folders if any(os.path.isfile(path / name) for name in files)]
 
 
 def record_of(run_dir: Path) -> dict[str, Any]:
-    """The entries of a run's run.json.
+    """Return the entries of a run's run.json.
 
     Raises:
-        UserError: they cannot be read, or name no task; says what is wrong with "its run.json".
+        UserError: they cannot be read, or name no task. The message begins with "its run.json".
     """
     try:
         record = read_record(run_dir)
@@ -42,7 +43,7 @@ def record_of(run_dir: Path) -> dict[str, Any]:
 
 
 def started_at(record: dict[str, Any]) -> float:
-    """When a run began, in seconds since the epoch; 0 where its record does not say."""
+    """Return the start of a run in seconds since the epoch, or 0 if its record has none."""
     try:
         return datetime.fromisoformat(str(record.get("started"))).timestamp()
     except ValueError:
@@ -50,17 +51,17 @@ def started_at(record: dict[str, Any]) -> float:
 
 
 def find_run(wanted: str, name: str, root: Path, experiment: str | None = None) -> Path:
-    """The path that a word for a run stands for.
+    """Return the path of the run, or of the checkpoint, that a word means.
 
     Args:
         wanted: a path, `latest`, or the beginning of a run's name, with its experiment or without.
-        name: what messages call it.
+        name: how messages name it.
         root: the log root.
-        experiment: where there is one, `latest` is the newest of its runs that have a checkpoint,
-            if any has, and a name is first looked for among its runs.
+        experiment: if given, `latest` means the newest run of this experiment that has a
+            checkpoint, or its newest run if none has, and names of this experiment take precedence.
 
     Raises:
-        UserError: there is no such run, or there are several.
+        UserError: no run, or several runs, match.
     """
     if wanted == LATEST:
         return _latest(name, root, experiment)
@@ -88,7 +89,7 @@ def find_run(wanted: str, name: str, root: Path, experiment: str | None = None) 
 
 
 def _latest(name: str, root: Path, experiment: str | None) -> Path:
-    """The run that was started last."""
+    """Return the run that was started last."""
     started = {}
     for run in runs_in(root, experiment):
         with suppress(UserError):
@@ -102,7 +103,7 @@ def _latest(name: str, root: Path, experiment: str | None) -> Path:
 
 
 def _names(run: Path) -> tuple[str, ...]:
-    """What a run may be called: its name, also with its experiment, also with the log root."""
+    """Return the names of a run: alone, with its experiment, and with the log root."""
     return run.name, f"{run.parent.name}/{run.name}", str(run)
 
 
@@ -111,5 +112,5 @@ def _listed(runs: Sequence[Path]) -> str:
 
 
 def _likeness(wanted: str, run: Path) -> float:
-    """How like what was typed is to the beginning of what a run may be called, from 0 to 1."""
+    """Return the similarity, from 0 to 1, of a word to the beginning of a run's names."""
     return max(SequenceMatcher(None, wanted, n[: len(wanted)]).ratio() for n in _names(run))

@@ -1,4 +1,4 @@
-"""What has become of a run, in a few numbers. Imports nothing heavy, and reads no file twice."""
+"""Summarises a run in a few numbers for `mjfleet runs`. Reads each file once, imports no torch."""
 
 import math
 import os
@@ -10,42 +10,44 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.errors import UserError
-from mjfleet.runs.resume_choice import is_locked
-from mjfleet.runs.run_json import METRICS_FILE, RECORD_FILE
+from mjfleet.runs.metrics_csv import METRICS_FILE
+from mjfleet.runs.run_directory import is_locked
+from mjfleet.runs.run_json import RECORD_FILE
 from mjfleet.runs.run_lookup import record_of, started_at
 
 
 @dataclass(kw_only=True)
 class Summary:
-    """A run; None is what its files do not tell."""
+    """A run. None: its files do not tell."""
 
     run: str
-    """Its experiment and name, which are its folder within the log root."""
+    """Experiment and name of the run: its folder relative to the log root."""
     task: str | None = None
     status: str = "damaged"
-    """As in run.json; died: it was running, but nobody runs it; damaged: run.json is."""
+    """The status in run.json. died: recorded as running, but no process runs it. damaged: run.json
+    cannot be read."""
     iterations: int = 0
-    """Iterations done."""
+    """Iterations completed."""
     max_iterations: int | None = None
-    """Iterations to do."""
+    """Iterations to complete."""
     last_mean_return: float | None = None
     best_mean_return: float | None = None
-    """The greatest of any iteration."""
+    """The greatest mean return of any iteration."""
     workers: int | None = None
     devices: list[str] | None = None
-    """Of the workers on one host, each once."""
+    """Devices of the workers, each once."""
     started: str | None = None
-    """When it was started first, with its time zone."""
+    """Time of the first start, with its zone."""
     seconds: float | None = None
-    """How long it ran, pauses between its attempts left out."""
+    """Running time without the pauses between attempts."""
     bytes: int = 0
-    """All of its files."""
+    """Size of all files."""
     problem: str | None = None
-    """What is wrong with its files."""
+    """What is wrong with the files."""
 
 
 def summarise(run_dir: Path) -> tuple[float, Summary]:
-    """When a run was started, in seconds since the epoch, and what has become of it."""
+    """Return the start of a run in seconds since the epoch, and its summary."""
     summary = Summary(run=f"{run_dir.parent.name}/{run_dir.name}")
     started, problems = 0.0, []
     try:
@@ -61,7 +63,7 @@ def summarise(run_dir: Path) -> tuple[float, Summary]:
     try:
         _read_metrics(summary, run_dir / METRICS_FILE)
     except FileNotFoundError:
-        pass  # There from the moment that training begins.
+        pass  # Created when training begins.
     except (OSError, ValueError) as error:
         problems.append(f"its {METRICS_FILE}: {error}.")
     summary.problem = " ".join(problems) or None
@@ -72,7 +74,7 @@ def _bytes(run_dir: Path) -> int:
     total = 0
     for folder, _, names in os.walk(run_dir):
         for name in names:
-            with suppress(FileNotFoundError):  # A run that is under way renames and removes files.
+            with suppress(FileNotFoundError):  # A running run renames and removes files.
                 total += os.lstat(os.path.join(folder, name)).st_size
     return total
 
@@ -86,7 +88,7 @@ def _read_record(summary: Summary, run_dir: Path, record: dict[str, Any]) -> Non
     plan, attempts = record["plan"], record["attempts"]
     summary.max_iterations, summary.workers = int(plan["max_iterations"]), int(plan["world_size"])
     summary.devices = list(dict.fromkeys(str(worker["device"]) for worker in plan["workers"]))
-    # Of an attempt that was killed, files alone tell how far it got.
+    # After an attempt that was killed, only the times of its files tell when it ended.
     files = [path for name in (RECORD_FILE, METRICS_FILE) if (path := run_dir / name).exists()]
     until = max(path.stat().st_mtime for path in files) if died else time.time()
     ends = [_seconds(attempt["ended"]) for attempt in attempts[:-1]]
@@ -98,16 +100,16 @@ def _read_record(summary: Summary, run_dir: Path, record: dict[str, Any]) -> Non
 
 
 def _seconds(when: str | None) -> float | None:
-    """A time of run.json in seconds since the epoch."""
+    """Return a time of run.json in seconds since the epoch."""
     return None if when is None else datetime.fromisoformat(when).timestamp()
 
 
 def _read_metrics(summary: Summary, file: Path) -> None:
-    """Iterations and returns. The columns behind them are left unread: there may be many rows.
+    """Read iterations and returns, and skip the columns after them: there may be many rows.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: its text, or that of some rows, is not what is written there.
+        ValueError: the header or some rows cannot be read.
     """
     best, value, number, bad = -math.inf, b"", b"", 0
     with file.open("rb") as lines:
@@ -121,10 +123,9 @@ def _read_metrics(summary: Summary, file: Path) -> None:
         for line in lines:
             fields = line.split(b",", place + 1)
             if len(fields) < place + 2 or not fields[0].isdigit():
-                bad += line.endswith(b"\n")  # Else it is being written.
+                bad += line.endswith(b"\n")  # Otherwise it is being written.
                 continue
             try:
-                # A number that is not finite is greater than no other.
                 if fields[place] and best < (mean := float(fields[place])) < math.inf:
                     best = mean
             except ValueError:

@@ -10,8 +10,7 @@ import tyro
 from mjfleet.cli.flags import STYLE
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
-from mjfleet.runs.metrics_csv import read_rows, seconds_spent
-from mjfleet.runs.run_json import METRICS_FILE
+from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, seconds_spent
 from mjfleet.runs.run_lookup import find_run
 from mjfleet.tools.plot_curves import Line, Panel, draw
 from mjfleet.utils.console import print_line

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.registry import FoundTask, find_task
 from mjfleet.rl.phase import Phase
-from mjfleet.runs.run_json import METRICS_FILE
-from mjfleet.utils.atomic_write import set_aside
+from mjfleet.runs.checkpoint_names import set_aside
+from mjfleet.runs.metrics_csv import METRICS_FILE
 from mjfleet.utils.console import print_line
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.stop_signals import StopRequest

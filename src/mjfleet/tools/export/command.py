@@ -13,11 +13,12 @@ from mjfleet.cli.flags import STYLE
 from mjfleet.config import from_dict, to_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
+from mjfleet.runs.checkpoint_names import iteration_of
 from mjfleet.runs.resume_choice import find_trained, take_tasks_dir
 from mjfleet.tools.export.write_policy import COMPARED, MARK
 from mjfleet.tools.export.write_policy import export as make
 from mjfleet.tools.play.command import WORLDS
-from mjfleet.utils.atomic_write import iteration_of, write_atomically
+from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
 from mjfleet.worker.worker_args import WorkerArgs

@@ -12,8 +12,8 @@ import mujoco
 import torch
 
 from mjfleet.errors import UserError
+from mjfleet.runs.checkpoint_names import checkpoints_in
 from mjfleet.tools.play.policy_episodes import Player
-from mjfleet.utils.atomic_write import checkpoints_in
 from mjfleet.utils.console import print_line
 
 FRAME_SECONDS = 1 / 60

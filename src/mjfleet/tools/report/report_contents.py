@@ -13,8 +13,8 @@ from mjfleet.config import to_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import discover, find_task
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
-from mjfleet.runs.metrics_csv import read_rows, value
-from mjfleet.runs.run_json import METRICS_FILE, RECORD_FILE, now
+from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
+from mjfleet.runs.run_json import RECORD_FILE, now
 from mjfleet.runs.run_lookup import record_of
 from mjfleet.runs.run_summary import Summary, summarise
 from mjfleet.tools.report.measured import Curves, Spent, curves, slowest, time_spent

@@ -1,0 +1,37 @@
+"""The checkpoints of a run by their file names. Used in every process; imports no torch."""
+
+from datetime import datetime
+from pathlib import Path
+
+BEST = "best.pt"
+"""The checkpoint of the policy with the best evaluation."""
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the files model_<iteration>.pt of a folder, the oldest first."""
+    found = [path for path in folder.glob("model_*.pt") if iteration_of(path) is not None]
+    return sorted(found, key=lambda path: iteration_of(path) or 0)
+
+
+def iteration_of(path: Path) -> int | None:
+    """Return the number of iterations in a checkpoint's file name, or None without one."""
+    number = path.stem.removeprefix("model_")
+    return int(number) if path.stem != number and number.isdecimal() else None
+
+
+def set_aside(folder: Path, iteration: int) -> Path | None:
+    """Move checkpoints newer than `iteration` into a folder of their own, and remove leftovers.
+
+    Returns:
+        The new folder, or None if there was no newer checkpoint.
+    """
+    aside = None
+    newer = [path for path in checkpoints_in(folder) if (iteration_of(path) or 0) > iteration]
+    if newer:
+        aside = folder / f"replaced_{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        aside.mkdir(exist_ok=True)
+        for path in newer:
+            path.replace(aside / path.name)
+    for path in folder.glob(".*.tmp"):
+        path.unlink()  # Written by a process that was killed.
+    return aside
