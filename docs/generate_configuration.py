@@ -51,7 +51,8 @@ def sections() -> Iterator[str]:
 def section(group: type[Any], prefix: str, remark: str = "") -> Iterator[str]:
     """Yield the table of one dataclass, then those of the dataclasses nested in it."""
     title = f"`--{flag_name(prefix)}*`" if prefix else "Flags that every task shares"
-    yield f"### {title}\n\n{one_line(f'{group.__doc__} {remark}')}\n\n"
+    intro = one_line(f"{group.__doc__} {remark}")
+    yield f"### {title}\n\n{intro}\n\n"
     yield "| flag | value | default | meaning |\n|---|---|---|---|\n"
     docs, hints = field_docs(group), get_type_hints(group)
     nested: list[tuple[type[Any], str, str]] = []
@@ -61,7 +62,7 @@ def section(group: type[Any], prefix: str, remark: str = "") -> Iterator[str]:
         if is_group(hint):
             nested.append((hint, name, ""))
         elif optional:
-            nested.append((optional[0], name, doc))
+            nested.append((optional[0], name, "Unset unless a task or a file sets it."))
         else:
             cells = (flags(prefix, field, hint), values(hint), default(field))
             yield "| " + " | ".join((*cells, doc.replace("|", "\\|"))) + " |\n"

@@ -39,7 +39,7 @@ OTHERS = {
     "--rdzv-id", "--requeue", "--shm-size", "--shutdown-timeout", "--signal", "--time", "--ulimit",
     "--wheel",
 }  # fmt: skip
-"""Flags of other programs, and of every program."""
+"""Flags of other programs, and `--help`."""
 
 
 def test_the_guide_shows_what_new_task_writes(run: Run, tmp_path: Path) -> None:
@@ -51,9 +51,9 @@ def test_the_guide_shows_what_new_task_writes(run: Run, tmp_path: Path) -> None:
 
 
 def test_every_command_of_the_guide_runs_in_order(tmp_path: Path) -> None:
-    """As a reader types them, in an empty folder; training is cut short after 3 iterations."""
+    """Type them as a reader does, in an empty folder; training stops after 3 iterations."""
     typed: list[tuple[str, bool]] = []
-    """Each command, and whether it printed what the guide's metrics() measures."""
+    """Each command, and whether it printed the metric that the guide defines."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
     def type_in(command: str) -> None:
@@ -91,7 +91,7 @@ def test_the_pieces_of_the_guide_are_tasks_without_mistakes(run: Run, tmp_path: 
 
 
 def assert_no_mistakes(found: FoundTask, env_class: str) -> None:
-    """Step a task on both engines, which have to agree."""
+    """Check a task on both engines, and that they agree."""
     kind: Any = found.load(env_class)
     cfg = replace(found.task.env, num_envs=32)
     model = kind.make_model(cfg)
@@ -105,16 +105,16 @@ def assert_no_mistakes(found: FoundTask, env_class: str) -> None:
 
 
 def commands_here(page: str) -> list[str]:
-    """What the second columns of tables tell to type, without variables in front."""
+    """Return the commands in the second columns of tables, without variables in front."""
     cells = re.findall(r"^\|(?:`[^`]*`|[^|`\n])*\| `(.*?)`", page, flags=re.MULTILINE)
     without = [re.sub(r"^([A-Z_]+=\S+ )+", "", cell) for cell in cells]
     return [cell for cell in without if cell.split()[0] in ("train", "play", "mjfleet", "torchrun")]
 
 
-def test_every_command_for_those_who_come_from_elsewhere_runs(
+def test_every_command_for_users_of_other_stacks_runs(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With workers on the CPU instead of GPUs; of training, the plan."""
+    """Run them with workers on the CPU instead of GPUs; of training, make the plan only."""
     small = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.max-iterations", "2")
     assert run("train", "cartpole-balance", "--agent.run-name", "a", *small).returncode == 0
     (trained,) = tmp_path.glob("logs/*/*")
@@ -126,7 +126,7 @@ def test_every_command_for_those_who_come_from_elsewhere_runs(
         typed = shlex.join(words).replace("RUN/checkpoints/model_50", run_name)
         typed = re.sub("--gpu-ids (0 1|all|1)", "--cpu-workers 2", typed)
         typed = re.sub("^--nproc-per-node .* -m mjfleet.cli.train ", "", typed)
-        if "--hosts" in typed:  # There are none of these names.
+        if "--hosts" in typed:  # No hosts have these names.
             with pytest.raises(UserError, match="node1"):
                 train([*shlex.split(typed), "--dry-run"])
         elif program in ("train", "torchrun"):
@@ -138,15 +138,15 @@ def test_every_command_for_those_who_come_from_elsewhere_runs(
 
 
 def is_file(language: str, text: str) -> bool:
-    """Whether a block of the guide is a whole file."""
+    """Return whether a block of the guide is a whole file."""
     return language == "xml" or text.startswith('"""')
 
 
 def follow_guide(folder: Path, type_in: Callable[[str], None]) -> None:
-    """Do what the guide says from top to bottom: type its commands, put its code into the files.
+    """Follow the guide from top to bottom: type its commands, put its code into the files.
 
-    Its Python is whole files, which are there already; fields, for the class in config.py; and
-    methods and classes, to append to env.py.
+    Its Python blocks are whole files, which exist already; fields, which go into the class in
+    config.py; and methods and classes, which are appended to env.py.
     """
     task = folder / "tasks/reacher"
     for language, text in BLOCK.findall(GUIDE):
@@ -179,7 +179,7 @@ def test_every_flag_in_the_documentation_exists(run: Run, tmp_path: Path) -> Non
     assert len(PAGES) > 10
     for page in PAGES:
         text = page.read_text()
-        if text == MIGRATION:  # Other programs' flags are beside ours.
+        if text == MIGRATION:  # It names other programs' flags too.
             text = "\n".join(commands_here(text))
         unknown = set(FLAG.findall(text)) - known
         assert not unknown, (page, unknown)
@@ -194,7 +194,7 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names that GitHub gives the headings of a page."""
+    """Return the names that GitHub gives the headings of a page."""
     text = re.sub("^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
