@@ -206,6 +206,21 @@ def test_every_page_is_in_the_index() -> None:
         assert page.name == "index.md" or f"({page.name})" in index, page
 
 
+def test_the_tree_in_the_contributing_guide_is_that_of_the_package() -> None:
+    guide = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    shown = re.findall(r"^ {6}(\w+/|\w+\.py) ", guide, flags=re.MULTILINE)
+    package = REPOSITORY / "src/mjfleet"
+    folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    files = {path.name for path in package.glob("*.py")} - {"__init__.py"}
+    assert set(shown) == folders | files
+
+
+def test_files_that_the_documentation_names_exist() -> None:
+    for page in PAGES:
+        for name in re.findall(r"\b(?:tests|docs|src/mjfleet)/[\w/.-]+\b", page.read_text()):
+            assert (REPOSITORY / name).exists(), (page, name)
+
+
 def test_the_reference_of_flags_is_that_of_the_dataclasses() -> None:
     """Rewrite it by `uv run python docs/generate_configuration.py`."""
     command = [sys.executable, REPOSITORY / "docs/generate_configuration.py", "--check"]
