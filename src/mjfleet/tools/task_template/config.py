@@ -10,15 +10,15 @@ class ReacherConfig(EnvConfig):
     """Control at 50 Hz in episodes of 4 s, each with a target of its own."""
 
     num_envs: int = 512
-    """Worlds per worker."""
+    """Environments per worker."""
     decimation: int = 2
     """Physics steps (0.01 s each) per environment step; the action is held meanwhile."""
     episode_seconds: float = 4.0
     """Simulated seconds after which an episode times out."""
     sensor_noise: float = 0.01
-    """Standard deviation of the noise on what the actor sees."""
+    """Standard deviation of the noise on the actor's observations."""
     effort_weight: float = 0.02
-    """Penalty on the squared actions."""
+    """Weight of the penalty on squared actions."""
 
 
 TASKS = {

@@ -15,12 +15,12 @@ class ReacherEnv(Env[ReacherConfig]):
     model_file = "model.xml"
 
     def setup(self) -> None:
-        """Tensors of the task's own have a row for each world, like those of the simulation."""
+        """Make the task's own tensors: one row per world, like those of the simulation."""
         self.target = torch.zeros(self.num_envs, 2, device=self.device)
-        """Where the fingertip is to be, x and y in m."""
+        """Position of the target, x and y in m."""
 
     def reset_worlds(self, mask: torch.Tensor) -> None:
-        """A random pose at rest and a random target within reach, where `mask` is true."""
+        """Set a random pose at rest and a random target within reach, where `mask` is true."""
         world = mask.unsqueeze(1)
         pose = self.uniform(2, -2.0, 2.0)
         self.sim.qpos[:] = torch.where(world, pose, self.sim.qpos)
@@ -28,14 +28,14 @@ class ReacherEnv(Env[ReacherConfig]):
         angle, radius = self.uniform(1, -math.pi, math.pi), self.uniform(1, 0.1, 0.35)
         target = torch.cat((radius * angle.cos(), radius * angle.sin()), dim=1)
         self.target = torch.where(world, target, self.target)
-        self.sim.mocap_pos[:, 0, :2] = self.target  # The green ball; the rewards do without it.
+        self.sim.mocap_pos[:, 0, :2] = self.target  # Moves the green ball, for viewers.
 
     def apply(self, action: torch.Tensor) -> None:
-        """The policy's noise may ask for more than the motors can give."""
+        """Set the torques, limited to what the motors can give."""
         self.sim.ctrl[:] = action.clamp(-1.0, 1.0)
 
     def observe(self) -> dict[str, torch.Tensor]:
-        """Numbers of about 1; the actor sees them with a sensor's noise, the critic as they are."""
+        """Return numbers of about 1, with sensor noise for the actor, exact for the critic."""
         angles, speeds = self.sim.qpos, self.sim.qvel
         way = 5.0 * self.way_to_target()
         state = torch.cat((angles.cos(), angles.sin(), 0.2 * speeds, way), dim=1)
@@ -43,7 +43,7 @@ class ReacherEnv(Env[ReacherConfig]):
         return {"actor": state + noise, "critic": state}
 
     def rewards(self) -> dict[str, torch.Tensor]:
-        """A pull from afar, a prize at the target, a price for effort."""
+        """Reward approaching and reaching the target; penalise effort."""
         distance = self.way_to_target().norm(dim=1)
         effort = self.sim.ctrl.square().sum(dim=1)
         return {
@@ -53,5 +53,5 @@ class ReacherEnv(Env[ReacherConfig]):
         }
 
     def way_to_target(self) -> torch.Tensor:
-        """From the fingertip to the target, `(num_envs, 2)`, in m."""
+        """Return the vector from fingertip to target, `(num_envs, 2)`, in m."""
         return self.target - self.sim.sensor("fingertip")[:, :2]
