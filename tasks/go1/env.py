@@ -81,7 +81,7 @@ class Go1Env(Env[Go1Config]):
             part.reset(mask)
         # This runs in every step, so that commands may change in the midst of an episode.
         renewed = mask | self.next_command()
-        if not self.steered:
+        if not self.command_override:
             self._draw_commands(renewed)
 
     def spawn_points(self, mask: torch.Tensor) -> torch.Tensor:
@@ -166,7 +166,7 @@ class Go1Env(Env[Go1Config]):
         ranges = {"forward": told.forward, "left": told.lateral, "turn_left": told.yaw}
         return {name: (self.command[:, i], *ranges[name]) for i, name in enumerate(ranges)}
 
-    def arrows(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    def debug_vis(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Commanded and measured velocity, 0.5 m for 1 m/s, and yaw rate, 0.25 m for 1 rad/s."""
         trunk = self.sim.model.body("trunk").id
         frame = self.sim.xmat[:, trunk].view(-1, 3, 3)
@@ -245,7 +245,7 @@ class Go1Env(Env[Go1Config]):
 
     def _steer(self) -> None:
         """Where a heading is commanded, the yaw rate follows from the error, as in Isaac Lab."""
-        if self.steered:
+        if self.command_override:
             return
         error = torch.remainder(self.heading - self.yaw() + math.pi, 2 * math.pi) - math.pi
         rate = (0.5 * error).clamp(*self.cfg.command.yaw).to(self.command)

@@ -251,9 +251,9 @@ class Misshapen(ReachEnv):
         columns = {k: v.unsqueeze(1) for k, v in terms.items()}
         return {"column": columns, "number": {"alive": 1.0}}.get(self.what, terms)
 
-    def arrows(self) -> Any:
+    def debug_vis(self) -> Any:
         flat = torch.zeros(self.num_envs, 2)
-        return {"target": (flat, flat)} if self.what == "flat arrow" else super().arrows()
+        return {"target": (flat, flat)} if self.what == "flat arrow" else super().debug_vis()
 
     def terminated(self) -> torch.Tensor:
         return torch.zeros(self.num_envs) if self.what == "float mask" else super().terminated()
@@ -269,7 +269,7 @@ class Misshapen(ReachEnv):
         ("number", r"rewards\(\)\['alive'\] is float, not a tensor \(2,\)"),
         ("tensor", r"observe\(\) is no dictionary"),
         ("empty", r"observe\(\)\['actor'\] has shape \(2, 0\)"),
-        ("flat arrow", r"arrows\(\)\['target'\] has shape \(2, 2\)"),
+        ("flat arrow", r"debug_vis\(\)\['target'\] has shape \(2, 2\)"),
     ],
 )
 def test_wrong_shapes_are_refused_before_training(what: str, message: str) -> None:

@@ -149,7 +149,7 @@ def test_arrows_point_where_the_robot_is_told_to_go() -> None:
     env.sim.qpos[:, 3:7] = torch.tensor([math.cos(half), 0.0, 0.0, math.sin(half)])  # Faces +y.
     env.sim.forward()
     env.command[:] = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    start, along = env.arrows()["command"]
+    start, along = env.debug_vis()["command"]
     assert torch.allclose(
         along.float(), torch.tensor([[0.0, 0.5, 0.0], [-0.5, 0.0, 0.0]]), atol=1e-6
     )

@@ -48,7 +48,7 @@ def test_a_slider_steers_the_robots_until_the_task_does_again(tmp_path: Path) ->
             track = 'control.closest(".mantine-Slider-root").getBoundingClientRect()'
             left, width, y = page.of(*slider, f"(box => [box.x, box.width, box.y + 6])({track})")
             page.click(left + 0.75 * width, y)
-            until(lambda: env.steered)
+            until(lambda: env.command_override)
             until(lambda: page.of(*by_hand, "control.checked"))
             shown = float(page.of(*slider, "control.ariaValueNow"))
             values, low, high = env.commands()["forward"]
@@ -56,7 +56,7 @@ def test_a_slider_steers_the_robots_until_the_task_does_again(tmp_path: Path) ->
             until(lambda: values.tolist() == pytest.approx([shown, shown]))
             # The task draws commands again once that is no longer ticked.
             page.of(*by_hand, "control.click()")
-            until(lambda: not env.steered)
+            until(lambda: not env.command_override)
 
     def close() -> None:
         raise ClosedError

@@ -1,7 +1,11 @@
-"""Environments: the contract a task author fills in, as an rsl_rl VecEnv."""
+"""What task authors compose environments from: `from mjfleet.env import Env, Delay, History`."""
 
-from mjfleet.env.components import Delay, History, Timer, next_levels
-from mjfleet.env.environment import NAN, Env, EnvShard, EpisodeStatistics
+from mjfleet.env.curriculum_levels import next_levels
+from mjfleet.env.delay import Delay
+from mjfleet.env.environment import NAN, Env, EnvShard
+from mjfleet.env.episode_statistics import EpisodeStatistics
+from mjfleet.env.history import History
+from mjfleet.env.interval_timer import Timer
 
 __all__ = [
     "NAN",

@@ -10,7 +10,7 @@ import torch
 from rsl_rl.storage import RolloutStorage
 
 from mjfleet.env import Env
-from mjfleet.env.step_recorder import StateHistory
+from mjfleet.env.step_recorder import StepRecorder
 from mjfleet.nan_dump.dump_file import Bad, first_bad, label, save
 
 MAX_WORLDS = 16
@@ -32,7 +32,7 @@ class RolloutWatch:
         """Have `env` record its states from now on; `dump_to` None: trouble is told, not dumped."""
         self._env = env
         self._dump_to = dump_to
-        self._history = env.history = StateHistory(num_steps)
+        self._history = env.recorder = StepRecorder(num_steps)
 
     def begin(self) -> None:
         """A rollout begins; what was recorded before is overwritten."""

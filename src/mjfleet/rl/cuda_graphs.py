@@ -134,7 +134,7 @@ class GraphedRollout:
             "random": random_states(str(env.device)),
             "generator": env.generator.get_state(),
             "storage": self._storage.step,
-            "history": env.history.step if env.history else 0,
+            "history": env.recorder.step if env.recorder else 0,
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
@@ -147,8 +147,8 @@ class GraphedRollout:
         restore_random_states(state["random"], str(env.device))
         env.generator.set_state(state["generator"])
         self._storage.step = state["storage"]
-        if env.history:
-            env.history.step = state["history"]
+        if env.recorder:
+            env.recorder.step = state["history"]
 
 
 def capture(

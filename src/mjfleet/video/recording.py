@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from mjfleet.env import Env
-    from mjfleet.env.step_recorder import StateHistory
+    from mjfleet.env.step_recorder import StepRecorder
 
 WORLDS = 4
 """How many worlds are recorded; of an environment with fewer, one."""
@@ -59,7 +59,7 @@ class Recorder:
         seconds: how long a recording is, simulated, about.
     """
 
-    def __init__(self, env: "Env[Any]", history: "StateHistory", seconds: float) -> None:
+    def __init__(self, env: "Env[Any]", history: "StepRecorder", seconds: float) -> None:
         self._env = env
         self._history = history
         self.length = math.ceil(seconds / (env.step_dt * history.num_steps))

@@ -47,8 +47,8 @@ class Videos:
         self._folder = folder
         self._task = task
         self._loggers = loggers
-        assert runner.env.history is not None
-        self._recorder = Recorder(runner.env, runner.env.history, SECONDS)
+        assert runner.env.recorder is not None
+        self._recorder = Recorder(runner.env, runner.env.recorder, SECONDS)
         self._waiting: tuple[int, Recording] | None = None
         self._drawn: list[tuple[int, Rendering]] = []
         """What is being drawn, and of which iteration it is: one, until the run ends."""

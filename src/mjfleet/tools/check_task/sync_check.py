@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from mjfleet.env.environment import Env
 from mjfleet.errors import UserError
 
-METHODS = ("reset_worlds", "apply", "observe", "rewards", "terminated", "metrics", "arrows")
+METHODS = ("reset_worlds", "apply", "observe", "rewards", "terminated", "metrics", "debug_vis")
 MJFLEET = os.path.join(Path(__file__).parents[2], "")
 
 TENSOR = "keep it a tensor"

@@ -11,7 +11,7 @@ import torch
 
 from mjfleet.config import AgentConfig
 from mjfleet.env.environment import Env
-from mjfleet.env.step_recorder import RESULTS, StateHistory
+from mjfleet.env.step_recorder import RESULTS, StepRecorder
 from mjfleet.sim.simulation import STATE_FIELDS
 from mjfleet.tools.check_task.sync_check import Watch
 
@@ -37,8 +37,8 @@ def check(env: Env[Any], agent: AgentConfig) -> tuple[Signals, list[str]]:
         Exception: the task's own.
     """
     watch = Watch(env)
-    env.history = StateHistory(STEPS)
-    env.history.shown = env.num_envs
+    env.recorder = StepRecorder(STEPS)
+    env.recorder.shown = env.num_envs
     generator = torch.Generator().manual_seed(0)
     seen, leaks = [env.get_observations()], []
     with torch.inference_mode():  # As in training.
@@ -48,7 +48,7 @@ def check(env: Env[Any], agent: AgentConfig) -> tuple[Signals, list[str]]:
             noise = torch.randn(env.num_envs, env.num_actions, generator=generator)
             actions = agent.actor.distribution.init_std * noise
             seen.append(env.step(actions.to(env.device))[0])
-    history = {name: value.double().cpu() for name, value in env.history.tensors.items()}
+    history = {name: value.double().cpu() for name, value in env.recorder.tensors.items()}
     signals = {
         f"observe()[{name!r}]": torch.stack([groups[name] for groups in seen]).double().cpu()
         for name in seen[0].keys()  # noqa: SIM118  # Of a TensorDict.

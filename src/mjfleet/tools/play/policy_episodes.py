@@ -68,7 +68,7 @@ def playing(job: WorkerArgs, policy: Path | Actions | None) -> Iterator[Player]:
             load(policy)
             actor = runner.get_inference_policy()
             player = Player(env, actor, load, actor.reset)
-            env.history = None  # Which it would record for a rollout.
+            env.recorder = None  # Which it would record for a rollout.
         elif policy == "random":
             player = Player(env, lambda _: torch.randn_like(env.action), lambda _: None)
         else:
@@ -109,11 +109,11 @@ def evaluate(
 
 
 def _recorder(env: "Env[Any]") -> "Recorder":
-    from mjfleet.env.step_recorder import StateHistory
+    from mjfleet.env.step_recorder import StepRecorder
     from mjfleet.video.recording import Recorder
 
-    env.history = StateHistory(num_steps=1)
-    return Recorder(env, env.history, env.cfg.episode_seconds)
+    env.recorder = StepRecorder(num_steps=1)
+    return Recorder(env, env.recorder, env.cfg.episode_seconds)
 
 
 def _table(env: "Env[Any]", rows: "torch.Tensor") -> str:

@@ -112,7 +112,7 @@ class Playback:
 
     def steer(self, commands: dict[str, float] | None) -> None:
         """Give every world these commands, by name; None: the task draws them again."""
-        self.env.steered = commands is not None
+        self.env.command_override = commands is not None
         self._held = commands or {}
 
     def numbers(self) -> tuple[list[tuple[str, float, float]], dict[str, float]]:

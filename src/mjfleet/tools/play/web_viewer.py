@@ -151,7 +151,7 @@ class WebDisplay:
             ctrl=fields["ctrl"],
         )
         shown = slice(world, world + 1) if self._scene.show_only_selected else slice(None)
-        for i, (name, arrow) in enumerate(self._playback.env.arrows().items()):
+        for i, (name, arrow) in enumerate(self._playback.env.debug_vis().items()):
             start, vector = (part.cpu().numpy() for part in arrow)
             points = np.stack((start + aside, start + aside + vector), axis=1)[shown]
             if name in self._arrows:
@@ -184,7 +184,7 @@ class WebDisplay:
         rows = [(name, f"{step:.3g}", f"{sums:.4g}") for name, step, sums in terms]
         rows += [(name, f"{value:.3g}", "") for name, value in metrics.items()]
         self._numbers.content = _table([("", "step", "episode"), *rows])
-        if not playback.env.steered:
+        if not playback.env.command_override:
             commands = playback.env.commands()
             for name, slider in self._sliders.items():
                 values, low, high = commands[name]

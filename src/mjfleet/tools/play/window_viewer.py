@@ -1,4 +1,4 @@
-"""One world in MuJoCo's own window, steered by keys."""
+"""One world in MuJoCo's own window, controlled by keys."""
 
 import copy
 import threading
@@ -91,7 +91,7 @@ class WindowDisplay:
         scene = self._handle.user_scn
         assert scene is not None  # It is there as long as the window is.
         scene.ngeom = 0
-        for color, (start, vector) in zip(cycle(COLORS), playback.env.arrows().values()):
+        for color, (start, vector) in zip(cycle(COLORS), playback.env.debug_vis().values()):
             tail = start[playback.world].double().cpu().numpy()
             tip = tail + vector[playback.world].double().cpu().numpy()
             geom = scene.geoms[scene.ngeom]

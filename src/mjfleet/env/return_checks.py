@@ -1,0 +1,54 @@
+"""Checks once, when an environment is built, what the methods of a task return.
+
+Otherwise torch would broadcast a wrong shape silently, or fail far from its cause.
+"""
+
+from typing import Any
+
+import torch
+
+from mjfleet.errors import UserError
+
+COLUMNS = {"observe": "size", "rewards": None, "metrics": None, "debug_vis": 3}
+"""Second dimension of the tensors that a method returns by name. "size": any; None: there is none.
+"""
+
+
+def check_returns(
+    env_name: str, num_envs: int, device: torch.device, terminated: Any, **returned: Any
+) -> None:
+    """Check what the methods of an environment have returned.
+
+    Args:
+        env_name: how messages name the environment.
+        num_envs: first dimension of all tensors.
+        device: the device of all tensors.
+        terminated: what `terminated` has returned.
+        returned: what each method in COLUMNS has returned, by the method's name.
+
+    Raises:
+        UserError: a method returned a wrong type, shape or device.
+    """
+    tensors: list[tuple[str, Any, str | int | None]] = []
+    for method, found in returned.items():
+        if not isinstance(found, dict) or not (found or method in ("metrics", "debug_vis")):
+            raise UserError(f"{env_name}.{method}() is no dictionary of names to tensors.")
+        for key, value in found.items():
+            parts = value if isinstance(value, tuple) else (value,)
+            tensors += [(f"{method}()[{key!r}]", part, COLUMNS[method]) for part in parts]
+    groups = list(returned["observe"])
+    for key in ("actor", "critic"):
+        if key not in groups:
+            raise UserError(f"{env_name}.observe() has no group {key!r}; it has {groups}.")
+    for what, value, columns in (*tensors, ("terminated()", terminated, None)):
+        wanted = f"({num_envs},)" if columns is None else f"({num_envs}, {columns})"
+        if not isinstance(value, torch.Tensor):
+            raise UserError(f"{env_name}.{what} is {type(value).__name__}, not a tensor {wanted}.")
+        shape = tuple(value.shape)
+        sizes = shape[1:] if columns == "size" and len(shape) == 2 and shape[1] else (columns,)
+        if shape != ((num_envs,) if columns is None else (num_envs, *sizes)):
+            raise UserError(f"{env_name}.{what} has shape {shape}, not {wanted}.")
+        if value.device.type != device.type:
+            raise UserError(f"{env_name}.{what} is on {value.device}, not on {device}.")
+    if terminated.dtype != torch.bool:
+        raise UserError(f"{env_name}.terminated() is {terminated.dtype}, not torch.bool.")
