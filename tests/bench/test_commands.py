@@ -61,7 +61,7 @@ def test_ranks_exchange_what_training_does(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "what", ["throughput", "scaling", "exchange", "startup", "peer mjlab", "peer rsl_rl",
-             "learning", "report"],
+             "learning", "ablation", "report"],
 )  # fmt: skip
 def test_help_is_light(run: Run, what: str) -> None:
     result = run("mjfleet", "bench", *what.split(), "--help", prelude=POISON)
@@ -85,6 +85,8 @@ def test_help_is_light(run: Run, what: str) -> None:
         (["peer", "rsl_rl", "--gpu-ids", "0"], ["--gpu-ids 0"]),
         (["peer", "rsl_rl", "--cpu-threads", "1000"], ["--cpu-threads is 1000"]),
         (["startup", "cartpole-balance", "--output", "/dev/null/x"], ["--output /dev/null/x"]),
+        (["ablation", "--also", "cartpole"], ["no task `cartpole`"]),
+        (["ablation", "--page", "nothing.md"], ["--page nothing.md"]),
         (["report", "nothing"], ["nothing holds no results"]),
     ],
 )

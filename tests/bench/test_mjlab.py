@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mjfleet.bench import peers
+from mjfleet.bench import mjlab_setup
 from mjfleet.config import AgentConfig, to_dict
 
 from ..conftest import Run
@@ -92,9 +92,9 @@ def test_the_driver_gives_our_settings_and_tells_each_iteration(tmp_path: Path) 
     request = {
         "task": "Mjlab-Cartpole-Balance", "num_envs": 7, "decimation": 5, "episode_seconds": 50.0,
         "timestep": 0.01, "integrator": "euler", "agent": to_dict(AgentConfig(max_iterations=2)),
-        "gpu": None, "log_root": "logs", "counts_rewards": True,
+        "gpu": None, "log_root": "logs", "records_rewards": True,
     }  # fmt: skip
-    driver = Path(peers.__file__).with_name("mjlab_driver.py")
+    driver = Path(mjlab_setup.__file__).with_name("peer_driver.py")
     result = subprocess.run(
         [sys.executable, driver, json.dumps(request)],
         check=False, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(tmp_path)},

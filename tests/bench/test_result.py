@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from mjfleet.bench.compilations import compilations
 from mjfleet.bench.learning import until_good
-from mjfleet.bench.report import page, write_page
-from mjfleet.bench.result import Result, Spread, Table, show
-from mjfleet.bench.training import Trained
+from mjfleet.bench.result import Result, Spread, Table, page, show, write_page
+from mjfleet.bench.startup import compilations
+from mjfleet.bench.timed_training import Trained
 from mjfleet.errors import UserError
 
 
@@ -33,9 +32,12 @@ def test_a_spread_is_the_median_with_the_range() -> None:
     assert Spread.of([1.0, 2.0]).median == 1.5
 
 
-def test_ratios_are_those_of_each_pair() -> None:
-    # The ratio of the medians would be 1.
-    assert Spread.of_ratios([(1.0, 2.0), (2.0, 1.0), (3.0, 1.0)]) == Spread(2.0, 0.5, 3.0)
+def test_a_table_has_a_row_of_spreads_for_each_key() -> None:
+    measured = [(256, [1.0, 5.0]), (1024, [2.0, 6.0]), (256, [3.0, 5.0])]
+    assert Table.of("Speed", ["worlds", "steps", "waiting"], measured).rows == [
+        ["256", Spread(2.0, 1.0, 3.0), Spread(5.0, 5.0, 5.0)],
+        ["1024", Spread(2.0, 2.0, 2.0), Spread(6.0, 6.0, 6.0)],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_modules_that_are_compiled_twice_are_counted_twice(tmp_path: Path) -> No
             if pid == 1:
                 aside.rename(folder / "wp_step_0abc")
         (folder / "wp_reset_0def_p1_t140").mkdir()
-    assert found.events == ["wp_step_0abc", "wp_step_0abc", "wp_reset_0def"]
+    assert found == ["wp_step_0abc", "wp_step_0abc", "wp_reset_0def"]
 
 
 def learned(*rewards: float) -> Trained:

@@ -1,5 +1,4 @@
 """`mjfleet bench`: how fast training is here, beside what the engine and other stacks reach.
 
-The modules that measure in the launching process import nothing heavy; `rollouts`, `raw` and the
-drivers in `peers` run in child processes.
+`*_child` and `*_driver` run in child processes; the other modules import nothing heavy.
 """

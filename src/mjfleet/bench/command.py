@@ -1,49 +1,52 @@
-"""`mjfleet bench <what> <task> [flags]`: how fast training is on this machine."""
+"""`mjfleet bench <what> <task> [flags]`: measures, and writes the result with machine and versions.
 
+Runs in the launching process; imports nothing heavy.
+"""
+
+import os
+import platform
+import re
+import shlex
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import tyro
 
-from mjfleet.bench.exchange import exchange
-from mjfleet.bench.learning import learning
-from mjfleet.bench.options import (
+from mjfleet.bench.ablation import ablation
+from mjfleet.bench.benchmark_options import (
+    AblationOptions,
     ExchangeOptions,
     LearningOptions,
+    MjlabOptions,
     Options,
-    PeerOptions,
+    RslRlOptions,
     ScalingOptions,
+    Setup,
     StartupOptions,
     ThroughputOptions,
+    choose_devices,
+    progress,
 )
-from mjfleet.bench.peer import compare
-from mjfleet.bench.report import page, write_page
-from mjfleet.bench.result import Result
-from mjfleet.bench.run import run_benchmark
+from mjfleet.bench.collective_time import exchange
+from mjfleet.bench.learning import learning
+from mjfleet.bench.peer_comparison import compare
+from mjfleet.bench.result import Result, page, write_page
 from mjfleet.bench.scaling import scaling
-from mjfleet.bench.setup import Setup
 from mjfleet.bench.startup import startup
 from mjfleet.bench.throughput import throughput
 from mjfleet.cli.flags import PARSERS, STYLE
 from mjfleet.errors import Stopped, UserError, WorkerError
+from mjfleet.registry import discover
+from mjfleet.runs.run_json import git_state, now
 from mjfleet.utils.console import print_line
+from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name
+from mjfleet.utils.packages import stack_versions
 from mjfleet.worker.stop_signals import StopRequest
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """What can be typed after `mjfleet bench`."""
-
-    summary: str
-    options: type[Options]
-    measure: Callable[[Setup, Any], Result]
-    several: bool = False
-    """Whether it uses several GPUs."""
-    task: str | None = None
-    """Where none is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,82 +59,49 @@ class ReportArguments:
     """File to write, with plots in `images` beside it; `None`: print the page."""
 
 
-BENCHMARKS = {
-    "throughput": Benchmark(
-        "Env steps per second, where the time goes, and the engine's own limit.",
-        ThroughputOptions,
-        throughput,
-    ),
-    "scaling": Benchmark(
-        "Weak scaling over 1 to N workers: speed, efficiency, waiting.",
-        ScalingOptions,
-        scaling,
-        several=True,
-    ),
-    "exchange": Benchmark(
-        "What up to 64 ranks tell each other, without the simulation.", ExchangeOptions, exchange
-    ),
-    "startup": Benchmark(
-        "From Enter to help and to the first iteration.", StartupOptions, startup, several=True
-    ),
-    "peer mjlab": Benchmark(
-        "The same training by mjlab, which is installed for it, in turn with ours.",
-        PeerOptions,
-        partial(compare, name="mjlab"),
-        task="cartpole-balance",
-    ),
-    "peer rsl_rl": Benchmark(
-        "Our environment under rsl_rl's stock runner and PPO, in turn with ours.",
-        PeerOptions,
-        partial(compare, name="rsl_rl"),
-        task="cartpole-balance",
-    ),
-    "learning": Benchmark(
-        "Reward against samples and time over seeds, ours and mjlab's.", LearningOptions, learning
-    ),
+BENCHMARKS: dict[str, tuple[type[Options], Callable[[Setup, Any], Result]]] = {
+    "throughput": (ThroughputOptions, throughput),
+    "scaling": (ScalingOptions, scaling),
+    "exchange": (ExchangeOptions, exchange),
+    "startup": (StartupOptions, startup),
+    "peer mjlab": (MjlabOptions, compare),
+    "peer rsl_rl": (RslRlOptions, compare),
+    "learning": (LearningOptions, learning),
+    "ablation": (AblationOptions, ablation),
 }
+"""By what can be typed after `mjfleet bench`."""
 
 
 def bench(arguments: Sequence[str]) -> int:
-    """Dispatch to a benchmark and print its tables; returns the exit code."""
+    """Run a benchmark and print its tables; returns the exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print_line(_usage())
         return 0 if arguments else 2
     if arguments[0] == "report":
-        return report(arguments[1:])
-    name, words = next(
-        ((n, n.split()) for n in BENCHMARKS if list(arguments[: len(n.split())]) == n.split()),
-        ("", []),
-    )
-    if not name and {"-h", "--help"} & set(arguments):
+        return _report(arguments[1:])
+    wants_help = bool({"-h", "--help"} & set(arguments))
+    name = next((n for n in BENCHMARKS if list(arguments[: len(n.split())]) == n.split()), None)
+    if name is None and wants_help:
         print_line(_usage())
         return 0
-    if not name:
+    if name is None:
         given, known = " ".join(arguments[:2]), ", ".join([*BENCHMARKS, "report"])
         raise UserError(f"there is no benchmark `{given}`. Benchmarks: {known}.")
-    rest = arguments[len(words) :]
-    wants_help = bool({"-h", "--help"} & set(rest))
-    benchmark = BENCHMARKS[name]
-    task = rest[0] if rest and not rest[0].startswith("-") else None
-    flags = rest[1:] if task else rest
-    task = task or benchmark.task
+    (kind, measure), flags = BENCHMARKS[name], list(arguments[len(name.split()) :])
+    task = flags.pop(0) if flags and not flags[0].startswith("-") else kind.task
     if task is None and not wants_help:
         raise UserError(f"the task comes first: mjfleet bench {name} <task> ...")
     options = tyro.cli(
-        benchmark.options,
+        kind,
         args=["--help"] if wants_help else flags,
         prog=f"mjfleet bench {name} <task>",
         config=STYLE,
         registry=PARSERS,
     )
-
-    def measure(setup: Setup) -> Result:
-        return benchmark.measure(setup, options)
-
-    assert task is not None  # Help has ended this already.
+    assert task is not None  # With --help, tyro has exited.
     try:
         with StopRequest().installed():
-            result = run_benchmark(measure, task, options, arguments, several=benchmark.several)
+            result = _run(measure, task, options, arguments)
     except Stopped as stopped:
         return 128 + stopped.signal_number
     except WorkerError as error:
@@ -140,7 +110,41 @@ def bench(arguments: Sequence[str]) -> int:
     return 0
 
 
-def report(arguments: Sequence[str]) -> int:
+def _run(
+    measure: Callable[[Setup, Any], Result], task: str, options: Options, arguments: Sequence[str]
+) -> Result:
+    """Run a benchmark, and write the result into `options.output`.
+
+    Raises:
+        UserError: the flags fit neither each other nor this machine; nothing was created.
+        WorkerError: a child process failed.
+    """
+    found = discover(os.environ).find(task)
+    folder = Path(options.output)
+    if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
+        raise UserError(f"--output {folder}: a part of that is a file; it must be a folder.")
+    devices = choose_devices(options)
+    taken, machine, versions = now(), _describe_machine(), _describe_software()
+    with tempfile.TemporaryDirectory(prefix="mjfleet-bench-") as scratch:
+        setup = Setup(found, options, devices, Path(scratch))
+        result = measure(setup, options)
+        result = replace(
+            result,
+            command=re.sub(
+                " --output[= ]('.*?'|[^ ]*)", "", f"mjfleet bench {shlex.join(arguments)}"
+            ),
+            taken=taken,
+            machine=machine,
+            versions=versions | dict(result.versions),
+        )
+        result.write(folder)
+        for plot in result.plots:
+            (folder / plot).write_bytes((setup.scratch / plot).read_bytes())
+    progress(f"written: {folder / result.name}.json and .md")
+    return result
+
+
+def _report(arguments: Sequence[str]) -> int:
     """Print or write the page of all results in a folder."""
     parsed = tyro.cli(ReportArguments, args=arguments, prog="mjfleet bench report", config=STYLE)
     if parsed.output is None:
@@ -150,13 +154,34 @@ def report(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _describe_machine() -> dict[str, str]:
+    """Describe CPU, memory, GPUs and system, without names of hosts or people."""
+    cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"
+    memory = psutil.virtual_memory().total / 2**30
+    machine = {"CPU": cpu_name(), "cores used": cores, "memory": f"{memory:.0f} GiB"}
+    gpus = [gpu_name(str(index)) for index in range(count_gpus())]
+    if gpus:
+        machine["GPU"] = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
+    system = platform.system()
+    with suppress(OSError):  # Some containers have no such file.
+        system = platform.freedesktop_os_release()["PRETTY_NAME"]
+    return machine | {"system": f"{system}, kernel {platform.release().partition('-')[0]}"}
+
+
+def _describe_software() -> dict[str, str]:
+    """Return the versions of Python and of the stack, mjfleet's with its commit."""
+    versions = {"python": platform.python_version(), **stack_versions()}
+    for state in git_state([Path(__file__).parent]).values():
+        if state["commit"]:
+            changed = ", changed" if state["dirty"] else ""
+            versions["mjfleet"] += f" ({state['commit'][:9]}{changed})"
+    return versions
+
+
 def _usage() -> str:
-    names = {f"{name} <task>": b.summary for name, b in BENCHMARKS.items()}
+    names = {f"{name} <task>": options.__doc__ for name, (options, _) in BENCHMARKS.items()}
     names["report [folder]"] = "A page of all results in a folder, as Markdown."
     width = max(map(len, names))
-    lines = [f"  {name:<{width}}  {summary}" for name, summary in names.items()]
-    return (
-        "usage: mjfleet bench <what> ...\n\nbenchmarks:\n"
-        + "\n".join(lines)
-        + "\n\n`mjfleet bench <what> --help` says more."
-    )
+    lines = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in names.items())
+    more = "`mjfleet bench <what> --help` says more."
+    return f"usage: mjfleet bench <what> ...\n\nbenchmarks:\n{lines}\n\n{more}"

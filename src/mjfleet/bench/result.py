@@ -1,35 +1,40 @@
-"""What a benchmark has found: medians and ranges, tables, and the files that hold them."""
+"""A benchmark's result: medians, ranges and tables, its files, and the page of all results.
+
+Runs in the launching process; imports nothing heavy.
+"""
 
 import json
+import shutil
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mjfleet.errors import UserError
 from mjfleet.utils.atomic_write import write_atomically
+
+INTRODUCTION = """# Benchmarks
+
+Made by `mjfleet bench report` from what the commands below have measured; each can be repeated
+anywhere. Machines are noisy: everything is measured several times, in turn with what it is compared
+with, and given as the median and, in brackets, the least and the greatest.
+"""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """What repeated measurements came to."""
+    """The median and range of repeated measurements."""
 
     median: float
     low: float
-    """The least of them."""
     high: float
-    """The greatest."""
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Spread":
-        """Of at least one value."""
+        """Summarise at least one value."""
         values = list(values)
         return cls(statistics.median(values), min(values), max(values))
-
-    @classmethod
-    def of_ratios(cls, pairs: Iterable[tuple[float, float]]) -> "Spread":
-        """Of the ratio of each pair, whose two were measured one after the other."""
-        return cls.of(first / second for first, second in pairs)
 
 
 Cell = str | float | Spread | None
@@ -43,8 +48,25 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
 
+    @classmethod
+    def of(
+        cls, title: str, columns: Sequence[str], measured: Iterable[tuple[Any, Iterable[float]]]
+    ) -> "Table":
+        """Summarise figures that were measured repeatedly.
+
+        Args:
+            title: the table's title.
+            columns: a name for the keys, and one for each figure.
+            measured: a key and its figures, as often as they were measured; a row for each key.
+        """
+        rows: dict[str, list[Iterable[float]]] = {}
+        for key, figures in measured:
+            rows.setdefault(str(key), []).append(figures)
+        spreads = {key: map(Spread.of, zip(*each, strict=True)) for key, each in rows.items()}
+        return cls(title, columns, [[key, *each] for key, each in spreads.items()])
+
     def markdown(self) -> str:
-        """As Markdown shows it: a median is followed by its range."""
+        """Format the table as Markdown: a median is followed by its range."""
         lines = [list(self.columns), *([show(cell) for cell in row] for row in self.rows)]
         lines.insert(1, ["---"] + ["---:"] * (len(self.columns) - 1))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -54,27 +76,27 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A benchmark's samples and what they come to, as JSON holds it."""
+    """A benchmark's samples and tables, as its JSON file holds them."""
 
     name: str
-    """Of its files, without suffix."""
+    """Name of its files, without suffix."""
     title: str
     command: str = ""
-    """What was typed."""
+    """The command that measured it."""
     taken: str = ""
-    """When, with the time zone."""
+    """When it was measured, with the time zone."""
     machine: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     tables: Sequence[Table]
     notes: Sequence[str] = ()
-    """What has to be known to read the tables."""
+    """What a reader must know to understand the tables."""
     plots: Sequence[str] = ()
-    """Files beside the JSON."""
+    """Names of image files beside the JSON."""
     samples: Sequence[Mapping[str, Any]] = ()
     """Every measurement, in the order in which they were made."""
 
     def markdown(self, plots: str = "") -> str:
-        """A section of a page; `plots` is the folder of the plots as seen from it."""
+        """Format the result as a section; `plots` is the folder of the plots as seen from it."""
         images = [f"![{self.title}]({plots}{name})" for name in self.plots]
         notes = "\n".join(f"- {note}" for note in self.notes)
         tables = [table.markdown() for table in self.tables]
@@ -87,26 +109,28 @@ class Result:
         folder.mkdir(parents=True, exist_ok=True)
         plain = json.dumps(asdict(self), indent=1) + "\n"
         for suffix, text in ((".json", plain), (".md", self.markdown())):
-            data = text.encode()
-            write_atomically(folder / f"{self.name}{suffix}", lambda f, data=data: f.write(data))
+            write_text(folder / f"{self.name}{suffix}", text)
 
     @classmethod
     def read(cls, path: Path) -> "Result":
-        """What `write` has left.
+        """Read a JSON file of `write`.
 
         Raises:
-            ValueError, KeyError, TypeError: it is something else.
+            UserError: the file holds something else.
         """
-        data = json.loads(path.read_text())
-        tables = [
-            Table(t["title"], t["columns"], [[_cell(cell) for cell in row] for row in t["rows"]])
-            for t in data["tables"]
-        ]
-        return cls(**data | {"tables": tables})
+        try:
+            data = json.loads(path.read_text())
+            tables = [
+                Table(t["title"], t["columns"], [[_cell(c) for c in row] for row in t["rows"]])
+                for t in data["tables"]
+            ]
+            return cls(**data | {"tables": tables})
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is no result of `mjfleet bench`: {error}") from None
 
 
 def show(cell: Cell) -> str:
-    """A cell as people read it: about three digits."""
+    """Format a cell for people: about three digits."""
     if cell is None:
         return "-"
     if isinstance(cell, str):
@@ -118,6 +142,54 @@ def show(cell: Cell) -> str:
     size = abs(cell)
     digits = 0 if size >= 100 or cell == int(cell) else 1 if size >= 10 else 2 if size >= 1 else 3
     return f"{cell:,.{digits}f}"
+
+
+def page(folder: Path, plots: str) -> str:
+    """Format all results of a folder as Markdown, those of each machine together.
+
+    Args:
+        folder: the folder that `mjfleet bench` has written into.
+        plots: the folder of the plots as seen from the page.
+
+    Raises:
+        UserError: there are no results, or a file is not a result.
+    """
+    machines: dict[str, list[Result]] = {}
+    for result in _read_all(folder):
+        facts = "\n".join(f"- {name}: {value}" for name, value in result.machine.items())
+        machines.setdefault(facts, []).append(result)
+    parts = [INTRODUCTION]
+    for facts, results in machines.items():
+        machine = results[0].machine
+        parts.append(f"## On {machine.get('GPU') or machine.get('CPU', 'a machine')}\n\n{facts}\n")
+        for result in results:
+            versions = ", ".join(f"{name} {value}" for name, value in result.versions.items())
+            parts.append(f"#{result.markdown(plots)}\nTaken {result.taken[:10]} with {versions}.\n")
+    return "\n".join(parts)
+
+
+def write_page(folder: Path, output: Path) -> None:
+    """Write the page of a folder, and copy the plots into `images/` beside it."""
+    text = page(folder, "images/")
+    images = output.parent / "images"
+    for result in _read_all(folder):
+        for plot in result.plots:
+            images.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / plot, images / plot)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_text(output, text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _read_all(folder: Path) -> list[Result]:
+    results = [Result.read(path) for path in sorted(folder.glob("*.json"))]
+    if not results:
+        raise UserError(f"{folder} holds no results of `mjfleet bench`.")
+    return results
 
 
 def _cell(value: Any) -> Cell:

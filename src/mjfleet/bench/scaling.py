@@ -4,15 +4,11 @@ Runs in the launching process.
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import asdict
 
-from mjfleet.bench.options import ScalingOptions
-from mjfleet.bench.result import Cell, Result, Spread, Table
-from mjfleet.bench.setup import Setup
-from mjfleet.bench.training import Trained, train_ours
-from mjfleet.bench.workers import with_workers
+from mjfleet.bench.benchmark_options import ScalingOptions, Setup
+from mjfleet.bench.result import Result, Spread, Table
+from mjfleet.bench.timed_training import Trained, train_ours
 from mjfleet.tools.plot_curves import Panel, draw
 
 NOTES = (
@@ -31,69 +27,53 @@ def scaling(setup: Setup, options: ScalingOptions) -> Result:
     counts = sorted({*(2**power for power in range(most.bit_length())), most})
     cores = options.cpu_threads or len(os.sched_getaffinity(0))
     threads = max(1, cores // most)
-    iterations = options.warmup + options.iterations
-    configs = {}
-    for count in reversed(counts):  # The most first: it is they who may be too many.
-        config = with_workers(
-            setup, count, options.num_envs, None if count > cores else count * threads
+    configs = {
+        count: setup.config(
+            options.num_envs,
+            workers=count,
+            threads=None if count > cores else count * threads,
+            max_iterations=options.warmup + options.iterations,
         )
-        agent = replace(config.agent, max_iterations=iterations)
-        configs[count] = replace(config, agent=agent)
-    job = setup.job(configs[1], setup.scratch)
-    taken = setup.rounds(
-        counts, lambda count: train_ours(setup, configs[count])[0], lambda n: f"workers: {n}"
+        for count in reversed(counts)  # An error is about the most workers.
+    }
+    worker = setup.worker_args(configs[1], setup.scratch)
+    measured = setup.rounds(counts, lambda n: train_ours(setup, configs[n])[0], "workers: {}")
+    rows: list[tuple[int, list[float]]] = []
+    alone = 0.0
+    for count, trained in measured:
+        speed = trained.steps_per_second
+        alone = speed if count == 1 else alone  # Each round begins with one worker.
+        rows.append((count, [speed, speed / alone / count, *_shares(trained, options.warmup)]))
+    columns = ["env steps per second", "efficiency", "waiting", "collectives"]
+    name = f"scaling-{setup.found.name}-{worker.engine}-{setup.kind}"
+    speeds, efficiencies = (
+        [Spread.of(row[i] for n, row in rows if n == count).median for count in counts]
+        for i in (0, 1)
     )
-    rows = {
-        count: [_figures(t, options.warmup) for c, t in taken if c == count] for count in counts
+    speed_lines = {
+        "measured": [(counts, speeds)],
+        "ideal": [(counts, [speeds[0] * n for n in counts])],
     }
-    for count, each in rows.items():
-        for figures, alone in zip(each, rows[1], strict=True):
-            figures["efficiency"] = figures["speed"] / alone["speed"] / count
-    spreads = {
-        count: {name: Spread.of(f[name] for f in each) for name in each[0]}
-        for count, each in rows.items()
-    }
-    where = f"{job.engine} engine on {setup.kind}"
-    name = f"scaling-{setup.found.name}-{job.engine}-{setup.kind}"
-    columns = ["speed", "efficiency", "waiting", "collectives"]
-    cells: list[list[Cell]] = [[str(n), *(spreads[n][c] for c in columns)] for n in counts]
-    _plot(setup, f"{name}.png", spreads)
+    panels = [
+        Panel("workers", columns[0], speed_lines, is_count=True),
+        Panel("workers", columns[1], {"measured": [(counts, efficiencies)]}, is_count=True),
+    ]
+    draw(setup.scratch / f"{name}.png", panels)
     return Result(
         name=name,
-        title=f"Weak scaling of {setup.found.name}, {where}: {options.num_envs} worlds and "
-        f"CPU threads {threads} for each worker",
-        tables=[Table("Workers", ["workers", "env steps per second", *columns[1:]], cells)],
+        title=f"Weak scaling of {setup.found.name}, {worker.engine} engine on {setup.kind}: "
+        f"{options.num_envs} worlds and CPU threads {threads} for each worker",
+        tables=[Table.of("Workers", ["workers", *columns], rows)],
         notes=NOTES,
         plots=[f"{name}.png"],
-        samples=[{"workers": count, **asdict(trained)} for count, trained in taken],
+        samples=[{"workers": count, **asdict(trained)} for count, trained in measured],
     )
 
 
-def _figures(trained: Trained, warmup: int) -> dict[str, float]:
-    """Speed and shares of a run, after its warm-up."""
-    rows: Sequence[Mapping[str, Any]] = trained.iterations[warmup:]
+def _shares(trained: Trained, warmup: int) -> list[float]:
+    """Return the shares of waiting and of collectives in a run, after its warm-up."""
+    rows = trained.iterations[warmup:]
     total = sum(row["collect_seconds"] + row["learn_seconds"] for row in rows)
-    return {
-        "speed": trained.steps_per_second,
-        "waiting": sum(row["wait_seconds"] for row in rows) / total,
-        "collectives": sum(row["collective_seconds"] for row in rows) / total,
-    }
-
-
-def _plot(setup: Setup, name: str, spreads: Mapping[int, Mapping[str, Spread]]) -> None:
-    counts = list(spreads)
-    speeds = [spreads[count]["speed"].median for count in counts]
-    ideal = [speeds[0] * count for count in counts]
-    efficiencies = [spreads[count]["efficiency"].median for count in counts]
-    draw(
-        setup.scratch / name,
-        [
-            Panel(
-                "workers",
-                "env steps per second",
-                {"measured": [(counts, speeds)], "ideal": [(counts, ideal)]},
-                is_count=True,
-            ),
-            Panel("workers", "efficiency", {"measured": [(counts, efficiencies)]}, is_count=True),
-        ],
-    )
+    return [
+        sum(row[name] for row in rows) / total for name in ("wait_seconds", "collective_seconds")
+    ]

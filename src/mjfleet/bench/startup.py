@@ -1,20 +1,22 @@
 """`mjfleet bench startup`: from Enter to help, and to the first iteration.
 
-Runs in the launching process; what is measured are the commands that users type.
+Runs in the launching process, and measures the commands that users type.
 """
 
+import ctypes
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from mjfleet.bench.children import run_child
-from mjfleet.bench.compilations import compilations
-from mjfleet.bench.options import StartupOptions
+from mjfleet.bench.benchmark_options import Setup, StartupOptions
 from mjfleet.bench.result import Result, Spread, Table
-from mjfleet.bench.setup import Setup
-from mjfleet.bench.training import TRAIN, train_ours
-from mjfleet.bench.workers import with_workers
+from mjfleet.bench.timed_training import TRAIN, run_timed, train_ours
 
 COLD, WARM = "first iteration, cold kernel cache", "first iteration"
 IMPORTS = "imports"
@@ -32,87 +34,94 @@ NOTES = (
     "A cold kernel cache is an empty folder for warp's kernels, a warm one is the same folder "
     "afterwards. A compilation is one of a module of kernels, by any process.",
 )
+INOTIFY_CREATE = 0x100
+INOTIFY_EVENT = struct.Struct("iIII")
 
 
 def startup(setup: Setup, options: StartupOptions) -> Result:
     """Measure help and first iterations in turn."""
-    config = with_workers(setup, options.workers, options.num_envs, options.cpu_threads)
-    config = replace(config, agent=replace(config.agent, max_iterations=options.iterations))
-    job = setup.job(replace(config, cpu_workers=None), setup.scratch)
+    workers, iterations = options.workers, options.iterations
+    config = setup.config(options.num_envs, workers=workers, max_iterations=iterations)
+    worker = setup.worker_args(replace(config, cpu_workers=None), setup.scratch)
     cache = setup.scratch / "kernels"
     helps = {"`train --help`": ["--help"], "`train <task> --help`": [setup.found.name, "--help"]}
+    firsts = [COLD, WARM] if worker.engine == "warp" else [WARM]
 
     def measure(name: str) -> dict[str, Any]:
         if name in helps:
-            return {"seconds": run_child([*TRAIN, *helps[name]], setup.scratch).seconds}
+            return {"seconds": run_timed([*TRAIN, *helps[name]], setup.scratch).seconds}
         if name == COLD:
             shutil.rmtree(cache, ignore_errors=True)
         environ = {"PYTHONPROFILEIMPORTTIME": "1"} if name == IMPORTS else {}
-        with compilations(cache) as compiled:
+        with compilations(cache) as modules:
             trained, child = train_ours(setup, config, WARP_CACHE_PATH=str(cache), **environ)
         if name == IMPORTS:
             return {"packages": _packages(child.errors)}
         first = trained.iterations[0]
-        begun, learned = (
-            child.time_of("building"),
-            first["collect_seconds"] + first["learn_seconds"],
-        )
+        begun = next(seconds for seconds, line in child.lines if "building" in line)
+        learned = first["collect_seconds"] + first["learn_seconds"]
+        phases = [begun, first["seconds"] - begun - learned, learned]
         return {
             "seconds": first["seconds"],
-            "phases": {
-                "command line": begun,
-                "imports and building": first["seconds"] - begun - learned,
-                "first rollout and update": learned,
-            },
-            "compilations": len(compiled.events),
-            "modules": len(set(compiled.events)),
+            "phases": dict(zip(PHASES, phases, strict=True)),
+            "compilations": len(modules),
+            "modules": len(set(modules)),
         }
 
-    firsts = [COLD, WARM] if job.engine == "warp" else [WARM]
-    # Several workers import in processes of which each has its own log.
-    names: list[str] = [*helps, *firsts, *([IMPORTS] if options.workers == 1 else [])]
-    taken = setup.rounds(names, measure)
-    samples = [{"what": name, **sample} for name, sample in taken]
-
-    def of(name: str) -> list[Mapping[str, Any]]:
-        return [sample for sample in samples if sample["what"] == name]
-
+    # With several workers, imports are logged to files of their own.
+    names = [*helps, *firsts, *([IMPORTS] if workers == 1 else [])]
+    measured = setup.rounds(names, measure)
+    seconds = [(name, [s["seconds"]]) for name, s in measured if name != IMPORTS]
+    runs = [(name, s) for name, s in measured if name in firsts]
+    tables = [
+        Table.of("Seconds from Enter", ["", "seconds"], seconds),
+        Table.of("Where they go", ["", *PHASES], [(n, s["phases"].values()) for n, s in runs]),
+    ]
+    if COLD in firsts:
+        counts = [(name, [s["modules"], s["compilations"]]) for name, s in runs]
+        tables.append(Table.of("Kernels", ["", "modules compiled", "compilations"], counts))
+    if IMPORTS in names:
+        tables.append(_import_table([s["packages"] for name, s in measured if name == IMPORTS]))
     return Result(
-        name=f"startup-{setup.found.name}-{job.engine}-{options.workers}-{setup.kind}",
-        title=f"Start of {setup.found.name}, {job.engine} engine on {setup.kind}, "
-        f"workers: {options.workers}",
-        tables=[
-            *_tables({name: of(name) for name in (*helps, *firsts)}, firsts),
-            *_import_table([sample["packages"] for sample in of(IMPORTS)]),
-        ],
+        name=f"startup-{setup.found.name}-{worker.engine}-{workers}-{setup.kind}",
+        title=f"Start of {setup.found.name}, {worker.engine} engine on {setup.kind}, "
+        f"workers: {workers}",
+        tables=tables,
         notes=NOTES,
-        samples=samples,
+        samples=[{"what": name, **sample} for name, sample in measured],
     )
 
 
-def _tables(
-    samples: Mapping[str, Sequence[Mapping[str, Any]]], firsts: Sequence[str]
-) -> list[Table]:
-    def phases(name: str) -> list[Spread]:
-        return [Spread.of(sample["phases"][phase] for sample in samples[name]) for phase in PHASES]
+@contextmanager
+def compilations(cache: Path) -> Iterator[list[str]]:
+    """Record the module of each compilation by warp, in any process with this WARP_CACHE_PATH.
 
-    tables = [
-        Table(
-            "Seconds from Enter",
-            ["", "seconds"],
-            [[name, Spread.of(s["seconds"] for s in each)] for name, each in samples.items()],
-        ),
-        Table("Where they go", ["", *PHASES], [[name, *phases(name)] for name in firsts]),
-    ]
-    if COLD in firsts:
-        keys = ("modules", "compilations")
-        rows = [[name, *(Spread.of(s[k] for s in samples[name]) for k in keys)] for name in firsts]
-        tables.append(Table("Kernels", ["", "modules compiled", "compilations"], rows))
-    return tables
+    The list is filled when the block ends. For each module that it compiles, warp makes a folder
+    that carries the process's number, and renames it in the end: only a watch (inotify(7)) shows
+    that a module is compiled twice.
+    """
+    folder = cache / version("warp-lang")
+    folder.mkdir(parents=True, exist_ok=True)
+    libc = ctypes.CDLL(None, use_errno=True)
+    queue = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if queue < 0 or libc.inotify_add_watch(queue, os.fsencode(folder), INOTIFY_CREATE) < 0:
+        raise OSError(ctypes.get_errno(), "inotify does not work here")
+    modules: list[str] = []
+    with open(queue, "rb", closefd=True) as events:
+        yield modules
+        data = events.read() or b""
+    while data:
+        *_, length = INOTIFY_EVENT.unpack_from(data)
+        end = INOTIFY_EVENT.size + length
+        module, of_process, _ = (
+            data[INOTIFY_EVENT.size : end].rstrip(b"\0").decode().rpartition("_p")
+        )
+        modules += [module] if of_process else []
+        data = data[end:]
 
 
 def _packages(errors: str) -> dict[str, float]:
-    """Seconds that importing each package took, without what it imports itself."""
+    """Return the seconds that importing each package took, without what it imports itself."""
     seconds: dict[str, float] = {}
     for line in errors.splitlines():
         parts = line.removeprefix("import time:").split("|")
@@ -122,15 +131,11 @@ def _packages(errors: str) -> dict[str, float]:
     return seconds
 
 
-def _import_table(samples: Sequence[Mapping[str, float]]) -> list[Table]:
-    """The packages that took the longest, and all together."""
-    if not samples:
-        return []
-    spreads = {
-        name: Spread.of(sample.get(name, 0.0) for sample in samples)
-        for name in dict.fromkeys(name for sample in samples for name in sample)
-    }
+def _import_table(samples: Sequence[Mapping[str, float]]) -> Table:
+    """Summarise the imports of the packages that took the longest, and of all together."""
+    names = dict.fromkeys(name for sample in samples for name in sample)
+    spreads = {name: Spread.of(sample.get(name, 0.0) for sample in samples) for name in names}
     longest = sorted(spreads, key=lambda name: -spreads[name].median)[:SHOWN]
     rows = [[name, spreads[name]] for name in longest]
     rows.append(["all", Spread.of(sum(sample.values()) for sample in samples)])
-    return [Table("Imports", ["package", "seconds"], rows)]
+    return Table("Imports", ["package", "seconds"], rows)

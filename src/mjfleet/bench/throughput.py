@@ -1,21 +1,18 @@
 """`mjfleet bench throughput`: env steps per second, where the time goes, and the engine's limit.
 
-Runs in the launching process; `rollouts` measures, in a child for each number of worlds.
+Runs in the launching process; `throughput_child` measures each number of environments.
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mjfleet.bench.children import run_child
-from mjfleet.bench.options import ThroughputOptions
-from mjfleet.bench.result import Cell, Result, Spread, Table
-from mjfleet.bench.setup import Setup
-from mjfleet.errors import UserError
+from mjfleet.bench.benchmark_options import Setup, ThroughputOptions
+from mjfleet.bench.result import Result, Spread, Table
+from mjfleet.bench.timed_training import run_timed
+from mjfleet.utils.child_process import python_module
 
-Repeat = Mapping[str, Any]
 PARTS = ("physics", "rest of the environment", "policy", "storage", "update", "reporting", "other")
 NOTES = (
     "Medians of the repeats, with the least and the greatest. A repeat is a process of its own, "
@@ -30,116 +27,81 @@ NOTES = (
 
 
 def throughput(setup: Setup, options: ThroughputOptions) -> Result:
-    """Measure every number of worlds in turn."""
-    jobs = {}
+    """Measure every number of environments in turn."""
+    workers = {}
     for num_envs in options.num_envs:
-        iterations = options.warmup + options.iterations
-        config = setup.config(num_envs, max_iterations=iterations)
+        config = setup.config(num_envs, max_iterations=options.warmup + options.iterations)
         run_dir = setup.scratch / str(num_envs)
         run_dir.mkdir()
-        jobs[num_envs] = setup.job(config, run_dir)
-    if not jobs:
-        raise UserError("--num-envs names no number of worlds.")
+        workers[num_envs] = setup.worker_args(config, run_dir)
 
-    def measure(num_envs: int) -> Repeat:
-        command = [
-            sys.executable,
-            "-m",
-            "mjfleet.bench.timed",
-            json.dumps(asdict(jobs[num_envs])),
-        ]
-        child = run_child(command, setup.scratch, {"OMP_WAIT_POLICY": "PASSIVE"})
+    def measure(num_envs: int) -> dict[str, Any]:
+        worker = workers[num_envs]
+        command = python_module("mjfleet.bench.throughput_child", json.dumps(asdict(worker)))
+        child = run_timed(command, setup.scratch, {"OMP_WAIT_POLICY": "PASSIVE"})
         samples = json.loads(child.lines[-1][1])[options.warmup :]
-        steps = jobs[num_envs].config["agent"]["num_steps_per_env"]
+        steps = worker.config["agent"]["num_steps_per_env"]
         return {"num_envs": num_envs, **_summary(samples, num_envs, steps)}
 
-    taken = setup.rounds(options.num_envs, measure, lambda n: f"{n} worlds")
-    job = jobs[options.num_envs[0]]
-    where = f"{job.engine} engine on {setup.device}, CPU threads: {job.threads}"
+    measured = setup.rounds(options.num_envs, measure, "{} environments")
+    worker = workers[options.num_envs[0]]
+    limits = list(measured[0][1]["limits"])
+    columns = ["worlds", "end to end", "collecting", *limits]
+    columns += [f"collecting / {name}" for name in limits]
+    speeds = []
+    for num_envs, sample in measured:
+        each = [sample["limits"][name] for name in limits]
+        figures = [sample["steps_per_second"], sample["collecting_steps_per_second"]]
+        figures += [limit["steps_per_second"] for limit in each]
+        speeds.append((num_envs, [*figures, *(limit["ratio"] for limit in each)]))
+    parts = {
+        "Microseconds per vector step, one step of all worlds": "microseconds",
+        "Share of the time": "shares",
+    }
     return Result(
-        name=f"throughput-{setup.found.name}-{job.engine}-{setup.kind}",
-        title=f"Throughput of {setup.found.name}: {where}",
-        tables=_tables([repeat for _, repeat in taken], options.num_envs),
+        name=f"throughput-{setup.found.name}-{worker.engine}-{setup.kind}",
+        title=f"Throughput of {setup.found.name}: {worker.engine} engine on {setup.device}, "
+        f"CPU threads: {worker.threads}",
+        tables=[
+            Table.of("Env steps per second", columns, speeds),
+            *(
+                Table.of(title, ["worlds", *PARTS], [(n, s[key].values()) for n, s in measured])
+                for title, key in parts.items()
+            ),
+        ],
         notes=NOTES,
-        samples=[repeat for _, repeat in taken],
+        samples=[sample for _, sample in measured],
     )
 
 
 def _summary(samples: Sequence[Mapping[str, Any]], num_envs: int, steps: int) -> dict[str, Any]:
-    """One repeat: speeds from the iterations that were left alone, shares from the others."""
+    """Summarise one process: shares from the iterations timed in parts, speeds from the others."""
     plain = [sample for sample in samples if "parts" not in sample]
     timed = [sample for sample in samples if "parts" in sample]
-    in_iteration = num_envs * steps
-    collect = Spread.of(sample["collect_seconds"] for sample in plain).median
+    parts = [sample["parts"] for sample in timed]
+    for each, sample in zip(parts, timed, strict=True):
+        each["other"] = sample["seconds"] - sum(each.values())
+
+    def speed(seconds: Sequence[float]) -> float:
+        return num_envs * steps / Spread.of(seconds).median
+
     limits = {
         name: {
-            "steps_per_second": num_envs
-            * steps
-            / Spread.of(s["limits"][name] for s in plain).median,
+            "steps_per_second": speed([s["limits"][name] for s in plain]),
             "ratio": Spread.of(s["limits"][name] / s["collect_seconds"] for s in plain).median,
         }
         for name in plain[0]["limits"]
     }
-    parts = [_parts(sample["parts"], sample["seconds"]) for sample in timed]
+    shares = [
+        {part: each[part] / s["seconds"] for part in PARTS}
+        for each, s in zip(parts, timed, strict=True)
+    ]
     return {
-        "steps_per_second": in_iteration / Spread.of(s["seconds"] for s in plain).median,
-        "collecting_steps_per_second": in_iteration / collect,
+        "steps_per_second": speed([s["seconds"] for s in plain]),
+        "collecting_steps_per_second": speed([s["collect_seconds"] for s in plain]),
         "limits": limits,
         "microseconds": {
             part: 1e6 / steps * Spread.of(each[part] for each in parts).median for part in PARTS
         },
-        "shares": {
-            part: Spread.of(
-                each[part] / s["seconds"] for each, s in zip(parts, timed, strict=True)
-            ).median
-            for part in PARTS
-        },
+        "shares": {part: Spread.of(each[part] for each in shares).median for part in PARTS},
     }
-
-
-def _parts(seconds: Mapping[str, float], total: float) -> dict[str, float]:
-    """Seconds of an iteration, none of them counted twice."""
-    parts = {
-        "physics": seconds["physics"],
-        "rest of the environment": seconds["environment"] - seconds["physics"],
-        "policy": seconds["policy"],
-        "storage": seconds["storage"],
-        "update": seconds["returns"] + seconds["update"],
-        "reporting": seconds["reporting"],
-    }
-    return parts | {"other": total - sum(parts.values())}
-
-
-def _tables(repeats: Sequence[Repeat], sizes: Sequence[int]) -> list[Table]:
-    def row(num_envs: int, *path: str) -> Spread:
-        """A figure of all repeats of a number of worlds."""
-        values = []
-        for repeat in repeats:
-            if repeat["num_envs"] == num_envs:
-                value: Any = repeat
-                for name in path:
-                    value = value[name]
-                values.append(value)
-        return Spread.of(values)
-
-    limits = list(repeats[0]["limits"])
-    speeds: list[list[Cell]] = [
-        [
-            str(n),
-            row(n, "steps_per_second"),
-            row(n, "collecting_steps_per_second"),
-            *(row(n, "limits", name, "steps_per_second") for name in limits),
-            *(row(n, "limits", name, "ratio") for name in limits),
-        ]
-        for n in sizes
-    ]
-    columns = ["worlds", "end to end", "collecting", *limits]
-    columns += [f"collecting / {name}" for name in limits]
-    tables = [Table("Env steps per second", columns, speeds)]
-    for title, key in (
-        ("Microseconds per vector step, one step of all worlds", "microseconds"),
-        ("Share of the time", "shares"),
-    ):
-        rows = [[str(n), *(row(n, key, part) for part in PARTS)] for n in sizes]
-        tables.append(Table(title, ["worlds", *PARTS], rows))
-    return tables

@@ -1,0 +1,102 @@
+"""`mjfleet bench ablation`: what training loses without each trick that makes it faster on CPUs.
+
+Runs in the launching process; all training is in child processes.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mjfleet.bench.benchmark_options import AblationOptions, Setup
+from mjfleet.bench.result import Result, Spread, Table, write_text
+from mjfleet.bench.timed_training import train_ours
+from mjfleet.errors import UserError
+from mjfleet.registry import discover
+
+TRICKS: tuple[tuple[str, str, tuple[str, ...], dict[str, str]], ...] = (
+    (
+        "sleeping threads",
+        "OpenMP's threads sleep while they wait for each other, and do not spin",
+        (),
+        {"OMP_WAIT_POLICY": "ACTIVE"},
+    ),
+    (
+        "kept memory",
+        "freed memory is used again, and not given back to the system",
+        (),
+        {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"},
+    ),
+)
+"""Name, what it is, and the flags and environment variables with which users do without it."""
+BEGIN, END = "<!-- mjfleet bench ablation: begin -->", "<!-- mjfleet bench ablation: end -->"
+NOTES = (
+    "Env steps per second, end to end, without the trick against those with all of them: medians "
+    "of the pairs, with the least and the greatest. The two runs of a pair follow each other.",
+)
+
+
+def ablation(setup: Setup, options: AblationOptions) -> Result:
+    """Train with everything and without each trick in turn, and write the table into the page.
+
+    Raises:
+        UserError: the page has no place for the table, or there is no such task.
+    """
+    if options.page is not None:
+        write_between_markers(Path(options.page), None)
+    tasks = discover(os.environ)
+    names = list(dict.fromkeys([setup.found.name, *options.also]))
+    setups = {name: replace(setup, found=tasks.find(name)) for name in names}
+    keys = [(task, trick[0]) for task in names for trick in TRICKS]
+    tricks = {name: (flags, environ) for name, _, flags, environ in TRICKS}
+
+    def measure(key: tuple[str, str]) -> dict[str, Any]:
+        task, trick = key
+        iterations = options.warmup + options.iterations
+        config = setups[task].config(options.num_envs, max_iterations=iterations)
+        flags, environ = tricks[trick]
+        usual, _ = train_ours(setups[task], config)
+        without, _ = train_ours(setups[task], config, flags, **environ)
+        speeds = {"with": usual.steps_per_second, "without": without.steps_per_second}
+        return {"task": task, "trick": trick, **speeds}
+
+    samples = [sample for _, sample in setup.rounds(keys, measure, "{0[0]} without {0[1]}")]
+    ratios = {
+        key: Spread.of(
+            sample["without"] / sample["with"]
+            for sample in samples
+            if (sample["task"], sample["trick"]) == key
+        )
+        for key in keys
+    }
+    rows = [
+        [name, what, *(ratios[task, name] for task in names), options.repeats]
+        for name, what, *_ in TRICKS
+    ]
+    table = Table("Speed without each trick", ["trick", "what it is", *names, "pairs"], rows)
+    if options.page is not None:
+        write_between_markers(Path(options.page), table.markdown())
+    return Result(
+        name=f"ablation-{setup.kind}",
+        title=f"Ablation on {setup.kind}: {options.num_envs} environments",
+        tables=[table],
+        notes=NOTES,
+        samples=samples,
+    )
+
+
+def write_between_markers(page: Path, text: str | None) -> None:
+    """Replace what is between a page's markers; None: see whether it has them.
+
+    Raises:
+        UserError: the page cannot be read, or lacks the markers.
+    """
+    try:
+        head, begin, rest = page.read_text().partition(BEGIN)
+        _, end, tail = rest.partition(END)
+    except OSError as error:
+        raise UserError(f"--page {page}: {error.strerror}.") from None
+    if not (begin and end):
+        raise UserError(f"--page {page}: it lacks the lines {BEGIN} and {END}.")
+    if text is not None:
+        write_text(page, f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}")

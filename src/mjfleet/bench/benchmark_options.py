@@ -1,0 +1,272 @@
+"""The flags of the benchmarks, and the task, devices and folder that they stand for.
+
+Runs in the launching process; imports nothing heavy.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+from mjfleet.config import LaunchConfig, TrainConfig, from_dict, to_dict
+from mjfleet.config.validation import Rule, at_least, check, optional
+from mjfleet.errors import UserError
+from mjfleet.launch.devices import Devices, select_devices
+from mjfleet.launch.launch_plan import Host, make_plan
+from mjfleet.registry import FoundTask
+from mjfleet.utils.hardware_names import count_gpus
+from mjfleet.worker.worker_args import WorkerArgs
+
+K = TypeVar("K")
+S = TypeVar("S")
+
+RULES = {
+    "num_envs": Rule(
+        lambda v: min(v if isinstance(v, tuple) else (v,), default=0) > 0,
+        "at least one positive number",
+    ),
+    "iterations": at_least(1),
+    "warmup": at_least(1),
+    "repeats": at_least(1),
+    "output": Rule(lambda v: v.strip() != "", "the name of a folder"),
+    "workers": optional(at_least(1)),
+    "ranks": Rule(lambda v: len(v) > 0 and min(v) > 1, "numbers from 2 on"),
+}
+"""By the name of a field, whichever benchmark has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The flags of every benchmark."""
+
+    flags: ClassVar[str] = ""
+    several: ClassVar[bool] = False
+    """Whether the benchmark uses several GPUs."""
+    task: ClassVar[str | None] = None
+    """Its default task."""
+
+    gpu_ids: list[int] | Literal["auto", "all"] | None = "auto"
+    """`auto` (GPU 0, else the CPU), `None` (the CPU), or indices of visible GPUs."""
+    engine: Literal["auto", "warp", "native"] = "auto"
+    """`warp` (MuJoCo-Warp), `native` (MuJoCo's threads, CPU only); `auto`: warp on a GPU only."""
+    cpu_threads: int | None = None
+    """CPU threads of mjfleet; `None`: one for each core that this process may use."""
+    iterations: int = 20
+    """Iterations to measure in each run."""
+    warmup: int = 5
+    """Iterations before them, which are not measured."""
+    repeats: int = 5
+    """How often to measure everything, in turn."""
+    output: str = "benchmarks"
+    """Folder for the results, as JSON and Markdown."""
+
+    def __post_init__(self) -> None:
+        names = {field.name for field in fields(self)}
+        check(self, **{name: rule for name, rule in RULES.items() if name in names})
+        LaunchConfig(gpu_ids=self.gpu_ids, cpu_threads=self.cpu_threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputOptions(Options):
+    """Env steps per second and where the time goes, beside the engine's own limit."""
+
+    num_envs: tuple[int, ...] = (256, 1024, 4096)
+    """Numbers of environments to measure."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self, iterations=at_least(2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MjlabOptions(Options):
+    """The same training by mjlab, which is installed for it, in turn with mjfleet's."""
+
+    peer: ClassVar[str] = "mjlab"
+    task = "cartpole-balance"
+
+    num_envs: tuple[int, ...] = (256, 1024, 4096)
+    """Numbers of environments to measure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RslRlOptions(MjlabOptions):
+    """mjfleet's environment under rsl_rl's stock runner and PPO, in turn with mjfleet's."""
+
+    peer = "rsl_rl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingOptions(Options):
+    """Weak scaling: the same environments and threads for each of 1 to N workers."""
+
+    several = True
+
+    gpu_ids: list[int] | Literal["auto", "all"] | None = "all"
+    """`all` visible GPUs, else the CPU; `None` (the CPU), or indices of visible GPUs."""
+    workers: int | None = None
+    """The most workers; `None`: the number of visible GPUs, or 2 on the CPU."""
+    num_envs: int = 1024
+    """Environments of each worker."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeOptions(Options):
+    """The collectives of many ranks on this machine, without the simulation around them."""
+
+    gpu_ids: list[int] | Literal["auto", "all"] | None = None
+    """`None`: the ranks are processes of the CPU."""
+    ranks: tuple[int, ...] = (2, 4, 16, 64)
+    """Numbers of ranks to measure."""
+    num_envs: int = 1024
+    """Environments whose state a rank hands over for a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartupOptions(Options):
+    """The time from Enter to help and to the first iteration, and what it consists of."""
+
+    several = True
+
+    iterations: int = 1
+    """Iterations of each run, of which the first counts."""
+    num_envs: int = 1024
+    """Environments of each worker."""
+    workers: int = 1
+    """Workers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningOptions(Options):
+    """Reward against samples and against time, over seeds, by mjfleet and by mjlab."""
+
+    iterations: int = 150
+    """Iterations of each run; all of them count, and --warmup does not."""
+    repeats: int = 3
+    """Seeds, from 1 on."""
+    num_envs: int = 1024
+    """Environments."""
+    peer: Literal["mjlab", "none"] = "mjlab"
+    """The stack to compare with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationOptions(Options):
+    """Speed of training without each of the tricks that make it faster on CPUs."""
+
+    task = "cartpole-balance"
+
+    gpu_ids: list[int] | Literal["auto", "all"] | None = None
+    """`None`: the tricks are for the CPU."""
+    also: tuple[str, ...] = ("go1-velocity-flat",)
+    """Further tasks to measure."""
+    num_envs: int = 1024
+    """Environments."""
+    page: str | None = None
+    """Page to write the table into, between its markers, such as docs/speed.md."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A task on the selected devices."""
+
+    found: FoundTask
+    options: Options
+    devices: Devices
+    scratch: Path
+    """Folder for temporary files."""
+
+    @property
+    def device(self) -> str:
+        """torch's name of the first device."""
+        return self.devices.names[0]
+
+    @property
+    def kind(self) -> str:
+        """The kind of device: cpu or cuda."""
+        return self.device.partition(":")[0]
+
+    def config(
+        self, num_envs: int, *, workers: int = 1, threads: int | None = None, **agent: Any
+    ) -> TrainConfig:
+        """Return the task's configuration with the given settings.
+
+        Args:
+            num_envs: environments of each worker.
+            workers: workers, on the first of the devices.
+            threads: CPU threads that they share; None: --cpu-threads.
+            agent: settings of the agent.
+
+        Raises:
+            UserError: there are fewer GPUs or threads than workers.
+        """
+        options, gpus = self.options, self.devices.indices
+        threads = threads or options.cpu_threads
+        cores = threads or len(os.sched_getaffinity(0))
+        if gpus and workers > len(gpus):
+            raise UserError(f"--workers is {workers}; it must be at most {len(gpus)}, the GPUs.")
+        if not gpus and workers > cores:
+            raise UserError(f"--workers is {workers}; it must be at most {cores}, the CPU threads.")
+        values: dict[str, Any] = {
+            "gpu_ids": list(gpus[:workers]) or None,
+            "engine": options.engine,
+            "cpu_threads": threads,
+            "env": {"num_envs": num_envs},
+            "agent": agent,
+        }
+        if workers > 1 and not gpus:
+            values |= {"gpu_ids": "auto", "cpu_workers": workers}
+        return from_dict(self.found.defaults(), values)
+
+    def worker_args(self, config: TrainConfig, run_dir: Path) -> WorkerArgs:
+        """Return the arguments of a single worker, which trains without a launcher.
+
+        Raises:
+            UserError: engine, threads and devices do not fit each other.
+        """
+        hosts = [Host(devices=self.devices, cores=len(os.sched_getaffinity(0)))]
+        plan = make_plan(self.found, config, hosts, {}, datetime.now())
+        return WorkerArgs(
+            task=plan.task,
+            task_folder=str(plan.task_folder),
+            config=to_dict(config),
+            devices=self.devices.names,
+            engine=plan.engine,
+            threads=plan.threads,
+            run_dir=str(run_dir),
+        )
+
+    def rounds(
+        self, keys: Sequence[K], measure: Callable[[K], S], label: str = "{}"
+    ) -> list[tuple[K, S]]:
+        """Measure every key in turn, `--repeats` times: noise then affects all of them alike."""
+        measured = []
+        for number in range(1, self.options.repeats + 1):
+            for key in keys:
+                progress(f"round {number} of {self.options.repeats}: {label.format(key)}")
+                measured.append((key, measure(key)))
+        return measured
+
+
+def progress(text: str) -> None:
+    """Print to standard error what is being measured, apart from the results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def choose_devices(options: Options) -> Devices:
+    """Select the devices that the options name.
+
+    Raises:
+        UserError: a device does not exist, or there are several for a benchmark of one.
+    """
+    # The native engine needs no GPU: without --gpu-ids it runs on the CPU.
+    if options.engine == "native" and options.gpu_ids == type(options).gpu_ids:
+        return Devices((), ())
+    count = 0 if options.gpu_ids is None else count_gpus()
+    devices = select_devices(options.gpu_ids, os.environ, count)
+    if len(devices.names) > 1 and not options.several:
+        raise UserError("--gpu-ids names several GPUs; this benchmark uses one.")
+    return devices

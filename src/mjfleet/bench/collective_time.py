@@ -1,0 +1,180 @@
+"""`mjfleet bench exchange`: the time of the collectives of many ranks, without the simulation.
+
+`exchange` runs in the launching process. Its child process runs `main`, which forks the ranks:
+python -m mjfleet.bench.collective_time <request as JSON>
+"""
+
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from mjfleet.bench.benchmark_options import ExchangeOptions, Setup
+from mjfleet.bench.result import Result, Table
+from mjfleet.bench.timed_training import run_timed
+from mjfleet.config import from_dict
+from mjfleet.registry import find_task
+from mjfleet.utils.child_process import python_module
+from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
+from mjfleet.worker.worker_args import WorkerArgs
+
+TIMEOUT = 600.0
+"""Seconds after which a collective gives up."""
+NOTES = (
+    "Medians of the repeats, with the least and the greatest. All ranks are processes of this "
+    "machine, which share its cores: more of them than cores also wait for their turn.",
+    "An iteration's gradients are one all-reduce for each minibatch; its statistics two sums and "
+    "an all-gather; for a checkpoint, rank 0 gathers what belongs to each rank: its worlds.",
+    "Joining is the time until a first collective is done, and begins with processes that have "
+    "imported what they need.",
+)
+COLUMNS = {
+    "join": "seconds to join",
+    "gradients": "ms of an iteration's gradients",
+    "statistics": "ms of its statistics",
+    "checkpoint": "ms of a checkpoint",
+}
+
+
+def exchange(setup: Setup, options: ExchangeOptions) -> Result:
+    """Measure every number of ranks in turn."""
+    config = setup.config(options.num_envs, max_iterations=1)
+    run_dir = setup.scratch / "run"
+    run_dir.mkdir()
+    worker = asdict(setup.worker_args(config, run_dir)) | {"devices": ("cpu",), "backend": "gloo"}
+    request = {"worker": worker, "warmup": options.warmup, "iterations": options.iterations}
+
+    def measure(ranks: int) -> dict[str, Any]:
+        text = json.dumps(request | {"ranks": ranks})
+        command = python_module("mjfleet.bench.collective_time", text)
+        child = run_timed(command, setup.scratch, {"OMP_NUM_THREADS": "1"})
+        return {"ranks": ranks, **json.loads(child.lines[-1][1])}
+
+    measured = setup.rounds(options.ranks, measure, "ranks: {}")
+    sizes = measured[0][1]["sizes"]
+    times = [(n, [*(s[name] for name in COLUMNS), n * sizes["state"] / 2**20]) for n, s in measured]
+    sent = [
+        ["gradients", f"{sizes['gradients'] * 4:,}", f"{sizes['minibatches']} times"],
+        ["statistics", f"{sizes['report'] * 8:,}", "each iteration"],
+        ["worlds and generators", f"{sizes['state']:,}", "each checkpoint"],
+    ]
+    return Result(
+        name=f"exchange-{setup.found.name}",
+        title=f"What ranks of {setup.found.name} exchange by gloo: {options.num_envs} worlds each",
+        tables=[
+            Table.of("Ranks", ["ranks", *COLUMNS.values(), "MiB gathered for it"], times),
+            Table("What a rank sends", ["", "bytes", "how often"], sent),
+        ],
+        notes=NOTES,
+        samples=[sample for _, sample in measured],
+    )
+
+
+def _find_sizes(worker: WorkerArgs) -> dict[str, int]:
+    """Find what a rank sends, by training for an iteration and a checkpoint.
+
+    Returns numbers of gradients (with the KL divergence, which travels with them), of minibatches
+    and of reported statistics, and the bytes of the state of a rank's environments.
+    """
+    die_with_parent()
+    from mjfleet.env.factory import build_env
+    from mjfleet.rl.checkpoint_contents import Checkpointer
+    from mjfleet.rl.collectives import Collectives
+    from mjfleet.rl.runner import Runner
+
+    sizes: dict[str, int] = {}
+
+    class RecordingCollectives(Collectives):
+        def all_gather(self, values: Any) -> list[list[float]]:
+            sizes["report"] = len(values)
+            return super().all_gather(values)
+
+        def gather_bytes(self, data: bytes) -> list[bytes] | None:
+            sizes["state"] = len(data)
+            return super().gather_bytes(data)
+
+    found = find_task(worker.task, Path(worker.task_folder))
+    config = from_dict(found.defaults(), worker.config)
+    env = build_env(found, config, worker.engine, "cpu", worker.threads)
+    runner = Runner(env, config.agent, "cpu", 1, found.load, RecordingCollectives())
+    checkpointer = Checkpointer(runner, found.name, Path(worker.run_dir), keep=None)
+    runner.train(lambda metrics: None, lambda: None, checkpointer.save)
+    groups = runner.alg.optimizer.param_groups
+    sizes["gradients"] = 1 + sum(p.numel() for group in groups for p in group["params"])
+    algorithm = config.agent.algorithm
+    sizes["minibatches"] = algorithm.num_learning_epochs * algorithm.num_mini_batches
+    return sizes
+
+
+def _run_rank(
+    request: Mapping[str, Any], worker: WorkerArgs, sizes: Mapping[str, int], rank: int,
+    results: Connection,
+) -> None:  # fmt: skip
+    """Take part as one of the ranks; rank 0 sends the medians, in ms, and the seconds to join."""
+    die_with_parent()
+    import torch
+
+    from mjfleet.worker.torch_process_group import process_group
+
+    start = time.perf_counter()
+    with process_group(worker, worker.rank_of(rank), TIMEOUT) as group:
+        collectives = group.collectives
+        collectives.total([0])
+        join = time.perf_counter() - start
+        flat, state = torch.zeros(sizes["gradients"]), bytes(sizes["state"])
+        seconds: dict[str, list[float]] = {"gradients": [], "statistics": [], "checkpoint": []}
+        for _ in range(request["warmup"] + request["iterations"]):
+            collectives.take_seconds()
+            for _ in range(sizes["minibatches"]):
+                collectives.all_reduce(flat)
+            seconds["gradients"].append(collectives.take_seconds())
+            collectives.total([0])
+            collectives.total([0, 0, 0])
+            collectives.all_gather([0.0] * sizes["report"])
+            seconds["statistics"].append(collectives.take_seconds())
+            collectives.gather_bytes(state)
+            seconds["checkpoint"].append(collectives.take_seconds())
+    if rank == 0:
+        medians = {k: 1e3 * median(v[request["warmup"] :]) for k, v in seconds.items()}
+        results.send({"join": join, **medians})
+
+
+def main() -> None:
+    """Fork the ranks, wait for them, and print what rank 0 measured as a line of JSON."""
+    # Imported before the fork, for all ranks.
+    import mjfleet.rl.runner
+    import mjfleet.worker.torch_process_group  # noqa: F401
+
+    request = json.loads(sys.argv[1])
+    worker = WorkerArgs(**request["worker"])
+    os.environ[PARENT_VARIABLE] = str(os.getpid())
+    fork = multiprocessing.get_context("fork")
+    with fork.Pool(1) as pool:  # Training starts threads, and a process with threads must not fork.
+        sizes = pool.apply(_find_sizes, (worker,))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+    receiver, sender = fork.Pipe(duplex=False)
+    everyone = WorkerArgs(**request["worker"] | {"devices": ("cpu",) * request["ranks"]})
+    ranks = [
+        fork.Process(target=_run_rank, args=(request, everyone, sizes, n, sender), daemon=True)
+        for n in range(request["ranks"])
+    ]
+    for process in ranks:
+        process.start()
+    sender.close()
+    measured = receiver.recv()
+    for process in ranks:
+        process.join()
+    print(json.dumps({**measured, "sizes": sizes}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""The stacks that mjfleet is compared with: mjlab, which is installed for it, and stock rsl_rl.
+
+Runs in the launching process. mjlab has an environment of its own under the user's cache folder,
+because its pins of torch, MuJoCo and rsl_rl are not mjfleet's.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from mjfleet.bench.benchmark_options import Setup, progress
+from mjfleet.bench.timed_training import Trained, run_timed, train_peer
+from mjfleet.config import TrainConfig, to_dict
+from mjfleet.errors import UserError
+
+VERSION = "1.6.0"
+NEWEST = "2026-11-14T00:00:00Z"
+"""The newest packages that its environment may have: those of mjfleet, see pyproject.toml."""
+PACKAGES = ("mjlab", "mujoco", "mujoco-warp", "warp-lang", "torch", "rsl-rl-lib")
+DRIVER = str(Path(__file__).with_name("peer_driver.py"))
+
+WARP_ONLY = "mjlab steps by MuJoCo-Warp on every device, in float32"
+CARTPOLE = (
+    f"{WARP_ONLY}; its model has a ground plane in addition, and contacts are off in both.",
+    "Starts differ a little: its speeds are uniform within 0.01 rad/s and m/s, here normal with "
+    "that deviation.",
+)
+SWINGUP = (
+    "Its pole starts at up to 0.034 rad from hanging, uniformly, and its cart in the middle; here "
+    "both are normally distributed around that with 0.01 rad and m, as in the suite.",
+)
+GO1 = (
+    f"{WARP_ONLY}.",
+    "Robot, commands and rewards of both are of the same kind, but each has its own, and its own "
+    "noise, randomisation and observations: mjlab's policy is told the velocity of the trunk, ours "
+    "sees three observations in a row. Returns do not compare.",
+)
+MJLAB_TASKS = {
+    "cartpole-balance": ("Mjlab-Cartpole-Balance", 0.01, "euler", CARTPOLE),
+    "cartpole-swingup": ("Mjlab-Cartpole-Swingup", 0.01, "euler", CARTPOLE + SWINGUP),
+    "go1-velocity-flat": ("Mjlab-Velocity-Flat-Unitree-Go1", 0.005, "implicitfast", GO1),
+    "go1-velocity-rough": ("Mjlab-Velocity-Rough-Unitree-Go1", 0.005, "implicitfast", GO1),
+}
+"""mjlab's counterparts: its name, our time step (s) and integrator, and how it differs."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another stack that trains the same."""
+
+    name: str
+    train: Callable[[TrainConfig, bool], tuple[Trained, list[str]]]
+    """Trains by a configuration, with or without recording rewards; also returns differences."""
+    helps: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Its counterparts of `train --help` and `train <task> --help`, where it has a command."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+def mjlab(setup: Setup) -> Peer:
+    """Prepare mjlab's own command `train`, on MuJoCo-Warp, its only engine.
+
+    Raises:
+        UserError: it has no such task, or uv is missing.
+        WorkerError: uv could not install it.
+    """
+    if setup.found.name not in MJLAB_TASKS:
+        known = ", ".join(MJLAB_TASKS)
+        raise UserError(f"mjlab has no counterpart of {setup.found.name}; of these: {known}.")
+    task, timestep, integrator, notes = MJLAB_TASKS[setup.found.name]
+    programs = install_mjlab(setup.scratch) / "bin"
+    python, command = str(programs / "python"), str(programs / "train")
+
+    def train(config: TrainConfig, records_rewards: bool) -> tuple[Trained, list[str]]:
+        request = {
+            "task": task,
+            "num_envs": config.env.num_envs,
+            "decimation": config.env.decimation,
+            "episode_seconds": config.env.episode_seconds,
+            "timestep": timestep,
+            "integrator": integrator,
+            "agent": to_dict(config.agent),
+            "gpu": setup.devices.indices[0] if setup.devices.indices else None,
+            "log_root": str(setup.scratch / "peer"),
+            "records_rewards": records_rewards,
+        }
+        return train_peer(setup, [python, DRIVER, json.dumps(request)], config)
+
+    helps = {"train --help": ["--help"], "train <task> --help": [task, "--help"]}
+    code = f"import importlib.metadata as m\nfor name in {PACKAGES}: print(name, m.version(name))"
+    lines = run_timed([python, "-c", code], setup.scratch).lines
+    versions = dict(line.split(" ", 1) for _, line in lines)
+    return Peer(
+        "mjlab",
+        train,
+        {name: [command, *arguments] for name, arguments in helps.items()},
+        {name if name == "mjlab" else f"mjlab's {name}": v for name, v in versions.items()},
+        notes,
+    )
+
+
+def rsl_rl(setup: Setup) -> Peer:
+    """Prepare our environment under rsl_rl's stock runner, with torch's own number of threads."""
+
+    def train(config: TrainConfig, records_rewards: bool) -> tuple[Trained, list[str]]:
+        worker = asdict(setup.worker_args(config, setup.scratch / "peer"))
+        request = json.dumps({"worker": worker, "records_rewards": records_rewards})
+        return train_peer(setup, [sys.executable, "-P", DRIVER, request], config)
+
+    note = (
+        "rsl_rl has torch's default threads, whose waiting by spinning makes its updates slow "
+        "where other processes want a core; the environment variable OMP_WAIT_POLICY=PASSIVE, "
+        "which mjfleet sets itself, reaches it too."
+    )
+    return Peer("rsl_rl", train, notes=[note])
+
+
+def install_mjlab(scratch: Path) -> Path:
+    """Return the folder of mjlab's virtual environment, which is made where there is none.
+
+    It is made under another name and then renamed: an existing one is complete.
+
+    Raises:
+        UserError: uv is missing, or the folder cannot be made.
+        WorkerError: uv could not install it; the message says why.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "mjfleet" / "bench" / f"mjlab-{VERSION}"
+    if folder.is_dir():
+        return folder
+    uv = shutil.which("uv")
+    if uv is None:
+        raise UserError("mjlab is installed by uv, which is not there: `pip install uv`.")
+    progress(f"installing mjlab {VERSION} into {folder}")
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"mjlab's environment cannot be made (XDG_CACHE_HOME): {error}") from None
+    try:
+        # Relocatable, because the scripts of an environment name its folder.
+        run_timed([uv, "venv", "--relocatable", "--python", sys.executable, str(aside)], scratch)
+        run_timed(
+            [uv, "pip", "install", "--python", str(aside), "--compile-bytecode",
+             "--exclude-newer", NEWEST, f"mjlab=={VERSION}"],
+            scratch,
+        )  # fmt: skip
+        if not folder.is_dir():  # Another benchmark may have been faster.
+            aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+PEERS = {"mjlab": mjlab, "rsl_rl": rsl_rl}

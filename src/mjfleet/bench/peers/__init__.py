@@ -1,1 +1,0 @@
-"""Drivers of other stacks, each in a child process, and the installation of their packages."""

@@ -1,0 +1,204 @@
+"""Times the parts of training, and in turn with it the bare engine. Runs in a child process.
+
+python -m mjfleet.bench.throughput_child <WorkerArgs as JSON>
+"""
+
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import torch
+
+from mjfleet.config import from_dict
+from mjfleet.env.factory import build_env, on_device
+from mjfleet.loggers.console_logger import Progress
+from mjfleet.loggers.iteration_metrics import IterationMetrics
+from mjfleet.loggers.logger_group import LoggerGroup
+from mjfleet.registry import find_task
+from mjfleet.rl.checkpoint_files import seed_everything
+from mjfleet.rl.cuda_graphs import GraphedRollout
+from mjfleet.rl.runner import Runner
+from mjfleet.sim import Simulation
+from mjfleet.sim.simulation import INTEGRATION_FIELDS
+from mjfleet.worker.thread_limits import prepare
+from mjfleet.worker.worker_args import WorkerArgs
+
+Limits = Mapping[str, Callable[[], None]]
+"""By name, the engine's own call for a vector step: `decimation` physics steps of all worlds."""
+Fields = Mapping[str, torch.Tensor]
+"""The state of the bare engine's worlds."""
+
+
+class Stopwatch:
+    """Times the parts of an iteration while it is on; waiting for a GPU around each slows it down.
+
+    A part does not include the parts that it calls.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._nested = 0.0
+        self.is_on = False
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def now(self) -> float:
+        """Return the time (s) once the device has finished."""
+        if self._device != "cpu":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def watch(self, part: str, owner: Any, method: str) -> None:
+        """Add the time of every call of a method to that of a part."""
+        call = getattr(owner, method)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if not self.is_on:
+                return call(*args, **kwargs)
+            before, self._nested, start = self._nested, 0.0, self.now()
+            result = call(*args, **kwargs)
+            elapsed = self.now() - start
+            self.seconds[part] += elapsed - self._nested
+            self._nested = before + elapsed
+            return result
+
+        setattr(owner, method, timed)
+
+
+class Measurement:
+    """Called after every iteration: reports as a run does, and times the bare engine."""
+
+    def __init__(self, runner: Runner, worker: WorkerArgs, device: str) -> None:
+        self._runner = runner
+        env: Any = runner.env
+        self._sim, make = env.sim, _warp if worker.engine == "warp" else _native
+        self._limits, self._fields = make(worker, env.sim, env.cfg.decimation)
+        self._progress = Progress(runner.agent.max_iterations)
+        self.loggers = LoggerGroup(Path(worker.run_dir), runner.agent, worker.config)
+        self.samples: list[dict[str, Any]] = []
+        self._watch = watch = Stopwatch(device)
+        for part, owner, method in (
+            ("physics", env.sim, "step"),
+            ("rest of the environment", env, "step"),
+            ("policy", runner.alg, "act"),
+            ("storage", runner.alg, "process_env_step"),
+            ("update", runner.alg, "compute_returns"),
+            ("update", runner.alg, "update"),
+            ("reporting", self, "report"),
+        ):
+            watch.watch(part, owner, method)
+        self._start = watch.now()
+
+    def report(self, metrics: IterationMetrics) -> None:
+        """Report an iteration."""
+        self._progress.iteration(metrics)
+        self.loggers.write(metrics.row())
+
+    def __call__(self, metrics: IterationMetrics) -> None:
+        """Record an iteration; every second one is timed in parts."""
+        watch = self._watch
+        self.report(metrics)
+        sample: dict[str, Any] = {
+            "seconds": watch.now() - self._start,
+            "collect_seconds": metrics.collect_seconds,
+            "learn_seconds": metrics.learn_seconds,
+        }
+        if watch.is_on:
+            sample["parts"] = dict(watch.seconds)
+        watch.is_on = False
+        watch.seconds.clear()
+        sample["limits"] = {name: self._time(step) for name, step in self._limits.items()}
+        self.samples.append(sample)
+        watch.is_on = len(self.samples) % 2 == 1
+        if isinstance(self._runner.rollout, GraphedRollout):
+            self._runner.rollout.by_calls = watch.is_on
+        self._start = watch.now()
+
+    def _time(self, step: Callable[[], None]) -> float:
+        """Return the seconds of a rollout's vector steps by the bare engine, from this state."""
+        with torch.inference_mode():
+            for name, value in self._sim.state().items():
+                if name in self._fields:
+                    self._fields[name].copy_(value)
+        start = self._watch.now()
+        for _ in range(self._runner.agent.num_steps_per_env):
+            step()
+        return self._watch.now() - start
+
+
+def _native(worker: WorkerArgs, sim: Simulation, decimation: int) -> tuple[Limits, Fields]:
+    from mujoco.batch import Batch
+
+    batch = Batch(sim.model, nsim=sim.num_envs, nthread=worker.threads)
+    stage = mujoco.mjtStage.mjSTAGE_NONE.value
+    fields = {name: torch.from_numpy(batch.bind(name)) for name in _state_of(sim)}
+    return {"Batch.step": lambda: batch.step(nstep=decimation, stage=stage)}, fields
+
+
+def _warp(worker: WorkerArgs, sim: Simulation, decimation: int) -> tuple[Limits, Fields]:
+    import mujoco_warp as mjw
+    import warp as wp
+
+    env, device = worker.config["env"], worker.devices[0]
+    with wp.ScopedDevice(device):
+        model = mjw.put_model(sim.model)
+        model.opt.warn_overflow = 0
+        data = mjw.put_data(
+            sim.model,
+            mujoco.MjData(sim.model),
+            nworld=sim.num_envs,
+            nconmax=env["nconmax"],
+            njmax=env["njmax"],
+        )
+
+        def plain() -> None:
+            with wp.ScopedDevice(device):
+                for _ in range(decimation):
+                    mjw.step(model, data)
+
+        plain()  # Kernels are loaded: a capture must not do that.
+        with wp.ScopedCapture() as capture:
+            plain()
+    graph = capture.graph
+    assert graph is not None
+
+    def launch() -> None:
+        with wp.ScopedDevice(device):
+            wp.capture_launch(graph)
+
+    arrays = {name: getattr(data, name, None) for name in _state_of(sim)}
+    fields = {name: wp.to_torch(a) for name, a in arrays.items() if isinstance(a, wp.array)}
+    return {"graph launches": launch, "plain launches": plain}, fields
+
+
+def _state_of(sim: Simulation) -> list[str]:
+    """Return the names of the fields on which a step depends."""
+    return [name for name in INTEGRATION_FIELDS if name in sim.state()]
+
+
+def main(argument: str) -> None:
+    """Train, and print the samples of all iterations as a line of JSON."""
+    prepare()
+    output = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Nobody reads the output of training.
+    worker = WorkerArgs(**json.loads(argument))
+    device = worker.devices[0]
+    found = find_task(worker.task, Path(worker.task_folder))
+    config = from_dict(found.defaults(), worker.config)
+    seed_everything(config.agent.seed)
+    with on_device(worker.engine, device):
+        env = build_env(found, config, worker.engine, device, worker.threads)
+        runner = Runner(env, config.agent, device, worker.threads, found.load)
+        measurement = Measurement(runner, worker, device)
+        runner.train(measurement, lambda: None)
+        measurement.loggers.close()
+    os.write(output, json.dumps(measurement.samples).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,173 @@
+"""A child process as seen from outside: its lines with times, its memory; and a run of training.
+
+Runs in the launching process; imports nothing heavy.
+"""
+
+import csv
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mjfleet.bench.benchmark_options import Setup
+from mjfleet.bench.result import Spread
+from mjfleet.config import TrainConfig
+from mjfleet.errors import WorkerError
+from mjfleet.runs.metrics_csv import METRICS_FILE
+from mjfleet.utils.child_process import ChildProcess, python_module
+
+TRAIN = python_module("mjfleet.cli.train")
+STOP_SECONDS = 3.0
+"""How long a child that is asked to end may take."""
+SHOWN = 2000
+"""Characters of a failed child's output that are shown."""
+
+
+@dataclass(frozen=True)
+class TimedChild:
+    """A child process that succeeded."""
+
+    lines: Sequence[tuple[float, str]]
+    """Lines of its standard output, each with the seconds since it was started."""
+    seconds: float
+    """From its start to its end."""
+    peak_memory: int
+    """Bytes: the greatest resident set of it or of any one process that it waited for."""
+    errors: str
+    """Its standard error."""
+
+
+def run_timed(
+    command: Sequence[str], scratch: Path, environ: Mapping[str, str | None] | None = None
+) -> TimedChild:
+    """Run a command until it ends.
+
+    Args:
+        command: program and arguments.
+        scratch: its working directory and folder for temporary files.
+        environ: environment variables besides those of this process; None removes one.
+
+    Raises:
+        WorkerError: it failed; the message holds the end of its output.
+    """
+    # With PYTHONDONTWRITEBYTECODE every process would compile all that it imports.
+    variables = {"TMPDIR": str(scratch), "PYTHONDONTWRITEBYTECODE": None, **(environ or {})}
+    start = time.perf_counter()
+    with ChildProcess(
+        command, environ=variables, stdout=subprocess.PIPE, cwd=scratch, is_foreign=True
+    ) as child:
+        try:
+            assert child.stdout is not None
+            lines = [
+                (time.perf_counter() - start, line.decode(errors="replace").rstrip("\n"))
+                for line in child.stdout
+            ]
+            code = child.wait()
+        except BaseException:  # Ctrl-C has not reached the child.
+            child.send_signal(signal.SIGTERM)
+            child.wait(STOP_SECONDS)
+            raise
+        seconds, errors = time.perf_counter() - start, child.errors()
+        if code:
+            output = (errors or "\n".join(line for _, line in lines))[-SHOWN:].strip()
+            raise WorkerError(f"{' '.join(command[:4])} ... {child.how_it_ended()}\n{output}")
+    return TimedChild(lines, seconds, child.peak_memory, errors)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Times and memory of a run of training."""
+
+    steps_per_second: float
+    """Env steps of all workers from the end of the warm-up to the end of the last iteration, by the
+    times at which iterations were reported."""
+    collect_seconds: float
+    """Median over the iterations after the warm-up, like the next."""
+    learn_seconds: float
+    first_iteration_seconds: float
+    """From the start of the process to the report of its first iteration."""
+    peak_memory: int
+    """Bytes: the greatest resident set of one process."""
+    iterations: Sequence[dict[str, Any]]
+    """Seconds since the start and reported metrics of each iteration."""
+
+    @classmethod
+    def of(
+        cls, setup: Setup, child: TimedChild, times: Sequence[float],
+        rows: Sequence[dict[str, Any]], config: TrainConfig,
+    ) -> "Trained":  # fmt: skip
+        """Summarise a run that reported `rows`, one per iteration, at `times` (s since its start).
+
+        Raises:
+            WorkerError: their numbers differ, or there are none.
+        """
+        if not len(times) == len(rows) > 0:
+            raise WorkerError(f"{len(times)} iterations were reported, {len(rows)} recorded")
+        steps = config.worlds * config.agent.num_steps_per_env * int(rows[0].get("world_size", 1))
+        first = min(setup.options.warmup, len(times) - 1)
+        elapsed = times[-1] - (times[first - 1] if first else 0.0)
+        return cls(
+            steps_per_second=(len(times) - first) * steps / elapsed,
+            collect_seconds=Spread.of(row["collect_seconds"] for row in rows[first:]).median,
+            learn_seconds=Spread.of(row["learn_seconds"] for row in rows[first:]).median,
+            first_iteration_seconds=times[0],
+            peak_memory=child.peak_memory,
+            iterations=[{"seconds": t, **row} for t, row in zip(times, rows, strict=True)],
+        )
+
+
+def train_ours(
+    setup: Setup, config: TrainConfig, flags: Sequence[str] = (), **environ: str | None
+) -> tuple[Trained, TimedChild]:
+    """Train as users do, by the command `train`, with further flags and environment variables."""
+    folder = setup.scratch / "logs"
+    command = [*TRAIN, setup.found.name, *_flags(config), *flags, "--log-root", str(folder)]
+    try:
+        child = run_timed(command, setup.scratch, environ)
+        (file,) = folder.glob(f"*/*/{METRICS_FILE}")
+        with file.open() as lines:
+            rows = [
+                {name: float(value) for name, value in row.items() if value}
+                for row in csv.DictReader(lines)
+            ]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    times = [seconds for seconds, line in child.lines if line.startswith("iteration=")]
+    return Trained.of(setup, child, times, rows, config), child
+
+
+def train_peer(
+    setup: Setup, command: Sequence[str], config: TrainConfig
+) -> tuple[Trained, list[str]]:
+    """Train by `peer_driver`, which prints JSON: notes on what differs, then each iteration."""
+    folder = setup.scratch / "peer"
+    folder.mkdir()
+    try:
+        child = run_timed(command, setup.scratch)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    lines = [(seconds, json.loads(line)) for seconds, line in child.lines if line[:2] == '{"']
+    notes = [note for _, line in lines for note in line.get("notes", [])]
+    reported = [(seconds, line) for seconds, line in lines if "collect_seconds" in line]
+    times, rows = [seconds for seconds, _ in reported], [row for _, row in reported]
+    return Trained.of(setup, child, times, rows, config), notes
+
+
+def _flags(config: TrainConfig) -> list[str]:
+    """Return the flags of `train` for what benchmarks set."""
+    agent = config.agent
+    flags = ["--engine", config.engine, "--env.num-envs", config.env.num_envs]
+    flags += ["--agent.max-iterations", agent.max_iterations, "--agent.seed", agent.seed]
+    if config.cpu_workers is not None:
+        flags += ["--cpu-workers", config.cpu_workers]
+    else:
+        assert not isinstance(config.gpu_ids, str)
+        flags += ["--gpu-ids", *(config.gpu_ids or [None])]
+    if config.cpu_threads is not None:
+        flags += ["--cpu-threads", config.cpu_threads]
+    return list(map(str, flags))
