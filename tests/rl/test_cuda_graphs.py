@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 from mjfleet.config import from_dict
 from mjfleet.loggers.iteration_metrics import IterationMetrics
-from mjfleet.rl import cuda_graphs, fast_ppo
+from mjfleet.rl import cuda_graphs, ppo
 from mjfleet.rl.cuda_graphs import CaptureError, GraphedRollout, Pinned
 from mjfleet.rl.runner import Runner
 
@@ -103,7 +103,7 @@ def test_training_by_graphs_goes_on_like_training_by_calls(
     for is_graphed in (True, False):
         if not is_graphed:
             monkeypatch.setattr(cuda_graphs, "capture", refuse)
-            monkeypatch.setattr(fast_ppo, "capture", refuse)
+            monkeypatch.setattr(ppo, "capture", refuse)
         metrics: list[IterationMetrics] = []
         make_runner("cuda:0", "warp").train(metrics.append, lambda: None)
         rows.append([(m.mean_reward, m.losses["value"], m.total_steps) for m in metrics])

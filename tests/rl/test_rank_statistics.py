@@ -2,14 +2,16 @@
 
 from dataclasses import replace
 
+import pytest
+
 from mjfleet.env import EpisodeStatistics
 from mjfleet.rl.rank_statistics import (
     EpisodeWindow,
     RankReport,
     all_episodes,
-    odd_ones_out,
     slowest,
 )
+from mjfleet.rl.replica_checksum import OutOfStepError, check_replicas
 
 
 def ended(episodes: int, mean_return: float) -> EpisodeStatistics:
@@ -78,7 +80,11 @@ def test_the_slowest_rank_is_the_one_that_the_others_waited_for() -> None:
 
 
 def test_the_rank_that_differs_is_named() -> None:
-    assert odd_ones_out([report(checksum=c) for c in (1, 1)]) == []
-    assert odd_ones_out([report(checksum=c) for c in (1, 2)]) == [1]
-    assert odd_ones_out([report(checksum=c) for c in (1, 2, 2)]) == [0]
-    assert odd_ones_out([report(checksum=c) for c in (4, 2, 4, 3)]) == [1, 3]
+    check_replicas(1, [7, 7, 7])
+    for checksums, names in (
+        ([7, 7, 9], "of rank 2 differ from those of the others"),
+        ([9, 7, 8, 7], "of rank 0, rank 2 differ"),
+        ([7, 8], r"of rank 1 differ from those of the other\."),
+    ):
+        with pytest.raises(OutOfStepError, match=names):
+            check_replicas(1, checksums)

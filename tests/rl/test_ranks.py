@@ -10,19 +10,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from rsl_rl.algorithms import PPO
+from rsl_rl import algorithms
 from torch.nn.parallel import DistributedDataParallel
 
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.env import Env, EnvShard
-from mjfleet.rl.adapters.rsl_rl_adapter import rsl_rl_config
+from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate, build_parts, rsl_rl_config
 from mjfleet.rl.adapters.skrl_adapter import TorchPPO
 from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
+from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.evaluator import Evaluator
-from mjfleet.rl.fast_ppo import FastPPO
-from mjfleet.rl.ppo import FlatPPO
-from mjfleet.rl.runner import DivergedError, OutOfStepError, Runner
+from mjfleet.rl.ppo import PPO
+from mjfleet.rl.replica_checksum import OutOfStepError
+from mjfleet.rl.runner import DivergedError, Runner
 from mjfleet.sim import make_simulation
 from mjfleet.worker.torch_process_group import Group
 from mjfleet.worker.worker_args import Rank
@@ -31,6 +32,7 @@ from ..conftest import REPOSITORY
 from ..env.test_env import BUNDLED, build_task
 
 WORLD_SIZE = 2
+KINDS = (PPO, RslRlUpdate, TorchPPO, JaxPPO)
 FOUND = BUNDLED["cartpole-balance"]
 
 
@@ -66,23 +68,27 @@ class Ranks:
         env = build_task("cartpole-balance", "native", "cpu", num_envs=8)
         return Runner(env, config, "cpu", 1, FOUND.load, self.collectives, evaluator=evaluator)
 
-    def algorithm(self, kind: type[PPO], config: AgentConfig) -> PPO:
-        """An algorithm with the same networks on every rank and a rollout that differs."""
+    def algorithm(self, kind: type[Algorithm] | None, config: AgentConfig) -> Any:
+        """An algorithm with the same networks on every rank and a rollout that differs.
+
+        None stands for rsl_rl's stock PPO.
+        """
         env = build_task("cartpole-balance", "native", "cpu", num_envs=16)
-        cfg = rsl_rl_config(config, FOUND.load)
-        cfg["algorithm"]["class_name"] = kind
-        place: dict[str, Any] = {"global_rank": self.rank, "world_size": WORLD_SIZE}
-        if issubclass(kind, FlatPPO):
-            place["collectives"] = self.collectives
-        cfg["multi_gpu"] = place
         torch.manual_seed(1)
-        alg = kind.construct_algorithm(env.get_observations(), env, cfg, "cpu")
+        if kind is None:
+            cfg = rsl_rl_config(config, FOUND.load)
+            cfg["multi_gpu"] = {"global_rank": self.rank, "world_size": WORLD_SIZE}
+            first = env.get_observations()
+            alg: Any = algorithms.PPO.construct_algorithm(first, env, cfg, "cpu")
+        else:
+            parts = build_parts(env, config, "cpu", FOUND.load)
+            alg = kind(parts, config, self.collectives, 1)
         alg.train_mode()
         self.env = env
         torch.manual_seed(100 + self.rank)
         return alg
 
-    def rollout(self, alg: PPO, steps: int = 8) -> None:
+    def rollout(self, alg: Any, steps: int = 8) -> None:
         with torch.inference_mode():
             observations = self.env.get_observations()
             for _ in range(steps):
@@ -90,7 +96,7 @@ class Ranks:
                 alg.process_env_step(observations, rewards + self.rank, dones, extras)
             alg.compute_returns(observations)
 
-    def learn(self, kind: type[PPO], config: AgentConfig, updates: int = 3) -> PPO:
+    def learn(self, kind: type[Algorithm] | None, config: AgentConfig, updates: int = 3) -> Any:
         alg = self.algorithm(kind, config)
         for _ in range(updates):
             self.rollout(alg)
@@ -98,7 +104,7 @@ class Ranks:
         return alg
 
 
-def weights(alg: PPO) -> dict[str, torch.Tensor]:
+def weights(alg: Any) -> dict[str, torch.Tensor]:
     modules = {"actor": alg.actor, "critic": alg.critic} | ({"rnd": alg.rnd} if alg.rnd else {})
     return {
         f"{name}.{key}": value.clone()
@@ -169,7 +175,7 @@ def learn_fast(ranks: Ranks, folder: str) -> dict[str, Any]:
                 {"normalize_advantage_per_mini_batch": True, **changes},
                 obs_normalization=normalised,
             )
-            ours, theirs = (ranks.learn(kind, config, updates=1) for kind in (FastPPO, PPO))
+            ours, theirs = (ranks.learn(kind, config, updates=1) for kind in (PPO, None))
             rates = ours.learning_rate, theirs.learning_rate
             found[f"{name}, normalised: {normalised}"] = (weights(ours), weights(theirs), rates)
     return found
@@ -191,7 +197,7 @@ def learn_both_ways(ranks: Ranks, folder: str) -> dict[str, Any]:
         # Normalised in each minibatch, advantages are the same for both.
         network = {"class_name": "RNNModel", "rnn_hidden_dim": 8} if "recurrent" in name else {}
         config = agent_with({"normalize_advantage_per_mini_batch": True, **changes}, **network)
-        ours, theirs = ranks.learn(FlatPPO, config), ranks.learn(PPO, config)
+        ours, theirs = ranks.learn(RslRlUpdate, config), ranks.learn(None, config)
         found[name] = (weights(ours), weights(theirs), ours.learning_rate, theirs.learning_rate)
     return found
 
@@ -218,7 +224,7 @@ def learn_with_skrl(ranks: Ranks, folder: str) -> dict[str, Any]:
     alike = agent(schedule="fixed", num_mini_batches=1, use_clipped_value_loss=False)
     return {
         "adaptive": {name: (weights(alg), alg.learning_rate) for name, alg in algs.items()},
-        "alike": [weights(ranks.learn(kind, alike, updates=1)) for kind in (TorchPPO, PPO)],
+        "alike": [weights(ranks.learn(kind, alike, updates=1)) for kind in (TorchPPO, None)],
     }
 
 
@@ -234,7 +240,7 @@ def test_ranks_that_learn_with_skrl_stay_the_same(found: list[dict[str, Any]]) -
 class Both(torch.nn.Module):
     """Actor and critic as one module, for DistributedDataParallel."""
 
-    def __init__(self, alg: PPO) -> None:
+    def __init__(self, alg: Any) -> None:
         super().__init__()
         self.actor, self.critic = alg.actor, alg.critic
 
@@ -252,16 +258,15 @@ def follow_gradients(ranks: Ranks, folder: str) -> dict[str, Any]:
         return [None if p.grad is None else p.grad.clone() for p in module.parameters()]
 
     for fused in (False, True):
-        flat = ranks.algorithm(FlatPPO, agent(schedule="fixed"))
-        other = ranks.algorithm(PPO, agent(schedule="fixed"))
-        assert isinstance(flat, FlatPPO)
+        flat = ranks.algorithm(RslRlUpdate, agent(schedule="fixed"))
+        other = ranks.algorithm(None, agent(schedule="fixed"))
         ddp = DistributedDataParallel(Both(other))
         both = Both(flat)
         for alg in (flat, other):
             for group in alg.optimizer.param_groups:
                 group["fused"] = fused
         observations = ranks.env.get_observations()
-        states: dict[PPO, Any] = {}
+        states: dict[Any, Any] = {}
         for step in range(6):
             observations = ranks.env.step(torch.randn(16, 1))[0]
             for module, alg in ((both, flat), (ddp, other)):
@@ -311,8 +316,31 @@ def test_gradients_stay_in_one_buffer_and_steps_are_those_of_ddp(
             assert torch.equal(mean, expected)
 
 
+def count_reductions(ranks: Ranks, folder: str) -> dict[str, int]:
+    """How often each kind of algorithm reduces its gradients in one update."""
+    counts = dict.fromkeys((kind.__name__ for kind in KINDS), 0)
+
+    def counted(kind: type[Algorithm]) -> type[Algorithm]:
+        def reduce_parameters(self: Any) -> None:
+            counts[kind.__name__] += 1
+            kind.reduce_parameters(self)
+
+        return type(kind.__name__, (kind,), {"reduce_parameters": reduce_parameters})
+
+    for kind in KINDS:
+        ranks.learn(counted(kind), agent(num_learning_epochs=3, num_mini_batches=2), updates=1)
+    return counts
+
+
+def test_every_minibatch_is_reduced_once_on_every_path(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        # JAX has an optimiser for each network.
+        once = {"PPO": 6, "RslRlUpdate": 6, "TorchPPO": 6, "JaxPPO": 12}
+        assert rank["count_reductions"] == once
+
+
 def normalise(ranks: Ranks, folder: str) -> dict[str, Any]:
-    alg = ranks.algorithm(FlatPPO, agent())
+    alg = ranks.algorithm(RslRlUpdate, agent())
     ranks.rollout(alg)
     rollout = alg.storage
     found = {
@@ -477,7 +505,8 @@ def test_one_rank_of_a_host_compiles_and_the_others_load(
 
 
 PARTS = (
-    learn_fast, learn_both_ways, learn_with_skrl, follow_gradients, normalise, train, take_turns,
+    learn_fast, learn_both_ways, learn_with_skrl, follow_gradients, count_reductions, normalise,
+    train, take_turns,
 )  # fmt: skip
 
 
@@ -491,5 +520,4 @@ def test_one_rank_alone_is_rsl_rls_ppo() -> None:
     assert alone.take_seconds() == 0.0
     env = build_task("cartpole-balance", "native", "cpu", num_envs=16)
     runner = Runner(env, agent(), "cpu", 1, FOUND.load)
-    assert not runner.alg.is_multi_gpu
-    assert runner.alg.schedule == "adaptive"
+    assert not runner.alg.is_distributed

@@ -177,12 +177,19 @@ class PPOConfig:
     """Random network distillation; set in the task's configuration or in a file."""
     symmetry_cfg: SymmetryConfig | None = None
     """Symmetry augmentation; set in the task's configuration or in a file."""
+    backprop: Literal["auto", "closed-form", "autograd"] = "auto"
+    """How gradients are computed: in closed form, which is faster, or by autograd. `auto`: in
+    closed form where the networks, the distribution and the device (CPU) allow it."""
+    learning_threads: int | None = None
+    """CPU threads that share an update in closed form; None: as many as pay, at most a worker's
+    share of the cores."""
 
     def __post_init__(self) -> None:
         count, share, weight = at_least(1), between(0, 1), at_least(0)
         check(self, num_learning_epochs=count, num_mini_batches=count, gamma=share, lam=share)
         check(self, learning_rate=above(0), desired_kl=above(0), max_grad_norm=above(0))
         check(self, clip_param=above(0), value_loss_coef=weight, entropy_coef=weight)
+        check(self, learning_threads=optional(count))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,8 +174,6 @@ class Checkpointer:
         # A rate that was set anew since then counts; otherwise that which the schedule had reached.
         if own is not None and own["configured_learning_rate"] != algorithm.learning_rate:
             self._runner.alg.learning_rate = algorithm.learning_rate
-            for group in self._runner.alg.optimizer.param_groups:
-                group["lr"] = algorithm.learning_rate
         return lost
 
     def _restore_rank(self, state: dict[str, Any]) -> list[str]:
@@ -275,4 +273,4 @@ class Checkpointer:
     def _models(self) -> tuple[Any, Any]:
         """The networks themselves, within what torch.compile may have wrapped around them."""
         alg = self._runner.alg
-        return alg.get_policy(), alg._raw_critic
+        return alg.actor, alg.critic

@@ -1,15 +1,11 @@
 """What the workers of a run do together, and how long each waits for the others in it."""
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
-
-LOOKING_SECONDS = 0.1
 
 
 class Collectives:
@@ -29,10 +25,7 @@ class Collectives:
         """Sum `tensor` over all ranks, in place; every rank ends with the same bits."""
         if self.world_size > 1:
             with self._stopwatch.running():
-                work = dist.all_reduce(tensor, async_op=True)
-                if not self._on_gpu:
-                    _look_until_done(work)
-                work.wait()
+                dist.all_reduce(tensor)
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sums of `values` over all ranks, in float64; waits for the device."""
@@ -68,17 +61,6 @@ class Collectives:
     def take_seconds(self) -> float:
         """Seconds that this rank spent in collectives since the last call, waiting included."""
         return self._stopwatch.take()
-
-
-def _look_until_done(work: Any) -> None:
-    """Stay awake for a collective that is about to end.
-
-    A core that has gone to sleep over it takes long to wake up. Looking instead, and leaving the
-    core to whoever wants it, halved what collectives cost two workers on two cores.
-    """
-    deadline = time.perf_counter() + LOOKING_SECONDS
-    while not work.is_completed() and time.perf_counter() < deadline:
-        os.sched_yield()
 
 
 class _Stopwatch:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from rsl_rl.models import MLPModel
 from rsl_rl.modules.distribution import GaussianDistribution
+from torch import nn
 
 from mjfleet.config import PPOConfig
 from mjfleet.rl.cpu_network import CpuNetwork
@@ -23,6 +24,22 @@ from mjfleet.rl.gradient_reduction import MEASURES, FlatGradient
 from mjfleet.rl.minibatches import Minibatch
 
 LOG_2_PI = math.log(2.0 * math.pi)
+
+
+NUMBERS_LIKE_PYTHON = 2**15
+"""Activations of a layer in a minibatch that take about as long as Python's part of it."""
+
+
+def useful_threads(actor: Any, critic: Any, batch_size: int) -> int:
+    """Return how many threads can share a minibatch so that one more still makes it faster.
+
+    n threads take an nth of the time for the numbers, and n times the time for Python's part, which
+    one does at a time: the best n is the square root of their ratio. It follows from the
+    configuration alone, because another n would round differently.
+    """
+    linears = [x for mlp in (actor.mlp, critic.mlp) for x in mlp if isinstance(x, nn.Linear)]
+    widest = max(layer.out_features for layer in linears)
+    return max(1, math.isqrt(batch_size * widest // NUMBERS_LIKE_PYTHON))
 
 
 class CpuBackprop:
@@ -61,6 +78,7 @@ class CpuBackprop:
             (_ValueLoss(critic, config, gradient, flat), _PolicyLoss(actor, config, gradient, flat))
             for flat in self._flats
         ]
+        self._policy, self._num_actions = CpuNetwork(actor.mlp), actor.distribution.output_dim
         self._critics = [CpuNetwork(critic.mlp) for _ in range(2 * pairs)]
         self._pool = (
             ThreadPoolExecutor(2 * pairs - 1, "learner", torch.set_num_threads, (1,))
@@ -74,11 +92,19 @@ class CpuBackprop:
         samples, parts = len(batch.actions), len(self._flats)
         for i, losses in enumerate(self._losses):
             self._flats[i].zero_()
-            part = batch.rows(slice(samples * i // parts, samples * (i + 1) // parts))
+            part = batch
+            if parts > 1:
+                part = batch.rows(slice(samples * i // parts, samples * (i + 1) // parts))
             calls += [partial(loss.add_gradients, part, samples) for loss in losses]
         self._run(calls)
         for flat in self._flats[1:]:
             self._flats[0].add_(flat)
+
+    def policy_output(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the action means `(samples, num_actions)` of normalised observations."""
+        means = inputs.new_empty(len(inputs), self._num_actions)
+        self._policy.predict(inputs, means)
+        return means
 
     def predict_values(self, inputs: torch.Tensor, values: torch.Tensor) -> None:
         """Write the values `(samples, 1)` of normalised observations `(samples, size)`."""
@@ -115,6 +141,9 @@ class _Loss:
     def _blocks(self, batch: Minibatch) -> Iterator[Minibatch]:
         """Return parts of a minibatch that the network can compute at a time."""
         size = self._network.num_rows
+        if len(batch.actions) <= size:
+            yield batch
+            return
         for start in range(0, len(batch.actions), size):
             yield batch.rows(slice(start, start + size))
 

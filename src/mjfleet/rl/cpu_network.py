@@ -72,7 +72,7 @@ class CpuNetwork:
         """Allocate the outputs; the parameters stay those of `mlp`, rsl_rl's MLP."""
         linears = [layer for layer in mlp if isinstance(layer, nn.Linear)]
         self.num_rows = max(1, BLOCK_ACTIVATIONS // max(layer.out_features for layer in linears))
-        self.parameters = [(layer.weight, layer.bias) for layer in linears]
+        self.parameters: list[tuple[Any, Any]] = [(x.weight, x.bias) for x in linears]
         # Detached, so that no thread needs to switch autograd off.
         self._layers = [(w.detach(), b.detach()) for w, b in self.parameters]
         self._activate, self._activate_backward = ACTIVATIONS[type(mlp[1])]

@@ -1,151 +1,244 @@
-"""rsl_rl's PPO over several ranks: one flat gradient, one all-reduce per minibatch."""
+"""Proximal policy optimisation for feed-forward policies, on CPU and GPU. Runs in a worker.
 
-from collections.abc import Callable, Iterator
+Its parameters are those of rsl_rl's PPO but for rounding. It differs in the order of the work:
+
+- A step asks the policy alone. Values and log-probabilities follow for all steps at once.
+- Each sample is looked up and normalised once per update, not once per epoch.
+- Losses, KL divergence and learning rate stay on the device until an update ends.
+- Gradients are views of one buffer, which is clipped and reduced over the ranks as a whole.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from rsl_rl.algorithms import PPO
+from rsl_rl import algorithms
+from tensordict import TensorDict
+from torch.distributions import Normal
 
+from mjfleet.config import AgentConfig
+from mjfleet.errors import UserError
+from mjfleet.rl.algorithm import Algorithm
+from mjfleet.rl.autograd_backprop import AutogradBackprop
 from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.cpu_backprop import CpuBackprop, useful_threads
+from mjfleet.rl.cuda_graphs import capture, check_close
+from mjfleet.rl.gradient_reduction import MEASURES
+from mjfleet.rl.minibatches import Minibatches
+
+logger = logging.getLogger(__name__)
+
+LEARNING_RATES = (1e-5, 1e-2)
+"""Limits of the adaptive schedule, as in rsl_rl."""
 
 
-class FlatPPO(PPO):
-    """PPO whose gradients are views of one buffer, which travels in one all-reduce.
+class PPO(Algorithm):
+    """See the module. Its gradients come from CpuBackprop where that knows them, else autograd."""
 
-    Over several ranks, every rank steps its optimisers with the same gradient, the mean over the
-    ranks, and therefore keeps the same parameters. What else has to be the same on all ranks:
+    @staticmethod
+    def missing(agent: AgentConfig) -> str | None:
+        """Return what a configuration asks for that only rsl_rl's own update has, if anything."""
+        algorithm = agent.algorithm
+        missing = {
+            "a recurrent network": agent.is_recurrent,
+            "random network distillation": algorithm.rnd_cfg is not None,
+            "symmetry": algorithm.symmetry_cfg is not None,
+            "mixed precision": algorithm.use_mixed_precision,
+            "torch.compile": agent.torch_compile_mode is not None,
+            f"the optimiser {algorithm.optimizer}": algorithm.optimizer == "rmsprop",
+        }
+        return next((what for what, is_wanted in missing.items() if is_wanted), None)
 
-    - The KL divergence of each minibatch, which steers the learning rate, rides along at the end of
-      the buffer. Every rank sees the mean and decides alike.
-    - Advantages are normalised by mean and deviation over the rollouts of all ranks.
-    - Observation normalisers: rsl_rl reduces their moments over all ranks by itself.
-
-    With one rank it is rsl_rl's PPO, unchanged.
-    """
-
-    def __init__(self, *args: Any, multi_gpu_cfg: dict[str, Any] | None, **kwargs: Any) -> None:
-        """Take rsl_rl's arguments; `multi_gpu_cfg` also holds `collectives`."""
-        super().__init__(*args, multi_gpu_cfg=multi_gpu_cfg, **kwargs)
-        self._flat: torch.Tensor
-        self._views: list[tuple[torch.nn.Parameter, torch.Tensor]]
-        self.on_minibatch: Callable[[], object] = lambda: None
-        """Called before each minibatch."""
-        self._batch: Any = None
-        self._adaptive = self.schedule == "adaptive" and self.desired_kl is not None
-        self.collectives = Collectives()
-        if multi_gpu_cfg is None:
-            return
-        self.collectives = multi_gpu_cfg["collectives"]
-        # rsl_rl would adapt the learning rate by two collectives per minibatch.
-        self.schedule = "fixed"
-        self._kl = torch.zeros((), device=self.device)
-        self._share_gradients()
-
-    def compile(self, mode: str | None = None) -> None:
-        """Compile actor and critic as rsl_rl does, and watch the actor's forward passes."""
-        super().compile(mode)
-        if self.is_multi_gpu and self._adaptive:
-            self.actor.register_forward_hook(self._measure_kl)
-
-    def compute_returns(self, obs: Any) -> None:
-        """Compute returns as rsl_rl does, and advantages normalised over all ranks.
-
-        `normalize_advantage_per_mini_batch` is left as it is: each rank normalises its minibatches
-        by itself.
-        """
-        if not self.is_multi_gpu or self.normalize_advantage_per_mini_batch:
-            super().compute_returns(obs)
-            return
-        self.normalize_advantage_per_mini_batch = True  # That is: not now.
-        try:
-            super().compute_returns(obs)
-        finally:
-            self.normalize_advantage_per_mini_batch = False
-        advantages = self.storage.advantages
-        wide = advantages.double()
-        count, total, squares = self.collectives.total(
-            [wide.numel(), wide.sum().item(), wide.square().sum().item()]
+    def __init__(
+        self,
+        parts: algorithms.PPO,
+        agent: AgentConfig,
+        collectives: Collectives,
+        num_threads: int,
+    ) -> None:
+        """Take Algorithm's arguments."""
+        super().__init__(parts, agent, collectives, num_threads)
+        storage, flat = self.storage, self.gradient.flat
+        self._old = torch.zeros_like(storage.actions), torch.zeros_like(storage.actions)
+        """Means and standard deviations of the actions of a rollout."""
+        storage.distribution_params = self._old
+        self._time_outs = torch.zeros_like(storage.dones)
+        self._minibatches = Minibatches(
+            self.actor, self.critic, storage, self.config.num_mini_batches
         )
-        mean = total / count
-        deviation = max(0.0, (squares - total * mean) / (count - 1)) ** 0.5
-        self.storage.advantages = (advantages - mean) / (deviation + 1e-8)
+        self._backprop = self._make_backprop(num_threads)
+        policy_size = sum(p.numel() for p in self.actor.parameters() if p.requires_grad)
+        self._clipped = flat[:policy_size], flat[policy_size : -len(MEASURES)]
+        """The gradients of actor and critic, which are clipped each by itself."""
+        self._totals = torch.zeros_like(self.gradient.measures)
+        # On a GPU the learning rate stays there; on a CPU it is a Python number, as in rsl_rl.
+        self._rate = None if self.device == "cpu" else torch.zeros((), device=self.device)
+        self._gradients: list[Callable[[], object]] = []
+        """What computes the gradients of each minibatch."""
+        self._step: Callable[[], object] = self._apply_gradients
+        self._num_updates = 0
+        self._prepare_optimizer()
+
+    def act(self, obs: TensorDict) -> torch.Tensor:
+        """Sample actions `(num_envs, num_actions)` and store what they were made from."""
+        storage, step, actor = self.storage, self.storage.step, self.actor
+        actor.distribution.update(self._backprop.policy_output(actor.get_latent(obs)))
+        mean, std = actor.output_distribution_params
+        # The same bits as torch.normal, which would wait for a GPU.
+        actions = torch.randn_like(mean) * std + mean
+        groups = [(rollout[step], obs.get(name)) for name, rollout in storage.observations.items()]
+        sampled = zip((*self._old, storage.actions), (mean, std, actions), strict=True)
+        pairs = [*groups, *((rollout[step], now) for rollout, now in sampled)]
+        torch.ops.aten._foreach_copy_([to for to, _ in pairs], [value for _, value in pairs])
+        return actions
+
+    def process_env_step(
+        self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict[str, Any]
+    ) -> None:
+        """Store the outcome of the actions."""
+        step = self.storage.step
+        self.storage.rewards[step, :, 0] = rewards
+        self.storage.dones[step, :, 0] = dones
+        self._time_outs[step, :, 0] = extras["time_outs"]
+        self.storage.step += 1
+
+    def compute_returns(self, obs: TensorDict) -> None:
+        """Compute values and log-probabilities of the rollout, then returns and advantages."""
+        storage = self.storage
+        inputs = self.critic.get_latent(storage.observations.flatten(0, 1))
+        self._backprop.predict_values(inputs, storage.values.flatten(0, 1))
+        # A time-out is no failure: the value of the state stands for what would have followed.
+        storage.rewards += self.config.gamma * storage.values * self._time_outs
+        log_probs = Normal(*self._old).log_prob(storage.actions)
+        storage.actions_log_prob[:, :, 0] = log_probs.sum(dim=-1)
+        super().compute_returns(obs)
 
     def update(self) -> dict[str, float]:
-        """Run rsl_rl's update over the stored rollout; returns its mean losses, of this rank."""
-        names = ("mini_batch_generator", "recurrent_mini_batch_generator")
-        for name in names:
-            setattr(self.storage, name, self._watched(getattr(self.storage, name)))
-        try:
-            return super().update()
-        finally:
-            for name in names:
-                delattr(self.storage, name)
-
-    def reduce_parameters(self) -> None:
-        """Average the gradients, and the KL divergence, over all ranks in one all-reduce.
-
-        A parameter that has no gradient on a rank counts as zero there.
-        """
-        for parameter, view in self._views:
-            if parameter.grad is None:
-                view.zero_()
-                parameter.grad = view
-            elif parameter.grad.data_ptr() != view.data_ptr():
-                view.copy_(parameter.grad)
-                parameter.grad = view
-        self._flat[-1] = self._kl
-        self.collectives.all_reduce(self._flat)
-        self._flat /= self.collectives.world_size
-        if self._adaptive:
-            self._adapt_learning_rate(self._flat[-1].item())
-
-    def _share_gradients(self) -> None:
-        """Make one buffer and let every parameter's gradient be a view of it."""
-        optimizers = [self.optimizer, *([self.rnd.optimizer] if self.rnd else [])]
-        owned = [
-            [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-            for optimizer in optimizers
-        ]
-        sizes = [sum(p.numel() for p in parameters) for parameters in owned]
-        self._flat = torch.zeros(sum(sizes) + 1, device=self.device)
-        self._views = []
-        start = 0
-        for optimizer, parameters, size in zip(optimizers, owned, sizes, strict=True):
-            part = self._flat[start : start + size]
-            pieces = part.split([p.numel() for p in parameters])
-            views = [piece.view_as(p) for p, piece in zip(parameters, pieces, strict=True)]
-            for parameter, view in zip(parameters, views, strict=True):
-                parameter.grad = view
-            self._views += zip(parameters, views, strict=True)
-            # Setting gradients to None, torch's default, would part them from the buffer.
-            optimizer.zero_grad = lambda set_to_none=True, part=part: part.zero_()
-            start += size
-
-    def _watched(self, generate: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-        """The storage's generator of minibatches, which also lets us see each of them."""
-
-        def generate_watched(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            for batch in generate(*args, **kwargs):
-                self.on_minibatch()
-                self._batch = (batch.old_distribution_params, batch.observations.batch_size[0])
-                yield batch
-
-        return generate_watched
-
-    def _measure_kl(self, *_: Any) -> None:
-        """After the first forward pass of a minibatch: how far the policy is from the rollout's."""
-        if self._batch is None:
-            return
-        (old, samples), self._batch = self._batch, None
-        with torch.inference_mode():
-            new = tuple(p[:samples] for p in self.actor.output_distribution_params)
-            self._kl.copy_(self.actor.get_kl_divergence(old, new).mean())
-
-    def _adapt_learning_rate(self, kl: float) -> None:
-        """Steer towards `desired_kl` by rsl_rl's rule and factors."""
-        if kl > self.desired_kl * 2.0:
-            self.learning_rate = max(1e-5, self.learning_rate / 1.5)
-        elif 0.0 < kl < self.desired_kl / 2.0:
-            self.learning_rate = min(1e-2, self.learning_rate * 1.5)
+        """Learn from the stored rollout; return the mean losses, over all ranks."""
+        config = self.config
+        self._minibatches.fill(
+            self._old, config.clip_param, config.normalize_advantage_per_mini_batch
+        )
+        if self._rate is not None:
+            self._rate.fill_(self.learning_rate)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate
+            group["lr"] = self.learning_rate if self._rate is None else self._rate
+        self.gradient.attach()
+        self._prepare_graphs()
+        self._totals.zero_()
+        for _ in range(config.num_learning_epochs):
+            for compute_gradients in self._gradients:
+                self.on_minibatch()
+                compute_gradients()
+                if self.is_distributed:
+                    self.reduce_parameters()
+                self._step()
+        observations = self.storage.observations.flatten(0, 1)
+        for model in (self.actor, self.critic):
+            _update_normalization(model, observations)
+        self.storage.clear()
+        if self._rate is not None:
+            self.parts.learning_rate = self._rate.item()
+        means = self._totals / (config.num_learning_epochs * config.num_mini_batches)
+        losses = dict(zip(MEASURES, means.tolist(), strict=True))
+        return {name: losses[name] for name in ("value", "surrogate", "entropy")}
+
+    def save(self) -> dict[str, Any]:
+        """Return networks and optimiser in a form that rsl_rl's own PPO can load."""
+        state = super().save()
+        optimizer = state["optimizer_state_dict"]
+        plain = {"lr": self.learning_rate, "fused": None}
+        if "capturable" in optimizer["param_groups"][0]:
+            plain["capturable"] = False
+        groups = [group | plain for group in optimizer["param_groups"]]
+        return state | {"optimizer_state_dict": optimizer | {"param_groups": groups}}
+
+    def load(self, state: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool) -> bool:
+        """Load rsl_rl's format."""
+        loads_iteration = super().load(state, load_cfg, strict)
+        self._prepare_optimizer()
+        self._num_updates = 0  # Graphs would step the optimiser's state of before.
+        return loads_iteration
+
+    def _make_backprop(self, num_threads: int) -> CpuBackprop | AutogradBackprop:
+        """Choose how gradients are computed, see PPOConfig.backprop."""
+        networks, config = (self.actor, self.critic), self.config
+        is_known = self.device == "cpu" and CpuBackprop.supports(*networks)
+        if config.backprop == "closed-form" and not is_known:
+            raise UserError(
+                "--agent.algorithm.backprop closed-form needs a CPU, GaussianDistribution, and one "
+                "of the activations elu, selu, relu, crelu, lrelu, tanh, sigmoid, identity. "
+                "`auto` takes autograd for others."
+            )
+        if config.backprop == "autograd" or not is_known:
+            return AutogradBackprop(*networks, self.gradient, config)
+        self.torch_threads = 1
+        useful = useful_threads(*networks, len(self._minibatches.batches[0].actions))
+        threads = config.learning_threads or min(num_threads, useful)
+        return CpuBackprop(*networks, self.gradient, config, threads)
+
+    def _prepare_optimizer(self) -> None:
+        """Have the optimiser step all parameters in one launch."""
+        for group in self.optimizer.param_groups:
+            group["fused"] = True
+            if "capturable" in group:
+                group["capturable"] = self.device != "cpu"
+        for state in self.optimizer.state.values():
+            if "step" in state:
+                state["step"] = state["step"].to(self.device, torch.float32)
+
+    def _prepare_graphs(self) -> None:
+        """On a GPU, capture all but the reduction as CUDA graphs, from the second update on."""
+        self._num_updates += 1
+        if self._num_updates == 1:  # The first update makes the state of the optimiser.
+            compute, batches = self._backprop.compute_gradients, self._minibatches.batches
+            self._gradients = [partial(compute, batch) for batch in batches]
+            self._step = self._apply_gradients
+        elif self._num_updates == 2 and self.device != "cpu":
+            calls = self._gradients
+            try:
+                pool = torch.cuda.graph_pool_handle()
+                graphs = [capture(call, pool=pool) for call in calls]
+                calls[0]()
+                expected = self.gradient.flat.clone()
+                graphs[0].replay()
+                check_close("an update", self.gradient.flat, expected)
+                step = capture(self._apply_gradients, pool=pool)
+            except RuntimeError as error:
+                logger.warning("updates are no CUDA graphs, and slower for it: %s", error)
+                return
+            self._gradients, self._step = [graph.replay for graph in graphs], step.replay
+
+    def _apply_gradients(self) -> None:
+        """Adapt the learning rate, clip the gradients, and step."""
+        self._totals += self.gradient.measures
+        if self.is_adaptive:
+            self._adapt(self.gradient.kl)
+        for part in self._clipped:
+            part.mul_((self.config.max_grad_norm / (part.norm() + 1e-6)).clamp(max=1.0))
+        self.optimizer.step()
+
+    def _adapt(self, kl: torch.Tensor) -> None:
+        """Adapt the learning rate where it is, without waiting for a GPU."""
+        if self._rate is None:
+            self.adapt_learning_rate(kl.item())
+            return
+        low, high = LEARNING_RATES
+        lower, higher = (self._rate / 1.5).clamp(min=low), (self._rate * 1.5).clamp(max=high)
+        is_small = (kl < self.config.desired_kl / 2.0) & (kl > 0.0)
+        is_large = kl > self.config.desired_kl * 2.0
+        self._rate.copy_(torch.where(is_large, lower, torch.where(is_small, higher, self._rate)))
+
+
+def _update_normalization(model: Any, observations: TensorDict) -> None:
+    """Update a network's observation normaliser, whose tensors keep their addresses.
+
+    rsl_rl replaces `_std` by a new tensor; a captured rollout would go on reading the old one.
+    """
+    normalizer = model.obs_normalizer
+    before = getattr(normalizer, "_std", None)
+    model.update_normalization(observations)
+    if before is not None:
+        normalizer._std = before.copy_(normalizer._std)

@@ -21,7 +21,7 @@ from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torch import nn
 
-from mjfleet.rl.ppo import FlatPPO
+from mjfleet.rl.algorithm import Algorithm
 
 
 @contextmanager
@@ -42,14 +42,12 @@ with _unconnected():
     from skrl.resources.schedulers.torch import KLAdaptiveLR
 
 
-class SkrlPPO(FlatPPO, ABC):
+class SkrlPPO(Algorithm, ABC):
     """What both frameworks share; their arrays are made from the tensors of rsl_rl's storage."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take FlatPPO's arguments."""
+        """Take Algorithm's arguments."""
         super().__init__(*args, **kwargs)
-        # skrl steers the learning rate, not what reduces the gradients.
-        self.is_adaptive, self._adaptive = self._adaptive, False
         self._after: Any = None
         self.agent: Any = self._make_agent()
         self.agent.init()
@@ -96,7 +94,7 @@ class SkrlPPO(FlatPPO, ABC):
         tracked = {name: values[-1] for name, values in self.agent.tracking_data.items()}
         self.agent.tracking_data.clear()
         return {
-            "value": tracked["Loss / Value loss"] / (self.value_loss_coef or 1.0),
+            "value": tracked["Loss / Value loss"] / (self.config.value_loss_coef or 1.0),
             "surrogate": tracked["Loss / Policy loss"],
             "entropy": self.actor.output_entropy.mean().item(),
         }
@@ -120,17 +118,18 @@ class SkrlPPO(FlatPPO, ABC):
 
     def _settings(self) -> dict[str, Any]:
         """Our numbers under skrl's names; nothing is written by skrl."""
+        config = self.config
         return {
             "rollouts": self.storage.num_transitions_per_env,
-            "learning_epochs": self.num_learning_epochs,
-            "mini_batches": self.num_mini_batches,
-            "discount_factor": self.gamma,
-            "gae_lambda": self.lam,
+            "learning_epochs": config.num_learning_epochs,
+            "mini_batches": config.num_mini_batches,
+            "discount_factor": config.gamma,
+            "gae_lambda": config.lam,
             "learning_rate": self.learning_rate,
-            "ratio_clip": self.clip_param,
-            "value_clip": self.clip_param if self.use_clipped_value_loss else 0.0,
-            "entropy_loss_scale": self.entropy_coef,
-            "value_loss_scale": self.value_loss_coef,
+            "ratio_clip": config.clip_param,
+            "value_clip": config.clip_param if config.use_clipped_value_loss else 0.0,
+            "entropy_loss_scale": config.entropy_coef,
+            "value_loss_scale": config.value_loss_coef,
             "experiment": {"write_interval": 0, "checkpoint_interval": 0},
         }
 
@@ -158,7 +157,7 @@ class TorchPPO(SkrlPPO):
         agent.optimizer = self.optimizer
         self.optimizer.register_step_pre_hook(self._finish_gradients)
         if self.is_adaptive:
-            agent.scheduler = _Schedule(self.optimizer, self.desired_kl, self.mean_kl)
+            agent.scheduler = _Schedule(self.optimizer, self.config.desired_kl, self.mean_kl)
         return agent
 
     def _array(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -170,10 +169,10 @@ class TorchPPO(SkrlPPO):
 
     def _finish_gradients(self, *_: Any) -> None:
         """Average gradients over the ranks, then clip those of actor and critic."""
-        if self.is_multi_gpu:
+        if self.is_distributed:
             self.reduce_parameters()
         for network in (self.actor, self.critic):
-            nn.utils.clip_grad_norm_(network.parameters(), self.max_grad_norm)
+            nn.utils.clip_grad_norm_(network.parameters(), self.config.max_grad_norm)
 
 
 class _Policy(GaussianMixin, Model):

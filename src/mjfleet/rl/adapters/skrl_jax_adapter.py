@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax.flatten_util import ravel_pytree
 from optax.tree_utils import tree_get, tree_set
 from torch import nn
 
@@ -64,7 +63,7 @@ class JaxPPO(SkrlPPO):
             )
         memory = RandomMemory(**self._memory_sizes(), device=config.jax.device)
         settings = self._settings() | {
-            "grad_norm_clip": self.max_grad_norm,
+            "grad_norm_clip": self.config.max_grad_norm,
             "learning_rate_scheduler": self._kl_adaptive,
         }
         agent = PPO(models=models, memory=memory, cfg=settings, **place)
@@ -76,7 +75,7 @@ class JaxPPO(SkrlPPO):
 
     def _kl_adaptive(self) -> Callable[..., float]:
         """skrl's schedule by the KL divergence of all ranks; skrl knows it by this name."""
-        adapt: Any = KLAdaptiveLR(kl_threshold=self.desired_kl)
+        adapt: Any = KLAdaptiveLR(kl_threshold=self.config.desired_kl)
 
         def schedule(step: int, *, lr: float, kl: float) -> float:
             return adapt(step, lr=lr, kl=self.mean_kl(kl)) if self.is_adaptive else lr
@@ -105,7 +104,9 @@ class JaxPPO(SkrlPPO):
             model.state_dict = model.state_dict.replace(params=parameters)
             mu, nu = (self._tree(network, moment(name)) for name in ("exp_avg", "exp_avg_sq"))
             adam = adam.replace(state=tree_set(adam.state, count=np.int32(count), mu=mu, nu=nu))
-            setattr(agent, f"{role}_optimizer", _RanksAdam(adam, self._mean_gradients))
+            setattr(
+                agent, f"{role}_optimizer", _RanksAdam(adam, partial(self._mean_gradients, network))
+            )
         agent.policy_learning_rate = agent.value_learning_rate = self.learning_rate
 
     @torch.no_grad()
@@ -123,8 +124,6 @@ class JaxPPO(SkrlPPO):
                     "exp_avg_sq": torch.from_dlpack(nu[name]).clone(),
                 }
         self.learning_rate = self.agent.policy_learning_rate
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate
 
     def _tree(
         self, network: nn.Module, tensor_of: Callable[[nn.Parameter], torch.Tensor]
@@ -132,12 +131,17 @@ class JaxPPO(SkrlPPO):
         """One array for each parameter, by its name, nested as flax does."""
         return {"params": {k: self._array(tensor_of(p)) for k, p in network.named_parameters()}}
 
-    def _mean_gradients(self, gradients: Any) -> Any:
-        """The same tree, averaged over the ranks."""
-        vector, restore = ravel_pytree(gradients)
-        flat = torch.from_dlpack(vector).clone()
-        self.collectives.all_reduce(flat)
-        return restore(self._array(flat / self.collectives.world_size))
+    @torch.no_grad()
+    def _mean_gradients(self, network: nn.Module, gradients: Any) -> Any:
+        """Return a network's gradients, averaged over the ranks."""
+        if not self.is_distributed:
+            return gradients
+        for name, parameter in network.named_parameters():
+            if parameter.grad is not None:
+                parameter.grad.copy_(torch.from_dlpack(gradients["params"][name]))
+        self.reduce_parameters()
+        zeros = torch.zeros_like
+        return self._tree(network, lambda p: zeros(p) if p.grad is None else p.grad)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def export(job: WorkerArgs, checkpoint: Path, kind: "Format") -> Exported:
     config = from_dict(found.defaults(), job.config)
     env = build_env(found, config, job.engine, job.devices[0], job.threads)
     runner = Runner(env, config.agent, job.devices[0], job.threads, found.load)
-    runner.load(str(checkpoint), {"actor": True, "iteration": True})
+    runner.load(checkpoint, {"actor": True, "iteration": True})
     policy = runner.get_inference_policy()
     entries = {
         "task": found.name,

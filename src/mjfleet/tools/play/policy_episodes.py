@@ -61,7 +61,7 @@ def playing(job: WorkerArgs, policy: Path | Actions | None) -> Iterator[Player]:
 
             @torch.inference_mode(False)
             def load(checkpoint: Path) -> None:
-                runner.load(str(checkpoint), {"actor": True})
+                runner.load(checkpoint, {"actor": True})
 
             with torch.inference_mode(False):
                 runner = Runner(env, config.agent, job.devices[0], job.threads, found.load)

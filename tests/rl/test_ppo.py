@@ -1,4 +1,4 @@
-"""The fast path of learning ends where rsl_rl's own does."""
+"""PPO ends where rsl_rl's own does."""
 
 import copy
 from collections.abc import Iterator
@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from rsl_rl.algorithms import PPO
 from tensordict import TensorDict
 
 from mjfleet.config import AgentConfig, from_dict
-from mjfleet.rl import learners, mlp
-from mjfleet.rl.adapters.rsl_rl_adapter import rsl_rl_config
-from mjfleet.rl.fast_ppo import FastPPO
+from mjfleet.errors import UserError
+from mjfleet.rl import cpu_network
+from mjfleet.rl.adapters.rsl_rl_adapter import build_parts
+from mjfleet.rl.algorithm import Algorithm
+from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.ppo import PPO
 from mjfleet.rl.runner import Runner
 
 from ..env.test_env import BUNDLED, build_task
@@ -39,6 +41,8 @@ CASES: dict[str, dict[str, Any]] = {
     "deviation by observation": {
         "distribution": {"class_name": "HeteroscedasticGaussianDistribution"}
     },
+    "autograd": {"algorithm": {"backprop": "autograd"}},
+    "autograd, values clipped": {"algorithm": {"backprop": "autograd", "clip_param": 0.05}},
 }
 
 
@@ -66,20 +70,22 @@ def observations() -> TensorDict:
 
 
 def learn(
-    kind: type[PPO], config: AgentConfig, updates: int, alg: Any = None, threads: int = 1
+    kind: type[Algorithm] | None, config: AgentConfig, updates: int, alg: Any = None
 ) -> tuple[Any, dict[str, float]]:
-    """Updates from random numbers, the same for every kind of algorithm; and the last losses."""
+    """Updates from random numbers, the same for every kind of algorithm; and the last losses.
+
+    None stands for rsl_rl's stock PPO.
+    """
     losses: Any = {}
     if alg is None:
         torch.manual_seed(5)
         first = observations()
-        cfg: dict[str, Any] = {**rsl_rl_config(config, lambda name: None), "multi_gpu": None}
-        cfg["algorithm"]["class_name"] = kind
-        env: Any = SimpleNamespace(num_envs=WORLDS, num_actions=ACTIONS)
-        alg = kind.construct_algorithm(first, env, cfg, "cpu")
+        sizes = {"num_envs": WORLDS, "num_actions": ACTIONS}
+        env: Any = SimpleNamespace(get_observations=lambda: first, **sizes)
+        alg = build_parts(env, config, "cpu", lambda name: None)
+        if kind is not None:
+            alg = kind(alg, config, Collectives(), 1)
         alg.train_mode()
-        if threads > 1:
-            alg.share_among(threads)
     for update in range(updates):
         torch.manual_seed(update)  # rsl_rl draws actions, which nobody needs, while it updates.
         with torch.inference_mode():
@@ -110,9 +116,9 @@ def tolerance(request: pytest.FixtureRequest) -> Iterator[float]:
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str, tolerance: float) -> None:
     config = agent(**CASES[case])
-    ours, losses = learn(FastPPO, config, updates=1)
-    theirs, their_losses = learn(PPO, config, updates=1)
-    before = weights(learn(PPO, config, updates=0)[0])
+    ours, losses = learn(PPO, config, updates=1)
+    theirs, their_losses = learn(None, config, updates=1)
+    before = weights(learn(None, config, updates=0)[0])
     assert not all(torch.equal(before[key], value) for key, value in weights(ours).items())
     torch.testing.assert_close(weights(ours), weights(theirs), rtol=tolerance, atol=tolerance)
     assert ours.learning_rate == pytest.approx(theirs.learning_rate)
@@ -121,44 +127,47 @@ def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str, tolerance: floa
     torch.testing.assert_close(losses, their_losses, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("threads", [2, 4])
-@pytest.mark.parametrize("case", CASES)
-def test_threads_that_share_an_update_end_with_the_same(
-    case: str, threads: int, tolerance: float
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_threads_and_blocks_that_share_an_update_end_with_the_same(
+    threads: int, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = agent(**CASES[case])
-    alone, losses = learn(FastPPO, config, updates=2)
-    shared, their_losses = learn(FastPPO, config, updates=2, threads=threads)
-    torch.testing.assert_close(
-        weights(shared), weights(alone), rtol=10 * tolerance, atol=10 * tolerance
-    )
-    assert their_losses == pytest.approx(losses, rel=1e-4, abs=1e-6)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("case", CASES)
-def test_pieces_that_fit_a_cache_end_with_the_same(
-    case: str, threads: int, tolerance: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(learners, "CACHED", 16 * 16)  # Of 16 activations in a layer.
-    monkeypatch.setattr(mlp, "WORTHWHILE", 0)
-    config = agent(**CASES[case])
-    ours, losses = learn(FastPPO, config, updates=1, threads=threads)
-    theirs, their_losses = learn(PPO, config, updates=1)
+    monkeypatch.setattr(cpu_network, "BLOCK_ACTIVATIONS", 16 * 16)  # Blocks of 16 samples.
+    ours, losses = learn(PPO, agent(algorithm={"learning_threads": threads}), updates=1)
+    theirs, their_losses = learn(None, agent(), updates=1)
     torch.testing.assert_close(weights(ours), weights(theirs), rtol=tolerance, atol=tolerance)
     assert losses == pytest.approx(their_losses, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize(("first", "second"), [(FastPPO, PPO), (PPO, FastPPO), (FastPPO, FastPPO)])
-def test_each_goes_on_from_what_the_other_has_saved(first: type[PPO], second: type[PPO]) -> None:
+def test_gradients_in_closed_form_are_refused_where_there_are_none() -> None:
+    closed = {"backprop": "closed-form"}
+    learn(PPO, agent(algorithm=closed), updates=1)
+    distribution = {"class_name": "HeteroscedasticGaussianDistribution"}
+    with pytest.raises(UserError, match=r"--agent\.algorithm\.backprop closed-form"):
+        learn(PPO, agent(algorithm=closed, distribution=distribution), updates=1)
+
+
+@pytest.mark.parametrize(("first", "second"), [(PPO, None), (None, PPO), (PPO, PPO)])
+def test_each_goes_on_from_what_the_other_has_saved(
+    first: type[Algorithm] | None, second: type[Algorithm] | None
+) -> None:
     config = agent()
     begun, _ = learn(first, config, updates=2)
     other, _ = learn(second, config, updates=0)
     other.load(copy.deepcopy(begun.save()), None, strict=True)
     assert other.learning_rate == begun.learning_rate
     for alg in (begun, other):
-        learn(type(alg), config, updates=2, alg=alg)
+        learn(None, config, updates=2, alg=alg)
     torch.testing.assert_close(weights(other), weights(begun), rtol=1e-4, atol=1e-5)
+
+
+def test_actions_are_the_samples_of_torch_normal() -> None:
+    alg, _ = learn(PPO, agent(), updates=0)
+    seen = observations()
+    torch.manual_seed(3)
+    with torch.inference_mode():
+        actions = alg.act(seen)
+        torch.manual_seed(3)
+        assert torch.equal(actions, torch.normal(alg.actor.output_mean, alg.actor.output_std))
 
 
 UNKNOWN: dict[str, dict[str, Any]] = {
@@ -170,17 +179,17 @@ UNKNOWN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", UNKNOWN)
-def test_what_the_fast_path_does_not_know_takes_the_slow_one_and_says_so_once(
+def test_what_only_rsl_rl_has_takes_its_update_and_says_so_once(
     what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = BUNDLED["cartpole-balance"]
     small = {"num_steps_per_env": 4, "max_iterations": 2}
-    for config, is_fast in (
+    for config, is_ours in (
         (from_dict(found.task.agent, small), True),
         (from_dict(found.task.agent, small | UNKNOWN[what]), False),
     ):
         env = build_task("cartpole-balance", "native", "cpu", num_envs=8)
         runner = Runner(env, config, "cpu", 1, found.load)
         runner.train(lambda _: None, lambda: None)
-        assert isinstance(runner.alg, FastPPO) == is_fast
-        assert capsys.readouterr().out.count(what) == (0 if is_fast else 1)
+        assert isinstance(runner.alg, PPO) == is_ours
+        assert capsys.readouterr().out.count(what) == (0 if is_ours else 1)

@@ -1,0 +1,46 @@
+"""PPO's loss gradients by autograd: any feed-forward networks, on CPU and GPU. Runs in a worker."""
+
+from typing import Any
+
+import torch
+
+from mjfleet.config import PPOConfig
+from mjfleet.rl.gradient_reduction import FlatGradient
+from mjfleet.rl.minibatches import Minibatch
+
+
+class AutogradBackprop:
+    """The interface of `CpuBackprop`, for what has no closed form there."""
+
+    def __init__(self, actor: Any, critic: Any, gradient: FlatGradient, config: PPOConfig) -> None:
+        self._actor, self._critic = actor, critic
+        self._gradient, self._config = gradient, config
+
+    def policy_output(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the policy network's output for normalised observations `(samples, size)`."""
+        return self._actor.mlp(inputs)
+
+    def predict_values(self, inputs: torch.Tensor, values: torch.Tensor) -> None:
+        """Write the values `(samples, 1)` of normalised observations `(samples, size)`."""
+        values.copy_(self._critic.mlp(inputs))
+
+    def compute_gradients(self, batch: Minibatch) -> None:
+        """Write the gradients of the minibatch's loss, its parts and its KL divergence."""
+        config, actor = self._config, self._actor
+        self._gradient.flat.zero_()
+        actor.distribution.update(actor.mlp(batch.actor_inputs))
+        ratio = torch.exp(actor.get_output_log_prob(batch.actions) - batch.log_probs)
+        surrogate = -torch.minimum(batch.advantages * ratio, batch.limits).mean()
+        entropy = actor.output_entropy.mean()
+        values = self._critic.mlp(batch.critic_inputs)
+        errors = (values - batch.returns).square()
+        if config.use_clipped_value_loss:
+            change = (values - batch.values).clamp(-config.clip_param, config.clip_param)
+            errors = torch.maximum(errors, (batch.values + change - batch.returns).square())
+        value = errors.mean()
+        loss = surrogate + config.value_loss_coef * value - config.entropy_coef * entropy
+        loss.backward()
+        with torch.no_grad():
+            old, new = (batch.means, batch.stds), actor.output_distribution_params
+            kl = actor.get_kl_divergence(old, new).mean()
+            self._gradient.measures.copy_(torch.stack((value, surrogate, entropy, kl)))

@@ -1,0 +1,43 @@
+"""Proves after each iteration that all ranks hold the same policy. Runs in a worker."""
+
+from collections.abc import Sequence
+
+import torch
+
+from mjfleet.rl.algorithm import Algorithm
+
+
+class OutOfStepError(RuntimeError):
+    """The ranks no longer have the same parameters."""
+
+
+@torch.inference_mode()
+def checksum(algorithm: Algorithm) -> int:
+    """Return a checksum below 2^52 of every bit of parameters and normalisers.
+
+    It waits for the device. A float64 holds it.
+    """
+    modules = [algorithm.actor, algorithm.critic, *([algorithm.rnd] if algorithm.rnd else [])]
+    total = torch.zeros((), dtype=torch.int64, device=algorithm.device)
+    for module in modules:
+        for tensor in module.state_dict().values():
+            total = total * 31 + tensor.reshape(-1).view(torch.int32).sum(dtype=torch.int64)
+    return int(total) % 2**52
+
+
+def check_replicas(iteration: int, checksums: Sequence[int]) -> None:
+    """Compare the checksums of all ranks.
+
+    Raises:
+        OutOfStepError: they differ; names the ranks that do not have the majority's, or rank 0's
+            where there is none.
+    """
+    common = max(checksums, key=lambda value: (checksums.count(value), value == checksums[0]))
+    odd = [rank for rank, value in enumerate(checksums) if value != common]
+    if odd:
+        ranks = ", ".join(f"rank {rank}" for rank in odd)
+        raise OutOfStepError(
+            f"iteration {iteration}: parameters or normalisers of {ranks} differ from those of the "
+            f"other{'' if len(checksums) == 2 else 's'}. Something on a rank changes them besides "
+            "the common update, or its hardware is faulty."
+        )
