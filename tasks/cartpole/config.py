@@ -17,7 +17,7 @@ class CartpoleConfig(EnvConfig):
     """Control at 20 Hz in episodes of 50 s, so 1000 steps of at most 1 each."""
 
     num_envs: int = 512
-    """Worlds per worker; `auto`: as many as make training faster on these devices, measured."""
+    """Environments per worker; `auto` measures which number trains fastest on these devices."""
     decimation: int = 5
     """Physics steps (0.01 s each) per environment step; the action is held meanwhile."""
     episode_seconds: float = 50.0

@@ -1,4 +1,4 @@
-"""Unitree Go1 that follows velocity commands. README.md has the figures of the robot."""
+"""Unitree Go1 that follows velocity commands. README.md has the sources of its numbers."""
 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -19,7 +19,7 @@ POSITIVE_RANGE = Rule(lambda v: 0 < v[0] <= v[1], "two numbers above 0, the lowe
 
 @dataclass(frozen=True, kw_only=True)
 class CommandConfig:
-    """What the robot is told to do."""
+    """Velocity commands."""
 
     flags: ClassVar[str] = "env.command."
 
@@ -30,9 +30,9 @@ class CommandConfig:
     yaw: tuple[float, float] = (-1.0, 1.0)
     """Range of the yaw rate in rad/s, to the left."""
     seconds: tuple[float, float] = (3.0, 8.0)
-    """Range of the time until a new command comes."""
+    """Range of the time between commands in s."""
     heading_share: float = 0.3
-    """Share of commands that name a heading, which the yaw rate then steers for."""
+    """Share of commands that name a heading, which then determines the yaw rate."""
     standing_share: float = 0.1
     """Share of commands to stand still."""
 
@@ -43,7 +43,7 @@ class CommandConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomConfig:
-    """How worlds differ from each other, and episodes; ranges of zero width switch it off."""
+    """How environments and episodes differ; a range of zero width switches a variation off."""
 
     flags: ClassVar[str] = "env.random."
 
@@ -54,17 +54,17 @@ class RandomConfig:
     center_of_mass: tuple[float, float] = (-0.03, 0.03)
     """Shift of the trunk's centre of mass in m, along each axis."""
     gains: tuple[float, float] = (0.9, 1.1)
-    """Factor of kp and kv, of each motor."""
+    """Factor of the kp and kv of each motor."""
     strength: tuple[float, float] = (0.9, 1.1)
-    """Factor of the torque limit, of each motor."""
+    """Factor of the torque limit of each motor."""
     delay: tuple[int, int] = (0, 1)
-    """Environment steps by which actions are late, both included."""
+    """Range of the delay of actions in environment steps, both ends included."""
     push_speed: float = 0.5
-    """Largest change of velocity by a push in m/s, along x and along y."""
+    """Largest change of velocity by a push in m/s, along x and y each."""
     push_seconds: tuple[float, float] = (5.0, 10.0)
-    """Range of the time between pushes."""
+    """Range of the time between pushes in s."""
     noise: float = 1.0
-    """Factor of the noise of what the policy sees."""
+    """Factor of the noise on the policy's observations."""
 
     def __post_init__(self) -> None:
         check(self, friction=POSITIVE_RANGE, gains=POSITIVE_RANGE, strength=POSITIVE_RANGE)
@@ -87,7 +87,7 @@ class WeightsConfig:
     upright: float = 1.0
     """Being upright."""
     fall: float = -2.0
-    """A fall, once."""
+    """A fall, counted once."""
     vertical: float = -1.0
     """Vertical velocity, squared."""
     tumbling: float = -0.05
@@ -97,15 +97,15 @@ class WeightsConfig:
     acceleration: float = -1e-7
     """Accelerations of the joints, squared."""
     jerk: float = -0.01
-    """Change of the action, squared."""
+    """Changes of the action, squared."""
     air_time: float = 0.8
-    """Seconds that a foot was in the air, above `air_seconds` and at most 0.3, when it lands."""
+    """When a foot lands, its seconds in the air beyond `air_seconds`, at most 0.3."""
     slip: float = -0.1
     """Horizontal velocity of feet on the ground, squared."""
     pose: float = -0.1
-    """Distance of the joints from the standing pose, squared; ten times as much to stand still."""
+    """Distance of the joints from the standing pose, squared; ten times that if standing still."""
     touch: float = -1.0
-    """Hips, thighs and calves that touch the ground."""
+    """Number of hips, thighs and calves that touch the ground."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class Go1Config(EnvConfig):
     """Control at 50 Hz in episodes of 20 s."""
 
     num_envs: int = 1024
-    """Worlds per worker; `auto`: as many as make training faster on these devices, measured."""
+    """Environments per worker; `auto` measures which number trains fastest on these devices."""
     decimation: int = 4
     """Physics steps (5 ms each) per environment step; the action is held meanwhile."""
     episode_seconds: float = 20.0
@@ -121,17 +121,17 @@ class Go1Config(EnvConfig):
     action_scale: float = 0.25
     """Angle in rad by which an action of 1 moves a joint's target from the standing pose."""
     history: int = 3
-    """How many of the newest observations the policy sees."""
+    """How many of the newest observations the policy observes at once."""
     tracking_width: float = 0.5
     """Error in m/s or rad/s at which a tracking reward has fallen to 1/e."""
     air_seconds: float = 0.1
-    """Time in the air from which on a step is rewarded."""
+    """Time in the air in s beyond which a step is rewarded."""
     command: CommandConfig = field(default_factory=CommandConfig)
-    """What the robot is told to do."""
+    """Velocity commands."""
     random: RandomConfig = field(default_factory=RandomConfig)
-    """How worlds differ."""
+    """How environments differ."""
     weights: WeightsConfig = field(default_factory=WeightsConfig)
-    """What counts how much."""
+    """Weights of the reward terms."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,13 +147,13 @@ class RoughConfig(Go1Config):
     columns: int = 8
     """Tiles of each level; there are eight kinds."""
     start_levels: int = 2
-    """Levels, from the easiest on, at which worlds begin."""
+    """Number of levels, from the easiest on, at which environments begin."""
     terrain_seed: int = 0
-    """Seed of the ground."""
+    """Seed from which the ground is generated."""
     nconmax: int | None = 48
-    """Contacts per world that the warp engine has room for."""
+    """Contacts per environment that the warp engine has room for."""
     njmax: int | None = 256
-    """Constraint rows per world that the warp engine has room for."""
+    """Constraint rows per environment that the warp engine has room for."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,14 +170,14 @@ AGENT = AgentConfig(
 
 TASKS = {
     "go1-velocity-flat": Task(
-        summary="A Unitree Go1 walks on flat ground as fast and whither it is told.",
+        summary="A Unitree Go1 follows velocity commands on flat ground.",
         env=Go1Config(),
         env_class="env:Go1Env",
         agent=AGENT,
         num_actions=12,
     ),
     "go1-velocity-rough": Task(
-        summary="The same on slopes, stairs and blocks, which get harder as it gets on.",
+        summary="The same on slopes, stairs and blocks that get harder as it improves.",
         env=RoughConfig(),
         env_class="rough:RoughEnv",
         agent=replace(AGENT, max_iterations=3000),

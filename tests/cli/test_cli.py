@@ -40,7 +40,7 @@ def test_help_of_a_task_shows_every_number_with_its_meaning(run: Run) -> None:
     assert result.returncode == 0
     text = " ".join(result.stdout.replace("│", " ").split())
     for words in (
-        "--env.num-envs INT|auto Worlds per worker; `auto`:",
+        "--env.num-envs INT|auto Environments per worker; `auto`",
         "--env.swing-up, --env.no-swing-up",
         "--agent.algorithm.learning-rate FLOAT",
         "(default: 0.001)",

@@ -1,4 +1,4 @@
-"""What learns: networks, PPO and the runner's numbers, under the names that rsl_rl gives them."""
+"""The learning agent: networks, PPO and the runner's settings, with rsl_rl's names."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -34,7 +34,7 @@ class DistributionConfig:
     )
     """Gaussian with one standard deviation per action, or one that depends on the observation."""
     init_std: float = 1.0
-    """Standard deviation at the start, in units of the action."""
+    """Initial standard deviation, in units of the action."""
     std_type: Literal["scalar", "log"] = "scalar"
     """Whether the standard deviation or its logarithm is the learned parameter."""
     std_range: tuple[float, float] = (1e-6, 1e6)
@@ -54,7 +54,7 @@ class ModelConfig:
     flags: ClassVar[str]
 
     class_name: Literal["MLPModel", "RNNModel"] = "MLPModel"
-    """Feed-forward network, or one with a recurrent layer in front."""
+    """Feed-forward network, or one that begins with a recurrent layer."""
     hidden_dims: tuple[int, ...] = (256, 128, 64)
     """Sizes of the hidden layers."""
     activation: Activation = "elu"
@@ -99,7 +99,7 @@ class RndConfig:
     weight: float = 1.0
     """Weight of the novelty reward, per second of simulated time."""
     num_outputs: int = 16
-    """Size of the embedding that the predictor has to match."""
+    """Size of the embedding that the predictor learns to match."""
     predictor_hidden_dims: tuple[int, ...] = (256, 256)
     """Hidden layers of the trained network."""
     target_hidden_dims: tuple[int, ...] = (256, 256)
@@ -125,13 +125,13 @@ class SymmetryConfig:
     flags: ClassVar[str] = "agent.algorithm.symmetry_cfg."
 
     data_augmentation_func: str
-    """`module:function` in the task folder that mirrors samples; its signature is rsl_rl's."""
+    """`module:function` in the task folder that mirrors samples, with rsl_rl's signature."""
     use_data_augmentation: bool = False
-    """Whether each minibatch also holds its mirror image."""
+    """Whether each minibatch also contains its mirror image."""
     use_mirror_loss: bool = False
     """Whether the policy is penalised where it is not symmetric."""
     mirror_loss_coeff: float = 0.0
-    """Weight of that penalty."""
+    """Weight of the mirror loss."""
 
     def __post_init__(self) -> None:
         check(self, mirror_loss_coeff=at_least(0))
@@ -139,26 +139,26 @@ class SymmetryConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
-    """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), as rsl_rl has it."""
+    """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), as in rsl_rl."""
 
     flags: ClassVar[str] = "agent.algorithm."
 
     num_learning_epochs: int = 5
     """Passes over each rollout."""
     num_mini_batches: int = 4
-    """Minibatches that each pass is cut into; each worker cuts its own rollout."""
+    """Minibatches per pass; each worker divides its own rollout."""
     learning_rate: float = 1e-3
-    """Step size of the optimiser; where the schedule is adaptive, only the first."""
+    """Learning rate of the optimiser; with the adaptive schedule, the initial one."""
     schedule: Literal["adaptive", "fixed"] = "adaptive"
     """Whether the learning rate follows the KL divergence of each update."""
     desired_kl: float = 0.01
-    """KL divergence that the adaptive schedule steers for."""
+    """KL divergence that the adaptive schedule aims for."""
     gamma: float = 0.99
     """Discount factor."""
     lam: float = 0.95
     """Lambda of generalised advantage estimation."""
     clip_param: float = 0.2
-    """Clipping range of the probability ratio and, where clipped, of the value."""
+    """Clipping range of the probability ratio and, if the value loss is clipped, of the value."""
     use_clipped_value_loss: bool = True
     """Whether the value loss is clipped like the policy's."""
     value_loss_coef: float = 1.0
@@ -166,13 +166,13 @@ class PPOConfig:
     entropy_coef: float = 0.01
     """Weight of the entropy bonus."""
     max_grad_norm: float = 1.0
-    """Norm to which the gradients of actor and critic are each clipped."""
+    """Norm to which the gradient of the actor and that of the critic are each clipped."""
     optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
     """Optimiser."""
     normalize_advantage_per_mini_batch: bool = False
-    """Whether advantages are normalised in each minibatch, not over the whole rollout."""
+    """Whether advantages are normalised per minibatch instead of over the whole rollout."""
     use_mixed_precision: bool = False
-    """Whether forward pass and loss run in bfloat16 where that is safe."""
+    """Whether forward pass and loss use bfloat16 where that is safe."""
     rnd_cfg: RndConfig | None = None
     """Random network distillation; set in the task's configuration or in a file."""
     symmetry_cfg: SymmetryConfig | None = None
@@ -181,7 +181,7 @@ class PPOConfig:
     """How gradients are computed: in closed form, which is faster, or by autograd. `auto`: in
     closed form where the networks, the distribution and the device (CPU) allow it."""
     learning_threads: int | None = None
-    """CPU threads that share an update in closed form; None: as many as pay, at most a worker's
+    """CPU threads that share an update in closed form; None: as many as help, at most the worker's
     share of the cores."""
 
     def __post_init__(self) -> None:
@@ -194,16 +194,16 @@ class PPOConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ObsGroups:
-    """Which of the environment's observation groups each network sees, in this order."""
+    """Which of the environment's observation groups each network observes, in this order."""
 
     flags: ClassVar[str] = "agent.obs_groups."
 
     actor: tuple[str, ...] = ("actor",)
-    """Groups that the policy sees."""
+    """Groups that the policy observes."""
     critic: tuple[str, ...] = ("critic",)
-    """Groups that the value network sees."""
+    """Groups that the value network observes."""
     rnd_state: tuple[str, ...] = ("critic",)
-    """Groups that random network distillation sees, where it is used."""
+    """Groups that random network distillation observes, if it is used."""
 
     def __post_init__(self) -> None:
         some = Rule(lambda v: len(v) > 0, "one or more observation groups")
@@ -212,22 +212,23 @@ class ObsGroups:
 
 @dataclass(frozen=True, kw_only=True)
 class WandbConfig:
-    """A run on Weights & Biases; what is not set here, W&B's own variables and settings say."""
+    """A run on Weights & Biases. W&B's own variables and settings apply to what is not set here."""
 
     flags: ClassVar[str] = "agent.wandb."
 
     project: str | None = None
     """Project; None: WANDB_PROJECT, else the experiment's name."""
     entity: str | None = None
-    """User or team that the project belongs to; None: WANDB_ENTITY, else the login's."""
+    """User or team that owns the project; None: WANDB_ENTITY, else the login's."""
     group: str | None = None
     """Runs that are shown together, such as the seeds of one experiment; None: WANDB_RUN_GROUP."""
     tags: tuple[str, ...] = ()
-    """Tags of the run; none: WANDB_TAGS."""
+    """Tags of the run; without any: WANDB_TAGS."""
     notes: str | None = None
-    """What is to be remembered of the run; None: WANDB_NOTES."""
+    """Notes about the run; None: WANDB_NOTES."""
     mode: Literal["online", "offline", "disabled"] | None = None
-    """Where the run is recorded: on the server, in the run directory, nowhere; None: WANDB_MODE."""
+    """Where the run is recorded: on the server, in the run directory, or nowhere; None:
+    WANDB_MODE."""
     checkpoints: bool = False
     """Whether checkpoints are uploaded, as versions of the artifact `model-<id of the run>`."""
 
@@ -244,30 +245,30 @@ class WandbConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """The learning agent: networks, algorithm, and how long and how often."""
+    """The learning agent: networks, algorithm, length of training, and logging."""
 
     flags: ClassVar[str] = "agent."
 
     library: Library = "rsl_rl"
-    """Whose PPO learns from the rollouts: rsl_rl's, or skrl's in PyTorch or in JAX."""
+    """Library whose PPO learns from the rollouts: rsl_rl, or skrl in PyTorch or in JAX."""
     seed: int = 1
-    """Seed of everything random; worker r uses seed + r."""
+    """Seed of all random numbers; worker r uses seed + r."""
     num_steps_per_env: int = 24
-    """Environment steps per world in each rollout."""
+    """Steps of each environment per rollout."""
     max_iterations: int = 300
-    """Iterations to train for: one rollout and one policy update each."""
+    """Number of iterations; each is one rollout and one policy update."""
     save_interval: int = 50
     """Iterations between checkpoints; the last iteration is always saved."""
     init_at_random_ep_len: bool = True
-    """Whether worlds start at random times in their episode, so that time-outs are spread out."""
+    """Whether environments start at random times of an episode, which spreads out time-outs."""
     experiment_name: str = ""
-    """Folder of the run under the log root; empty: the task's name."""
+    """Folder under the log root for the runs of this experiment; empty: the task's name."""
     run_name: str = ""
-    """Appended to the run directory's name."""
+    """Text appended to the run directory's name."""
     logger: tuple[Logger, ...] = ("tensorboard",)
-    """Where metrics go besides metrics.csv; several at once, or `none`."""
+    """Where metrics go besides metrics.csv: one or several, or `none`."""
     wandb: WandbConfig = field(default_factory=WandbConfig)
-    """Weights & Biases, where it is among the loggers."""
+    """Weights & Biases, if it is among the loggers."""
     torch_compile_mode: Literal["default", "max-autotune-no-cudagraphs"] | None = None
     """Mode of torch.compile for the networks; None: not compiled."""
     obs_groups: ObsGroups = field(default_factory=ObsGroups)

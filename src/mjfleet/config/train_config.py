@@ -22,15 +22,17 @@ class EnvConfig:
     flags: ClassVar[str] = "env."
 
     num_envs: NumEnvs = 1024
-    """Worlds per worker; `auto`: as many as make training faster on these devices, measured."""
+    """Environments per worker; `auto` measures which number trains fastest on these devices."""
     decimation: int = 1
     """Physics steps per environment step; the action is held meanwhile."""
     episode_seconds: float = 20.0
     """Simulated seconds after which an episode times out."""
     nconmax: int | None = None
-    """Contacts per world that the warp engine has room for; None: guessed from the model."""
+    """Contacts per environment that the warp engine has room for; None: estimated from the
+    model."""
     njmax: int | None = None
-    """Constraint rows per world that the warp engine has room for; None: guessed from the model."""
+    """Constraint rows per environment that the warp engine has room for; None: estimated from the
+    model."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Let `auto` also be a value where a task writes `num_envs: int = 256`."""
@@ -48,73 +50,76 @@ class EnvConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
-    """The flags that every task has in common: where it runs and where its files go."""
+    """The flags that all tasks share: where training runs and where its files go."""
 
     flags: ClassVar[str] = ""
 
     gpu_ids: GpuRequest = "auto"
-    """`auto` (GPU 0, else the CPU), `all`, `None` (the CPU), or indices of visible GPUs.
-    One worker for each."""
+    """`auto` (GPU 0 if there is one, else the CPU), `all`, `None` (the CPU), or indices of visible
+    GPUs. Each GPU gets one worker."""
     cpu_workers: int | None = None
-    """Workers on the CPU; `None`: one, where no GPU is used."""
+    """Number of workers on the CPU; `None`: one, if no GPU is used."""
     hosts: list[str] = field(default_factory=list)
-    """Hosts to train on, by names that ssh knows, or `slurm`; by default this one, or those of a
-    SLURM allocation. Everything about devices counts for each of them."""
+    """Hosts to train on, by names that ssh knows, or `slurm`; by default this host, or those of a
+    SLURM allocation. The device flags apply to each host."""
     ssh_config: str | None = None
-    """The file that ssh reads instead of ~/.ssh/config."""
+    """File that ssh reads instead of ~/.ssh/config."""
     launcher_address: str | None = None
-    """Address by which the other hosts reach the first one; `None`: that which ssh shows."""
+    """Address at which the other hosts reach the first one; `None`: the one that ssh shows."""
     min_hosts: int | None = None
-    """How many hosts are enough when the run starts again after a fault and some cannot be reached;
-    `None`: all of them."""
+    """How many hosts are enough to restart after a fault if some cannot be reached; `None`: all of
+    them."""
     env_var: list[str] = field(default_factory=list)
-    """Environment variables for the workers: NAME, as it is set here, or NAME=VALUE. Those of
-    torch, MuJoCo, Warp, NCCL, gloo, OpenMP and W&B are theirs anyway."""
+    """Environment variables for workers on other hosts: NAME, with its value here, or NAME=VALUE.
+    Those of torch, MuJoCo, Warp, NCCL, gloo, OpenMP and W&B are passed on anyway."""
     total_envs: int | None = None
-    """Worlds of all workers together, shared out evenly, instead of a number for each."""
+    """Environments of all workers together, divided evenly, instead of a number per worker."""
     engine: Literal["auto", "warp", "native"] = "auto"
-    """`warp` (MuJoCo-Warp), `native` (MuJoCo's threads, CPU only); `auto`: warp on a GPU only."""
+    """`warp` (MuJoCo-Warp) or `native` (MuJoCo's thread pool, CPU only); `auto`: warp on a GPU,
+    native on the CPU."""
     cpu_threads: int | None = None
-    """CPU threads that the workers share; `None`: one for each core that this process may use."""
+    """CPU threads for simulation and learning, divided among the workers; `None`: one for each core
+    that this process may use."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
-    """How workers talk to each other; `auto`: nccl on GPUs, gloo on the CPU."""
+    """How workers communicate; `auto`: nccl on GPUs, gloo on the CPU."""
     collective_timeout: float = 900.0
-    """Seconds after which a worker gives up waiting for the others."""
+    """Seconds after which a worker gives up waiting for the others in a collective."""
     hang_timeout: float = 600.0
     """Seconds without a step after which the run ends with every worker's stacks; 0: never."""
     max_restarts: int = 0
-    """How often the run starts again by itself, from its newest checkpoint, after a fault."""
+    """How often the run restarts automatically after a fault, from its newest checkpoint."""
     resume: str | None = None
-    """What to go on from: a run directory, the beginning of a run's name, a checkpoint, or
-    `latest`, the experiment's newest run."""
+    """What to resume: a run directory, the beginning of a run's name, a checkpoint, or `latest`,
+    the experiment's newest run."""
     keep_checkpoints: int | None = None
-    """How many checkpoints stay, the newest ones; `None`: all."""
+    """How many of the newest checkpoints are kept; `None`: all."""
     save_worlds: bool = True
-    """Whether checkpoints hold the worlds of all workers, by which a run goes on bit for bit."""
+    """Whether checkpoints hold the state of all environments, so that a run resumes bit for bit."""
     eval_interval: int | None = None
-    """Iterations from one evaluation to the next: an episode of the policy's mean actions in each
-    world, the same ones each time. The best policy is kept in best.pt. `None`: no evaluation."""
+    """Iterations between evaluations: one episode with the policy's mean actions in each evaluation
+    environment, always from the same states. The best policy is kept in best.pt. `None`: none."""
     eval_envs: int = 64
-    """Worlds of an evaluation, of all workers together."""
+    """Environments of an evaluation, of all workers together."""
     video_interval: int | None = None
-    """Iterations from one video of the first worlds to the next; `None`: no videos."""
+    """Iterations between videos of the first environments; `None`: no videos."""
     on_nan: Literal["stop", "reset"] = "stop"
-    """When a number in a world is not finite: `stop` all workers and dump the world, or `reset` the
-    world and go on."""
+    """What to do when a number in an environment is not finite: `stop` all workers and dump the
+    environment, or `reset` the environment and continue."""
     log_root: str = "logs"
     """Folder under which run directories are made."""
     torchrunx_log_dir: str | None = None
-    """Folder of workers' logs, `""`: none; TORCHRUNX_LOG_DIR wins; else in the run directory."""
+    """Folder of workers' logs; `""`: no logs; `None`: in the run directory. The variable
+    TORCHRUNX_LOG_DIR overrides this flag."""
     tasks_dir: str | None = None
-    """Folder of task folders that is searched first, before those of MJFLEET_TASKS."""
+    """Folder of task folders to search first, before those of MJFLEET_TASKS."""
     config: str | None = None
-    """File to start from, such as the config.yaml of an earlier run; flags win over it."""
+    """File to start from, such as the config.yaml of an earlier run; flags override it."""
     plain: bool = False
-    """Print a line for each iteration, as wherever there is no terminal, instead of a live view."""
+    """Print one line per iteration instead of a live view; always so without a terminal."""
     quiet: bool = False
-    """Print no iterations; warnings and errors are."""
+    """Print warnings and errors only, no iterations."""
     dry_run: bool = False
-    """Print what would run, then stop; nothing is started or created."""
+    """Print what would run, then stop; start and create nothing."""
 
     def __post_init__(self) -> None:
         gpus = Rule(
@@ -141,7 +146,7 @@ class LaunchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(LaunchConfig):
-    """Everything that decides a training run."""
+    """Everything that determines a training run."""
 
     env: EnvConfig = field(default_factory=EnvConfig)
     """The task's environment."""
@@ -186,12 +191,12 @@ class TrainConfig(LaunchConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a task folder's config.py lists under TASKS: a name's environment and defaults."""
+    """A task as config.py lists it under TASKS: its environment and defaults."""
 
     summary: str
     """One line for lists and help."""
     env: EnvConfig
-    """Defaults of the environment; its class makes the task's flags."""
+    """Defaults of the environment; the fields of its class are the task's flags."""
     env_class: str
     """`module:Class` of the environment within the task folder, e.g. `env:CartpoleEnv`."""
     agent: AgentConfig = field(default_factory=AgentConfig)
