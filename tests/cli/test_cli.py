@@ -1,5 +1,9 @@
 """The command line as an interface: help, errors, and what it must not import."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -218,3 +222,35 @@ def test_a_log_root_that_cannot_be_made_is_refused(run: Run, tmp_path: Path) -> 
     assert result.returncode == 2
     assert "--log-root file" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["train", "--help"], ["train", "cartpole-balance", "--help"]]
+)
+def test_help_fits_a_terminal_of_any_width(run: Run, arguments: list[str]) -> None:
+    result = run(*arguments, COLUMNS="2")
+    assert result.returncode == 0
+    assert "--dry-run" in result.stdout
+
+
+def test_output_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
+    mjfleet = [sys.executable, "-m", "mjfleet.cli.dispatcher"]
+    for arguments in (["tasks"], ["train", "--help"], ["runs", "--log-root", str(tmp_path)]):
+        with Path("/dev/full").open("w") as full:
+            result = subprocess.run(
+                [*mjfleet, *arguments], check=False, stdout=full, stderr=subprocess.PIPE, text=True
+            )
+        assert result.returncode == 1
+        assert result.stderr.splitlines() == ["error: standard output: No space left on device"]
+
+
+def test_nothing_is_said_once_the_reader_of_a_pipe_has_gone() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(
+        [sys.executable, "-m", "mjfleet.cli.train", "--help"],
+        check=False, stdout=writer, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    os.close(writer)
+    assert result.returncode == 128 + signal.SIGPIPE
+    assert not result.stderr

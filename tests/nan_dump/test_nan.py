@@ -16,7 +16,7 @@ from mjfleet.config import EnvConfig, from_dict
 from mjfleet.env import Env
 from mjfleet.errors import UserError, run_command
 from mjfleet.loggers.iteration_metrics import IterationMetrics
-from mjfleet.nan_dump.command import load
+from mjfleet.nan_dump.dump_file import load
 from mjfleet.nan_dump.nan_guard import DumpTo
 from mjfleet.rl.runner import DivergedError, Runner
 from mjfleet.sim import make_simulation
@@ -370,7 +370,7 @@ TASKS = {"faulty": Task(summary="Faulty.", env=EnvConfig(num_envs=8, decimation=
 FAULTY_ENV = """
 import os, torch
 from mjfleet.env import Env
-from mjfleet.errors import UserError, run_command
+from mjfleet.errors import UserError
 
 class FaultyEnv(Env):
     model_file = "model.xml"

@@ -39,7 +39,7 @@ from mjfleet.bench.result import Result, page, write_page
 from mjfleet.bench.scaling import scaling
 from mjfleet.bench.startup import startup
 from mjfleet.bench.throughput import throughput
-from mjfleet.cli.flags import PARSERS, STYLE
+from mjfleet.cli.flags import parse_flags
 from mjfleet.errors import Stopped, UserError, WorkerError
 from mjfleet.registry import discover
 from mjfleet.runs.run_json import git_state, now
@@ -91,13 +91,8 @@ def bench(arguments: Sequence[str]) -> int:
     task = flags.pop(0) if flags and not flags[0].startswith("-") else kind.task
     if task is None and not wants_help:
         raise UserError(f"the task comes first: mjfleet bench {name} <task> ...")
-    options = tyro.cli(
-        kind,
-        args=["--help"] if wants_help else flags,
-        prog=f"mjfleet bench {name} <task>",
-        config=STYLE,
-        registry=PARSERS,
-    )
+    help_or_flags = ["--help"] if wants_help else flags
+    options = parse_flags(kind, help_or_flags, f"mjfleet bench {name} <task>")
     assert task is not None  # With --help, tyro has exited.
     try:
         with StopRequest().installed():
@@ -146,7 +141,7 @@ def _run(
 
 def _report(arguments: Sequence[str]) -> int:
     """Print or write the page of all results in a folder."""
-    parsed = tyro.cli(ReportArguments, args=arguments, prog="mjfleet bench report", config=STYLE)
+    parsed = parse_flags(ReportArguments, arguments, "mjfleet bench report")
     if parsed.output is None:
         print_line(page(Path(parsed.folder), f"{parsed.folder}/"))
     else:

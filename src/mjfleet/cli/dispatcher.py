@@ -1,25 +1,42 @@
-"""`mjfleet <command>`: the commands besides training, and training once more."""
+"""`mjfleet <command>`: finds the command and runs it. Runs in the process that the user started."""
 
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
-import tyro
-
-from mjfleet.bench.command import bench
-from mjfleet.cli.train import train
+from mjfleet.cli.flags import parse_flags
 from mjfleet.errors import UserError, run_command
 from mjfleet.registry import discover
-from mjfleet.tools.check_task.command import check_task
-from mjfleet.tools.doctor.command import doctor
-from mjfleet.tools.export.command import export
-from mjfleet.tools.list_runs import runs
-from mjfleet.tools.new_task import new_task
-from mjfleet.tools.play.command import play
-from mjfleet.tools.plot import plot
-from mjfleet.tools.report.command import report
-from mjfleet.utils.console import print_line
+
+COMMANDS = {
+    "train": ("mjfleet.cli.train:train", "Train a policy; the same as `train`."),
+    "play": ("mjfleet.tools.play.command:play", "Play episodes of a policy; the same as `play`."),
+    "tasks": ("mjfleet.cli.dispatcher:tasks", "List the tasks that can be trained."),
+    "new-task": ("mjfleet.tools.new_task:new_task", "Write a task to start from."),
+    "check-task": (
+        "mjfleet.tools.check_task.command:check_task",
+        "Look for common mistakes in a task.",
+    ),
+    "doctor": (
+        "mjfleet.tools.doctor.command:doctor",
+        "Check what training on this machine needs.",
+    ),
+    "bench": ("mjfleet.bench.command:bench", "Measure how fast training is on this machine."),
+    "runs": ("mjfleet.tools.list_runs:runs", "List runs and their status."),
+    "plot": ("mjfleet.tools.plot:plot", "Draw curves of runs."),
+    "report": ("mjfleet.tools.report.command:report", "Write an HTML page about a run."),
+    "export": (
+        "mjfleet.tools.export.command:export",
+        "Write a policy as a file that runs without mjfleet.",
+    ),
+    "inspect": (
+        "mjfleet.nan_dump.command:inspect",
+        "Show the first bad number of a run that diverged.",
+    ),
+}
+"""Where each command is, which is imported once it is used, and what it does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,49 +47,23 @@ class TasksArguments:
     """Folder of task folders that is searched first."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class InspectArguments:
-    """Show which number of which world went bad first, in a dump that a diverged run has left."""
-
-    file: tyro.conf.Positional[str]
-    """The dump: failures/nan_rank<r>.npz in the run directory."""
-
-
 def main() -> None:
-    """Entry point of the command `mjfleet`."""
+    """Run the command line `mjfleet`."""
     sys.exit(run_command(mjfleet, sys.argv[1:]))
 
 
 def mjfleet(arguments: Sequence[str]) -> int:
-    """Dispatch to a command; returns the exit code."""
-    commands = {
-        "train": train, "play": play, "tasks": tasks, "new-task": new_task,
-        "check-task": check_task, "doctor": doctor, "bench": bench, "runs": runs,
-        "plot": plot, "report": report, "export": export, "inspect": inspect,
-    }  # fmt: skip
-    usage = (
-        "usage: mjfleet <command> ...\n\n"
-        "commands:\n"
-        "  train       Train a policy; the same as `train`.\n"
-        "  play        Play whole episodes of a policy; the same as `play`.\n"
-        "  tasks       List the tasks that can be trained.\n"
-        "  new-task    Write a task to start from.\n"
-        "  check-task  Look for common mistakes in a task.\n"
-        "  doctor      Check what training on this machine needs.\n"
-        "  bench       Measure how fast training is on this machine.\n"
-        "  runs        List runs and what has become of them.\n"
-        "  plot        Draw curves of runs.\n"
-        "  report      Write a page about a run, for a browser.\n"
-        "  export      Write a policy as a file that runs without mjfleet.\n"
-        "  inspect     Show what went bad first in a run that diverged.\n\n"
-        "`mjfleet <command> --help` says more."
-    )
+    """Run a command of COMMANDS and return its exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print_line(usage)
+        print("usage: mjfleet <command> ...\n\ncommands:")
+        for name, (_, summary) in COMMANDS.items():
+            print(f"  {name:<12}{summary}")
+        print("\n`mjfleet <command> --help` says more.")
         return 0 if arguments else 2
-    if arguments[0] not in commands:
-        raise UserError(f"there is no command `{arguments[0]}`. Commands: {', '.join(commands)}.")
-    return commands[arguments[0]](arguments[1:])
+    if arguments[0] not in COMMANDS:
+        raise UserError(f"there is no command `{arguments[0]}`. Commands: {', '.join(COMMANDS)}.")
+    module, _, function = COMMANDS[arguments[0]][0].partition(":")
+    return getattr(import_module(module), function)(arguments[1:])
 
 
 def tasks(arguments: Sequence[str]) -> int:
@@ -81,7 +72,7 @@ def tasks(arguments: Sequence[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    parsed = tyro.cli(TasksArguments, args=arguments, prog="mjfleet tasks")
+    parsed = parse_flags(TasksArguments, arguments, "mjfleet tasks")
     registry = discover(os.environ, parsed.tasks_dir)
     table = Table(box=box.SIMPLE)
     table.add_column("task", no_wrap=True)
@@ -91,27 +82,12 @@ def tasks(arguments: Sequence[str]) -> int:
     for name, found in registry.tasks.items():
         sizes = (found.task.observation_sizes or {}).items()
         observations = ", ".join(f"{group} {size}" for group, size in sizes)
-        actions = found.task.num_actions
-        table.add_row(
-            name,
-            found.task.summary,
-            observations or "?",
-            "?" if actions is None else str(actions),
-            str(found.folder),
-        )
-    # Into a pipe, one line for each task.
+        actions = "?" if found.task.num_actions is None else str(found.task.num_actions)
+        table.add_row(name, found.task.summary, observations or "?", actions, str(found.folder))
+    # In a pipe each task gets one line.
     Console(width=None if sys.stdout.isatty() else 400).print(table)
     for folder, why in registry.broken.items():
         print(f"{folder} could not be read: {why}", file=sys.stderr)
-    return 0
-
-
-def inspect(arguments: Sequence[str]) -> int:
-    """Print what a dump of worlds that went bad tells."""
-    parsed = tyro.cli(InspectArguments, args=arguments, prog="mjfleet inspect")
-    from mjfleet.nan_dump.command import describe
-
-    print_line(describe(parsed.file))
     return 0
 
 

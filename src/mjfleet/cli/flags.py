@@ -1,64 +1,48 @@
-"""How flags are read where tyro's own way is not enough."""
+"""Parses the flags of every command. Runs in the process that the user started."""
 
-import ast
-import gc
-import importlib
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import cache
-from types import ModuleType
-from typing import Any
+import shutil
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import tyro
 
 from mjfleet.config.train_config import GpuRequest, NumEnvs
 from mjfleet.errors import UserError
 
-
-def _import_typeguard() -> None:
-    """Import what tyro checks defaults by, without what that takes longest for.
-
-    It would look for plug-ins in all installed packages; and to let mocks pass it imports their
-    class, and with it asyncio.
-    """
-    os.environ.setdefault("TYPEGUARD_DISABLE_PLUGIN_AUTOLOAD", "1")
-    mocks = "unittest.mock"
-    if mocks in sys.modules:
-        return
-    sys.modules[mocks] = stand_in = ModuleType(mocks)
-    vars(stand_in).update(Mock=type("Mock", (), {}), patch=None)
-    with suppress(ImportError):  # Another version may want more; tyro then imports it as it is.
-        importlib.import_module("typeguard")
-    del sys.modules[mocks]
-
-
-_import_typeguard()
-# What has been imported stays: it is not searched for garbage, as it would be when help ends.
-gc.freeze()
-
-
-@contextmanager
-def parsing_once() -> Iterator[None]:
-    """Have the standard library parse a source file once, and not for each class in it of whose
-    documentation tyro makes help."""
-    module: Any = ast
-    parse = module.parse
-    module.parse = cache(parse)
-    try:
-        yield
-    finally:
-        module.parse = parse
-
-
-STYLE = (tyro.conf.AvoidSubcommands,)
+Arguments = TypeVar("Arguments")
 PARSERS = tyro.constructors.ConstructorRegistry()
+MIN_COLUMNS = 20
+"""In a terminal that is narrower than its columns, tyro lays out help for ever."""
+
+
+def parse_flags(
+    kind: type[Arguments],
+    flags: Sequence[str],
+    prog: str,
+    default: Any = None,
+    description: str | None = None,
+) -> Arguments:
+    """Parse flags into the dataclass `kind`, whose fields' docstrings are the help.
+
+    `--help` and unknown flags print a text and exit. `prog` is the command as the user types it,
+    `default` an instance of `kind` for the flags that are not given.
+
+    Raises:
+        UserError: a value is not allowed.
+    """
+    if shutil.get_terminal_size().columns < MIN_COLUMNS:
+        os.environ["COLUMNS"] = str(MIN_COLUMNS)
+    style = (tyro.conf.AvoidSubcommands,)
+    return tyro.cli(
+        kind, prog=prog, description=description, args=flags, default=default, config=style,
+        registry=PARSERS,
+    )  # fmt: skip
 
 
 @PARSERS.primitive_rule
 def _gpu_ids(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
-    """How --gpu-ids is read: tyro's own way with unions ends in an error that few understand."""
+    """Parse --gpu-ids; tyro's message for a wrong value of a union is hard to understand."""
     if kind.type != GpuRequest:
         return None
     words: dict[str, GpuRequest] = {"auto": "auto", "all": "all", "None": None}
@@ -69,35 +53,29 @@ def _gpu_ids(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
         try:
             return [int(text) for text in texts]
         except ValueError:
-            given = " ".join(texts)
             raise UserError(
-                f"--gpu-ids {given}: it must be GPU indices such as `0 1`, `all`, `auto`, or "
-                "`None` for the CPU."
+                f"--gpu-ids {' '.join(texts)}: it must be GPU indices such as `0 1`, `all`, "
+                "`auto`, or `None` for the CPU."
             ) from None
-
-    def write(value: GpuRequest) -> list[str]:
-        return [str(item) for item in (value if isinstance(value, list) else [value])]
 
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar="{auto,all,None}|INT [INT ...]",
         instance_from_str=read,
         is_instance=lambda value: value is None or isinstance(value, str | list),
-        str_from_instance=write,
+        str_from_instance=lambda v: [str(item) for item in (v if isinstance(v, list) else [v])],
     )
 
 
 @PARSERS.primitive_rule
 def _num_envs(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
-    """How --env.num-envs is read."""
+    """Parse --env.num-envs."""
     if kind.type != NumEnvs:
         return None
 
     def read(texts: list[str]) -> NumEnvs:
-        if texts == ["auto"]:
-            return "auto"
         try:
-            return int(texts[0])
+            return "auto" if texts == ["auto"] else int(texts[0])
         except ValueError:
             raise UserError(
                 f"--env.num-envs {texts[0]}: it must be a whole number from 1 up, or `auto`."
@@ -113,13 +91,10 @@ def _num_envs(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
 
 
 def peek(arguments: Sequence[str], flag: str) -> str | None:
-    """The last value of a flag that decides how the rest is parsed."""
+    """Return the last value of a flag that decides how the rest is parsed; None: not given."""
     value = None
-    for position, argument in enumerate(arguments):
+    for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
         name, equals, text = argument.partition("=")
-        if name.replace("_", "-") == flag:
-            if equals:
-                value = text
-            elif position + 1 < len(arguments):
-                value = arguments[position + 1]
+        if name.replace("_", "-") == flag and (equals or following is not None):
+            value = text if equals else following
     return None if value == "None" else value

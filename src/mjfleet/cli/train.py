@@ -7,9 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import tyro
-
-from mjfleet.cli.flags import PARSERS, STYLE, parsing_once, peek
+from mjfleet.cli.flags import parse_flags, peek
 from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.errors import UserError, run_command
 from mjfleet.launch.restart_policy import VARIABLE
@@ -76,16 +74,9 @@ def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> Tr
     except UserError as error:
         source = f"--config {file}" if (file := peek(flags, "--config")) else "its config.yaml"
         raise UserError(f"{source}: {error}") from None
-    with parsing_once():
-        config = tyro.cli(
-            TrainConfig,
-            default=default,
-            args=flags,
-            prog=f"train {found.name}",
-            description=found.task.summary,
-            config=STYLE,
-            registry=PARSERS,
-        )
+    config = parse_flags(
+        TrainConfig, flags, f"train {found.name}", default, description=found.task.summary
+    )
     if peek(flags, "--env.num-envs") is not None:
         if peek(flags, "--total-envs") is not None:
             raise UserError(
@@ -109,13 +100,7 @@ def _print_help(registry: Registry) -> None:
         + "\n\n`train <task> --help` shows every number of a task. These flags fit every task."
     )
     try:
-        tyro.cli(
-            LaunchConfig,
-            args=["--help"],
-            prog="train <task>",
-            description=description,
-            registry=PARSERS,
-        )
+        parse_flags(LaunchConfig, ["--help"], "train <task>", description=description)
     except SystemExit:
         return
 

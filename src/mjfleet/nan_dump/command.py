@@ -1,166 +1,109 @@
-"""`mjfleet inspect`: which number of which world went bad first, and what MuJoCo makes of it."""
+"""`mjfleet inspect FILE`: which number of which world went bad first, and most likely why.
 
-import zipfile
-from collections.abc import Mapping
+Runs in the process that the user started. Importing this file imports nothing heavy.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import mujoco
-import numpy as np
+import tyro
 
-from mjfleet.errors import UserError
-from mjfleet.nan_dump.dump_file import Bad, first_bad, label, watched
+from mjfleet.cli.flags import parse_flags
 
-NEWEST = 6
-"""How many steps the run-up to a bad number shows."""
+if TYPE_CHECKING:
+    import mujoco
 
+    from mjfleet.nan_dump.dump_file import BadNumber, NanDump
 
-@dataclass(frozen=True)
-class NanDump:
-    """A dump and the model it was recorded with."""
-
-    arrays: Mapping[str, np.ndarray]
-    """By the names that mjfleet.nan_dump.dump_file lists."""
-    model: mujoco.MjModel
-
-    @property
-    def num_steps(self) -> int:
-        return len(self.arrays["action"])
-
-    @property
-    def worlds(self) -> list[int]:
-        return self.arrays["worlds"].tolist()
-
-    def replay(self, world: int, step: int) -> mujoco.MjData:
-        """Where MuJoCo's own engine gets from where a step's physics started.
-
-        Raises:
-            UserError: there is no such world or step in the dump.
-        """
-        if world not in self.worlds or not 0 <= step < self.num_steps:
-            raise UserError(
-                f"world {world}, step {step}: the dump holds worlds "
-                f"{', '.join(map(str, self.worlds))} and steps 0 to {self.num_steps - 1}."
-            )
-        place = self.worlds.index(world)
-        data = mujoco.MjData(self.model)
-        for name, values in self.arrays.items():
-            if name.startswith("start/"):
-                field, value = name.removeprefix("start/"), values[step, place]
-                if field == "time":
-                    data.time = float(value)
-                else:
-                    getattr(data, field)[:] = value
-        # Otherwise MuJoCo would put a world that goes bad back to where the model starts.
-        with_reset = self.model.opt.disableflags
-        self.model.opt.disableflags = with_reset | mujoco.mjtDisableBit.mjDSBL_AUTORESET
-        try:
-            mujoco.mj_step(self.model, data, nstep=int(self.arrays["decimation"]))
-        finally:
-            self.model.opt.disableflags = with_reset
-        return data
+SHOWN_STEPS = 6
+"""Steps before a bad number whose largest values are shown."""
 
 
-def load(path: Path | str) -> NanDump:
-    """Read a dump.
+@dataclass(frozen=True, kw_only=True)
+class InspectArguments:
+    """Show which number of which world went bad first, in the dump of a run that diverged."""
 
-    Raises:
-        UserError: there is none there, or its model is of another version of MuJoCo.
-    """
-    # MuJoCo would print its warnings, and append them to a file in the folder of whoever looks.
-    mujoco.set_mju_user_warning(lambda message: None)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-        binary, version = arrays.pop("model").tobytes(), str(arrays.pop("mujoco"))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, EOFError, zipfile.BadZipFile):
-        raise UserError(f"{path} is no dump; those of a run are failures/nan_rank<r>.npz") from None
-    try:
-        model = mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": binary})
-    except ValueError as error:
-        raise UserError(
-            f"{path} was written with MuJoCo {version}, and this is {mujoco.__version__}: {error}"
-        ) from None
-    return NanDump(arrays, model)
+    file: tyro.conf.Positional[str]
+    """The dump: failures/nan_rank<r>.npz in the run directory."""
 
 
-def describe(path: Path | str) -> str:
-    """What `mjfleet inspect` prints of a dump."""
-    dump = load(path)
-    facts = {name: dump.arrays[name].item() for name in ("task", "iteration", "num_envs")}
-    firsts = {world: first_bad(dump.arrays, place) for place, world in enumerate(dump.worlds)}
-    worlds = sorted(firsts, key=firsts.__getitem__)
-    return "\n".join(
-        [
-            f"{facts['task']}, iteration {facts['iteration']}: {len(worlds)} of "
-            f"{facts['num_envs']} worlds, {dump.num_steps} steps",
-            *(line for world in worlds for line in _world(dump, world, firsts[world])),
-            "",
-            "In Python, from where the physics of a step started:",
-            "  from mjfleet.nan_dump.command import load",
-            f"  dump = load({str(path)!r})",
-            f"  data = dump.replay(world={worlds[0]}, step={_last_good(firsts[worlds[0]])})",
-        ]
-    )
+def inspect(arguments: Sequence[str]) -> int:
+    """Print what a dump shows about each of its worlds, the one that went bad first at the top."""
+    parsed = parse_flags(InspectArguments, arguments, "mjfleet inspect")
+    from mjfleet.nan_dump.dump_file import first_bad_number, load
+
+    dump = load(parsed.file)
+    bad = {world: first_bad_number(dump.arrays, i) for i, world in enumerate(dump.worlds)}
+    worlds = sorted(bad, key=bad.__getitem__)
+    first = bad[worlds[0]]
+    # What a step starts with is the result of the step before.
+    is_start = first.name.startswith(("start/", "observation/"))
+    task, iteration, count = (dump.arrays[n].item() for n in ("task", "iteration", "num_envs"))
+    print(f"{task}, iteration {iteration}: {len(worlds)} of {count} worlds, {dump.num_steps} steps")
+    for world in worlds:
+        _print_world(dump, world, bad[world])
+    print("\nIn Python, from where the physics of a step started:")
+    print("  from mjfleet.nan_dump.dump_file import load")
+    print(f"  dump = load({parsed.file!r})")
+    print(f"  data = dump.replay(world={worlds[0]}, step={max(0, first.step - is_start)})")
+    return 0
 
 
-def _world(dump: NanDump, world: int, bad: Bad) -> list[str]:
-    """What happened to one world."""
-    place = dump.worlds.index(world)
-    values = dump.arrays[bad.name][:, place].reshape(len(dump.arrays[bad.name]), -1)
+def _print_world(dump: "NanDump", world: int, bad: "BadNumber") -> None:
+    """Print a world's first bad number, the values that led to it, and the cause."""
+    import numpy as np
+
+    from mjfleet.nan_dump.dump_file import checked_arrays, label
+
+    index = dump.worlds.index(world)
+
+    def values(name: str) -> np.ndarray:
+        return dump.arrays[name][:, index].reshape(len(dump.arrays[name]), -1)
+
+    bad_values = values(bad.name)[:, bad.component]
+    was = f", {bad_values[bad.step - 1]:.6g} a step before" if bad.step else ""
     what = f"{label(bad.name)}[{bad.component}]{_owner(dump.model, bad)}"
-    was = f", {values[bad.step - 1, bad.component]:.6g} a step before" if bad.step else ""
-    steps = range(max(0, bad.step - NEWEST + 1), bad.step + 1)
+    print(f"\nworld {world}: {what} is {bad_values[bad.step]} {_when(dump, bad)}{was}")
+    steps = range(max(0, bad.step - SHOWN_STEPS + 1), bad.step + 1)
     rows = [("largest |value| at step", [str(step) for step in steps])]
-    for name in _shown(dump, bad):
-        each = dump.arrays[name][:, place].reshape(len(dump.arrays[name]), -1)
-        largest = [f"{np.abs(each[s]).max():.4g}" if s < len(each) else "" for s in steps]
-        rows.append((name, largest))
-    return [
-        "",
-        f"world {world}: {what} is {values[bad.step, bad.component]} {_when(dump, bad)}{was}",
-        *(f"  {name:<24}" + "".join(f"{cell:>12}" for cell in cells) for name, cells in rows),
-        f"  {_cause(dump, world, bad)}",
-    ]
-
-
-def _shown(dump: NanDump, bad: Bad) -> list[str]:
-    """The quantities whose run-up is shown: those that blow up, and the one that went bad."""
     usual = ("action", "start/ctrl", "start/qpos", "start/qvel", "end/qvel", bad.name)
-    return [name for name in watched(dump.arrays) if name in usual]
+    for name in checked_arrays(dump.arrays):
+        if name in usual:
+            largest = np.abs(values(name)).max(axis=1)
+            rows.append((name, [f"{largest[s]:.4g}" if s < len(largest) else "" for s in steps]))
+    for name, cells in rows:
+        print(f"  {name:<24}" + "".join(f"{cell:>12}" for cell in cells))
+    print(f"  {_cause(dump, world, bad)}")
 
 
-def _when(dump: NanDump, bad: Bad) -> str:
+def _when(dump: "NanDump", bad: "BadNumber") -> str:
     if bad.step == dump.num_steps:
         return f"after step {bad.step - 1}, the last"
-    kind = bad.name.partition("/")[0]
     return {
         "observation": f"before step {bad.step}",
         "action": f"at step {bad.step}",
         "start": f"where the physics of step {bad.step} starts",
         "end": f"where the physics of step {bad.step} ends",
-    }.get(kind, f"after the physics of step {bad.step}")
+    }.get(bad.name.partition("/")[0], f"after the physics of step {bad.step}")
 
 
-def _cause(dump: NanDump, world: int, bad: Bad) -> str:
-    """Who must have made that number: everything before it was finite."""
+def _cause(dump: "NanDump", world: int, bad: "BadNumber") -> str:
+    """Return what computed the bad number: everything that was computed before it is finite."""
     kind, _, field = bad.name.partition("/")
     if kind == "end":
-        return _replayed(dump.replay(world, bad.step), bad)
+        return _compare_replay(dump.replay(world, bad.step), bad)
     if kind == "start" and field in ("ctrl", "qfrc_applied", "xfrc_applied"):
         return "The action was finite: the task wrote it, in `apply` most likely."
-    if kind == "start":
-        done = bad.step and dump.arrays["done"][bad.step - 1, dump.worlds.index(world)]
-        if bad.step and not done:
-            replayed = dump.replay(world, bad.step - 1)
-            if not _finite(replayed):
-                return _replayed(replayed, bad)
-            return f"In MuJoCo, step {bad.step - 1} ends finite: the task wrote it afterwards."
-        return f"{'Its episode had just begun: the' if done else 'The'} task wrote it."
+    if kind == "start" and bad.step:
+        if dump.arrays["done"][bad.step - 1, dump.worlds.index(world)]:
+            return "Its episode had just begun: the task wrote it."
+        replayed = dump.replay(world, bad.step - 1)
+        if not _is_finite(replayed):
+            return _compare_replay(replayed, bad)
+        return f"In MuJoCo, step {bad.step - 1} ends finite: the task wrote it afterwards."
     return {
+        "start": "The task wrote it.",
         "observation": "States, actions and rewards before it were finite: `observe` made it.",
         "action": "The observation was finite: the policy made it.",
         "term": "The state was finite: `rewards` made it.",
@@ -168,9 +111,11 @@ def _cause(dump: NanDump, world: int, bad: Bad) -> str:
     }[kind]
 
 
-def _replayed(data: mujoco.MjData, bad: Bad) -> str:
-    """What a replay of the bad step says about it."""
-    if _finite(data):
+def _compare_replay(data: "mujoco.MjData", bad: "BadNumber") -> str:
+    """Return what MuJoCo's replay of the step says about the cause."""
+    import numpy as np
+
+    if _is_finite(data):
         return (
             f"Replayed in MuJoCo, in double precision, step {bad.step} ends finite, with |qvel| up "
             f"to {np.abs(data.qvel).max(initial=0):.4g}: on the verge of instability, or a fault "
@@ -182,36 +127,32 @@ def _replayed(data: mujoco.MjData, bad: Bad) -> str:
     )
 
 
-def _finite(data: mujoco.MjData) -> bool:
-    warned = (data.warning[kind].number for kind in _UNSTABLE)
-    return not any(warned) and bool(np.isfinite([*data.qpos, *data.qvel, *data.act]).all())
+def _is_finite(data: "mujoco.MjData") -> bool:
+    """Return whether the state is finite and MuJoCo has not reported it as unstable."""
+    import mujoco
+    import numpy as np
+
+    kinds = mujoco.mjtWarning
+    unstable = (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC)
+    if any(data.warning[kind].number for kind in unstable):
+        return False
+    return bool(np.isfinite([*data.qpos, *data.qvel, *data.act]).all())
 
 
-_UNSTABLE = (
-    mujoco.mjtWarning.mjWARN_BADQPOS,
-    mujoco.mjtWarning.mjWARN_BADQVEL,
-    mujoco.mjtWarning.mjWARN_BADQACC,
-)
+def _owner(model: "mujoco.MjModel", bad: "BadNumber") -> str:
+    """Return the joint or actuator that a component belongs to, in parentheses."""
+    import numpy as np
 
-
-def _last_good(bad: Bad) -> int:
-    """The step to replay: the one that went bad, or that which led to a bad start."""
-    kind = bad.name.partition("/")[0]
-    return max(0, bad.step - (kind in ("start", "observation")))
-
-
-def _owner(model: mujoco.MjModel, bad: Bad) -> str:
-    """The joint or actuator that a component belongs to, in parentheses."""
-    field, i = bad.name.partition("/")[2], bad.component
-    if field == "qpos":
-        kind, index = "joint", int(np.searchsorted(model.jnt_qposadr, i, side="right")) - 1
-    elif field == "qvel":
-        kind, index = "joint", int(model.dof_jntid[i])
-    elif field == "ctrl":
-        kind, index = "actuator", i
-    elif field == "act":
-        kind, index = "actuator", int(np.searchsorted(model.actuator_actadr, i, side="right")) - 1
-    else:
+    i = bad.component
+    owners: dict[str, tuple[Any, Any]] = {
+        "qpos": (model.joint, np.searchsorted(model.jnt_qposadr, i, side="right") - 1),
+        "qvel": (model.joint, model.dof_jntid[i] if i < model.nv else 0),
+        "ctrl": (model.actuator, i),
+        "act": (model.actuator, np.searchsorted(model.actuator_actadr, i, side="right") - 1),
+    }
+    field = bad.name.partition("/")[2]
+    if not bad.name.startswith(("start/", "end/")) or field not in owners:
         return ""
-    element: Any = model.joint(index) if kind == "joint" else model.actuator(index)
-    return f" ({kind} {element.name or index})"
+    find, index = owners[field]
+    kind = "joint" if field in ("qpos", "qvel") else "actuator"
+    return f" ({kind} {find(int(index)).name or index})"

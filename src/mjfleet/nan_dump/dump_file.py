@@ -1,6 +1,7 @@
-"""failures/nan_rank<r>.npz: a rollout of the worlds that went bad. Needs NumPy and MuJoCo alone.
+"""failures/nan_rank<r>.npz: a rollout of the worlds that went bad, written, read and replayed.
 
-Arrays have steps first, then worlds; k is a step of the rollout, T the number of its steps:
+Needs NumPy and MuJoCo alone. Arrays have steps first, then worlds; k is a step of the rollout, T
+the number of its steps:
 
     start/<field>[k]        state and inputs as the physics of step k started; [T]: after the resets
     end/<field>[k]          qpos, qvel, act as the physics of step k ended, before any reset
@@ -10,64 +11,81 @@ Arrays have steps first, then worlds; k is a step of the rollout, T the number o
     model                   the MjModel in MuJoCo's binary form, as bytes
 """
 
+import zipfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import mujoco
 import numpy as np
 
+from mjfleet.errors import UserError
 from mjfleet.utils.atomic_write import write_atomically
 
 _ORDER = (
     "start/time", "start/qpos", "start/qvel", "start/act", "observation/", "action", "start/",
     "end/", "term/", "reward",
 )  # fmt: skip
-"""What comes to be before what within a step: a later quantity is computed from earlier ones."""
+"""The order in which quantities are computed within a step, by the beginnings of their names."""
 
 
-class Bad(NamedTuple):
-    """The first number of a world that was not finite."""
+class BadNumber(NamedTuple):
+    """The first number of a world that is not finite; of two, the smaller came first."""
 
     step: int
     place: int
-    """Where in a step the quantity comes to be; smaller is earlier."""
+    """Place of the quantity in the order of computation within a step."""
     name: str
     component: int
 
 
-def label(name: str) -> str:
-    """A quantity's name for people."""
-    kind, _, rest = name.partition("/")
-    return {
-        "observation": f"observation group {rest!r}",
-        "term": f"reward term {rest!r}",
-    }.get(kind, rest or kind)
+@dataclass(frozen=True)
+class NanDump:
+    """A dump and the model it was recorded with."""
 
+    arrays: Mapping[str, np.ndarray]
+    """By the names above, without `model` and `mujoco`."""
+    model: mujoco.MjModel
 
-def watched(names: Iterable[str]) -> list[str]:
-    """The arrays of a dump that have to be finite, in the order in which they come to be."""
-    places = {
-        name: [name.startswith(start) for start in _ORDER].index(True)
-        for name in names
-        if name.startswith(_ORDER)
-    }
-    return sorted(places, key=places.__getitem__)
+    @property
+    def num_steps(self) -> int:
+        """T, the number of steps of the rollout."""
+        return len(self.arrays["action"])
 
+    @property
+    def worlds(self) -> list[int]:
+        """The numbers of the recorded worlds, in the order of the arrays."""
+        return self.arrays["worlds"].tolist()
 
-def first_bad(arrays: Mapping[str, np.ndarray], world: int) -> Bad:
-    """The first number that is not finite of a world, given by its place in the arrays."""
-    found = []
-    for place, name in enumerate(watched(arrays)):
-        values = arrays[name][:, world].reshape(len(arrays[name]), -1)
-        steps, components = np.nonzero(~np.isfinite(values))
-        if steps.size:
-            found.append(Bad(int(steps[0]), place, name, int(components[0])))
-    return min(found)
+    def replay(self, world: int, step: int) -> mujoco.MjData:
+        """Return the state after the physics of a step, simulated again by MuJoCo's own engine.
+
+        Raises:
+            UserError: the dump has no such world or step.
+        """
+        if world not in self.worlds or not 0 <= step < self.num_steps:
+            raise UserError(
+                f"world {world}, step {step}: the dump holds worlds "
+                f"{', '.join(map(str, self.worlds))} and steps 0 to {self.num_steps - 1}."
+            )
+        data = mujoco.MjData(self.model)
+        for name, values in self.arrays.items():
+            kind, _, field = name.partition("/")
+            if kind == "start" and field == "time":
+                data.time = float(values[step, self.worlds.index(world)])
+            elif kind == "start":
+                getattr(data, field)[:] = values[step, self.worlds.index(world)]
+        # Without this flag MuJoCo would reset a world that goes bad.
+        flags = self.model.opt.disableflags
+        self.model.opt.disableflags = flags | mujoco.mjtDisableBit.mjDSBL_AUTORESET
+        mujoco.mj_step(self.model, data, nstep=int(self.arrays["decimation"]))
+        self.model.opt.disableflags = flags
+        return data
 
 
 def save(path: Path, model: mujoco.MjModel, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write a dump, whole or not at all, and its folder where that is missing.
+    """Write a dump, whole or not at all, and create its folder if needed.
 
     Raises:
         OSError: it cannot be written.
@@ -77,3 +95,57 @@ def save(path: Path, model: mujoco.MjModel, arrays: Mapping[str, np.ndarray]) ->
     everything = {**arrays, "model": binary, "mujoco": np.array(mujoco.__version__)}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda file: np.savez_compressed(file, **everything))
+
+
+def load(path: Path | str) -> NanDump:
+    """Read a dump.
+
+    Raises:
+        UserError: the file is not a dump, or its model is of another version of MuJoCo.
+    """
+    # MuJoCo would print warnings, and append them to a file in the current folder.
+    mujoco.set_mju_user_warning(lambda message: None)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+        binary, version = arrays.pop("model").tobytes(), str(arrays.pop("mujoco"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, EOFError, zipfile.BadZipFile):
+        raise UserError(
+            f"{path} is not a dump; those of a run are failures/nan_rank<r>.npz"
+        ) from None
+    try:
+        model = mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": binary})
+    except ValueError as error:
+        raise UserError(
+            f"{path} was written with MuJoCo {version}, and this is {mujoco.__version__}: {error}"
+        ) from None
+    return NanDump(arrays, model)
+
+
+def label(name: str) -> str:
+    """Return an array's name as it is shown to users."""
+    kind, _, rest = name.partition("/")
+    labels = {"observation": f"observation group {rest!r}", "term": f"reward term {rest!r}"}
+    return labels.get(kind, rest or kind)
+
+
+def checked_arrays(names: Iterable[str]) -> list[str]:
+    """Return the arrays of a dump that must be finite, in the order of their computation."""
+
+    def place(name: str) -> int:
+        return [name.startswith(start) for start in _ORDER].index(True)
+
+    return sorted((name for name in names if name.startswith(_ORDER)), key=place)
+
+
+def first_bad_number(arrays: Mapping[str, np.ndarray], index: int) -> BadNumber:
+    """Return the first number of a world that is not finite; `index` is its place in the arrays."""
+    found = []
+    for place, name in enumerate(checked_arrays(arrays)):
+        values = arrays[name][:, index].reshape(len(arrays[name]), -1)
+        steps, components = np.nonzero(~np.isfinite(values))
+        if steps.size:
+            found.append(BadNumber(int(steps[0]), place, name, int(components[0])))
+    return min(found)

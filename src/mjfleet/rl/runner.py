@@ -17,7 +17,7 @@ import torch
 from mjfleet.config import AgentConfig
 from mjfleet.env import Env, EpisodeStatistics
 from mjfleet.loggers.iteration_metrics import IterationMetrics
-from mjfleet.nan_dump.nan_guard import DumpTo, RolloutWatch
+from mjfleet.nan_dump.nan_guard import DumpTo, RolloutGuard
 from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate, build_parts
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
@@ -85,7 +85,7 @@ class Runner:
         self.is_best = False
         """Whether the policy as it is now reached it."""
         self._evaluator = evaluator
-        self._watch = RolloutWatch(env, agent.num_steps_per_env, dump_to)
+        self._watch = RolloutGuard(env, agent.num_steps_per_env, dump_to)
         self.rollout: Callable[[], None] = self._roll
         if isinstance(self.alg, PPO):
             self.rollout = GraphedRollout(env, self.alg.storage, self._roll)

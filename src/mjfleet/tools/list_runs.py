@@ -1,4 +1,4 @@
-"""`mjfleet runs`: the runs under a log root, and what has become of them."""
+"""`mjfleet runs`: the runs under a log root and their status. Imports nothing heavy."""
 
 import json
 import sys
@@ -7,12 +7,10 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import tyro
-
+from mjfleet.cli.flags import parse_flags
 from mjfleet.errors import UserError
 from mjfleet.runs.run_lookup import runs_in
 from mjfleet.runs.run_summary import Summary, summarise
-from mjfleet.utils.console import print_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,29 +18,28 @@ class RunsArguments:
     """List runs, the newest first."""
 
     log_root: str = "logs"
-    """Folder under which run directories are."""
+    """Folder that holds the run directories."""
     json: bool = False
     """Print a JSON list of objects instead of a table."""
 
 
 def runs(arguments: Sequence[str]) -> int:
-    """Print the runs; returns the exit code."""
-    parsed = tyro.cli(RunsArguments, args=arguments, prog="mjfleet runs")
+    """Print the runs as a table or as JSON."""
+    parsed = parse_flags(RunsArguments, arguments, "mjfleet runs")
     root = Path(parsed.log_root)
     if not root.is_dir():
         raise UserError(f"--log-root {root}: there is no such folder.")
     found = sorted(map(summarise, runs_in(root)), key=lambda r: (r[0], r[1].run), reverse=True)
     summaries = [summary for _, summary in found]
     if parsed.json:
-        print_line(json.dumps([asdict(summary) for summary in summaries], indent=2))
-        return 0
-    if not summaries:
-        print_line(f"there is no run in {root}")
-        return 0
-    _print_table(summaries)
-    for summary in summaries:
-        if summary.problem:
-            print(f"{summary.run}: {summary.problem}", file=sys.stderr)
+        print(json.dumps([asdict(summary) for summary in summaries], indent=2))
+    elif summaries:
+        _print_table(summaries)
+        for summary in summaries:
+            if summary.problem:
+                print(f"{summary.run}: {summary.problem}", file=sys.stderr)
+    else:
+        print(f"there is no run in {root}")
     return 0
 
 
@@ -58,31 +55,19 @@ def _print_table(summaries: Sequence[Summary]) -> None:
     for column in ("done", "return", "best", "on", "started", "took", "size"):
         table.add_column(column, justify="right")
     for summary in summaries:
+        returns = (summary.last_mean_return, summary.best_mean_return)
+        devices, workers = summary.devices or [""], summary.workers
+        started = summary.started and datetime.fromisoformat(summary.started).astimezone()
         table.add_row(
             summary.run,
             summary.task,
             summary.status,
             f"{summary.iterations}/{summary.max_iterations or '?'}",
-            *map(_number, (summary.last_mean_return, summary.best_mean_return)),
-            _on(summary),
-            _when(summary.started),
+            *("" if value is None else f"{value:.4g}" for value in returns),
+            devices[0] if workers in (None, 1) else f"{workers} {devices[0][:4]}",
+            f"{started:%m-%d %H:%M}" if started else "",  # The year is in the run's name.
             "" if summary.seconds is None else str(timedelta(seconds=round(summary.seconds))),
             decimal(summary.bytes),
         )
-    # One line for each run, which a narrow terminal may break: cells of a few letters tell nothing.
+    # Each run gets one line, which a narrow terminal wraps: narrow cells could not be read.
     Console(width=400).print(table)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
-
-
-def _on(summary: Summary) -> str:
-    """The device of a single worker; of several, how many they are and of which kind."""
-    devices = summary.devices or [""]
-    return devices[0] if summary.workers in (None, 1) else f"{summary.workers} {devices[0][:4]}"
-
-
-def _when(started: str | None) -> str:
-    """A time of run.json as a clock here would show it; the year is in the run's name."""
-    return f"{datetime.fromisoformat(started).astimezone():%m-%d %H:%M}" if started else ""

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 import tyro
 
+from mjfleet.cli.flags import parse_flags
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.utils.console import print_line
@@ -31,7 +32,7 @@ class NewTaskArguments:
 
 def new_task(arguments: Sequence[str]) -> int:
     """Write the folder and say how to go on."""
-    parsed = tyro.cli(NewTaskArguments, args=arguments, prog="mjfleet new-task")
+    parsed = parse_flags(NewTaskArguments, arguments, "mjfleet new-task")
     name, root = parsed.name, Path(parsed.tasks_dir)
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,99}", name):
         raise UserError(

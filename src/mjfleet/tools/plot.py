@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import tyro
 
-from mjfleet.cli.flags import STYLE
+from mjfleet.cli.flags import parse_flags
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, seconds_spent
@@ -61,7 +61,7 @@ class Run:
 
 def plot(arguments: Sequence[str]) -> int:
     """Write a picture; returns the exit code."""
-    parsed = tyro.cli(PlotArguments, args=arguments, prog="mjfleet plot", config=STYLE)
+    parsed = parse_flags(PlotArguments, arguments, "mjfleet plot")
     if not parsed.runs:
         raise UserError("name one run directory or more: mjfleet plot logs/<experiment>/<run>")
     runs = [_read(find_run(name, name, Path(parsed.log_root))) for name in parsed.runs]

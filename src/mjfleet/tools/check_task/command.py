@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import tyro
 
+from mjfleet.cli.flags import parse_flags
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import select_devices
@@ -35,7 +36,7 @@ class CheckTaskArguments:
 
 def check_task(arguments: Sequence[str]) -> int:
     """Print each mistake; 1 if there are any."""
-    parsed = tyro.cli(CheckTaskArguments, args=arguments, prog="mjfleet check-task")
+    parsed = parse_flags(CheckTaskArguments, arguments, "mjfleet check-task")
     found = discover(os.environ, parsed.tasks_dir).find(parsed.name)
     config = from_dict(found.defaults(), {"env": {"num_envs": WORLDS}})
     (device,) = select_devices("auto", os.environ, count_gpus()).names

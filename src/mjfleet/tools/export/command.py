@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from mjfleet.cli.flags import STYLE
+from mjfleet.cli.flags import parse_flags
 from mjfleet.config import from_dict, to_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
@@ -47,7 +47,7 @@ class ExportArguments:
 
 def export(arguments: Sequence[str]) -> int:
     """Write two files; returns the exit code."""
-    parsed = tyro.cli(ExportArguments, args=arguments, prog="mjfleet export", config=STYLE)
+    parsed = parse_flags(ExportArguments, arguments, "mjfleet export")
     need_extra("export", f"--format {parsed.format}", NEEDED[parsed.format])
     task, trained = find_trained(parsed.run, Path(parsed.log_root))
     suffix = SUFFIXES[parsed.format]

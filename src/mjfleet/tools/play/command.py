@@ -9,9 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import tyro
-
-from mjfleet.cli.flags import PARSERS, STYLE, peek
+from mjfleet.cli.flags import parse_flags, peek
 from mjfleet.config import EnvConfig, TrainConfig, from_dict
 from mjfleet.config.train_config import GpuRequest
 from mjfleet.config.validation import at_least, between, check, optional
@@ -155,14 +153,12 @@ def _parse(found: FoundTask, flags: Sequence[str], trained: TrainConfig) -> Play
     """The flags; what they do not say of the environment is as it was in training."""
     worlds, most = trained.env.num_envs, WATCHED_WORLDS.get(peek(flags, "--viewer") or "", WORLDS)
     few = most if worlds == "auto" else min(worlds, most)
-    parsed = tyro.cli(
+    parsed = parse_flags(
         PlayArguments,
+        flags,
+        f"play {found.name}",
         default=PlayArguments(env=replace(trained.env, num_envs=few)),
-        args=flags,
-        prog=f"play {found.name}",
         description=found.task.summary,
-        config=STYLE,
-        registry=PARSERS,
     )
     if (parsed.resume is None) == (parsed.actions is None):
         raise UserError(

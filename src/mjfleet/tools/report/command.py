@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from mjfleet.cli.flags import STYLE
+from mjfleet.cli.flags import parse_flags
 from mjfleet.errors import UserError
 from mjfleet.runs.run_lookup import find_run
 from mjfleet.tools.report.page import render
@@ -29,7 +29,7 @@ class ReportArguments:
 
 def report(arguments: Sequence[str]) -> int:
     """Write the page; returns the exit code."""
-    parsed = tyro.cli(ReportArguments, args=arguments, prog="mjfleet report", config=STYLE)
+    parsed = parse_flags(ReportArguments, arguments, "mjfleet report")
     run_dir = find_run(parsed.run, parsed.run, Path(parsed.log_root))
     output = Path(parsed.output) if parsed.output else run_dir / "report.html"
     page = render(vars(gather(run_dir, output.parent)))
