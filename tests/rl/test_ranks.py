@@ -25,8 +25,6 @@ from mjfleet.rl.ppo import PPO
 from mjfleet.rl.replica_checksum import OutOfStepError
 from mjfleet.rl.runner import DivergedError, Runner
 from mjfleet.sim import make_simulation
-from mjfleet.worker.torch_process_group import Group
-from mjfleet.worker.worker_args import Rank
 
 from ..conftest import REPOSITORY
 from ..env.test_env import BUNDLED, build_task
@@ -480,33 +478,9 @@ def test_ranks_know_stop_and_fail_together(found: list[dict[str, Any]]) -> None:
         assert rank["finite"]
 
 
-def take_turns(ranks: Ranks, folder: str) -> str:
-    rank = Rank(
-        rank=ranks.rank,
-        local_rank=ranks.rank,
-        world_size=WORLD_SIZE,
-        local_world_size=WORLD_SIZE,
-    )
-    cache = Path(folder, "cache")
-    with Group(rank, "cpu", timedelta(seconds=60)).one_first(True, lambda: None):
-        if cache.exists():
-            return "loaded"
-        import time
-
-        time.sleep(1.0)
-        cache.touch()
-        return "compiled"
-
-
-def test_one_rank_of_a_host_compiles_and_the_others_load(
-    found: list[dict[str, Any]],
-) -> None:
-    assert [rank["take_turns"] for rank in found] == ["compiled", "loaded"]
-
-
 PARTS = (
     learn_fast, learn_both_ways, learn_with_skrl, follow_gradients, count_reductions, normalise,
-    train, take_turns,
+    train,
 )  # fmt: skip
 
 

@@ -1,11 +1,17 @@
-"""Signals while libraries are imported."""
+"""Signals that ask to stop: the first, the second, and those that come while libraries load."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-SCRIPT = """
+from mjfleet.errors import Stopped
+from mjfleet.worker.stop_signals import CONTROLLED, SAME_SIGNAL_SECONDS, StopRequest
+
+IMPORTING = """
 import os, signal, sys
 from mjfleet.errors import Stopped
 from mjfleet.worker.stop_signals import StopRequest
@@ -20,11 +26,101 @@ try:
 except Stopped as stopped:
     sys.exit(128 + stopped.signal_number)
 """
+INSIDE_A_LIBRARY = """
+import ctypes, os, signal, threading, time
+from mjfleet.worker.stop_signals import SAME_SIGNAL_SECONDS, StopRequest
+force = lambda number: os.write(1, b"forced %d" % number)
+def send():
+    time.sleep(SAME_SIGNAL_SECONDS)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(SAME_SIGNAL_SECONDS)
+    os.kill(os.getpid(), signal.SIGUSR1)
+with StopRequest(say=lambda text: None, force=force).installed() as stop:
+    with stop.deferred():
+        threading.Thread(target=send).start()
+        lock = ctypes.create_string_buffer(40)
+        mutex = ctypes.CDLL(None).pthread_mutex_lock
+        mutex(lock)
+        mutex(lock)  # It never returns, whatever signal arrives.
+"""
+
+
+def send(number: signal.Signals) -> None:
+    time.sleep(SAME_SIGNAL_SECONDS)  # Sooner, it would be the same one.
+    os.kill(os.getpid(), number)
+
+
+def test_a_signal_is_raised_and_later_ones_are_ignored_once_the_block_is_left() -> None:
+    before = {number: signal.getsignal(number) for number in CONTROLLED}
+    said: list[str] = []
+    try:
+        with pytest.raises(Stopped) as stopped, StopRequest(say=said.append).installed():
+            send(signal.SIGUSR1)
+        assert stopped.value.signal_number == signal.SIGTERM
+        assert "SIGUSR1" in said[0]
+        send(signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_without_a_signal_everything_is_as_before() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with StopRequest().installed() as stop:
+        assert signal.getsignal(signal.SIGTERM) != before
+        assert stop.check() is None
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_what_defers_a_signal_finishes_and_a_second_one_is_raised() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    said: list[str] = []
+    try:
+        with StopRequest([signal.SIGINT], say=said.append).installed() as stop:
+            with stop.deferred():
+                send(signal.SIGINT)
+                assert stop.check() == signal.SIGINT
+                with pytest.raises(Stopped):
+                    send(signal.SIGINT)
+            with pytest.raises(Stopped):
+                stop.check()
+        assert len(said) == 2
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_where_there_is_nothing_to_finish_the_first_signal_is_raised() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with (
+            StopRequest([signal.SIGINT], say=lambda text: None).installed() as stop,
+            stop.deferred(accept=lambda: False),
+            pytest.raises(Stopped),
+        ):
+            send(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest().installed():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_second_signal_ends_a_process_that_is_inside_a_library() -> None:
+    command = [sys.executable, "-c", INSIDE_A_LIBRARY]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 128 + signal.SIGTERM, result.stderr
+    assert result.stdout == f"forced {signal.SIGTERM:d}"
 
 
 @pytest.mark.parametrize(("cause", "code"), [("signal", 143), ("none", 1)])
 def test_an_import_that_fails_because_of_a_signal_is_a_stop(cause: str, code: int) -> None:
-    command = [sys.executable, "-c", SCRIPT, cause]
+    command = [sys.executable, "-c", IMPORTING, cause]
     result = subprocess.run(command, check=False, capture_output=True, text=True)
     assert result.returncode == code
     assert ("ImportError" in result.stderr) == (cause == "none")

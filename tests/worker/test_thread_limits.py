@@ -1,92 +1,44 @@
-"""A worker imports no compiler that it does not use, and one that it does use works."""
+"""What a worker's process is given before it imports torch."""
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from mjfleet.worker.thread_limits import thread_variables
 
 LEARN = """
-import sys
+import os, sys
 from mjfleet.worker.thread_limits import prepare
 prepare()
-import torch
-import mjfleet.rl.runner, mjfleet.rl.checkpoint_contents
-network = torch.nn.Linear(2, 1)
-optimizer = torch.optim.Adam(network.parameters())
-network(torch.ones(1, 2)).sum().backward()
-optimizer.step(), optimizer.zero_grad(), optimizer.state_dict()
-store = torch.distributed.HashStore()
-torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-torch.distributed.all_gather_object([None], "text")
-torch.distributed.destroy_process_group()
-print([name for name in ("torch._inductor", "sympy", "wandb") if name in sys.modules])
-"""
-
-COLLECT = """
-import gc
-from mjfleet.worker.thread_limits import prepare
-prepare()
-print(gc.isenabled(), gc.get_freeze_count() > 100_000, gc.get_stats()[2]["collections"])
-"""
-
-LEAVE = """
-import gc
-gc.disable()
-class Cycle:
-    def __init__(self):
-        self.me = self
-    def __del__(self):
-        print("collected")
-Cycle()
-from mjfleet.cli.dispatcher import main
-main()
-"""
-
-COMPILE = """
-sine = torch.compile(lambda x: x.sin() + 1, backend="eager")
-print(sine(torch.zeros(1)).item(), type(torch._dynamo).__name__)
-optimizer.step()
-"""
-
-IMPORT_PART = """
-import torch._dynamo.eval_frame as part
-from torch._dynamo.eval_frame import OptimizedModule
-print(isinstance(torch.compile(network, backend="eager"), OptimizedModule))
-print(part is torch._dynamo.eval_frame, part.__spec__.name)
-import wandb
-print(wandb.__name__)
+assert "torch" not in sys.modules
+import mjfleet.rl.runner
+print(os.environ["OMP_WAIT_POLICY"])
 """
 
 
-def run(code: str, *arguments: str) -> list[str]:
+@pytest.mark.parametrize(
+    ("chosen", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")]
+)
+def test_training_can_be_imported_where_there_is_no_git(
+    tmp_path: Path, chosen: dict[str, str], policy: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-c", LEARN],
         check=False,
+        env={"PATH": str(tmp_path), "HOME": str(tmp_path), **chosen},
         capture_output=True,
         text=True,
-        timeout=120,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{policy}\n"
 
 
-def test_learning_imports_no_compiler() -> None:
-    assert run(LEARN) == ["[]"]
-
-
-def test_compiling_imports_the_compiler() -> None:
-    assert run(LEARN + COMPILE)[1:] == ["1.0 module"]
-
-
-def test_a_part_of_the_compiler_is_imported_once_and_wandb_on_demand() -> None:
-    assert run(LEARN + IMPORT_PART)[1:] == ["True", "True torch._dynamo.eval_frame", "wandb"]
-
-
-def test_what_is_imported_is_not_searched_for_garbage_again_and_again() -> None:
-    enabled, frozen, collections = run(COLLECT)[0].split()
-    assert (enabled, frozen) == ("True", "True")
-    assert int(collections) <= 1
-
-
-def test_a_command_ends_without_searching_for_garbage() -> None:
-    printed = run(LEAVE, "tasks")
-    assert "collected" not in printed
-    assert any("cartpole-balance" in line for line in printed)
+def test_a_worker_has_as_many_threads_as_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    variables = thread_variables(3)
+    assert variables["OMP_NUM_THREADS"] == "3"
+    assert variables["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert thread_variables(3)["OMP_WAIT_POLICY"] == "ACTIVE"

@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
+from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.under_torchrun import meet
-from mjfleet.worker.worker_args import Rank
 
 PATIENCE = timedelta(seconds=20)
 

@@ -20,8 +20,9 @@ from mjfleet.config import from_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, find_task
 from mjfleet.utils.parent_death import die_with_parent
+from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.thread_limits import prepare
-from mjfleet.worker.worker_args import Rank, WorkerArgs
+from mjfleet.worker.worker_args import WorkerArgs
 
 GAIN = 1.05
 """Twice the worlds are worth it where throughput grows by this factor at least."""

@@ -18,7 +18,7 @@ from mjfleet.launch.agent import worker_environment
 from mjfleet.launch.launch_plan import LaunchPlan, PlannedWorker
 from mjfleet.launch.launcher import make_worker_args
 from mjfleet.utils.parent_death import PARENT_VARIABLE
-from mjfleet.worker.worker_args import Rank
+from mjfleet.worker.rank_environment import Rank
 
 STDERR_LINES = 30
 """How much of what a child said last is shown when it fails."""

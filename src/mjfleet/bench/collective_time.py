@@ -125,8 +125,7 @@ def _run_rank(
     from mjfleet.worker.torch_process_group import process_group
 
     start = time.perf_counter()
-    with process_group(worker, worker.rank_of(rank), TIMEOUT) as group:
-        collectives = group.collectives
+    with process_group(worker, worker.rank_of(rank), TIMEOUT) as collectives:
         collectives.total([0])
         join = time.perf_counter() - start
         flat, state = torch.zeros(sizes["gradients"]), bytes(sizes["state"])

@@ -15,7 +15,7 @@ from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.runs.config_yaml import read_config
 from mjfleet.runs.resume_choice import find_resume, read_recorded, take_tasks_dir
 from mjfleet.utils.packages import need_extra
-from mjfleet.worker.srun import torchrun_variables
+from mjfleet.worker.rank_environment import torchrun_variables
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.utils.parent_death import PARENT_VARIABLE
+from mjfleet.worker.thread_limits import thread_variables
 from mjfleet.worker.worker_args import LOOPBACK_ALONE
 
 PREFIX = "mjfleet-"
@@ -28,13 +29,11 @@ import signal
 signal.signal(signal.SIGINT, lambda number, frame: None)
 for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, signal.SIG_IGN)
-from mjfleet.worker.thread_limits import importing
 from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
 die_with_parent()
 import os, runpy, shlex, sys
 os.environ[PARENT_VARIABLE] = str(os.getpid())
-with importing():
-    import torchrunx.agent
+import torchrunx.agent
 arguments = shlex.split(sys.stdin.readline())
 if arguments:
     sys.argv[1:] = arguments
@@ -119,10 +118,7 @@ class Agent:
 
 def worker_environment(threads: int) -> dict[str, str]:
     """Variables that must be there before a worker imports anything."""
-    pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    return dict.fromkeys(pools, str(threads)) | {
-        # Workers share the cores: their threads must not spin while they wait.
-        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+    return thread_variables(threads) | {
         **LOOPBACK_ALONE,
         # Torch's agent would take SIGINT, which is how the workers are asked to stop.
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM",

@@ -32,7 +32,6 @@ from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.utils.packages import stack_versions
 from mjfleet.worker.failure_record import FailedError
 from mjfleet.worker.stop_signals import StopRequest
-from mjfleet.worker.thread_limits import importing
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, HostArgs, WorkerArgs
 
 CONNECT_SECONDS = 5.0
@@ -196,8 +195,7 @@ class HostAgent:
         logs = map(Path, (*job.log_files, own_log or os.devnull))
         tails = Tails(self._channel, self._folder, [p for p in logs if self._folder in p.parents])
         with Agent(job.threads) as self._agent:
-            with importing():
-                from mjfleet.launch.worker_processes import run_fleet
+            from mjfleet.launch.worker_processes import run_fleet
 
             job = replace(job, scratch=self._agent.scratch)
             with _Crew(job, self._channel, tails) as watchdog:

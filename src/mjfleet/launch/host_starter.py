@@ -23,7 +23,7 @@ from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.host_environment import travelling
 from mjfleet.launch.host_messages import LOST_SECONDS, HostChannel, Message
-from mjfleet.worker.worker_args import Rank
+from mjfleet.worker.rank_environment import Rank
 
 SLURM = "slurm"
 END_SECONDS = 20.0

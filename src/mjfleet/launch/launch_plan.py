@@ -12,7 +12,7 @@ from mjfleet.launch.devices import Devices
 from mjfleet.launch.output_relay import choose_log_dir
 from mjfleet.registry import FoundTask
 from mjfleet.runs.resume_choice import Resume
-from mjfleet.worker.worker_args import Rank
+from mjfleet.worker.rank_environment import Rank
 
 LOCALHOST = "localhost"
 """What torchrunx calls this host, and its workers' log files."""

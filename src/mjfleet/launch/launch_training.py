@@ -25,8 +25,8 @@ from mjfleet.runs.resume_choice import Resume
 from mjfleet.runs.run_directory import Attempt, RunDirectory
 from mjfleet.utils.console import print_line
 from mjfleet.utils.hardware_names import count_gpus
+from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.under_torchrun import begun_run, note_run
-from mjfleet.worker.worker_args import Rank
 
 PlanAgain = Callable[..., tuple[LaunchPlan, TrainConfig]]
 """Plans the same with another configuration, or for another time."""

@@ -17,9 +17,8 @@ from mjfleet.launch.worker_watchdog import WorkerWatchdog
 from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.utils.console import print_line
 from mjfleet.worker.failure_record import FailedError
-from mjfleet.worker.in_process_worker import run_here
+from mjfleet.worker.in_process_worker import train_in_process
 from mjfleet.worker.stop_signals import StopRequest
-from mjfleet.worker.thread_limits import importing
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
 
@@ -68,14 +67,18 @@ def launch(
             elif plan.launcher == "torchrunx":
                 outcome = _run_fleet(plan, job, stop)
             else:
-                outcome = run_here(job, plan.rank, stop, hang)
+                outcome = train_in_process(job, plan.rank, stop, hang)
     except Stopped as stopped:
         end("stopped")
         return 128 + stopped.signal_number
     except FailedError as failed:
         if failed.failure.is_users_mistake:
             raise UserError(failed.failure.message) from None
-        if stop.received is not None and failed.failure.echo and plan.launcher == "torchrunx":
+        if (
+            stop.received is not None
+            and failed.failure.is_secondary
+            and plan.launcher == "torchrunx"
+        ):
             end("stopped")
             return 128 + stop.received
         end("failed", failed, is_asked_to_stop=stop.received is not None)
@@ -112,8 +115,7 @@ def _run_fleet(plan: LaunchPlan, job: WorkerArgs, stop: StopRequest) -> Outcome:
     """Run the job in several workers on this host."""
     log_files = [worker.log_file for worker in plan.workers]
     with Agent(plan.threads) as agent, Relay(log_files[0]) as relay:
-        with importing():
-            from mjfleet.launch.worker_processes import run_fleet
+        from mjfleet.launch.worker_processes import run_fleet
 
         job = replace(
             job,
@@ -130,6 +132,8 @@ def _run_fleet(plan: LaunchPlan, job: WorkerArgs, stop: StopRequest) -> Outcome:
 def _text(failed: FailedError, plan: LaunchPlan) -> str:
     """What a person needs to know; a worker that something else has started tells its own alone."""
     failure = failed.failure
-    is_own = plan.launcher != "outer" or (failure.rank == plan.rank.rank and not failure.echo)
+    is_own = plan.launcher != "outer" or (
+        failure.rank == plan.rank.rank and not failure.is_secondary
+    )
     report = failure.report if is_own else failure.summary
     return f"{report}\nRecorded in {failed.record}" if failed.record else report

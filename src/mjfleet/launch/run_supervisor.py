@@ -23,8 +23,9 @@ from mjfleet.launch.output_relay import Relay
 from mjfleet.launch.worker_watchdog import ALONE_SECONDS
 from mjfleet.worker.failure_record import FailedError, Failure
 from mjfleet.worker.heartbeat import Heartbeat
+from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
-from mjfleet.worker.worker_args import HostArgs, Outcome, Rank, WorkerArgs
+from mjfleet.worker.worker_args import HostArgs, Outcome, WorkerArgs
 
 logger = logging.getLogger(__name__)
 
@@ -164,12 +165,14 @@ class _Fleet:
         What looks like the echo of another failure is told only when every other host has ended,
         or has shown since then that it has not failed itself.
         """
-        failed = [(h.failure.echo, h.failed, h.failure) for h in self._hosts.values() if h.failure]
+        failed = [
+            (h.failure.is_secondary, h.failed, h.failure) for h in self._hosts.values() if h.failure
+        ]
         if not failed:
             return None
-        is_echo, when, failure = min(failed, key=itemgetter(0, 1))
+        is_secondary, when, failure = min(failed, key=itemgetter(0, 1))
         others = [host for host in self._hosts.values() if not host.has_ended]
-        if is_echo and any(host.heard < when + ALONE_SECONDS for host in others):
+        if is_secondary and any(host.heard < when + ALONE_SECONDS for host in others):
             return None
         return failure
 

@@ -35,7 +35,7 @@ from mjfleet.worker.failure_record import FailedError, Failure
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.stop_signals import CONTROLLED, StopRequest
 from mjfleet.worker.torch_process_group import LOOPBACK, listening_store
-from mjfleet.worker.torchrunx_entrypoint import run_spawned
+from mjfleet.worker.torchrunx_entrypoint import train_as_torchrunx_worker
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
 AGENT_TIMEOUT_SECONDS = 600
@@ -86,7 +86,7 @@ def run_fleet(
         agent.signal(signal.SIGINT)
         return True
 
-    future = _in_thread(lambda: launcher.run(run_spawned, watchdog.job))
+    future = _in_thread(lambda: launcher.run(train_as_torchrunx_worker, watchdog.job))
     try:
         with stop.deferred(pass_on, say):
             return _follow(watchdog, agent, future, agent_log, stop)

@@ -15,7 +15,7 @@ from typing import Self
 
 from mjfleet.rl.phase import Phase
 from mjfleet.worker.failure_record import (
-    ECHO_SECONDS,
+    SECONDARY_SECONDS,
     FailedError,
     Failure,
     innermost,
@@ -24,10 +24,11 @@ from mjfleet.worker.failure_record import (
 )
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.in_process_worker import ASLEEP_SECONDS
-from mjfleet.worker.worker_args import Outcome, Rank, WorkerArgs
+from mjfleet.worker.rank_environment import Rank
+from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
-ALONE_SECONDS = ECHO_SECONDS + 1.0
-"""How long a failure that looks like an echo may stay the only one."""
+ALONE_SECONDS = SECONDARY_SECONDS + 1.0
+"""How long a failure that is secondary may stay the only one."""
 NAP_SECONDS = 0.02
 STACKS_SECONDS = 3.0
 """How long workers may take to write their stacks."""
@@ -99,7 +100,7 @@ class WorkerWatchdog:
 
     def _recorded(self) -> Failure | None:
         found = read_failures(self._run_dir)
-        if not found or (found[0].echo and time.time() - found[0].time < ALONE_SECONDS):
+        if not found or (found[0].is_secondary and time.time() - found[0].time < ALONE_SECONDS):
             return None
         return found[0]
 
@@ -153,9 +154,12 @@ class WorkerWatchdog:
                 message = "its process has not started"
             elif state is not None and state[0] in _STATES:
                 message += f"; its process {_STATES[state[0]]}"
-            echo = place != first or waits
+            is_secondary = place != first or waits
             found[place] = replace(
-                found[place], message=message, traceback=stacks[place], echo=echo
+                found[place],
+                message=message,
+                traceback=stacks[place],
+                is_secondary=is_secondary,
             )
             found[place].write(self._run_dir)
         return found[first]

@@ -1,1 +1,1 @@
-"""A worker: one process with one device. What it is given, and its life."""
+"""One worker's process, from its arguments to its exit code."""

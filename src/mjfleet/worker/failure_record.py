@@ -1,4 +1,7 @@
-"""Why a worker ended early: what failures/rank<r>.json holds. Imports nothing heavy."""
+"""Why a worker ended early: the contents of failures/rank<r>.json.
+
+Written by workers and by processes that watch them. Imports nothing heavy.
+"""
 
 import json
 import logging
@@ -15,14 +18,20 @@ from mjfleet.errors import UserError
 from mjfleet.rl.phase import Phase
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.worker.heartbeat import Heartbeat
-from mjfleet.worker.worker_args import Rank, WorkerArgs
+from mjfleet.worker.rank_environment import Rank
+from mjfleet.worker.worker_args import WorkerArgs
 
 logger = logging.getLogger(__name__)
 
-ECHO_SECONDS = 3.0
-"""A worker that has only lost another one lasts longer, so that the other is seen to end first."""
-TOLD_BY_MESSAGE = ("DivergedError", "OutOfStepError", "CheckpointError")
-"""Exceptions of our own whose place in the code says nothing."""
+SECONDARY_SECONDS = 3.0
+"""A worker that has lost another one ends so much later: the other one is seen to end first."""
+MESSAGE_SUFFICES = ("DivergedError", "OutOfStepError", "CheckpointError")
+"""Exceptions of our own whose traceback says nothing more."""
+WAITING_FILES = (
+    "distributed_c10d.py", "rl/collectives.py", "rl/gradient_reduction.py",
+    "worker/torch_process_group.py", "worker/first_compilation.py",
+)  # fmt: skip
+"""Files whose functions wait for other ranks."""
 LOG_LINES = 20
 """How many of a worker's last log lines its record holds."""
 
@@ -36,39 +45,38 @@ class Failure:
     device: str
     seed: int
     iteration: int
-    """The one that was under way, counted from 1; 0 before the first."""
+    """The current one, counted from 1; 0 before the first."""
     phase: str
     """What it was doing: a name of `Phase`, in lower case."""
     time: float = field(default_factory=time.time)
     """Seconds since the epoch."""
     kind: str
-    """The exception's class; "Killed", "Exited" or "Hang" where there was none; "Agent" where it
-    was no worker, but torchrunx's agent; "Lost" where it was a host."""
+    """The exception's class; without an exception "Killed", "Exited" or "Hang"; "Agent" if it was
+    torchrunx's agent, "Lost" if it was a host."""
     message: str
     traceback: str
     """Of the exception; of a hang, the Python stacks of all its threads."""
     mistake: bool = False
     """Whether it is the user's mistake, for whom the message is enough."""
-    echo: bool = False
-    """Whether it is only what another rank's failure looks like from here."""
+    is_secondary: bool = False
+    """Whether it only follows from another rank's failure."""
     log: list[str] = field(default_factory=list)
     """The worker's last log lines, where it has a log of its own."""
 
     @classmethod
     def of(
-        cls, error: BaseException, job: WorkerArgs, rank: Rank, heartbeat: Heartbeat
+        cls, error: BaseException, args: WorkerArgs, rank: Rank, heartbeat: Heartbeat
     ) -> "Failure":
-        """What an exception says, which may be one that cannot be shown."""
-        told = traceback.TracebackException.from_exception(error)
-        head, _, rest = "".join(told.format_exception_only()).strip().partition(": ")
+        """Describe an exception, which may be one whose text cannot be made."""
+        shown = traceback.TracebackException.from_exception(error)
+        head, _, rest = "".join(shown.format_exception_only()).strip().partition(": ")
         return cls(
-            **_whereabouts(job, rank, heartbeat),
+            **_origin(args, rank, heartbeat),
             kind=type(error).__name__,
             message=rest or head,
-            traceback="".join(told.format()),
+            traceback="".join(shown.format()),
             mistake=isinstance(error, UserError),
-            log=last_lines(job, rank),
-            echo=_is_echo(error, rest),
+            is_secondary=_is_lost_connection(error, rest),
         )
 
     @classmethod
@@ -76,19 +84,20 @@ class Failure:
         cls,
         kind: str,
         message: str,
-        job: WorkerArgs,
+        args: WorkerArgs,
         rank: Rank,
         heartbeat: Heartbeat,
         stacks: str = "",
     ) -> "Failure":
-        """What was seen of a worker from outside."""
-        return cls(
-            **_whereabouts(job, rank, heartbeat),
-            kind=kind,
-            message=message,
-            traceback=stacks,
-            log=last_lines(job, rank),
-        )
+        """Describe what was seen of a worker from outside."""
+        origin = _origin(args, rank, heartbeat)
+        return cls(**origin, kind=kind, message=message, traceback=stacks)
+
+    @classmethod
+    def read(cls, path: Path) -> "Failure":
+        """Read a record; those of version 0.1 say `echo` for `is_secondary`."""
+        data = json.loads(path.read_text())
+        return cls(**{"is_secondary" if name == "echo" else name: data[name] for name in data})
 
     @property
     def has_begun(self) -> bool:
@@ -97,7 +106,7 @@ class Failure:
 
     @property
     def is_users_mistake(self) -> bool:
-        """Whether all that has happened is that a worker has found a mistake of the user's."""
+        """Whether this is a mistake of the user's that was found before training began."""
         return self.mistake and not self.has_begun
 
     @property
@@ -108,11 +117,23 @@ class Failure:
 
     @property
     def summary(self) -> str:
-        """Who failed, where and why, in a line."""
+        """Who failed, where and why, in one line."""
         return f"{self.headline}: {self.kind}: {self.message}"
 
+    @property
+    def report(self) -> str:
+        """Everything that a person needs to know, without the stacks of a hang."""
+        if self.kind in ("Agent", "Lost"):
+            return f"on {self.host}: {self.message}"
+        if self.kind in MESSAGE_SUFFICES:
+            return f"{self.headline}: {self.message}"
+        if self.kind in ("Hang", "Killed", "Exited"):
+            end = "".join(f"\n  {line}" for line in self.log[-5:])
+            return f"{self.headline}: {self.message}" + (f"\nIts last lines:{end}" if end else "")
+        return f"{self.headline}:\n{self.traceback.rstrip()}"
+
     def write(self, run_dir: Path) -> Path | None:
-        """Store it in the run directory; returns the file, or None where that cannot be done."""
+        """Write the record into the run directory; return its path, or None if that failed."""
         path = run_dir / "failures" / f"rank{self.rank}.json"
         text = json.dumps(asdict(self), indent=2) + "\n"
         try:
@@ -122,18 +143,6 @@ class Failure:
             logger.warning("%s could not be written: %s", path, error.strerror)
             return None
         return path
-
-    @property
-    def report(self) -> str:
-        """All that a person needs to know of it, without the stacks of a hang."""
-        if self.kind in ("Agent", "Lost"):
-            return f"on {self.host}: {self.message}"
-        if self.kind in TOLD_BY_MESSAGE:
-            return f"{self.headline}: {self.message}"
-        if self.kind in ("Hang", "Killed", "Exited"):
-            end = "".join(f"\n  {line}" for line in self.log[-5:])
-            return f"{self.headline}: {self.message}" + (f"\nIts last lines:{end}" if end else "")
-        return f"{self.headline}:\n{self.traceback.rstrip()}"
 
 
 class FailedError(Exception):
@@ -146,8 +155,14 @@ class FailedError(Exception):
         self.record = record
 
 
+def read_failures(run_dir: Path) -> list[Failure]:
+    """Return all records of a run: causes before secondary failures, each by time."""
+    found = [Failure.read(path) for path in (run_dir / "failures").glob("rank*.json")]
+    return sorted(found, key=lambda failure: (failure.is_secondary, failure.time))
+
+
 def innermost(stacks: str) -> str:
-    """Where the main thread is, in words; faulthandler writes it last, its newest call first."""
+    """Say where the main thread is; faulthandler writes it last, its newest call first."""
     frames = re.findall(r'\(most recent call first\):\n  File "(.+)", line (\d+) in (.+)', stacks)
     if not frames:
         return ""
@@ -156,20 +171,12 @@ def innermost(stacks: str) -> str:
 
 
 def only_waits(stacks: str) -> bool:
-    """Whether a rank with such stacks waits for others."""
-    waiting = ("distributed_c10d.py", "rl/collectives.py", "worker/group.py")
-    return any(file in stacks for file in waiting)
+    """Return whether a rank with these stacks waits for other ranks."""
+    return any(file in stacks for file in WAITING_FILES)
 
 
-def read_failures(run_dir: Path) -> list[Failure]:
-    """All that were written, the causes before the echoes, each by time."""
-    paths = (run_dir / "failures").glob("rank*.json")
-    found = [Failure(**json.loads(path.read_text())) for path in paths]
-    return sorted(found, key=lambda failure: (failure.echo, failure.time))
-
-
-def _is_echo(error: BaseException, message: str) -> bool:
-    """Whether this is how another rank's end looks from here: a connection that is gone."""
+def _is_lost_connection(error: BaseException, message: str) -> bool:
+    """Return whether the error says that the connection to another rank is gone."""
     if not isinstance(error, (RuntimeError, OSError)):
         return False
     from torch.distributed import DistError, DistNetworkError
@@ -181,24 +188,24 @@ def _is_echo(error: BaseException, message: str) -> bool:
     return "gloo/transport" in message and "Timed out" not in message
 
 
-def last_lines(job: WorkerArgs, rank: Rank) -> list[str]:
-    """The end of a worker's own log; nothing where it has none."""
-    if not job.log_files or job.log_files[rank.local_rank] == os.devnull:
-        return []
-    try:
-        with open(job.log_files[rank.local_rank], "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
-            return file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
-    except OSError:
-        return []  # It ended before it had a log.
-
-
-def _whereabouts(job: WorkerArgs, rank: Rank, heartbeat: Heartbeat) -> dict[str, Any]:
+def _origin(args: WorkerArgs, rank: Rank, heartbeat: Heartbeat) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "host": socket.gethostname(),
-        "device": job.devices[rank.local_rank],
-        "seed": job.config["agent"]["seed"] + rank.rank,
+        "device": args.devices[rank.local_rank],
+        "seed": args.config["agent"]["seed"] + rank.rank,
         "iteration": heartbeat.iteration,
         "phase": heartbeat.phase.name.lower(),
+        "log": _last_log_lines(args, rank),
     }
+
+
+def _last_log_lines(args: WorkerArgs, rank: Rank) -> list[str]:
+    if not args.log_files or args.log_files[rank.local_rank] == os.devnull:
+        return []
+    try:
+        with open(args.log_files[rank.local_rank], "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
+            return file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
+    except OSError:
+        return []  # The worker ended before it had a log.

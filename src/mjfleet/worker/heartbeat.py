@@ -1,4 +1,7 @@
-"""A worker's heartbeat: where it is and when it last moved, in memory that others can read."""
+"""A worker's heartbeat: its phase, iteration and last step, in memory that its launcher can read.
+
+Imports nothing heavy.
+"""
 
 import ctypes
 import mmap
@@ -10,14 +13,14 @@ from pathlib import Path
 from mjfleet.rl.phase import Phase
 
 START_SECONDS = 120.0
-"""What importing may take from a slow disk."""
+"""The least time that a worker may take before training begins: disks can be slow."""
 
 
 class _Memory(ctypes.Structure):
     """Aligned numbers, each of which is written in one piece."""
 
     _fields_ = (
-        ("beaten", ctypes.c_double),
+        ("last_beat", ctypes.c_double),
         ("pid", ctypes.c_int64),
         ("phase", ctypes.c_int64),
         ("iteration", ctypes.c_int64),
@@ -27,10 +30,10 @@ class _Memory(ctypes.Structure):
 
 
 class Heartbeat:
-    """Written by one worker, read by whoever watches it on the same host."""
+    """Written by one worker, read by processes of the same host that watch it."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Open a file of `create`; without one, nobody but this process sees the pulse."""
+        """Open a file that `create` has made; without one, only this process sees the heartbeat."""
         if path is None:
             memory = mmap.mmap(-1, ctypes.sizeof(_Memory))
         else:
@@ -40,34 +43,34 @@ class Heartbeat:
 
     @staticmethod
     def create(path: Path) -> "Heartbeat":
-        """Make the file by which a worker and its launcher share a pulse."""
+        """Make the file that a worker and its launcher share."""
         path.write_bytes(bytes(ctypes.sizeof(_Memory)))
         return Heartbeat(path)
 
     def start(self, pid: int) -> None:
-        """Begin to beat, as the process of that number."""
+        """Begin to beat, as the process of this number."""
         self.beat()
         self._memory.pid = pid
 
     def beat(self) -> None:
-        """Say that this worker has moved."""
-        self._memory.beaten = time.monotonic()
+        """Report progress."""
+        self._memory.last_beat = time.monotonic()
 
     def enter(self, phase: Phase, iteration: int | None = None) -> None:
-        """Say what comes next, and in which iteration."""
+        """Report the beginning of a phase, and the iteration that it belongs to."""
         self.beat()
         self._memory.phase = phase
         if iteration is not None:
             self._memory.iteration = iteration
 
     def finish(self, stopped_by: int | None) -> None:
-        """Say that everything is done; the signal, if any, by which training ended early."""
+        """Report the end, and the signal, if any, that ended training early."""
         self._memory.stopped_by = stopped_by or 0
         self.enter(Phase.DONE)
 
     @contextmanager
     def excused(self, phase: Phase | None = None) -> Iterator[None]:
-        """Do something that may take its time without a beat: compile, save, render."""
+        """Surround work that may take long without a beat: compiling, saving, rendering."""
         before = self.phase
         self._memory.excuses += 1
         if phase is not None:
@@ -81,22 +84,22 @@ class Heartbeat:
 
     @property
     def pid(self) -> int:
-        """The worker's process, 0 before it has started."""
+        """The worker's process number; 0 before it has started."""
         return self._memory.pid
 
     @property
     def phase(self) -> Phase:
-        """What it is doing."""
+        """What the worker is doing."""
         return Phase(self._memory.phase)
 
     @property
     def iteration(self) -> int:
-        """The iteration that it is in, counted from 1; 0 before the first."""
+        """The current iteration, counted from 1; 0 before the first."""
         return self._memory.iteration
 
     @property
     def stopped_by(self) -> int | None:
-        """Once done: the signal by which training ended early."""
+        """In phase DONE: the signal that ended training early, if one did."""
         return self._memory.stopped_by or None
 
     @property
@@ -106,22 +109,21 @@ class Heartbeat:
 
     @property
     def is_excused(self) -> bool:
-        """Whether it is at something that may take its time."""
+        """Whether the worker is inside a block of `excused`."""
         return self._memory.excuses > 0
 
     def hangs(self, limit: float, since: float) -> bool:
-        """Whether it should have moved.
+        """Return whether the worker has been silent for too long.
 
         Args:
-            limit: seconds that it may take between two beats; before training begins, no less than
-                START_SECONDS.
-            since: from when on it has been watched, by the monotonic clock.
+            limit: seconds allowed between two beats; at least START_SECONDS before training begins.
+            since: when watching began, by the monotonic clock; silence before that does not count.
         """
-        silence = time.monotonic() - max(since, self._memory.beaten)
+        silence = time.monotonic() - max(since, self._memory.last_beat)
         patience = limit if self.has_begun else max(limit, START_SECONDS)
         return self.phase != Phase.DONE and silence > patience
 
     @property
     def silence(self) -> float:
-        """Seconds since it last moved; 0 before it has started."""
-        return time.monotonic() - self._memory.beaten if self.pid else 0.0
+        """Seconds since the last beat; 0 before the worker has started."""
+        return time.monotonic() - self._memory.last_beat if self.pid else 0.0

@@ -1,4 +1,4 @@
-"""A worker in a process that somebody else has started: a shell, or torchrun for many of them."""
+"""Trains in the current process: one that a shell, torchrun or a scheduler has started."""
 
 import faulthandler
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from mjfleet.errors import Stopped, UserError
 from mjfleet.utils.parent_death import die_with_parent
 from mjfleet.worker.failure_record import (
-    ECHO_SECONDS,
+    SECONDARY_SECONDS,
     FailedError,
     Failure,
     innermost,
@@ -21,31 +21,34 @@ from mjfleet.worker.failure_record import (
     read_failures,
 )
 from mjfleet.worker.heartbeat import Heartbeat
+from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.under_torchrun import is_from_torchrun, note_run, tell_cause
-from mjfleet.worker.worker_args import Outcome, Rank, WorkerArgs
-from mjfleet.worker.worker_main import run
+from mjfleet.worker.worker_args import Outcome, WorkerArgs
+from mjfleet.worker.worker_main import train_worker
 
 LOOK_SECONDS = 1.0
-TELL_SECONDS = 5.0
+PRINT_SECONDS = 5.0
+"""How long a worker that hangs may take to print why: its terminal may have no reader."""
 ASLEEP_SECONDS = 5.0
-"""Whoever looks again only after that long has not been running."""
+"""A longer gap between two looks means that this process was suspended."""
 
 
-def run_here(
-    job: WorkerArgs, rank: Rank, stop: StopRequest, on_hang: Callable[[FailedError], object]
+def train_in_process(
+    args: WorkerArgs, rank: Rank, stop: StopRequest, on_hang: Callable[[FailedError], object]
 ) -> Outcome:
     """Train in this process.
 
     Args:
-        job: what to train.
+        args: what to train.
         rank: this worker's place.
         stop: asks it to stop.
-        on_hang: called from another thread when this one hangs; the process ends afterwards.
+        on_hang: called from another thread when this worker hangs; the process ends afterwards.
 
     Raises:
         UserError: a mistake of the user's, found before training began.
         FailedError: anything else went wrong.
+        Stopped: a signal arrived.
     """
     if is_from_torchrun():
         die_with_parent()
@@ -53,10 +56,9 @@ def run_here(
     heartbeat.start(os.getpid())
     if sys.__stderr__:
         faulthandler.enable(sys.__stderr__)  # A crash shows its Python stack.
-    # Other ranks than 0 come to know it from rank 0.
-    run_dirs = [Path(job.run_dir)] if rank.rank == 0 else []
+    run_dirs = [Path(args.run_dir)] if rank.rank == 0 else []  # Others learn it from rank 0.
 
-    def found_run_dir(run_dir: Path) -> None:
+    def on_run_dir(run_dir: Path) -> None:
         run_dirs.append(run_dir)
         note_run(run_dir)
 
@@ -64,21 +66,21 @@ def run_here(
         return FailedError(failure, failure.write(run_dirs[-1]) if run_dirs else None)
 
     try:
-        with _watched(job, rank, heartbeat, lambda failure: on_hang(recorded(failure))):
-            return run(job, rank, stop, heartbeat, found_run_dir)
+        with _ended_when_it_hangs(args, rank, heartbeat, lambda hang: on_hang(recorded(hang))):
+            return train_worker(args, rank, stop, heartbeat, on_run_dir)
     except BaseException as error:
         if isinstance(error, ImportError):
-            stop.check()  # A library that is imported anew after a signal may refuse.
-        # A worker that has lost another is told by torchrun to stop as well.
+            stop.check()  # An import that a signal has interrupted can fail when it is repeated.
+        # torchrun stops a worker that has lost another one, while it handles that.
         cause = error.__context__ if isinstance(error, Stopped) else error
-        failure = Failure.of(cause, job, rank, heartbeat) if cause else None
-        if failure is None or (isinstance(error, Stopped) and not failure.echo):
+        failure = Failure.of(cause, args, rank, heartbeat) if cause else None
+        if failure is None or (isinstance(error, Stopped) and not failure.is_secondary):
             raise
         if isinstance(error, UserError) and not heartbeat.has_begun:
             raise
         with stop.deferred(say=lambda text: None):
             failed = recorded(failure)
-            if not failure.echo:
+            if not failure.is_secondary:
                 tell_cause(failure)
             elif rank.rank == 0:
                 failed = _cause_of(failed, run_dirs[0])
@@ -86,22 +88,22 @@ def run_here(
 
 
 def _cause_of(failed: FailedError, run_dir: Path) -> FailedError:
-    """What another rank has written that this rank's failure is only the echo of, if any."""
-    deadline = time.monotonic() + ECHO_SECONDS
+    """Return the failure of another rank from which this one follows, once it is recorded."""
+    deadline = time.monotonic() + SECONDARY_SECONDS
     while time.monotonic() < deadline:
         first = read_failures(run_dir)[:1]
-        if first and not first[0].echo:
+        if first and not first[0].is_secondary:
             return FailedError(first[0], run_dir / "failures" / f"rank{first[0].rank}.json")
         time.sleep(0.1)
     return failed
 
 
 @contextmanager
-def _watched(
-    job: WorkerArgs, rank: Rank, heartbeat: Heartbeat, on_hang: Callable[[Failure], object]
+def _ended_when_it_hangs(
+    args: WorkerArgs, rank: Rank, heartbeat: Heartbeat, on_hang: Callable[[Failure], object]
 ) -> Iterator[None]:
-    """End the process when it has not moved for the hang time-out."""
-    limit = job.config["hang_timeout"]
+    """End the process when the heartbeat is silent for the hang time-out."""
+    limit = args.config["hang_timeout"]
     over = threading.Event()
 
     def watch() -> None:
@@ -109,17 +111,16 @@ def _watched(
         while not over.wait(LOOK_SECONDS):
             before, looked = looked, time.monotonic()
             if looked - before > ASLEEP_SECONDS:
-                since = looked  # All of this process was suspended, by Ctrl-Z for instance.
-            # A rank that waits for another one has the time-out of collectives.
+                since = looked
+            # A rank that waits for another one is subject to the time-out of collectives.
             if (
                 heartbeat.hangs(limit, since)
                 and not heartbeat.is_excused
                 and not only_waits(stacks := _stacks())
             ):
-                # Nobody may be reading what is printed.
-                threading.Timer(TELL_SECONDS, os._exit, (1,)).start()
+                threading.Timer(PRINT_SECONDS, os._exit, (1,)).start()
                 message = f"no step for {limit:g} s (--hang-timeout){innermost(stacks)}"
-                on_hang(Failure.seen("Hang", message, job, rank, heartbeat, stacks=stacks))
+                on_hang(Failure.seen("Hang", message, args, rank, heartbeat, stacks=stacks))
                 sys.stderr.flush()
                 os._exit(1)
 
@@ -132,7 +133,7 @@ def _watched(
 
 
 def _stacks() -> str:
-    """Where every thread of this process is."""
+    """Return the Python stacks of all threads of this process."""
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

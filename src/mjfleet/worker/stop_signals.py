@@ -1,4 +1,7 @@
-"""Signals that ask a run to stop: what is under way is finished first. Imports nothing heavy."""
+"""Signals that ask a run to stop. Used by every process that a person or a scheduler may signal.
+
+Imports nothing heavy.
+"""
 
 import math
 import os
@@ -13,23 +16,24 @@ from mjfleet.errors import Stopped
 from mjfleet.utils.console import print_line
 
 CONTROLLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""A scheduler announces the end of a job by the signal that its user chose, often SIGUSR1."""
+"""The signals that are handled. Schedulers often announce the end of a job by SIGUSR1."""
 FORCE_SECONDS = 1.5
 """How long a second signal waits for the main thread, which may be inside a library."""
 SAME_SIGNAL_SECONDS = 0.5
-"""A wrapper such as `uv run` may pass on a signal that the whole group has received already."""
+"""A signal within this time is the same one: `uv run`, for instance, passes on what the terminal
+has sent to the whole group."""
 
 
 class StopRequest:
-    """Signals of CONTROLLED: raised at once as Stopped, or, while `deferred`, remembered.
+    """Handles signals: the first raises Stopped or, inside `deferred`, is only remembered.
 
-    A second signal is raised at once in any case. SIGUSR1 and SIGUSR2 count as SIGTERM.
+    A second signal raises Stopped in any case. SIGUSR1 and SIGUSR2 count as SIGTERM.
 
     Args:
         signals: those to handle.
         say: prints a line about a signal.
         force: called with a signal's number before the process is ended by force, when a second
-            one finds the main thread inside a library that does not return; None: it never is.
+            signal finds the main thread inside a library that does not return; None: never.
     """
 
     def __init__(
@@ -44,62 +48,26 @@ class StopRequest:
         self._force = force
         self._over = threading.Event()
         self._is_raised = False
-        self._when = -math.inf
-        self._defer: Callable[[], bool] = _never
+        self._last_time = -math.inf
+        self._defers: Callable[[], bool] = _never
 
     @contextmanager
     def installed(self) -> Iterator["StopRequest"]:
-        """Handle the signals inside the block; after one, they are ignored while the run ends."""
+        """Handle the signals inside the block; after the first, ignore them when it is left."""
         controlled = set(self._signals)
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
             controlled.discard(signal.SIGHUP)  # nohup: the run is to outlive its terminal.
         before = {number: signal.signal(number, self._handle) for number in controlled}
-        # Blocked while a run that has failed starts itself anew.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, controlled)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, controlled)  # Blocked during a restart.
         try:
-            with self._forcing():
+            with self._watching_for_second():
                 yield self
         except ImportError:
-            self.check()  # A library that is imported anew after a signal may refuse.
+            self.check()  # An import that a signal has interrupted can fail when it is repeated.
             raise
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler if self.received is None else signal.SIG_IGN)
-
-    @contextmanager
-    def _forcing(self) -> Iterator[None]:
-        """Look at signals in a thread too: Python's handlers wait for the main thread."""
-        if self._force is None:
-            yield
-            return
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        thread = threading.Thread(target=self._look, args=(reader,), name="signals", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            signal.set_wakeup_fd(before)
-            os.write(writer, bytes(1))  # A fork of this process may have the pipe open as well.
-            thread.join()
-            os.close(writer)
-            os.close(reader)
-
-    def _look(self, reader: int) -> None:
-        """After a second signal, end the process if the main thread does not."""
-        count, when = 0, -math.inf
-        while (numbers := os.read(reader, 64)) and not self._over.is_set():
-            for number in set(numbers) & {int(one) for one in self._signals}:
-                now = time.monotonic()
-                if now - when < SAME_SIGNAL_SECONDS:
-                    continue
-                count, when = count + 1, now
-                if count > 1 and not self._over.wait(FORCE_SECONDS):
-                    assert self._force is not None
-                    self._force(_counts_as(number))
-                    os._exit(128 + _counts_as(number))
 
     @contextmanager
     def deferred(
@@ -107,44 +75,79 @@ class StopRequest:
         accept: Callable[[], bool] = lambda: True,
         say: Callable[[str], object] | None = None,
     ) -> Iterator[None]:
-        """Let the block finish what it is doing; it asks `received`.
+        """Let the block finish what it is doing after the first signal; it asks `check`.
 
         Args:
             accept: called when the first signal arrives; False: there is nothing to finish.
-            say: prints lines about signals meanwhile; None: what does so otherwise.
+            say: prints lines about signals inside the block; None: as outside.
         """
         before = self._say
-        self._defer, self._say = accept, say or before
+        self._defers, self._say = accept, say or before
         try:
             yield
         finally:
-            self._defer, self._say = _never, before
+            self._defers, self._say = _never, before
+
+    def check(self) -> int | None:
+        """Return the signal that was received and deferred, if any.
+
+        Raises:
+            Stopped: a signal was raised before, and a library has caught the exception.
+        """
+        if self._is_raised and self.received is not None:
+            raise Stopped(self.received)
+        return self.received
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
         now = time.monotonic()
-        if now - self._when < SAME_SIGNAL_SECONDS:
+        if now - self._last_time < SAME_SIGNAL_SECONDS:
             return
-        self._when = now
-        first = self.received is None
+        self._last_time = now
+        is_first = self.received is None
         self.received = _counts_as(number)
         name = signal.Signals(number).name
-        if first and self._defer():
+        if is_first and self._defers():
             self._say(f"{name}: stopping after this iteration; once more stops at once")
             return
         self._say(f"{name}: stopping at once")
         self._is_raised = True
         raise Stopped(self.received)
 
-    def check(self) -> int | None:
-        """The signal that was received and is to be obeyed in good time.
+    @contextmanager
+    def _watching_for_second(self) -> Iterator[None]:
+        """Watch signals from a thread too: Python's handlers run in the main thread alone."""
+        if self._force is None:
+            yield
+            return
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        thread = threading.Thread(target=self._watch, args=(reader,), name="signals", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            signal.set_wakeup_fd(before)
+            os.write(writer, bytes(1))  # To close it is not enough: a fork may hold it open.
+            thread.join()
+            os.close(writer)
+            os.close(reader)
 
-        Raises:
-            Stopped: once more, where a library has caught it, as some do while they are imported.
-        """
-        if self._is_raised and self.received is not None:
-            raise Stopped(self.received)
-        return self.received
+    def _watch(self, reader: int) -> None:
+        """After a second signal, end the process if the main thread does not."""
+        count, last_time = 0, -math.inf
+        while (numbers := os.read(reader, 64)) and not self._over.is_set():
+            for number in set(numbers) & {int(one) for one in self._signals}:
+                now = time.monotonic()
+                if now - last_time < SAME_SIGNAL_SECONDS:
+                    continue
+                count, last_time = count + 1, now
+                if count > 1 and not self._over.wait(FORCE_SECONDS):
+                    assert self._force is not None
+                    self._force(_counts_as(number))
+                    os._exit(128 + _counts_as(number))
 
 
 def _counts_as(number: int) -> int:

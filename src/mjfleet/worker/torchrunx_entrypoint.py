@@ -1,4 +1,4 @@
-"""A worker that torchrunx has started: its own output, and how it fails. Runs in that worker."""
+"""What a worker that torchrunx has started does first and last. Runs in that worker."""
 
 import faulthandler
 import logging
@@ -13,52 +13,57 @@ from typing import NoReturn
 
 from mjfleet.errors import Stopped
 from mjfleet.utils.parent_death import die_with_parent
-from mjfleet.worker.failure_record import ECHO_SECONDS, Failure
+from mjfleet.worker.failure_record import SECONDARY_SECONDS, Failure
 from mjfleet.worker.heartbeat import Heartbeat
+from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
-from mjfleet.worker.worker_args import LOOPBACK_ALONE, HostArgs, Rank, WorkerArgs
-from mjfleet.worker.worker_main import run
+from mjfleet.worker.worker_args import LOOPBACK_ALONE, HostArgs, WorkerArgs
+from mjfleet.worker.worker_main import train_worker
 
 FLUSH_SECONDS = 5.0
 """How long a worker that has failed may take to write what it has printed."""
-DRAIN_SECONDS = 0.2
-"""Within which the launcher has written to rank 0's log file what rank 0 printed."""
+RELAY_SECONDS = 0.2
+"""Within this time the launcher has copied what rank 0 printed into rank 0's log file."""
 
 
-def run_spawned(job: WorkerArgs) -> None:
+def train_as_torchrunx_worker(args: WorkerArgs) -> None:
     """Train as one of the workers that torchrunx has started.
 
-    The launcher follows this process by its pulse. A failure is written down, and the process ends
-    at once: torchrunx would hold the exception back until all workers end, while the others wait
+    The launcher follows this process by its heartbeat. A failure is recorded, and the process ends
+    at once: torchrunx would hold an exception back until all workers end, while the others wait
     for this one in a collective.
     """
     die_with_parent()
-    rank = job.rank_of(int(os.environ["LOCAL_RANK"]))
-    if job.part:
-        _join_other_hosts(job.part, rank)
-    heartbeat = Heartbeat(job.heartbeat_file(rank.local_rank))
+    rank = args.rank_of(int(os.environ["LOCAL_RANK"]))
+    if args.part:
+        _join_other_hosts(args.part, rank)
+    heartbeat = Heartbeat(args.heartbeat_file(rank.local_rank))
     heartbeat.start(os.getpid())
-    log_file = job.log_files[rank.local_rank]
-    _use_own_output(*(job.terminal if job.terminal and rank.rank == 0 else (log_file, log_file)))
-    _show_stacks(job.stacks_file(rank.local_rank))
-    # torch leaves files behind in the folder for temporary ones; a task's own go where they belong.
-    os.environ["TMPDIR"] = job.temporary
+    log_file = args.log_files[rank.local_rank]
+    stdout, stderr = args.terminal if args.terminal and rank.rank == 0 else (log_file, log_file)
+    _redirect_output(stdout, stderr)
+    # faulthandler writes stacks from C, also when no Python code can run.
+    stacks = args.stacks_file(rank.local_rank)
+    faulthandler.register(signal.SIGQUIT, stacks.open("w"), all_threads=True)
+    faulthandler.enable()
+    # torch leaves files in the folder for temporary files; those of a task belong in the user's.
+    os.environ["TMPDIR"] = args.temporary
     tempfile.tempdir = None
-    # The launcher turns every signal into SIGINT; SIGTERM, torch's own, means that all is lost.
+    # The launcher sends SIGINT for every signal; torch sends SIGTERM when all is lost.
     stop = StopRequest([signal.SIGINT], say=lambda text: None)
     try:
         with stop.installed():
-            outcome = run(job, rank, stop, heartbeat)
+            outcome = train_worker(args, rank, stop, heartbeat)
         _flush()
         heartbeat.finish(outcome.stopped_by)
     except Stopped as stopped:
         _end(128 + stopped.signal_number)
     except BaseException as error:
-        _fail(error, job, rank, heartbeat)
+        _fail(error, args, rank, heartbeat)
 
 
 def _join_other_hosts(part: HostArgs, rank: Rank) -> None:
-    """Correct what torchrunx has set, which knows this host alone."""
+    """Correct the variables that torchrunx has set, which knows this host alone."""
     for variable in LOOPBACK_ALONE:
         os.environ.pop(variable)
     os.environ |= {
@@ -71,27 +76,8 @@ def _join_other_hosts(part: HostArgs, rank: Rank) -> None:
     }
 
 
-def _fail(error: BaseException, job: WorkerArgs, rank: Rank, heartbeat: Heartbeat) -> NoReturn:
-    """Write down why this worker fails, and end.
-
-    The terminal is for the launcher, which sees every rank's failure, to tell the first.
-    """
-    try:
-        if rank.rank == 0:
-            time.sleep(DRAIN_SECONDS)
-        failure = Failure.of(error, job, rank, heartbeat)
-        if failure.write(Path(job.run_dir)) is None:
-            print(failure.report, file=sys.stderr)
-        with open(job.log_files[rank.local_rank], "a", errors="backslashreplace") as file:
-            file.write(failure.traceback)
-        if failure.echo:
-            time.sleep(ECHO_SECONDS)
-    finally:
-        _end(1)
-
-
-def _use_own_output(stdout: str, stderr: str) -> None:
-    """Write to files, not to torchrunx's log server, which drops lines and chokes on odd bytes."""
+def _redirect_output(stdout: str, stderr: str) -> None:
+    """Write to files, not to torchrunx's log server, which drops lines and fails on odd bytes."""
     for stream, path in ((sys.stdout, stdout), (sys.stderr, stderr)):
         stream.flush()
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY, 0o644)
@@ -105,13 +91,23 @@ def _use_own_output(stdout: str, stderr: str) -> None:
     logging.setLogRecordFactory(logging.LogRecord)
 
 
-def _show_stacks(path: Path) -> None:
-    """Write where every thread is: on SIGQUIT to a file, when Python crashes to the log.
+def _fail(error: BaseException, args: WorkerArgs, rank: Rank, heartbeat: Heartbeat) -> NoReturn:
+    """Record why this worker fails, and end it.
 
-    faulthandler writes from C, also when no Python code can run.
+    Nothing is printed: the launcher, which sees the failures of all ranks, reports the first.
     """
-    faulthandler.register(signal.SIGQUIT, path.open("w"), all_threads=True)
-    faulthandler.enable()
+    try:
+        if rank.rank == 0:
+            time.sleep(RELAY_SECONDS)
+        failure = Failure.of(error, args, rank, heartbeat)
+        if failure.write(Path(args.run_dir)) is None:
+            print(failure.report, file=sys.stderr)
+        with open(args.log_files[rank.local_rank], "a", errors="backslashreplace") as file:
+            file.write(failure.traceback)
+        if failure.is_secondary:
+            time.sleep(SECONDARY_SECONDS)
+    finally:
+        _end(1)
 
 
 def _flush() -> None:
@@ -120,7 +116,7 @@ def _flush() -> None:
 
 
 def _end(code: int) -> NoReturn:
-    """End this process now, without waiting for threads, for its parent, or long for a reader."""
+    """End this process now, without waiting for threads, its parent, or long for a reader."""
     threading.Timer(FLUSH_SECONDS, os._exit, (code,)).start()
     _flush()
     os._exit(code)

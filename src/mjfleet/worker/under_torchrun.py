@@ -1,8 +1,8 @@
-"""What a worker and torchrun's agent, which has started it, leave for each other.
+"""What workers and the torchrun agent that has started them leave for each other.
 
-The agent starts its workers again after a fault, or when hosts come and go, and keeps a folder and
-a store meanwhile. In the folder workers note which run they have begun; at the store they meet.
-Importing this imports nothing heavy; the store is torch's.
+The agent starts its workers again after a failure, or when hosts come and go. It keeps a folder, in
+which workers note the run that they have begun, and a store, at which they meet. Imports nothing
+heavy before a store is needed.
 """
 
 import json
@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.worker.failure_record import Failure
-from mjfleet.worker.worker_args import Rank
+from mjfleet.worker.rank_environment import Rank
 
 if TYPE_CHECKING:
     from torch.distributed import (  # pyright: ignore[reportPrivateImportUsage]
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     )
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-"""The variable that says where a worker may write why it failed, under the agent's folder."""
+"""Environment variable: the file, in the agent's folder, for the reason of a worker's failure."""
 NOTE = "mjfleet-run"
-"""The file in that folder that holds the run directory; empty: none, it was given back."""
+"""The file in that folder that holds the run directory; empty: the run was given back."""
 FIRST = "mjfleet/first"
-"""Where the store has the name of rank 0."""
+"""The store's key for the name of rank 0."""
 LOOK_SECONDS = 0.05
 
 
 def is_from_torchrun() -> bool:
-    """Whether torchrun has started this worker."""
+    """Return whether torchrun has started this worker."""
     return ERROR_FILE in os.environ
 
 
 @cache
 def meeting_store(rank: Rank) -> "Store | None":
-    """Where workers meet: the agents' store, or rank 0's; None: torchrun has not started them."""
+    """Return the agents' store, or rank 0's; None: torchrun has not started this worker."""
     if not is_from_torchrun():
         return None
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -57,17 +57,17 @@ def meet(
 ) -> tuple["PrefixStore", str | None]:
     """Meet the workers that were started together with this one.
 
-    The store still has what earlier workers have left, who may have had the same ranks. So each
-    makes up a name that nobody has had before, and rank 0 answers the others by theirs.
+    The store still holds what earlier workers with the same ranks have left. So each worker makes
+    up a new name, the others write theirs under rank 0's, and rank 0 answers each under its name.
 
     Args:
         store: where they meet.
         rank: this worker's place.
         timeout: how long rank 0 waits for each of the others, and they for its answer.
-        known: what this worker knows, if it does.
+        known: a text that this worker knows, or None.
 
     Returns:
-        A part of the store that is theirs alone, and what the first rank knows that knows anything.
+        A part of the store that is theirs alone, and the text of the first rank that has one.
 
     Raises:
         TimeoutError: a worker has not come.
@@ -89,6 +89,7 @@ def meet(
         return PrefixStore(own, store), known
 
     def is_answered() -> bool:
+        # The name that is there may still be that of an earlier rank 0.
         if store.check([FIRST]):
             store.set(f"{store.get(FIRST).decode()}/{rank.rank}", json.dumps([own, known]))
         return store.check([own])
@@ -99,7 +100,7 @@ def meet(
 
 
 def begun_run(rank: Rank, timeout: timedelta) -> str | None:
-    """The run that workers of the same agents have begun before; None: there is none.
+    """Return the run that earlier workers of the same agents have begun; None: there is none.
 
     Raises:
         TimeoutError: another worker has not come to agree on it.
@@ -110,23 +111,16 @@ def begun_run(rank: Rank, timeout: timedelta) -> str | None:
 
 
 def note_run(run_dir: Path | None) -> None:
-    """Note for later workers which run these have begun; None: none after all."""
+    """Note for later workers which run these have begun; None: the run was given back."""
     if note := _note():
         text = str(run_dir or "")
         write_atomically(note, lambda file: file.write(text.encode()))
 
 
-def _note() -> Path | None:
-    """The note's file; None: something else than torchrun has started this worker."""
-    path = os.environ.get(ERROR_FILE)
-    # <the agent's folder>/attempt_<number>/<local rank>/error.json
-    return Path(path).parents[2] / NOTE if path else None
-
-
 def tell_cause(failure: Failure) -> None:
-    """Let torchrun's own report name the cause.
+    """Have torchrun's own report name the cause.
 
-    The form is that of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
+    The format is that of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
     """
     path = os.environ.get(ERROR_FILE)
     if path:
@@ -135,8 +129,15 @@ def tell_cause(failure: Failure) -> None:
         Path(path).write_text(json.dumps({"message": message} | {"failure": asdict(failure)}))
 
 
+def _note() -> Path | None:
+    """Return the note's file; None: torchrun has not started this worker."""
+    path = os.environ.get(ERROR_FILE)
+    # <the agent's folder>/attempt_<number>/<local rank>/error.json
+    return Path(path).parents[2] / NOTE if path else None
+
+
 def _wait(is_there: Callable[[], bool], timeout: timedelta, who: str) -> None:
-    """Look again and again, so that signals are noticed meanwhile."""
+    """Look again and again; unlike a wait inside the store, this lets signal handlers run."""
     deadline = time.monotonic() + timeout.total_seconds()
     while not is_there():
         if time.monotonic() > deadline:

@@ -13,7 +13,8 @@ from dataclasses import asdict
 from mjfleet.tools.doctor import device_checks, host_checks
 from mjfleet.tools.doctor.host_checks import Finding
 from mjfleet.utils.parent_death import die_with_parent
-from mjfleet.worker.worker_args import Rank, WorkerArgs
+from mjfleet.worker.rank_environment import Rank
+from mjfleet.worker.worker_args import WorkerArgs
 
 INSTALL = "`uv sync` installs matching versions"
 CHECKS: dict[str, tuple[Callable[[WorkerArgs, Rank], Finding], str]] = {

@@ -25,8 +25,9 @@ from mjfleet.tools.doctor.host_checks import Finding
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import print_line
 from mjfleet.utils.hardware_names import count_gpus
+from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
-from mjfleet.worker.worker_args import LOOPBACK_ALONE, Rank, WorkerArgs
+from mjfleet.worker.worker_args import LOOPBACK_ALONE, WorkerArgs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from mjfleet.tools.doctor.host_checks import MIB, MIN_FREE, Finding, size
 from mjfleet.utils.hardware_names import nvml
-from mjfleet.worker.worker_args import Rank, WorkerArgs
+from mjfleet.worker.rank_environment import Rank
+from mjfleet.worker.worker_args import WorkerArgs
 
 REDUCED_MIB = 16
 """Size of the reduced tensor: float32 gradients of four million parameters."""
@@ -124,12 +125,12 @@ def check_all_reduce(args: WorkerArgs, rank: Rank) -> Finding:
     tensor = torch.empty(REDUCED_MIB * MIB // 4, device=device)
     expected = rank.world_size * (rank.world_size + 1) / 2
     seconds = []
-    with process_group(args, rank, args.config["collective_timeout"]) as group:
+    with process_group(args, rank, args.config["collective_timeout"]) as collectives:
         for _ in range(4):  # The first one connects the workers.
             tensor.fill_(rank.rank + 1)
-            group.collectives.total([0])
+            collectives.total([0])
             start = time.perf_counter()
-            group.collectives.all_reduce(tensor)
+            collectives.all_reduce(tensor)
             if device != "cpu":
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - start)

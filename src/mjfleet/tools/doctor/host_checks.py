@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from mjfleet.utils.packages import stack_versions
-from mjfleet.worker.worker_args import Rank, WorkerArgs
+from mjfleet.worker.rank_environment import Rank
+from mjfleet.worker.worker_args import WorkerArgs
 
 MIB, GIB = 2**20, 2**30
 MIN_FREE = GIB

@@ -150,9 +150,10 @@ def _failures(run_dir: Path, last: int) -> tuple[dict[int, list[dict[str, Any]]]
         except (OSError, ValueError, TypeError) as error:
             problems.append(f"{path.relative_to(run_dir)}: {in_a_line(error)}.")
         else:
+            failure.setdefault("is_secondary", failure.pop("echo", False))  # Records of before.
             found.setdefault(int(number) if number.isdecimal() else last, []).append(failure)
     for some in found.values():
-        some.sort(key=lambda failure: (failure.get("echo", False), failure.get("time", 0.0)))
+        some.sort(key=lambda failure: (failure["is_secondary"], failure.get("time", 0.0)))
     return found, problems
 
 

@@ -1,8 +1,9 @@
-"""What SLURM tells a task of a step, in torchrun's words."""
+"""A worker's place, read from the variables of torchrun and of SLURM's srun."""
 
 import pytest
 
-from mjfleet.worker.srun import torchrun_variables
+from mjfleet.errors import UserError
+from mjfleet.worker.rank_environment import Rank, torchrun_variables
 
 # As SLURM 22.05 sets them for the last task of a step.
 STEP = {
@@ -44,3 +45,37 @@ def test_what_is_set_already_stays() -> None:
     batch = {name: value for name, value in STEP.items() if "STEP" not in name}
     assert torchrun_variables(batch) == {}
     assert torchrun_variables(STEP | {"SLURM_STEP_NUM_TASKS": "1"}) == {}
+
+
+TORCHRUN = {
+    "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
+    "MASTER_ADDR": "a", "MASTER_PORT": "1",
+}  # fmt: skip
+
+
+def test_torchruns_variables_are_a_place() -> None:
+    place = Rank(rank=3, local_rank=1, world_size=4, local_world_size=2, node=1)
+    assert Rank.from_environ(TORCHRUN) == place
+    assert Rank.from_environ(torchrun_variables(STEP)) == place
+    assert Rank.from_environ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}) == Rank()
+
+
+def test_without_them_there_is_no_place() -> None:
+    assert Rank.from_environ({}) is None
+    assert Rank.from_environ({"WORLD_SIZE": "1", "RANK": "0"}) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"RANK": "4"}, "RANK=4"),
+        ({"RANK": "x"}, "'x'"),
+        ({"LOCAL_RANK": "2"}, "LOCAL_RANK=2"),
+        ({"MASTER_PORT": None}, "MASTER_PORT missing"),
+        ({"SLURM_NNODES": "2", "LOCAL_WORLD_SIZE": None}, "LOCAL_WORLD_SIZE missing"),
+    ],
+)
+def test_a_place_that_cannot_be_is_told(changes: dict[str, str | None], said: str) -> None:
+    environ = {name: value for name, value in {**TORCHRUN, **changes}.items() if value is not None}
+    with pytest.raises(UserError, match=said):
+        Rank.from_environ(environ)

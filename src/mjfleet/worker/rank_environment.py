@@ -1,0 +1,95 @@
+"""A worker's place among all workers, read from torchrun's or srun's environment variables.
+
+Runs in the launching process and in workers. Imports nothing heavy.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mjfleet.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One worker's place among all of them; by default the only one."""
+
+    rank: int = 0
+    """Its number among all workers."""
+    local_rank: int = 0
+    """Its number among the workers of its host."""
+    world_size: int = 1
+    """The number of workers."""
+    local_world_size: int = 1
+    """The number of workers of its host."""
+    node: int = 0
+    """The number of its host."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> "Rank | None":
+        """Return the place that torchrun, torchrunx or a scheduler gave this process, if any.
+
+        Raises:
+            UserError: WORLD_SIZE is set, but another variable is missing or contradicts it.
+        """
+        alone = environ.get("WORLD_SIZE", "1") == "1"
+        if alone and "LOCAL_RANK" not in environ:
+            return None
+        needed = ["WORLD_SIZE", "RANK", "LOCAL_RANK"]
+        if not alone:
+            needed += ["MASTER_ADDR", "MASTER_PORT"]
+        if environ.get("SLURM_NNODES", "1") != "1":
+            needed += ["LOCAL_WORLD_SIZE"]
+        try:
+            if missing := [name for name in needed if name not in environ]:
+                raise ValueError(f"{', '.join(missing)} missing")
+            world_size, rank, local_rank = (int(environ[name]) for name in needed[:3])
+            local_world_size = int(environ.get("LOCAL_WORLD_SIZE", world_size))
+            if not (0 <= local_rank <= rank < world_size and local_rank < local_world_size):
+                raise ValueError("no place among the others")
+            node = environ.get("GROUP_RANK", environ.get("SLURM_NODEID", rank // local_world_size))
+            node = int(node)
+        except ValueError as error:
+            names = dict.fromkeys([*needed, "LOCAL_WORLD_SIZE"])
+            given = ", ".join(f"{name}={environ[name]}" for name in names if name in environ)
+            raise UserError(
+                f"{given}: {error}. A worker that something else has started needs "
+                f"{', '.join(needed)}, as torchrun sets them; unset WORLD_SIZE to have workers "
+                "started here."
+            ) from None
+        return cls(
+            rank=rank,
+            local_rank=local_rank,
+            world_size=world_size,
+            local_world_size=local_world_size,
+            node=node,
+        )
+
+
+def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return torchrun's variables for a task of a SLURM step (`srun`); {} if this is none.
+
+    Variables that are set already are left out: WORLD_SIZE says that the task has a place,
+    MASTER_ADDR and MASTER_PORT where to meet. By default workers meet on the first host of the
+    step, at a port from 20000 to 39999 computed from the numbers of job and step.
+    """
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks == "1" or "WORLD_SIZE" in environ:
+        return {}
+    node, per_node = int(environ["SLURM_NODEID"]), []
+    # For example "2(x3),1": two tasks on each of three nodes, one on the fourth.
+    for count, repeats in re.findall(r"(\d+)(?:\(x(\d+)\))?", environ["SLURM_STEP_TASKS_PER_NODE"]):
+        per_node += [count] * int(repeats or 1)
+    # For example "login,gpu[01-03,07]".
+    name, number = re.findall(r"^([^,[]+)(?:\[(\d+))?", environ["SLURM_STEP_NODELIST"])[0]
+    step = 16 * int(environ["SLURM_JOB_ID"]) + int(environ["SLURM_STEP_ID"])
+    found = {
+        "RANK": environ["SLURM_PROCID"],
+        "LOCAL_RANK": environ["SLURM_LOCALID"],
+        "WORLD_SIZE": tasks,
+        "LOCAL_WORLD_SIZE": per_node[node],
+        "GROUP_RANK": str(node),
+        "MASTER_ADDR": name + number,
+        "MASTER_PORT": str(20000 + step % 20000),
+    }
+    return {name: value for name, value in found.items() if name not in environ}
