@@ -4,11 +4,11 @@ Runs in the launching process; all training is in child processes.
 """
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from mjfleet.bench.benchmark_options import AblationOptions, Setup
+from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, Spread, Table, write_text
 from mjfleet.bench.timed_training import train_ours
 from mjfleet.errors import UserError
@@ -34,6 +34,22 @@ NOTES = (
     "Env steps per second, end to end, without the trick against those with all of them: medians "
     "of the pairs, with the least and the greatest. The two runs of a pair follow each other.",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationOptions(Options):
+    """Speed of training without each of the tricks that make it faster on CPUs."""
+
+    task = "cartpole-balance"
+
+    gpu_ids: list[int] | Literal["auto", "all"] | None = None
+    """`None`: the tricks are for the CPU."""
+    also: tuple[str, ...] = ("go1-velocity-flat",)
+    """Further tasks to measure."""
+    num_envs: int = 1024
+    """Environments."""
+    page: str | None = None
+    """Page to write the table into, between its markers, such as docs/speed.md."""
 
 
 def ablation(setup: Setup, options: AblationOptions) -> Result:

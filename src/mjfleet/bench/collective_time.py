@@ -11,13 +11,13 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
-from mjfleet.bench.benchmark_options import ExchangeOptions, Setup
+from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import run_timed
 from mjfleet.config import from_dict
@@ -42,6 +42,18 @@ COLUMNS = {
     "statistics": "ms of its statistics",
     "checkpoint": "ms of a checkpoint",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeOptions(Options):
+    """The collectives of many ranks on this machine, without the simulation around them."""
+
+    gpu_ids: list[int] | Literal["auto", "all"] | None = None
+    """`None`: the ranks are processes of the CPU."""
+    ranks: tuple[int, ...] = (2, 4, 16, 64)
+    """Numbers of ranks to measure."""
+    num_envs: int = 1024
+    """Environments whose state a rank hands over for a checkpoint."""
 
 
 def exchange(setup: Setup, options: ExchangeOptions) -> Result:

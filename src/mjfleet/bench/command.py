@@ -17,28 +17,15 @@ from typing import Any
 import psutil
 import tyro
 
-from mjfleet.bench.ablation import ablation
-from mjfleet.bench.benchmark_options import (
-    AblationOptions,
-    ExchangeOptions,
-    LearningOptions,
-    MjlabOptions,
-    Options,
-    RslRlOptions,
-    ScalingOptions,
-    Setup,
-    StartupOptions,
-    ThroughputOptions,
-    choose_devices,
-    progress,
-)
-from mjfleet.bench.collective_time import exchange
-from mjfleet.bench.learning import learning
-from mjfleet.bench.peer_comparison import compare
+from mjfleet.bench.ablation import AblationOptions, ablation
+from mjfleet.bench.benchmark_options import Options, Setup, choose_devices, progress
+from mjfleet.bench.collective_time import ExchangeOptions, exchange
+from mjfleet.bench.learning import LearningOptions, learning
+from mjfleet.bench.peer_comparison import MjlabOptions, RslRlOptions, compare
 from mjfleet.bench.result import Result, page, write_page
-from mjfleet.bench.scaling import scaling
-from mjfleet.bench.startup import startup
-from mjfleet.bench.throughput import throughput
+from mjfleet.bench.scaling import ScalingOptions, scaling
+from mjfleet.bench.startup import StartupOptions, startup
+from mjfleet.bench.throughput import ThroughputOptions, throughput
 from mjfleet.cli.flags import parse_flags
 from mjfleet.errors import Stopped, UserError, WorkerError
 from mjfleet.registry import discover
@@ -74,25 +61,26 @@ BENCHMARKS: dict[str, tuple[type[Options], Callable[[Setup, Any], Result]]] = {
 
 def bench(arguments: Sequence[str]) -> int:
     """Run a benchmark and print its tables; returns the exit code."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print_line(_usage())
-        return 0 if arguments else 2
-    if arguments[0] == "report":
+    name = next((n for n in BENCHMARKS if f"{' '.join(arguments)} ".startswith(f"{n} ")), None)
+    if list(arguments[:1]) == ["report"]:
         return _report(arguments[1:])
-    wants_help = bool({"-h", "--help"} & set(arguments))
-    name = next((n for n in BENCHMARKS if list(arguments[: len(n.split())]) == n.split()), None)
-    if name is None and wants_help:
-        print_line(_usage())
-        return 0
+    if not arguments or (name is None and {"-h", "--help"} & set(arguments)):
+        names = {f"{n} <task>": options.__doc__ for n, (options, _) in BENCHMARKS.items()}
+        names["report [folder]"] = "A page of all results in a folder, as Markdown."
+        lines = "\n".join(f"  {n:<20}{summary}" for n, summary in names.items())
+        more = "`mjfleet bench <what> --help` says more."
+        print_line(f"usage: mjfleet bench <what> ...\n\nbenchmarks:\n{lines}\n\n{more}")
+        return 0 if arguments else 2
     if name is None:
         given, known = " ".join(arguments[:2]), ", ".join([*BENCHMARKS, "report"])
         raise UserError(f"there is no benchmark `{given}`. Benchmarks: {known}.")
     (kind, measure), flags = BENCHMARKS[name], list(arguments[len(name.split()) :])
     task = flags.pop(0) if flags and not flags[0].startswith("-") else kind.task
-    if task is None and not wants_help:
+    if {"-h", "--help"} & set(flags):
+        flags = ["--help"]
+    elif task is None:
         raise UserError(f"the task comes first: mjfleet bench {name} <task> ...")
-    help_or_flags = ["--help"] if wants_help else flags
-    options = parse_flags(kind, help_or_flags, f"mjfleet bench {name} <task>")
+    options = parse_flags(kind, flags, f"mjfleet bench {name} <task>")
     assert task is not None  # With --help, tyro has exited.
     try:
         with StopRequest().installed():
@@ -171,12 +159,3 @@ def _describe_software() -> dict[str, str]:
             changed = ", changed" if state["dirty"] else ""
             versions["mjfleet"] += f" ({state['commit'][:9]}{changed})"
     return versions
-
-
-def _usage() -> str:
-    names = {f"{name} <task>": options.__doc__ for name, (options, _) in BENCHMARKS.items()}
-    names["report [folder]"] = "A page of all results in a folder, as Markdown."
-    width = max(map(len, names))
-    lines = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in names.items())
-    more = "`mjfleet bench <what> --help` says more."
-    return f"usage: mjfleet bench <what> ...\n\nbenchmarks:\n{lines}\n\n{more}"

@@ -4,9 +4,10 @@ Runs in the launching process.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import Literal
 
-from mjfleet.bench.benchmark_options import LearningOptions, Setup
+from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.mjlab_setup import PEERS
 from mjfleet.bench.result import Cell, Result, Spread, Table
 from mjfleet.bench.timed_training import Trained, train_ours
@@ -24,6 +25,20 @@ NOTES = (
     "a run does not fall below it any more.",
 )
 AXES = {"million env steps": "samples", "seconds from Enter": "seconds"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningOptions(Options):
+    """Reward against samples and against time, over seeds, by mjfleet and by mjlab."""
+
+    iterations: int = 150
+    """Iterations of each run; all of them count, and --warmup does not."""
+    repeats: int = 3
+    """Seeds, from 1 on."""
+    num_envs: int = 1024
+    """Environments."""
+    peer: Literal["mjlab", "none"] = "mjlab"
+    """The stack to compare with."""
 
 
 def learning(setup: Setup, options: LearningOptions) -> Result:

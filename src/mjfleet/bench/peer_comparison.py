@@ -4,10 +4,10 @@ Runs in the launching process; all training is in child processes.
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
-from mjfleet.bench.benchmark_options import MjlabOptions, Setup, progress
+from mjfleet.bench.benchmark_options import Options, Setup, progress
 from mjfleet.bench.mjlab_setup import PEERS
 from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import TRAIN, run_timed, train_ours
@@ -27,6 +27,24 @@ NOTES = (
     "better.",
     "End to end is what passes between the reports of iterations, after the warm-up.",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MjlabOptions(Options):
+    """The same training by mjlab, which is installed for it, in turn with mjfleet's."""
+
+    peer: ClassVar[str] = "mjlab"
+    task = "cartpole-balance"
+
+    num_envs: tuple[int, ...] = (256, 1024, 4096)
+    """Numbers of environments to measure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RslRlOptions(MjlabOptions):
+    """mjfleet's environment under rsl_rl's stock runner and PPO, in turn with mjfleet's."""
+
+    peer = "rsl_rl"
 
 
 def compare(setup: Setup, options: MjlabOptions) -> Result:

@@ -95,9 +95,9 @@ class Result:
     samples: Sequence[Mapping[str, Any]] = ()
     """Every measurement, in the order in which they were made."""
 
-    def markdown(self, plots: str = "") -> str:
-        """Format the result as a section; `plots` is the folder of the plots as seen from it."""
-        images = [f"![{self.title}]({plots}{name})" for name in self.plots]
+    def markdown(self) -> str:
+        """Format the result as a section of a page."""
+        images = [f"![{self.title}]({name})" for name in self.plots]
         notes = "\n".join(f"- {note}" for note in self.notes)
         tables = [table.markdown() for table in self.tables]
         command = f"```bash\n{self.command}\n```" if self.command else ""
@@ -110,23 +110,6 @@ class Result:
         plain = json.dumps(asdict(self), indent=1) + "\n"
         for suffix, text in ((".json", plain), (".md", self.markdown())):
             write_text(folder / f"{self.name}{suffix}", text)
-
-    @classmethod
-    def read(cls, path: Path) -> "Result":
-        """Read a JSON file of `write`.
-
-        Raises:
-            UserError: the file holds something else.
-        """
-        try:
-            data = json.loads(path.read_text())
-            tables = [
-                Table(t["title"], t["columns"], [[_cell(c) for c in row] for row in t["rows"]])
-                for t in data["tables"]
-            ]
-            return cls(**data | {"tables": tables})
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} is no result of `mjfleet bench`: {error}") from None
 
 
 def show(cell: Cell) -> str:
@@ -154,25 +137,23 @@ def page(folder: Path, plots: str) -> str:
     Raises:
         UserError: there are no results, or a file is not a result.
     """
-    machines: dict[str, list[Result]] = {}
-    for result in _read_all(folder):
+    machines: dict[str, list[str]] = {}
+    for result, section in _read_all(folder):
         facts = "\n".join(f"- {name}: {value}" for name, value in result.machine.items())
-        machines.setdefault(facts, []).append(result)
-    parts = [INTRODUCTION]
-    for facts, results in machines.items():
-        machine = results[0].machine
-        parts.append(f"## On {machine.get('GPU') or machine.get('CPU', 'a machine')}\n\n{facts}\n")
-        for result in results:
-            versions = ", ".join(f"{name} {value}" for name, value in result.versions.items())
-            parts.append(f"#{result.markdown(plots)}\nTaken {result.taken[:10]} with {versions}.\n")
-    return "\n".join(parts)
+        name = result.machine.get("GPU") or result.machine.get("CPU", "a machine")
+        for plot in result.plots:
+            section = section.replace(f"]({plot})", f"]({plots}{plot})")  # noqa: PLW2901
+        versions = ", ".join(f"{name} {value}" for name, value in result.versions.items())
+        sections = machines.setdefault(facts, [f"## On {name}\n\n{facts}\n"])
+        sections.append(f"#{section}\nTaken {result.taken[:10]} with {versions}.\n")
+    return "\n".join([INTRODUCTION, *(section for each in machines.values() for section in each)])
 
 
 def write_page(folder: Path, output: Path) -> None:
     """Write the page of a folder, and copy the plots into `images/` beside it."""
     text = page(folder, "images/")
     images = output.parent / "images"
-    for result in _read_all(folder):
+    for result, _ in _read_all(folder):
         for plot in result.plots:
             images.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / plot, images / plot)
@@ -180,17 +161,20 @@ def write_page(folder: Path, output: Path) -> None:
     write_text(output, text)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    write_atomically(path, lambda file: file.write(text.encode()))
-
-
-def _read_all(folder: Path) -> list[Result]:
-    results = [Result.read(path) for path in sorted(folder.glob("*.json"))]
+def _read_all(folder: Path) -> list[tuple[Result, str]]:
+    """Return the results in a folder, by name, each with its section in Markdown."""
+    results = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            result = Result(**json.loads(path.read_text()))
+            results.append((result, path.with_suffix(".md").read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{path} is no result of `mjfleet bench`: {error}") from None
     if not results:
         raise UserError(f"{folder} holds no results of `mjfleet bench`.")
     return results
 
 
-def _cell(value: Any) -> Cell:
-    return Spread(**value) if isinstance(value, dict) else value
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    write_atomically(path, lambda file: file.write(text.encode()))

@@ -4,9 +4,10 @@ Runs in the launching process.
 """
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import Literal
 
-from mjfleet.bench.benchmark_options import ScalingOptions, Setup
+from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, Spread, Table
 from mjfleet.bench.timed_training import Trained, train_ours
 from mjfleet.tools.plot_curves import Panel, draw
@@ -19,6 +20,20 @@ NOTES = (
     "Waiting is the mean time that workers wait for the slowest, collectives what they cost the "
     "slowest itself, both as shares of rollout and update.",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingOptions(Options):
+    """Weak scaling: the same environments and threads for each of 1 to N workers."""
+
+    several = True
+
+    gpu_ids: list[int] | Literal["auto", "all"] | None = "all"
+    """`all` visible GPUs, else the CPU; `None` (the CPU), or indices of visible GPUs."""
+    workers: int | None = None
+    """The most workers; `None`: the number of visible GPUs, or 2 on the CPU."""
+    num_envs: int = 1024
+    """Environments of each worker."""
 
 
 def scaling(setup: Setup, options: ScalingOptions) -> Result:

@@ -9,12 +9,12 @@ import shutil
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mjfleet.bench.benchmark_options import Setup, StartupOptions
+from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, Spread, Table
 from mjfleet.bench.timed_training import TRAIN, run_timed, train_ours
 
@@ -36,6 +36,20 @@ NOTES = (
 )
 INOTIFY_CREATE = 0x100
 INOTIFY_EVENT = struct.Struct("iIII")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartupOptions(Options):
+    """The time from Enter to help and to the first iteration, and what it consists of."""
+
+    several = True
+
+    iterations: int = 1
+    """Iterations of each run, of which the first counts."""
+    num_envs: int = 1024
+    """Environments of each worker."""
+    workers: int = 1
+    """Workers."""
 
 
 def startup(setup: Setup, options: StartupOptions) -> Result:

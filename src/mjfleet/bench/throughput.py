@@ -5,12 +5,13 @@ Runs in the launching process; `throughput_child` measures each number of enviro
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from mjfleet.bench.benchmark_options import Setup, ThroughputOptions
+from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, Spread, Table
 from mjfleet.bench.timed_training import run_timed
+from mjfleet.config.validation import at_least, check
 from mjfleet.utils.child_process import python_module
 
 PARTS = ("physics", "rest of the environment", "policy", "storage", "update", "reporting", "other")
@@ -24,6 +25,18 @@ NOTES = (
     "Every second iteration is timed in parts, with the device waited for around each; the others "
     "give the speeds.",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputOptions(Options):
+    """Env steps per second and where the time goes, beside the engine's own limit."""
+
+    num_envs: tuple[int, ...] = (256, 1024, 4096)
+    """Numbers of environments to measure."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self, iterations=at_least(2))
 
 
 def throughput(setup: Setup, options: ThroughputOptions) -> Result:

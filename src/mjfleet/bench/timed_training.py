@@ -98,26 +98,19 @@ class Trained:
 
     @classmethod
     def of(
-        cls, setup: Setup, child: TimedChild, times: Sequence[float],
-        rows: Sequence[dict[str, Any]], config: TrainConfig,
-    ) -> "Trained":  # fmt: skip
-        """Summarise a run that reported `rows`, one per iteration, at `times` (s since its start).
-
-        Raises:
-            WorkerError: their numbers differ, or there are none.
-        """
-        if not len(times) == len(rows) > 0:
-            raise WorkerError(f"{len(times)} iterations were reported, {len(rows)} recorded")
+        cls, setup: Setup, config: TrainConfig, child: TimedChild, rows: Sequence[dict[str, Any]]
+    ) -> "Trained":
+        """Summarise a run by what it reported of each iteration, and when (`seconds`)."""
         steps = config.worlds * config.agent.num_steps_per_env * int(rows[0].get("world_size", 1))
-        first = min(setup.options.warmup, len(times) - 1)
-        elapsed = times[-1] - (times[first - 1] if first else 0.0)
+        first = min(setup.options.warmup, len(rows) - 1)
+        elapsed = rows[-1]["seconds"] - (rows[first - 1]["seconds"] if first else 0.0)
         return cls(
-            steps_per_second=(len(times) - first) * steps / elapsed,
+            steps_per_second=(len(rows) - first) * steps / elapsed,
             collect_seconds=Spread.of(row["collect_seconds"] for row in rows[first:]).median,
             learn_seconds=Spread.of(row["learn_seconds"] for row in rows[first:]).median,
-            first_iteration_seconds=times[0],
+            first_iteration_seconds=rows[0]["seconds"],
             peak_memory=child.peak_memory,
-            iterations=[{"seconds": t, **row} for t, row in zip(times, rows, strict=True)],
+            iterations=rows,
         )
 
 
@@ -130,15 +123,15 @@ def train_ours(
     try:
         child = run_timed(command, setup.scratch, environ)
         (file,) = folder.glob(f"*/*/{METRICS_FILE}")
+        reported = [seconds for seconds, line in child.lines if line.startswith("iteration=")]
         with file.open() as lines:
             rows = [
-                {name: float(value) for name, value in row.items() if value}
-                for row in csv.DictReader(lines)
+                {"seconds": seconds, **{name: float(value) for name, value in row.items() if value}}
+                for seconds, row in zip(reported, csv.DictReader(lines), strict=True)
             ]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    times = [seconds for seconds, line in child.lines if line.startswith("iteration=")]
-    return Trained.of(setup, child, times, rows, config), child
+    return Trained.of(setup, config, child, rows), child
 
 
 def train_peer(
@@ -153,21 +146,15 @@ def train_peer(
         shutil.rmtree(folder, ignore_errors=True)
     lines = [(seconds, json.loads(line)) for seconds, line in child.lines if line[:2] == '{"']
     notes = [note for _, line in lines for note in line.get("notes", [])]
-    reported = [(seconds, line) for seconds, line in lines if "collect_seconds" in line]
-    times, rows = [seconds for seconds, _ in reported], [row for _, row in reported]
-    return Trained.of(setup, child, times, rows, config), notes
+    rows = [{"seconds": seconds, **line} for seconds, line in lines if "collect_seconds" in line]
+    return Trained.of(setup, config, child, rows), notes
 
 
 def _flags(config: TrainConfig) -> list[str]:
     """Return the flags of `train` for what benchmarks set."""
-    agent = config.agent
+    agent, gpus = config.agent, config.gpu_ids
     flags = ["--engine", config.engine, "--env.num-envs", config.env.num_envs]
     flags += ["--agent.max-iterations", agent.max_iterations, "--agent.seed", agent.seed]
-    if config.cpu_workers is not None:
-        flags += ["--cpu-workers", config.cpu_workers]
-    else:
-        assert not isinstance(config.gpu_ids, str)
-        flags += ["--gpu-ids", *(config.gpu_ids or [None])]
-    if config.cpu_threads is not None:
-        flags += ["--cpu-threads", config.cpu_threads]
+    flags += ["--gpu-ids", *(gpus if isinstance(gpus, list) else [gpus])]
+    flags += ["--cpu-workers", config.cpu_workers, "--cpu-threads", config.cpu_threads]
     return list(map(str, flags))
