@@ -16,6 +16,18 @@ from mjfleet.registry import discover
 
 TRICKS: tuple[tuple[str, str, tuple[str, ...], dict[str, str]], ...] = (
     (
+        "closed-form gradients",
+        "PPO's gradients are computed in closed form, and not by autograd",
+        ("--agent.algorithm.backprop", "autograd"),
+        {},
+    ),
+    (
+        "learning threads",
+        "several threads share each minibatch, and meet once",
+        ("--agent.algorithm.learning-threads", "1"),
+        {},
+    ),
+    (
         "sleeping threads",
         "OpenMP's threads sleep while they wait for each other, and do not spin",
         (),
