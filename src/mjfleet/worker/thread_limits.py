@@ -6,10 +6,14 @@ Thread counts, OpenMP's wait policy and malloc's thresholds. Imports nothing hea
 import ctypes
 import os
 
-KEPT_BYTES = 32 << 20
-"""Allocations up to this size keep their memory when they are freed: glibc's upper limit."""
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Parameters of mallopt(3)."""
+THRESHOLDS = {
+    "MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1),
+}
+"""mallopt(3)'s number and our value (bytes) of what an environment variable sets otherwise.
+
+Allocations up to the first keep their memory when they are freed; this is glibc's upper limit.
+"""
 
 
 def prepare() -> None:
@@ -36,6 +40,6 @@ def _keep_freed_memory() -> None:
     The tensors of an update come and go in the same sizes; page faults took a quarter of its time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    for variable, (parameter, size) in THRESHOLDS.items():
+        if mallopt is not None and variable not in os.environ:
+            mallopt(parameter, size)
