@@ -42,11 +42,11 @@ class PlainEnvConfig(EnvConfig):
 def test_every_task_takes_auto_for_its_worlds() -> None:
     config = from_dict(TrainConfig(env=PlainEnvConfig()), {"env": {"num_envs": "auto"}})
     assert config.env.num_envs == "auto"
-    assert config.with_worlds(32).worlds == 32
+    assert config.with_num_envs(32).num_envs == 32
     with pytest.raises(UserError, match="an integer or 'auto'"):
         from_dict(config, {"env": {"num_envs": "many"}})
     with pytest.raises(UserError, match="num-mini-batches is 4, more than the 3 samples"):
-        replace(config, agent=AgentConfig(num_steps_per_env=3)).with_worlds(1)
+        replace(config, agent=AgentConfig(num_steps_per_env=3)).with_num_envs(1)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_every_task_takes_auto_for_its_worlds() -> None:
                 env=EnvConfig(num_envs=3),
                 agent=AgentConfig(actor=ActorConfig(class_name="RNNModel")),
             ),
-            ["--agent.algorithm.num-mini-batches is 4", "3 worlds"],
+            ["--agent.algorithm.num-mini-batches is 4", "3 environments"],
         ),
         (
             lambda: TrainConfig(env=EnvConfig(num_envs=1), agent=AgentConfig(num_steps_per_env=1)),

@@ -39,7 +39,7 @@ def find_worlds(plan: LaunchPlan, config: TrainConfig, largest: int = LARGEST) -
         when, curves = answer
         what = f"as measured at {when}; to measure anew, remove {cache_file()}"
     else:
-        config.with_worlds(SMALLEST)  # A mistake in the numbers is told at once.
+        config.with_num_envs(SMALLEST)  # A mistake in the numbers is told at once.
         curves = _measure(plan, config, largest)
         kept = remember(plan, config, curves)
         what = f"remembered in {cache_file()}" if kept else "not remembered: no folder for it"

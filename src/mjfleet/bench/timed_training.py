@@ -101,7 +101,7 @@ class Trained:
         cls, setup: Setup, config: TrainConfig, child: TimedChild, rows: Sequence[dict[str, Any]]
     ) -> "Trained":
         """Summarise a run by what it reported of each iteration, and when (`seconds`)."""
-        steps = config.worlds * config.agent.num_steps_per_env * int(rows[0].get("world_size", 1))
+        steps = config.num_envs * config.agent.num_steps_per_env * int(rows[0].get("world_size", 1))
         first = min(setup.options.warmup, len(rows) - 1)
         elapsed = rows[-1]["seconds"] - (rows[first - 1]["seconds"] if first else 0.0)
         return cls(

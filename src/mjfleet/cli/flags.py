@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import tyro
 
-from mjfleet.config.train_config import GpuRequest, NumEnvs
+from mjfleet.config.launch_config import GpuRequest
+from mjfleet.config.train_config import NumEnvs
 from mjfleet.errors import UserError
 
 Arguments = TypeVar("Arguments")

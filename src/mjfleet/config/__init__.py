@@ -9,13 +9,12 @@ from mjfleet.config.agent_config import (
     CriticConfig,
     DistributionConfig,
     ObsGroups,
-    PPOConfig,
-    RndConfig,
-    SymmetryConfig,
     WandbConfig,
 )
+from mjfleet.config.algorithm_config import PPOConfig, RndConfig, SymmetryConfig
 from mjfleet.config.dict_conversion import from_dict, to_dict
-from mjfleet.config.train_config import EnvConfig, LaunchConfig, Task, TrainConfig
+from mjfleet.config.launch_config import LaunchConfig
+from mjfleet.config.train_config import EnvConfig, Task, TrainConfig
 
 __all__ = [
     "ActorConfig",

@@ -1,4 +1,4 @@
-"""Configuration to plain data and back: what config.yaml holds and what crosses a process."""
+"""Converts a configuration to plain data, for config.yaml and for workers, and back."""
 
 import types
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A configuration as nested dictionaries, lists and scalars, in the order of its fields."""
+    """Return a configuration as nested dictionaries, lists and scalars, in the order of fields."""
     return {f.name: _plain(getattr(config, f.name)) for f in fields(config)}
 
 
@@ -24,10 +24,10 @@ def _plain(value: Any) -> Any:
 
 
 def from_dict(default: T, data: Mapping[str, Any]) -> T:
-    """`default` with the values of `data`, which may be partial, checked against its types.
+    """Return `default` with the values of `data`, which may be partial.
 
     Raises:
-        UserError: an unknown key or a value of the wrong type, named by its dotted path.
+        UserError: a key is unknown or a value has the wrong type. Named by its dotted path.
     """
     return _build(type(default), default, data, "")
 
@@ -49,7 +49,7 @@ def _build(kind: type[T], default: T | None, data: Mapping[str, Any], path: str)
 
 
 def _convert(hint: Any, value: Any, default: Any, path: str) -> Any:
-    """`value` as the type `hint` says; nested configurations start from `default`."""
+    """Return `value` as the type `hint`. Nested configurations start from `default`."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         for option in args:
@@ -63,11 +63,11 @@ def _convert(hint: Any, value: Any, default: Any, path: str) -> Any:
             return value
     elif is_dataclass(hint):
         if isinstance(value, Mapping):
-            # The default's own class may be a subclass of the declared one: a task's EnvConfig.
+            # The class of the default may be a subclass of the declared one: a task's EnvConfig.
             kind = type(default) if is_dataclass(default) else cast(type[Any], hint)
             return _build(kind, default, value, path + ".")
     elif origin in (list, tuple):
-        # One alone is a list of one, as on the command line.
+        # As on the command line, one value alone means a list of one.
         items = value if isinstance(value, (list, tuple)) else [value]
         fixed = origin is tuple and args[-1] is not Ellipsis
         if not fixed or len(args) == len(items):
@@ -79,11 +79,11 @@ def _convert(hint: Any, value: Any, default: Any, path: str) -> Any:
 
 
 class _WrongTypeError(UserError):
-    """A value that does not fit its field's type."""
+    """A value does not fit its field's type."""
 
 
 def _is_scalar(value: Any, hint: Any) -> bool:
-    """Whether `value` is what `hint` says. YAML 1.1 takes a number such as 1e-3 for text."""
+    """Return whether `value` has the type `hint`. YAML 1.1 reads a number such as 1e-3 as text."""
     if isinstance(value, bool) or hint is bool:
         return isinstance(value, bool) and hint is bool
     if hint is not float:
@@ -95,7 +95,7 @@ def _is_scalar(value: Any, hint: Any) -> bool:
 
 
 def _words(hint: Any) -> str:
-    """A type in the words of an error message."""
+    """Return the description of a type in messages."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(_words(option) for option in args)

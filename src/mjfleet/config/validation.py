@@ -1,4 +1,4 @@
-"""Checks of configuration values: each refusal names the flag, the value and what is allowed."""
+"""Rules for configuration values, and the message for a value that breaks one."""
 
 import math
 from collections.abc import Callable
@@ -10,29 +10,29 @@ from mjfleet.errors import UserError
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value must satisfy, and the words that say so."""
+    """A condition for a value, and its description in messages."""
 
     holds: Callable[[Any], bool]
     allowed: str
 
 
 def at_least(low: float) -> Rule:
-    """A finite number not below `low`."""
+    """Accept finite numbers not below `low`."""
     return Rule(lambda v: low <= v < math.inf, f"at least {low}")
 
 
 def above(low: float) -> Rule:
-    """A finite number greater than `low`."""
+    """Accept finite numbers greater than `low`."""
     return Rule(lambda v: low < v < math.inf, f"greater than {low} and finite")
 
 
 def between(low: float, high: float) -> Rule:
-    """A number from `low` to `high`, both included."""
+    """Accept numbers from `low` to `high`, both included."""
     return Rule(lambda v: low <= v <= high, f"between {low} and {high}")
 
 
 def optional(rule: Rule) -> Rule:
-    """`rule`, or None."""
+    """Accept None and what `rule` accepts."""
     return Rule(lambda v: v is None or rule.holds(v), f"{rule.allowed}, or None")
 
 
@@ -52,7 +52,7 @@ FOLDER_NAME = Rule(
 
 
 def flag(name: str) -> str:
-    """The command-line flag of a field's dotted name: `env.num_envs` -> `--env.num-envs`."""
+    """Return the flag of a field's dotted name: `env.num_envs` -> `--env.num-envs`."""
     return "--" + name.replace("_", "-")
 
 

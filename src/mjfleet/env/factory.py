@@ -42,7 +42,7 @@ def build_env(
         UserError: the task's class, or its sizes, are not what they have to be.
     """
     env_class = _env_class(found)
-    num_envs, seed = config.worlds, config.agent.seed + rank
+    num_envs, seed = config.num_envs, config.agent.seed + rank
     if shard is not None:
         num_envs, seed = shard.count, EVALUATION_SEED
     cfg = replace(config.env, num_envs=num_envs)

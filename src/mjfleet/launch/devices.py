@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mjfleet.config import LaunchConfig
-from mjfleet.config.train_config import GpuRequest
+from mjfleet.config.launch_config import GpuRequest
 from mjfleet.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

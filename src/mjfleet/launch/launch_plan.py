@@ -105,7 +105,7 @@ def divide_worlds(config: TrainConfig, world_size: int) -> TrainConfig:
             f"--total-envs is {total}; it must be a multiple of {world_size}, the number of "
             f"workers, such as {' or '.join(map(str, near))}."
         )
-    return config.with_worlds(each)
+    return config.with_num_envs(each)
 
 
 def make_plan(
@@ -191,7 +191,7 @@ def make_plan(
                     log_file=files / f"{host.name}[{index}].log" if files else None,
                 )
             )
-    worlds = None if config.env.num_envs == "auto" else config.worlds
+    worlds = None if config.env.num_envs == "auto" else config.num_envs
     return LaunchPlan(
         task=found.name,
         task_folder=found.folder,
@@ -258,7 +258,7 @@ def _notes(config: TrainConfig, hosts: Sequence[Host], world_size: int) -> tuple
         notes.append(f"{hosts[0].devices.note}: training on the CPU")
     if config.total_envs is not None:
         notes.append(
-            f"--total-envs {config.total_envs}: {config.worlds} worlds for each of "
+            f"--total-envs {config.total_envs}: {config.num_envs} worlds for each of "
             f"{world_size} workers"
         )
     for host in hosts:

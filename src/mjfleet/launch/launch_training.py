@@ -75,7 +75,7 @@ def _train(
     if config.dry_run:
         if config.env.num_envs == "auto" and (known := recall(plan, config)):
             when, curves = known
-            config = config.with_worlds(smallest(curves))
+            config = config.with_num_envs(smallest(curves))
             plan, config = plan_again(config)
             note = f"--env.num-envs auto: worlds as measured at {when}"
             plan = replace(plan, notes=(*plan.notes, note))
@@ -89,7 +89,7 @@ def _train(
             print_line(f"nothing is left to do: {done}; a greater total trains on")
         return 0
     if config.env.num_envs == "auto":
-        config = config.with_worlds(find_worlds(plan, config))
+        config = config.with_num_envs(find_worlds(plan, config))
         plan, config = plan_again(config)
     argv = ["train", *without_values(arguments)]
     return _run(found, config, plan, plan_again, resume, argv, connections)

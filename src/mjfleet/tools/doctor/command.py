@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 from mjfleet.cli.flags import parse_flags
 from mjfleet.config import LaunchConfig, to_dict
-from mjfleet.config.train_config import GpuRequest
+from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.validation import above, check
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import select_devices

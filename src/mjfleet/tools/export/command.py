@@ -96,7 +96,7 @@ def _job(task: str, recorded: dict[str, Any], tasks_dir: str | None) -> WorkerAr
     config = from_dict(found.defaults(), recorded)
     worlds = config.env.num_envs
     config = replace(
-        config.with_worlds(WORLDS if worlds == "auto" else min(worlds, WORLDS)),
+        config.with_num_envs(WORLDS if worlds == "auto" else min(worlds, WORLDS)),
         agent=replace(config.agent, torch_compile_mode=None),
     )
     return WorkerArgs(

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from mjfleet.cli.flags import parse_flags, peek
 from mjfleet.config import EnvConfig, TrainConfig, from_dict
-from mjfleet.config.train_config import GpuRequest
+from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.validation import at_least, between, check, optional
 from mjfleet.errors import UserError, run_command
 from mjfleet.launch.devices import select_devices
@@ -122,7 +122,7 @@ def play(arguments: Sequence[str]) -> int:
     cores = len(os.sched_getaffinity(0))
     plan = make_plan(found, config, [Host(devices=devices, cores=cores)], {}, datetime.now())
     print_line(
-        f"playing {checkpoint or parsed.actions}: {config.worlds} worlds, {plan.engine} engine"
+        f"playing {checkpoint or parsed.actions}: {config.num_envs} worlds, {plan.engine} engine"
     )
     job = make_worker_args(plan, config)
     with StopRequest().installed():
@@ -130,7 +130,7 @@ def play(arguments: Sequence[str]) -> int:
         if parsed.viewer:
             view(job, policy, follow, parsed.viewer, parsed.host, parsed.port)
             return 0
-        episodes = parsed.episodes or config.worlds
+        episodes = parsed.episodes or config.num_envs
         table, recording = evaluate(job, policy, episodes, record=parsed.video is not None)
         print_line(table)
         if parsed.video and recording:
