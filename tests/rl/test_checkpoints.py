@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.env.env_state import EnvState
 from mjfleet.errors import UserError
-from mjfleet.rl.checkpoint_contents import Checkpointer, CheckpointError
+from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.checkpoint_files import seed_everything
+from mjfleet.rl.checkpoint_schedule import CheckpointError
 from mjfleet.rl.runner import Runner
 
 from ..env.test_env import BUNDLED, build_task
@@ -227,6 +229,15 @@ def test_rsl_rls_own_checkpoints_can_be_gone_on_from(tmp_path: Path) -> None:
         "random states, worlds and counters, which are not in it"
     ]
     assert [row["iteration"] for row in train(runner, checkpointer)] == [8, 9]
+
+
+def test_an_earlier_versions_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
+    run = Path(__file__).parents[1] / "data" / "cartpole-balance-9159368"
+    saved = yaml.safe_load((run / "config.yaml").read_text())["agent"]
+    config = from_dict(BUNDLED["cartpole-balance"].task.agent, saved | {"max_iterations": 5})
+    runner, checkpointer = build(tmp_path, config, task="cartpole-balance")
+    assert checkpointer.resume(run / "checkpoints" / "model_3.pt") == []
+    assert [row["iteration"] for row in train(runner, checkpointer)] == [4, 5]
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """Saving a run so that it can go on as if it had never stopped, and going on. Runs in a worker."""
 
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,16 @@ from mjfleet.rl.checkpoint_files import (
     pack,
     random_states,
     read_checkpoint,
-    remove_oldest,
     restore_random_states,
     seed_everything,
     unpack,
-    write_checkpoint,
 )
+from mjfleet.rl.checkpoint_schedule import CheckpointSchedule
 from mjfleet.rl.phase import Phase
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.checkpoint_names import BEST
 
-ATTEMPTS = 3
-"""Failures to write a checkpoint, one after the other, that end training."""
-PAUSE_SECONDS = 1.0
-"""Between attempts, where no later iteration would save."""
-
 logger = logging.getLogger(__name__)
-
-
-class CheckpointError(RuntimeError):
-    """Checkpoints cannot be written."""
 
 
 class Checkpointer:
@@ -55,11 +44,9 @@ class Checkpointer:
         """
         self._runner = runner
         self._task = task
-        self._folder = folder
-        self._keep = keep
+        self._schedule = CheckpointSchedule(folder, runner.agent.save_interval, keep)
         self._keeps_worlds = worlds
         self._env_state = EnvState(runner.env)
-        self._failures = 0
         if (folder / BEST).exists():
             self._remember_best(folder / BEST)
 
@@ -81,27 +68,15 @@ class Checkpointer:
         """
         runner = self._runner
         iteration = runner.current_learning_iteration
-        is_due = is_last or iteration % runner.agent.save_interval == 0
-        names = [f"model_{iteration}.pt"] * is_due + [BEST] * runner.is_best
-        if not names:
+        paths = self._schedule.due(iteration, is_last=is_last, is_best=runner.is_best)
+        if not paths:
             return []
         with runner.heartbeat.excused(Phase.SAVE):
-            if self._keeps_worlds:
-                gathered = runner.collectives.gather_bytes(pack(self._rank_state()))
-                ranks = None if gathered is None else list(map(unpack, gathered))
-            else:
-                first = runner.collectives.rank == 0
-                ranks = [{"env": self._env_state.counters()}] if first else None
+            ranks = self._gather_ranks()
             if ranks is None:
                 return []
             before()
-            state = self._state(ranks)
-            paths = [self._folder / name for name in names]
-            for attempt in range(ATTEMPTS if is_last else 1):
-                time.sleep(PAUSE_SECONDS if attempt else 0.0)
-                if self._write(paths, state):
-                    return paths
-        return []
+            return paths if self._schedule.write(paths, self._state(ranks), is_last=is_last) else []
 
     def resume(self, path: Path) -> list[str]:
         """Go on from a checkpoint.
@@ -208,25 +183,6 @@ class Checkpointer:
         seed_everything(seed)
         runner.env.generator.manual_seed(seed + 2**31)
 
-    def _write(self, paths: Sequence[Path], state: dict[str, Any]) -> bool:
-        """Write files of the same contents; whether that worked."""
-        path = paths[0]
-        try:
-            for path in paths:
-                write_checkpoint(path, state)
-            remove_oldest(self._folder, self._keep)
-        except OSError as error:
-            self._failures += 1
-            if self._failures >= ATTEMPTS:
-                raise CheckpointError(
-                    f"{path} could not be written, as {ATTEMPTS - 1} times before: "
-                    f"{error.strerror}. The newest checkpoint before it is intact."
-                ) from error
-            logger.warning("%s could not be written, training goes on: %s", path, error.strerror)
-            return False
-        self._failures = 0
-        return True
-
     def _shape(self) -> dict[str, Any]:
         """What has to be the same for a rank to take up another one's worlds."""
         env = self._runner.env
@@ -254,6 +210,14 @@ class Checkpointer:
         }
         learning = runner.alg.save() | {"iter": runner.current_learning_iteration, "infos": None}
         return learning | {OWN: own}
+
+    def _gather_ranks(self) -> list[dict[str, Any]] | None:
+        """Return the states of all ranks on rank 0, which writes, and None on the others."""
+        collectives = self._runner.collectives
+        if not self._keeps_worlds:
+            return [{"env": self._env_state.counters()}] if collectives.rank == 0 else None
+        gathered = collectives.gather_bytes(pack(self._rank_state()))
+        return None if gathered is None else list(map(unpack, gathered))
 
     def _rank_state(self) -> dict[str, Any]:
         """What belongs to this rank alone: its worlds and its random generators."""

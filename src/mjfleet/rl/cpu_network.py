@@ -77,10 +77,17 @@ class CpuNetwork:
         self._layers = [(w.detach(), b.detach()) for w, b in self.parameters]
         self._activate, self._activate_backward = ACTIVATIONS[type(mlp[1])]
         like = self._layers[0][0]
-        widths = [layer.out_features for layer in linears]
-        self._sums, self._outputs, self._gradients = (
-            [like.new_empty(self.num_rows, width) for width in widths] for _ in range(3)
-        )
+        self._room = [
+            tuple(like.new_empty(self.num_rows, layer.out_features) for _ in range(3))
+            for layer in linears
+        ]
+        self._views: dict[int, list[tuple[torch.Tensor, ...]]] = {}
+
+    def _layer_views(self, num_rows: int) -> list[tuple[torch.Tensor, ...]]:
+        """Return room for each layer's sums, outputs and gradients by its sums."""
+        if num_rows not in self._views:
+            self._views[num_rows] = [tuple(x[:num_rows] for x in room) for room in self._room]
+        return self._views[num_rows]
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the outputs `(rows, size)` of inputs `(rows, size)`; the next call replaces them.
@@ -88,8 +95,8 @@ class CpuNetwork:
         At most `num_rows` rows.
         """
         last = len(self._layers) - 1
-        for i, (weight, bias) in enumerate(self._layers):
-            x, y = self._sums[i][: len(rows)], self._outputs[i][: len(rows)]
+        views = self._layer_views(len(rows))
+        for i, ((weight, bias), (x, y, _)) in enumerate(zip(self._layers, views, strict=True)):
             torch.addmm(bias, rows, weight.t(), out=y if i == last else x)
             if i < last:
                 self._activate(x, y)
@@ -113,8 +120,9 @@ class CpuNetwork:
             into: the gradients of each layer's weight and bias.
         """
         gradient = by_output
+        views = self._layer_views(len(rows))
         for i in reversed(range(len(self._layers))):
-            inputs = self._outputs[i - 1][: len(rows)] if i else rows
+            _, inputs, by_input = views[i - 1] if i else (rows, rows, rows)
             by_weight, by_bias = into[i]
             if inputs.shape[1] <= FEW_INPUTS:
                 by_weight += (inputs.t() @ gradient).t()
@@ -122,7 +130,6 @@ class CpuNetwork:
                 by_weight.addmm_(gradient.t(), inputs)
             by_bias += gradient.sum(dim=0)
             if i:
-                by_input = self._gradients[i - 1][: len(rows)]
                 torch.mm(gradient, self._layers[i][0], out=by_input)
                 self._activate_backward(by_input, inputs)
                 gradient = by_input

@@ -157,7 +157,7 @@ def capture(
     generators: Sequence[torch.Generator] = (),
     pool: Any = None,
 ) -> Any:
-    """A graph of what `function` does, which is not done by this.
+    """Return a CUDA graph of what `function` does, without doing it.
 
     Args:
         function: called once; waits for nothing.
@@ -171,12 +171,23 @@ def capture(
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)
-    with (
-        no_garbage_collection(),
-        torch.cuda.graph(graph, pool, capture_error_mode="thread_local"),
-        around(torch.cuda.current_stream()),
-    ):
-        function()
+    stream = torch.cuda.current_stream()
+    own = torch.cuda.default_generators[stream.device_index]
+    states = [(generator, generator.clone_state()) for generator in (own, *generators)]
+    try:
+        with (
+            no_garbage_collection(),
+            torch.cuda.graph(graph, pool, capture_error_mode="thread_local"),
+            around(torch.cuda.current_stream()),
+        ):
+            function()
+    except BaseException:
+        # Up to torch 2.13, a failed capture leaves torch on the stream of the capture, which is not
+        # ordered with warp's, and its generators (2.11) refuse to draw.
+        torch.cuda.set_stream(stream)
+        for generator, state in states:
+            generator.graphsafe_set_state(state)
+        raise
     return graph
 
 

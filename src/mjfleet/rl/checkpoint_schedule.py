@@ -1,0 +1,66 @@
+"""When a checkpoint is due, how many are kept, and what follows a failed write. Runs on rank 0."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from mjfleet.rl.checkpoint_files import remove_oldest, write_checkpoint
+from mjfleet.runs.checkpoint_names import BEST
+
+ATTEMPTS = 3
+"""Consecutive failures to write a checkpoint that end training."""
+PAUSE_SECONDS = 1.0
+"""Between attempts at the end of a run, when no later iteration would save."""
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointError(RuntimeError):
+    """Checkpoints cannot be written."""
+
+
+class CheckpointSchedule:
+    """The checkpoints of a folder: model_<iteration>.pt, and BEST of the best evaluation."""
+
+    def __init__(self, folder: Path, interval: int, keep: int | None) -> None:
+        """Write to `folder` every `interval` iterations; keep the `keep` newest and BEST.
+
+        `keep` None: keep all.
+        """
+        self._folder, self._interval, self._keep = folder, interval, keep
+        self._failures = 0
+
+    def due(self, iteration: int, *, is_last: bool, is_best: bool) -> list[Path]:
+        """Return the files that are to be written after an iteration."""
+        is_due = is_last or iteration % self._interval == 0
+        names = [f"model_{iteration}.pt"] * is_due + [BEST] * is_best
+        return [self._folder / name for name in names]
+
+    def write(self, paths: list[Path], state: dict[str, Any], *, is_last: bool) -> bool:
+        """Write the same state to several files; return whether that worked.
+
+        Raises:
+            CheckpointError: it has failed several times in a row.
+        """
+        for attempt in range(ATTEMPTS if is_last else 1):
+            time.sleep(PAUSE_SECONDS if attempt else 0.0)
+            path = paths[0]
+            try:
+                for path in paths:
+                    write_checkpoint(path, state)
+                remove_oldest(self._folder, self._keep)
+            except OSError as error:
+                self._failures += 1
+                if self._failures >= ATTEMPTS:
+                    raise CheckpointError(
+                        f"{path} could not be written, as {ATTEMPTS - 1} times before: "
+                        f"{error.strerror}. The newest checkpoint before it is intact."
+                    ) from error
+                logger.warning(
+                    "%s could not be written, training goes on: %s", path, error.strerror
+                )
+            else:
+                self._failures = 0
+                return True
+        return False
