@@ -3,7 +3,6 @@
 import os
 import signal
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,13 @@ import psutil
 import pytest
 import yaml
 
-from mjfleet.autotune.num_envs_search import find_worlds, smallest, table
-from mjfleet.autotune.num_envs_trial import Measured
-from mjfleet.autotune.remembered import cache_file, recall, remember
-from mjfleet.config import PPOConfig, TrainConfig
+from mjfleet.autotune.num_envs_search import Answer, cache_file, find_num_envs, recall, remember
+from mjfleet.autotune.num_envs_trial import TrialResult
+from mjfleet.config import PPOConfig, to_dict
 from mjfleet.errors import UserError, WorkerError
-from mjfleet.launch.devices import Devices
-from mjfleet.launch.launch_plan import Host, LaunchPlan, make_plan
 from mjfleet.registry import FoundTask, discover
+from mjfleet.utils.hardware_names import cpu_name
+from mjfleet.worker.worker_args import WorkerArgs
 
 from ..conftest import Run, only_run
 from ..launch.workers import started, write_noisy
@@ -39,10 +37,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
 
-def planned(
+def wanted(
     found: FoundTask | None = None, cpu_workers: int = 1, **changes: Any
-) -> tuple[LaunchPlan, TrainConfig]:
-    """A plan on the CPU whose worlds are to be found, with few steps in an iteration."""
+) -> tuple[WorkerArgs, list[str]]:
+    """Workers on the CPU whose number of environments is to be found, and their devices' names."""
     found = found or discover({}).find(CARTPOLE)
     config = found.defaults()
     config = replace(
@@ -50,24 +48,32 @@ def planned(
         env=replace(config.env, num_envs="auto"),
         agent=replace(config.agent, num_steps_per_env=8, **changes),
     )
-    devices = Devices((), (), cpu_workers=cpu_workers)
-    cores = len(os.sched_getaffinity(0))
-    hosts = [Host(devices=devices, cores=cores)]
-    return make_plan(found, config, hosts, {}, datetime.now()), config
-
-
-def curve(*speeds: float) -> tuple[Measured, ...]:
-    return tuple(
-        Measured(worlds=256 << index, steps_per_second=speed, memory=0.1 * (index + 1))
-        for index, speed in enumerate(speeds)
+    args = WorkerArgs(
+        task=found.name,
+        task_folder=str(found.folder),
+        config=to_dict(config),
+        devices=("cpu",) * cpu_workers,
+        engine="native",
+        threads=max(1, len(os.sched_getaffinity(0)) // cpu_workers),
+        run_dir="",
     )
+    return args, [cpu_name()] * cpu_workers
+
+
+def curve(*speeds: float) -> list[TrialResult]:
+    return [
+        TrialResult(num_envs=256 << index, steps_per_second=speed, memory=0.1 * (index + 1))
+        for index, speed in enumerate(speeds)
+    ]
+
+
+KNOWN = Answer("then", [curve(1, 2)])
 
 
 def test_what_was_measured_is_shown_remembered_and_written_into_the_configuration(
     run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    plan, config = planned()
-    worlds = find_worlds(plan, config, largest=512)
+    worlds = find_num_envs(*wanted(), largest=512)
     assert worlds in (256, 512)
     shown = capfd.readouterr().out
     assert "measuring how many worlds train fastest on cpu" in shown
@@ -91,19 +97,17 @@ def test_what_was_measured_is_shown_remembered_and_written_into_the_configuratio
 
 
 def test_all_workers_measure_and_use_the_smallest_answer() -> None:
-    plan, config = planned(cpu_workers=2)
-    worlds = find_worlds(plan, config, largest=512)
-    remembered = recall(plan, config)
+    num_envs = find_num_envs(*wanted(cpu_workers=2), largest=512)
+    remembered = recall(*wanted(cpu_workers=2))
     assert remembered
-    _, curves = remembered
-    assert [measured[0].worlds for measured in curves] == [256, 256]
-    assert worlds == smallest(curves)
+    assert [results[0].num_envs for results in remembered.curves] == [256, 256]
+    assert num_envs == remembered.num_envs
 
 
 def test_the_smallest_answer_counts_and_the_table_ends_where_a_worker_had_enough() -> None:
-    curves = (curve(100, 190, 360, 370), curve(100, 190, 195))
-    assert smallest(curves) == 512
-    assert table(curves).split("\n") == [
+    answer = Answer("now", [curve(100, 190, 360, 370), curve(100, 190, 195)])
+    assert answer.num_envs == 512
+    assert answer.table().split("\n") == [
         "worlds per worker  steps/s  memory",
         "              256      200     10%",
         "              512      380     20%",
@@ -112,33 +116,33 @@ def test_the_smallest_answer_counts_and_the_table_ends_where_a_worker_had_enough
 
 
 def test_it_is_remembered_for_what_throughput_depends_on(tmp_path: Path) -> None:
-    assert remember(*planned(), (curve(1, 2),))
-    assert recall(*planned(seed=7, max_iterations=3, run_name="a"))
-    assert recall(*planned()) == recall(*planned(logger=("none",)))
-    assert not recall(*planned(cpu_workers=2))
-    assert not recall(*planned(algorithm=PPOConfig(num_learning_epochs=2)))
-    assert not recall(*planned(discover({}).find("cartpole-swingup")))
+    assert remember(*wanted(), KNOWN)
+    assert recall(*wanted(seed=7, max_iterations=3, run_name="a"))
+    assert recall(*wanted()) == recall(*wanted(logger=("none",)))
+    assert not recall(*wanted(cpu_workers=2))
+    assert not recall(*wanted(algorithm=PPOConfig(num_learning_epochs=2)))
+    assert not recall(*wanted(discover({}).find("cartpole-swingup")))
     write_noisy(tmp_path)
     noisy = discover({}, str(tmp_path / "tasks")).find("noisy")
-    assert remember(*planned(noisy), (curve(1, 2),))
-    assert recall(*planned(noisy))
-    assert recall(*planned())
+    assert remember(*wanted(noisy), KNOWN)
+    assert recall(*wanted(noisy))
+    assert recall(*wanted())
     (tmp_path / "tasks/noisy/model.xml").write_text("another")
-    assert not recall(*planned(noisy))
+    assert not recall(*wanted(noisy))
 
 
 def test_a_damaged_file_is_replaced_and_a_folder_that_cannot_be_made_is_no_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert remember(*planned(), (curve(1, 2),))
-    for damage in ("", "[]", "{", cache_file().read_text().replace("worlds", "words")):
+    assert remember(*wanted(), KNOWN)
+    for damage in ("", "[]", "{", cache_file().read_text().replace("num_envs", "words")):
         cache_file().write_text(damage)
-        assert recall(*planned()) is None
-        assert remember(*planned(), (curve(1, 2),))
-        assert recall(*planned())
+        assert recall(*wanted()) is None
+        assert remember(*wanted(), KNOWN)
+        assert recall(*wanted())
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    assert recall(*planned()) is None
-    assert not remember(*planned(), (curve(1, 2),))
+    assert recall(*wanted()) is None
+    assert not remember(*wanted(), KNOWN)
 
 
 def test_what_a_task_raises_is_shown(tmp_path: Path) -> None:
@@ -146,18 +150,18 @@ def test_what_a_task_raises_is_shown(tmp_path: Path) -> None:
     noisy = discover({}, str(tmp_path / "tasks")).find("noisy")
     # Only one of several workers is told its rank.
     with pytest.raises(WorkerError, match=r"(?s)env.py.*KeyError: 'RANK'.*cpu failed: ended with"):
-        find_worlds(*planned(noisy))
+        find_num_envs(*wanted(noisy))
     assert not cache_file().exists()
 
 
 def test_a_mistake_of_the_user_is_told_as_one(tmp_path: Path) -> None:
     too_many = PPOConfig(num_mini_batches=5000)
     with pytest.raises(UserError, match="num-mini-batches is 5000, more than the 2048 samples"):
-        find_worlds(*planned(algorithm=too_many))
+        find_num_envs(*wanted(algorithm=too_many))
     write_noisy(tmp_path, setup='print("{"); raise UserError("no motor")')
     noisy = discover({}, str(tmp_path / "tasks")).find("noisy")
     with pytest.raises(UserError, match=r"^no motor$"):
-        find_worlds(*planned(noisy, cpu_workers=2))
+        find_num_envs(*wanted(noisy, cpu_workers=2))
 
 
 def test_worlds_for_which_there_is_no_memory_are_no_answer(tmp_path: Path) -> None:
@@ -165,11 +169,10 @@ def test_worlds_for_which_there_is_no_memory_are_no_answer(tmp_path: Path) -> No
     full = f'if RANK: {kill}\n            raise RuntimeError("Failed to allocate 8 bytes")'
     write_noisy(tmp_path, setup=f"if self.num_envs > 256:\n            {full}")
     noisy = discover({}, str(tmp_path / "tasks")).find("noisy")
-    plan, config = planned(noisy, cpu_workers=2)
-    assert find_worlds(plan, config) == 256
-    remembered = recall(plan, config)
+    assert find_num_envs(*wanted(noisy, cpu_workers=2)) == 256
+    remembered = recall(*wanted(noisy, cpu_workers=2))
     assert remembered
-    assert [len(measured) for measured in remembered[1]] == [1, 1]
+    assert [len(results) for results in remembered.curves] == [1, 1]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

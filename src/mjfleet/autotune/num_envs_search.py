@@ -1,111 +1,223 @@
-"""`--env.num-envs auto`: has every worker of a plan measure, and takes the smallest answer.
+"""`--env.num-envs auto`: doubles the number of environments per worker while training gets faster.
 
 Runs in the launching process, which imports nothing heavy, before anything is created.
 """
 
+import hashlib
+import json
+import os
+import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
 
-from mjfleet.autotune.num_envs_trial import choose, is_done
-from mjfleet.autotune.remembered import Curves, cache_file, recall, remember
-from mjfleet.autotune.trial_process import Measurer
-from mjfleet.config import TrainConfig
-from mjfleet.errors import WorkerError
-from mjfleet.launch.launch_plan import LaunchPlan
+from platformdirs import user_cache_path
+
+from mjfleet.autotune.num_envs_trial import TrialResult
+from mjfleet.errors import UserError, WorkerError
+from mjfleet.runs.run_json import now
+from mjfleet.utils.atomic_write import digests, write_atomically
+from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import print_line
+from mjfleet.utils.packages import stack_versions
 from mjfleet.worker.stop_signals import StopRequest
+from mjfleet.worker.thread_limits import thread_variables
+from mjfleet.worker.worker_args import WorkerArgs
 
 SMALLEST, LARGEST = 256, 1 << 20
-"""Worlds to begin with, and those that are not exceeded."""
+"""Environments per worker that are tried first, and at most."""
 BUDGET_SECONDS = 60.0
-"""For all numbers of worlds but the first, whose kernels may have to be compiled."""
+"""For all trials but the first, which may have to compile kernels."""
+GAIN = 1.05
+"""Twice as many environments are worth it where throughput grows by this factor."""
+FULL = 0.85
+"""Share of the memory in use at which too little is left for anything else."""
+STDERR_LINES = 30
+"""How many of a failed trial's last lines are shown."""
+IRRELEVANT = (
+    "seed", "max_iterations", "save_interval", "init_at_random_ep_len", "experiment_name",
+    "run_name", "logger", "wandb",
+)  # fmt: skip
+"""Fields of AgentConfig on which throughput does not depend."""
+
+Curve = Sequence[TrialResult]
+"""The results of one worker: some number of environments, twice as many, and so on; not empty."""
 
 
-def find_worlds(plan: LaunchPlan, config: TrainConfig, largest: int = LARGEST) -> int:
-    """The worlds of each worker: what was remembered, or else measured now, shown as a curve.
+@dataclass(frozen=True)
+class Answer:
+    """The curves of all workers, and when they were measured."""
+
+    when: str
+    curves: Sequence[Curve]
+
+    @property
+    def num_envs(self) -> int:
+        """The number of environments per worker that suits every worker."""
+        return min(choose(curve) for curve in self.curves)
+
+    def table(self) -> str:
+        """Format the throughput of all workers, and the memory of the one that has least left."""
+        rows = [("worlds per worker", "steps/s", "memory")]
+        for results in zip(*self.curves, strict=False):  # A worker may have ended earlier.
+            speed = sum(result.steps_per_second for result in results)
+            memory = max(result.memory for result in results)
+            rows.append((str(results[0].num_envs), f"{speed:,.0f}", f"{memory:.0%}"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
+
+
+def find_num_envs(args: WorkerArgs, device_names: Sequence[str], largest: int = LARGEST) -> int:
+    """Return the number of environments per worker: as measured earlier, or measured now.
 
     Args:
-        plan: who is to run where.
-        config: the configuration, whose number of worlds is not looked at.
-        largest: worlds per worker that are not exceeded.
+        args: what is to be trained by this host's workers; its number of environments is ignored.
+        device_names: the model of each worker's device.
+        largest: environments per worker that are tried at most.
 
     Raises:
-        UserError: a worker found a mistake of the user's.
-        WorkerError: a worker failed.
+        UserError: a trial found a mistake of the user's.
+        WorkerError: a trial failed.
         Stopped: a signal arrived; nothing is left.
     """
-    if answer := recall(plan, config):
-        when, curves = answer
-        what = f"as measured at {when}; to measure anew, remove {cache_file()}"
+    if answer := recall(args, device_names):
+        note = f"as measured at {answer.when}; to measure anew, remove {cache_file()}"
     else:
-        config.with_num_envs(SMALLEST)  # A mistake in the numbers is told at once.
-        curves = _measure(plan, config, largest)
-        kept = remember(plan, config, curves)
-        what = f"remembered in {cache_file()}" if kept else "not remembered: no folder for it"
-    print_line(f"{table(curves)}\n{smallest(curves)} worlds per worker, {what}")
-    return smallest(curves)
+        answer = Answer(now(), _measure(args, largest))
+        kept = remember(args, device_names, answer)
+        note = f"remembered in {cache_file()}" if kept else "not remembered: no folder for it"
+    print_line(f"{answer.table()}\n{answer.num_envs} worlds per worker, {note}")
+    return answer.num_envs
 
 
-def smallest(curves: Curves) -> int:
-    """The answer that suits every worker."""
-    return min(choose(curve) for curve in curves)
+def choose(curve: Curve) -> int:
+    """Return the number of environments up to which every doubling was worth it.
+
+    Examples:
+        >>> speeds = {256: 100.0, 512: 190.0, 1024: 195.0}
+        >>> choose([TrialResult(num_envs=n, steps_per_second=s, memory=0.1)
+        ...         for n, s in speeds.items()])
+        512
+    """
+    chosen = curve[0]
+    for before, after in pairwise(curve):
+        if after.memory >= FULL or after.steps_per_second < GAIN * before.steps_per_second:
+            break
+        chosen = after
+    return chosen.num_envs
 
 
-def table(curves: Curves) -> str:
-    """Steps per second of all workers together, and the memory of the one that has least left."""
-    rows = [("worlds per worker", "steps/s", "memory")]
-    for same in zip(*curves, strict=False):  # A worker may have had enough before the others.
-        speed = sum(measured.steps_per_second for measured in same)
-        memory = max(measured.memory for measured in same)
-        rows.append((str(same[0].worlds), f"{speed:,.0f}", f"{memory:.0%}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
+def is_done(curve: Curve) -> bool:
+    """Return whether twice as many environments gain nothing or would fill the memory."""
+    expected = curve[-1].memory
+    if len(curve) > 1:  # The last doubling added this much; the next one adds twice that.
+        expected += 2 * max(0.0, curve[-1].memory - curve[-2].memory)
+    return choose(curve) != curve[-1].num_envs or expected >= FULL
 
 
-def _measure(plan: LaunchPlan, config: TrainConfig, largest: int) -> Curves:
-    """Let all workers measure the same at the same time: they share the machine."""
+def cache_file() -> Path:
+    """Return the file in which answers are kept."""
+    return user_cache_path("mjfleet") / "num_envs.json"
+
+
+def recall(args: WorkerArgs, device_names: Sequence[str]) -> Answer | None:
+    """Return what was measured here for the same training, if the file can be read."""
+    try:
+        entry = _read_cache()[_key(args, device_names)]
+        curves = [[TrialResult(**result) for result in curve] for curve in entry["curves"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Answer(entry["when"], curves) if curves and all(curves) else None
+
+
+def remember(args: WorkerArgs, device_names: Sequence[str], answer: Answer) -> bool:
+    """Keep an answer, if possible; a damaged file is replaced."""
+    try:
+        entries = _read_cache()
+    except (OSError, ValueError):
+        entries = {}
+    entries[_key(args, device_names)] = {"task": args.task, **asdict(answer)}
+    text = json.dumps(entries, indent=1) + "\n"
+    try:
+        cache_file().parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(cache_file(), lambda file: file.write(text.encode()))
+    except OSError:
+        return False
+    return True
+
+
+def _read_cache() -> dict[str, Any]:
+    entries = json.loads(cache_file().read_text())
+    if not isinstance(entries, dict):
+        raise ValueError(f"{cache_file()} holds no mapping")
+    return entries
+
+
+def _key(args: WorkerArgs, device_names: Sequence[str]) -> str:
+    """Return a digest of everything that throughput depends on."""
+
+    def without(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        return {name: value for name, value in config.items() if name not in names}
+
+    everything = {
+        "task": args.task,
+        "files": digests(Path(args.task_folder)),
+        "env": without(args.config["env"], ["num_envs"]),
+        "agent": without(args.config["agent"], IRRELEVANT),
+        "engine": args.engine,
+        "devices": list(device_names),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": args.threads,
+        "versions": stack_versions(),
+    }
+    return hashlib.sha256(json.dumps(everything).encode()).hexdigest()
+
+
+def _measure(args: WorkerArgs, largest: int) -> list[Curve]:
+    """Have all workers train with the same number at the same time: they share the machine."""
+    patience = args.config["hang_timeout"]
     with StopRequest().installed(), ExitStack() as stack:
-        children: list[Measurer] = []
-        for worker in plan.workers:
-            children.append(Measurer(plan, config, worker))
-            stack.callback(children[-1].end)
-        devices = ", ".join(worker.device for worker in plan.workers)
+        trials = [stack.enter_context(_Trials(args, place)) for place in range(len(args.devices))]
+        devices = ", ".join(args.devices)
         print_line(f"--env.num-envs auto: measuring how many worlds train fastest on {devices}")
-        _wait(children, config.hang_timeout)
-        worlds, deadline = SMALLEST, float("inf")
-        while worlds <= largest:
-            # Where twice the worlds seem to gain nothing, the machine may have been busy just then.
-            for asked in ([worlds], [worlds // 2, worlds]):
-                for child in children:
-                    child.ask(asked)
-                has_all = _wait(children, config.hang_timeout)
-                curves = [child.curve() for child in children]
-                if not has_all or all(choose(curve) == worlds for curve in curves):
+        _wait(trials, patience)
+        num_envs, deadline = SMALLEST, float("inf")
+        while num_envs <= largest:
+            # Where a doubling seems to gain nothing, the machine may have been busy: try again.
+            for numbers in ([num_envs], [num_envs // 2, num_envs]):
+                for trial in trials:
+                    trial.ask(numbers)
+                if not _wait(trials, patience):
+                    return [trial.curve() for trial in trials]
+                curves = [trial.curve() for trial in trials]
+                if all(choose(curve) == num_envs for curve in curves):
                     break
-            if not has_all:
-                break
-            if worlds == SMALLEST:
+            if num_envs == SMALLEST:
                 deadline = time.monotonic() + BUDGET_SECONDS
-            worlds *= 2
-            steps = 3 * worlds * config.agent.num_steps_per_env
+            num_envs *= 2
+            steps = 3 * num_envs * args.config["agent"]["num_steps_per_env"]
             expected = steps / min(curve[-1].steps_per_second for curve in curves)
-            # The answer of one that is done is at most what the others would find.
+            # The smallest answer counts: when one worker is done, the others need not go on.
             if any(map(is_done, curves)) or time.monotonic() + expected > deadline:
                 break
-        return tuple(child.curve() for child in children)
+        return [trial.curve() for trial in trials]
 
 
-def _wait(children: Sequence[Measurer], patience: float) -> bool:
-    """Wait until all are ready and have measured what they were asked; False: one has ended before.
+def _wait(trials: Sequence["_Trials"], patience: float) -> bool:
+    """Wait for the results of all trials; return False if one has ended for want of memory.
 
     Raises:
-        UserError: one has found a mistake of the user's.
-        WorkerError: one has failed, or not all were done within `patience` seconds, 0 for ever.
+        UserError: a trial found a mistake of the user's.
+        WorkerError: a trial failed, or took longer than `patience` seconds; 0: no limit.
     """
     deadline = time.monotonic() + (patience or float("inf"))
-    while any(len(child.lines()) <= child.asked for child in children):
-        if any(child.has_ended() for child in children):
+    while any(len(trial.lines()) <= trial.asked for trial in trials):
+        if any(trial.has_ended() for trial in trials):
             return False
         if time.monotonic() > deadline:
             raise WorkerError(
@@ -113,3 +225,53 @@ def _wait(children: Sequence[Measurer], patience: float) -> bool:
             )
         time.sleep(0.02)
     return True
+
+
+class _Trials(ChildProcess):
+    """The trials of one worker, see num_envs_trial.py."""
+
+    def __init__(self, args: WorkerArgs, place: int) -> None:
+        """Start the process with the environment variables that the worker will have."""
+        self.device = args.devices[place]
+        self.asked = 0
+        rank, variables = args.rank_of(place), {}
+        if rank.world_size > 1:
+            places = {"RANK": place, "LOCAL_RANK": place, "WORLD_SIZE": rank.world_size}
+            variables = thread_variables(args.threads) | {k: str(v) for k, v in places.items()}
+        request = json.dumps([asdict(args), asdict(rank)])
+        command = python_module("mjfleet.autotune.num_envs_trial", request)
+        super().__init__(command, environ=variables, stdin=subprocess.PIPE)
+
+    def ask(self, numbers: Sequence[int]) -> None:
+        """Have it train with each of these numbers; a process that has ended is not asked."""
+        assert self.stdin
+        self.asked += len(numbers)
+        with suppress(BrokenPipeError):
+            self.stdin.write("".join(f"{number}\n" for number in numbers).encode())
+            self.stdin.flush()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return what it has printed, or raise the user's mistake that it has found."""
+        lines = [json.loads(line) for line in self.output().rpartition(b"\n")[0].splitlines()]
+        if lines and "mistake" in lines[-1]:
+            raise UserError(lines[-1]["mistake"])
+        return lines
+
+    def curve(self) -> Curve:
+        """Return the fastest result for each number of environments."""
+        best: dict[int, TrialResult] = {}
+        for result in (TrialResult(**line) for line in self.lines()[1:]):
+            other = best.get(result.num_envs, result)
+            best[result.num_envs] = max(result, other, key=lambda r: r.steps_per_second)
+        return list(best.values())
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended for want of memory; raise if it has failed otherwise."""
+        code = self.exit_code()
+        if code is None:
+            return False
+        if len(self.lines()) < 2 or code not in (0, -SIGKILL):  # Linux kills for want of memory.
+            last = "\n".join(self.errors().rstrip().splitlines()[-STDERR_LINES:])
+            failed = f"--env.num-envs auto: measuring on {self.device} failed"
+            raise WorkerError(f"{last}\n{failed}: {self.how_it_ended()}".lstrip())
+        return True

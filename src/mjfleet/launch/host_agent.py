@@ -23,11 +23,11 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from mjfleet.autotune.remembered import digests
 from mjfleet.launch.agent import PREFIX, Agent
 from mjfleet.launch.devices import VISIBLE
 from mjfleet.launch.host_messages import PIECE, HostChannel, Message, append
 from mjfleet.launch.worker_watchdog import WorkerWatchdog
+from mjfleet.utils.atomic_write import digests
 from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.utils.packages import stack_versions
 from mjfleet.worker.failure_record import FailedError

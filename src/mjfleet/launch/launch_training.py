@@ -9,22 +9,21 @@ from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from functools import partial
 
-from mjfleet.autotune.num_envs_search import find_worlds, smallest
-from mjfleet.autotune.remembered import recall
+from mjfleet.autotune.num_envs_search import find_num_envs, recall
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.launch.devices import choose_devices, needs_gpus
 from mjfleet.launch.host_environment import take_variables, without_values
 from mjfleet.launch.host_starter import HostConnections, choose_hosts
 from mjfleet.launch.launch_plan import Host, LaunchPlan, divide_worlds, make_plan
-from mjfleet.launch.launcher import launch
+from mjfleet.launch.launcher import launch, make_worker_args
 from mjfleet.launch.preflight import reach
 from mjfleet.launch.restart_policy import start_again
 from mjfleet.registry import FoundTask
 from mjfleet.runs.resume_choice import Resume
 from mjfleet.runs.run_directory import Attempt, RunDirectory
 from mjfleet.utils.console import print_line
-from mjfleet.utils.hardware_names import count_gpus
+from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.under_torchrun import begun_run, note_run
 
@@ -73,11 +72,13 @@ def _train(
     plan_again = partial(_plan, found, hosts=hosts, resume=resume, is_restart=is_restart)
     plan, config = plan_again(config)
     if config.dry_run:
-        if config.env.num_envs == "auto" and (known := recall(plan, config)):
-            when, curves = known
-            config = config.with_num_envs(smallest(curves))
+        answer = None
+        if config.env.num_envs == "auto":
+            answer = recall(make_worker_args(plan, config), _device_names(plan))
+        if answer:
+            config = config.with_num_envs(answer.num_envs)
             plan, config = plan_again(config)
-            note = f"--env.num-envs auto: worlds as measured at {when}"
+            note = f"--env.num-envs auto: worlds as measured at {answer.when}"
             plan = replace(plan, notes=(*plan.notes, note))
         if plan.rank.rank == 0:
             print_line(describe(plan))
@@ -89,7 +90,8 @@ def _train(
             print_line(f"nothing is left to do: {done}; a greater total trains on")
         return 0
     if config.env.num_envs == "auto":
-        config = config.with_num_envs(find_worlds(plan, config))
+        num_envs = find_num_envs(make_worker_args(plan, config), _device_names(plan))
+        config = config.with_num_envs(num_envs)
         plan, config = plan_again(config)
     argv = ["train", *without_values(arguments)]
     return _run(found, config, plan, plan_again, resume, argv, connections)
@@ -107,6 +109,11 @@ def begun_already(config: TrainConfig) -> str | None:
     if begun and rank.rank == 0:
         print_line("torchrun has started these workers again")
     return begun
+
+
+def _device_names(plan: LaunchPlan) -> list[str]:
+    """Return the model of each worker's device."""
+    return [gpu_name(w.physical) if w.physical else cpu_name() for w in plan.workers]
 
 
 def describe(plan: LaunchPlan) -> str:

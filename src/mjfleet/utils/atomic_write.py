@@ -1,5 +1,6 @@
 """Writes files completely or not at all. Used in every process."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -54,3 +55,13 @@ def extend(path: Path, length: int, data: bytes) -> int:
         os.truncate(path, length)
         raise
     return length + len(data)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of a folder by its path in it, compiled Python excepted."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if "__pycache__" not in path.parts
+    }

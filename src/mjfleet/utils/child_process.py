@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
 
@@ -80,7 +80,7 @@ class ChildProcess:
         self.stdin, self.stdout = self._process.stdin, self._process.stdout
         self.peak_memory = 0
 
-    def __enter__(self) -> "ChildProcess":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
