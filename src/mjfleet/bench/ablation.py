@@ -75,30 +75,23 @@ def ablation(setup: Setup, options: AblationOptions) -> Result:
     tasks = discover(os.environ)
     names = list(dict.fromkeys([setup.found.name, *options.also]))
     setups = {name: replace(setup, found=tasks.find(name)) for name in names}
-    keys = [(task, trick[0]) for task in names for trick in TRICKS]
-    tricks = {name: (flags, environ) for name, _, flags, environ in TRICKS}
+    keys = [(task, trick) for task in names for trick in TRICKS]
 
-    def measure(key: tuple[str, str]) -> dict[str, Any]:
-        task, trick = key
+    def measure(key: tuple[str, Any]) -> dict[str, Any]:
+        task, (trick, _, flags, environ) = key
         iterations = options.warmup + options.iterations
         config = setups[task].config(options.num_envs, max_iterations=iterations)
-        flags, environ = tricks[trick]
         usual, _ = train_ours(setups[task], config)
         without, _ = train_ours(setups[task], config, flags, **environ)
         speeds = {"with": usual.steps_per_second, "without": without.steps_per_second}
         return {"task": task, "trick": trick, **speeds}
 
-    samples = [sample for _, sample in setup.rounds(keys, measure, "{0[0]} without {0[1]}")]
-    ratios = {
-        key: Spread.of(
-            sample["without"] / sample["with"]
-            for sample in samples
-            if (sample["task"], sample["trick"]) == key
-        )
-        for key in keys
-    }
+    samples = [sample for _, sample in setup.rounds(keys, measure, "{0[0]} without {0[1][0]}")]
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for s in samples:
+        ratios.setdefault((s["task"], s["trick"]), []).append(s["without"] / s["with"])
     rows = [
-        [name, what, *(ratios[task, name] for task in names), options.repeats]
+        [name, what, *(Spread.of(ratios[task, name]) for task in names), options.repeats]
         for name, what, *_ in TRICKS
     ]
     table = Table("Speed without each trick", ["trick", "what it is", *names, "pairs"], rows)
