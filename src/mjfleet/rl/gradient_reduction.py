@@ -26,6 +26,7 @@ class FlatGradient:
         """`(number of parameters + number of measures,)`."""
         self.measures = self.flat[-len(MEASURES) :]
         self.kl = self.flat[-1]
+        self._views = self.views(self.flat)
         self.attach()
 
     def views(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
@@ -38,7 +39,7 @@ class FlatGradient:
 
         A parameter without a gradient has the gradient zero.
         """
-        for parameter, view in self.views(self.flat).items():
+        for parameter, view in self._views.items():
             if parameter.grad is None:
                 view.zero_()
             elif parameter.grad.data_ptr() != view.data_ptr():
