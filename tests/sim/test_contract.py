@@ -238,6 +238,20 @@ def test_overflowing_contact_buffers_are_reported_once(device: str) -> None:
     assert sim.warnings() == {}
 
 
+def test_warnings_read_from_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = make_simulation("warp", load("box"), WORLDS, nconmax=1, njmax=64)
+    sim.step(40)
+    reads = []
+    for name in ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__"):
+        read = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda self, *args, read=read: reads.append(1) or read(self, *args)
+        )
+    found = sim.warnings()
+    assert len(reads) == 1
+    assert found
+
+
 def test_an_overflow_is_remembered_over_a_reset() -> None:
     sim = make_simulation("warp", load("box"), WORLDS, nconmax=1, njmax=64)
     sim.step(40)

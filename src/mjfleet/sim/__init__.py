@@ -1,4 +1,4 @@
-"""Simulations: all worlds of one worker behind one contract, on either engine."""
+"""All worlds of a worker behind one contract, on either engine. Runs in a worker."""
 
 from typing import Literal
 
@@ -19,16 +19,16 @@ def make_simulation(
     nconmax: int | None = None,
     njmax: int | None = None,
 ) -> Simulation:
-    """Build the worlds; imports the engine that was chosen, and only that.
+    """Build the worlds. Imports the chosen engine only.
 
     Args:
-        engine: `native` steps on the CPU with `num_threads` threads, `warp` on `device`.
+        engine: `native` for the CPU with `num_threads` threads, `warp` for `device`.
         model: the compiled model, shared by all worlds.
         num_envs: number of worlds.
         device: torch's device name, such as "cuda:0".
         num_threads: threads of the native engine.
-        nconmax: contacts per world that warp has room for; None: a guess from the model.
-        njmax: constraint rows per world that warp has room for; None: likewise.
+        nconmax: maximum number of contacts per world on warp; None: estimated from the model.
+        njmax: maximum number of constraint rows per world on warp; None: estimated.
     """
     if engine == "native":
         from mjfleet.sim.native_engine import NativeSimulation

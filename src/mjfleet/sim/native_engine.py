@@ -1,4 +1,4 @@
-"""MuJoCo itself on a thread pool: `mujoco.batch.Batch`. Runs in a worker, on the CPU only."""
+"""MuJoCo on a CPU thread pool: `mujoco.batch.Batch`. Runs in a worker."""
 
 import warnings
 from collections.abc import Mapping
@@ -21,21 +21,20 @@ _VEL = mujoco.mjtStage.mjSTAGE_VEL.value
 
 
 class NativeSimulation(Simulation):
-    """Worlds in float64; the result does not depend on the number of threads.
+    """Worlds in float64. The result does not depend on the number of threads.
 
-    Derived fields cost time only once one of them is first read: until then a step ends with the
-    integration, as `mujoco.mj_step` does.
+    Derived fields cost time only from the first read of one of them. Until then a step ends with
+    the integration, as `mujoco.mj_step` does.
 
-    An MjData of the batch serves many worlds, so that a call which stops at the velocity stage
-    leaves other worlds' accelerations in it. Fields that hold accelerations are therefore kept
-    here as copies, taken after a step alone and cleared by a reset.
+    An MjData of the batch serves many worlds, so a call that stops at the velocity stage leaves
+    other worlds' accelerations in it. Fields that hold accelerations are therefore copies, updated
+    by steps and cleared by resets.
     """
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, num_threads: int) -> None:
         super().__init__(model, num_envs, "cpu")
         self._batch = Batch(model, nsim=num_envs, nthread=num_threads)
-        # The C++ side wants world numbers: a NumPy view of this mask finds them without asking a
-        # tensor that, on another engine, would live on a GPU.
+        # A NumPy view of this mask yields the world numbers that Batch expects.
         self._mask = torch.zeros(num_envs, dtype=torch.bool)
         self._mask_array = self._mask.numpy()
         self._stage = _NONE
@@ -45,8 +44,8 @@ class NativeSimulation(Simulation):
             model.sensor_needstage, model.sensor_adr, model.sensor_dim, strict=True
         ):
             self._of_acceleration[start : start + dim] = stage == mujoco.mjtStage.mjSTAGE_ACC
-        # MuJoCo counts warnings of each world; by default it also appends them to a file in the
-        # folder where the user stands, and prints them from its threads.
+        # MuJoCo counts the warnings of each world. By default it also prints them from its threads
+        # and appends them to a file in the working directory.
         mujoco.set_mju_user_warning(lambda message: None)
         self._counts = self._batch.warning[:, :, 1]
         self.warning_kinds = tuple(
@@ -70,7 +69,7 @@ class NativeSimulation(Simulation):
     def reset(self, mask: torch.Tensor) -> None:
         ids = self._ids(mask)
         if ids.size:
-            self._warned[ids] |= self._counts[ids] > 0  # The reset clears the counts.
+            self._warned[ids] |= self._counts[ids] > 0  # Before the reset clears the counts.
             self._batch.reset(ids, stage=_NONE)
             for copy, _ in self._copies.values():
                 copy.masked_fill_(mask.unsqueeze(1), 0.0)
@@ -90,7 +89,7 @@ class NativeSimulation(Simulation):
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         for name in state:
             if name.startswith("last "):
-                getattr(self, name.removeprefix("last "))  # There is a copy once it is bound.
+                getattr(self, name.removeprefix("last "))  # Binding a field creates its copy.
         super().restore(state)
 
     def set_const(self) -> None:
@@ -100,18 +99,18 @@ class NativeSimulation(Simulation):
         return torch.from_numpy(self._batch.expand(name))
 
     def _ids(self, mask: torch.Tensor) -> np.ndarray:
-        """The worlds where `mask` is true, as Batch wants them."""
+        """Return the numbers of the worlds where `mask` is true."""
         self._mask.copy_(mask)
         return np.flatnonzero(self._mask_array)
 
     def _bind(self, name: str) -> torch.Tensor:
         with warnings.catch_warnings():
-            # Derived arrays are read-only in NumPy, which torch cannot express and warns about.
+            # Derived arrays are read-only in NumPy, which torch warns about.
             warnings.filterwarnings("ignore", message=".*not writable.*")
             live = torch.from_numpy(self._batch.bind(name))
         if name in STATE_FIELDS:
             return live
-        # A derived field is filled from the first call after it was bound.
+        # Derived fields are filled by the first call after they were bound.
         self._stage = _VEL
         if name in ACCELERATION_FIELDS or name == "sensordata":
             self._copies[name] = (self._accelerations(live), live)
@@ -119,8 +118,11 @@ class NativeSimulation(Simulation):
         return self._copies[name][0] if name in self._copies else live
 
     def _accelerations(self, live: torch.Tensor) -> torch.Tensor:
-        """First values of a field that holds accelerations: those of the state as it is now, since
-        the last step did not keep them; zero where there has been no step."""
+        """Return the first values of a field that holds accelerations.
+
+        The last step did not keep them, so they are computed from the current state. They are zero
+        where there has been no step.
+        """
         warm_start = self._batch.bind("qacc_warmstart")
         kept = warm_start.copy()
         self._batch.forward(stage=_ACC)

@@ -1,4 +1,4 @@
-"""The contract of a simulation: all worlds of one worker, on one device, stepped by one engine."""
+"""The contract of a simulation: all worlds of a worker, on one device, stepped by one engine."""
 
 import difflib
 import gc
@@ -15,22 +15,22 @@ STATE_FIELDS = (
     "time", "qpos", "qvel", "act", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos",
     "mocap_quat",
 )  # fmt: skip
-"""State and inputs: live tensors that can be written in place."""
+"""State and inputs: live tensors that may be written in place."""
 
 DERIVED_FIELDS = (
     "xpos", "xquat", "xmat", "xipos", "ximat", "xanchor", "xaxis", "geom_xpos", "geom_xmat",
     "site_xpos", "site_xmat", "cam_xpos", "cam_xmat", "subtree_com", "cvel", "actuator_length",
     "actuator_velocity", "ten_length", "ten_velocity", "qfrc_bias", "qfrc_passive", "sensordata",
 )  # fmt: skip
-"""What follows from positions and velocities: after a step, that of the new state."""
+"""Functions of positions and velocities. After a step they are those of the new state."""
 
 ACCELERATION_FIELDS = ("qacc", "actuator_force", "qfrc_actuator", "qfrc_constraint")
-"""What follows from forces: as the last physics step computed it, zero after a reset."""
+"""Functions of forces, as the last physics step computed them. Zero after a reset."""
 
 INTEGRATION_FIELDS = (
     *STATE_FIELDS, "qacc_warmstart", "eq_active", "history", "userdata", "plugin_state",
 )  # fmt: skip
-"""All that the next physics step depends on: MuJoCo's mjSTATE_INTEGRATION."""
+"""Everything that the next physics step depends on: MuJoCo's mjSTATE_INTEGRATION."""
 
 FIELDS = STATE_FIELDS + DERIVED_FIELDS + ACCELERATION_FIELDS
 
@@ -41,16 +41,16 @@ class Simulation(ABC):
     Every name in FIELDS is an attribute: a live tensor `(num_envs, ...)` on `device`, in the shape
     that `mujoco.MjData` gives the field and in the engine's own precision, float64 on the native
     engine and float32 on warp. State fields are written in place (`sim.ctrl[:] = action`), never
-    replaced: captured graphs hold their addresses.
+    replaced, since captured graphs hold their addresses.
 
-    After `step`, positions, velocities and all that follows from them, sensors included, are those
-    of the new state. Accelerations and forces, and the sensors made from them (accelerometer,
-    force, torque, touch, contact), are those that the last physics step computed, as with
-    `mujoco.mj_step`; they are zero between a reset and the next step.
+    After `step`, positions, velocities and everything that depends on them, including sensors, are
+    those of the new state. Accelerations, forces and the sensors that measure them (accelerometer,
+    force, torque, touch, contact) are those that the last physics step computed, as with
+    `mujoco.mj_step`. They are zero between a reset and the next step.
     """
 
     warning_kinds: tuple[str, ...]
-    """Every kind of trouble that `warnings` may report."""
+    """Every kind that `warnings` may report."""
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, device: str) -> None:
         self.model = model
@@ -65,36 +65,36 @@ class Simulation(ABC):
 
     @abstractmethod
     def forward(self, mask: torch.Tensor | None = None) -> None:
-        """Recompute what follows from positions and velocities, after a write to the state.
+        """Recompute what depends on positions and velocities, after a write to the state.
 
         Args:
-            mask: `(num_envs,)`, bool: the worlds that were written; None for all. Other worlds are
-                current already, and whether they are computed again is left to the engine.
+            mask: worlds that were written, `(num_envs,)`, bool; None for all. An engine may
+                recompute the others too.
         """
 
     @abstractmethod
     def reset(self, mask: torch.Tensor) -> None:
-        """Restore the model's default state where `mask` `(num_envs,)` is true; leave the rest.
+        """Restore the model's default state where `mask` `(num_envs,)` is true.
 
         Derived fields of those worlds are stale until `forward` or `step`.
         """
 
     @abstractmethod
     def warnings(self) -> dict[str, int]:
-        """Numbers of worlds in trouble since the last call, by kind; waits for the device.
+        """Return the number of worlds with a warning since the last call, by kind.
 
-        Kinds are the engine's own: overflowed buffers on warp (their worlds lost contacts or
-        constraints), MuJoCo's warnings on native (among them worlds that went unstable and that
-        MuJoCo reset).
+        On warp the kinds are overflowed buffers, whose worlds lost contacts or constraints. On
+        native they are MuJoCo's warnings, such as worlds that became unstable and that MuJoCo
+        reset. Reads from the device once.
         """
 
     @abstractmethod
     def state(self) -> dict[str, torch.Tensor]:
-        """The live tensors from which `restore` can go on: all that a step depends on, and what
-        the last one computed and is not computed again."""
+        """Return the live tensors that `restore` needs: everything that a step depends on, and what
+        only the last step has computed."""
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Put all worlds into a state that `state` had, of as many worlds on the same engine."""
+        """Restore all worlds from what `state` returned for as many worlds on the same engine."""
         now = self.state()
         for name, value in state.items():
             now[name].copy_(value)
@@ -102,18 +102,19 @@ class Simulation(ABC):
 
     @abstractmethod
     def set_const(self) -> None:
-        """Recompute the model's constants that follow from masses, inertias and armatures, such as
-        `body_subtreemass`, for each world; call it after writing those, before the first step."""
+        """Recompute the constants of each world's model that depend on masses, inertias and
+        armatures, such as `body_subtreemass`. Call it after writing those, before the first step.
+        """
 
     def expand(self, name: str) -> torch.Tensor:
-        """A field of the model that may differ between worlds: a live tensor `(num_envs, ...)`, in
-        the shape that `mujoco.MjModel` gives it, of the model's values at first.
+        """Return a field of the model that may differ between worlds.
 
-        Call it before the first step, in `Env.setup`; write it in place at any time. What follows
-        from masses, inertias and armatures also needs `set_const`.
+        It is a live tensor `(num_envs, ...)` in the shape that `mujoco.MjModel` gives the field,
+        with the model's values at first. Call this before the first step, in `Env.setup`, and write
+        the tensor in place at any time. Masses, inertias and armatures also need `set_const`.
 
         Raises:
-            ValueError: there is no such field, or it cannot differ on this engine.
+            ValueError: the field does not exist, or is the same for all worlds on this engine.
         """
         if name not in self._expanded:
             if not isinstance(getattr(self.model, name, None), np.ndarray):
@@ -123,26 +124,29 @@ class Simulation(ABC):
 
     @abstractmethod
     def _expand(self, name: str) -> torch.Tensor:
-        """Give a field of the model a value for each world."""
+        """Return the live tensor of a model's field with a value for each world."""
 
     @abstractmethod
     def _bind(self, name: str) -> torch.Tensor:
-        """The live tensor of a field."""
+        """Return the live tensor of a field."""
 
     def captured_by(self, stream: Any) -> AbstractContextManager[object]:
-        """A context in which steps become part of a CUDA graph that torch captures on `stream`.
+        """Return a context in which steps become part of a CUDA graph that torch captures.
+
+        Args:
+            stream: torch's stream of the capture.
 
         Raises:
-            RuntimeError: this engine's steps cannot.
+            RuntimeError: the engine does not run on a GPU.
         """
         del stream
         raise RuntimeError(f"{type(self).__name__} runs on no GPU")
 
     def sensor(self, name: str) -> torch.Tensor:
-        """A sensor's values, a view `(num_envs, dim)` of `sensordata`.
+        """Return a sensor's values, a view `(num_envs, dim)` of `sensordata`.
 
         Raises:
-            ValueError: the model has no sensor of that name; lists those it has.
+            ValueError: the model has no such sensor. The message lists its sensors.
         """
         index = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_SENSOR, name)
         if index < 0:
@@ -156,14 +160,14 @@ class Simulation(ABC):
             near = difflib.get_close_matches(name, FIELDS, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise AttributeError(f"no field {name!r}; {hint}Fields: {', '.join(FIELDS)}")
-        # First read in a rollout, it must not become a tensor for rollouts only.
+        # First read in a rollout, the field would otherwise be an inference tensor.
         with torch.inference_mode(False):
             field = self._bind(name)
         object.__setattr__(self, name, field)
         return field
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # `sim.ctrl += x` ends here too, with the tensor that is already bound.
+        # `sim.ctrl += x` comes here too, with the tensor that is bound already.
         if name in FIELDS and self.__dict__.get(name) is not value:
             raise AttributeError(
                 f"write in place, `sim.{name}[:] = ...`: fields stay where they are"
@@ -171,14 +175,14 @@ class Simulation(ABC):
         object.__setattr__(self, name, value)
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        """A field's shape with the world index first."""
+        """Return a field's shape with the world index first."""
         shape = getattr(self._template, name)
         return (self.num_envs, *getattr(shape, "shape", ()))
 
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Keep Python from freeing arrays or graphs during a capture, which would record the frees."""
+    """Prevent Python from freeing arrays or graphs during a capture, which would record that."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""MuJoCo-Warp: all worlds in one set of arrays, on a CUDA device or the CPU. Runs in a worker."""
+"""MuJoCo-Warp: all worlds in one set of arrays, on a GPU or the CPU. Runs in a worker."""
 
 import os
 import sys
@@ -20,20 +20,20 @@ from mjfleet.sim.simulation import (
 )
 
 _LIMITS = mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS
-"""Flags of a solver that stopped at its limit, which is how it is meant to work in real time."""
+"""Not warnings: a solver that stops at its limit of iterations works as intended."""
 
 FOLLOWING = (
     "body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0", "actuator_acc0",
 )  # fmt: skip
-"""Constants of the model that follow from masses, inertias and armatures."""
+"""Constants of the model that depend on masses, inertias and armatures."""
 FIXED_AND_INERTIAL = mjw.SetConstGroup.FIXED | mjw.SetConstGroup.INERT0
 
 
 class WarpSimulation(Simulation):
-    """Worlds in float32. Steps, forward and reset are graphs, captured once and launched.
+    """Worlds in float32. Steps, forward and reset are graphs, captured once and then launched.
 
-    A captured graph holds the addresses of the arrays that it was captured with: nothing here, or
-    in a task, may replace an array of `_data` afterwards. Arrays are written in place.
+    A captured graph holds the addresses of its arrays. Nothing may replace an array of `_data`
+    afterwards: arrays are written in place.
     """
 
     def __init__(
@@ -48,8 +48,10 @@ class WarpSimulation(Simulation):
         self.warning_kinds = tuple(str(kind.name) for kind in mjw.OverflowType.ALL & ~_LIMITS)
         start_warp(device)
         self._graphs: dict[tuple[object, ...], wp.Graph] = {}
+        # While torch captures a graph, kernels are launched directly instead of by own graphs.
         self._is_captured = False
-        """Whether torch is capturing a graph, in which graphs of our own have no place."""
+        # Their modules must stay loaded as long as torch's graphs launch the kernels.
+        self._torch_captures: list[wp.ScopedCapture] = []
         self._derived = False
         with wp.ScopedDevice(device):
             self._model = mjw.put_model(model)
@@ -61,11 +63,13 @@ class WarpSimulation(Simulation):
             self._mask_array = wp.from_torch(self._mask)
             self._overflow = wp.to_torch(self._data.overflow)
             self._overflowed = torch.zeros_like(self._overflow)
-            # Every kernel is compiled and loaded by running once: a capture must not load any.
+            bits = [int(mjw.OverflowType[kind]) for kind in self.warning_kinds]
+            self._kind_bits = self._overflow.new_tensor(bits)
+            # Running each kernel once compiles and loads it, which a capture must not do.
             self._step(1, derived=True)
             self._reset()
             self._velocity_stage()
-            # `reset_data` leaves most of these as they are.
+            # `reset_data` does not reset most of these.
             self._accelerations = [
                 wp.to_torch(getattr(self._data, name)) for name in ACCELERATION_FIELDS
             ]
@@ -82,20 +86,17 @@ class WarpSimulation(Simulation):
 
     def reset(self, mask: torch.Tensor) -> None:
         self._mask.copy_(mask)
-        self._overflowed |= self._overflow  # The reset clears it.
+        self._overflowed |= self._overflow  # Before the reset clears it.
         self._run(("reset",), self._reset)
         for field in self._accelerations:
             field.masked_fill_(mask.unsqueeze(1), 0.0)
 
     def warnings(self) -> dict[str, int]:
-        flags = (self._overflowed | self._overflow).tolist()
+        flags = (self._overflowed | self._overflow).unsqueeze(1)
+        counts = (flags & self._kind_bits).ne(0).sum(dim=0).tolist()
         self._overflowed.zero_()
         self._overflow.zero_()
-        found = {
-            kind: sum(bool(world & mjw.OverflowType[kind]) for world in flags)
-            for kind in self.warning_kinds
-        }
-        return {kind: number for kind, number in found.items() if number}
+        return {kind: n for kind, n in zip(self.warning_kinds, counts, strict=True) if n}
 
     def state(self) -> dict[str, torch.Tensor]:
         names = (*INTEGRATION_FIELDS, *ACCELERATION_FIELDS, "sensordata")
@@ -112,17 +113,25 @@ class WarpSimulation(Simulation):
 
     @contextmanager
     def captured_by(self, stream: Any) -> Iterator[None]:
-        """See Simulation. Warp has to know of the capture, and to launch on torch's stream."""
+        """Tell warp about torch's capture, and launch on torch's stream; see Simulation.
+
+        Entering the stream must not wait for warp's own stream, which is not captured: that would
+        invalidate the capture.
+        """
         own = wp.stream_from_torch(stream)
         self._is_captured = True
         try:
-            with wp.ScopedStream(own), wp.ScopedCapture(stream=own, external=True):
+            with (
+                wp.ScopedStream(own, sync_enter=False),
+                wp.ScopedCapture(stream=own, external=True) as capture,
+            ):
                 yield
+            self._torch_captures.append(capture)
         finally:
             self._is_captured = False
 
     def _run(self, key: tuple[object, ...], launches: Callable[[], None]) -> None:
-        """Launch the graph of `key`, captured from `launches` the first time."""
+        """Launch the graph of `key`, captured from `launches` at the first call."""
         if self._is_captured:
             launches()
             return
@@ -141,7 +150,7 @@ class WarpSimulation(Simulation):
             self._velocity_stage()
 
     def _velocity_stage(self) -> None:
-        """What follows from positions and velocities. `mjw.step1` also clears all sensors."""
+        """Compute what depends on positions and velocities. `mjw.step1` would clear all sensors."""
         mjw.fwd_position(self._model, self._data)
         mjw.sensor_pos(self._model, self._data)
         mjw.fwd_velocity(self._model, self._data)
@@ -156,21 +165,21 @@ class WarpSimulation(Simulation):
             raise ValueError(f"MuJoCo-Warp keeps {name!r} for all worlds together")
         own = wp.to_torch(shared).repeat_interleave(self.num_envs, dim=0)
         setattr(self._model, name, wp.from_torch(own, dtype=shared.dtype))
-        self._graphs.clear()  # They hold the address of the one that was shared.
+        self._graphs.clear()  # They hold the address of the shared array.
         return own.view(self.num_envs, *getattr(self.model, name).shape)
 
     def _bind(self, name: str) -> torch.Tensor:
         if name not in STATE_FIELDS and not self._derived:
             self._derived = True
             self.forward()
-        # Matrices are 3 x 3 on warp and 9 numbers in MuJoCo's own arrays.
+        # A matrix is 3 x 3 on warp, and 9 numbers in MuJoCo's own arrays.
         return wp.to_torch(getattr(self._data, name)).view(self._shape(name))
 
 
 def start_warp(device: str) -> None:
-    """Start warp without its banner and a line for each kernel it loads.
+    """Start warp without its banner and without a line for each kernel that it loads.
 
-    Its C++ side prints that there is no GPU driver, which is no news to a run on the CPU.
+    On the CPU, its C++ code would print to stderr that there is no GPU driver.
     """
     wp.config.log_level = wp.LOG_WARNING
     if device != "cpu":
