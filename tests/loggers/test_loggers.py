@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from mjfleet.config import AgentConfig, WandbConfig
-from mjfleet.loggers import logger as sink
+from mjfleet.loggers import logger as logger_module
 from mjfleet.loggers import logger_group as loggers
-from mjfleet.loggers import wandb_logger as wandb_sink
+from mjfleet.loggers import wandb_logger
 from mjfleet.loggers.logger_group import LoggerGroup
 
 from .recorded import history, records
@@ -51,7 +51,7 @@ def read_scalars(run_dir: Path, tag: str) -> list[tuple[int, float]]:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    """Give a sink's thread the time it takes; fail if it takes for ever."""
+    """Give a logger's thread the time it takes; fail if it takes for ever."""
     deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
@@ -150,7 +150,8 @@ def test_columns_of_both_parts_are_kept_when_a_term_is_replaced(tmp_path: Path) 
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from mjfleet.loggers.file_loggers import CsvSink, TensorBoardSink
+from mjfleet.loggers.csv_logger import CsvLogger
+from mjfleet.loggers.tensorboard_logger import TensorBoardLogger
 
 def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -159,21 +160,21 @@ def limit(size):
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 run_dir, before, recovers = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "recovers"
 resumed_from = int(sys.argv[4])
-sinks = CsvSink(run_dir / "metrics.csv", resumed_from), TensorBoardSink(run_dir, resumed_from)
+loggers = CsvLogger(run_dir / "metrics.csv", resumed_from), TensorBoardLogger(run_dir, resumed_from)
 if before == 0:
     limit(0)
-for sink in sinks:
-    sink.open()
+for logger in loggers:
+    logger.open()
 first = resumed_from + 1
 for iteration in range(first, first + 100):
     if iteration == first + before:
         limit(1000)
     if recovers and iteration == first + 60:
         limit(resource.RLIM_INFINITY)
-    for sink in sinks:
-        sink.write({"iteration": iteration, "value": 1 / iteration, "none": None})
-for sink in sinks:
-    sink.close()
+    for logger in loggers:
+        logger.write({"iteration": iteration, "value": 1 / iteration, "none": None})
+for logger in loggers:
+    logger.close()
 print("trained")
 """
 
@@ -242,7 +243,7 @@ def test_wandb_knows_that_a_run_has_failed(tmp_path: Path) -> None:
     assert [end.exit_code for end in records(tmp_path, "exit")] == [1]
 
 
-def test_a_sink_that_fails_has_one_warning_and_stops_no_other(
+def test_a_logger_that_fails_has_one_warning_and_stops_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "metrics.csv").mkdir()
@@ -288,7 +289,7 @@ def test_a_resumed_run_is_the_same_wandb_run_and_flags_win_over_variables(
 
 
 @pytest.mark.usefixtures("no_wandb_variables")
-def test_several_sinks_at_once_and_wandb_keeps_videos_and_checkpoints(
+def test_several_loggers_at_once_and_wandb_keeps_videos_and_checkpoints(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     video, kept, removed = (tmp_path / name for name in ("a.mp4", "model_1.pt", "model_0.pt"))
@@ -336,13 +337,13 @@ def hanging(tmp_path: Path) -> Iterator[Callable[[], None]]:
     answer()
 
 
-def test_a_sink_that_is_too_slow_drops_rows_counts_them_and_holds_up_no_other(
+def test_a_logger_that_is_too_slow_drops_rows_counts_them_and_holds_up_no_other(
     tmp_path: Path,
     hanging: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(sink, "QUEUE_SIZE", 5)
+    monkeypatch.setattr(logger_module, "QUEUE_SIZE", 5)
     with LoggerGroup(tmp_path, FILES, {}) as loggers:
         (events,) = wait_for_files(tmp_path, "events.out.tfevents.*")
         for iteration in range(1, 9):
@@ -358,7 +359,7 @@ def test_a_sink_that_is_too_slow_drops_rows_counts_them_and_holds_up_no_other(
 
 
 @pytest.mark.usefixtures("hanging")
-def test_a_sink_that_hangs_keeps_a_run_from_ending_for_a_limited_time(
+def test_a_logger_that_hangs_keeps_a_run_from_ending_for_a_limited_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(loggers, "CLOSE_SECONDS", 0.1)
@@ -405,7 +406,7 @@ def test_wandb_without_an_answer_is_recorded_offline(
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(wandb_sink, "INIT_SECONDS", 1.0)
+    monkeypatch.setattr(wandb_logger, "INIT_SECONDS", 1.0)
     write_rows(LoggerGroup(tmp_path, WANDB, {}))
     assert [row["loss/value"] for row in history(tmp_path)] == [0.5, 0.25]
     (warning,) = told(caplog)
@@ -417,15 +418,15 @@ UNDECIDED = """
 import sys
 from pathlib import Path
 from mjfleet.config import AgentConfig
-from mjfleet.loggers import wandb_logger as wandb_sink
-from mjfleet.loggers.logger_group import Sinks
+from mjfleet.loggers import wandb_logger
+from mjfleet.loggers.logger_group import LoggerGroup
 
-wandb_sink.INIT_SECONDS = 600.0
-sinks = Sinks(Path(sys.argv[1]), AgentConfig(logger=("wandb",)), {})
-sinks.write({"iteration": 1, "value": 1.0})
+wandb_logger.INIT_SECONDS = 600.0
+loggers = LoggerGroup(Path(sys.argv[1]), AgentConfig(logger=("wandb",)), {})
+loggers.write({"iteration": 1, "value": 1.0})
 while not list(Path(sys.argv[1]).glob("wandb/run-*")):
     pass
-sinks.close(0.1)
+loggers.close(0.1)
 print("trained")
 """
 
@@ -453,8 +454,8 @@ def test_processes_and_threads_may_end_while_wandbs_own_is_looked_for() -> None:
     busy = Thread(target=come_and_go)
     busy.start()
     try:
-        for _ in range(1000):
-            wandb_sink._end_service()
+        for _ in range(100):
+            wandb_logger.end_wandb_process()
     finally:
         ended.set()
         busy.join()

@@ -17,7 +17,7 @@ import torch
 
 from mjfleet.config import from_dict
 from mjfleet.env.factory import build_env, on_device
-from mjfleet.loggers.console_logger import Progress
+from mjfleet.loggers.console_logger import ConsoleLogger
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.registry import find_task
@@ -78,7 +78,7 @@ class Measurement:
         env: Any = runner.env
         self._sim, make = env.sim, _warp if worker.engine == "warp" else _native
         self._limits, self._fields = make(worker, env.sim, env.cfg.decimation)
-        self._progress = Progress(runner.agent.max_iterations)
+        self._progress = ConsoleLogger(runner.agent.max_iterations)
         self.loggers = LoggerGroup(Path(worker.run_dir), runner.agent, worker.config)
         self.samples: list[dict[str, Any]] = []
         self._watch = watch = Stopwatch(device)

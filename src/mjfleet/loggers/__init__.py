@@ -1,1 +1,1 @@
-"""Where the numbers of an iteration go: files, TensorBoard, W&B, the terminal."""
+"""Where the metrics of each iteration go: files, TensorBoard, Weights & Biases, the terminal."""

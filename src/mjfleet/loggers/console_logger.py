@@ -1,4 +1,4 @@
-"""The terminal of a run: a live view for eyes, one line per iteration for grep."""
+"""Shows iterations on the terminal, live or as lines, and a remedy for each warning. In rank 0."""
 
 import sys
 from typing import Literal
@@ -10,19 +10,19 @@ from mjfleet.utils.console import print_line
 View = Literal["live", "plain", "quiet"]
 
 
-class Progress:
-    """Shows iterations as they end, and each new kind of trouble in the simulation once."""
+class ConsoleLogger:
+    """Shows each iteration, and each kind of warning of the simulation once."""
 
     def __init__(
         self, max_iterations: int, begun: int = 0, view: View = "plain", task: str = ""
     ) -> None:
-        """Begin after so many iterations of an earlier part of the run.
+        """Prepare the view.
 
         Args:
-            max_iterations: iterations in total.
-            begun: those that are done already.
-            view: a live view takes a terminal; elsewhere it is plain.
-            task: what a live view is headed by.
+            max_iterations: number of iterations of the run.
+            begun: number of iterations that an earlier part of the run has completed.
+            view: `live` needs a terminal; without one the view is plain.
+            task: title of the live view.
         """
         self._max_iterations = max_iterations
         self._view = view
@@ -49,13 +49,13 @@ class Progress:
             print_line(" ".join(f"{name}={_short(value)}" for name, value in shown.items()))
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """End the live view."""
         if self._live:
             self._live.close()
 
 
 def _remedy(kind: str) -> str:
-    """What to do about a warning of the simulation."""
+    """Return what to do about a kind of warning."""
     if kind == "HFIELD":
         return "contacts with a height field were dropped, make its grid coarser"
     if kind in ("NARROWPHASE", "BROADPHASE", "CCD"):

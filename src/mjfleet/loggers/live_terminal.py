@@ -1,4 +1,4 @@
-"""The view of a run on a terminal: it stays in its place, and what others print goes above it."""
+"""A live view of the run on a terminal. It stays in place; other output appears above it."""
 
 import time
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from rich.text import Text
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 
 REFRESH_SECONDS = 0.2
-SHARE = 0.002
-"""Of a run's time: what drawing takes, which training waits for."""
+DRAWING_SHARE = 0.002
+"""Share of the run's time that drawing may take, since training waits for it."""
 SPARKS = "▁▂▃▄▅▆▇█"
 BARS = 40
 
@@ -25,7 +25,7 @@ class LiveView:
     """Draws the newest iteration."""
 
     def __init__(self, task: str, max_iterations: int, begun: int) -> None:
-        """Begin after so many iterations of an earlier part of the run."""
+        """Start the view; `begun` iterations were completed by an earlier part of the run."""
         self._task, self._max_iterations, self._begun = task, max_iterations, begun
         self._start = time.perf_counter()
         self._due = self._start + REFRESH_SECONDS
@@ -35,11 +35,11 @@ class LiveView:
         self._evaluated: list[float] = []
         self._live = Live(console=Console(), auto_refresh=False)
         self._live.start()
-        # It hides the cursor, which a process that is killed could not show again.
+        # rich hides the cursor, and a process that is killed could not show it again.
         self._live.console.show_cursor(True)
 
     def iteration(self, metrics: IterationMetrics) -> None:
-        """Draw an iteration, unless another one was drawn a short while ago."""
+        """Draw an iteration, unless another one was drawn shortly before."""
         self._rewards.append(metrics.mean_reward)
         if metrics.mean_return is not None:
             self._returns.append(metrics.mean_return)
@@ -52,10 +52,10 @@ class LiveView:
             self._draw()
             self._live.refresh()
             ended = time.perf_counter()
-            self._due = ended + max(REFRESH_SECONDS, (ended - begun) / SHARE)
+            self._due = ended + max(REFRESH_SECONDS, (ended - begun) / DRAWING_SHARE)
 
     def close(self) -> None:
-        """Leave the view of the last iteration where it is."""
+        """Draw the last iteration and leave it on the terminal."""
         self._draw()
         self._live.stop()
 
@@ -104,7 +104,7 @@ class LiveView:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A run's numbers so far as a row of bars, each the mean of its share of them."""
+    """Return a run's values as a row of at most BARS bars, each the mean of consecutive values."""
     count = min(BARS, len(values))
     ends = [len(values) * i // count for i in range(count + 1)] if count else []
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(ends)]
@@ -113,7 +113,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def _column(title: str, entries: dict[str, Any]) -> Table:
-    """Names and what belongs to them, below each other."""
+    """Return a table of names and values."""
     table = Table.grid(padding=(0, 2))
     if title:
         table.add_row(Text(title, style="bold"))

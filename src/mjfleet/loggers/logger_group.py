@@ -1,8 +1,7 @@
-"""Where metrics, videos and checkpoints go besides the terminal and the run directory's own files.
+"""All loggers of a run besides the terminal: metrics.csv, TensorBoard, W&B. Runs in rank 0.
 
-Rank 0 runs this between two iterations, while the other ranks wait: it hands over what there is,
-and whatever goes wrong is worth one warning, and neither an exception nor a pause. A checkpoint
-alone waits, for a moment, for metrics.csv.
+The other ranks wait while rank 0 logs, so it only queues rows and files. A logger's failure causes
+one warning. Only a checkpoint waits, for a moment, for its rows in metrics.csv.
 """
 
 import time
@@ -11,30 +10,31 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.config import AgentConfig
-from mjfleet.loggers.file_loggers import CsvSink, TensorBoardSink
-from mjfleet.loggers.logger import Logger, Row, SinkThread
-from mjfleet.loggers.wandb_logger import WandbSink
+from mjfleet.loggers.csv_logger import CsvLogger
+from mjfleet.loggers.logger import Logger, LoggerThread, Row
+from mjfleet.loggers.tensorboard_logger import TensorBoardLogger
+from mjfleet.loggers.wandb_logger import WandbLogger
 from mjfleet.runs.metrics_csv import METRICS_FILE
 
 CLOSE_SECONDS = 30.0
-"""How long all sinks together may take to store the rest at the end of a run."""
-SETTLE_SECONDS = 1.0
-"""How long a checkpoint may wait for the rows of the iterations that it holds."""
+"""How long all loggers together may take to store the rest at the end of a run."""
 FAILED_SECONDS = 3.0
-"""The same where the run has failed, and somebody waits to be told why."""
+"""The same after a failure, whose message the user waits for."""
+SETTLE_SECONDS = 1.0
+"""How long a checkpoint may wait for the rows of its iterations."""
 
 
 class LoggerGroup:
-    """All sinks of a run: metrics.csv always, TensorBoard and W&B as `agent.logger` says.
+    """metrics.csv always, TensorBoard and W&B according to `agent.logger`.
 
-    Used as a context, which closes them.
+    Use it as a context, which closes the loggers.
 
     Args:
-        run_dir: the run directory, which a resumed run has in common with its earlier parts.
-        agent: says which sinks there are, and how W&B is to call the run.
+        run_dir: the run directory, which all parts of a resumed run share.
+        agent: chooses the loggers, and configures W&B.
         config: the run's whole configuration, for W&B.
-        resumed_from: the iterations that are done already, those of the checkpoint from which
-            training goes on. What the files hold of later ones is dropped: they come again.
+        resumed_from: number of iterations in the checkpoint from which training continues. Rows
+            of later iterations are dropped from the files, since they are trained again.
     """
 
     def __init__(
@@ -45,43 +45,42 @@ class LoggerGroup:
         *,
         resumed_from: int = 0,
     ) -> None:
-        loggers: dict[str, Logger] = {METRICS_FILE: CsvSink(run_dir / METRICS_FILE, resumed_from)}
+        loggers: dict[str, Logger] = {METRICS_FILE: CsvLogger(run_dir / METRICS_FILE, resumed_from)}
         if "tensorboard" in agent.logger:
-            loggers["TensorBoard"] = TensorBoardSink(run_dir, resumed_from)
+            loggers["TensorBoard"] = TensorBoardLogger(run_dir, resumed_from)
         if "wandb" in agent.logger:
-            loggers["W&B"] = WandbSink(run_dir, agent.wandb, agent.experiment_name, config)
-        self._threads = [SinkThread(name, sink) for name, sink in loggers.items()]
+            loggers["W&B"] = WandbLogger(run_dir, agent.wandb, agent.experiment_name, config)
+        self._threads = [LoggerThread(name, wrapped) for name, wrapped in loggers.items()]
 
     def write(self, row: Row) -> None:
-        """Hand a row to every sink; `row["iteration"]` is its step, None stands for no value."""
+        """Queue a row for every logger. `row["iteration"]` is its step. None: no value."""
         row = dict(row)
         for thread in self._threads:
-            thread.put(lambda sink: sink.write(row))
+            thread.put(lambda logger: logger.write(row))
 
     def settle(self) -> None:
-        """Wait until metrics.csv has all rows, but not for long.
+        """Wait shortly until metrics.csv has all rows.
 
-        A run that is killed goes on from its newest checkpoint, whose rows do not come again.
+        A run that is killed continues from its newest checkpoint, whose rows are not written again.
         """
         self._threads[0].settle(SETTLE_SECONDS)
 
     def video(self, path: Path, iteration: int) -> None:
-        """Hand a finished MP4 file of the policy after an iteration to sinks that take videos.
-
-        The file has to stay for as long as the run.
-        """
+        """Queue an MP4 file of the policy after an iteration. The file must not be removed."""
         for thread in self._threads:
-            thread.put(lambda sink: sink.video(path, iteration))
+            thread.put(lambda logger: logger.video(path, iteration))
 
     def checkpoint(self, path: Path, iteration: int) -> None:
-        """Hand a checkpoint to sinks that keep some; one that is removed again may be passed by."""
+        """Queue a checkpoint. It is skipped if the file has been removed by then."""
         for thread in self._threads:
-            thread.put(lambda sink: sink.checkpoint(path, iteration))
+            thread.put(lambda logger: logger.checkpoint(path, iteration))
 
     def close(self, seconds: float = CLOSE_SECONDS, has_failed: bool = False) -> None:
-        """Wait until all sinks have stored what they were given, but no longer than that.
+        """Wait until all loggers have stored everything, at most for `seconds`.
 
-        The run may have failed: W&B shows that.
+        Args:
+            seconds: time limit for all loggers together.
+            has_failed: whether the run has failed, which W&B shows.
         """
         deadline = time.monotonic() + seconds
         for thread in self._threads:

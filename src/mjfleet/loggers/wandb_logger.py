@@ -1,17 +1,18 @@
-"""The Weights & Biases sink.
+"""Logs to Weights & Biases, without waiting for its server. Runs in rank 0.
 
-W&B may ask a server that never answers, at init, at finish and at the end of the process.
+W&B waits for its server at init, at finish and at exit. Each wait is limited here.
 """
 
 import logging
 import os
-import signal
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from mjfleet.config import WandbConfig
 from mjfleet.loggers.logger import Row
@@ -22,16 +23,15 @@ if TYPE_CHECKING:
     from wandb import Run
 
 INIT_SECONDS = 20.0
-"""How long the server may take to answer before the run is recorded offline."""
+"""How long to wait for the server before the run is recorded offline."""
 
 logger = logging.getLogger(__name__)
 
 
-class WandbSink:
-    """A Weights & Biases run, the same one whenever its run directory is resumed.
+class WandbLogger:
+    """A Weights & Biases run per run directory, which a resumed run continues.
 
-    Without a login, or where the server cannot be reached, it is recorded offline; nothing ever
-    asks for a login.
+    Without a login or a reachable server, the run is recorded offline. Nothing asks for a login.
     """
 
     def __init__(
@@ -44,15 +44,14 @@ class WandbSink:
         self._run: Run | None = None
 
     def open(self) -> None:
-        """Start the run, or go on with it."""
-        # Chosen here and not by W&B: it must be known before the server has answered.
+        """Start the run, or continue it."""
+        # W&B would choose an id only once the server has answered.
         known = read_record(self._run_dir).get("wandb_id") or os.environ.get("WANDB_RUN_ID")
         run_id = known or uuid.uuid4().hex[:16]
         write_record(self._run_dir, wandb_id=run_id)
-        # W&B's telemetry has a hook of its own at exit, which would wait for a server that does
-        # not answer, and which nothing takes back.
+        # At exit, W&B's telemetry would wait for a server that does not answer.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        # Copies of checkpoints, until they are uploaded.
+        # Folder for copies of checkpoints until they are uploaded.
         os.environ.setdefault("WANDB_DATA_DIR", str(self._run_dir.resolve() / "wandb"))
         self._run = self._start(run_id)
 
@@ -60,7 +59,7 @@ class WandbSink:
         import wandb
         from wandb.errors import CommError
 
-        # `console`: copying the terminal's output to W&B would let every print wait for it.
+        # With `console` on, every print would wait for W&B.
         settings = wandb.Settings(silent=True, console="off", init_timeout=INIT_SECONDS)
         own, wanted = wandb.setup(settings).settings, self._wanted
         options: dict[str, Any] = {
@@ -83,7 +82,7 @@ class WandbSink:
                 return wandb.init(mode=wanted.mode, **options)
             except CommError as error:
                 logger.warning("W&B: recording offline, %s: %s", later, in_a_line(error))
-                _let_go()  # W&B's process would call the id taken.
+                _let_go()  # Otherwise W&B's process would report that the id is taken.
         else:
             logger.warning("W&B: not logged in, recording offline; %s", later)
         return wandb.init(mode="offline", **options)
@@ -95,7 +94,7 @@ class WandbSink:
         self._run.log(values, step=int(values["iteration"]))
 
     def video(self, path: Path, iteration: int) -> None:
-        """Store a video with the newest row: W&B takes nothing for steps that have passed."""
+        """Store a video with the newest row, since W&B accepts no earlier steps."""
         import wandb
 
         assert self._run
@@ -103,9 +102,9 @@ class WandbSink:
         self._run.log({"video": video}, commit=False)
 
     def checkpoint(self, path: Path, iteration: int) -> None:
-        """Store a checkpoint as a version of an artifact, if that is wanted and it is still there.
+        """Store a checkpoint as a version of an artifact, if wanted and if the file still exists.
 
-        Its aliases are `latest` and the file's name without its ending.
+        Its aliases are `latest` and the file's name without its extension.
         """
         assert self._run
         if not self._wanted.checkpoints or self._run.disabled or not path.exists():
@@ -124,38 +123,32 @@ class WandbSink:
         _let_go()
 
     def abandon(self) -> str:
-        """Let go without waiting; returns how to upload the rest."""
-        # Once the hook is taken back, this waits for uploads as well: in a thread, for which the
-        # process does not wait.
+        """Give up without waiting; return how to upload the rest."""
+        # `_let_go` removes W&B's exit hook and then waits for uploads, here in a daemon thread.
         letting_go = Thread(target=_let_go, name="W&B teardown", daemon=True)
         letting_go.start()
         letting_go.join(1)
-        _end_service()
+        end_wandb_process()
         if self._run:
             return f"`wandb sync {self._run_dir}/wandb/*run-*` uploads the rest"
         return "it had not started, and has none of the metrics"
 
 
 def _let_go() -> None:
-    """End W&B's own process, and take back its hook that at exit waits for uploads."""
-    # Data that can be saved is saved by now; why the rest cannot has had its warning.
+    """End W&B's own process, and remove its hook that waits for uploads at exit."""
+    # A failure has been logged already.
     with suppress(Exception):
         import wandb
 
         wandb.teardown()
 
 
-def _end_service() -> None:
-    """Kill W&B's own process, which would go on trying after us, with our terminal or pipe open.
+def end_wandb_process() -> None:
+    """Kill W&B's own process, a child, which would keep uploading with our terminal or pipe open.
 
-    It is a child of this process; what it was given by now is in the run directory.
+    All data that it has received is in the run directory.
     """
-    has_ended = FileNotFoundError, ProcessLookupError  # A thread or process, while we look.
-    pids: list[str] = []
-    for children in Path("/proc/self/task").glob("*/children"):
-        with suppress(*has_ended):
-            pids += children.read_text().split()
-    for pid in pids:
-        with suppress(*has_ended):
-            if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
-                os.kill(int(pid), signal.SIGKILL)
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if child.name() == "wandb-core":
+                child.kill()

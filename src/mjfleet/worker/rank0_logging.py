@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mjfleet.loggers.console_logger import Progress
+from mjfleet.loggers.console_logger import ConsoleLogger
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.rl.checkpoint_contents import Checkpointer
@@ -18,7 +18,7 @@ def train_and_log(
     """Train and write the run's files; return the signal that ended training early, if any."""
     agent, begun = runner.agent, runner.current_learning_iteration
     view = "quiet" if args.config["quiet"] else "plain" if args.config["plain"] else "live"
-    progress = Progress(agent.max_iterations, begun, view, args.task)
+    progress = ConsoleLogger(agent.max_iterations, begun, view, args.task)
     interval = args.config["video_interval"]
     with LoggerGroup(run_dir, agent, args.config, resumed_from=begun) as loggers:
         videos = None

@@ -1,0 +1,48 @@
+"""Writes metrics.csv: a header, then one row per iteration. Runs in rank 0."""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mjfleet.loggers.logger import Row
+from mjfleet.loggers.row_file import RowFileLogger
+from mjfleet.runs.metrics_csv import read_rows
+
+
+class CsvLogger(RowFileLogger):
+    """Creates the file at once, with a header from the first row on.
+
+    When a run resumes, rows up to iteration `resumed_from` are kept. Later ones are dropped, since
+    they are trained again. A new column is appended, and is empty in earlier rows.
+    """
+
+    def __init__(self, path: Path, resumed_from: int) -> None:
+        super().__init__(path)
+        self._resumed_from = resumed_from
+        self._columns: list[str] = []
+
+    def _first_content(self) -> bytes:
+        self._columns, rows = read_rows(self._path, self._resumed_from)
+        return _csv_text(self._columns, rows)
+
+    def _encode(self, row: Row) -> bytes:
+        if new := [name for name in row if name not in self._columns]:
+            columns, rows = read_rows(self._path, math.inf)
+            columns += new
+            self._replace(_csv_text(columns, rows))
+            self._columns = columns
+        return _csv_text(self._columns, [row], header=False)
+
+
+def _csv_text(
+    columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, header: bool = True
+) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns)
+    if header and columns:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
