@@ -219,10 +219,10 @@ def test_mistakes_are_answered(runs: dict[str, Path], run: Run, tmp_path: Path) 
         (["run/checkpoints/model_4.pt"], "is damaged or no checkpoint"),
         (["run", "--format", "tflite"], "onnx"),
         (["run", "--output", "policy.pt"], "must end in .onnx"),
-        (["run", "--output", "run/run.onnx"], "run.json exists, and no export has written it"),
+        (["run", "--output", "run/run.onnx"], "run.json exists and was not written by an export"),
         (
             ["run", "--format", "torchscript", "--output", "run/checkpoints/model_3.pt"],
-            "called like a checkpoint",
+            "has the name of a checkpoint",
         ),
     ):
         result = run("mjfleet", "export", *arguments, prelude=POISON)

@@ -135,8 +135,8 @@ def test_mistakes_are_answered_and_nothing_is_written(
     before = sorted(tmp_path.rglob("*"))
     for arguments, said in (
         ([tmp_path / "nowhere"], "nowhere does not exist"),
-        ([tmp_path / "a_folder"], "a_folder is no run directory"),
-        ([tmp_path / "a_file"], "a_file is no run directory"),
+        ([tmp_path / "a_folder"], "a_folder is not a run directory"),
+        ([tmp_path / "a_file"], "a_file is not a run directory"),
         ([trained, "--output", tmp_path / "a_folder"], "a_folder: Is a directory"),
         ([trained, "--output", tmp_path / "a_file/page.html"], "page.html: File exists"),
     ):

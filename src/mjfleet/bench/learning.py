@@ -11,7 +11,7 @@ from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.mjlab_setup import PEERS
 from mjfleet.bench.result import Cell, Result, Spread, Table
 from mjfleet.bench.timed_training import Trained, train_ours
-from mjfleet.tools.plot_curves import Line, Panel, draw
+from mjfleet.tools.plot import Line, Panel, draw
 
 LAST = 10
 """Iterations at the end of a run whose mean counts."""

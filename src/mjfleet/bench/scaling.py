@@ -10,7 +10,7 @@ from typing import Literal
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, Spread, Table
 from mjfleet.bench.timed_training import Trained, train_ours
-from mjfleet.tools.plot_curves import Panel, draw
+from mjfleet.tools.plot import Panel, draw
 
 NOTES = (
     "Medians of the repeats, with the least and the greatest; each number of workers is measured "

@@ -1,7 +1,10 @@
-"""`mjfleet plot RUN [RUN ...]`: curves of runs, from their metrics.csv."""
+"""`mjfleet plot RUN [RUN ...]`: curves of runs as PNG, SVG or PDF; `draw` also serves benchmarks.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Runs in the process that the user started; matplotlib is imported once something is drawn.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,45 +15,64 @@ from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, seconds_spent
 from mjfleet.runs.run_lookup import find_run
-from mjfleet.tools.plot_curves import Line, Panel, draw
+from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
 
-KINDS = (".png", ".svg", ".pdf")
-X = {"steps": "million environment steps", "minutes": "minutes"}
-SHOWN = ("mean_return", "mean_episode_length", "mean_reward", "task/", "reward/", "loss/value",
-         "action_std", "learning_rate", "global_steps_per_second")  # fmt: skip
-"""Columns that are drawn unless others are asked for, in this order; a slash: all that begin so."""
+SUFFIXES = (".png", ".svg", ".pdf")
+X_LABELS = {"steps": "million environment steps", "minutes": "minutes"}
+DEFAULT_COLUMNS = (
+    "mean_return", "mean_episode_length", "mean_reward", "task/", "reward/", "loss/value",
+    "action_std", "learning_rate", "global_steps_per_second",
+)  # fmt: skip
 EVALUATED = {"mean_return": "eval/return", "mean_episode_length": "eval/length"}
-"""Columns that are drawn as dots beside another one."""
+"""Columns whose evaluations are drawn as dots beside them."""
+Line = tuple[Sequence[float], Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlotArguments:
-    """Draw curves of runs. Runs that differ in their seed alone become a mean within its range."""
+    """Draw curves of runs. Runs that differ only in their seed become a mean within its range."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Run directories, beginnings of runs' names, or `latest`."""
     x: Literal["steps", "minutes"] = "steps"
-    """What is to the right: environment steps of all worlds, or time spent in training."""
-    columns: tuple[str, ...] = SHOWN
-    """Columns of metrics.csv; one that ends in a slash stands for all that begin so."""
+    """The x-axis: environment steps of all workers, or minutes of training."""
+    columns: tuple[str, ...] = DEFAULT_COLUMNS
+    """Columns of metrics.csv; one that ends in a slash selects all that begin with it."""
     output: str | None = None
     """File to write, PNG, SVG or PDF; `None`: plots/curves.png in the last run directory."""
     log_root: str = "logs"
-    """Folder under which run directories are."""
+    """Folder that holds the run directories."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot: its axes, and the lines of each label, which share a colour."""
+
+    x: str
+    y: str
+    lines: Mapping[str, Sequence[Line]]
+    is_count: bool = False
+    """Whether x is a whole number."""
+    from_zero: bool = True
+    """Whether the y-axis begins at zero."""
+    as_band: bool = False
+    """Whether several lines of a label are drawn as their mean within their range."""
+    dots: Mapping[str, Sequence[Line]] = field(default_factory=dict)
+    """What is drawn as single points, by label."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's files tell."""
+    """A run's metrics."""
 
     folder: Path
     rows: list[dict[str, str]]
     group: str
-    """The same for runs that differ in their seed alone."""
+    """Equal for runs that differ only in their seed."""
 
     def line(self, column: str, x: str) -> Line:
-        """A column, where it has values, against steps in millions or minutes."""
+        """Return a column where it has values, over million steps or minutes."""
         if x == "steps":
             along = [float(row["total_steps"]) / 1e6 for row in self.rows]
         else:
@@ -60,19 +82,19 @@ class Run:
 
 
 def plot(arguments: Sequence[str]) -> int:
-    """Write a picture; returns the exit code."""
+    """Draw the columns of the runs into a file."""
     parsed = parse_flags(PlotArguments, arguments, "mjfleet plot")
     if not parsed.runs:
         raise UserError("name one run directory or more: mjfleet plot logs/<experiment>/<run>")
     runs = [_read(find_run(name, name, Path(parsed.log_root))) for name in parsed.runs]
     output = Path(parsed.output) if parsed.output else runs[-1].folder / "plots/curves.png"
-    if output.suffix not in KINDS:
-        raise UserError(f"--output {output}: its name must end in {', '.join(KINDS)}.")
+    if output.suffix not in SUFFIXES:
+        raise UserError(f"--output {output}: its name must end in {', '.join(SUFFIXES)}.")
     known = list(dict.fromkeys(column for run in runs for column in run.rows[0]))
     panels = []
     for wanted in parsed.columns:
         found = [c for c in known if c == wanted or (wanted[-1:] == "/" and c.startswith(wanted))]
-        if not found and parsed.columns is not SHOWN:
+        if not found and parsed.columns is not DEFAULT_COLUMNS:
             raise UserError(f"--columns {wanted}: there is no such column; of these: {known}.")
         panels += [panel for column in found if (panel := _panel(runs, column, parsed.x))]
     if not panels:
@@ -86,25 +108,37 @@ def plot(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _read(folder: Path) -> Run:
+    file = folder / METRICS_FILE
+    if not file.is_file():
+        raise UserError(f"{folder} is not a run directory: it has no {METRICS_FILE}.")
+    _, rows = read_rows(file)
+    if not rows:
+        raise UserError(f"{folder}: its {METRICS_FILE} has no rows yet.")
+    config: dict[str, Any] = read_config(str(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+    agent = {k: v for k, v in config.get("agent", {}).items() if k not in ("seed", "run_name")}
+    return Run(folder, rows, str((agent, config.get("env"), config.get("engine"))))
+
+
 def _panel(runs: Sequence[Run], column: str, x: str) -> Panel | None:
-    """The curves of a column; None where no run has a value of it."""
+    """Return the curves of a column; None if no run has a value of it."""
     lines = _lines(runs, column, x)
-    # A group is called like its first run, within its experiment where there are several.
+    # A group gets its first run's name, with the experiment if there are several of these.
     several = len({run.folder.parent.resolve() for run in runs}) > 1
     names = {
         run.group: "/".join(run.folder.resolve().parts[-1 - several :]) for run in reversed(runs)
     }
-    beside = EVALUATED.get(column)
-    found = lines, _lines(runs, beside, x) if beside else {}
-    named, dots = (
-        {names[group]: each[group] for group in lines if group in each} for each in found
-    )
-    label = f"{column} (dots: {beside})" if dots else column
-    return Panel(X[x], label, named, from_zero=False, as_band=True, dots=dots) if named else None
+    evaluated = EVALUATED.get(column)
+    dots = _lines(runs, evaluated, x) if evaluated else {}
+    dots = {names[group]: dots[group] for group in lines if group in dots}
+    named = {names[group]: each for group, each in lines.items()}
+    label = f"{column} (dots: {evaluated})" if dots else column
+    panel = Panel(X_LABELS[x], label, named, from_zero=False, as_band=True, dots=dots)
+    return panel if named else None
 
 
 def _lines(runs: Sequence[Run], column: str, x: str) -> dict[str, list[Line]]:
-    """A column of the runs that have values of it, by their groups."""
+    """Return a column of the runs that have values of it, by group."""
     lines: dict[str, list[Line]] = {}
     for run in runs:
         if column in run.rows[0] and (line := run.line(column, x))[0]:
@@ -112,13 +146,62 @@ def _lines(runs: Sequence[Run], column: str, x: str) -> dict[str, list[Line]]:
     return lines
 
 
-def _read(folder: Path) -> Run:
-    file = folder / METRICS_FILE
-    if not file.is_file():
-        raise UserError(f"{folder} is no run directory: it has no {METRICS_FILE}.")
-    _, rows = read_rows(file)
-    if not rows:
-        raise UserError(f"{folder}: its {METRICS_FILE} has no rows yet.")
-    config: dict[str, Any] = read_config(str(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
-    agent = {k: v for k, v in config.get("agent", {}).items() if k not in ("seed", "run_name")}
-    return Run(folder, rows, str((agent, config.get("env"), config.get("engine"))))
+def draw(path: Path, panels: Sequence[Panel], max_columns: int = 4) -> None:
+    """Draw panels into a file, PNG, SVG or PDF by its name, at most `max_columns` side by side."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(max_columns, len(panels))
+    labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(5 * columns, 3.6 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    every = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes in every[len(panels) :]:
+        axes.remove()
+    for axes, panel in zip(every, panels, strict=False):
+        _draw_panel(axes, panel, labels)
+    if max(len(panel.lines) for panel in panels) > 1:
+        # One legend is enough: a label has the same colour in all panels.
+        handles = {}
+        for axes in figure.axes:
+            handles |= {name: h for h, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+        shown = [handles[label] for label in labels]
+        figure.legend(shown, labels, loc="outside upper center", ncols=min(columns, 2))
+    kind = path.suffix.removeprefix(".")
+    metadata = {"Software": None} if kind == "png" else None
+    write_atomically(
+        path, lambda file: figure.savefig(file, format=kind, dpi=120, metadata=metadata)
+    )
+
+
+def _draw_panel(axes: Any, panel: Panel, labels: Sequence[str]) -> None:
+    for label, lines in panel.lines.items():
+        drawn, colour = list(lines), f"C{labels.index(label)}"
+        if panel.as_band and len(lines) > 1:
+            x, least, mean, most = _band(lines)
+            axes.fill_between(x, least, most, color=colour, alpha=0.2, linewidth=0)
+            drawn = [(x, mean)]
+        for i, (x, y) in enumerate(drawn):
+            marker = "o" if len(x) < 20 else ""
+            in_legend = label if i == 0 else "_"
+            axes.plot(x, y, color=colour, marker=marker, label=in_legend, alpha=0.8)
+    for label, lines in panel.dots.items():
+        for x, y in lines:
+            axes.plot(x, y, "o", color=f"C{labels.index(label)}", markersize=4)
+    if panel.is_count:
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(xlabel=panel.x, ylabel=panel.y)
+    if panel.from_zero:
+        axes.set_ylim(0, 1.05 * axes.dataLim.y1)
+    axes.grid(alpha=0.3)
+
+
+def _band(lines: Sequence[Line]) -> tuple[Sequence[float], ...]:
+    """Return x where all lines have values, and there the least, mean and greatest y."""
+    import numpy as np
+
+    first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
+    common = np.linspace(first, max(first, last), 500)
+    values = np.stack([np.interp(common, x, y) for x, y in lines])
+    return common.tolist(), *(f(values, axis=0).tolist() for f in (np.min, np.mean, np.max))

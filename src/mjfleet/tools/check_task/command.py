@@ -1,6 +1,7 @@
-"""`mjfleet check-task <task>`: common mistakes in a task, found before training suffers from them.
+"""`mjfleet check-task <task>`: finds common mistakes in a task before it is trained.
 
-It runs the task in this process, on both engines.
+Runs the task in the process that the user started, on both engines. Importing this file imports
+nothing heavy.
 """
 
 import os
@@ -8,12 +9,12 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tyro
 
 from mjfleet.cli.flags import parse_flags
-from mjfleet.config import TrainConfig, from_dict
+from mjfleet.config import from_dict
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import select_devices
 from mjfleet.registry import FoundTask, discover
@@ -26,7 +27,7 @@ WORLDS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class CheckTaskArguments:
-    """Run a task for some steps on each engine, with random actions, and look for mistakes."""
+    """Run a task with random actions for some steps on each engine, and look for mistakes."""
 
     name: tyro.conf.Positional[str]
     """The task."""
@@ -35,26 +36,31 @@ class CheckTaskArguments:
 
 
 def check_task(arguments: Sequence[str]) -> int:
-    """Print each mistake; 1 if there are any."""
+    """Print each mistake; return 1 if there are any."""
     parsed = parse_flags(CheckTaskArguments, arguments, "mjfleet check-task")
     found = discover(os.environ, parsed.tasks_dir).find(parsed.name)
     config = from_dict(found.defaults(), {"env": {"num_envs": WORLDS}})
     (device,) = select_devices("auto", os.environ, count_gpus()).names
     places: list[tuple[Literal["native", "warp"], str]] = [("native", "cpu"), ("warp", device)]
     prepare()
-    from mjfleet.tools.check_task.task_checks import STEPS, disagreements
+    from mjfleet.env.factory import build_env, on_device
+    from mjfleet.rl.checkpoint_files import seed_everything
+    from mjfleet.tools.check_task.task_checks import STEPS, check, disagreements
 
     seen = []
     mistakes: dict[str, list[str]] = {}
-    """And the places that have it; none named where it is of no single place."""
+    """The engines that show each mistake; empty for a disagreement between them."""
     for engine, device in places:
         where = f"{engine} on {device}"
         compiles = "; compiling a new model's kernels takes about a minute" * (engine == "warp")
         print_line(f"{where}: {STEPS} steps of {WORLDS} worlds with random actions{compiles}")
+        seed_everything(config.agent.seed)
         try:
-            signals, its_mistakes = _run(found, config, engine, device)
+            with on_device(engine, device):
+                env = build_env(found, config, engine, device, num_threads=1)
+                signals, its_mistakes = check(env, config.agent)
         except Exception as error:
-            mistakes.setdefault(_place_of(error, found), []).append(where)
+            mistakes.setdefault(_describe(error, found), []).append(where)
             break
         seen.append(signals)
         for mistake in its_mistakes:
@@ -69,21 +75,11 @@ def check_task(arguments: Sequence[str]) -> int:
     return 1 if mistakes else 0
 
 
-def _run(
-    found: FoundTask, config: TrainConfig, engine: Literal["native", "warp"], device: str
-) -> tuple[Any, list[str]]:
-    """What is seen on one engine, and the mistakes found."""
-    from mjfleet.env.factory import build_env, on_device
-    from mjfleet.rl.checkpoint_files import seed_everything
-    from mjfleet.tools.check_task.task_checks import check
+def _describe(error: Exception, found: FoundTask) -> str:
+    """Return an exception's message with the last line of the task's code that led to it.
 
-    seed_everything(config.agent.seed)
-    with on_device(engine, device):
-        return check(build_env(found, config, engine, device, num_threads=1), config.agent)
-
-
-def _place_of(error: Exception, found: FoundTask) -> str:
-    """The task's own exception, with its newest line in the task's folder; another's is raised."""
+    An exception that the task's code did not lead to is raised.
+    """
     if isinstance(error, UserError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Sees what a task's methods return, and which functions of torch they call. Runs in a check."""
+"""Finds code of a task that waits for the GPU, and methods that change what they return."""
 
 import inspect
 import linecache
@@ -36,19 +36,19 @@ WAITS = {
     ),
     "from_numpy": SETUP,
 }  # fmt: skip
-"""What torch waits for the device in, by the name of its function, and what to do instead."""
+"""Functions of torch that wait for the device, each with what to do instead."""
 
 
-class Watch(TorchFunctionMode):
-    """Looks at what a task's methods return, and at each function of torch that they call."""
+class SyncCheck(TorchFunctionMode):
+    """Records what a task's methods return and which functions of torch they call."""
 
     def __init__(self, env: Env[Any]) -> None:
         super().__init__()
         self.waits: dict[str, str] = {}
-        """By file and line: what waits for the device there."""
+        """Messages about code that waits for the device, by file and line."""
         self._folder = os.path.join(Path(inspect.getfile(type(env))).parent, "")
         self._returned: dict[str, dict[str, tuple[Any, Any]]] = {}
-        """By method and name: shape and dtype."""
+        """Shape and dtype of each returned tensor, by method and name."""
         for name in METHODS:
             if method := getattr(env, name, None):
                 setattr(env, name, partial(self._call, name, method))
@@ -65,7 +65,7 @@ class Watch(TorchFunctionMode):
         return func(*args, **keywords)
 
     def other_dtypes(self) -> Iterator[str]:
-        """Observations and rewards that are no floating-point numbers."""
+        """Yield a message for each observation and reward that is not floating-point."""
         for method in ("observe", "rewards"):
             for name, (_, dtype) in self._returned[method].items():
                 if not dtype.is_floating_point:
@@ -88,7 +88,7 @@ class Watch(TorchFunctionMode):
         return result
 
     def _place(self) -> tuple[str, str, str] | None:
-        """File and line, function and code of the task that call torch; None: it is ours."""
+        """Return file and line, function and code of the task that call torch; None for others."""
         for frame, line in traceback.walk_stack(sys._getframe(2)):
             file = frame.f_code.co_filename
             if file.startswith(self._folder):
@@ -100,7 +100,7 @@ class Watch(TorchFunctionMode):
 
 
 def _what_to_do(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> str | None:
-    """What to write instead of a function of torch; None: it does not wait for the device."""
+    """Return what to write instead of a call; None if it does not wait for the device."""
     todo = WAITS.get(name)
     if name in ("__getitem__", "__setitem__"):
         indices = args[1] if isinstance(args[1], tuple) else (args[1],)

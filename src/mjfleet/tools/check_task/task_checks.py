@@ -1,7 +1,6 @@
-"""What is wrong with a task, as far as some steps with random actions can tell.
+"""The checks of `mjfleet check-task`, made on some steps with random actions.
 
-`mjfleet check-task` runs it in its own process. Each mistake is one line that says where it is and
-what to do.
+Each mistake is a line that says where it is and what to do.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,30 +12,27 @@ from mjfleet.config import AgentConfig
 from mjfleet.env.environment import Env
 from mjfleet.env.step_recorder import RESULTS, StepRecorder
 from mjfleet.sim.simulation import STATE_FIELDS
-from mjfleet.tools.check_task.sync_check import Watch
+from mjfleet.tools.check_task.sync_check import SyncCheck
 
 STEPS = 100
 COMPARED = 4
-"""The initial observations and the steps after them, in which engines must agree."""
+"""Rows in which both engines must agree: the initial observations and the first steps."""
 MAY_CHANGE = 0.25
-"""Share of worlds in which something may change by the way while others are reset."""
-
+"""Share of the other worlds that may change during a reset, such as by a timer that is due."""
 
 Signals = dict[str, torch.Tensor]
 """Observation groups `(1 + STEPS, num_envs, size)`, the initial ones first, and reward terms
-`(1 + STEPS, num_envs, 1)`, zero at first; on the CPU, float64."""
+`(1 + STEPS, num_envs, 1)`, whose first row is zero; on the CPU, float64."""
 
 
 def check(env: Env[Any], agent: AgentConfig) -> tuple[Signals, list[str]]:
-    """Run a freshly built environment with the actions of a policy that has learned nothing.
-
-    Returns what was seen, and the mistakes that were found.
+    """Run a new environment with an untrained policy's actions; return signals and mistakes.
 
     Raises:
-        UserError: a method returned something else than before.
-        Exception: the task's own.
+        UserError: a method returned tensors of other shapes or dtypes than before.
+        Exception: the task's code raised it.
     """
-    watch = Watch(env)
+    calls = SyncCheck(env)
     env.recorder = StepRecorder(STEPS)
     env.recorder.shown = env.num_envs
     generator = torch.Generator().manual_seed(0)
@@ -57,7 +53,7 @@ def check(env: Env[Any], agent: AgentConfig) -> tuple[Signals, list[str]]:
         signals[f"rewards()[{name!r}]"] = _from_step_one(term.unsqueeze(2))
     ends = {f"sim.{field}": history.get(f"end/{field}") for field in RESULTS}
     states = {name: _from_step_one(end) for name, end in ends.items() if end is not None}
-    # A state that went bad makes bad all that follows from it.
+    # Bad states make everything computed from them bad: only the states are named then.
     not_finite = list(find_not_finite(states)) or list(find_not_finite(signals))
     trouble = [
         f"the engine reports {kind} in {worlds} of {env.num_envs} worlds; look at the model, and "
@@ -65,23 +61,23 @@ def check(env: Env[Any], agent: AgentConfig) -> tuple[Signals, list[str]]:
         for kind, worlds in env.sim.warnings().items()
     ]
     return signals, [
-        *watch.other_dtypes(),
-        *watch.waits.values(),
+        *calls.other_dtypes(),
+        *calls.waits.values(),
         *not_finite,
         *trouble,
-        *constant_terms(signals, is_alive_meant=type(env).terminated is not Env.terminated),
+        *constant_terms(signals, allow_alive=type(env).terminated is not Env.terminated),
         *unscaled_observations(signals, agent),
         *leaks,
     ]
 
 
 def _from_step_one(values: torch.Tensor) -> torch.Tensor:
-    """What each step led to, after a row of zeros: its index is then the number of the step."""
+    """Prepend a row of zeros, so that a row's index is the number of its step."""
     return torch.cat((torch.zeros_like(values[:1]), values))
 
 
 def find_not_finite(signals: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """NaN and infinity: the first step, and the worlds and columns."""
+    """Find NaN and infinity."""
     for name, values in signals.items():
         bad = ~values.isfinite()
         if bad.any():
@@ -94,18 +90,15 @@ def find_not_finite(signals: Mapping[str, torch.Tensor]) -> Iterator[str]:
             )
 
 
-def constant_terms(signals: Mapping[str, torch.Tensor], is_alive_meant: bool) -> Iterator[str]:
-    """Reward terms that are the same in all worlds and steps.
+def constant_terms(signals: Mapping[str, torch.Tensor], allow_alive: bool) -> Iterator[str]:
+    """Find reward terms that are the same in all worlds and steps.
 
-    Args:
-        signals: what `check` saw.
-        is_alive_meant: whether episodes may end by failure, so that a constant reward is for
-            staying alive.
+    With `allow_alive` a positive one is meant: it rewards staying alive.
     """
     for name, values in signals.items():
         term = values[1:]
         value = float(term[0, 0, 0])
-        if not name.startswith("rewards") or (is_alive_meant and value > 0):
+        if not name.startswith("rewards") or (allow_alive and value > 0):
             continue
         if _is_constant(term).all():
             yield (
@@ -115,7 +108,7 @@ def constant_terms(signals: Mapping[str, torch.Tensor], is_alive_meant: bool) ->
 
 
 def unscaled_observations(signals: Mapping[str, torch.Tensor], agent: AgentConfig) -> Iterator[str]:
-    """Columns of another size than networks learn from, where these do not normalise them."""
+    """Find columns that are too large or small for networks that do not normalise them."""
     seen: dict[str, str] = {}
     for network, groups in (("actor", agent.obs_groups.actor), ("critic", agent.obs_groups.critic)):
         if not getattr(agent, network).obs_normalization:
@@ -134,7 +127,7 @@ def unscaled_observations(signals: Mapping[str, torch.Tensor], agent: AgentConfi
 
 
 def reset_leaks(env: Env[Any]) -> Iterator[str]:
-    """Reset every second world; find what changed in the others."""
+    """Reset every second world and find what changed in the others."""
     kept = torch.arange(env.num_envs, device=env.device) % 2 == 0
     before = {name: value.clone() for name, value in _worlds(env).items()}
     env._reset(~kept)
@@ -144,7 +137,6 @@ def reset_leaks(env: Env[Any]) -> Iterator[str]:
             now, then = after[name][kept].double(), value[kept].double()
             changed = ~now.isclose(then, rtol=1e-4, atol=1e-6, equal_nan=True)
             changed = changed.view(len(now), -1).any(dim=1)
-            # A timer may go off in a few worlds, as in any call.
             if changed.float().mean() > MAY_CHANGE:
                 yield (
                     f"reset_worlds(mask): changes {name} where mask is false; write "
@@ -153,7 +145,7 @@ def reset_leaks(env: Env[Any]) -> Iterator[str]:
 
 
 def _worlds(env: Env[Any]) -> dict[str, torch.Tensor]:
-    """All that belongs to single worlds: the state, and the task's own tensors."""
+    """Return all tensors with a row per world: the state and the task's own."""
     state = {f"sim.{name}": getattr(env.sim, name) for name in STATE_FIELDS}
     own = {f"self.{name}": value for name, value in vars(env).items()}
     return {
@@ -164,10 +156,10 @@ def _worlds(env: Env[Any]) -> dict[str, torch.Tensor]:
 
 
 def disagreements(one: Signals, other: Signals) -> Iterator[str]:
-    """Where two engines do not agree soon after they were built, by the same seed and actions.
+    """Find where two engines differ in the first steps, with the same seed and actions.
 
-    Single worlds part early where there are contacts: most of them must agree, by a share of what
-    the values vary by. The engines' precisions differ, float64 and float32.
+    Contacts make single worlds diverge early, so that the median over worlds must agree, within a
+    share of the values' spread. The engines compute in float64 and float32.
     """
     for name, values in one.items():
         difference = (values - other[name]).abs()[:COMPARED].median(dim=1).values
@@ -186,12 +178,12 @@ def disagreements(one: Signals, other: Signals) -> Iterator[str]:
 
 
 def _is_constant(values: torch.Tensor) -> torch.Tensor:
-    """Columns of `(steps, num_envs, size)` that, but for rounding, never change."""
+    """Return a mask of the columns of `(steps, num_envs, size)` that change by rounding only."""
     low, high = values.amin(dim=(0, 1)), values.amax(dim=(0, 1))
     return high - low <= 1e-7 + 1e-6 * torch.maximum(high.abs(), low.abs())
 
 
 def _columns(chosen: torch.Tensor) -> str:
-    """Which columns, in words; nothing where there is but one."""
+    """Return the chosen columns as text; nothing if there is only one column."""
     numbers = map(str, chosen.nonzero().flatten().tolist())
     return f" columns {', '.join(numbers)}" if len(chosen) > 1 else ""

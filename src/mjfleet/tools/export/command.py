@@ -1,31 +1,39 @@
-"""`mjfleet export RUN`: a trained policy as a file that runs without mjfleet."""
+"""`mjfleet export RUN`: writes a trained policy as a file that runs without mjfleet.
 
+Runs in the process that the user started. Importing this file imports nothing heavy.
+"""
+
+import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from mjfleet.cli.flags import parse_flags
-from mjfleet.config import from_dict, to_dict
+from mjfleet.config import from_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.runs.checkpoint_names import iteration_of
 from mjfleet.runs.resume_choice import find_trained, take_tasks_dir
-from mjfleet.tools.export.write_policy import COMPARED, MARK
-from mjfleet.tools.export.write_policy import export as make
-from mjfleet.tools.play.command import WORLDS
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
-from mjfleet.worker.worker_args import WorkerArgs
+from mjfleet.worker.thread_limits import prepare
 
+MAX_ENVS = 64
+VERSION_ENTRY = "mjfleet_version"
+"""Entry of the metadata that marks a file as written by `mjfleet export`."""
+COMPARED = 1000
+"""Random observations for which the graph's actions are compared with the checkpoint's."""
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}
-NEEDED = {"onnx": ("onnx", "onnxruntime", "onnxscript"), "torchscript": ()}
-"""Packages that mjfleet itself does without."""
+PACKAGES = {"onnx": ("onnx", "onnxruntime", "onnxscript"), "torchscript": ()}
+"""What each format needs of the optional dependencies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,75 +44,87 @@ class ExportArguments:
     """Run directory, whose newest checkpoint is taken, a checkpoint in one, `latest`, or the
     beginning of a run's name."""
     format: Literal["onnx", "torchscript"] = "onnx"
-    """What robots' runtimes read: ONNX, or TorchScript."""
+    """Format of the file."""
     output: str | None = None
     """File to write, with a .json beside it; `None`: exported/policy.onnx (.pt) in the run."""
     log_root: str = "logs"
-    """Folder under which run directories are."""
+    """Folder that holds the run directories."""
     tasks_dir: str | None = None
-    """Folder of task folders that is searched first; `None`: where the run has found its task."""
+    """Folder of task folders that is searched first; `None`: the folder that the run used."""
 
 
 def export(arguments: Sequence[str]) -> int:
-    """Write two files; returns the exit code."""
+    """Write the policy and its metadata; return 1 if the policy could not be reproduced."""
     parsed = parse_flags(ExportArguments, arguments, "mjfleet export")
-    need_extra("export", f"--format {parsed.format}", NEEDED[parsed.format])
+    need_extra("export", f"--format {parsed.format}", PACKAGES[parsed.format])
     task, trained = find_trained(parsed.run, Path(parsed.log_root))
     suffix = SUFFIXES[parsed.format]
     output = Path(parsed.output or trained.run_dir / f"exported/policy{suffix}")
-    beside = output.with_suffix(".json")
-    _check_output(output, beside, suffix)
+    metadata_file = output.with_suffix(".json")
+    _check_output(output, metadata_file, suffix)
+    found = discover(os.environ, parsed.tasks_dir or take_tasks_dir(trained.config)).find(task)
+    config = from_dict(found.defaults(), trained.config)
+    num_envs = config.env.num_envs
+    config = replace(
+        config.with_num_envs(MAX_ENVS if num_envs == "auto" else min(num_envs, MAX_ENVS)),
+        agent=replace(config.agent, torch_compile_mode=None),
+    )
     for note in trained.notes:
         print_line(note)
-    job = _job(task, trained.config, parsed.tasks_dir)
     print_line(f"exporting {trained.checkpoint}")
-    exported = make(job, trained.checkpoint, parsed.format)
+
+    prepare()
+    from mjfleet.env.factory import build_env
+    from mjfleet.rl.runner import Runner
+    from mjfleet.tools.export.policy_graph import compare, make_graph
+    from mjfleet.tools.export.robot_metadata import describe
+
+    env = build_env(found, config, "native", "cpu", num_threads=1)
+    runner = Runner(env, config.agent, "cpu", 1, found.load)
+    runner.load(trained.checkpoint, {"actor": True, "iteration": True})
+    policy = runner.get_inference_policy()
+    entries = {
+        "task": found.name,
+        VERSION_ENTRY: version("mjfleet"),
+        "iteration": runner.current_learning_iteration,
+        **describe(env, policy.obs_groups),
+    }
+    text = json.dumps(entries, indent=2) + "\n"
+    # Each list of numbers or names is put on one line.
+    metadata = re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text)
+    graph = make_graph(policy, parsed.format, metadata)
+    sizes = {name: group.shape[1] for name, group in env.get_observations().items()}
+    difference, tolerance = compare(policy, sizes, parsed.format, graph, COMPARED)
     print_line(
-        f"{COMPARED:,} random observations: actions differ by at most {exported.difference:.2g} "
-        "from the checkpoint's"
+        f"{COMPARED:,} random observations: actions differ by at most {difference:.2g} from the "
+        "checkpoint's"
     )
-    if not exported.difference <= exported.tolerated:  # Nor is NaN.
+    if not difference <= tolerance:  # True for NaN as well.
         print(
-            f"error: rounding explains {exported.tolerated:.2g} at most: nothing was written",
+            f"error: rounding explains {tolerance:.2g} at most: nothing was written",
             file=sys.stderr,
         )
         return 1
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(output, lambda file: file.write(exported.graph))
-        write_atomically(beside, lambda file: file.write(exported.metadata.encode()))
+        write_atomically(output, lambda file: file.write(graph))
+        write_atomically(metadata_file, lambda file: file.write(metadata.encode()))
     except OSError as error:
         raise UserError(f"{output}: {error.strerror}.") from None
-    print_line(f"wrote {output} and {beside.name}")
+    print_line(f"wrote {output} and {metadata_file.name}")
     return 0
 
 
-def _check_output(output: Path, beside: Path, suffix: str) -> None:
-    """Refuse a name by which something else would be lost."""
+def _check_output(output: Path, metadata_file: Path, suffix: str) -> None:
+    """Refuse to replace a checkpoint, or a file that `mjfleet export` has not written."""
     if output.suffix != suffix:
         raise UserError(f"--output {output}: its name must end in {suffix}.")
     if iteration_of(output) is not None and output.exists():
-        raise UserError(f"--output {output}: it exists, and is called like a checkpoint.")
-    is_other = beside.is_file() and f'"{MARK}"' not in beside.read_text(errors="replace")
-    if is_other or beside.is_dir():
-        raise UserError(f"--output {output}: {beside} exists, and no export has written it.")
-
-
-def _job(task: str, recorded: dict[str, Any], tasks_dir: str | None) -> WorkerArgs:
-    """The task as the run had it, in a few worlds on the CPU."""
-    found = discover(os.environ, tasks_dir or take_tasks_dir(recorded)).find(task)
-    config = from_dict(found.defaults(), recorded)
-    worlds = config.env.num_envs
-    config = replace(
-        config.with_num_envs(WORLDS if worlds == "auto" else min(worlds, WORLDS)),
-        agent=replace(config.agent, torch_compile_mode=None),
-    )
-    return WorkerArgs(
-        task=found.name,
-        task_folder=str(found.folder),
-        config=to_dict(config),
-        devices=("cpu",),
-        engine="native",
-        threads=1,
-        run_dir="",
-    )
+        raise UserError(f"--output {output}: it exists and has the name of a checkpoint.")
+    is_file = metadata_file.is_file()
+    if is_file and f'"{VERSION_ENTRY}"' in metadata_file.read_text(errors="replace"):
+        return
+    if is_file or metadata_file.is_dir():
+        raise UserError(
+            f"--output {output}: {metadata_file} exists and was not written by an export."
+        )

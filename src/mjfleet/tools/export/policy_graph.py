@@ -1,4 +1,4 @@
-"""A policy as one graph in a file of its own, with its metadata. Runs in a worker."""
+"""A policy as one ONNX or TorchScript graph, compared with the policy. Imports torch."""
 
 import io
 import logging
@@ -12,26 +12,25 @@ import torch
 Format = Literal["onnx", "torchscript"]
 
 METADATA = "policy.json"
-"""What the metadata is called in the file: a property of ONNX, an extra file of TorchScript."""
+"""Name of the metadata in the file: a property of ONNX, an extra file of TorchScript."""
 OBSERVATIONS, ACTIONS = "observations", "actions"
-"""The graph's input and output; a recurrent network has its memory besides."""
+"""The graph's input and output; a recurrent network's memory comes after them."""
 TOLERANCE = 1e-5
-"""By how much they may differ, in units of the largest action where that is above 1: float32 has
-no more than seven digits."""
+"""Difference that float32 rounding explains, relative to the largest action if that is above 1."""
 
 
 def make_graph(policy: Any, kind: Format, metadata: str) -> bytes:
-    """The contents of a file that holds the normaliser, the network and the mean action.
+    """Return the contents of a file with the normaliser, the network and the mean action.
 
-    The network is rsl_rl's own version of it for this purpose. It takes `(batch, size)`
-    observations, float32, for any batch, and returns `(batch, num_actions)`. A recurrent network's
-    memory is inputs and outputs of ONNX, `(layers, batch, size)`; in TorchScript it is inside, for
-    a batch of one, and `reset()` clears it.
+    The graph is rsl_rl's own for deployment. It takes observations `(batch, size)`, float32, of any
+    batch size, and returns `(batch, num_actions)`. A recurrent network's memory is an input and
+    output in ONNX, `(layers, batch, size)`; in TorchScript the graph holds it, for a batch of one,
+    and `reset()` clears it.
 
     Args:
         policy: rsl_rl's model of the actor, on the CPU.
-        kind: which format.
-        metadata: put into the file as it is.
+        kind: the format.
+        metadata: text that is put into the file.
     """
     return (_onnx if kind == "onnx" else _torchscript)(policy, metadata)
 
@@ -40,11 +39,11 @@ def _onnx(policy: Any, metadata: str) -> bytes:
     import onnx
 
     graph = policy.as_onnx(verbose=False).eval()
-    # Sizes of 1 would be taken for constants: of two worlds.
+    # The exporter takes a size of 1 for a constant, so that the example is a batch of two.
     observations, *memory = graph.get_dummy_inputs()
     inputs = (observations.repeat(2, 1), *(part.repeat(1, 2, 1) for part in memory))
     batch = torch.export.Dim("batch")
-    # torchvision, which torch looks for, and torch's own parts that will change are no news here.
+    # Silences warnings about missing torchvision and torch's own deprecations.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -60,7 +59,7 @@ def _onnx(policy: Any, metadata: str) -> bytes:
     assert program is not None
     model = program.model_proto
     for part in (*model.graph.node, *model.graph.value_info, *model.graph.input):
-        del part.metadata_props[:]  # Lines of source code, with this machine's paths.
+        del part.metadata_props[:]  # Source lines with paths of this machine.
     onnx.helper.set_model_props(model, {METADATA: metadata})
     return model.SerializeToString()
 
@@ -68,7 +67,7 @@ def _onnx(policy: Any, metadata: str) -> bytes:
 def _torchscript(policy: Any, metadata: str) -> bytes:
     file = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # TorchScript is to end some day.
+        warnings.simplefilter("ignore", FutureWarning)  # TorchScript is deprecated.
         graph = torch.jit.script(policy.as_jit().eval())
         torch.jit.save(graph, file, _extra_files={METADATA: metadata})
     return file.getvalue()
@@ -78,20 +77,20 @@ def _torchscript(policy: Any, metadata: str) -> bytes:
 def compare(
     policy: Any, sizes: Mapping[str, int], kind: Format, graph: bytes, count: int
 ) -> tuple[float, float]:
-    """How far a graph's actions are from the policy's, for random observations.
+    """Return how far a graph's actions are from the policy's, for random observations.
 
-    Those are drawn from a normal distribution: the normaliser's, where there is one, else the
-    standard one. To a recurrent network they are one episode.
+    Observations are drawn from the normaliser's normal distribution, if there is one, else from the
+    standard one. A recurrent network sees them as one episode.
 
     Args:
         policy: rsl_rl's model of the actor, on the CPU.
         sizes: of each observation group.
         kind: the format.
         graph: the contents of the file.
-        count: how many observations.
+        count: number of observations.
 
     Returns:
-        The largest difference of an action, and the largest that is tolerated.
+        The largest difference of an action, and the largest one that is tolerated.
     """
     rows = torch.randn(count, policy.obs_dim, generator=torch.Generator().manual_seed(0))
     if policy.obs_normalization:
@@ -109,7 +108,7 @@ def compare(
 
 
 def _play_onnx(graph: bytes, steps: torch.Tensor) -> torch.Tensor:
-    """The actions of `(steps, batch, size)` observations, all below each other."""
+    """Return the actions `(steps * batch, num_actions)` for `(steps, batch, size)` observations."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
@@ -127,7 +126,7 @@ def _play_onnx(graph: bytes, steps: torch.Tensor) -> torch.Tensor:
 
 
 def _play_torchscript(graph: bytes, steps: torch.Tensor) -> torch.Tensor:
-    """The same."""
+    """As `_play_onnx`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         loaded = torch.jit.load(io.BytesIO(graph))

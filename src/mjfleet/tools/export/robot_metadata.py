@@ -1,6 +1,6 @@
-"""What a robot has to know to run a policy, as plain JSON data. Runs in a worker.
+"""What a robot's runtime needs to know to run a policy, as plain JSON data.
 
-docs/deploy.md says what each entry means.
+docs/deploy.md explains each entry.
 """
 
 import json
@@ -14,19 +14,19 @@ from mjfleet.env.environment import Env
 from mjfleet.errors import UserError
 
 HOME = "home"
-"""The keyframe that is the default pose."""
+"""Name of the keyframe that holds the default pose."""
 
 
 def describe(env: Env[Any], groups: Sequence[str]) -> dict[str, Any]:
-    """What the model says, and what the task's own `deployment` adds to it or replaces.
+    """Return the model's entries, with those of the task's `deployment()` added or replacing them.
 
     Args:
         env: the environment.
-        groups: observation groups that the policy sees, in order.
+        groups: the policy's observation groups, in order.
 
     Raises:
-        UserError: `deployment` returns something else than plain JSON data, or parts whose sizes
-            do not add up to that of an observation.
+        UserError: `deployment()` does not return plain JSON data, or describes an observation by
+            parts of another total size.
     """
     own = env.deployment()
     what = f"{type(env).__name__}.deployment()"
@@ -60,7 +60,7 @@ def describe(env: Env[Any], groups: Sequence[str]) -> dict[str, Any]:
 
 
 def _check_part(part: Any, what: str) -> None:
-    """A robot that put its numbers elsewhere than the policy expects them would fall over."""
+    """Check that the sizes of parts add up; a robot that misplaced numbers would fall."""
     if not (isinstance(part, dict) and {"name", "size"} <= part.keys()):
         raise UserError(f"{what}: a part of an observation has a name and a size; not {part}.")
     if "parts" in part:
@@ -75,7 +75,7 @@ def _check_part(part: Any, what: str) -> None:
 
 
 def _actuators(model: mujoco.MjModel) -> dict[str, list[Any] | None]:
-    """Lists in the order of the model's actuators; None where an actuator has no such thing."""
+    """Return lists in the order of the model's actuators; None for what an actuator lacks."""
     joints = [_joint_of(model, i) for i in range(model.nu)]
     gains = [_gains(model, i) for i in range(model.nu)]
     pose = None
@@ -99,7 +99,7 @@ def _actuators(model: mujoco.MjModel) -> dict[str, list[Any] | None]:
 
 
 def _joint_of(model: mujoco.MjModel, actuator: int) -> int | None:
-    """The hinge or slide that an actuator drives."""
+    """Return the hinge or slide joint that an actuator drives, if it does."""
     kind, joint = int(model.actuator_trntype[actuator]), int(model.actuator_trnid[actuator, 0])
     if kind not in (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)):
         return None
@@ -108,27 +108,22 @@ def _joint_of(model: mujoco.MjModel, actuator: int) -> int | None:
 
 
 def _gains(model: mujoco.MjModel, i: int) -> tuple[float | None, float | None]:
-    """kp and kv of a position actuator: its force is kp (ctrl - length) - kv velocity."""
+    """Return kp and kv of a position actuator, whose force is kp (ctrl - length) - kv velocity."""
     gain, bias = model.actuator_gainprm[i], model.actuator_biasprm[i]
-    is_position = (
-        model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED
-        and model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_AFFINE
-        and gain[0] == -bias[1] != 0
-    )
+    kinds = (model.actuator_gaintype[i], model.actuator_biastype[i])
+    position = (mujoco.mjtGain.mjGAIN_FIXED, mujoco.mjtBias.mjBIAS_AFFINE)
+    is_position = kinds == position and gain[0] == -bias[1] != 0
     return (float(gain[0]), float(0.0 - bias[2])) if is_position else (None, None)
 
 
 def _torque_limits(model: mujoco.MjModel, i: int, joint: int | None) -> list[float] | None:
-    """Between what an actuator's torque (N·m) or force (N) on its joint stays."""
+    """Return the least and greatest torque (N·m) or force (N) of an actuator on its joint."""
     gear, limits = model.actuator_gear[i, 0], []
     if model.actuator_forcelimited[i]:
         limits.append(np.sort(gear * model.actuator_forcerange[i]))
-    is_motor = (
-        model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED
-        and model.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_NONE
-        and model.actuator_dyntype[i] == mujoco.mjtDyn.mjDYN_NONE
-    )
-    if is_motor and model.actuator_ctrllimited[i]:
+    kinds = (model.actuator_gaintype[i], model.actuator_biastype[i], model.actuator_dyntype[i])
+    motor = (mujoco.mjtGain.mjGAIN_FIXED, mujoco.mjtBias.mjBIAS_NONE, mujoco.mjtDyn.mjDYN_NONE)
+    if kinds == motor and model.actuator_ctrllimited[i]:
         gain = model.actuator_gainprm[i, 0]
         limits.append(np.sort(gear * gain * model.actuator_ctrlrange[i]))
     if joint is not None and model.jnt_actfrclimited[joint]:

@@ -1,38 +1,45 @@
-"""`mjfleet report RUN`: all that a run's files tell, as one HTML page."""
+"""`mjfleet report RUN`: one HTML page about a run, complete in one file.
 
-from collections.abc import Sequence
+Runs in the process that the user started and imports nothing heavy. In the browser, curves are
+drawn by the copy of uPlot in page/: https://github.com/leeoniya/uPlot
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import tyro
 
 from mjfleet.cli.flags import parse_flags
 from mjfleet.errors import UserError
 from mjfleet.runs.run_lookup import find_run
-from mjfleet.tools.report.page import render
-from mjfleet.tools.report.report_contents import gather
+from mjfleet.tools.report.report_contents import read_contents
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
+
+PAGE_FOLDER = Path(__file__).with_name("page")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportArguments:
-    """Write a page about a run, for a browser: complete in one file, with curves and videos."""
+    """Write an HTML page about a run, complete in one file, with curves and videos."""
 
     run: tyro.conf.Positional[str]
     """Run directory, beginning of a run's name, or `latest`."""
     output: str | None = None
     """File to write; `None`: report.html in the run directory."""
     log_root: str = "logs"
-    """Folder under which run directories are."""
+    """Folder that holds the run directories."""
 
 
 def report(arguments: Sequence[str]) -> int:
-    """Write the page; returns the exit code."""
+    """Write the page."""
     parsed = parse_flags(ReportArguments, arguments, "mjfleet report")
     run_dir = find_run(parsed.run, parsed.run, Path(parsed.log_root))
     output = Path(parsed.output) if parsed.output else run_dir / "report.html"
-    page = render(vars(gather(run_dir, output.parent)))
+    page = render(read_contents(run_dir, output.parent))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, lambda file: file.write(page.encode()))
@@ -40,3 +47,47 @@ def report(arguments: Sequence[str]) -> int:
         raise UserError(f"--output {output}: {error.strerror}.") from None
     print_line(f"wrote {output}")
     return 0
+
+
+def render(contents: Mapping[str, Any]) -> str:
+    """Return the page, by the template page/page.html."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PAGE_FOLDER),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.ChainableUndefined,  # What an older run has not recorded is left out.
+    )
+    filters = {"number": _number, "took": _duration, "when": _local_time, "plain": _as_typed}
+    environment.filters |= filters
+    environment.globals["file"] = lambda name: (PAGE_FOLDER / name).read_text()
+    return environment.get_template("page.html").render(contents)
+
+
+def _number(value: Any) -> str:
+    """Return a number with four digits, or a dash for anything else."""
+    if not isinstance(value, int | float):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def _duration(seconds: Any) -> str:
+    """Return seconds as hours, minutes and seconds, or a dash for anything else."""
+    return str(timedelta(seconds=round(seconds))) if isinstance(seconds, int | float) else "-"
+
+
+def _local_time(moment: str) -> str:
+    """Return a time of run.json in this machine's time zone; other text as it is."""
+    try:
+        return f"{datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M:%S}"
+    except ValueError:
+        return moment
+
+
+def _as_typed(value: Any) -> str:
+    """Return a value of the configuration as it is typed on the command line."""
+    if isinstance(value, list):
+        return " ".join(map(_as_typed, value))
+    return str(value) if value != "" else '""'

@@ -1,146 +1,152 @@
-"""What a report of a run shows, gathered from the files of its directory. Imports nothing heavy."""
+"""What a run's page shows, read from the files of its directory. Imports nothing heavy."""
 
 import json
 import os
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from mjfleet.config import to_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import discover, find_task
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
-from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
+from mjfleet.runs.metrics_csv import METRICS_FILE, Rows, read_rows, seconds_spent, value
 from mjfleet.runs.run_json import RECORD_FILE, now
 from mjfleet.runs.run_lookup import record_of
-from mjfleet.runs.run_summary import Summary, summarise
-from mjfleet.tools.report.measured import Curves, Spent, curves, slowest, time_spent
+from mjfleet.runs.run_summary import summarise
 from mjfleet.utils.console import in_a_line
 
-VIDEOS = 3
-"""How many are shown, the newest ones."""
-LARGEST_VIDEO_BYTES = 4_000_000
-"""A larger one is linked, not embedded."""
+MAX_VIDEOS = 3
+MAX_EMBEDDED_BYTES = 4_000_000
+"""Larger videos are linked instead of embedded."""
+MAX_POINTS = 1000
+"""Points of a curve: as many as a screen shows, so that a page with many curves stays small."""
+GROUPS = {
+    "Return": ("mean_return", "mean_episode_length", "mean_reward", "eval/"),
+    "Reward terms": ("reward/",),
+    "Task": ("task/",),
+    "Learning": ("loss/", "learning_rate", "action_std"),
+    "Speed": ("global_steps_per_second", "collect_seconds", "learn_seconds", "collective_seconds",
+              "wait_seconds"),
+}  # fmt: skip
+"""Headings of curves and the columns below them; a slash stands for all that begin so."""
+OTHERS = "Others"
+NO_CURVES = ("iteration", "world_size", "total_steps", "steps_per_second", "slowest_rank")
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A number of the configuration, under the name of its flag."""
+class Curve:
+    """A column of metrics.csv."""
 
-    flag: str
-    value: Any
-    default: Any = None
-    """The task's, where that is known."""
+    column: str
+    values: list[float | None]
+    """One for each point of `Curves.along`."""
+    first: float
+    last: float
+    least: float
+    greatest: float
 
 
 @dataclass(frozen=True)
-class Video:
-    """A video of the run."""
+class Curves:
+    """A run's curves, thinned to at most MAX_POINTS."""
 
-    name: str
-    source: str
-    """Where a page finds it: the video itself as a data URI, or a path."""
+    along: dict[str, list[float]]
+    """Choices for the x-axis by name, each with a number per point, never falling."""
+    groups: dict[str, list[Curve]]
+    """By heading; columns without values are left out."""
+    iterations_per_point: int
 
+    @property
+    def every(self) -> list[Curve]:
+        """The curves of all groups."""
+        return [curve for group in self.groups.values() for curve in group]
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """A run, as a page tells of it."""
-
-    written: str
-    """When this was gathered."""
-    summary: Summary
-    record: dict[str, Any]
-    """run.json, of which everything may be missing."""
-    problems: list[str]
-    """What is wrong with the run's files."""
-    settings: list[Setting]
-    """The whole configuration."""
-    changed: list[Setting] | None
-    """Those that are not the task's defaults; None: the task's folder is not here any more."""
-    total_steps: float | None
-    """Environment steps of all worlds."""
-    curves: Curves
-    time_spent: list[Spent]
-    slowest: dict[int, tuple[float, float]]
-    videos: list[Video]
-    failures: dict[int, list[dict[str, Any]]]
-    """By attempt, counted from 1, what its workers wrote: the causes first."""
-    dumps: list[str]
-    """Files for `mjfleet inspect`."""
+    @property
+    def data(self) -> dict[str, Any]:
+        """What page.js needs to draw them, for JSON."""
+        return {"along": self.along, "columns": {c.column: c.values for c in self.every}}
 
 
-def gather(run_dir: Path, page_folder: Path) -> Report:
-    """Read a run's files. What cannot be read is left out, and named as a problem.
+def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
+    """Return the variables of page.html. What cannot be read is left out and listed as a problem.
 
     Args:
         run_dir: the run's directory.
-        page_folder: the folder of the page, from where links lead.
+        page_folder: the folder of the page, to which links are relative.
 
     Raises:
-        UserError: it is no run directory.
+        UserError: it is not a run directory.
     """
     if not any((run_dir / name).is_file() for name in (RECORD_FILE, METRICS_FILE)):
         raise UserError(
-            f"{run_dir} is no run directory: it has neither {RECORD_FILE} nor {METRICS_FILE}."
+            f"{run_dir} is not a run directory: it has neither {RECORD_FILE} nor {METRICS_FILE}."
         )
     _, summary = summarise(run_dir.resolve())
     problems = [summary.problem] if summary.problem else []
     record, config = {}, {}
-    with suppress(UserError):  # The summary says so.
+    with suppress(UserError):  # The summary contains it.
         record = record_of(run_dir)
     try:
-        config = read_config(str(run_dir / CONFIG_FILE), CONFIG_FILE)
+        config = _by_flag(read_config(str(run_dir / CONFIG_FILE), CONFIG_FILE))
     except UserError as error:
         problems.append(str(error))
-    defaults = _defaults(record)
+    defaults = _task_defaults(record)
     settings = [
-        Setting(flag, given, (defaults or {}).get(flag)) for flag, given in _flat(config).items()
+        {"flag": flag, "value": given, "default": (defaults or {}).get(flag)}
+        for flag, given in config.items()
     ]
     columns, rows = read_rows(run_dir / METRICS_FILE)
     failures, unread = _failures(run_dir, max(1, len(record.get("attempts") or [])))
-    return Report(
-        written=now(),
-        summary=summary,
-        record=record,
-        problems=problems + unread,
-        settings=settings,
-        changed=[s for s in settings if s.value != s.default] if defaults else None,
-        total_steps=value(rows[-1], "total_steps") if rows else None,
-        curves=curves(columns, rows),
-        time_spent=time_spent(rows),
-        slowest=slowest(rows),
-        videos=_videos(run_dir / "videos", page_folder),
-        failures=failures,
-        dumps=sorted(map(str, run_dir.glob("failures/**/nan_rank*.npz"))),
-    )
+    return {
+        "written": now(),
+        "summary": summary,
+        "record": record,
+        "problems": problems + unread,
+        "settings": settings,
+        # None: the task's folder is not on this machine.
+        "changed": [s for s in settings if s["value"] != s["default"]] if defaults else None,
+        "total_steps": value(rows[-1], "total_steps") if rows else None,
+        "curves": _curves(columns, rows),
+        "time_spent": _time_spent(rows),
+        "slowest": _slowest_ranks(rows),
+        "videos": _videos(run_dir / "videos", page_folder),
+        "failures": failures,
+        "dumps": sorted(map(str, run_dir.glob("failures/**/nan_rank*.npz"))),
+    }
 
 
-def _defaults(record: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The flags of the run's task with their defaults, as its folder has them today."""
+def _by_flag(config: Mapping[str, Any], prefix: str = "--") -> dict[str, Any]:
+    """Return the values of a configuration by the names of their flags."""
+    found: dict[str, Any] = {}
+    for name, given in config.items():
+        flag = f"{prefix}{str(name).replace('_', '-')}"
+        found |= _by_flag(given, f"{flag}.") if isinstance(given, Mapping) else {flag: given}
+    return found
+
+
+def _task_defaults(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the current defaults of the run's task by flag; None if the task is not found."""
     name, folder = str(record.get("task")), (record.get("plan") or {}).get("task_folder")
     with suppress(UserError):
         try:
             found = find_task(name, Path(str(folder)))
         except UserError:  # The run comes from another machine.
             found = discover(os.environ).find(name)
-        return _flat(to_dict(found.defaults()))
+        return _by_flag(to_dict(found.defaults()))
     return None
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "--") -> dict[str, Any]:
-    """Values by the names of their flags."""
-    found: dict[str, Any] = {}
-    for name, given in config.items():
-        flag = f"{prefix}{str(name).replace('_', '-')}"
-        found |= _flat(given, f"{flag}.") if isinstance(given, Mapping) else {flag: given}
-    return found
-
-
 def _failures(run_dir: Path, last: int) -> tuple[dict[int, list[dict[str, Any]]], list[str]]:
-    """Records of failures by attempt, and why some cannot be read."""
+    """Return the failure records by attempt, causes first, and why some cannot be read.
+
+    `last` is the number of the last attempt, whose records have no folder of their own.
+    """
     found: dict[int, list[dict[str, Any]]] = {}
     problems = []
     for path in sorted(run_dir.glob("failures/**/rank*.json")):
@@ -150,21 +156,89 @@ def _failures(run_dir: Path, last: int) -> tuple[dict[int, list[dict[str, Any]]]
         except (OSError, ValueError, TypeError) as error:
             problems.append(f"{path.relative_to(run_dir)}: {in_a_line(error)}.")
         else:
-            failure.setdefault("is_secondary", failure.pop("echo", False))  # Records of before.
+            # Older records call it `echo`.
+            failure.setdefault("is_secondary", failure.pop("echo", False))
             found.setdefault(int(number) if number.isdecimal() else last, []).append(failure)
-    for some in found.values():
-        some.sort(key=lambda failure: (failure["is_secondary"], failure.get("time", 0.0)))
+    for records in found.values():
+        records.sort(key=lambda failure: (failure["is_secondary"], failure.get("time", 0.0)))
     return found, problems
 
 
-def _videos(folder: Path, page_folder: Path) -> list[Video]:
-    """The newest videos, the newest first."""
+def _videos(folder: Path, page_folder: Path) -> list[dict[str, str]]:
+    """Return the newest videos with their names and sources: data URIs, or paths of large ones."""
     paths = sorted(folder.glob("[!.]*.mp4"), key=lambda path: path.stat().st_mtime, reverse=True)
     videos = []
-    for path in paths[:VIDEOS]:
-        if path.stat().st_size <= LARGEST_VIDEO_BYTES:
+    for path in paths[:MAX_VIDEOS]:
+        source = os.path.relpath(path, page_folder)
+        if path.stat().st_size <= MAX_EMBEDDED_BYTES:
             source = f"data:video/mp4;base64,{b64encode(path.read_bytes()).decode()}"
-        else:
-            source = os.path.relpath(path, page_folder)
-        videos.append(Video(path.stem.replace("_", " "), source))
+        videos.append({"name": path.stem.replace("_", " "), "source": source})
     return videos
+
+
+def _time_spent(rows: Rows) -> list[dict[str, Any]]:
+    """Return where the time of an iteration went: mean seconds, and the share from 0 to 1."""
+    if not rows or not (whole := seconds_spent(rows)[-1] / len(rows)):
+        return []
+    parts = {
+        name: fmean(value(row, f"{column}_seconds") or 0.0 for row in rows)
+        for name, column in (("collecting", "collect"), ("learning", "learn"))
+    }
+    parts["everything else"] = max(0.0, whole - sum(parts.values()))
+    return [{"name": n, "seconds": s, "share": s / whole} for n, s in parts.items()]
+
+
+def _slowest_ranks(rows: Rows) -> dict[int, tuple[float, float]]:
+    """Return by rank its share of the iterations in which it was slowest, and the others' wait.
+
+    The wait is in seconds, a mean over those iterations and the other ranks.
+    """
+    waits: dict[int, list[float]] = {}
+    for row in rows:
+        if (value(row, "world_size") or 1) > 1 and (rank := value(row, "slowest_rank")) is not None:
+            waits.setdefault(int(rank), []).append(value(row, "wait_seconds") or 0.0)
+    count = sum(map(len, waits.values()))
+    return {rank: (len(some) / count, fmean(some)) for rank, some in sorted(waits.items())}
+
+
+def _curves(columns: Sequence[str], rows: Rows) -> Curves:
+    """Return the curves of all columns that have values, in the order of GROUPS."""
+    each = -(-len(rows) // MAX_POINTS) or 1
+    steps = accumulate((value(row, "total_steps") or 0.0 for row in rows), max)
+    along = {
+        "million steps": [s / 1e6 for s in steps],
+        "minutes": [seconds / 60 for seconds in seconds_spent(rows)],
+        "iteration": [float(row["iteration"]) for row in rows],
+    }
+    headings: dict[str, str] = {}
+    for heading, names in GROUPS.items():
+        for name in names:
+            matching = (c for c in columns if c == name or (name[-1] == "/" and c.startswith(name)))
+            headings |= dict.fromkeys(matching, heading)
+    headings |= {c: OTHERS for c in columns if c not in headings and c not in NO_CURVES}
+    groups: dict[str, list[Curve]] = {}
+    for column, heading in headings.items():
+        curve = _curve(column, rows, each)
+        # An unknown column, such as a count of warnings, is shown once it changes.
+        if curve is not None and (heading != OTHERS or curve.least < curve.greatest):
+            groups.setdefault(heading, []).append(curve)
+    ends = range(each - 1, len(rows) + each - 1, each)
+    thin = {x: [_round(at[min(i, len(at) - 1)]) for i in ends] for x, at in along.items()}
+    return Curves(thin, groups, each)
+
+
+def _curve(column: str, rows: Rows, each: int) -> Curve | None:
+    """Return a column with means over `each` iterations; None if it has no values."""
+    values = [value(row, column) for row in rows]
+    known = [v for v in values if v is not None]
+    if not known:
+        return None
+    points = (values[i : i + each] for i in range(0, len(values), each))
+    some = ([v for v in point if v is not None] for point in points)
+    means = [_round(fmean(found)) if found else None for found in some]
+    return Curve(column, means, known[0], known[-1], min(known), max(known))
+
+
+def _round(number: float) -> float:
+    """Round to as many digits as a curve can show."""
+    return float(f"{number:.7g}")
