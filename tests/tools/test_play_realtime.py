@@ -74,12 +74,12 @@ def test_a_reset_begins_new_episodes() -> None:
 def test_commands_by_hand_stay_until_the_task_draws_them_again() -> None:
     command = {"seconds": (0.02, 0.02), "heading_share": 1.0}
     playback, _ = play(command=command)
-    playback.steer({"forward": 0.5, "left": 0.0, "turn_left": -0.25})
+    playback.override_commands({"forward": 0.5, "left": 0.0, "turn_left": -0.25})
     for _ in range(3):
         playback.step()
         seen = playback.env.get_observations()["actor"][:, -3:]
         assert torch.equal(seen, torch.tensor([0.5, 0.0, -0.25]).expand(2, 3))
-    playback.steer(None)
+    playback.override_commands(None)
     playback.step()
     assert (playback.env.commands()["forward"][0] != 0.5).all()
 
@@ -89,13 +89,13 @@ def test_a_newer_checkpoint_is_played_and_a_damaged_one_passed_over(
 ) -> None:
     (tmp_path / "model_1.pt").write_text("weights")
     playback, actor = play(tmp_path)
-    playback.look_for_newer()
+    playback.load_newer_checkpoint()
     assert actor.loaded == []
     (tmp_path / "model_2.pt").touch()
-    playback.look_for_newer()
+    playback.load_newer_checkpoint()
     assert "model_2.pt is damaged" in capsys.readouterr().out
     (tmp_path / "model_10.pt").write_text("weights")
     for _ in range(2):
-        playback.look_for_newer()
+        playback.load_newer_checkpoint()
     assert actor.loaded == ["model_10.pt"]
     assert playback.playing == "model_10.pt"

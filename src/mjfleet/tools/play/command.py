@@ -1,4 +1,7 @@
-"""`play <task> [flags]`: how well a policy does, over whole episodes."""
+"""`play <task> [flags]`: shows how well a policy does, over whole episodes or in a viewer.
+
+Runs in the process that the user started. Importing this file imports nothing heavy.
+"""
 
 import os
 import sys
@@ -16,21 +19,21 @@ from mjfleet.config.validation import at_least, between, check, optional
 from mjfleet.errors import UserError, run_command
 from mjfleet.launch.devices import select_devices
 from mjfleet.launch.launch_plan import Host, make_plan
-from mjfleet.launch.launcher import make_worker_args
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.resume_choice import find_resume, read_recorded, take_tasks_dir
-from mjfleet.tools.play.policy_episodes import Actions, evaluate
-from mjfleet.tools.play.viewer import NO_DISPLAY, Viewer, free_port, view
+from mjfleet.tools.play.policy_episodes import Actions, PolicySource, evaluate, playing
 from mjfleet.utils.console import print_line
 from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.utils.packages import need_extra
 from mjfleet.video.render_process import draw
 from mjfleet.worker.stop_signals import StopRequest
+from mjfleet.worker.thread_limits import prepare
 
-WORLDS = 64
+Viewer = Literal["native", "web"]
 LOCALHOST, PORT = "localhost", 8080
-WATCHED_WORLDS = {"native": 1, "web": 16}
-"""Worlds of a viewer, one of which MuJoCo's own shows."""
+MAX_ENVS = 64
+MAX_ENVS_IN_VIEWER = {"native": 1, "web": 16}
+"""The native viewer shows one world."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +51,13 @@ class PlayArguments:
     video: str | None = None
     """MP4 file to write: a few of the worlds, for the length of an episode."""
     viewer: Viewer | None = None
-    """Watch it in real time, in MuJoCo's own window (`native`) or in a browser (`web`)."""
+    """Show it in real time, in MuJoCo's own window (`native`) or in a browser (`web`)."""
     host: str = LOCALHOST
-    """Where the web viewer listens: this machine alone, or 0.0.0.0 for whoever can reach it."""
+    """Address of the web viewer: for this machine alone, or 0.0.0.0 for all that can reach it."""
     port: int = PORT
-    """Port of the web viewer; the next one that is free."""
+    """Port of the web viewer, or the next free one."""
     seed: int = 1
-    """Seed of everything random."""
+    """Seed of all random numbers."""
     gpu_ids: GpuRequest = "auto"
     """`auto` (GPU 0, else the CPU), `None` (the CPU), or the index of a visible GPU."""
     engine: Literal["auto", "warp", "native"] = "auto"
@@ -62,11 +65,11 @@ class PlayArguments:
     cpu_threads: int | None = None
     """CPU threads; `None`: one for each core that this process may use."""
     log_root: str = "logs"
-    """Folder under which run directories are."""
+    """Folder that holds the run directories."""
     tasks_dir: str | None = None
     """Folder of task folders that is searched first, before those of MJFLEET_TASKS."""
     env: EnvConfig = field(default_factory=EnvConfig)
-    """The task's environment, as the run had it."""
+    """The task's environment, by default as in the run."""
 
     def __post_init__(self) -> None:
         check(self, episodes=optional(at_least(1)), seed=at_least(0))
@@ -76,16 +79,16 @@ class PlayArguments:
         if self.viewer != "web" and (self.host, self.port) != (LOCALHOST, PORT):
             raise UserError("--host and --port: they are for --viewer web.")
         if self.env.num_envs == "auto":
-            raise UserError("--env.num-envs auto: to play takes a number.")
+            raise UserError("--env.num-envs auto: `play` needs a number.")
 
 
 def main() -> None:
-    """Entry point of the command `play`."""
+    """Run the command line `play`."""
     sys.exit(run_command(play, sys.argv[1:]))
 
 
 def play(arguments: Sequence[str]) -> int:
-    """Parse, play, and print a table; returns the exit code."""
+    """Play episodes and print their table, or open a viewer until it is closed."""
     wanted = peek(arguments, "--resume")
     recorded = read_recorded(wanted) if wanted else {}
     registry = discover(os.environ, peek(arguments, "--tasks-dir") or take_tasks_dir(recorded))
@@ -95,17 +98,85 @@ def play(arguments: Sequence[str]) -> int:
     found, flags = registry.find(arguments[0]), arguments[1:]
     trained = from_dict(found.defaults(), recorded)
     parsed = _parse(found, flags, trained)
-    checkpoint = follow = None
+    if (parsed.resume is None) == (parsed.actions is None):
+        raise UserError(
+            "give --resume RUN, a checkpoint or `latest` for a trained policy, or --actions zero "
+            "or random to look at the task without one."
+        )
+    policy, folder = parsed.actions, None
     if (asked := parsed.resume) is not None:
         experiment = Path(parsed.log_root, trained.agent.experiment_name)
         resume = find_resume(asked, found.name, experiment)
         trained = from_dict(found.defaults(), resume.config)
         parsed = _parse(found, flags, trained)
-        checkpoint = resume.checkpoint
-        if checkpoint is None:
+        policy = resume.checkpoint
+        if policy is None:
             raise UserError(f"--resume {asked}: {'; '.join(resume.notes)}.")
         if not Path(asked).is_file():
-            follow = checkpoint.parent  # A run, which may still be under way.
+            folder = policy.parent  # The run may still be training.
+    assert policy is not None
+    _check_output(parsed)
+    source = _choose_source(found, parsed, trained, policy)
+    worlds = source.config.num_envs
+    print_line(f"playing {policy}: {worlds} worlds, {source.engine} engine")
+    with StopRequest().installed():
+        if parsed.viewer:
+            _view(source, folder, parsed)
+            return 0
+        video = Path(parsed.video) if parsed.video else None
+        table, recording = evaluate(source, parsed.episodes or worlds, record=video is not None)
+        print_line(table)
+        if video and recording:
+            print_line(f"\ndrawing {video}")
+            draw(recording, video)
+    return 0
+
+
+def _parse(found: FoundTask, flags: Sequence[str], trained: TrainConfig) -> PlayArguments:
+    """Parse the flags; the environment's defaults are those of the training run."""
+    most = MAX_ENVS_IN_VIEWER.get(peek(flags, "--viewer") or "", MAX_ENVS)
+    num_envs = trained.env.num_envs
+    num_envs = most if num_envs == "auto" else min(num_envs, most)
+    return parse_flags(
+        PlayArguments,
+        flags,
+        f"play {found.name}",
+        default=PlayArguments(env=replace(trained.env, num_envs=num_envs)),
+        description=found.task.summary,
+    )
+
+
+def _check_output(parsed: PlayArguments) -> None:
+    """Refuse a viewer that cannot be opened, and a video that could not be written.
+
+    Raises:
+        UserError: with the reason.
+    """
+    if parsed.viewer == "web":
+        need_extra("viewer", "--viewer web", ("mjviser", "viser"))
+        prepare()
+        from mjfleet.tools.play.web_viewer import free_port
+
+        free_port(parsed.host, parsed.port)
+    if parsed.viewer == "native":
+        prepare()
+        from mjfleet.tools.play.window_viewer import check_display
+
+        check_display()
+    if parsed.video is not None:
+        video = Path(parsed.video)
+        if video.suffix != ".mp4" or video.is_dir():
+            raise UserError(f"--video {video}: the file's name must end in .mp4.")
+        try:
+            tempfile.TemporaryFile(dir=video.parent).close()
+        except OSError as error:
+            raise UserError(f"--video {video}: {video.parent}: {error.strerror}.") from None
+
+
+def _choose_source(
+    found: FoundTask, parsed: PlayArguments, trained: TrainConfig, policy: Path | Actions
+) -> PolicySource:
+    """Choose device, engine and threads by the rules of training."""
     config = replace(
         trained,
         **{name: getattr(parsed, name) for name in ("gpu_ids", "engine", "cpu_threads", "env")},
@@ -116,62 +187,28 @@ def play(arguments: Sequence[str]) -> int:
     gpus = 0 if parsed.gpu_ids is None or parsed.engine == "native" else count_gpus()
     devices = select_devices(parsed.gpu_ids, os.environ, gpus)
     if len(devices.names) > 1:
-        raise UserError("--gpu-ids: to play takes one GPU.")
-    if parsed.video is not None:
-        _check_video(Path(parsed.video))
-    cores = len(os.sched_getaffinity(0))
-    plan = make_plan(found, config, [Host(devices=devices, cores=cores)], {}, datetime.now())
-    print_line(
-        f"playing {checkpoint or parsed.actions}: {config.num_envs} worlds, {plan.engine} engine"
-    )
-    job = make_worker_args(plan, config)
-    with StopRequest().installed():
-        policy = parsed.actions or checkpoint
-        if parsed.viewer:
-            view(job, policy, follow, parsed.viewer, parsed.host, parsed.port)
-            return 0
-        episodes = parsed.episodes or config.num_envs
-        table, recording = evaluate(job, policy, episodes, record=parsed.video is not None)
-        print_line(table)
-        if parsed.video and recording:
-            print_line(f"\ndrawing {parsed.video}")
-            draw(recording, Path(parsed.video))
-    return 0
+        raise UserError("--gpu-ids: `play` uses one GPU.")
+    host = Host(devices=devices, cores=len(os.sched_getaffinity(0)))
+    plan = make_plan(found, config, [host], {}, datetime.now())
+    return PolicySource(found, config, plan.engine, plan.workers[0].device, plan.threads, policy)
 
 
-def _check_video(video: Path) -> None:
-    """Refuse a file that could not be written in the end."""
-    if video.suffix != ".mp4" or video.is_dir():
-        raise UserError(f"--video {video}: a file whose name ends in .mp4.")
-    try:
-        tempfile.TemporaryFile(dir=video.parent).close()
-    except OSError as error:
-        raise UserError(f"--video {video}: {video.parent}: {error.strerror}.") from None
+def _view(source: PolicySource, folder: Path | None, parsed: PlayArguments) -> None:
+    """Play in real time until the viewer is closed, also checkpoints that appear in `folder`."""
+    with playing(source) as player:
+        from mjfleet.tools.play.realtime_playback import Playback
 
+        policy = source.policy
+        name = policy.name if isinstance(policy, Path) else f"{policy} actions"
+        playback = Playback(player, name, folder)
+        if parsed.viewer == "web":
+            from mjfleet.tools.play.web_viewer import show_in_browser
 
-def _parse(found: FoundTask, flags: Sequence[str], trained: TrainConfig) -> PlayArguments:
-    """The flags; what they do not say of the environment is as it was in training."""
-    worlds, most = trained.env.num_envs, WATCHED_WORLDS.get(peek(flags, "--viewer") or "", WORLDS)
-    few = most if worlds == "auto" else min(worlds, most)
-    parsed = parse_flags(
-        PlayArguments,
-        flags,
-        f"play {found.name}",
-        default=PlayArguments(env=replace(trained.env, num_envs=few)),
-        description=found.task.summary,
-    )
-    if (parsed.resume is None) == (parsed.actions is None):
-        raise UserError(
-            "give --resume RUN, a checkpoint or `latest` for a trained policy, or --actions zero "
-            "or random to look at the task without one."
-        )
-    if parsed.viewer == "web":
-        need_extra("viewer", "--viewer web", ("mjviser", "viser"))
-        free_port(parsed.host, parsed.port)
-    displays = (os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
-    if parsed.viewer == "native" and not any(displays):
-        raise UserError(NO_DISPLAY)
-    return parsed
+            show_in_browser(playback, parsed.host, parsed.port)
+        else:
+            from mjfleet.tools.play.window_viewer import show_in_window
+
+            show_in_window(playback)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Whole episodes of a policy, and what they were like. Importing this imports nothing heavy."""
+"""An environment with a policy acting in it, and the table of its whole episodes.
+
+Runs in the process that the user started. Importing this file imports nothing heavy.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,18 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mjfleet.config import from_dict
-from mjfleet.registry import find_task
+from mjfleet.config import TrainConfig
+from mjfleet.registry import FoundTask
 from mjfleet.worker.thread_limits import prepare
-from mjfleet.worker.worker_args import WorkerArgs
 
 if TYPE_CHECKING:
     import torch
 
     from mjfleet.env import Env
-    from mjfleet.video.recording import Recorder, Recording
+    from mjfleet.video.recording import Recording
 
 Actions = Literal["zero", "random"]
+
+
+@dataclass(frozen=True)
+class PolicySource:
+    """What to play, and with which actions."""
+
+    found: FoundTask
+    config: TrainConfig
+    engine: Literal["warp", "native"]
+    device: str
+    num_threads: int
+    """CPU threads of the native engine."""
+    policy: Path | Actions
+    """A checkpoint, or which actions to take instead."""
 
 
 @dataclass(frozen=True)
@@ -26,37 +42,31 @@ class Player:
 
     env: "Env[Any]"
     act: Callable[[Any], "torch.Tensor"]
-    """Actions `(num_envs, num_actions)` for observations."""
+    """Returns actions `(num_envs, num_actions)` for observations."""
     load: Callable[[Path], object]
-    """Act as another checkpoint of the same run says.
+    """Replaces the policy by another checkpoint of the same run.
 
     Raises:
-        UserError: it cannot be read, or is of other networks.
+        UserError: it cannot be read, or belongs to other networks.
     """
     forget: Callable[["torch.Tensor"], object] = lambda dones: None
-    """Told which worlds are done, `(num_envs,)`, bool: a recurrent policy begins there anew."""
+    """Clears a recurrent policy's memory where episodes have ended: `(num_envs,)`, bool."""
 
 
 @contextmanager
-def playing(job: WorkerArgs, policy: Path | Actions | None) -> Iterator[Player]:
-    """Inside the block, nothing is learned and the device is the job's.
-
-    Args:
-        job: the task and its configuration, on one device.
-        policy: a checkpoint, or which actions to take instead.
-    """
+def playing(source: PolicySource) -> Iterator[Player]:
+    """Build the environment and its policy; inside the block nothing is learned."""
     prepare()
     import torch
 
     from mjfleet.env.factory import build_env, on_device
     from mjfleet.rl.checkpoint_files import seed_everything
 
-    found = find_task(job.task, Path(job.task_folder))
-    config = from_dict(found.defaults(), job.config)
+    config, device, threads = source.config, source.device, source.num_threads
     seed_everything(config.agent.seed)
-    with on_device(job.engine, job.devices[0]), torch.inference_mode():
-        env = build_env(found, config, job.engine, job.devices[0], job.threads)
-        if isinstance(policy, Path):
+    with on_device(source.engine, device), torch.inference_mode():
+        env = build_env(source.found, config, source.engine, device, threads)
+        if isinstance(source.policy, Path):
             from mjfleet.rl.runner import Runner
 
             @torch.inference_mode(False)
@@ -64,39 +74,37 @@ def playing(job: WorkerArgs, policy: Path | Actions | None) -> Iterator[Player]:
                 runner.load(checkpoint, {"actor": True})
 
             with torch.inference_mode(False):
-                runner = Runner(env, config.agent, job.devices[0], job.threads, found.load)
-            load(policy)
+                runner = Runner(env, config.agent, device, threads, source.found.load)
+            load(source.policy)
             actor = runner.get_inference_policy()
             player = Player(env, actor, load, actor.reset)
-            env.recorder = None  # Which it would record for a rollout.
-        elif policy == "random":
+            env.recorder = None  # The runner's, for a rollout.
+        elif source.policy == "random":
             player = Player(env, lambda _: torch.randn_like(env.action), lambda _: None)
         else:
             player = Player(env, lambda _: torch.zeros_like(env.action), lambda _: None)
-        torch.set_num_threads(1)  # The engine's own are at work.
+        torch.set_num_threads(1)  # Leaves the cores to the engine's threads.
         yield player
 
 
 def evaluate(
-    job: WorkerArgs, policy: Path | Actions | None, episodes: int, *, record: bool = False
+    source: PolicySource, episodes: int, *, record: bool = False
 ) -> tuple[str, "Recording | None"]:
-    """Play episodes.
+    """Play at least so many episodes; return a table of their sums and, if asked, a recording.
 
-    Args:
-        job: the task and its configuration, on one device.
-        policy: a checkpoint, or which actions to take instead.
-        episodes: how many at least; each world plays as many as every other, from its first reset
-            on, so that short episodes do not count for more than long ones.
-        record: whether to record the first worlds for the length of an episode.
-
-    Returns:
-        A table of returns, lengths, reward terms and metrics, and the recording.
+    Each world plays the same number of episodes from its first reset on, so that short episodes do
+    not count for more than long ones. The recording shows the first worlds for the length of an
+    episode.
     """
-    with playing(job, policy) as player:
+    with playing(source) as player:
+        from mjfleet.env.step_recorder import StepRecorder
         from mjfleet.rl.evaluator import play_episodes
+        from mjfleet.video.recording import Recorder
 
-        env = player.env
-        recorder = _recorder(env) if record else None
+        env, recorder = player.env, None
+        if record:
+            env.recorder = StepRecorder(num_steps=1)
+            recorder = Recorder(env, env.recorder, env.cfg.episode_seconds)
 
         def after_step(dones: "torch.Tensor") -> None:
             player.forget(dones)
@@ -104,20 +112,14 @@ def evaluate(
                 recorder.take()
 
         rows = play_episodes(env, player.act, -(-episodes // env.num_envs), after_step)
-    by = policy.stem if isinstance(policy, Path) else f"{policy} actions"
-    return _table(env, rows), recorder.finish(f"{job.task}, {by}") if recorder else None
-
-
-def _recorder(env: "Env[Any]") -> "Recorder":
-    from mjfleet.env.step_recorder import StepRecorder
-    from mjfleet.video.recording import Recorder
-
-    env.recorder = StepRecorder(num_steps=1)
-    return Recorder(env, env.recorder, env.cfg.episode_seconds)
+    policy = source.policy
+    title = policy.stem if isinstance(policy, Path) else f"{policy} actions"
+    recording = recorder.finish(f"{source.found.name}, {title}") if recorder else None
+    return _table(env, rows), recording
 
 
 def _table(env: "Env[Any]", rows: "torch.Tensor") -> str:
-    """Mean, standard deviation and range over the episodes; metrics' means are over all steps."""
+    """Return means, deviations and ranges over the episodes; metrics' means are over all steps."""
     rows = rows.double()
     count = len(env.reward_names)
     terms, parts = rows[:, 1 : 1 + count], rows[:, 1 + count :]

@@ -1,4 +1,4 @@
-"""A policy at work in its environment, at the pace of somebody who watches."""
+"""Plays a policy in real time: pause, speed, commands by hand, newer checkpoints."""
 
 import math
 import time
@@ -17,56 +17,53 @@ from mjfleet.tools.play.policy_episodes import Player
 from mjfleet.utils.console import print_line
 
 FRAME_SECONDS = 1 / 60
-LOOK_SECONDS = 1.0
-"""How often it is looked for a newer checkpoint."""
+CHECKPOINT_SECONDS = 1.0
+"""Interval between looks for a newer checkpoint."""
 SPEEDS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
 
 
 class Playback:
-    """Steps all worlds in real time, until told otherwise.
+    """Steps all worlds in real time.
 
-    Only the thread that plays may touch it; others go through `later`.
+    Used by the thread that plays; other threads call `later`.
     """
 
     def __init__(self, player: Player, playing: str, folder: Path | None = None) -> None:
-        """Play from where the worlds are.
+        """Start from the state of the worlds.
 
         Args:
             player: the environment and what acts in it.
-            playing: what that is, for those who watch.
-            folder: where newer checkpoints may appear, which are to be played then; None: nowhere.
+            playing: name of the policy, for display.
+            folder: a checkpoint that appears here replaces the policy; None: nothing does.
         """
         self.env, self.playing = player.env, playing
         self.is_paused = False
         self.speed = 1.0
-        """Simulated seconds per second that are wanted."""
+        """Wanted simulated seconds per second."""
         self.world = 0
-        """The world that is looked at."""
+        """The world whose numbers are shown."""
         self.steps = 0
-        """Steps taken and resets: what is shown is out of date once it changes."""
+        """Steps and resets so far; a display is out of date once it changes."""
         self.sums = torch.zeros_like(self.env.terms)
-        """Reward terms of the episode under way, `(number of terms, num_envs)`."""
+        """Sums of reward terms in the current episodes, `(number of terms, num_envs)`."""
         self._player, self._folder = player, folder
         self._newest = self._find_newest()
-        self._asked: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._requests: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._held: dict[str, float] = {}
         self._owed = 0.0
         self._ended = torch.zeros(self.env.num_envs, dtype=torch.bool, device=self.env.device)
 
-    def later(self, ask: Callable[[], object]) -> None:
-        """Have the thread that plays do something soon; any thread may call this."""
-        self._asked.put(ask)
+    def later(self, request: Callable[[], object]) -> None:
+        """Have the thread that plays call `request` before its next step."""
+        self._requests.put(request)
 
     def advance(self, seconds: float) -> int:
-        """Do what was asked for, then take the steps that fill so much time at the wanted speed.
+        """Call the requests, then step for so much time at the wanted speed; return the steps.
 
-        What this machine cannot keep up with is dropped, so that a display stays responsive.
-
-        Returns:
-            The number of steps.
+        Steps that this machine is too slow for are dropped, so that a display stays responsive.
         """
-        for _ in range(self._asked.qsize()):
-            self._asked.get()()
+        for _ in range(self._requests.qsize()):
+            self._requests.get()()
         if self.is_paused:
             return 0
         before, start = self.steps, time.perf_counter()
@@ -90,7 +87,7 @@ class Playback:
         self.steps += 1
 
     def reset(self) -> None:
-        """Begin a new episode in every world."""
+        """Start a new episode in every world."""
         self.env.reset()
         everywhere = torch.ones_like(self._ended)
         self._player.forget(everywhere)
@@ -98,28 +95,28 @@ class Playback:
         self.steps += 1
 
     def toggle(self) -> None:
-        """Pause, or go on."""
+        """Pause or continue."""
         self.is_paused = not self.is_paused
 
     def change_speed(self, by: int) -> None:
-        """Go to a speed so many places further in SPEEDS."""
+        """Change to the speed `by` places further in SPEEDS."""
         place = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
         self.speed = SPEEDS[max(0, min(place + by, len(SPEEDS) - 1))]
 
     def change_world(self, by: int) -> None:
-        """Look at another world."""
+        """Show the world with a number `by` higher."""
         self.world = (self.world + by) % self.env.num_envs
 
-    def steer(self, commands: dict[str, float] | None) -> None:
-        """Give every world these commands, by name; None: the task draws them again."""
+    def override_commands(self, commands: dict[str, float] | None) -> None:
+        """Give every world these commands, by name; None: the task samples them again."""
         self.env.command_override = commands is not None
         self._held = commands or {}
 
     def numbers(self) -> tuple[list[tuple[str, float, float]], dict[str, float]]:
-        """Of the world that is looked at; waits for the device.
+        """Return reward terms and metrics of the shown world; waits for the device.
 
-        Returns:
-            Reward terms by name, in the newest step and in the episode, and metrics of that step.
+        Reward terms have a name, the value in the newest step and the sum over the episode.
+        Metrics are those of the newest step.
         """
         env, world = self.env, self.world
         steps, sums = env.terms[:, world].tolist(), self.sums[:, world].tolist()
@@ -129,8 +126,8 @@ class Playback:
         }
         return list(zip(env.reward_names, steps, sums, strict=True)), metrics
 
-    def look_for_newer(self) -> None:
-        """Play the newest checkpoint of the folder from now on, where it is a new one."""
+    def load_newer_checkpoint(self) -> None:
+        """Replace the policy by the newest checkpoint of the folder, if there is a newer one."""
         newest = self._find_newest()
         if newest is None or newest == self._newest:
             return
@@ -138,7 +135,7 @@ class Playback:
         try:
             self._player.load(newest)
         except UserError as error:
-            print_line(f"warning: {error}")  # It may have been removed again; the next one will do.
+            print_line(f"warning: {error}")  # Training may have removed it; a newer one follows.
             return
         self.playing = newest.name
         print_line(f"playing {newest}")
@@ -149,14 +146,14 @@ class Playback:
 
 
 class Display(Protocol):
-    """What shows a playback."""
+    """Shows a playback."""
 
     @abstractmethod
     def is_open(self) -> bool:
-        """Whether anybody may still be watching."""
+        """Return whether playback goes on."""
 
     def show(self, playback: Playback) -> None:
-        """Show how it is now; called up to 60 times a second, by the thread that plays."""
+        """Show the current state. The thread that plays calls this up to 60 times a second."""
 
 
 def watch(playback: Playback, display: Display) -> None:
@@ -165,15 +162,15 @@ def watch(playback: Playback, display: Display) -> None:
     while display.is_open():
         now = time.perf_counter()
         playback.advance(now - before)
-        if now - looked > LOOK_SECONDS:
+        if now - looked > CHECKPOINT_SECONDS:
             looked = now
-            playback.look_for_newer()
+            playback.load_newer_checkpoint()
         display.show(playback)
         before = now
         time.sleep(max(0.0, FRAME_SECONDS - (time.perf_counter() - now)))
 
 
 def floating_body(model: mujoco.MjModel) -> int | None:
-    """The body that a camera follows: the first with a free joint, if there is one."""
+    """Return the body that a camera follows: the first with a free joint, if there is one."""
     free = model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
     return int(free[0]) if free.size else None

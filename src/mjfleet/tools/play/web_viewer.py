@@ -1,6 +1,7 @@
-"""All worlds in the browser, by viser and mjviser, with what steers the playback beside them."""
+"""Shows all worlds in a browser by viser and mjviser, with controls for the playback."""
 
 import copy
+import errno
 import html
 import math
 import socket
@@ -14,28 +15,30 @@ import rich
 import viser
 from mjviser import ViserMujocoScene
 
+from mjfleet.errors import UserError
 from mjfleet.tools.play.realtime_playback import SPEEDS, Playback, floating_body, watch
-from mjfleet.tools.play.viewer import free_port
 from mjfleet.utils.console import print_line
 
 TEXT_SECONDS = 0.2
 COLORS = ((46, 160, 67), (31, 111, 235), (219, 109, 40), (163, 113, 247))
-"""Of arrows: green, blue, orange, violet."""
+"""Colours of arrows: green, blue, orange, violet."""
+PORTS = 100
+"""Number of ports that are tried."""
 
 
 def show_in_browser(playback: Playback, host: str, port: int) -> None:
-    """Serve a page and play until somebody interrupts.
+    """Serve a page and play until a signal arrives.
 
     Args:
         playback: what to show.
-        host: the name or address to listen at.
+        host: name or address to listen at.
         port: the first port to try.
 
     Raises:
-        UserError: there is no listening at that address.
+        UserError: the address cannot be listened at, or no port is free.
     """
     port = free_port(host, port)
-    rich.get_console().quiet = True  # viser has a banner of its own.
+    rich.get_console().quiet = True  # Silences viser's banner.
     server = viser.ViserServer(host, port, "mjfleet", verbose=False)
     try:
         display = WebDisplay(server, playback)
@@ -46,15 +49,31 @@ def show_in_browser(playback: Playback, host: str, port: int) -> None:
         server.stop()
 
 
+def free_port(host: str, first: int) -> int:
+    """Return the first free port, from `first` on.
+
+    Raises:
+        UserError: the address cannot be listened at, or no port is free.
+    """
+    for port in range(first, min(first + PORTS, 2**16)):
+        try:
+            with socket.create_server((host, port)):
+                return port
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise UserError(f"--host {host}, --port {port}: {error.strerror}.") from None
+    raise UserError(f"--port {first}: it and those that follow are all in use.")
+
+
 class WebDisplay:
     """A page that everybody who opens it shares."""
 
     def __init__(self, server: viser.ViserServer, playback: Playback) -> None:
         env = playback.env
         self._server, self._playback = server, playback
-        # It changes how its model is drawn, and nobody else should see that.
+        # The scene changes its model's colours: it gets a copy.
         self._scene = ViserMujocoScene(server, copy.copy(env.sim.model), env.num_envs)
-        # The thread that plays draws everything, once `needs_update` asks for it.
+        # Only the thread that plays draws, when `needs_update` is set.
         self._scene.set_refresh_handler(lambda: None)
         self._arrows: dict[str, viser.ArrowsHandle] = {}
         self._sliders: dict[str, viser.GuiSliderHandle[float]] = {}
@@ -63,7 +82,7 @@ class WebDisplay:
         self._build()
 
     def is_open(self) -> bool:
-        """Always: pages come and go."""
+        """Return True: pages may be opened again."""
         return True
 
     def show(self, playback: Playback) -> None:
@@ -77,7 +96,7 @@ class WebDisplay:
             self._write()
 
     def _build(self) -> None:
-        """What is beside the picture."""
+        """Add the controls."""
         gui, playback = self._server.gui, self._playback
         gui.configure_theme(show_logo=False, show_share_button=False)
         tabs = gui.add_tab_group()
@@ -111,27 +130,27 @@ class WebDisplay:
     def _add_commands(self) -> None:
         gui, playback = self._server.gui, self._playback
 
-        def steer(event: viser.GuiEvent[Any]) -> None:
+        def on_change(event: viser.GuiEvent[Any]) -> None:
             if event.client is None:
-                return  # Set by `_write`, to show what the task has drawn.
+                return  # Set by `_write` to the task's command.
             if event.target is not by_hand:
                 by_hand.value = True
             held = {name: slider.value for name, slider in self._sliders.items()}
-            playback.later(lambda: playback.steer(held if by_hand.value else None))
+            playback.later(lambda: playback.override_commands(held if by_hand.value else None))
 
         with gui.add_folder("Commands"):
-            by_hand = gui.add_checkbox("By hand", False, hint="Off: the task draws them.")
-            by_hand.on_update(steer)
+            by_hand = gui.add_checkbox("By hand", False, hint="Off: the task samples them.")
+            by_hand.on_update(on_change)
             for name, (values, low, high) in playback.env.commands().items():
                 if low == high:
                     continue
                 step = 10.0 ** math.floor(math.log10((high - low) / 100))
                 value = _within(float(values[playback.world]), low, high)
                 self._sliders[name] = gui.add_slider(name, low, high, step, value)
-                self._sliders[name].on_update(steer)
+                self._sliders[name].on_update(on_change)
 
     def _draw(self) -> None:
-        """All worlds, that which is looked at in its own place."""
+        """Draw all worlds on a grid around the shown one, which keeps its position."""
         sim, world = self._playback.env.sim, self._playback.world
         cells = np.arange(sim.num_envs)
         columns = math.ceil(math.sqrt(sim.num_envs))
@@ -166,7 +185,7 @@ class WebDisplay:
         self._server.flush()
 
     def _write(self) -> None:
-        """What is told in words and numbers."""
+        """Update texts, numbers and sliders."""
         playback = self._playback
         now = time.perf_counter()
         real = (playback.steps - self._steps_before) * playback.env.step_dt / (now - self._before)
@@ -194,7 +213,7 @@ class WebDisplay:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Names and what belongs to them, as HTML."""
+    """Return rows of a name and its values as HTML."""
     lines = []
     for name, *cells in rows:
         data = "".join(f"<td style='text-align:right'>{html.escape(cell)}</td>" for cell in cells)
@@ -204,12 +223,12 @@ def _table(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _within(value: float, low: float, high: float) -> float:
-    """A number that a slider can show."""
+    """Return the nearest number that a slider can show."""
     return round(min(max(value, low), high), 3)
 
 
 def _spacing(model: mujoco.MjModel) -> float:
-    """Metres between worlds: 0 where robots stand on more than a plane, which is there once."""
+    """Return metres between worlds; 0 with fixed geometry besides planes, which is drawn once."""
     fixed = model.body_weldid[model.geom_bodyid] == 0
     scenery = fixed & (model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE)
     return 0.0 if scenery.any() else 2.0 * float(model.stat.extent)

@@ -1,4 +1,4 @@
-"""One world in MuJoCo's own window, controlled by keys."""
+"""Shows one world in MuJoCo's own window, controlled by keys."""
 
 import copy
 import threading
@@ -13,12 +13,15 @@ import numpy as np
 
 from mjfleet.errors import UserError
 from mjfleet.tools.play.realtime_playback import Playback, floating_body, watch
-from mjfleet.tools.play.viewer import NO_DISPLAY
 from mjfleet.utils.console import print_line
 
 KEYS = "space pauses, right arrow steps, - and = change the speed, , and . the world, enter resets"
 COLORS = np.array(((0.2, 0.6, 0.3, 1), (0.1, 0.4, 0.9, 1), (0.9, 0.4, 0.2, 1), (0.6, 0.4, 1, 1)))
 ARROW_WIDTH = 0.01
+NO_DISPLAY = (
+    "--viewer native: there is no display with OpenGL here (DISPLAY). Over SSH, --viewer web shows "
+    "the robot in a browser."
+)
 
 
 def show_in_window(playback: Playback) -> None:
@@ -27,7 +30,7 @@ def show_in_window(playback: Playback) -> None:
     Raises:
         UserError: there is no display, or none with OpenGL.
     """
-    _check_display()
+    check_display()
     sim = playback.env.sim
     model, data = copy.copy(sim.model), mujoco.MjData(sim.model)
     keys: dict[int, Callable[[], object]] = {
@@ -58,11 +61,11 @@ def show_in_window(playback: Playback) -> None:
     finally:
         window.close()
         for thread in drawing:
-            thread.join()  # Left alone, it draws while Python closes the display under it.
+            thread.join()  # Otherwise it would draw while Python closes the display.
 
 
 class WindowDisplay:
-    """Copies the world that is looked at into the window's data."""
+    """Copies the shown world into the window's data."""
 
     def __init__(self, handle: mujoco.viewer.Handle, data: mujoco.MjData) -> None:
         self._handle, self._data = handle, data
@@ -89,7 +92,7 @@ class WindowDisplay:
 
     def _draw_arrows(self, playback: Playback) -> None:
         scene = self._handle.user_scn
-        assert scene is not None  # It is there as long as the window is.
+        assert scene is not None  # It exists while the window is open.
         scene.ngeom = 0
         for color, (start, vector) in zip(cycle(COLORS), playback.env.debug_vis().values()):
             tail = start[playback.world].double().cpu().numpy()
@@ -101,10 +104,14 @@ class WindowDisplay:
             scene.ngeom += 1
 
 
-def _check_display() -> None:
-    """Find out before MuJoCo does, which would wait for the window for ever."""
+def check_display() -> None:
+    """Check that a window can be opened; without one, MuJoCo would wait for ever.
+
+    Raises:
+        UserError: there is no display, or none with OpenGL.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # GLFW's own words for it.
+        warnings.simplefilter("ignore")  # GLFW warns about the same.
         try:
             if not glfw.init():
                 raise UserError(NO_DISPLAY)
