@@ -54,9 +54,9 @@ def test_ranks_exchange_what_training_does(run: Run, tmp_path: Path) -> None:
     for sample, count in zip(data["samples"], (2, 3), strict=True):
         assert sample["ranks"] == count
         assert all(sample[name] > 0 for name in ("join", "gradients", "statistics", "checkpoint"))
-        # Two networks of 64 x 64, and the KL divergence.
+        # Two networks of 64 x 64, three losses and the KL divergence.
         policy = 5 * 64 + 64 + 64 * 64 + 64 + 64 + 1
-        assert sample["sizes"]["gradients"] == 2 * policy + 1 + 1
+        assert sample["sizes"]["gradients"] == 2 * policy + 1 + 4
 
 
 @pytest.mark.parametrize(

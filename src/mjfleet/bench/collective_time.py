@@ -93,8 +93,8 @@ def exchange(setup: Setup, options: ExchangeOptions) -> Result:
 def _find_sizes(worker: WorkerArgs) -> dict[str, int]:
     """Find what a rank sends, by training for an iteration and a checkpoint.
 
-    Returns numbers of gradients (with the KL divergence, which travels with them), of minibatches
-    and of reported statistics, and the bytes of the state of a rank's environments.
+    Returns numbers of gradients (with the measures that travel with them), of minibatches and of
+    reported statistics, and the bytes of the state of a rank's environments.
     """
     die_with_parent()
     from mjfleet.env.factory import build_env
@@ -119,11 +119,10 @@ def _find_sizes(worker: WorkerArgs) -> dict[str, int]:
     runner = Runner(env, config.agent, "cpu", 1, found.load, RecordingCollectives())
     checkpointer = Checkpointer(runner, found.name, Path(worker.run_dir), keep=None)
     runner.train(lambda metrics: None, lambda: None, checkpointer.save)
-    groups = runner.alg.optimizer.param_groups
-    sizes["gradients"] = 1 + sum(p.numel() for group in groups for p in group["params"])
-    algorithm = config.agent.algorithm
-    sizes["minibatches"] = algorithm.num_learning_epochs * algorithm.num_mini_batches
-    return sizes
+    algorithm: Any = runner.alg
+    ppo = config.agent.algorithm
+    minibatches = ppo.num_learning_epochs * ppo.num_mini_batches
+    return sizes | {"gradients": algorithm.gradient.flat.numel(), "minibatches": minibatches}
 
 
 def _run_rank(
