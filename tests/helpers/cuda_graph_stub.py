@@ -64,10 +64,6 @@ class CudaGraphStub:
         self.graphs: list[RecordedGraph] = []
         """All graphs that were captured."""
 
-    def new_pool(self) -> list[RecordedGraph]:
-        """Return memory for several graphs to share, as `torch.cuda.graph_pool_handle` does."""
-        return []
-
     def capture(
         self,
         function: Callable[[], object],

@@ -116,6 +116,10 @@ class RecordedGraph:
             for operation in self.operations:
                 operation.run()
 
+    def pool(self) -> "list[RecordedGraph]":
+        """Return the graphs with which this one shares memory."""
+        return self._pool
+
     def check_same_as(self, other: "RecordedGraph") -> None:
         """Raise ChangedConstantError where the other one has other operations or constants."""
         first, second = (

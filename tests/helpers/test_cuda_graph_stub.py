@@ -139,9 +139,9 @@ def test_memory_of_a_capture_is_undefined_until_the_first_replay() -> None:
 
 def test_graphs_of_a_pool_overwrite_each_others_memory() -> None:
     stub, inputs = CudaGraphStub(), torch.ones(2)
-    pool, kept = stub.new_pool(), []
-    first = stub.capture(lambda: inputs.add_(1.0).mul(2.0).sum(), pool=pool)
-    second = stub.capture(lambda: kept.append(inputs * 3.0), pool=pool)
+    kept: list[torch.Tensor] = []
+    first = stub.capture(lambda: inputs.add_(1.0).mul(2.0).sum())
+    second = stub.capture(lambda: kept.append(inputs * 3.0), pool=first.pool())
     first.replay()
     second.replay()
     assert kept[0].tolist() == [6, 6]

@@ -24,7 +24,7 @@ from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.autograd_backprop import AutogradBackprop
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.cpu_backprop import CpuBackprop, useful_threads
-from mjfleet.rl.cuda_graphs import capture, check_close
+from mjfleet.rl.cuda_graphs import Capture, check_close
 from mjfleet.rl.gradient_reduction import MEASURES
 from mjfleet.rl.minibatches import Minibatches
 
@@ -57,9 +57,11 @@ class PPO(Algorithm):
         agent: AgentConfig,
         collectives: Collectives,
         num_threads: int,
+        capture: Capture | None = None,
     ) -> None:
-        """Take Algorithm's arguments."""
+        """Take Algorithm's arguments; `capture` records updates, None: they are done by calls."""
         super().__init__(parts, agent, collectives, num_threads)
+        self._capture = capture
         storage, flat = self.storage, self.gradient.flat
         self._old = torch.zeros_like(storage.actions), torch.zeros_like(storage.actions)
         """Means and standard deviations of the actions of a rollout."""
@@ -73,8 +75,9 @@ class PPO(Algorithm):
         self._clipped = flat[:policy_size], flat[policy_size : -len(MEASURES)]
         """The gradients of actor and critic, which are clipped each by itself."""
         self._totals = torch.zeros_like(self.gradient.measures)
-        # On a GPU the learning rate stays there; on a CPU it is a Python number, as in rsl_rl.
-        self._rate = None if self.device == "cpu" else torch.zeros((), device=self.device)
+        # A graph reads the learning rate from a tensor; else it is a Python number, as in rsl_rl.
+        keeps_rate = capture is not None or self.device != "cpu"
+        self._rate = torch.zeros((), device=self.device) if keeps_rate else None
         self._gradients: list[Callable[[], object]] = []
         """What computes the gradients of each minibatch."""
         self._step: Callable[[], object] = self._apply_gradients
@@ -137,7 +140,7 @@ class PPO(Algorithm):
                 self._step()
         observations = self.storage.observations.flatten(0, 1)
         for model in (self.actor, self.critic):
-            _update_normalization(model, observations)
+            model.update_normalization(observations)
         self.storage.clear()
         if self._rate is not None:
             self.parts.learning_rate = self._rate.item()
@@ -165,7 +168,8 @@ class PPO(Algorithm):
     def _make_backprop(self, num_threads: int) -> CpuBackprop | AutogradBackprop:
         """Choose how gradients are computed, see PPOConfig.backprop."""
         networks, config = (self.actor, self.critic), self.config
-        is_known = self.device == "cpu" and CpuBackprop.supports(*networks)
+        is_on_cpu = self.device == "cpu" and self._capture is None
+        is_known = is_on_cpu and CpuBackprop.supports(*networks)
         if config.backprop == "closed-form" and not is_known:
             raise UserError(
                 "--agent.algorithm.backprop closed-form needs a CPU, GaussianDistribution, and one "
@@ -190,22 +194,21 @@ class PPO(Algorithm):
                 state["step"] = state["step"].to(self.device, torch.float32)
 
     def _prepare_graphs(self) -> None:
-        """On a GPU, capture all but the reduction as CUDA graphs, from the second update on."""
+        """Capture all but the reduction as CUDA graphs, in the second update."""
         self._num_updates += 1
         if self._num_updates == 1:  # The first update makes the state of the optimiser.
             compute, batches = self._backprop.compute_gradients, self._minibatches.batches
             self._gradients = [partial(compute, batch) for batch in batches]
             self._step = self._apply_gradients
-        elif self._num_updates == 2 and self.device != "cpu":
-            calls = self._gradients
+        elif self._num_updates == 2 and self._capture is not None:
+            capture, calls = self._capture, self._gradients
             try:
-                pool = torch.cuda.graph_pool_handle()
-                graphs = [capture(call, pool=pool) for call in calls]
+                step = capture(self._apply_gradients)
+                graphs = [capture(call, pool=step.pool()) for call in calls]
                 calls[0]()
                 expected = self.gradient.flat.clone()
                 graphs[0].replay()
                 check_close("an update", self.gradient.flat, expected)
-                step = capture(self._apply_gradients, pool=pool)
             except RuntimeError as error:
                 logger.warning("updates are no CUDA graphs, and slower for it: %s", error)
                 return
@@ -230,15 +233,3 @@ class PPO(Algorithm):
         is_small = (kl < self.config.desired_kl / 2.0) & (kl > 0.0)
         is_large = kl > self.config.desired_kl * 2.0
         self._rate.copy_(torch.where(is_large, lower, torch.where(is_small, higher, self._rate)))
-
-
-def _update_normalization(model: Any, observations: TensorDict) -> None:
-    """Update a network's observation normaliser, whose tensors keep their addresses.
-
-    rsl_rl replaces `_std` by a new tensor; a captured rollout would go on reading the old one.
-    """
-    normalizer = model.obs_normalizer
-    before = getattr(normalizer, "_std", None)
-    model.update_normalization(observations)
-    if before is not None:
-        normalizer._std = before.copy_(normalizer._std)

@@ -8,9 +8,10 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 
@@ -18,11 +19,12 @@ from mjfleet.config import AgentConfig
 from mjfleet.env import Env, EpisodeStatistics
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.nan_dump.nan_guard import DumpTo, RolloutGuard
+from mjfleet.rl import cuda_graphs
 from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate, build_parts
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
-from mjfleet.rl.cuda_graphs import GraphedRollout
+from mjfleet.rl.cuda_graphs import Capture, GraphedRollout
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.phase import HeartbeatLike, NoHeartbeat, Phase
 from mjfleet.rl.ppo import PPO
@@ -55,6 +57,7 @@ class Runner:
         heartbeat: HeartbeatLike | None = None,
         dump_to: DumpTo | None = None,
         evaluator: Evaluator | None = None,
+        capture: Capture | Literal["auto"] | None = "auto",
     ) -> None:
         """Build networks, algorithm and storage.
 
@@ -68,11 +71,14 @@ class Runner:
             heartbeat: told of every step.
             dump_to: where environments with numbers that are not finite are dumped; None: nowhere.
             evaluator: evaluates the policy now and then; None: there are no evaluations.
+            capture: captures CUDA graphs; `auto`: on a GPU; None: everything is done by calls.
         """
         self.env, self.agent, self.device = env, agent, device
         self.heartbeat = heartbeat or NoHeartbeat()
         self.collectives = collectives or Collectives()
-        self.alg = _make_algorithm(env, agent, device, num_threads, load, self.collectives)
+        if capture == "auto":
+            capture = cuda_graphs.capture if env.sim.device.type == "cuda" else None
+        self.alg = _make_algorithm(env, agent, device, num_threads, load, self.collectives, capture)
         self.alg.on_minibatch = self.heartbeat.beat
         self._compiles = agent.torch_compile_mode is not None or agent.library == "skrl-jax"
         self.current_learning_iteration = 0
@@ -88,7 +94,8 @@ class Runner:
         self._watch = RolloutGuard(env, agent.num_steps_per_env, dump_to)
         self.rollout: Callable[[], None] = self._roll
         if isinstance(self.alg, PPO):
-            self.rollout = GraphedRollout(env, self.alg.storage, self._roll)
+            policy, storage = self.alg.get_policy(), self.alg.storage
+            self.rollout = GraphedRollout(env, policy, storage, self._roll, capture)
 
     def train(
         self,
@@ -309,9 +316,10 @@ def _make_algorithm(
     num_threads: int,
     load: Callable[[str], Any],
     collectives: Collectives,
+    capture: Capture | None,
 ) -> Algorithm:
     """Build the algorithm of the library that the configuration names."""
-    kind: type[Algorithm] = PPO
+    kind: Callable[..., Algorithm]
     if agent.library == "skrl":
         kind = import_module("mjfleet.rl.adapters.skrl_adapter").TorchPPO
     elif agent.library == "skrl-jax":
@@ -320,4 +328,6 @@ def _make_algorithm(
         kind = RslRlUpdate
         if collectives.rank == 0:
             print_line(f"{missing}: learning takes rsl_rl's own path, which is slower")
+    else:
+        kind = partial(PPO, capture=capture)
     return kind(build_parts(env, agent, device, load), agent, collectives, num_threads)

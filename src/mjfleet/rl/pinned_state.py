@@ -1,0 +1,188 @@
+"""Keeps what a CUDA graph reads and writes where it was during the capture. Runs in a worker.
+
+A graph holds the addresses of tensors, and the Python numbers and choices of its capture.
+"""
+
+import copy
+import random
+from collections import deque
+from collections.abc import Iterable
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from mjfleet.env.step_recorder import StepRecorder
+from mjfleet.sim import Simulation
+
+LEAVES = (
+    torch.Tensor, Simulation, StepRecorder, type, FunctionType, MethodType, BuiltinFunctionType,
+    ModuleType, Enum, random.Random,
+)  # fmt: skip
+"""Types whose attributes are not looked at; simulations and recorders write in place."""
+
+
+class CaptureError(RuntimeError):
+    """Something cannot be a part of a CUDA graph."""
+
+
+class PinnedState:
+    """All tensors and constants that can be reached from some objects, as they are now.
+
+    Followed are attributes, dictionaries, lists and tuples; of networks, parameters and buffers.
+    """
+
+    def __init__(self, owners: dict[str, Any], counters: Iterable[str] = ()) -> None:
+        """Find them.
+
+        Args:
+            owners: the objects, by names for messages.
+            counters: attributes, as `owner.name`, that change and that the caller takes care of.
+        """
+        self._owners, self._counters = owners, frozenset(counters)
+        self._containers, self._leaves = self._find()
+        self._constants = {
+            path: _copy(value)
+            for path, value in self._leaves.items()
+            if not isinstance(value, torch.Tensor)
+        }
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all tensors, each once."""
+        found = [value for value in self._leaves.values() if isinstance(value, torch.Tensor)]
+        return list({id(tensor): tensor for tensor in found}.values())
+
+    def settle(self) -> None:
+        """Copy what has replaced a tensor into it, and put the tensor back in its place.
+
+        Raises:
+            CaptureError: something else than the values of tensors has changed.
+        """
+        _, now = self._find()
+        if changed := now.keys() ^ self._leaves.keys():
+            raise CaptureError(f"{min(changed)} was added or removed")
+        pairs = [(value, now[path]) for path, value in self._leaves.items()]
+        for path, old in self._leaves.items():
+            new = now[path]
+            if isinstance(old, torch.Tensor):
+                if not isinstance(new, torch.Tensor) or _form(old) != _form(new):
+                    raise CaptureError(f"{path} has changed its shape or type")
+            elif not _equal(self._constants[path], _copy(new)):
+                raise CaptureError(f"{path} has changed, and is no tensor")
+        # The new value of one tensor may be another one of them: all are read first.
+        copies = [(old, new.clone()) for old, new in pairs if _is_replaced(old, new)]
+        for path, container, items in self._containers:
+            _refill(container, items, self._contents(path, container) or {})
+        for old, value in copies:
+            old.copy_(value)
+
+    def put_back(self) -> None:
+        """Put tensors and constants back in their places; tensors keep the values they have."""
+        for path, container, items in self._containers:
+            _refill(container, items, self._contents(path, container) or {})
+        for path, constant in self._constants.items():
+            value = self._leaves[path]
+            if isinstance(value, np.ndarray):
+                value[...] = constant
+            elif isinstance(value, random.Random):
+                value.setstate(constant)
+            elif isinstance(value, np.random.Generator):
+                value.bit_generator.state = constant
+            elif isinstance(value, set):
+                value.clear()
+                value.update(constant)
+
+    def _find(self) -> tuple[list[tuple[str, Any, dict[Any, Any]]], dict[str, Any]]:
+        """Return all containers with path and items, and all other values by their paths."""
+        containers: list[tuple[str, Any, dict[Any, Any]]] = []
+        leaves: dict[str, Any] = {}
+        seen: set[int] = set()
+
+        def follow(path: str, value: Any) -> None:
+            items = self._contents(path, value)
+            if items is None:
+                leaves[path] = value
+                return
+            if id(value) in seen:
+                return
+            seen.add(id(value))
+            containers.append((path, value, items))
+            for key, item in items.items():
+                follow(f"{path}.{key}", item)
+
+        for name, owner in self._owners.items():
+            follow(name, owner)
+        return containers, leaves
+
+    def _contents(self, path: str, value: Any) -> dict[Any, Any] | None:
+        """Return what a container holds, by key, without counters; None for other values."""
+        items = _items(value)
+        if items is None:
+            return None
+        return {k: item for k, item in items.items() if f"{path}.{k}" not in self._counters}
+
+
+def _items(value: Any) -> dict[Any, Any] | None:
+    if isinstance(value, LEAVES):
+        return None
+    if isinstance(value, torch.nn.Module):
+        parts = ("_parameters", "_buffers", "_modules")
+        return {part: getattr(value, part) for part in parts}
+    if isinstance(value, dict | TensorDict):
+        return dict(value.items())
+    if isinstance(value, list | tuple | deque):
+        return dict(enumerate(value))
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    if not slots and not hasattr(value, "__dict__"):
+        return None
+    names = [*getattr(value, "__dict__", ()), *slots]
+    return {
+        name: getattr(value, name) for name in names if hasattr(value, name) and name[:2] != "__"
+    }
+
+
+def _refill(container: Any, items: dict[Any, Any], now: dict[Any, Any]) -> None:
+    """Let a container hold `items` again, which now holds `now`."""
+    if now.keys() == items.keys() and all(now[key] is item for key, item in items.items()):
+        return
+    if isinstance(container, list | deque):
+        container.clear()
+        container.extend(items.values())
+    elif isinstance(container, dict):
+        container.clear()
+        container.update(items)
+    elif isinstance(container, TensorDict):
+        container.update(items)
+    elif not isinstance(container, tuple | torch.nn.Module):
+        for name in now.keys() - items.keys():
+            object.__delattr__(container, name)
+        for name, item in items.items():
+            object.__setattr__(container, name, item)
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def _is_replaced(old: Any, new: Any) -> bool:
+    return isinstance(old, torch.Tensor) and old is not new
+
+
+def _copy(value: Any) -> Any:
+    """Return what stays as it is while the value changes in place."""
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return copy.deepcopy(value.bit_generator.state)
+    return value.copy() if isinstance(value, np.ndarray | set) else value
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return isinstance(other, np.ndarray) and np.array_equal(one, other)
+    if isinstance(one, dict):  # The state of one of NumPy's generators, which may hold an array.
+        return repr(one) == repr(other)
+    return one is other or (type(one) is type(other) and bool(one == other))
