@@ -1,4 +1,4 @@
-"""Finds task folders and loads from them; importing it imports no environment."""
+"""Finds task folders and loads objects from them. Reads each config.py, imports no environment."""
 
 import difflib
 import importlib
@@ -29,7 +29,7 @@ class FoundTask:
     task: Task
 
     def defaults(self) -> TrainConfig:
-        """The task's configuration before files and flags; its experiment is called as it is."""
+        """Return the task's configuration before files and flags, with its name as experiment."""
         agent = self.task.agent
         name = agent.experiment_name or self.name
         config = TrainConfig(env=self.task.env, agent=replace(agent, experiment_name=name))
@@ -39,7 +39,7 @@ class FoundTask:
             raise UserError(f"{self.folder / 'config.py'}, task {self.name}: {error}") from None
 
     def check_groups(self, config: TrainConfig, known: Collection[str]) -> None:
-        """Raise UserError where a network is to see an observation group that is not `known`."""
+        """Raise UserError if a network is to observe a group that is not `known`."""
         for network, names in to_dict(config.agent.obs_groups).items():
             for name in names:
                 if name not in known:
@@ -49,10 +49,10 @@ class FoundTask:
                     )
 
     def load(self, reference: str) -> Any:
-        """The object that `module:name` refers to within the task folder, e.g. `env:CartpoleEnv`.
+        """Return the object `module:name` of the task folder, such as `env:CartpoleEnv`.
 
         Raises:
-            UserError: the reference is not of that form, or the folder has no such object.
+            UserError: the reference is malformed, or the folder has no such object.
         """
         module_name, _, attribute = reference.partition(":")
         file = self.folder / f"{module_name}.py"
@@ -69,16 +69,16 @@ class FoundTask:
 
 @dataclass
 class Registry:
-    """All tasks that were found, by name, and the folders that could not be read, with why."""
+    """All tasks by name, and the reason for each folder that could not be read."""
 
     tasks: dict[str, FoundTask] = field(default_factory=dict)
     broken: dict[Path, str] = field(default_factory=dict)
 
     def find(self, name: str) -> FoundTask:
-        """The task of that name.
+        """Return the task with a name.
 
         Raises:
-            UserError: there is none; suggests the nearest names, else lists all.
+            UserError: it does not exist. The message suggests similar names, or lists all.
         """
         if name in self.tasks:
             return self.tasks[name]
@@ -91,14 +91,14 @@ class Registry:
 
 
 def discover(environ: Mapping[str, str], tasks_dir: str | None = None) -> Registry:
-    """Read the config.py of every task folder; the first folder searched is listed first.
+    """Read the config.py of every task folder, in the order of the search.
 
     Args:
-        environ: environment variables; MJFLEET_TASKS names folders like PATH does.
+        environ: environment variables. MJFLEET_TASKS lists folders as PATH does.
         tasks_dir: the value of --tasks-dir, searched first.
 
     Raises:
-        UserError: a folder that was asked for does not exist, or two tasks have one name.
+        UserError: a requested folder does not exist, or two tasks have the same name.
     """
     registry = Registry()
     for root in _roots(environ, tasks_dir):
@@ -108,14 +108,14 @@ def discover(environ: Mapping[str, str], tasks_dir: str | None = None) -> Regist
 
 
 def find_task(name: str, folder: Path) -> FoundTask:
-    """The task of that name in one folder, for a worker that was told both."""
+    """Return the task with a name in one folder, for a worker that was given both."""
     registry = Registry()
     _read(folder, registry)
     return registry.find(name)
 
 
 def _roots(environ: Mapping[str, str], tasks_dir: str | None) -> list[Path]:
-    """The folders to search, each once, in order."""
+    """Return the folders to search, each once, in order."""
     asked = [(tasks_dir, "--tasks-dir")] if tasks_dir else []
     listed = environ.get(TASKS_VARIABLE, "").split(":")
     asked += [(folder, TASKS_VARIABLE) for folder in listed if folder]
@@ -129,7 +129,7 @@ def _roots(environ: Mapping[str, str], tasks_dir: str | None) -> list[Path]:
     roots = [Path(folder) for folder, _ in asked]
     roots.append(Path("tasks"))
     for entry in entry_points(group="mjfleet.tasks"):
-        # Finding `robots.tasks` by its whole name would import `robots`, and what that imports.
+        # Looking for `robots.tasks` by its whole name would import `robots`.
         package, *inner = entry.module.split(".")
         spec = importlib.util.find_spec(package)
         places = (spec.submodule_search_locations if spec else None) or []
@@ -139,7 +139,7 @@ def _roots(environ: Mapping[str, str], tasks_dir: str | None) -> list[Path]:
 
 
 def bundled_tasks() -> Path:
-    """The tasks that come with mjfleet: inside the package, or beside src/ in a clone."""
+    """Return the folder of mjfleet's own tasks: in the package, or beside src/ in a clone."""
     package = Path(__file__).resolve().parent
     inside = package / "tasks"
     return inside if inside.is_dir() else package.parents[1] / "tasks"
@@ -156,7 +156,7 @@ def _read(folder: Path, registry: Registry) -> None:
             if not name or name.startswith("-") or not FOLDER_NAME.holds(name):
                 raise ValueError(f"the task name {name!r} must be {FOLDER_NAME.allowed}")
     except Exception as error:
-        # The newest line of the folder's own code; a syntax error says itself where it is.
+        # Name the last line of the folder's own code. A syntax error names its line itself.
         own = [
             f
             for f in traceback.extract_tb(error.__traceback__)
@@ -175,9 +175,9 @@ def _read(folder: Path, registry: Registry) -> None:
 
 
 def _import_package(folder: Path) -> str:
-    """Make `folder` importable as a package without touching sys.path; return its name.
+    """Make `folder` importable as a package without changing sys.path; return its name.
 
-    The name is made from the whole path, so that folders of one name do not meet.
+    The name depends on the whole path, so that folders with the same name do not collide.
     """
     folder = folder.resolve()
     stem = "".join(c if c.isalnum() else "_" for c in folder.name)

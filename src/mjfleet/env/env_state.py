@@ -1,4 +1,7 @@
-"""What an environment has become since it was built, as plain data for a checkpoint."""
+"""Converts an environment's changing attributes to plain data for a checkpoint, and back.
+
+Runs in a worker.
+"""
 
 import copy
 import random
@@ -6,7 +9,6 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from enum import Enum
-from functools import singledispatch
 from itertools import zip_longest
 from typing import Any
 
@@ -15,35 +17,36 @@ import torch
 from tensordict import TensorDict
 
 _PLAIN = (bool, int, float, str, type(None))
+_GENERATORS = (torch.Generator, np.random.Generator, random.Random)
 _OF_SIM = "<the simulation's own>"
 """Stands for a view of the simulation, which restores itself."""
 
 
 class _NoStateError(Exception):
-    """A value that is no state: a configuration, a model, a function."""
+    """A value is not state: a configuration, a model, a function."""
 
 
 class EnvState:
-    """Finds the attributes of an environment that change while it runs, and puts them back.
+    """Finds the attributes of an environment that change while it runs, and restores them.
 
-    State is every attribute that is a tensor, an array, a number, text, an enum's member, a random
-    generator, a list, tuple, set, deque or dictionary of these, or an object with `state_dict` and
-    `load_state_dict`, and that is not as it was when the environment was built: so constants that
-    were worked out from the configuration come from the configuration of today.
+    State is every attribute that differs from its value when the environment was built, and that is
+    a tensor, an array, a number, text, an enum's member, a random generator, a list, tuple, set,
+    deque or dictionary of these, or an object with `state_dict` and `load_state_dict`. Constants
+    that were computed from the configuration thus follow the current configuration.
     """
 
     def __init__(self, env: Any) -> None:
-        """Remember how `env`, freshly built, is."""
+        """Remember the attributes of `env`, which has just been built."""
         self._env = env
         self._built = self._all()
 
     def changed(self) -> dict[str, Any]:
-        """The attributes that have changed, by name: tensors on the CPU, and plain data."""
+        """Return the attributes that have changed, by name: tensors on the CPU, and plain data."""
         found = self._all().items()
         return {k: v for k, v in found if k not in self._built or not _equal(v, self._built[k])}
 
     def counters(self) -> dict[str, Any]:
-        """Those of them that do not belong to single worlds, see restore_counters."""
+        """Return those of them that do not belong to single environments."""
         env = self._env
         return {
             name: value
@@ -52,43 +55,49 @@ class EnvState:
         }
 
     def restore(self, state: Mapping[str, Any]) -> list[str]:
-        """Put back all that `changed` found in an environment of the same worlds.
+        """Restore what `changed` returned for as many environments.
 
-        Tensors, lists and dictionaries are written in place: others may hold them, or views.
+        Tensors, lists and dictionaries are written in place, since other objects may hold them or
+        views of them.
 
         Returns:
-            The names of tensors that have another shape now, and stay as they were built.
+            The names of tensors whose shape is different now. They keep their values.
         """
-        other_shape = [n for n, value in state.items() if self._has_another_shape(n, value)]
+        other_shape = [
+            name
+            for name, saved in state.items()
+            if isinstance(saved, torch.Tensor)
+            and isinstance(now := getattr(self._env, name, None), torch.Tensor)
+            and saved.shape != now.shape
+        ]
         rest = {name: value for name, value in state.items() if name not in other_shape}
         for name, value in rest.items():
-            setattr(self._env, name, self._put_back(value, getattr(self._env, name, None)))
+            self._put_back(name, value)
         for name, value in rest.items():
             now = getattr(self._env, name)
             tensors = isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor)
-            # Two that were one when they were built, and are not any more, need a tensor each.
+            # Two attributes that shared a tensor when they were built may need one each.
             if tensors and not torch.equal(now.cpu(), value):
                 setattr(self._env, name, value.to(now.device))
         return other_shape
 
     def restore_built(self) -> None:
-        """Put back all as it was when the environment was built."""
-        self.restore(copy.deepcopy(self._built))  # Some of it may be taken as it is.
+        """Restore all attributes as they were when the environment was built."""
+        self.restore(copy.deepcopy(self._built))  # A part of the state may be used without a copy.
 
     def restore_counters(self, state: Mapping[str, Any], num_envs: int) -> None:
-        """Put back only what does not belong to single worlds, such as a curriculum's counters.
+        """Restore only what does not belong to single environments, such as a curriculum's level.
 
         Args:
-            state: what `changed` found.
-            num_envs: the number of worlds there.
+            state: what `changed` or `counters` returned.
+            num_envs: the number of environments there.
         """
         for name, value in state.items():
-            now = getattr(self._env, name, None)
-            if _is_global(value, now, num_envs):
-                setattr(self._env, name, self._put_back(value, now))
+            if _is_global(value, getattr(self._env, name, None), num_envs):
+                self._put_back(name, value)
 
     def _all(self) -> dict[str, Any]:
-        """Every attribute that may be state."""
+        """Return every attribute that may be state."""
         found: dict[str, Any] = {}
         fields = vars(self._env.sim).values()
         owned = {_memory(field) for field in fields if isinstance(field, torch.Tensor)} - {0}
@@ -97,108 +106,67 @@ class EnvState:
                 found[name] = _take(value, owned)
         return {k: v for k, v in found.items() if not (isinstance(v, str) and v == _OF_SIM)}
 
-    def _has_another_shape(self, name: str, saved: Any) -> bool:
+    def _put_back(self, name: str, saved: Any) -> None:
         now = getattr(self._env, name, None)
-        if isinstance(saved, torch.Tensor) and isinstance(now, torch.Tensor):
-            return saved.shape != now.shape
-        return False
-
-    def _put_back(self, saved: Any, now: Any) -> Any:
-        return _put_back(saved, now, self._env.device)
+        setattr(self._env, name, _put_back(saved, now, self._env.device))
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Where the memory begins that a tensor is a view of; 0 where there is none."""
+    """Return the address of the memory that a tensor views, or 0 if it is empty."""
     return tensor.untyped_storage().data_ptr() if tensor.numel() else 0
 
 
-@singledispatch
 def _take(value: Any, owned: Collection[int]) -> Any:
-    """A copy of a value as plain data; `owned`: memory of the simulation."""
+    """Return a copy of a value as plain data. `owned`: addresses of the simulation's memory."""
+    match value:
+        case torch.Tensor():
+            return _OF_SIM if _memory(value) in owned else value.detach().to("cpu", copy=True)
+        case np.ndarray():
+            try:
+                return torch.from_numpy(value.copy())
+            except TypeError:
+                raise _NoStateError(value.dtype) from None
+        case np.generic():
+            return value.item()
+        case Enum():
+            return _take(value.value, owned)
+    if isinstance(value, _GENERATORS):
+        return _take_generator(value, owned)
+    return value if type(value) in _PLAIN else _take_container(value, owned)
+
+
+def _take_generator(value: Any, owned: Collection[int]) -> Any:
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, np.random.Generator):
+        return _take(dict(value.bit_generator.state), owned)
+    return value.getstate()
+
+
+def _take_container(value: Any, owned: Collection[int]) -> Any:
+    match value:
+        case TensorDict() | dict() if all(type(key) in _PLAIN for key in list(value.keys())):
+            return {key: _take(item, owned) for key, item in value.items()}
+        case list() | deque() | set() | frozenset():
+            return [_take(item, owned) for item in value]
+        case tuple():
+            return tuple(_take(item, owned) for item in value)
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return _take(dict(value.state_dict()), owned)
     raise _NoStateError(type(value).__name__)
 
 
-@_take.register(bool | int | float | str | None)
-def _take_plain(value: Any, owned: Collection[int]) -> Any:
-    if isinstance(value, Enum):
-        return _take(value.value, owned)
-    if isinstance(value, np.generic):
-        return value.item()
-    if type(value) not in _PLAIN:
-        raise _NoStateError(type(value).__name__)
-    return value
-
-
-@_take.register
-def _take_enum(value: Enum, owned: Collection[int]) -> Any:
-    return _take(value.value, owned)
-
-
-@_take.register
-def _take_tensor(value: torch.Tensor, owned: Collection[int]) -> Any:
-    if _memory(value) in owned:
-        return _OF_SIM
-    return value.detach().to("cpu", copy=True)
-
-
-@_take.register
-def _take_array(value: np.ndarray, owned: Collection[int]) -> torch.Tensor:
-    try:
-        return torch.from_numpy(value.copy())
-    except TypeError:
-        raise _NoStateError(value.dtype) from None
-
-
-@_take.register
-def _take_scalar(value: np.generic, owned: Collection[int]) -> Any:
-    return value.item()
-
-
-@_take.register
-def _take_generator(value: torch.Generator, owned: Collection[int]) -> torch.Tensor:
-    return value.get_state()
-
-
-@_take.register
-def _take_numpy_generator(value: np.random.Generator, owned: Collection[int]) -> Any:
-    return _take(dict(value.bit_generator.state), owned)
-
-
-@_take.register
-def _take_python_generator(value: random.Random, owned: Collection[int]) -> Any:
-    return value.getstate()
-
-
-@_take.register(TensorDict | dict)
-def _take_mapping(value: Any, owned: Collection[int]) -> dict[Any, Any]:
-    if not all(type(key) in _PLAIN for key in value.keys()):  # noqa: SIM118  # Of a TensorDict too.
-        raise _NoStateError("a key that is no plain data")
-    return {key: _take(item, owned) for key, item in value.items()}
-
-
-@_take.register(list | deque | set | frozenset)
-def _take_list(value: Any, owned: Collection[int]) -> list[Any]:
-    return [_take(item, owned) for item in value]
-
-
-@_take.register
-def _take_tuple(value: tuple, owned: Collection[int]) -> tuple[Any, ...]:
-    return tuple(_take(item, owned) for item in value)
-
-
 def _put_back(saved: Any, now: Any, device: torch.device) -> Any:
-    """What takes the place of `now`: itself where it can be written in place.
+    """Return the value that replaces `now`: itself if it can be written in place.
 
     Args:
         saved: a copy that `_take` made.
-        now: what is there; None: nothing.
-        device: for tensors in the place of nothing.
+        now: the current value, or None.
+        device: the device of tensors that replace None.
     """
     if isinstance(saved, str) and saved == _OF_SIM:
         return now
-    if isinstance(now, (torch.Generator, np.random.Generator, random.Random)):
+    if isinstance(now, _GENERATORS):
         _set_generator(now, saved)
         return now
     if isinstance(now, Enum):
@@ -206,7 +174,8 @@ def _put_back(saved: Any, now: Any, device: torch.device) -> Any:
     if isinstance(saved, torch.Tensor):
         return _put_back_tensor(saved, now, device)
     if isinstance(saved, (dict, list, tuple)):
-        return _put_back_container(saved, now, device)
+        put_back = _put_back_mapping if isinstance(saved, dict) else _put_back_sequence
+        return put_back(saved, now, device)
     return saved
 
 
@@ -219,27 +188,21 @@ def _put_back_tensor(saved: torch.Tensor, now: Any, device: torch.device) -> Any
     if not isinstance(now, torch.Tensor):
         return saved.to(device)
     if now.shape == saved.shape and now.dtype == saved.dtype:
-        with torch.no_grad(), suppress(RuntimeError):  # Expanded, it cannot be written.
+        with torch.no_grad(), suppress(RuntimeError):  # An expanded tensor cannot be written.
             now.copy_(saved)
             return now
     return saved.to(now.device)
 
 
-def _put_back_container(saved: Any, now: Any, device: torch.device) -> Any:
-    if isinstance(saved, dict):
-        return _put_back_mapping(saved, now, device)
-    before = now if isinstance(now, (list, tuple, deque)) else ()
-    pairs = list(zip_longest(saved, before))[: len(saved)]
-    items = [_put_back(item, old, device) for item, old in pairs]
+def _put_back_sequence(saved: Any, now: Any, device: torch.device) -> Any:
+    items = [_put_back(item, old, device) for item, old in _pairs(saved, now)]
     if isinstance(now, (list, deque)):
         now.clear()
         now.extend(items)
         return now
-    if isinstance(now, (set, frozenset)):
-        return type(now)(items)
     if isinstance(now, tuple) and hasattr(now, "_fields"):
         return type(now)(*items)
-    return type(saved)(items)
+    return type(now if isinstance(now, (set, frozenset)) else saved)(items)
 
 
 def _put_back_mapping(saved: dict[Any, Any], now: Any, device: torch.device) -> Any:
@@ -256,6 +219,12 @@ def _put_back_mapping(saved: dict[Any, Any], now: Any, device: torch.device) -> 
     return target
 
 
+def _pairs(saved: Any, now: Any) -> list[tuple[Any, Any]]:
+    """Return each saved item of a sequence with the current item in its place, or None."""
+    before = now if isinstance(now, (list, tuple, deque)) else ()
+    return list(zip_longest(saved, before))[: len(saved)]
+
+
 def _set_generator(generator: Any, state: Any) -> None:
     if isinstance(generator, torch.Generator):
         generator.set_state(state)
@@ -267,15 +236,15 @@ def _set_generator(generator: Any, state: Any) -> None:
 
 
 def _arrays(value: Any) -> Any:
-    """The state of a NumPy generator, whose arrays were saved as tensors."""
+    """Return the state of a NumPy generator with arrays instead of tensors."""
     if isinstance(value, dict):
         return {key: _arrays(item) for key, item in value.items()}
     return value.numpy() if isinstance(value, torch.Tensor) else value
 
 
 def _is_global(saved: Any, now: Any, num_envs: int) -> bool:
-    """Whether a value has nothing that belongs to a single world, and fits what is there."""
-    if isinstance(now, (torch.Generator, np.random.Generator, random.Random)):
+    """Return whether a value belongs to no single environment, and fits the current value."""
+    if isinstance(now, _GENERATORS):
         return False
     if isinstance(saved, torch.Tensor):
         fits = isinstance(now, (torch.Tensor, np.ndarray)) and now.shape == saved.shape
@@ -286,16 +255,12 @@ def _is_global(saved: Any, now: Any, num_envs: int) -> bool:
             own = saved
         return all(_is_global(item, own.get(key), num_envs) for key, item in saved.items())
     if isinstance(saved, (list, tuple)):
-        own = now if isinstance(now, (list, tuple, deque)) else ()
-        return all(
-            _is_global(item, old, num_envs)
-            for item, old in list(zip_longest(saved, own))[: len(saved)]
-        )
+        return all(_is_global(item, old, num_envs) for item, old in _pairs(saved, now))
     return True
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two copies are the same, down to their tensors."""
+    """Return whether two copies are equal, including their tensors."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
