@@ -1,4 +1,4 @@
-"""`mjfleet new-task <name>`: a task folder to start from, which trains as it stands."""
+"""`mjfleet new-task <name>`: writes a task folder to start from. Imports nothing heavy."""
 
 import os
 import re
@@ -16,22 +16,22 @@ from mjfleet.registry import discover
 from mjfleet.utils.console import print_line
 
 TEMPLATE = Path(__file__).with_name("task_template")
-"""A task named `reacher`, whose classes are named Reacher...: the names that are replaced."""
+"""A task named `reacher` with classes named Reacher...; the new names replace these."""
 FILES = ("config.py", "env.py", "model.xml")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewTaskArguments:
-    """Write a small task that trains as it stands: a model, an environment, default numbers."""
+    """Write a small task that can be trained: a model, an environment and default numbers."""
 
     name: tyro.conf.Positional[str]
     """Name of the task and of its folder, such as `my-robot`."""
     tasks_dir: str = "tasks"
-    """Folder of task folders in which it is made."""
+    """Folder of task folders in which it is created."""
 
 
 def new_task(arguments: Sequence[str]) -> int:
-    """Write the folder and say how to go on."""
+    """Write the folder and print the next commands."""
     parsed = parse_flags(NewTaskArguments, arguments, "mjfleet new-task")
     name, root = parsed.name, Path(parsed.tasks_dir)
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,99}", name):
@@ -51,18 +51,20 @@ def new_task(arguments: Sequence[str]) -> int:
     run = "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
     is_found = root.resolve() == Path("tasks").resolve()
     where = name if is_found else f"{name} --tasks-dir {shlex.quote(str(root))}"
-    print_line(
-        "\nGo on with\n"
-        f"  {run}train {where} --dry-run\n"
-        f"  {run}mjfleet check-task {where}\n"
-        f"  {run}train {where}\n"
-        f"  {run}play {where} --resume latest"
+    print_line("\nGo on with")
+    commands = (
+        "train {} --dry-run",
+        "mjfleet check-task {}",
+        "train {}",
+        "play {} --resume latest",
     )
+    for command in commands:
+        print_line(f"  {run}{command.format(where)}")
     return 0
 
 
 def _write(root: Path, name: str) -> None:
-    """Fill a folder aside, then move it to its place: it is there as a whole or not at all."""
+    """Fill a temporary folder, then rename it, so that the task is there whole or not at all."""
     class_name = "".join(part[:1].upper() + part[1:] for part in re.split("[-_]", name))
     names = {"reacher": name, "Reacher": class_name}
     root.mkdir(parents=True, exist_ok=True)

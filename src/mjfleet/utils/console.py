@@ -1,19 +1,19 @@
-"""Printing for the person who runs this: a terminal that has gone away never ends a run."""
+"""Prints lines; a terminal that has gone away never ends a run."""
 
 import os
 
 
 def print_line(text: str) -> None:
-    """Print a line at once. If nobody can read it, as after `| head`, print no more."""
+    """Print a line at once. If that fails, as after `| head`, discard this and all later output."""
     try:
         print(text, flush=True)
     except OSError:
-        # What is still buffered must not fail either, here or when Python exits.
+        # Also discards what is buffered, which would fail again when Python exits.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.close(null)
 
 
 def in_a_line(error: BaseException) -> str:
-    """An exception's message without line breaks, or its type where it has none."""
+    """Return an exception's message without line breaks, or its type if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
