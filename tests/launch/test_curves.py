@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from matplotlib import image
 
-from mjfleet.launch import curves
+from mjfleet.launch.planned_run import DRAW_SECONDS, draw_curves
 
 from ..conftest import Run, only_run
 from .workers import started, wait_for_iteration
@@ -58,7 +58,7 @@ def test_a_signal_does_not_wait_for_curves(tmp_path: Path, monkeypatch: pytest.M
         begun = time.monotonic()
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=30)
-    assert time.monotonic() - begun < curves.LONGEST_SECONDS / 2
+    assert time.monotonic() - begun < DRAW_SECONDS / 2
     assert (process.returncode, errors) == (130, "")
     assert "go on with: " in rest
 
@@ -75,8 +75,7 @@ def test_drawing_that_takes_too_long_is_given_up(
     (tmp_path / "metrics.csv").write_text(ROWS)
     (tmp_path / "config.yaml").write_text("agent: {seed: 5}\n")
     hang(tmp_path, monkeypatch)
-    monkeypatch.setattr(curves, "LONGEST_SECONDS", 5.0)
-    curves.draw_curves(tmp_path)
+    draw_curves(tmp_path, patience=5.0)
     assert (tmp_path / "drawing").exists()
     assert "longer than 5 s" in caplog.text
     assert not list(tmp_path.glob("plots/*"))

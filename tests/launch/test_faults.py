@@ -85,8 +85,8 @@ def test_leaving_is_a_failure_too(run: Run, tmp_path: Path, figure: Figure) -> N
 
 def agent_of(process: subprocess.Popen) -> psutil.Process:
     """The process that is the parent of the workers."""
-    children = psutil.Process(process.pid).children()
-    return next(child for child in children if len(child.children()) >= 2)
+    (host_agent,) = psutil.Process(process.pid).children()
+    return next(child for child in host_agent.children() if len(child.children()) >= 2)
 
 
 def test_a_killed_agent_is_named_and_takes_all_with_it(tmp_path: Path, figure: Figure) -> None:
@@ -98,6 +98,24 @@ def test_a_killed_agent_is_named_and_takes_all_with_it(tmp_path: Path, figure: F
         figure("SIGKILL of the agent", tmp_path / "failed")
     assert process.returncode == 1
     assert "torchrunx's agent was killed by SIGKILL" in errors
+
+
+def test_a_killed_host_agent_is_named_and_takes_all_with_it(tmp_path: Path) -> None:
+    with started(tmp_path, *SMALL, "--agent.max-iterations", "100000") as process:
+        wait_for_iteration(process, 2)
+        (host_agent,) = psutil.Process(process.pid).children()
+        family = host_agent.children(recursive=True)
+        host_agent.kill()
+        _, errors = process.communicate(timeout=60)
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive
+    assert process.returncode == 1
+    assert "killed by SIGKILL" in errors
+    assert (
+        json.loads((only_run(tmp_path) / "run.json").read_text())["attempts"][0]["kind"] == "Lost"
+    )
+    for folder in Path(tempfile.gettempdir()).glob(f"mjfleet-{host_agent.pid}-*"):
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("seconds", [1.5, 3.5])
@@ -112,8 +130,6 @@ def test_a_launcher_that_is_killed_while_workers_start_leaves_none(
         process.kill()
         _, alive = psutil.wait_procs(family, timeout=10)
         assert not alive
-    for folder in Path(tempfile.gettempdir()).glob(f"mjfleet-{process.pid}-*"):
-        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("state", ["stopped", "asleep"])
@@ -178,10 +194,16 @@ def test_a_run_starts_again_after_faults_but_not_for_ever(run: Run, tmp_path: Pa
 
 def members_of(launcher: psutil.Process) -> dict[str, list[psutil.Process]]:
     """The processes of a run by what they are; torchrunx's log server passes for an agent."""
-    agents = [p for p in launcher.children() if p.status() != psutil.STATUS_ZOMBIE]
-    workers = [worker for agent in agents for worker in agent.children()]
-    alive = [p for p in workers if p.status() != psutil.STATUS_ZOMBIE]
-    return {"launcher": [launcher], "agent": agents, "worker": alive}
+
+    def living(parents: list[psutil.Process]) -> list[psutil.Process]:
+        children = [child for parent in parents for child in parent.children()]
+        return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+
+    host_agents = living([launcher])
+    helpers = living(host_agents)
+    agents = [helper for helper in helpers if "resource_tracker" not in str(helper.cmdline())]
+    kinds = {"launcher": [launcher], "host agent": host_agents, "agent": agents}
+    return kinds | {"worker": living(agents)}
 
 
 def wait_for_moment(chance: random.Random, process: subprocess.Popen, root: Path) -> None:
@@ -207,7 +229,7 @@ def test_a_run_outlives_kills_at_random_moments(
     chance = random.Random(pytestconfig.getoption("--seed"))
     flags = ("--cpu-workers", "2", "--max-restarts", "1000", "--agent.max-iterations", "100000")
     flags = (*SMALL, *flags, "--agent.save-interval", "1", "--keep-checkpoints", "5")
-    killed = {"launcher": 0, "agent": 0, "worker": 0}
+    killed = {"launcher": 0, "host agent": 0, "agent": 0, "worker": 0}
     resume: tuple[str, ...] = ()
     while True:
         with (tmp_path / "output").open("ab") as output:

@@ -17,7 +17,7 @@ import torch
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.host_environment import take_variables, travelling, without_values
-from mjfleet.launch.host_starter import choose_hosts
+from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 
 from ..conftest import only_run, rows
 from .network import TOOLS, Network
@@ -30,23 +30,22 @@ PATIENCE = 300
 ENDLESS = ("--agent.max-iterations", "100000", "--agent.save-interval", "1")
 
 
-def test_a_slurm_allocation_of_several_nodes_names_the_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scontrol = tmp_path / "scontrol"
-    names = "n1.invalid n2.invalid"
-    scontrol.write_text(f'#!/bin/sh\n[ "$*" = "show hostnames n[1-2].invalid" ] && echo {names}\n')
-    scontrol.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+def test_a_slurm_allocation_of_several_nodes_names_the_hosts() -> None:
+    names = ["n1.invalid", "n2.invalid"]
     inside = {"SLURM_JOB_NODELIST": "n[1-2].invalid", "SLURM_JOB_NUM_NODES": "2"}
-    assert choose_hosts(LaunchConfig(), inside) == names.split()
-    assert choose_hosts(LaunchConfig(hosts=["slurm"]), inside) == names.split()
-    assert choose_hosts(LaunchConfig(hosts=["localhost"]), inside) == []
+    assert choose_hosts(LaunchConfig(), inside) == names
+    assert choose_hosts(LaunchConfig(hosts=["slurm"]), inside) == names
+    odd = inside | {"SLURM_JOB_NODELIST": "login,gpu[01-02,11]-a.invalid"}
+    several = ["login", "gpu01-a.invalid", "gpu02-a.invalid", "gpu11-a.invalid"]
+    assert choose_hosts(LaunchConfig(), odd) == several
+    assert choose_hosts(LaunchConfig(hosts=["localhost"]), inside) == [LOCALHOST]
     # One of several processes of srun trains alone, or is told which of them it is.
-    assert choose_hosts(LaunchConfig(), inside | {"SLURM_STEP_NUM_TASKS": "2"}) == []
-    assert choose_hosts(LaunchConfig(), inside | {"SLURM_JOB_NUM_NODES": "1"}) == []
+    assert choose_hosts(LaunchConfig(), inside | {"SLURM_STEP_NUM_TASKS": "2"}) == [LOCALHOST]
+    assert choose_hosts(LaunchConfig(), inside | {"SLURM_JOB_NUM_NODES": "1"}) == [LOCALHOST]
     with pytest.raises(UserError, match="no SLURM allocation"):
         choose_hosts(LaunchConfig(hosts=["slurm"]), {})
+    with pytest.raises(UserError, match=r"SLURM_JOB_NODELIST=n\[1"):
+        choose_hosts(LaunchConfig(), inside | {"SLURM_JOB_NODELIST": "n[1"})
 
 
 def test_variables_travel_and_their_values_are_not_recorded() -> None:

@@ -10,7 +10,8 @@ import pytest
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices
-from mjfleet.launch.launch_plan import Host, LaunchPlan, divide_worlds, make_plan
+from mjfleet.launch.launch_plan import LaunchPlan, make_plan
+from mjfleet.launch.placement import Host, divide_envs
 from mjfleet.registry import discover
 
 CPU, GPU = Devices((), ()), Devices((1,), ("3",))
@@ -130,15 +131,15 @@ def test_a_process_that_something_else_started_is_the_rank_it_was_given() -> Non
 def test_worlds_that_are_still_to_be_found_are_planned_except_for_workers_started_already() -> None:
     auto = replace(discover({}).find("cartpole-balance").task.env, num_envs="auto")
     made = plan(CPUS, env=auto)
-    assert (made.worlds_per_worker, made.steps_per_iteration) == (None, None)
+    assert (made.envs_per_worker, made.steps_per_iteration) == (None, None)
     with pytest.raises(UserError, match="give a number"):
         plan(CPUS, OUTER, env=auto)
 
 
 def test_the_worlds_of_all_workers_are_divided() -> None:
     config = replace(discover({}).find("cartpole-balance").defaults(), total_envs=96)
-    assert divide_worlds(config, 3).env.num_envs == 32
+    assert divide_envs(config, 3).env.num_envs == 32
     with pytest.raises(UserError, match="95 or 100"):
-        divide_worlds(config, 5)
+        divide_envs(config, 5)
     with pytest.raises(UserError, match="such as 100\\."):
-        divide_worlds(config, 100)
+        divide_envs(config, 100)

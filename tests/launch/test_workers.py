@@ -243,7 +243,6 @@ def test_all_listen_on_the_loopback_interface_alone_and_end_with_the_launcher(
     with started(tmp_path, *SMALL, "--agent.max-iterations", "100000") as process:
         wait_for_iteration(process, 2)
         family = psutil.Process(process.pid).children(recursive=True)
-        scratch = set(Path(tempfile.gettempdir()).glob("mjfleet-*-*")) - before
         assert len(family) >= 4
         listening = [
             connection.laddr.ip
@@ -258,8 +257,7 @@ def test_all_listen_on_the_loopback_interface_alone_and_end_with_the_launcher(
         _, alive = psutil.wait_procs(family, timeout=10)
         figure("SIGKILL of the launcher", tmp_path / "killed")
         assert not alive
-    for folder in scratch:
-        shutil.rmtree(folder)
+    assert set(Path(tempfile.gettempdir()).glob("mjfleet-*-*")) <= before
 
 
 def torchrun(folder: Path, workers: int, *flags: str) -> "subprocess.Popen[str]":
@@ -344,10 +342,11 @@ def test_srun_starts_the_workers_and_they_are_one_run(tmp_path: Path) -> None:
     only_run(tmp_path)
 
 
-def test_no_host_name_needs_to_be_resolved_and_no_log_file_be_written(tmp_path: Path) -> None:
-    unshare = ["unshare", "--uts", "--map-root-user", "sh", "-c"]
+def test_no_host_name_needs_to_be_resolved_and_nothing_need_be_left(tmp_path: Path) -> None:
+    unshare = ["unshare", "--uts", "--mount", "--map-root-user", "sh", "-ec"]
     train = " ".join([*TRAIN, "cartpole-balance", *SMALL, "--torchrunx-log-dir", "''"])
-    command = f"hostname nowhere.invalid && exec {train}"
+    own = "hostname nowhere.invalid; mount -t tmpfs none /dev/shm"
+    command = f"{own}; {train}; ls -A /dev/shm > left"
     result = subprocess.run(
         [*unshare, command], cwd=tmp_path, capture_output=True, text=True, check=False
     )
@@ -355,6 +354,7 @@ def test_no_host_name_needs_to_be_resolved_and_no_log_file_be_written(tmp_path: 
     assert "iteration=4/4" in result.stdout
     assert json.loads((only_run(tmp_path) / "run.json").read_text())["host"] == "nowhere.invalid"
     assert not list(tmp_path.rglob("*.log"))
+    assert (tmp_path / "left").read_text() == ""
 
 
 @pytest.mark.gpu

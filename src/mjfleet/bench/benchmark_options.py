@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -15,7 +14,7 @@ from mjfleet.config import LaunchConfig, TrainConfig, from_dict, to_dict
 from mjfleet.config.validation import Rule, at_least, check, optional
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, select_devices
-from mjfleet.launch.launch_plan import Host, make_plan
+from mjfleet.launch.placement import Host, place_workers
 from mjfleet.registry import FoundTask
 from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.worker.worker_args import WorkerArgs
@@ -128,7 +127,7 @@ class Setup:
             UserError: engine, threads and devices do not fit each other.
         """
         hosts = [Host(devices=self.devices, cores=len(os.sched_getaffinity(0)))]
-        plan = make_plan(self.found, config, hosts, {}, datetime.now())
+        plan = place_workers(self.found, config, hosts, {})
         return WorkerArgs(
             task=plan.task,
             task_folder=str(plan.task_folder),

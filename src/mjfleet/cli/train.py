@@ -1,4 +1,7 @@
-"""`train <task> [flags]`, also `mjfleet train` and `python -m mjfleet.cli.train`."""
+"""The command `train`, also `mjfleet train` and `python -m mjfleet.cli.train`.
+
+Runs in the launcher, and in each worker that torchrun or srun has started.
+"""
 
 import os
 import sys
@@ -10,10 +13,9 @@ from typing import Any
 from mjfleet.cli.flags import parse_flags, peek
 from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.errors import UserError, run_command
-from mjfleet.launch.restart_policy import VARIABLE
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.runs.config_yaml import read_config
-from mjfleet.runs.resume_choice import find_resume, read_recorded, take_tasks_dir
+from mjfleet.runs.resume_choice import Resume, find_resume, read_recorded, take_tasks_dir
 from mjfleet.utils.packages import need_extra
 from mjfleet.worker.rank_environment import torchrun_variables
 
@@ -25,13 +27,11 @@ def main() -> None:
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Parse, plan and run; returns the exit code."""
-    failed = os.environ.pop(VARIABLE, None)
-    if failed is not None:
-        arguments = [arguments[0], "--resume", failed]
+    """Parse the arguments and train; return the exit code."""
     data = _base(arguments)
     registry = discover(os.environ, peek(arguments, "--tasks-dir") or take_tasks_dir(data))
-    if not arguments or (arguments[0].startswith("-") and {"-h", "--help"} & set(arguments)):
+    asks_for_help = bool({"-h", "--help"} & set(arguments))
+    if not arguments or (arguments[0].startswith("-") and asks_for_help):
         _print_help(registry)
         return 0 if arguments else 2
     name, flags = arguments[0], arguments[1:]
@@ -40,24 +40,28 @@ def train(arguments: Sequence[str]) -> int:
             f"the task comes first: train <task> {name} ... (`train --help` lists tasks)"
         )
     found = registry.find(name)
-    config = parse(found, flags, data)
-    from mjfleet.launch.launch_training import begin, begun_already  # Help does not wait for it.
-
-    if failed is None and not config.dry_run and (begun := begun_already(config)):
-        os.environ[VARIABLE] = begun
-        return train(arguments)
-    resume = None
-    if config.resume is not None:
-        experiment = Path(config.log_root, config.agent.experiment_name)
-        take_lock = not config.dry_run and os.environ.get("RANK", "0") == "0"
-        resume = find_resume(config.resume, name, experiment, take_lock)
-        config = parse(found, flags, resume.config or data)
+    resume = None if asks_for_help else _resume(found, flags)
+    config = parse(found, flags, resume.config if resume else data)
     need_extra("skrl", f"--agent.library {config.agent.library}", config.agent.packages)
-    return begin(found, config, resume, failed is not None, arguments)
+    from mjfleet.launch.launch_training import launch_training  # Help does not wait for it.
+
+    return launch_training(found, config, resume, arguments)
+
+
+def _resume(found: FoundTask, flags: Sequence[str]) -> Resume | None:
+    """Find the run to continue, whose configuration the flags change."""
+    if (wanted := peek(flags, "--resume")) is None:
+        return None
+    default = found.defaults()
+    log_root = peek(flags, "--log-root") or default.log_root
+    experiment = peek(flags, "--agent.experiment-name") or default.agent.experiment_name
+    is_dry_run = any(flag.replace("_", "-") == "--dry-run" for flag in flags)
+    take_lock = not is_dry_run and os.environ.get("RANK", "0") == "0"
+    return find_resume(wanted, found.name, Path(log_root, experiment), take_lock)
 
 
 def _base(arguments: Sequence[str]) -> dict[str, Any]:
-    """The configuration to start from: a file's, or that of a run that goes on."""
+    """Return the configuration to start from: a file's, or that of the run that continues."""
     file, wanted = peek(arguments, "--config"), peek(arguments, "--resume")
     if file is not None and wanted is not None:
         raise UserError("--config and --resume: a run goes on with its own configuration.")
@@ -67,7 +71,7 @@ def _base(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> TrainConfig:
-    """The task's defaults, then the data of the file that --config names, then the flags."""
+    """Return the task's defaults, overridden by the data of a file, overridden by the flags."""
     default = found.defaults()
     try:
         default = from_dict(default, data)
@@ -90,7 +94,7 @@ def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> Tr
 
 
 def _print_help(registry: Registry) -> None:
-    """All tasks and the flags they share, by way of tyro."""
+    """Print all tasks and the flags that they share."""
     width = max((len(name) for name in registry.tasks), default=0)
     tasks = [f"  {name:<{width}}  {found.task.summary}" for name, found in registry.tasks.items()]
     tasks += [f"  {folder} could not be read: {why}" for folder, why in registry.broken.items()]

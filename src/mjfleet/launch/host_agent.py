@@ -1,51 +1,58 @@
-"""The launcher's deputy on a host of several: says what the host has, then runs its workers.
+"""The host agent: the process on each host of a run that starts its workers and reports on them.
 
-There is one on each host of a run, at the other end of a `Link`. What the launcher does with the
-workers of one host alone, the deputy does with its own: torchrunx and its agent, pulses, records of
-failures. When the launcher or the link is gone, it ends, and all that it has started.
+The launcher is at the other end of its standard input and output. When the launcher is gone, the
+host agent ends, with all that it has started. It listens to nothing else.
 """
 
-import fcntl
-import math
 import os
 import platform
 import queue
+import shutil
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mjfleet.launch.agent import PREFIX, Agent
+import psutil
+
 from mjfleet.launch.devices import VISIBLE
-from mjfleet.launch.host_messages import PIECE, HostChannel, Message, append
-from mjfleet.launch.worker_watchdog import WorkerWatchdog
-from mjfleet.utils.atomic_write import digests
+from mjfleet.launch.host_messages import LOST_SECONDS, PIECE, HostChannel, Message
+from mjfleet.launch.worker_watchdog import WorkerStatus, WorkerWatchdog
+from mjfleet.utils.atomic_write import append, digests
 from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.utils.packages import stack_versions
+from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.worker.failure_record import FailedError
-from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, HostArgs, WorkerArgs
 
+if TYPE_CHECKING:
+    from mjfleet.launch.worker_processes import WorkerProcesses
+
+PREFIX = "mjfleet-"
+"""Of folders for temporary files: the number and the host of the process that made them follow."""
+WORKER_PROCESSES = "mjfleet.launch.worker_processes"
+"""The module that imports torch."""
 CONNECT_SECONDS = 5.0
 """How long the first host may take to answer another one."""
 END_SECONDS = 30.0
-"""How long the end may take before it is forced. The workers are killed at once."""
+"""How long the host agent may take to end before it is forced. Workers are killed at once."""
 STATUS_SECONDS = 1.0
+"""How often the status of the workers is sent at least."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Made anew whenever a machine starts: see random(4)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What is to be known of a host before workers are started on it."""
+class HostFacts:
+    """What the launcher has to know of a host before workers are started there."""
 
     versions: Mapping[str, str]
     code: Mapping[str, str]
@@ -53,35 +60,27 @@ class Facts:
     task: Mapping[str, str]
     """Digests of the task's files; empty where there is no such folder."""
     gpus: int
-    """GPUs that it has; 0 where that does not matter."""
+    """GPUs of the host; 0 where that does not matter."""
     visible: str | None
     """CUDA_VISIBLE_DEVICES there."""
     cores: int
     """CPU cores that a process may use."""
     identity: str
-    """What tells it from any other host."""
+    """Differs from that of any other host."""
     has_token: bool
-    """Whether there is a file that the launcher has made just now."""
+    """Whether a file exists there that the launcher has just made."""
     launcher_address: str
-    """Where the launcher is, seen from there; empty on the launcher's own host."""
+    """The launcher's address as seen from there; empty on the launcher's own host."""
     address: str
-    """Where the launcher has reached it; empty on the launcher's own host."""
+    """The address at which the launcher has reached it; empty on the launcher's own host."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Status:
-    """What workers of a host are at."""
-
-    has_begun: bool
-    """Whether training has begun."""
-    hangs: bool
-    """Whether none of them has moved for the hang time-out."""
-
-
-def see(task_folder: str, token: str, counts_gpus: bool, packages: Sequence[str]) -> Facts:
-    """What this host has, packages besides the usual ones included."""
+def host_facts(
+    task_folder: str, token: str, packages: Sequence[str], counts_gpus: bool = False
+) -> HostFacts:
+    """Return what this host has, including the versions of some packages."""
     launcher_address, _, address, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
-    return Facts(
+    return HostFacts(
         versions={"Python": platform.python_version()}
         | stack_versions()
         | {name: _version(name) for name in packages},
@@ -105,43 +104,57 @@ def _version(package: str) -> str:
 
 
 class HostAgent:
-    """Does what the launcher says, one thing after another."""
+    """Does what the launcher says, one thing after another; what cannot wait, at once.
 
-    def __init__(self, reader: int, writer: int, folder: Path) -> None:
-        """Listen to the launcher; keep files that are not for this host alone in a folder."""
+    Args:
+        reader: file descriptor of the messages from the launcher.
+        writer: that of the messages to it.
+        folder: for files of this run: heartbeats, and what is sent to the launcher.
+        patience: see `HostChannel`.
+    """
+
+    def __init__(self, reader: int, writer: int, folder: Path, patience: float | None) -> None:
         self._folder = folder
         self._address = ""
         self._listener: socket.socket | None = None
-        self._agent: Agent | None = None
-        self._watchdog: _Crew | None = None
+        self._has_begun = False
+        self._workers: WorkerProcesses | None = None
+        self._watchdog: WorkerWatchdog | None = None
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._channel = HostChannel(reader, writer, self._receive)
+        self._channel = HostChannel(reader, writer, self._receive, patience)
 
     def serve(self) -> None:
-        """Serve until the launcher has nothing more to say, or is gone."""
+        """Serve until the launcher disconnects."""
         while (message := self._inbox.get()) is not None:
             match message:
-                case {"see": question}:
-                    self._channel.send({"facts": asdict(see(**question))})
+                case {"facts": question}:
+                    self._channel.send({"facts": asdict(host_facts(**question))})
                 case {"listen": address}:
                     self._reply(lambda address=address: self._listen(address))
                 case {"connect": [address, port]}:
                     self._reply(lambda address=address, port=port: self._connect(address, port))
                 case {"file": name, "data": data}:
                     append(self._folder / Path(name).name, data)
-                case {"run": job, "agent_log": agent_log}:
-                    self._run(WorkerArgs(**job | {"part": HostArgs(**job["part"])}), agent_log)
+                case {"prepare": _}:
+                    import_module(WORKER_PROCESSES)
+                case {"run": args, "agent_log": agent_log, "sends_files": sends_files}:
+                    part = args["part"] and HostArgs(**args["part"])
+                    self._run(WorkerArgs(**args | {"part": part}), agent_log, sends_files)
         self._channel.close(END_SECONDS)
 
     def _receive(self, message: Message | None) -> None:
-        """In the link's thread: do at once what must not wait for the end of a run."""
+        """Take a message, in the channel's thread."""
         match message:
             case {"stop": _}:
                 self._signal(signal.SIGINT)
-            case {"hang": all_hang} if self._watchdog:
-                self._watchdog.all_hang = all_hang
+            case {"all_hang": all_hang}:
+                if self._watchdog:
+                    self._watchdog.all_hang = all_hang
             case {"kill": _}:
                 self._signal(signal.SIGKILL)
+            case None if not self._has_begun:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                os._exit(0)  # The main thread may be importing torch.
             case None:
                 end = threading.Timer(END_SECONDS, os._exit, (1,))
                 end.daemon = True
@@ -152,9 +165,8 @@ class HostAgent:
                 self._inbox.put(message)
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._agent:
-            with suppress(ProcessLookupError):
-                self._agent.signal(number)
+        if self._workers:
+            self._workers.send_signal(number)
 
     def _reply(self, answer: Callable[[], Message]) -> None:
         try:
@@ -163,9 +175,10 @@ class HostAgent:
             self._channel.send({"error": os.strerror(error.errno) if error.errno else str(error)})
 
     def _listen(self, address: str) -> Message:
-        """Let others try whether they can reach this host; returns the port."""
+        """Let the other hosts try whether they can reach this one; returns the port."""
         self._address = address
-        self._listener = socket.create_server((address, 0), family=_family(address))
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family)
         return {"port": self._listener.getsockname()[1]}
 
     def _connect(self, address: str, port: int) -> Message:
@@ -174,85 +187,87 @@ class HostAgent:
             self._address = connection.getsockname()[0]
         return {"connected": self._address}
 
-    def _run(self, job: WorkerArgs, agent_log: str | None) -> None:
-        """Run this host's workers; what they leave in files of this host is sent."""
-        if self._listener:
-            self._listener.close()  # The port is rank 0's now.
-        assert job.part
-        # An absolute path stays what it is: that of a file for which there is no other place.
-        job = replace(
-            job,
-            part=replace(job.part, network=_network(self._address)),
-            run_dir=str(self._folder / job.run_dir),
-            log_files=tuple(str(self._folder / name) for name in job.log_files),
-            checkpoint=job.checkpoint and str(self._folder / job.checkpoint),
-            temporary=tempfile.gettempdir(),
-        )
-        # Else torch warns of each address that has no name.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        own_log = self._folder / agent_log if agent_log else None
-        Path(job.run_dir).mkdir(exist_ok=True)
-        logs = map(Path, (*job.log_files, own_log or os.devnull))
-        tails = Tails(self._channel, self._folder, [p for p in logs if self._folder in p.parents])
-        with Agent(job.threads) as self._agent:
-            from mjfleet.launch.worker_processes import run_fleet
+    def _run(self, args: WorkerArgs, agent_log: str | None, sends_files: bool) -> None:
+        """Run this host's workers to their end, and say how they have ended.
 
-            job = replace(job, scratch=self._agent.scratch)
-            with _Crew(job, self._channel, tails) as watchdog:
-                self._watchdog = watchdog
-                try:
-                    outcome = run_fleet(watchdog, self._agent, StopRequest(), own_log)
-                    end = {"outcome": asdict(outcome)}
-                except FailedError as failed:
-                    end = {"failure": asdict(failed.failure)}
-        self._agent = None
-        tails.send_rest(self._folder.glob("*/failures/*"))
+        Args:
+            args: what they do. Relative paths are those of files that only the launcher's host
+                keeps, if there are such files.
+            agent_log: the log of torchrunx's agent.
+            sends_files: whether there are: files are then made in the folder, and sent.
+        """
+        self._has_begun = True
+        from mjfleet.launch.worker_processes import WorkerProcesses
+
+        if self._listener:
+            self._listener.close()  # The port is rank 0's from now on.
+        folder = self._folder if sends_files else Path()
+        own_log = folder / agent_log if agent_log else None
+        args = replace(
+            args,
+            part=args.part and replace(args.part, network=_network(self._address)),
+            run_dir=str(folder / args.run_dir),
+            log_files=tuple(str(folder / name) for name in args.log_files),
+            checkpoint=args.checkpoint and str(folder / args.checkpoint),
+            temporary=tempfile.gettempdir(),
+            scratch=str(self._folder),
+        )
+        # Without this, torch warns of each address that has no name.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        logs = [Path(name) for name in (*args.log_files, own_log or os.devnull)]
+        files = GrowingFiles(self._channel, folder, logs if sends_files else [])
+        if sends_files:
+            Path(args.run_dir).mkdir(exist_ok=True)
+        report_status = _StatusReporter(self._channel)
+        with WorkerWatchdog(args) as watchdog, WorkerProcesses(args, own_log) as workers:
+            self._watchdog, self._workers = watchdog, workers
+
+            def report() -> None:
+                if self._channel.is_disconnected:
+                    workers.send_signal(signal.SIGKILL)  # Also if they have only just started.
+                files.send_new()
+                report_status(watchdog.status)
+
+            try:
+                outcome = workers.follow(watchdog, report)
+                end = {"outcome": asdict(outcome)}
+            except FailedError as failed:
+                end = {"failure": asdict(failed.failure)}
+        self._workers = self._watchdog = None
+        if sends_files:
+            files.send_rest(folder.glob("*/failures/*"))
         self._channel.send(end)
 
 
-class _Crew(WorkerWatchdog):
-    """The workers of one host, of whom the launcher is told: it alone sees those of all hosts."""
+class _StatusReporter:
+    """Tells the launcher how the workers are, when that changes and every second."""
 
-    def __init__(self, job: WorkerArgs, channel: HostChannel, tails: "Tails") -> None:
-        super().__init__(job)
-        self.all_hang = False
-        """Whether on no host a worker has moved for the hang time-out, as the launcher says."""
+    def __init__(self, channel: HostChannel) -> None:
         self._channel = channel
-        self._tails = tails
-        self._hang_here = False
-        self._status: Status | None = None
-        self._told = -math.inf
+        self._sent: tuple[WorkerStatus | None, float] = (None, 0.0)
 
-    def wait(self, seconds: float) -> None:
-        """Wait, and tell the launcher what there is to be told."""
-        self._tails.send_new()
-        status = Status(has_begun=self.has_begun, hangs=self._hang_here)
-        if status != self._status or time.monotonic() - self._told > STATUS_SECONDS:
-            self._status, self._told = status, time.monotonic()
+    def __call__(self, status: WorkerStatus) -> None:
+        now = time.monotonic()
+        if status != self._sent[0] or now - self._sent[1] > STATUS_SECONDS:
+            self._sent = status, now
             self._channel.send({"status": asdict(status)})
-        super().wait(seconds)
-
-    def _hangs(self) -> bool:
-        self._hang_here = super()._hangs()
-        return self._hang_here and self.all_hang
 
 
-class Tails:
-    """Sends what is appended to files.
+class GrowingFiles:
+    """Sends what is appended to files that the launcher keeps.
 
     Args:
-        link: where to.
-        folder: that of all files, without which their names are sent.
-        paths: files that grow, of which some may not be there yet.
+        channel: leads to the launcher.
+        folder: that of all files, which are sent under their names in it.
+        paths: the files, of which some may not exist yet. Those elsewhere are not sent.
     """
 
     def __init__(self, channel: HostChannel, folder: Path, paths: Iterable[Path]) -> None:
-        self._channel = channel
-        self._folder = folder
-        self._sent = dict.fromkeys(paths, 0)
+        self._channel, self._folder = channel, folder
+        self._sent = dict.fromkeys((path for path in paths if folder in path.parents), 0)
 
     def send_new(self) -> bool:
-        """Send what is new in each file, a piece at most; whether there was anything."""
+        """Send what is new in each file, a piece at most; return whether there was anything."""
         found = False
         for path, sent in self._sent.items():
             if path.exists() and not self._channel.is_full:
@@ -266,45 +281,52 @@ class Tails:
         return found
 
     def send_rest(self, others: Iterable[Path]) -> None:
-        """Send all that is left, and all of other files."""
+        """Send all that is left of these files, and all of some others."""
         self._sent |= dict.fromkeys(others, 0)
         while self.send_new() or self._channel.is_full:
             time.sleep(0.01)
 
 
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
 def _network(address: str) -> dict[str, str]:
-    """The variables by which gloo and NCCL take the interface of an address; the user's win."""
-    interface = _interface(address)
-    chosen = {name: os.environ.get(name, interface) for name in LOOPBACK_ALONE}
+    """Return the variables by which gloo and NCCL use the interface of an address.
+
+    What the user has set wins.
+    """
+    found = [
+        interface
+        for interface, addresses in psutil.net_if_addrs().items()
+        if address in [known.address for known in addresses]
+    ]
+    chosen = {name: os.environ.get(name, *found[:1]) for name in LOOPBACK_ALONE}
     return {name: value for name, value in chosen.items() if value}
 
 
-def _interface(address: str) -> str | None:
-    """The network interface that has an IPv4 address; see netdevice(7)."""
-    ask_address = 0x8915
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # It has none.
-                request = struct.pack("256s", name.encode())
-                answer = fcntl.ioctl(any_socket, ask_address, request)
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
-    return None
+def _remove_stale_folders() -> None:
+    """Remove what host agents left that were killed."""
+    host = os.uname().nodename
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-{host}-*"):
+        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> None:
     """Serve the launcher, which is at the other end of standard input and output."""
-    writer = os.dup(sys.stdout.fileno())
-    # Nothing else may write where the launcher reads.
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    os.environ[PARENT_VARIABLE] = str(os.getpid())  # For processes that this one starts.
+    # Only the launcher decides when the run ends. Workers inherit what is ignored, and handle
+    # SIGINT themselves: in this process a handler does nothing.
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    # Nothing else may read or write the channel.
+    reader, writer = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    _remove_stale_folders()
     prefix = f"{PREFIX}{os.getpid()}-{os.uname().nodename}-"
+    patience = LOST_SECONDS if "SSH_CONNECTION" in os.environ else None
     with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
-        HostAgent(sys.stdin.fileno(), writer, Path(folder)).serve()
-
-
-if __name__ == "__main__":
-    main()
+        HostAgent(reader, writer, Path(folder), patience).serve()
+    sys.stderr.flush()
+    os._exit(0)  # Threads of torchrunx may still wait.

@@ -1,23 +1,20 @@
-"""Environment variables of workers on other hosts: which go there, and how they stay secret."""
+"""Environment variables that travel to other hosts, and how they stay secret. In the launcher."""
 
 import fnmatch
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from mjfleet.errors import UserError
-from mjfleet.launch.restart_policy import VARIABLE
 from mjfleet.utils.parent_death import PARENT_VARIABLE
 
 TRAVELLING = (
     "PATH", "LD_LIBRARY*", "LIBRARY_PATH", "PYTHON*", "CUDA*", "TORCH*", "PYTORCH*", "NCCL*",
     "MUJOCO_*", "WANDB_*", "OMP_*", "GLOO_*", "WARP_*", "MJFLEET_*",
 )  # fmt: skip
-"""Environment variables that a worker may need, on whatever host."""
-STAYING = (VARIABLE, PARENT_VARIABLE)
-"""Those of them that say something of a process of this host."""
+"""Patterns of the variables that a worker may need on any host."""
 
 
 def take_variables(asked: Sequence[str], environ: MutableMapping[str, str]) -> list[str]:
-    """Set NAME=VALUE of --env-var in this process's environment; returns the names.
+    """Set each NAME=VALUE of --env-var in this process's environment; return the names.
 
     Raises:
         UserError: a variable that is to be taken from here is not set.
@@ -34,7 +31,7 @@ def take_variables(asked: Sequence[str], environ: MutableMapping[str, str]) -> l
 
 
 def without_values(arguments: Sequence[str]) -> list[str]:
-    """Command-line arguments, less the values of variables in --env-var, which may be secret."""
+    """Return command-line arguments without the values of --env-var, which may be secret."""
     shown, is_variable = [], False
     for argument in arguments:
         first, *rest = argument.split("=")
@@ -47,10 +44,13 @@ def without_values(arguments: Sequence[str]) -> list[str]:
 
 
 def travelling(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """The environment variables that go to every host: those of TRAVELLING, and some by name."""
+    """Return the variables that go to every host: those of TRAVELLING and those of the names.
+
+    PARENT_VARIABLE stays: it names a process of this host.
+    """
     patterns = (*TRAVELLING, *names)
     return {
         name: value
         for name, value in environ.items()
-        if name not in STAYING and any(fnmatch.fnmatchcase(name, one) for one in patterns)
+        if name != PARENT_VARIABLE and any(fnmatch.fnmatchcase(name, one) for one in patterns)
     }

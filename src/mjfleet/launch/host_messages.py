@@ -1,7 +1,6 @@
-"""The connection of the launcher with its deputy on a host: messages both ways, and a pulse.
+"""The channel between the launcher and a host agent: messages both ways, each a line of JSON.
 
-Either side notices within LOST_SECONDS when the other one, its host or the network is gone: a cut
-cable tells nobody.
+Over ssh each side sends at least a heartbeat every second: a cut cable does not close a connection.
 """
 
 import base64
@@ -11,32 +10,31 @@ import queue
 import select
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-BEAT_SECONDS = 1.0
-"""How often a side says at least that it is there."""
+HEARTBEAT_SECONDS = 1.0
 LOST_SECONDS = 20.0
-"""For how long nothing may be heard."""
+"""A peer on another host that has been silent for this long counts as lost."""
 MARK = b"\x1e"
-"""Begins a message; other lines, such as those that a login prints, are none. See RFC 7464."""
+"""Begins a message (RFC 7464). Other lines, such as those that a login prints, are ignored."""
 FULL = 64
-"""Messages that may wait before a sender should rather wait itself."""
-
+"""Queued messages from which on a sender of files should wait."""
 PIECE = 1 << 18
-"""Bytes of a file that travel together."""
+"""Bytes of a file that one message carries at most."""
 
 Message = dict[str, Any]
 
 
 class HostChannel:
-    """Messages over two pipes, each a line of JSON.
+    """Messages over two pipes.
 
     Args:
-        reader: the file descriptor to read from.
-        writer: the one to write to.
-        receive: called with each message, in a thread; in the end with None.
-        greeting: a line to send first.
+        reader: the file descriptor to read from. The channel closes it in the end.
+        writer: the one to write to. Likewise.
+        receive: called with each message, in a thread; with None once the peer has disconnected.
+        patience: seconds of silence after which the peer counts as lost; None: only a closed pipe
+            does, because the peer runs on this host.
+        greeting: bytes to send before all messages.
     """
 
     def __init__(
@@ -44,38 +42,40 @@ class HostChannel:
         reader: int,
         writer: int,
         receive: Callable[[Message | None], object],
-        greeting: str = "",
+        patience: float | None = LOST_SECONDS,
+        greeting: bytes = b"",
     ) -> None:
         self._reader, self._writer, self._receive = reader, writer, receive
-        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._waiting.put(greeting.encode() + b"\n")
-        self.is_over = False
-        """Whether there is nobody at the other end any more."""
+        self._patience = patience
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._queue.put(greeting)
+        self.is_disconnected = False
+        """Whether the peer is gone."""
         self.is_silent = False
-        """Whether that is because nothing was heard for too long."""
-        self._writing = threading.Thread(target=self._write, name="link", daemon=True)
+        """Whether it counts as gone because nothing was heard from it for too long."""
+        self._writing = threading.Thread(target=self._write, name="channel", daemon=True)
         self._writing.start()
-        threading.Thread(target=self._read, name="link", daemon=True).start()
+        threading.Thread(target=self._read, name="channel", daemon=True).start()
 
     @property
     def is_full(self) -> bool:
-        """Whether what was sent is still waiting."""
-        return self._waiting.qsize() > FULL and not self.is_over
+        """Whether many messages are still queued."""
+        return self._queue.qsize() > FULL and not self.is_disconnected
 
     def send(self, message: Message) -> None:
-        """Send a message, some time; once the other side is gone, to nobody."""
-        self._waiting.put(MARK + json.dumps(message).encode() + b"\n")
+        """Queue a message. It is dropped if the peer has disconnected."""
+        self._queue.put(MARK + json.dumps(message).encode() + b"\n")
 
     def send_file(self, name: str, data: bytes) -> None:
-        """Send bytes that belong behind what was sent of a file."""
+        """Queue bytes that the peer is to append to its copy of a file."""
         for start in range(0, len(data), PIECE):
             piece = base64.b64encode(data[start : start + PIECE]).decode()
             self.send({"file": name, "data": piece})
 
     def close(self, seconds: float) -> None:
-        """Send what is waiting, for so long at most; then the other side receives None."""
-        self._waiting.put(None)
-        if not self.is_over:
+        """Send what is queued, for so many seconds at most, and disconnect."""
+        self._queue.put(None)
+        if not self.is_disconnected:
             self._writing.join(seconds)
 
     def _write(self) -> None:
@@ -84,20 +84,20 @@ class HostChannel:
                 while data:
                     data = data[os.write(self._writer, data) :]
         except OSError:
-            pass  # The reading thread sees it as well.
+            pass  # The reading thread reports that the peer is gone.
         finally:
             os.close(self._writer)
 
     def _next(self) -> bytes | None:
         try:
-            return self._waiting.get(timeout=BEAT_SECONDS)
+            return self._queue.get(timeout=HEARTBEAT_SECONDS)
         except queue.Empty:
             return b"\n"
 
     def _read(self) -> None:
         rest = b""
-        # Whoever was suspended himself finds here what has come meanwhile.
-        while select.select([self._reader], [], [], LOST_SECONDS)[0]:
+        # If this process was suspended, what has arrived meanwhile is read here first.
+        while select.select([self._reader], [], [], self._patience)[0]:
             data = os.read(self._reader, 1 << 16)
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
@@ -107,7 +107,8 @@ class HostChannel:
                 break
         else:
             self.is_silent = True
-        self.is_over = True
+        os.close(self._reader)
+        self.is_disconnected = True
         self._receive(None)
 
 
@@ -116,9 +117,3 @@ def _decoded(line: bytes) -> Message:
     if "file" in message:
         message["data"] = base64.b64decode(message["data"])
     return message
-
-
-def append(path: Path, data: bytes) -> None:
-    """Put bytes that were sent of a file behind those that came before."""
-    with path.open("ab") as file:
-        file.write(data)

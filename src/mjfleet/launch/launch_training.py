@@ -1,104 +1,99 @@
-"""From a configuration to a run that has ended: hosts, plan, run directory, workers."""
+"""`launch_training`: from a configuration to a run that has ended. Runs in the launcher.
+
+One worker that is not to be started again trains in this process, as do workers that torchrun or
+srun has started. All others are started by a host agent on each host.
+"""
 
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
+from pathlib import Path
 
 from mjfleet.autotune.num_envs_search import find_num_envs, recall
-from mjfleet.config import TrainConfig
-from mjfleet.errors import UserError, WorkerError
+from mjfleet.config import TrainConfig, from_dict
+from mjfleet.errors import WorkerError
 from mjfleet.launch.devices import choose_devices, needs_gpus
 from mjfleet.launch.host_environment import take_variables, without_values
-from mjfleet.launch.host_starter import HostConnections, choose_hosts
-from mjfleet.launch.launch_plan import Host, LaunchPlan, divide_worlds, make_plan
-from mjfleet.launch.launcher import launch, make_worker_args
-from mjfleet.launch.preflight import reach
-from mjfleet.launch.restart_policy import start_again
+from mjfleet.launch.host_names import LOCALHOST, choose_hosts
+from mjfleet.launch.host_starter import HostConnections
+from mjfleet.launch.launch_plan import (
+    LaunchPlan,
+    describe,
+    make_attempt,
+    make_plan,
+    name_files,
+)
+from mjfleet.launch.placement import (
+    Host,
+    Placement,
+    divide_envs,
+    make_worker_args,
+    place_workers,
+)
+from mjfleet.launch.planned_run import FAILED, run_plan
+from mjfleet.launch.preflight import reach_hosts
+from mjfleet.launch.restart_policy import wait_for_restart
 from mjfleet.registry import FoundTask
-from mjfleet.runs.resume_choice import Resume
-from mjfleet.runs.run_directory import Attempt, RunDirectory
+from mjfleet.runs.resume_choice import Resume, find_resume
+from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.utils.console import print_line
 from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name
 from mjfleet.worker.rank_environment import Rank
+from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.under_torchrun import begun_run, note_run
 
-PlanAgain = Callable[..., tuple[LaunchPlan, TrainConfig]]
-"""Plans the same with another configuration, or for another time."""
 
-
-def begin(
-    found: FoundTask,
-    config: TrainConfig,
-    resume: Resume | None,
-    is_restart: bool,
-    arguments: Sequence[str],
+def launch_training(
+    found: FoundTask, config: TrainConfig, resume: Resume | None, arguments: Sequence[str]
 ) -> int:
-    """Find the hosts, plan and run; returns the exit code.
+    """Train until the run has ended for good; return the exit code.
 
     Args:
         found: the task.
-        config: its configuration; with --dry-run, the plan is printed and nothing is run.
-        resume: the run that goes on, if one does.
-        is_restart: whether that has failed just now.
+        config: its configuration; with `dry_run` the plan is printed and nothing is run.
+        resume: the run that continues, if one does.
         arguments: those of the command, for the run's record.
 
     Raises:
         UserError: the configuration asks for what cannot be had.
-        WorkerError: hosts or workers failed.
+        WorkerError: workers that torchrun has started again do not find each other.
     """
     config = replace(config, env_var=take_variables(config.env_var, os.environ))
-    names = choose_hosts(config, os.environ)
-    if not names:
-        return _train(found, config, [_this_host(config)], None, resume, is_restart, arguments)
-    with reach(names, found, config, is_restart) as (connections, hosts):
-        return _train(found, config, hosts, connections, resume, is_restart, arguments)
+    is_restart = False
+    if not config.dry_run and (begun := _begun_already(config)):
+        if resume and resume.lock is not None:
+            os.close(resume.lock)
+        resume, is_restart = _find_again(found, config, begun), True
+        config = from_dict(config, resume.config)
+    while True:
+        code, config, run_dir = _attempt(found, config, resume, is_restart, arguments)
+        if run_dir is None:
+            return code
+        if code == FAILED and config.max_restarts:
+            code = wait_for_restart(run_dir, config.max_restarts)
+            if code is None:
+                resume, is_restart = _find_again(found, config, str(run_dir)), True
+                continue
+        print_line(f"run directory: {run_dir}")
+        if code and list((run_dir / "checkpoints").glob("model_*.pt")):
+            resume_command = f"{found.name} --resume {shlex.quote(str(run_dir))}"
+            print_line(f"go on with: {_train_command()} {resume_command}")
+        return code
 
 
-def _train(
-    found: FoundTask,
-    config: TrainConfig,
-    hosts: Sequence[Host],
-    connections: HostConnections | None,
-    resume: Resume | None,
-    is_restart: bool,
-    arguments: Sequence[str],
-) -> int:
-    """Plan for these hosts and run; `posts` are the connections to them, if there are several."""
-    plan_again = partial(_plan, found, hosts=hosts, resume=resume, is_restart=is_restart)
-    plan, config = plan_again(config)
-    if config.dry_run:
-        answer = None
-        if config.env.num_envs == "auto":
-            answer = recall(make_worker_args(plan, config), _device_names(plan))
-        if answer:
-            config = config.with_num_envs(answer.num_envs)
-            plan, config = plan_again(config)
-            note = f"--env.num-envs auto: worlds as measured at {answer.when}"
-            plan = replace(plan, notes=(*plan.notes, note))
-        if plan.rank.rank == 0:
-            print_line(describe(plan))
-        return 0
-    total = config.agent.max_iterations
-    if resume and (resume.iteration or 0) >= total:
-        if plan.rank.rank == 0:
-            done = f"{resume.checkpoint} has all of --agent.max-iterations {total}"
-            print_line(f"nothing is left to do: {done}; a greater total trains on")
-        return 0
-    if config.env.num_envs == "auto":
-        num_envs = find_num_envs(make_worker_args(plan, config), _device_names(plan))
-        config = config.with_num_envs(num_envs)
-        plan, config = plan_again(config)
-    argv = ["train", *without_values(arguments)]
-    return _run(found, config, plan, plan_again, resume, argv, connections)
+def _find_again(found: FoundTask, config: TrainConfig, run_dir: str) -> Resume:
+    """Find the newest checkpoint of a run of this configuration; lock the run on rank 0."""
+    experiment = Path(config.log_root, config.agent.experiment_name)
+    return find_resume(run_dir, found.name, experiment, os.environ.get("RANK", "0") == "0")
 
 
-def begun_already(config: TrainConfig) -> str | None:
-    """The run that these workers go on with, which torchrun has started again."""
+def _begun_already(config: TrainConfig) -> str | None:
+    """Return the run that these workers continue, because torchrun has started them again."""
     rank = Rank.from_environ(os.environ)
     if rank is None:
         return None
@@ -111,50 +106,63 @@ def begun_already(config: TrainConfig) -> str | None:
     return begun
 
 
-def _device_names(plan: LaunchPlan) -> list[str]:
-    """Return the model of each worker's device."""
-    return [gpu_name(w.physical) if w.physical else cpu_name() for w in plan.workers]
+def _attempt(
+    found: FoundTask,
+    config: TrainConfig,
+    resume: Resume | None,
+    is_restart: bool,
+    arguments: Sequence[str],
+) -> tuple[int, TrainConfig, Path | None]:
+    """Resolve hosts and environments, plan, create the run directory, train.
 
-
-def describe(plan: LaunchPlan) -> str:
-    """The plan as --dry-run prints it."""
-    who = {
-        "in-process": "in this process",
-        "torchrunx": "started by torchrunx",
-        "hosts": "started by torchrunx on each host",
-        "outer": "started already",
-    }[plan.launcher]
-    talk = f", which talk by {plan.backend}" if plan.backend else ""
-    log_dir = plan.torchrunx_log_dir or "none"
-    worlds = "found when training begins"
-    if plan.worlds_per_worker is not None:
-        total = plan.worlds_per_worker * plan.world_size
-        worlds = f"{plan.worlds_per_worker} per worker, {total} in total"
-    lines = {
-        "task": f"{plan.task} ({plan.task_folder})",
-        "workers": f"{plan.world_size}, {who}{talk}",
-        "engine": plan.engine,
-        "worlds": worlds,
-        "steps per iteration": plan.steps_per_iteration or "as many as the worlds allow",
-        "iterations": plan.max_iterations,
-        "run directory": f"{plan.run_dir}, which goes on" if plan.goes_on else plan.run_dir,
-        "goes on from": plan.checkpoint or "nothing, it begins",
-        "torchrunx log directory": f"{log_dir} ({plan.torchrunx_log_dir_source})",
-    }
-    table = [("rank", "host", "device", "seed", "threads", "log file")]
-    for w in plan.workers:
-        device = f"{w.device} (the machine's {w.physical})" if w.physical else w.device
-        no_file = "none" if plan.launcher in ("torchrunx", "hosts") else "none: it prints here"
-        log_file = str(w.log_file) if w.log_file else no_file
-        table.append((str(w.rank), w.host, device, str(w.seed), str(w.threads), log_file))
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    rows = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
-    plain = [f"{name + ':':<25}{value}" for name, value in lines.items()]
-    return "\n".join([*plain, "", *rows, *(["", *plan.notes] if plan.notes else [])])
+    Returns:
+        The exit code, the configuration with the number of environments, and the run directory, if
+        this process has made it or opened it again.
+    """
+    with ExitStack() as stack:
+        with StopRequest().installed():
+            connections = None
+            names = choose_hosts(config, os.environ)
+            if names == [LOCALHOST]:
+                hosts = [_this_host(config)]
+            else:
+                connections, hosts = stack.enter_context(
+                    reach_hosts(names, found, config, is_restart)
+                )
+            placement = place_workers(found, config, hosts, os.environ)
+            config = divide_envs(config, placement.world_size)
+            done, total = resume and resume.iteration, config.agent.max_iterations
+            if (done or 0) >= total and not config.dry_run:
+                if placement.rank.rank == 0:
+                    have = f"{resume and resume.checkpoint} has all of"
+                    have += f" --agent.max-iterations {total}"
+                    print_line(f"nothing is left to do: {have}; a greater total trains on")
+                return 0, config, None
+            config, note = _with_envs(config, placement)
+        if placement.launcher in ("torchrunx", "hosts") and not config.dry_run:
+            connections = connections or stack.enter_context(HostConnections(names, config))
+            connections.send({"prepare": True})
+        plan = make_plan(found, config, hosts, os.environ, datetime.now(), resume, is_restart)
+        plan = replace(plan, notes=(*plan.notes, *note))
+        if config.dry_run:
+            if plan.rank.rank == 0:
+                print_line(describe(plan))
+            return 0, config, None
+        run_dir = None
+        if plan.rank.rank == 0:
+            argv = ["train", *without_values(arguments)]
+            plan, run_dir = _create_run_dir(plan, config, argv, resume)
+            note_run(plan.run_dir)
+            for line in (f"run directory: {plan.run_dir}", *plan.notes):
+                print_line(line)
+            if plan.checkpoint:
+                print_line(f"going on from {plan.checkpoint}")
+        code = run_plan(plan, config, run_dir, connections)
+        return code, config, plan.run_dir if run_dir else None
 
 
 def _this_host(config: TrainConfig) -> Host:
-    """This host, and what of it the run uses."""
+    """Return this host, and what of it the run uses."""
     outer = Rank.from_environ(os.environ)
     started = outer.local_world_size if outer else None
     num_gpus = count_gpus() if needs_gpus(config) else 0
@@ -162,109 +170,36 @@ def _this_host(config: TrainConfig) -> Host:
     return Host(devices=devices, cores=len(os.sched_getaffinity(0)))
 
 
-def _plan(
-    found: FoundTask,
-    config: TrainConfig,
-    hosts: Sequence[Host],
-    resume: Resume | None,
-    is_restart: bool,
-    when: datetime | None = None,
-) -> tuple[LaunchPlan, TrainConfig]:
-    """The plan, and the configuration with the worlds of each worker."""
-    outer = Rank.from_environ(os.environ)
-    workers = sum(len(host.devices.names) for host in hosts)
-    config = divide_worlds(config, outer.world_size if outer else workers)
-    when = when or datetime.now()
-    return make_plan(found, config, hosts, os.environ, when, resume, is_restart), config
+def _with_envs(config: TrainConfig, placement: Placement) -> tuple[TrainConfig, tuple[str, ...]]:
+    """Replace `--env.num-envs auto` by a number; --dry-run only looks up what was found before."""
+    if config.env.num_envs != "auto":
+        return config, ()
+    args = make_worker_args(placement, config)
+    devices = [gpu_name(w.physical) if w.physical else cpu_name() for w in placement.workers]
+    if not config.dry_run:
+        return config.with_num_envs(find_num_envs(args, devices)), ()
+    if known := recall(args, devices):
+        note = f"--env.num-envs auto: worlds as measured at {known.when}"
+        return config.with_num_envs(known.num_envs), (note,)
+    return config, ()
 
 
-def _run(
-    found: FoundTask,
-    config: TrainConfig,
-    plan: LaunchPlan,
-    plan_again: PlanAgain,
-    resume: Resume | None,
-    argv: Sequence[str],
-    connections: HostConnections | None,
-) -> int:
-    """Run the plan; of several ranks that something else has started, the first one reports."""
-    run_dir = None
-    if plan.rank.rank == 0:
-        plan, run_dir = _create(config, plan, plan_again, resume, argv)
-        note_run(plan.run_dir)
-        for line in (f"run directory: {plan.run_dir}", *plan.notes):
-            print_line(line)
-        if plan.checkpoint:
-            print_line(f"going on from {plan.checkpoint}")
-    code = 1
-    try:
-        code = launch(plan, config, run_dir, connections)
-    except WorkerError as error:
-        print(error, file=sys.stderr)
-    except UserError as error:
-        if run_dir:
-            run_dir.discard()
-            note_run(None)
-            what = "left as it was" if plan.goes_on else "removed again"
-            print_line(f"{what}, nothing was run: {plan.run_dir}")
-            raise
-        print(f"rank {plan.rank.rank}: error: {error}", file=sys.stderr)
-        code = 2
-    if run_dir:
-        run_dir.close()
-        if code == 1 and config.max_restarts:
-            code = start_again(plan.run_dir, config.max_restarts)
-        print_line(f"run directory: {plan.run_dir}")
-        if code and list((plan.run_dir / "checkpoints").glob("model_*.pt")):
-            print_line(
-                f"go on with: {_command()} {found.name} --resume {shlex.quote(str(plan.run_dir))}"
-            )
-    if code and plan.launcher == "outer" and plan.backend == "nccl":
-        # NCCL, left behind, could keep Python from ending.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
-
-
-def _command() -> str:
-    """How `train` can be called from here."""
-    if "UV_RUN_RECURSION_DEPTH" in os.environ:
-        return "uv run train"
-    return "train" if shutil.which("train") else f"{sys.executable} -m mjfleet.cli.train"
-
-
-def _create(
-    config: TrainConfig,
-    plan: LaunchPlan,
-    plan_again: PlanAgain,
-    resume: Resume | None,
-    argv: Sequence[str],
+def _create_run_dir(
+    plan: LaunchPlan, config: TrainConfig, argv: Sequence[str], resume: Resume | None
 ) -> tuple[LaunchPlan, RunDirectory]:
-    """The run directory; under the next second's name if another run began in the same one."""
+    """Create the run directory, named by the next second if another run took the same name."""
     when = datetime.now()
     while True:
         try:
-            lock = resume.lock if resume else None
-            return plan, RunDirectory(plan.run_dir, make_attempt(plan, config, argv), lock)
+            attempt = make_attempt(plan, config, argv)
+            return plan, RunDirectory(plan.run_dir, attempt, resume.lock if resume else None)
         except FileExistsError:
             when += timedelta(seconds=1)
-            plan, config = plan_again(config, when=when)
+            plan = name_files(plan, config, os.environ, when)
 
 
-def make_attempt(plan: LaunchPlan, config: TrainConfig, argv: Sequence[str]) -> Attempt:
-    """Return what the run directory records about the attempt to train by this plan."""
-    log_file = plan.workers[0].log_file
-    folder, source = plan.torchrunx_log_dir, plan.torchrunx_log_dir_source
-    return Attempt(
-        task=plan.task,
-        task_folder=plan.task_folder,
-        config=config,
-        argv=argv,
-        plan=asdict(plan),
-        is_resumed=plan.goes_on,
-        is_restart=plan.is_restart,
-        checkpoint=plan.checkpoint,
-        log_folder=log_file.parent if log_file else None,
-        log_folder_name=f"torchrunx log directory {folder} ({source})",
-    )
+def _train_command() -> str:
+    """Return how `train` can be called from here."""
+    if "UV_RUN_RECURSION_DEPTH" in os.environ:
+        return "uv run train"
+    return "train" if shutil.which("train") else f"{sys.executable} -m mjfleet.cli.train"

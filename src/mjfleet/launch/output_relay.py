@@ -1,4 +1,4 @@
-"""Where the workers' logs go, and how rank 0's output reaches the terminal. In the launcher."""
+"""Brings rank 0's output to the launcher's terminal and to its log file. Runs in the launcher."""
 
 import fcntl
 import logging
@@ -11,35 +11,18 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from mjfleet.config import TrainConfig
-
 logger = logging.getLogger(__name__)
 
-LOG_DIR_VARIABLE = "TORCHRUNX_LOG_DIR"
 ERASE_LINE = b"\x1b[2K"
 """What rich writes for each line of a view before it draws it anew."""
 CONTROL = re.compile(rb"\x1b\[[^a-zA-Z]*[a-zA-Z]")
 
 
-def choose_log_dir(
-    config: TrainConfig, environ: Mapping[str, str], run_dir: Path
-) -> tuple[Path | None, str]:
-    """Where the workers' logs go, and which of the three places said so; empty means nowhere."""
-    if LOG_DIR_VARIABLE in environ:
-        chosen, source = environ[LOG_DIR_VARIABLE], f"environment variable {LOG_DIR_VARIABLE}"
-    elif config.torchrunx_log_dir is not None:
-        chosen, source = config.torchrunx_log_dir, "--torchrunx-log-dir"
-    else:
-        return run_dir / "torchrunx", "default"
-    return (Path(chosen) if chosen else None), source
-
-
-class Relay:
+class OutputRelay:
     """Brings rank 0's output to this process's own, byte by byte, and into its log file.
 
     For each of standard output and error there is a channel that the worker opens: a
@@ -57,7 +40,7 @@ class Relay:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._pump, name="relay", daemon=True)
 
-    def __enter__(self) -> "Relay":
+    def __enter__(self) -> "OutputRelay":
         for stream in (1, 2):
             self._channels[stream] = _channel(stream)
         self._thread.start()

@@ -1,29 +1,27 @@
-"""Starting a run again after a fault: when, and how. Runs in the launching process."""
+"""Whether and when a run starts again after a fault (--max-restarts). Runs in the launcher."""
 
-import os
-import signal
-import sys
 import time
-from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from mjfleet.errors import Stopped
 from mjfleet.runs.checkpoint_names import checkpoints_in
 from mjfleet.runs.run_json import read_record, write_record
 from mjfleet.utils.console import print_line
-from mjfleet.worker.stop_signals import CONTROLLED, StopRequest
+from mjfleet.worker.stop_signals import StopRequest
 
-VARIABLE = "MJFLEET_RESTART"
-"""The run that a process, started anew in the place of one that failed, goes on with."""
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 """Each pause is twice as long as the one before."""
 
 
-def start_again(run_dir: Path, max_restarts: int) -> int:
-    """Become the next attempt, after a pause; or say why not, and return the exit code."""
+def wait_for_restart(run_dir: Path, max_restarts: int) -> int | None:
+    """Wait until a run that has failed is to start again.
+
+    Returns:
+        None then; the exit code if it is not to start again.
+    """
     reason = why_not(run_dir, max_restarts)
     if reason is not None:
         print_line(f"not started again: {reason}")
@@ -36,14 +34,14 @@ def start_again(run_dir: Path, max_restarts: int) -> int:
     except Stopped as stopped:
         write_record(run_dir, status="stopped")
         return 128 + stopped.signal_number
-    return _become_next(run_dir)
+    return None
 
 
 def why_not(run_dir: Path, max_restarts: int) -> str | None:
-    """Why a run that has failed is not started again; None: it is to be.
+    """Return why a run that has failed does not start again; None: it does.
 
     A fault that comes back in the same iteration would come back for ever. But a worker that was
-    killed before the first one, in two attempts, was only unlucky twice.
+    killed before the first iteration, in two attempts, was only unlucky twice.
     """
     attempts = read_record(run_dir)["attempts"]
     last = attempts[-1]
@@ -62,7 +60,7 @@ def why_not(run_dir: Path, max_restarts: int) -> str | None:
 
 
 def pause_seconds(run_dir: Path) -> float:
-    """How long to wait before the next start: twice as long after each that came to nothing."""
+    """Return how long to wait before the next start: twice as long after each without progress."""
     found = checkpoints_in(run_dir / "checkpoints")
     newest = found[-1].name if found else None
     restarts = _restarts(read_record(run_dir)["attempts"])
@@ -71,25 +69,5 @@ def pause_seconds(run_dir: Path) -> float:
 
 
 def _restarts(attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The attempts that began by themselves since somebody last started the run."""
+    """Return the attempts that began by themselves since somebody last started the run."""
     return list(takewhile(lambda attempt: attempt["is_restart"], reversed(attempts)))
-
-
-def _become_next(run_dir: Path) -> NoReturn:
-    """Be a new process of the same command, number and terminal, that goes on with the run.
-
-    Nothing of what failed is left in it: no thread that waits, no port, no half-closed library.
-    Signals that arrive meanwhile wait until it handles them.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    signal.pthread_sigmask(signal.SIG_BLOCK, CONTROLLED)
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG) != (0, 0):
-            pass  # torchrunx's log server.
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        if descriptor > sys.stderr.fileno():
-            with suppress(OSError):  # That of the listing itself.
-                os.set_inheritable(descriptor, False)
-    environ = os.environ | {VARIABLE: str(run_dir)}
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)

@@ -1,7 +1,7 @@
-"""A run on several hosts: who is done, who failed, who is lost. Runs in the launching process.
+"""Follows a run on all its hosts: who is done, who failed, who is lost. Runs in the launcher.
 
-The deputy on each host watches the workers there. What none of them can see is decided here: which
-failure came first, whether all workers of all hosts hang, whether a host is gone.
+The host agent on each host watches the workers there. What none of them can see is decided here:
+which failure came first, whether the workers of all hosts hang, whether a host is lost.
 """
 
 import logging
@@ -9,18 +9,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 
-from mjfleet.launch.host_agent import Status
-from mjfleet.launch.host_messages import Message, append
+from mjfleet.launch.host_messages import Message
 from mjfleet.launch.host_starter import HostConnection, HostConnections
 from mjfleet.launch.launch_plan import LaunchPlan
-from mjfleet.launch.output_relay import Relay
-from mjfleet.launch.worker_watchdog import ALONE_SECONDS
+from mjfleet.launch.output_relay import OutputRelay
+from mjfleet.launch.placement import PlannedWorker
+from mjfleet.launch.worker_watchdog import ALONE_SECONDS, WorkerStatus
+from mjfleet.utils.atomic_write import append
 from mjfleet.worker.failure_record import FailedError, Failure
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
@@ -33,33 +34,33 @@ LOOK_SECONDS = 0.1
 GRACE_SECONDS = 5.0
 """How long the workers of other hosts may take to end by themselves once one has failed."""
 END_SECONDS = 10.0
-"""How long their deputies may take to end them and to send what they have left."""
+"""How long host agents may take to end their workers and to send what these have left."""
 
 
-def run_on_hosts(
-    plan: LaunchPlan, job: WorkerArgs, connections: HostConnections, stop: StopRequest
+def supervise(
+    plan: LaunchPlan, args: WorkerArgs, connections: HostConnections, stop: StopRequest
 ) -> Outcome:
-    """Run the job in all workers of all hosts until they are done.
+    """Run all workers of all hosts until they are done.
 
     Args:
         plan: who runs where.
-        job: what all hosts are told.
-        posts: the hosts, which are left in the end.
+        args: what all workers are told; completed here for each host.
+        connections: lead to the host agents, which have ended when this returns.
         stop: asks the workers to stop.
 
     Raises:
         FailedError: a worker failed, hung or was killed, or a host was lost.
         Stopped: a signal arrived before training had begun, or a second one.
     """
-    first, *_ = connections
     with ExitStack() as stack:
-        relay = stack.enter_context(Relay(plan.workers[0].log_file))
+        relay = stack.enter_context(OutputRelay(plan.workers[0].log_file))
         stack.enter_context(connections)
-        stack.enter_context(_without_suspension())
-        fleet = _Fleet(plan, job, connections, relay)
-        fleet.start(relay.paths if first.is_here else None)
-        with stop.deferred(fleet.stop, relay.say):
-            return fleet.follow(stop)
+        if not all(host.is_here for host in connections):
+            stack.enter_context(_without_suspension())
+        supervisor = RunSupervisor(plan, args, connections, relay)
+        supervisor.start()
+        with stop.deferred(supervisor.stop, relay.say):
+            return supervisor.follow(stop)
 
 
 @dataclass
@@ -67,12 +68,12 @@ class _Host:
     """What is known of the workers of a host."""
 
     first_rank: int
-    status: Status | None = None
+    status: WorkerStatus | None = None
     heard: float = 0.0
     """When the status came, by the monotonic clock."""
     failure: Failure | None = None
     failed: float = 0.0
-    """When that came."""
+    """When the failure came."""
     outcome: Outcome | None = None
 
     @property
@@ -80,64 +81,80 @@ class _Host:
         return self.failure is not None or self.outcome is not None
 
 
-class _Fleet:
-    """The workers of all hosts, by what the hosts tell of them."""
+class RunSupervisor:
+    """What the host agents say of all workers, and what follows from it."""
 
     def __init__(
-        self, plan: LaunchPlan, job: WorkerArgs, connections: HostConnections, relay: Relay
+        self, plan: LaunchPlan, args: WorkerArgs, connections: HostConnections, relay: OutputRelay
     ) -> None:
-        self._relay = relay
-        self._lost_files: set[str] = set()
-        self._plan = plan
-        self._job = job
+        self._plan, self._args = plan, args
         self._connections = connections
+        self._relay = relay
         self._hosts: dict[HostConnection, _Host] = {}
         self._all_hang = False
+        self._lost_files: set[str] = set()
         log_file = plan.workers[0].log_file
         self._logs = log_file.parent if log_file else None
 
-    def start(self, terminal: tuple[str, str] | None) -> None:
-        """Have every host start its workers; rank 0 writes to `terminal`, if that is here."""
-        for node, post in enumerate(self._connections):
-            workers = [worker for worker in self._plan.workers if worker.host == post.name]
-            self._hosts[post] = _Host(first_rank=workers[0].rank)
-            logs = [self._log(post, f"{post}[{i}].log") for i in range(len(workers))]
-            checkpoint = self._plan.checkpoint
-            if checkpoint and node and not post.is_here:
-                post.send_file(checkpoint.name, checkpoint.read_bytes())
-                checkpoint = Path(checkpoint.name)
-            elif checkpoint:
-                checkpoint = checkpoint.absolute()
-            job = replace(
-                self._job,
-                devices=tuple(worker.device for worker in workers),
-                threads=workers[0].threads,
-                part=HostArgs(
-                    node=node,
-                    first_rank=workers[0].rank,
-                    world_size=self._plan.world_size,
-                    address=self._connections.meeting[0],
-                    port=self._connections.meeting[1],
-                ),
-                # Only rank 0 writes the run; what goes wrong elsewhere is sent here.
-                run_dir="run" if node else str(self._plan.run_dir.absolute()),
-                terminal=None if node else terminal,
-                log_files=tuple(log or os.devnull for log in logs),
-                checkpoint=str(checkpoint) if checkpoint else None,
-            )
-            post.send({"run": asdict(job), "agent_log": self._log(post, f"{post}.log")})
+    def start(self) -> None:
+        """Have every host agent start its workers."""
+        for node, host in enumerate(self._connections):
+            workers = [worker for worker in self._plan.workers if worker.host == host.name]
+            self._hosts[host] = _Host(first_rank=workers[0].rank)
+            host.send(self._run_message(node, host, workers))
 
-    def _log(self, post: HostConnection, name: str) -> str | None:
-        """A log on a host: where it belongs, or, on another host, its name."""
-        if not post.is_here:
-            return name
-        return str((self._logs / name).absolute()) if self._logs else None
+    def _run_message(
+        self, node: int, host: HostConnection, workers: Sequence[PlannedWorker]
+    ) -> Message:
+        """Return what a host agent needs to run its workers.
+
+        Rank 0's host shares the folder of the run. The files of other hosts' workers come to this
+        host through the channel: their names are relative to a folder there.
+        """
+        sends_files = node > 0 or not host.is_here
+
+        def name(path: Path) -> str:
+            return str(path.absolute() if sends_files else path)
+
+        def log(file: str) -> str | None:
+            if not host.is_here:
+                return file
+            return name(self._logs / file) if self._logs else None
+
+        checkpoint = self._plan.checkpoint
+        if checkpoint and node > 0 and not host.is_here:
+            host.send_file(checkpoint.name, checkpoint.read_bytes())
+            checkpoint_name = checkpoint.name
+        else:
+            checkpoint_name = name(checkpoint) if checkpoint else None
+        part = None
+        if self._connections.meeting:
+            address, port = self._connections.meeting
+            part = HostArgs(
+                node=node,
+                first_rank=workers[0].rank,
+                world_size=self._plan.world_size,
+                address=address,
+                port=port,
+            )
+        args = replace(
+            self._args,
+            devices=tuple(worker.device for worker in workers),
+            threads=workers[0].threads,
+            part=part,
+            run_dir="run" if node > 0 else name(self._plan.run_dir),
+            terminal=self._relay.paths if node == 0 and host.is_here else None,
+            log_files=tuple(log(f"{host}[{i}].log") or os.devnull for i in range(len(workers))),
+            checkpoint=checkpoint_name,
+        )
+        agent_log = log(f"{host}.log")
+        return {"run": asdict(args), "agent_log": agent_log, "sends_files": sends_files}
 
     def stop(self) -> bool:
-        """Ask all workers to stop after this iteration; whether training has begun on all."""
+        """Ask all workers to stop after this iteration; return whether all have begun training."""
         if not all(host.status and host.status.has_begun for host in self._hosts.values()):
             return False
-        self._tell({"stop": True})
+        self._connections.send({"stop": True})
         return True
 
     def follow(self, stop: StopRequest) -> Outcome:
@@ -151,19 +168,19 @@ class _Fleet:
             if failure := self._cause():
                 break
             self._receive(LOOK_SECONDS)
-        # Let the others write what they have; what is left of them then is ended.
+        # Let the other hosts' workers write what they have before they are killed.
         patient = failure.kind not in ("Lost", "Hang") and not failure.is_users_mistake
         self._receive_until_ended(GRACE_SECONDS if patient else 0.0)
-        self._tell({"kill": True})
+        self._connections.send({"kill": True})
         self._receive_until_ended(END_SECONDS)
         record = self._plan.run_dir / "failures" / f"rank{failure.rank}.json"
         raise FailedError(failure, record if record.exists() else None)
 
     def _cause(self) -> Failure | None:
-        """Why the run has failed, if it has.
+        """Return why the run has failed, if it has.
 
-        What looks like the echo of another failure is told only when every other host has ended,
-        or has shown since then that it has not failed itself.
+        A secondary failure counts only when every other host has ended, or has shown since then
+        that it has not failed itself.
         """
         failed = [
             (h.failure.is_secondary, h.failed, h.failure) for h in self._hosts.values() if h.failure
@@ -182,39 +199,38 @@ class _Fleet:
             self._receive(LOOK_SECONDS)
 
     def _receive(self, seconds: float) -> None:
-        """Take what hosts tell, for so long."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            if (received := self._connections.receive(left)) is None:
-                break
-            post, message = received
-            if post in self._hosts:  # Not one that was left out.
-                self._take(post, message)
+        """Take one message, if one comes within so many seconds, and all that have come already."""
+        received = self._connections.receive(seconds)
+        while received is not None:
+            host, message = received
+            if host in self._hosts:  # Not one that was left out.
+                self._take(host, message)
+            received = self._connections.receive(0.0)
 
-    def _take(self, post: HostConnection, message: Message | None) -> None:
-        host, now = self._hosts[post], time.monotonic()
+    def _take(self, connection: HostConnection, message: Message | None) -> None:
+        host, now = self._hosts[connection], time.monotonic()
         match message:
             case {"status": status}:
-                host.status, host.heard = Status(**status), now
+                host.status, host.heard = WorkerStatus(**status), now
                 self._look_for_hang()
             case {"file": name, "data": data}:
-                self._keep(post, name, data)
+                self._keep(connection, name, data)
             case {"failure": failure}:
                 host.failure, host.failed = Failure(**failure), now
             case {"outcome": outcome}:
                 host.outcome = Outcome(**outcome)
             case None if not host.has_ended:
-                host.failure, host.failed = self._lost(post, host), now
+                host.failure, host.failed = self._lost(connection, host), now
 
     def _look_for_hang(self) -> None:
-        """Tell all hosts when no worker of any moves any more: then each asks its own why."""
+        """Tell all hosts when no worker of any moves: each then finds out why its own do not."""
         at_work = [host for host in self._hosts.values() if not host.has_ended]
         all_hang = all(host.status and host.status.hangs for host in at_work)
         if all_hang != self._all_hang:
             self._all_hang = all_hang
-            self._tell({"hang": all_hang})
+            self._connections.send({"all_hang": all_hang})
 
-    def _keep(self, post: HostConnection, name: str, data: bytes) -> None:
+    def _keep(self, host: HostConnection, name: str, data: bytes) -> None:
         """Keep a piece of another host's file where it belongs; a failure to is one warning."""
         path = self._plan.run_dir / "failures" if Path(name).parent.name else self._logs
         if name == f"{self._plan.workers[0].host}[0].log":
@@ -224,21 +240,20 @@ class _Fleet:
                 path.mkdir(exist_ok=True)
                 append(path / Path(name).name, data)
             except OSError as error:
-                logger.warning("%s of %s ends here: %s", name, post, error.strerror)
+                logger.warning("%s of %s ends here: %s", name, host, error.strerror)
                 self._lost_files.add(name)
 
-    def _lost(self, post: HostConnection, host: _Host) -> Failure:
-        rank = Rank(rank=host.first_rank)
+    def _lost(self, connection: HostConnection, host: _Host) -> Failure:
         seen = Failure.seen(
-            "Lost", f"this host is lost: {post.report()}", self._job, rank, Heartbeat()
+            "Lost",
+            f"this host is lost: {connection.why_lost()}",
+            self._args,
+            Rank(rank=host.first_rank),
+            Heartbeat(),
         )
-        failure = replace(seen, host=post.name)
+        failure = replace(seen, host=seen.host if connection.is_here else connection.name)
         failure.write(self._plan.run_dir)
         return failure
-
-    def _tell(self, message: Message) -> None:
-        for post in self._hosts:
-            post.send(message)
 
 
 @contextmanager

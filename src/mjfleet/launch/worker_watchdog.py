@@ -1,7 +1,7 @@
-"""The workers of a run on this host, as the launcher sees them: who is done, who failed, who hangs.
+"""Watches the workers of this host: who is done, who failed, who hangs. Runs in the host agent.
 
-torchrunx tells of a failure only after torch has given the other workers half a minute to end, of a
-hang never. Here the launcher looks for itself: at records of failures, at the processes, at pulses.
+It looks at three things: the records of failures that workers write, their processes, and their
+heartbeats.
 """
 
 import os
@@ -9,7 +9,7 @@ import select
 import signal
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -24,27 +24,46 @@ from mjfleet.worker.failure_record import (
 )
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.in_process_worker import ASLEEP_SECONDS
-from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
 ALONE_SECONDS = SECONDARY_SECONDS + 1.0
-"""How long a failure that is secondary may stay the only one."""
+"""How long a secondary failure may stay the only one before it is reported."""
 NAP_SECONDS = 0.02
 STACKS_SECONDS = 3.0
 """How long workers may take to write their stacks."""
+STATES = {
+    "T": "was stopped by a signal (SIGSTOP)",
+    "D": "waits for a device or a disk and cannot be interrupted",
+}
+"""Process states, by their letters in proc(5), that explain why a worker does not move."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStatus:
+    """What the launcher is told of the workers of a host."""
+
+    has_begun: bool
+    """Whether training has begun on all of them."""
+    hangs: bool
+    """Whether none of them has moved for the hang time-out."""
 
 
 class WorkerWatchdog:
-    """What the launcher knows of each worker: its pulse and its process."""
+    """What is known of each worker of this host.
 
-    def __init__(self, job: WorkerArgs) -> None:
-        """Make the files by which workers share their pulses; before any is started."""
-        self.job = job
-        self._run_dir = Path(job.run_dir)
-        self._limit: float = job.config["hang_timeout"]
-        self._ranks = [job.rank_of(local_rank) for local_rank in range(len(job.devices))]
+    Args:
+        args: what the workers do. The files of their heartbeats are made here, before any starts.
+    """
+
+    def __init__(self, args: WorkerArgs) -> None:
+        self.all_hang = False
+        """Whether no worker of any host moves: the launcher says so. Only then it is a hang."""
+        self._args = args
+        self._run_dir = Path(args.run_dir)
+        self._limit: float = args.config["hang_timeout"]
+        self._ranks = [args.rank_of(local_rank) for local_rank in range(len(args.devices))]
         self._heartbeats = [
-            Heartbeat.create(job.heartbeat_file(rank.local_rank)) for rank in self._ranks
+            Heartbeat.create(args.heartbeat_file(rank.local_rank)) for rank in self._ranks
         ]
         self._ends: dict[int, int] = {}
         self._looked = self._since = time.monotonic()
@@ -55,6 +74,11 @@ class WorkerWatchdog:
     def __exit__(self, *_: object) -> None:
         for end in self._ends.values():
             os.close(end)
+
+    @property
+    def status(self) -> WorkerStatus:
+        """What the launcher needs to know."""
+        return WorkerStatus(has_begun=self.has_begun, hangs=self._hangs())
 
     @property
     def has_begun(self) -> bool:
@@ -69,8 +93,10 @@ class WorkerWatchdog:
         return Outcome(self._heartbeats[0].iteration, self._heartbeats[0].stopped_by)
 
     def wait(self, seconds: float) -> None:
-        """Wait, but not once a worker has ended: it is to be seen before it is reaped."""
-        time.sleep(NAP_SECONDS)  # Whoever asks in a loop is not to be busy.
+        """Wait, but no longer once a worker has ended: it has to be seen before it is reaped."""
+        time.sleep(NAP_SECONDS)  # A caller in a loop must not take a processor.
+        if not self.has_begun:
+            seconds = 0.0  # The launcher needs to know at once that it has.
         poll = select.poll()
         for local_rank, heartbeat in enumerate(self._heartbeats):
             if heartbeat.pid and local_rank not in self._ends:
@@ -84,89 +110,87 @@ class WorkerWatchdog:
         poll.poll(1000 * seconds)
 
     def failure(self) -> Failure | None:
-        """Why the run has failed, if it has: by what workers wrote, or by what became of them."""
-        return self._recorded() or self._ended() or (self._hanging() if self._hangs() else None)
+        """Return why the run has failed, if it has."""
+        hangs = self.all_hang and self._hangs()
+        return self._recorded() or self._ended() or (self._hanging() if hangs else None)
 
     def ended(self, failure: Failure) -> FailedError:
-        """The end of the run that such a failure is."""
+        """Return the error that a failure of this run is."""
         record = self._run_dir / "failures" / f"rank{failure.rank}.json"
         return FailedError(failure, record if record.exists() else None)
 
     def is_gone(self) -> bool:
-        """Whether every worker that has started has ended."""
+        """Return whether every worker that has started has ended."""
         return all(
             not heartbeat.pid or _has_ended(_state(heartbeat.pid)) for heartbeat in self._heartbeats
         )
 
     def _recorded(self) -> Failure | None:
+        """What a worker has written. A secondary failure waits for its cause."""
         found = read_failures(self._run_dir)
         if not found or (found[0].is_secondary and time.time() - found[0].time < ALONE_SECONDS):
             return None
         return found[0]
 
     def _ended(self) -> Failure | None:
-        """A worker whose process has ended too early, and without a word."""
+        """A worker whose process has ended too early and left no record."""
         for rank, heartbeat in zip(self._ranks, self._heartbeats, strict=True):
             if not heartbeat.pid or heartbeat.phase == Phase.DONE:
                 continue
             state = _state(heartbeat.pid)
-            if not _has_ended(state):
-                continue
-            # It was done, or wrote why, before it ended.
-            if heartbeat.phase == Phase.DONE:
+            # A worker is done, or writes its record, before it ends: so look again.
+            if not _has_ended(state) or heartbeat.phase == Phase.DONE:
                 continue
             if any(failure.rank == rank.rank for failure in read_failures(self._run_dir)):
                 continue
             kind, message = _last_words(None if state is None else state[1])
-            return self._seen(rank, kind, message)
+            failure = Failure.seen(kind, message, self._args, rank, heartbeat)
+            failure.write(self._run_dir)
+            return failure
         return None
 
     def _hangs(self) -> bool:
-        """Whether nobody has moved for the hang time-out."""
+        """Whether no worker of this host has moved for the hang time-out."""
         before, self._looked = self._looked, time.monotonic()
         if self._looked - before > ASLEEP_SECONDS:
-            self._since = self._looked  # We were suspended, and nobody read what workers print.
+            self._since = self._looked  # This host was suspended.
         if not self._limit or any(heartbeat.is_excused for heartbeat in self._heartbeats):
             return False
         at_work = [heartbeat for heartbeat in self._heartbeats if heartbeat.phase != Phase.DONE]
         return all(heartbeat.hangs(self._limit, self._since) for heartbeat in at_work)
 
     def _hanging(self) -> Failure:
-        """Whoever keeps all others waiting, as the stacks of all tell; each has a record then."""
+        """Record the stacks of all workers; return the failure of the one that others wait for."""
         states = [
             _state(heartbeat.pid) if heartbeat.pid else None for heartbeat in self._heartbeats
         ]
         silences = [heartbeat.silence for heartbeat in self._heartbeats]
-        # Before they are asked: whoever was only stopped goes on then.
+        # Before stacks are asked for: a process that was only stopped goes on then.
         found = [
-            Failure.seen("Hang", "", self.job, rank, heartbeat)
+            Failure.seen("Hang", "", self._args, rank, heartbeat)
             for rank, heartbeat in zip(self._ranks, self._heartbeats, strict=True)
         ]
         stacks = self._stacks()
         idle = [only_waits(stack) for stack in stacks]
-        places = range(len(self._ranks))
-        first = min(places, key=lambda place: (idle[place], -silences[place]))
+        first = min(range(len(found)), key=lambda place: (idle[place], -silences[place]))
         # On several hosts, all workers of this one may wait for another's.
-        waits = self.job.part is not None and idle[first]
+        waits = self._args.part is not None and idle[first]
         for place, state in enumerate(states):
             message = f"no step for {self._limit:g} s (--hang-timeout){innermost(stacks[place])}"
             if not self._heartbeats[place].pid:
                 message = "its process has not started"
-            elif state is not None and state[0] in _STATES:
-                message += f"; its process {_STATES[state[0]]}"
+            elif state is not None and state[0] in STATES:
+                message += f"; its process {STATES[state[0]]}"
             is_secondary = place != first or waits
             found[place] = replace(
-                found[place],
-                message=message,
-                traceback=stacks[place],
-                is_secondary=is_secondary,
+                found[place], message=message, traceback=stacks[place], is_secondary=is_secondary
             )
             found[place].write(self._run_dir)
         return found[first]
 
     def _stacks(self) -> list[str]:
-        """Where every thread of every worker is, by asking them; empty where one cannot answer."""
-        files = [self.job.stacks_file(rank.local_rank) for rank in self._ranks]
+        """Ask every worker where its threads are; empty where one cannot answer."""
+        files = [self._args.stacks_file(rank.local_rank) for rank in self._ranks]
         for heartbeat in self._heartbeats:
             for number in (signal.SIGQUIT, signal.SIGCONT):
                 if heartbeat.pid:
@@ -182,20 +206,12 @@ class WorkerWatchdog:
                 break
         return texts
 
-    def _seen(self, rank: Rank, kind: str, message: str) -> Failure:
-        failure = Failure.seen(kind, message, self.job, rank, self._heartbeats[rank.local_rank])
-        failure.write(self._run_dir)
-        return failure
-
-
-_STATES = {
-    "T": "was stopped by a signal (SIGSTOP)",
-    "D": "waits for a device or a disk and cannot be interrupted",
-}
-
 
 def _state(pid: int) -> tuple[str, int] | None:
-    """A process's state and, once it has ended, its wait status; None: it is gone. See proc(5)."""
+    """Return a process's state and, once it has ended, its wait status; None: it is gone.
+
+    From proc(5): psutil does not know how the child of another process has ended.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -204,12 +220,12 @@ def _state(pid: int) -> tuple[str, int] | None:
 
 
 def _has_ended(state: tuple[str, int] | None) -> bool:
-    """Whether a process is gone, or only waits for its parent to ask how it ended."""
+    """Return whether a process is gone, or only waits to be reaped."""
     return state is None or state[0] in "ZX"
 
 
 def _last_words(status: int | None) -> tuple[str, str]:
-    """What a wait status says of the end of a process that left no record."""
+    """Return the kind and the message of a failure, from the wait status of its process."""
     if status is None:
         return "Exited", "its process is gone"
     if os.WIFSIGNALED(status):
@@ -219,7 +235,7 @@ def _last_words(status: int | None) -> tuple[str, str]:
 
 
 def killed_by(number: int) -> str:
-    """A death by a signal in words."""
+    """Return a death by a signal in words."""
     hint = {
         signal.SIGKILL: ", possibly out of memory (`dmesg` would say)",
         signal.SIGBUS: ", possibly out of shared memory or disk",

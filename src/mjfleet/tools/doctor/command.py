@@ -19,7 +19,7 @@ from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.validation import above, check
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import select_devices
-from mjfleet.launch.launch_plan import choose_backend
+from mjfleet.launch.placement import choose_backend
 from mjfleet.tools.doctor.check_process import CHECKS
 from mjfleet.tools.doctor.host_checks import Finding
 from mjfleet.utils.child_process import ChildProcess, python_module

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -18,7 +17,7 @@ from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.validation import at_least, between, check, optional
 from mjfleet.errors import UserError, run_command
 from mjfleet.launch.devices import select_devices
-from mjfleet.launch.launch_plan import Host, make_plan
+from mjfleet.launch.placement import Host, place_workers
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.resume_choice import find_resume, read_recorded, take_tasks_dir
 from mjfleet.tools.play.policy_episodes import Actions, PolicySource, evaluate, playing
@@ -189,7 +188,7 @@ def _choose_source(
     if len(devices.names) > 1:
         raise UserError("--gpu-ids: `play` uses one GPU.")
     host = Host(devices=devices, cores=len(os.sched_getaffinity(0)))
-    plan = make_plan(found, config, [host], {}, datetime.now())
+    plan = place_workers(found, config, [host], {})
     return PolicySource(found, config, plan.engine, plan.workers[0].device, plan.threads, policy)
 
 

@@ -1,0 +1,83 @@
+"""Names of the run's hosts: --hosts, or SLURM's node list. Runs in the launcher."""
+
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+
+from hostlist import BadHostlist, expand_hostlist
+
+from mjfleet.config import LaunchConfig
+from mjfleet.errors import UserError
+from mjfleet.worker.rank_environment import Rank
+
+SLURM = "slurm"
+LOCALHOST = "localhost"
+"""Name of the one host of a run without --hosts, also in the names of log files."""
+
+
+def choose_hosts(config: LaunchConfig, environ: Mapping[str, str]) -> list[str]:
+    """Return the names of the run's hosts, the first one with rank 0.
+
+    Returns:
+        `[LOCALHOST]` where this host is the only one.
+
+    Raises:
+        UserError: SLURM does not say, this host has two of the names, or something else has
+            started workers already.
+    """
+    if Rank.from_environ(environ):
+        if config.hosts:
+            raise UserError(
+                "--hosts starts workers, but something else has started these, such as torchrun."
+            )
+        return [LOCALHOST]
+    names = config.hosts
+    if names == [SLURM] or (not names and _is_wide_allocation(environ)):
+        names = _slurm_hosts(environ)
+    here = [name for name in names if is_here(name)]
+    if len(here) > 1:
+        addresses = ", ".join(f"{name} is {_resolve(name)}" for name in here)
+        raise UserError(
+            f"--hosts: {' and '.join(here)} are both this host, by what their names resolve to "
+            f"here: {addresses}. Look at /etc/hosts, or name addresses."
+        )
+    if config.min_hosts is not None and config.min_hosts > max(1, len(names)):
+        raise UserError(f"--min-hosts is {config.min_hosts}, but there are {len(names)} hosts.")
+    return [LOCALHOST] if names == here else list(names)
+
+
+def is_here(name: str) -> bool:
+    """Return whether a name resolves to an address of this host."""
+    if name == LOCALHOST:
+        return True
+    address = _resolve(name)
+    if address is None:
+        return name == socket.gethostname()
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe, suppress(OSError):
+        probe.bind((address, 0))
+        return True
+    return False
+
+
+def _is_wide_allocation(environ: Mapping[str, str]) -> bool:
+    """Return whether this is the one process of a SLURM allocation with several nodes."""
+    alone = environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
+    return alone and int(environ.get("SLURM_JOB_NUM_NODES", "1")) > 1
+
+
+def _slurm_hosts(environ: Mapping[str, str]) -> list[str]:
+    nodes = environ.get("SLURM_JOB_NODELIST")
+    if nodes is None:
+        raise UserError("--hosts slurm: this is no SLURM allocation, which salloc or sbatch makes.")
+    try:
+        return expand_hostlist(nodes)
+    except BadHostlist as error:
+        raise UserError(f"--hosts slurm: SLURM_JOB_NODELIST={nodes}: {error}") from None
+
+
+def _resolve(name: str) -> str | None:
+    try:
+        return str(socket.getaddrinfo(name, None)[0][4][0])
+    except OSError:
+        return None

@@ -1,0 +1,73 @@
+"""Address and port at which the workers of several hosts meet. Runs in the launcher."""
+
+import ipaddress
+import socket
+from collections.abc import Mapping, Sequence
+
+from mjfleet.config import LaunchConfig
+from mjfleet.errors import UserError
+from mjfleet.launch.host_agent import CONNECT_SECONDS, HostFacts
+from mjfleet.launch.host_starter import HostConnection, HostConnections, refuse
+
+LOOPBACK = "127.0.0.1"
+
+
+def find_rendezvous(
+    connections: HostConnections, facts: Mapping[HostConnection, HostFacts], config: LaunchConfig
+) -> tuple[str, int]:
+    """Find an address of the first host that all others reach, and a free port there.
+
+    Raises:
+        UserError: the first host cannot listen there, or another one cannot connect.
+    """
+    first, *others = connections
+    address, source = _address(first, others, facts, config)
+    if others and ipaddress.ip_address(address).is_loopback:
+        raise UserError(
+            f"{source} is {address}, which is each host's own: others cannot reach {first} by it. "
+            "Debian's /etc/hosts gives a host's own name such an address. "
+            f"--launcher-address names one that they can reach{_seen_as(others, facts)}."
+        )
+    answer = connections.ask([first], {"listen": address}, CONNECT_SECONDS)[first]
+    if "error" in answer:
+        raise UserError(
+            f"{first} cannot listen on {address} ({answer['error']}), which is {source}. "
+            "--launcher-address names an address of it that the others reach."
+        )
+    port: int = answer["port"]
+    answers = connections.ask(others, {"connect": [address, port]}, 2 * CONNECT_SECONDS)
+    refuse(
+        {
+            host: [
+                f"it cannot reach {first} at {address}, port {port}: {answer['error']}; "
+                "open the network between them, or name another address by --launcher-address"
+            ]
+            for host, answer in answers.items()
+            if "error" in answer
+        }
+    )
+    return address, port
+
+
+def _address(
+    first: HostConnection,
+    others: Sequence[HostConnection],
+    facts: Mapping[HostConnection, HostFacts],
+    config: LaunchConfig,
+) -> tuple[str, str]:
+    """Return an address of the first host, and what it is, in words."""
+    if name := config.launcher_address:
+        try:
+            return str(socket.getaddrinfo(name, None)[0][4][0]), f"--launcher-address {name}"
+        except OSError as error:
+            raise UserError(f"--launcher-address {name}: {error.strerror}.") from None
+    if not first.is_here:
+        return facts[first].address, f"the address by which ssh reaches {first}"
+    if not others:
+        return LOOPBACK, "this host's own"
+    return facts[others[0]].launcher_address, f"the address by which {others[0]} knows this host"
+
+
+def _seen_as(others: Sequence[HostConnection], facts: Mapping[HostConnection, HostFacts]) -> str:
+    known = [f"{facts[host].launcher_address} by {host}" for host in others if not host.is_here]
+    return f"; this host is seen as {', '.join(known)}" if known else ""
