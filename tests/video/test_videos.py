@@ -9,9 +9,9 @@ import mujoco
 import numpy as np
 import psutil
 
-from mjfleet.video.draw import returns_so_far
-from mjfleet.video.recording import Recording
-from mjfleet.video.render_process import LOOK_SECONDS, Rendering, draw
+from mjfleet.video.drawing import returns_so_far
+from mjfleet.video.render_process import LOOK_SECONDS, RenderProcess, render
+from mjfleet.video.video_recorder import StateRecording
 
 from ..conftest import TESTS, Run, needs_drawing, only_run, read_video, rows
 
@@ -47,7 +47,7 @@ def test_training_ends_well_where_nothing_can_be_drawn(run: Run, tmp_path: Path)
     assert not (only_run(tmp_path) / "videos").exists()
 
 
-def box() -> Recording:
+def box() -> StateRecording:
     """A box that is at rest, then has an arrow, then is far away."""
     model = mujoco.MjModel.from_xml_path(str(TESTS / "models/box.xml"))
     binary = np.empty(mujoco.mj_sizeModel(model), np.uint8)
@@ -56,7 +56,7 @@ def box() -> Recording:
     qpos[2, 0, :2] = 50.0
     arrow = np.zeros((3, 1, 2, 3))
     arrow[1, 0] = [[0.0, 0.0, 0.2], [0.1, 0.0, 0.0]]
-    return Recording(
+    return StateRecording(
         title="box",
         step_dt=0.1,
         model=binary,
@@ -67,7 +67,7 @@ def box() -> Recording:
 
 @needs_drawing
 def test_a_free_body_is_followed_and_arrows_are_drawn(tmp_path: Path) -> None:
-    draw(box(), tmp_path / "box.mp4")
+    render(box(), tmp_path / "box.mp4")
     assert [path.name for path in tmp_path.iterdir()] == ["box.mp4"]
     first, pointed, moved = read_video(tmp_path / "box.mp4")
     assert change(first, pointed) > 0.03
@@ -78,7 +78,7 @@ def test_a_free_body_is_followed_and_arrows_are_drawn(tmp_path: Path) -> None:
 
 @needs_drawing
 def test_drawing_takes_what_training_leaves_and_no_signals_of_its_terminal(tmp_path: Path) -> None:
-    with closing(Rendering(box(), tmp_path / "box.mp4", idle=True)) as rendering:
+    with closing(RenderProcess(box(), tmp_path / "box.mp4", idle=True)) as process:
         children = psutil.Process().children()
         (drawing,) = (c for c in children if "mjfleet.video.render_process" in c.cmdline())
         while os.sched_getscheduler(drawing.pid) != os.SCHED_IDLE:
@@ -86,8 +86,8 @@ def test_drawing_takes_what_training_leaves_and_no_signals_of_its_terminal(tmp_p
         # Linux shares the processor among sessions first.
         assert os.getsid(drawing.pid) == os.getsid(0)
         assert os.getpgid(drawing.pid) != os.getpgrp()
-        while not rendering.is_done():
-            rendering.hurry()
+        while not process.is_done():
+            process.hurry()
             time.sleep(LOOK_SECONDS)
     assert len(read_video(tmp_path / "box.mp4")) == 3
 

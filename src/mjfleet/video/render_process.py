@@ -1,11 +1,10 @@
-"""A process that draws a recording: how it is started and looked after, and what it does.
+"""A child process that draws a recording into an MP4 file: its parent's side, and its own.
 
-A worker, or `play`, starts it and goes on. Importing this imports nothing heavy.
+Rank 0 or `play` starts it. Importing this imports nothing heavy.
 """
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,127 +14,117 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjfleet.errors import WorkerError
+from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import in_a_line
-from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
+from mjfleet.utils.parent_death import die_with_parent
 
 if TYPE_CHECKING:
-    from mjfleet.video.recording import Recording
+    from mjfleet.video.video_recorder import StateRecording
 
 LOOK_SECONDS = 0.05
 SHARE = 0.005
-"""Of all cores' time: what drawing takes from training, which also shares memory and caches."""
-KINDS = ("egl", "osmesa")
-"""By what MuJoCo draws without a window; the second is the fall-back of the first."""
+"""Share of all cores' time for drawing during training, which needs memory and caches too."""
+BACKENDS = ("egl", "osmesa")
+"""Values of MUJOCO_GL for drawing without a window; the second one if the first does not work."""
 
 
 class RenderingError(WorkerError):
     """No video could be drawn."""
 
 
-class Rendering:
-    """A recording on its way to a file, which is there, whole, once this is done.
+class RenderProcess:
+    """Draws a recording into a file, which exists, whole, once `is_done`; `close` it in any case.
 
-    `close` has to be called in any case.
+    Args:
+        recording: what to draw.
+        path: the MP4 file, in a folder that exists or can be made.
+        idle: use only processors that are idle, and no more than SHARE of their time, until
+            `hurry`.
+
+    Raises:
+        OSError: there is no room for a temporary file, or no process can be started.
     """
 
-    def __init__(self, recording: "Recording", path: Path, *, idle: bool = False) -> None:
-        """Start to draw.
-
-        Args:
-            recording: what to draw.
-            path: the MP4 file, in a folder that is there or can be made.
-            idle: use the processor only while nobody else does, and no more than SHARE of it,
-                until `hurry`.
-
-        Raises:
-            OSError: there is no room for a temporary file, or no process can be started.
-        """
+    def __init__(self, recording: "StateRecording", path: Path, *, idle: bool = False) -> None:
         self.path = path
-        kinds = [os.environ["MUJOCO_GL"]] if os.environ.get("MUJOCO_GL") else KINDS
+        chosen = os.environ.get("MUJOCO_GL")
         with tempfile.TemporaryFile() as file:
             recording.save(file)
             file.seek(0)
-            self._process = subprocess.Popen(
-                _command(path, idle, kinds),
+            # In the session of training: Linux gives every session as much of the processor.
+            self._child = ChildProcess(
+                _command(path, idle, [chosen] if chosen else BACKENDS),
                 stdin=file,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                # Ctrl-C is for who has started it. A session of its own would do, but Linux gives
-                # each as much as all of training: autogroups, see sched(7).
-                process_group=0,
-                env=os.environ | {PARENT_VARIABLE: str(os.getpid())},
+                new_session=False,
             )
 
     def is_done(self) -> bool:
-        """Whether the file is there.
+        """Return whether the file exists.
 
         Raises:
-            RenderingError: it never will be.
+            RenderingError: it never will.
         """
-        code = self._process.poll()
+        code = self._child.exit_code()
         if code:
-            assert self._process.stderr
-            said = self._process.stderr.read().split("\n")
-            last = next((line for line in reversed(said) if line.strip()), f"exit code {code}")
+            lines = [line for line in self._child.errors().splitlines() if line.strip()]
+            last = lines[-1] if lines else self._child.how_it_ended()
             raise RenderingError(f"{last}; `mjfleet doctor` says what drawing needs")
         return code == 0
 
     def hurry(self) -> None:
-        """Have it take all that others leave of the processor; said too early, it is not heard."""
-        self._process.send_signal(signal.SIGCONT)
+        """Let it use all time that processors have left; call it again, it may be too early."""
+        self._child.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End it, done or not."""
-        self._process.kill()
-        self._process.communicate()
+        """End the process, done or not."""
+        self._child.end()
 
 
-def draw(recording: "Recording", path: Path) -> None:
-    """Draw a recording, and wait for it.
+def render(recording: "StateRecording", path: Path) -> None:
+    """Draw a recording, and wait for the file.
 
     Raises:
         RenderingError: it could not be drawn.
         OSError: there is no room for a temporary file, or no process can be started.
     """
-    with closing(Rendering(recording, path)) as rendering:
-        while not rendering.is_done():
+    with closing(RenderProcess(recording, path)) as process:
+        while not process.is_done():
             time.sleep(LOOK_SECONDS)
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(path: str, idle: str, backend: str, *others: str) -> None:
     """Draw the recording that comes in by standard input.
 
     Args:
-        arguments: the file to write, whether only an idle processor is used ("1"), and by what
-            MuJoCo may draw, one or more.
+        path: the file to write.
+        idle: "1" or "0", see RenderProcess.
+        backend: value of MUJOCO_GL.
+        others: values to try if the first one does not work.
     """
     die_with_parent()
-    path, idle, kind, *others = arguments
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCONT])
     if idle == "1":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    os.environ["MUJOCO_GL"] = kind
+    os.environ["MUJOCO_GL"] = backend
     try:
         from mujoco.rendering.classic.gl_context import GLContext
 
         GLContext(16, 16).free()
     except Exception as error:
         if not others:
-            sys.exit(f"MuJoCo cannot draw by {kind}: {in_a_line(error)}")
-        # What it draws by is fixed once it has been imported.
+            sys.exit(f"MuJoCo cannot draw by {backend}: {in_a_line(error)}")
+        # MuJoCo reads MUJOCO_GL once, when it is imported.
         command = _command(Path(path), idle == "1", others)
         os.execv(command[0], command)
-    from mjfleet.video.draw import write_video
-    from mjfleet.video.recording import Recording
+    from mjfleet.video.drawing import write_video
+    from mjfleet.video.video_recorder import StateRecording
 
     pause = _pauses() if idle == "1" else lambda: None
-    write_video(Recording.load(sys.stdin.buffer), Path(path), pause)
+    write_video(StateRecording.load(sys.stdin.buffer), Path(path), pause)
 
 
 def _pauses() -> Callable[[], None]:
-    """Called again and again, it sleeps as much as keeps this process to its share."""
+    """Return a function that sleeps for as long as keeps this process to its share."""
     start = time.monotonic()
     cores = len(os.sched_getaffinity(0))
     is_in_a_hurry = False
@@ -149,11 +138,9 @@ def _pauses() -> Callable[[], None]:
     return pause
 
 
-def _command(path: Path, idle: bool, kinds: Sequence[str]) -> list[str]:
-    # As with a command, what lies in this folder is not imported.
-    module = [sys.executable, "-P", "-m", "mjfleet.video.render_process"]
-    return [*module, str(path), str(int(idle)), *kinds]
+def _command(path: Path, idle: bool, backends: Sequence[str]) -> list[str]:
+    return python_module("mjfleet.video.render_process", str(path), str(int(idle)), *backends)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

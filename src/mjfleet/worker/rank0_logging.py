@@ -7,7 +7,7 @@ from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.runner import Runner
-from mjfleet.video.video_schedule import Videos
+from mjfleet.video.video_recorder import TrainingVideos
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.worker_args import WorkerArgs
 
@@ -23,7 +23,7 @@ def train_and_log(
     with LoggerGroup(run_dir, agent, args.config, resumed_from=begun) as loggers:
         videos = None
         if interval:
-            videos = Videos(runner, interval, run_dir / "videos", args.task, loggers)
+            videos = TrainingVideos(runner, interval, run_dir / "videos", args.task, loggers)
 
         def on_iteration(metrics: IterationMetrics) -> None:
             with runner.heartbeat.excused():  # A terminal may be paused.

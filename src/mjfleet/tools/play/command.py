@@ -24,7 +24,7 @@ from mjfleet.tools.play.policy_episodes import Actions, PolicySource, evaluate, 
 from mjfleet.utils.console import print_line
 from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.utils.packages import need_extra
-from mjfleet.video.render_process import draw
+from mjfleet.video.render_process import render
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.thread_limits import prepare
 
@@ -127,7 +127,7 @@ def play(arguments: Sequence[str]) -> int:
         print_line(table)
         if video and recording:
             print_line(f"\ndrawing {video}")
-            draw(recording, video)
+            render(recording, video)
     return 0
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from mjfleet.env import Env
-    from mjfleet.video.recording import Recording
+    from mjfleet.video.video_recorder import StateRecording
 
 Actions = Literal["zero", "random"]
 
@@ -89,7 +89,7 @@ def playing(source: PolicySource) -> Iterator[Player]:
 
 def evaluate(
     source: PolicySource, episodes: int, *, record: bool = False
-) -> tuple[str, "Recording | None"]:
+) -> tuple[str, "StateRecording | None"]:
     """Play at least so many episodes; return a table of their sums and, if asked, a recording.
 
     Each world plays the same number of episodes from its first reset on, so that short episodes do
@@ -99,12 +99,12 @@ def evaluate(
     with playing(source) as player:
         from mjfleet.env.step_recorder import StepRecorder
         from mjfleet.rl.evaluator import play_episodes
-        from mjfleet.video.recording import Recorder
+        from mjfleet.video.video_recorder import StateRecorder
 
         env, recorder = player.env, None
         if record:
             env.recorder = StepRecorder(num_steps=1)
-            recorder = Recorder(env, env.recorder, env.cfg.episode_seconds)
+            recorder = StateRecorder(env, env.recorder, env.cfg.episode_seconds)
 
         def after_step(dones: "torch.Tensor") -> None:
             player.forget(dones)

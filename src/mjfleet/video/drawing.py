@@ -1,4 +1,4 @@
-"""Draws a recording as an MP4 video. Runs in a process of its own: mjfleet.video.render_process."""
+"""Draws a recording as an MP4 video. Runs in the child process of render_process.py."""
 
 import io
 import tempfile
@@ -12,21 +12,22 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from mjfleet.utils.atomic_write import write_atomically
-from mjfleet.video.recording import ARROW, Recording
+from mjfleet.video.video_recorder import ARROW, StateRecording
 
 WIDTH, HEIGHT = 640, 480
-MOST_FRAMES = 30
-"""Pictures a second, about: in software each takes its time."""
-FINER = 2
-"""Pixels for one of the video, each way: smooth edges, in software for less than OpenGL's own."""
+MAX_RATE = 30
+"""Pictures per second, about: without a GPU, each takes a while."""
+SUPERSAMPLING = 2
+"""Pixels drawn for a pixel of the video, each way: smooth edges, at less cost without a GPU than
+OpenGL's own multisampling."""
 COLOURS = ((60, 200, 80), (60, 130, 250), (250, 170, 40), (230, 60, 170))
-"""Of arrows, in their order."""
-SHORTEST = 1e-3
-"""Arrows below this length are left out, m."""
+"""Colours of arrows, in their order."""
+MIN_ARROW = 1e-3
+"""Shorter arrows are left out, m."""
 
 
 def write_video(
-    recording: Recording, path: Path, pause: Callable[[], object] = lambda: None
+    recording: StateRecording, path: Path, pause: Callable[[], object] = lambda: None
 ) -> None:
     """Write a recording as H.264 in real time, whole or not at all.
 
@@ -39,7 +40,7 @@ def write_video(
         OSError: the file cannot be written.
         Exception: whatever keeps MuJoCo from drawing.
     """
-    every = max(1, round(1 / (MOST_FRAMES * recording.step_dt)))
+    every = max(1, round(1 / (MAX_RATE * recording.step_dt)))
     rate = Fraction(1 / (every * recording.step_dt)).limit_denominator(1000)
     video = io.BytesIO()
     with av.open(video, "w", format="mp4") as container:
@@ -53,24 +54,24 @@ def write_video(
     write_atomically(path, lambda file: file.write(video.getbuffer()))
 
 
-def pictures(recording: Recording, every: int) -> Iterator[Image.Image]:
-    """Each `every`th step: its worlds side by side, with their times and returns."""
+def pictures(recording: StateRecording, every: int) -> Iterator[Image.Image]:
+    """Yield a picture of each `every`th step: environments side by side, times and returns."""
     times, rewards = recording.steps["time"], recording.steps["reward"]
     returns = returns_so_far(times, rewards, recording.step_dt)
-    steps, worlds = times.shape
-    across = 1 if worlds == 1 else 2
+    steps, num_envs = times.shape
+    across = 1 if num_envs == 1 else 2
     width, height = WIDTH // across, HEIGHT // across
     names = [name for name in recording.steps if name.startswith(ARROW)]
     stage = _Stage(recording, names, width, height)
     for step in range(0, steps, every):
         picture = Image.new("RGB", (WIDTH, HEIGHT))
         pen = _Pen(picture)
-        for world in range(worlds):
-            left, top = world % across * width, world // across * height
-            picture.paste(stage.picture(step, world), (left, top))
-            caption = f"{times[step, world]:.1f} s"
-            if np.isfinite(returns[step, world]):
-                caption += f"   return {returns[step, world]:.4g}"
+        for env in range(num_envs):
+            left, top = env % across * width, env // across * height
+            picture.paste(stage.picture(step, env), (left, top))
+            caption = f"{times[step, env]:.1f} s"
+            if np.isfinite(returns[step, env]):
+                caption += f"   return {returns[step, env]:.4g}"
             pen.write(caption, left + 8, top + 6)
         x = pen.write(recording.title, 8, HEIGHT - 22)
         for name, colour in zip(names, COLOURS, strict=False):
@@ -79,9 +80,9 @@ def pictures(recording: Recording, every: int) -> Iterator[Image.Image]:
 
 
 def returns_so_far(times: np.ndarray, rewards: np.ndarray, step_dt: float) -> np.ndarray:
-    """Sums of rewards before each step of an episode, `(steps, worlds)`.
+    """Return the sums of rewards before each step of an episode, `(steps, envs)`.
 
-    NaN where the episode had begun before the recording.
+    NaN where the episode began before the recording.
     """
     begins = times < step_dt / 2
     total = np.full(times.shape[1], np.nan)
@@ -94,7 +95,7 @@ def returns_so_far(times: np.ndarray, rewards: np.ndarray, step_dt: float) -> np
 
 
 class _Pen:
-    """Writes on a picture, light on dark so that it can be read over anything."""
+    """Writes on a picture: light text with a dark edge, legible on any background."""
 
     font = ImageFont.load_default(14)
 
@@ -104,22 +105,24 @@ class _Pen:
     def write(
         self, text: str, x: float, y: float, colour: tuple[int, int, int] = (255, 255, 255)
     ) -> float:
-        """Write from (x, y) on, in pixels; returns where the text ends."""
+        """Write from (x, y), in pixels; return the x where the text ends."""
         self._draw.text((x, y), text, colour, self.font, stroke_width=1, stroke_fill=(0, 0, 0))
         return x + self._draw.textlength(text, self.font)
 
 
 class _Stage:
-    """A model, and the camera that looks at it."""
+    """A model, its renderer, and the camera."""
 
-    def __init__(self, recording: Recording, arrows: list[str], width: int, height: int) -> None:
+    def __init__(
+        self, recording: StateRecording, arrows: list[str], width: int, height: int
+    ) -> None:
         self._steps = recording.steps
         self._arrows = arrows
         self._model = model = _read_model(recording.model)
         self._data = mujoco.MjData(model)
-        width, height = FINER * width, FINER * height
+        width, height = SUPERSAMPLING * width, SUPERSAMPLING * height
         model.vis.global_.offwidth, model.vis.global_.offheight = width, height
-        # In pictures of this size nobody sees the difference; in software it takes a third.
+        # Invisible in pictures of this size, and without a GPU it saves a third of the time.
         quality = model.vis.quality
         quality.shadowsize = min(quality.shadowsize, 2048)
         quality.offsamples, quality.numslices, quality.numstacks = 0, 16, 8
@@ -127,27 +130,27 @@ class _Stage:
         self._put(0, 0)
         self._camera, self._size = _camera(model, self._data)
 
-    def picture(self, step: int, world: int) -> Image.Image:
-        """A world at the beginning of a step."""
-        self._put(step, world)
+    def picture(self, step: int, env: int) -> Image.Image:
+        """Draw an environment at the beginning of a step."""
+        self._put(step, env)
         self._renderer.update_scene(self._data, self._camera)
         for name, colour in zip(self._arrows, COLOURS, strict=False):
-            start, along = self._steps[name][step, world].astype(float)
+            start, along = self._steps[name][step, env].astype(float)
             self._add_arrow(start, along, colour)
-        return Image.fromarray(self._renderer.render()).reduce(FINER)
+        return Image.fromarray(self._renderer.render()).reduce(SUPERSAMPLING)
 
-    def _put(self, step: int, world: int) -> None:
+    def _put(self, step: int, env: int) -> None:
         for name in ("time", "qpos", "mocap_pos", "mocap_quat"):
             if name in self._steps:
-                setattr(self._data, name, self._steps[name][step, world])
+                setattr(self._data, name, self._steps[name][step, env])
         mujoco.mj_fwdPosition(self._model, self._data)
 
     def _add_arrow(
         self, start: np.ndarray, along: np.ndarray, colour: tuple[int, int, int]
     ) -> None:
-        """An arrow that is no part of the model; what the scene has no room for is left out."""
+        """Add an arrow to the scene, if it has room for one."""
         scene = self._renderer.scene
-        if np.linalg.norm(along) < SHORTEST or scene.ngeom == scene.maxgeom:
+        if np.linalg.norm(along) < MIN_ARROW or scene.ngeom == scene.maxgeom:
             return
         geom, kind = scene.geoms[scene.ngeom], mujoco.mjtGeom.mjGEOM_ARROW
         rgba = np.array([*colour, 255], np.float32) / 255
@@ -164,12 +167,12 @@ def _read_model(binary: np.ndarray) -> mujoco.MjModel:
 
 
 def _camera(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[mujoco.MjvCamera | int, float]:
-    """From where to look, and how large what is to be seen is, m.
+    """Return a camera, and the size of what it is to show, m.
 
-    What moves freely is followed. Otherwise the model's first camera that stands in the world will
-    do, or one from which MuJoCo sees all of it.
+    A body that moves freely is followed. Otherwise this is the model's first camera that is fixed
+    in the world, or MuJoCo's free camera, which sees the whole model.
     """
-    # What has the most joints is what is trained, among things that lie around.
+    # Among several bodies, the one with the most degrees of freedom is the one that is trained.
     root = int(np.bincount(model.body_rootid[model.dof_bodyid]).argmax())
     if model.jnt_type[model.body_jntadr[root]] != mujoco.mjtJoint.mjJNT_FREE:
         standing = np.flatnonzero(model.cam_bodyid == 0)

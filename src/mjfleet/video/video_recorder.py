@@ -1,0 +1,207 @@
+"""Records the states of the first environments for videos, and decides when a video is due.
+
+Runs in rank 0 and in `play`. States are recorded, not pictures: render_process.py draws them.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import mujoco
+import numpy as np
+
+from mjfleet.utils.console import in_a_line, print_line
+from mjfleet.video.render_process import LOOK_SECONDS, RenderProcess
+
+if TYPE_CHECKING:
+    import torch
+
+    from mjfleet.env import Env
+    from mjfleet.env.step_recorder import StepRecorder
+    from mjfleet.loggers.logger_group import LoggerGroup
+    from mjfleet.rl.runner import Runner
+
+NUM_RECORDED = 4
+"""How many environments are recorded; of fewer than that, one."""
+ARROW = "arrow/"
+SECONDS = 10.0
+"""Simulated seconds of a training video, about."""
+LAST_SECONDS = 60.0
+"""How long the end of a run waits for videos."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateRecording:
+    """The states of some environments at the beginning of each of some steps."""
+
+    title: str
+    step_dt: float
+    """Simulated seconds of a step."""
+    model: np.ndarray
+    """The MjModel in MuJoCo's binary form, as bytes."""
+    steps: Mapping[str, np.ndarray]
+    """`(steps, envs, ...)` each: "time" (s, since the reset), "reward", "qpos", "mocap_pos" and
+    "mocap_quat" where there are such bodies; "arrow/<name>" `(steps, envs, 2, 3)`: start and
+    vector, m."""
+
+    def save(self, file: BinaryIO) -> None:
+        """Write the recording in NumPy's format npz."""
+        arrays: dict[str, Any] = {**vars(self), **self.steps}
+        del arrays["steps"]
+        np.savez(file, **arrays)
+
+    @classmethod
+    def load(cls, file: BinaryIO) -> "StateRecording":
+        """Read what `save` has written."""
+        arrays = dict(np.load(file))
+        title, step_dt, model = (arrays.pop(name) for name in ("title", "step_dt", "model"))
+        return cls(title=str(title), step_dt=float(step_dt), model=model, steps=arrays)
+
+
+class StateRecorder:
+    """Makes recordings from the steps that an environment keeps.
+
+    Args:
+        env: its first environments are recorded.
+        step_recorder: holds the environment's newest steps.
+        seconds: simulated length of a recording, about.
+    """
+
+    def __init__(self, env: "Env[Any]", step_recorder: "StepRecorder", seconds: float) -> None:
+        self._env = env
+        self._source = step_recorder
+        self.length = math.ceil(seconds / (env.step_dt * step_recorder.num_steps))
+        """How many calls of `take` make a recording."""
+        step_recorder.shown = NUM_RECORDED if env.num_envs >= NUM_RECORDED else 1
+        self._parts: list[dict[str, np.ndarray]] = []
+
+    def take(self) -> None:
+        """Add all kept steps, unless the recording is long enough; waits for the device."""
+        if len(self._parts) == self.length:
+            return
+        tensors = self._source.tensors
+        fields = ("time", "qpos", "mocap_pos", "mocap_quat")
+        found = {name: tensors[f"start/{name}"] for name in fields if f"start/{name}" in tensors}
+        found |= {ARROW + name: tensor for name, tensor in self._source.arrows.items()}
+        found |= {"reward": tensors["terms"].sum(dim=2)}
+        self._parts.append({name: self._copy(tensor) for name, tensor in found.items()})
+
+    def finish(self, title: str) -> StateRecording:
+        """Return what was taken since the last call, in order."""
+        parts, self._parts = self._parts, []
+        model = self._env.sim.model
+        binary = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+        mujoco.mj_saveModel(model, None, binary)
+        return StateRecording(
+            title=title,
+            step_dt=self._env.step_dt,
+            model=binary,
+            steps={name: np.concatenate([part[name] for part in parts]) for name in parts[0]},
+        )
+
+    def _copy(self, steps: "torch.Tensor") -> np.ndarray:
+        """Copy the recorded environments of `(steps, num_envs, ...)` to the host."""
+        return np.array(steps[:, : self._source.shown].cpu())
+
+
+class TrainingVideos:
+    """Makes a video of the iterations before each `interval`th one, and before the last one.
+
+    A video is named after the iteration with which it ends. Training does not wait for drawing: one
+    process at a time draws with idle processors, and a recording that still waits for it gives way
+    to the next one. Any error ends the videos with one warning; training continues.
+
+    Args:
+        runner: its rollouts are recorded; none has begun.
+        interval: iterations from one video to the next.
+        folder: where videos are written.
+        task: the task's name.
+        loggers: receive each finished video.
+    """
+
+    def __init__(
+        self, runner: "Runner", interval: int, folder: Path, task: str, loggers: "LoggerGroup"
+    ) -> None:
+        self._interval = interval
+        self._last = runner.agent.max_iterations
+        self._folder = folder
+        self._task = task
+        self._loggers = loggers
+        assert runner.env.recorder is not None
+        self._recorder = StateRecorder(runner.env, runner.env.recorder, SECONDS)
+        self._waiting: tuple[int, StateRecording] | None = None
+        self._drawn: list[tuple[int, RenderProcess]] = []
+        """What is being drawn, and of which iteration it is: one, until the run ends."""
+        self._skipped = 0
+        self._works = True
+
+    def iteration(self, number: int) -> None:
+        """Record a completed iteration where a video is due, and attend to those being drawn."""
+        self._attempt(lambda: self._record(number))
+        self._attempt(self._move_on)
+
+    def finish(self, stop: Callable[[], object]) -> None:
+        """Wait for the last videos, until `stop` is true or LAST_SECONDS are over."""
+        if self._waiting:
+            self._attempt(self._begin)
+        if self._drawn:
+            print_line(
+                f"drawing the last videos, for {LAST_SECONDS:g} s at most; Ctrl-C skips them"
+            )
+        deadline = time.monotonic() + LAST_SECONDS
+        while self._works and self._drawn:
+            if stop() or time.monotonic() > deadline:
+                break
+            for _, process in self._drawn:
+                process.hurry()
+            time.sleep(LOOK_SECONDS)
+            self._attempt(self._move_on)
+
+    def close(self) -> None:
+        """End what is still being drawn."""
+        for _, process in self._drawn:
+            process.close()
+        lost = self._skipped + bool(self._waiting) + len(self._drawn)
+        if lost and self._works:
+            logger.warning("videos that were not drawn, for lack of time: %d", lost)
+
+    def _record(self, number: int) -> None:
+        due = min(math.ceil(number / self._interval) * self._interval, self._last)
+        if number <= due - self._recorder.length:
+            return
+        self._recorder.take()
+        if number == due:
+            self._skipped += bool(self._waiting)
+            self._waiting = number, self._recorder.finish(f"{self._task}, iteration {number}")
+
+    def _move_on(self) -> None:
+        """Hand over finished videos, and begin to draw the one that waits."""
+        for number, process in list(self._drawn):
+            if process.is_done():
+                self._drawn.remove((number, process))
+                process.close()
+                self._loggers.video(process.path, number)
+        if self._waiting and not self._drawn:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Begin to draw what waits; the last video does not wait for an idle processor."""
+        assert self._waiting
+        (number, recording), self._waiting = self._waiting, None
+        path = self._folder / f"iteration_{number}.mp4"
+        self._drawn.append((number, RenderProcess(recording, path, idle=number < self._last)))
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        if not self._works:
+            return
+        try:
+            action()
+        except Exception as error:
+            self._works = False
+            logger.warning("no more videos, training goes on: %s", in_a_line(error))
