@@ -16,7 +16,7 @@ class CartpoleEnv(Env[CartpoleConfig]):
     model_file: ClassVar[str] = "cartpole.xml"
 
     def reset_worlds(self, mask: torch.Tensor) -> None:
-        """The suite's start distributions: positions in m and rad, speeds in m/s and rad/s."""
+        """Draw states as the suite does: positions in m and rad, velocities in m/s and rad/s."""
         if self.cfg.swing_up:
             start = 0.01 * self.normal(2)
             start[:, 1] += math.pi

@@ -30,9 +30,9 @@ class Go1Env(Env[Go1Config]):
         self.home = torch.tensor(model.key("home").qpos, device=self.device, dtype=sim.qpos.dtype)
         self.pose = self.home[7:].float()
         self.lift = torch.tensor((0.0, 0.0, 0.02), device=self.device)
-        """Robots start so far above the ground, m."""
+        """Height above the ground at which robots start, m."""
         self.above = 10 * self.lift
-        """Arrows are drawn so far above the trunk, m."""
+        """Height above the trunk at which arrows are drawn, m."""
         # Position, velocity and force of the newest state: views that follow it.
         self.joints, self.speeds = sim.qpos[:, 7:], sim.qvel[:, 6:]
         self.gyro, self.up = sim.sensor("imu_gyro"), sim.sensor("base_up")
@@ -47,15 +47,15 @@ class Go1Env(Env[Go1Config]):
         self.command = torch.zeros(self.num_envs, 3, device=self.device)
         """Forward and lateral velocity (m/s), yaw rate (rad/s), in the trunk's frame."""
         self.heading = torch.zeros(self.num_envs, device=self.device)
-        """Where to face, where a heading is commanded (rad)."""
+        """Commanded heading, where a command names one (rad)."""
         self.has_heading = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         self.stands = torch.zeros_like(self.has_heading)
         self.previous = torch.zeros_like(self.action)
-        """The action before the newest."""
+        """The previous action."""
         self.air_time = torch.zeros(self.num_envs, 4, device=self.device)
         """Seconds since each foot left the ground."""
         self.landed = torch.zeros_like(self.air_time)
-        """How long the feet were in the air that have just landed, else 0."""
+        """Seconds that a foot which has just landed was in the air, else 0."""
         self.next_command = Timer(self, *cfg.command.seconds)
         self.next_push = Timer(self, *cfg.random.push_seconds)
         self.motors = Delay(self, self.num_actions, *cfg.random.delay)
@@ -65,7 +65,7 @@ class Go1Env(Env[Go1Config]):
         self.seen = History(self, len(amplitudes), cfg.history)
 
     def reset_worlds(self, mask: torch.Tensor) -> None:
-        """Stand where the model does, facing anywhere, slightly off the pose and moving slowly."""
+        """Start with a random heading, near the standing pose, moving slowly."""
         start = self.home.expand(self.num_envs, -1).clone()
         start[:, :3] += self.spawn_points(mask)
         half_yaw = self.uniform(1, -math.pi / 2, math.pi / 2)
@@ -85,7 +85,7 @@ class Go1Env(Env[Go1Config]):
             self._draw_commands(renewed)
 
     def spawn_points(self, mask: torch.Tensor) -> torch.Tensor:
-        """Where worlds of the mask start, relative to the model's own place, `(num_envs, 3)`, m."""
+        """Return start positions relative to the model's own, `(num_envs, 3)`, m."""
         del mask
         return self.lift
 
@@ -97,7 +97,7 @@ class Go1Env(Env[Go1Config]):
         self.sim.qvel[:, :2] += push
 
     def observe(self) -> dict[str, torch.Tensor]:
-        """What the robot's own sensors tell the policy; the value network also sees the rest."""
+        """Return what the robot's sensors measure; the value network observes more."""
         self._steer()
         offsets = self.joints - self.pose
         frame = torch.cat((self.gyro, self.up, offsets, self.speeds, self.action), dim=1).float()
@@ -109,7 +109,7 @@ class Go1Env(Env[Go1Config]):
         }
 
     def rewards(self) -> dict[str, torch.Tensor]:
-        """Weighted terms, per second."""
+        """Return weighted terms, per second."""
         self._time_steps()
         w, width = self.cfg.weights, self.cfg.tracking_width
         off, turning = self._errors()
@@ -143,12 +143,12 @@ class Go1Env(Env[Go1Config]):
         return {name: term * self.step_dt for name, term in terms.items()}
 
     def terminated(self) -> torch.Tensor:
-        """Upside down, or on its belly."""
+        """Return where the robot lies upside down or on its belly."""
         tilted = self.up[:, 2] < math.cos(LARGEST_TILT)
         return tilted | (self.fallen[:, 0] > 0)
 
     def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
-        """Errors in m/s and rad/s, falls per minute, and energy per weight and distance."""
+        """Return errors in m/s and rad/s, falls per minute, and energy per weight and distance."""
         off, turning = self._errors()
         power = (self.sim.actuator_force * self.speeds).abs().sum(dim=1)
         speed = self.velocity[:, :2].norm(dim=1)
@@ -161,13 +161,13 @@ class Go1Env(Env[Go1Config]):
         }
 
     def commands(self) -> dict[str, tuple[torch.Tensor, float, float]]:
-        """Velocities in m/s, forward and to the left, and the yaw rate in rad/s."""
+        """Return velocities in m/s, forward and to the left, and the yaw rate in rad/s."""
         told = self.cfg.command
         ranges = {"forward": told.forward, "left": told.lateral, "turn_left": told.yaw}
         return {name: (self.command[:, i], *ranges[name]) for i, name in enumerate(ranges)}
 
     def debug_vis(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Commanded and measured velocity, 0.5 m for 1 m/s, and yaw rate, 0.25 m for 1 rad/s."""
+        """Draw commanded and measured velocity (0.5 m per m/s) and yaw rate (0.25 m per rad/s)."""
         trunk = self.sim.model.body("trunk").id
         frame = self.sim.xmat[:, trunk].view(-1, 3, 3)
         above = self.sim.xpos[:, trunk] + self.above
@@ -180,7 +180,7 @@ class Go1Env(Env[Go1Config]):
         }
 
     def deployment(self) -> dict[str, Any]:
-        """The parts of an observation, what an action means, and what commands it has seen."""
+        """Return the parts of an observation, the meaning of an action, the ranges of commands."""
         cfg, told = self.cfg, self.cfg.command
         frame = [
             {"name": "gyro", "size": 3, "unit": "rad/s", "meaning": "in the trunk's frame"},
@@ -212,23 +212,23 @@ class Go1Env(Env[Go1Config]):
         }
 
     def yaw(self) -> torch.Tensor:
-        """Where the trunk faces, `(num_envs,)`, rad."""
+        """Return the trunk's heading, `(num_envs,)`, rad."""
         w, x, y, z = self.sim.qpos[:, 3:7].unbind(dim=1)
         return torch.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
 
     def _errors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """How far off the command the trunk is: `(num_envs, 2)` m/s, `(num_envs,)` rad/s."""
+        """Return the errors from the command: `(num_envs, 2)`, m/s, and `(num_envs,)`, rad/s."""
         return self.velocity[:, :2] - self.command[:, :2], self.gyro[:, 2] - self.command[:, 2]
 
     def _time_steps(self) -> None:
-        """Count how long each foot has been in the air."""
+        """Update how long each foot has been in the air."""
         touching = self.on_ground > 0
         self.air_time += self.step_dt
         self.landed.copy_(self.air_time * (touching & (self.air_time > 1.5 * self.step_dt)))
         self.air_time.masked_fill_(touching, 0.0)
 
     def _draw_commands(self, mask: torch.Tensor) -> None:
-        """New commands where `mask` is true."""
+        """Draw new commands where `mask` is true."""
         cfg, world = self.cfg.command, mask.unsqueeze(1)
         ranges = (cfg.forward, cfg.lateral, cfg.yaw)
         drawn = torch.cat([self.uniform(1, *limits) for limits in ranges], dim=1)
@@ -244,7 +244,7 @@ class Go1Env(Env[Go1Config]):
         self.command = torch.where(world, drawn, self.command)
 
     def _steer(self) -> None:
-        """Where a heading is commanded, the yaw rate follows from the error, as in Isaac Lab."""
+        """Compute the yaw rate from the heading error, as Isaac Lab does."""
         if self.command_override:
             return
         error = torch.remainder(self.heading - self.yaw() + math.pi, 2 * math.pi) - math.pi
@@ -252,7 +252,7 @@ class Go1Env(Env[Go1Config]):
         self.command[:, 2] = torch.where(self.has_heading, rate, self.command[:, 2])
 
     def _vary_models(self) -> None:
-        """Give each world a robot of its own, once: a worker's seed decides which."""
+        """Vary the robot of each environment, once, by the worker's seed."""
         sim, cfg, trunk = self.sim, self.cfg.random, self.sim.model.body("trunk").id
         feet = [sim.model.geom(f"{leg}_foot").id for leg in LEGS]
         sim.expand("geom_friction")[:, feet, 0] = self.uniform(1, *cfg.friction).to(sim.qpos)
@@ -266,16 +266,16 @@ class Go1Env(Env[Go1Config]):
         self.masses = sim.expand("body_mass").sum(dim=1)
 
     def _slice(self, name: str, size: int) -> torch.Tensor:
-        """Where the four legs' sensors of a name are in `sensordata`, `(4 * size,)`."""
+        """Return the indices of the four legs' sensors in `sensordata`, `(4 * size,)`."""
         first = int(self.sim.model.sensor(f"{LEGS[0]}_{name}").adr[0])
         return torch.arange(first, first + 4 * size, device=self.device)
 
     def _of_feet(self, name: str, size: int) -> torch.Tensor:
-        """The sensors of that name of the four legs, a view `(num_envs, 4, size)`."""
+        """Return the values of the four legs' sensors, `(num_envs, 4, size)`."""
         first = int(self._slice(name, size)[0])
         return self.sim.sensordata[:, first : first + 4 * size].view(self.num_envs, 4, size)
 
 
 def _turned(frame: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
-    """Vectors in a frame's plane of x and y, `(num_envs, 2)`, as the world sees them."""
+    """Rotate vectors in a frame's x-y plane, `(num_envs, 2)`, into the world frame."""
     return (frame[:, :, :2] @ flat.to(frame).unsqueeze(2)).squeeze(2)

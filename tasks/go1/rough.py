@@ -1,4 +1,4 @@
-"""The Go1 on rough ground, which gets harder where it gets on."""
+"""The Go1 on rough ground, with a curriculum of levels."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from .terrain import heights_at, make_terrain
 
 
 class RoughEnv(Go1Env):
-    """The policy feels its way, as on flat ground; the value network sees the ground."""
+    """The policy observes the same as on flat ground; the value network also observes the ground."""
 
     cfg: RoughConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -33,17 +33,17 @@ class RoughEnv(Go1Env):
         self.column = self.world_ids % cfg.columns
         levels = cfg.levels if self.is_evaluation else min(cfg.start_levels, cfg.levels)
         self.level = self.world_ids // cfg.columns % levels
-        """How hard each world's ground is, from 0 to `levels` - 1."""
+        """Level of each environment's ground, from 0 to `levels` - 1."""
         self.walked = torch.zeros(self.num_envs, device=device)
-        """Metres in this episode, in the commanded direction."""
+        """Distance covered in this episode in the commanded direction, m."""
         self.wanted = torch.zeros(self.num_envs, device=device)
-        """Metres in this episode, as commanded."""
+        """Distance commanded in this episode, m."""
         # What Isaac Lab scans, in a smaller rectangle: 1 m x 0.6 m, every 0.1 m.
         x, y = (torch.linspace(-n / 20, n / 20, n + 1, device=device) for n in (10, 6))
         self.scan = torch.stack(torch.meshgrid(x, y, indexing="ij"), dim=2).flatten(0, 1)
 
     def reset_worlds(self, mask: torch.Tensor) -> None:
-        """Who got as far as it was told goes on to harder ground: legged_gym's curriculum."""
+        """Move robots that covered the commanded distance to harder ground, as legged_gym does."""
         share = self.walked / self.wanted.clamp(min=1.0)
         has_been = mask & (self.wanted > 1.0)
         up, down = has_been & (share > 0.75), has_been & (share < 0.5)
@@ -53,12 +53,12 @@ class RoughEnv(Go1Env):
         super().reset_worlds(mask)
 
     def spawn_points(self, mask: torch.Tensor) -> torch.Tensor:
-        """On the platform in the middle of a tile."""
+        """Start on the platform in the middle of a tile."""
         around = torch.nn.functional.pad(self.uniform(2, -0.5, 0.5), (0, 1))
         return self.origins[self.level, self.column] + around + self.lift
 
     def observe(self) -> dict[str, torch.Tensor]:
-        """The value network also sees how far the trunk is above the ground around it."""
+        """Add the trunk's height above the surrounding ground for the value network."""
         groups = super().observe()
         place, yaw = self.sim.qpos[:, :3].float(), self.yaw().float().unsqueeze(1)
         x, y = self.scan[:, 0] * yaw.cos(), self.scan[:, 1] * yaw.cos()

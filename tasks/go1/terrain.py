@@ -40,7 +40,7 @@ OBSTACLES = 0.14
 """Largest height and depth of an obstacle, m."""
 
 Shape = Callable[[np.random.Generator], np.ndarray]
-"""Makes a tile at full difficulty: heights `(TILE + 1, TILE + 1)`, m, 0 along the edge."""
+"""Returns a tile at full difficulty: heights `(TILE + 1, TILE + 1)`, m, 0 along the edge."""
 
 _from_middle = np.abs(np.arange(TILE + 1) - TILE // 2)
 _from_edge = TILE // 2 - np.maximum(_from_middle[:, None], _from_middle)
@@ -48,33 +48,33 @@ _from_edge = TILE // 2 - np.maximum(_from_middle[:, None], _from_middle)
 
 
 def _around_platform(heights: np.ndarray) -> np.ndarray:
-    """Flat in the middle and along the edge, so that robots can start and neighbours fit."""
+    """Flatten the middle, where robots start, and the edge, where tiles meet."""
     return np.where((_from_edge > 2) & (_from_edge < PLATFORM), heights, 0.0)
 
 
 def _rough(rng: np.random.Generator) -> np.ndarray:
-    """Each point at a height of its own."""
+    """Return random heights for all points."""
     return _around_platform(rng.uniform(0.0, ROUGHNESS, _from_edge.shape))
 
 
 def _slope(_: np.random.Generator) -> np.ndarray:
-    """A pyramid, 3 m from its foot to the platform."""
+    """Return a pyramid, 3 m from its foot to the platform."""
     return SLOPE * CELL * np.minimum(_from_edge, PLATFORM)
 
 
 def _stairs(_: np.random.Generator) -> np.ndarray:
-    """A pyramid of ten steps, each 0.3 m deep."""
+    """Return a pyramid of ten steps, each 0.3 m deep."""
     return STAIRS * (np.minimum(_from_edge, PLATFORM) // 3)
 
 
 def _blocks(rng: np.random.Generator) -> np.ndarray:
-    """Blocks of 0.5 m side by side, each at a height of its own."""
+    """Return adjacent blocks of 0.5 m with random heights."""
     heights = rng.uniform(-BLOCKS, BLOCKS, (TILE // 5 + 1, TILE // 5 + 1))
     return _around_platform(np.kron(heights, np.ones((5, 5)))[: TILE + 1, : TILE + 1])
 
 
 def _obstacles(rng: np.random.Generator) -> np.ndarray:
-    """Forty rectangles with edges of 1 to 2 m, above or below the ground."""
+    """Return forty rectangles with edges of 1 to 2 m, above or below the ground."""
     heights = np.zeros(_from_edge.shape)
     for _ in range(40):
         (row, column), (length, width) = rng.integers(TILE, size=2), rng.integers(10, 21, size=2)
@@ -98,19 +98,19 @@ KINDS: dict[str, Shape] = {
 
 @dataclass(frozen=True)
 class Terrain:
-    """The ground; x grows with the level, y with the column, and the world's origin is its middle.
+    """The ground. x grows with the level, y with the column; the origin is in the middle.
 
     A level's difficulty is `(level + 1) / levels`, by which all heights are multiplied: the first
     of eight levels has steps of 2 cm, the last those above.
     """
 
     heights: np.ndarray
-    """Of each point, `(points along y, points along x)`, float32, m."""
+    """Heights of all points, `(points along y, points along x)`, float32, m."""
     origins: np.ndarray
-    """The middle of each tile, on the ground, `(levels, columns, 3)`, float32, m."""
+    """Middle of each tile, on the ground, `(levels, columns, 3)`, float32, m."""
 
     def put_into(self, spec: mujoco.MjSpec) -> None:
-        """Make it the ground of a model: its height field `terrain`, shown by its geom `floor`."""
+        """Write it into a model's height field `terrain`, which its geom `floor` shows."""
         field = spec.hfield("terrain")
         field.nrow, field.ncol = self.heights.shape
         # MuJoCo scales the data to [0, 1], and those to [0, size[2]] above the geom.
@@ -122,7 +122,7 @@ class Terrain:
 
 
 def make_terrain(levels: int = 8, columns: int = 8, seed: int = 0) -> Terrain:
-    """Draw a terrain; the same arguments give the same one."""
+    """Generate a terrain. The same arguments generate the same one."""
     rng = np.random.default_rng(seed)
     shape = (columns * TILE + 2 * BORDER + 1, levels * TILE + 2 * BORDER + 1)
     heights = np.zeros(shape, np.float32)
@@ -140,7 +140,7 @@ def make_terrain(levels: int = 8, columns: int = 8, seed: int = 0) -> Terrain:
 
 
 def heights_at(heights: torch.Tensor, xy: torch.Tensor) -> torch.Tensor:
-    """The ground's height under points, exactly as MuJoCo's triangles have it.
+    """Return the ground's height under points, on MuJoCo's triangles.
 
     Args:
         heights: `Terrain.heights` on the device, `(rows, columns)`, float32.

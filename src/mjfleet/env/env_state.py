@@ -173,10 +173,9 @@ def _put_back(saved: Any, now: Any, device: torch.device) -> Any:
         return type(now)(saved)
     if isinstance(saved, torch.Tensor):
         return _put_back_tensor(saved, now, device)
-    if isinstance(saved, (dict, list, tuple)):
-        put_back = _put_back_mapping if isinstance(saved, dict) else _put_back_sequence
-        return put_back(saved, now, device)
-    return saved
+    if isinstance(saved, dict):
+        return _put_back_mapping(saved, now, device)
+    return _put_back_sequence(saved, now, device) if isinstance(saved, (list, tuple)) else saved
 
 
 def _put_back_tensor(saved: torch.Tensor, now: Any, device: torch.device) -> Any:
