@@ -13,7 +13,7 @@ from .terrain import heights_at, make_terrain
 
 
 class RoughEnv(Go1Env):
-    """The policy observes the same as on flat ground; the value network also observes the ground."""
+    """The policy observes what it does on flat ground; the value network also sees the ground."""
 
     cfg: RoughConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
