@@ -61,7 +61,7 @@ def test_ranks_exchange_what_training_does(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "what", ["throughput", "scaling", "exchange", "startup", "peer mjlab", "peer rsl_rl",
-             "learning", "ablation", "report"],
+             "learning", "ablation", "gpu", "report"],
 )  # fmt: skip
 def test_help_is_light(run: Run, what: str) -> None:
     result = run("mjfleet", "bench", *what.split(), "--help", prelude=POISON)
@@ -87,6 +87,9 @@ def test_help_is_light(run: Run, what: str) -> None:
         (["startup", "cartpole-balance", "--output", "/dev/null/x"], ["--output /dev/null/x"]),
         (["ablation", "--also", "cartpole"], ["no task `cartpole`"]),
         (["ablation", "--page", "nothing.md"], ["--page nothing.md"]),
+        (["gpu"], ["there is no GPU", "--gpu-ids None"]),
+        (["gpu", "--parts", "nothing"], ["no part nothing", "doctor", "profile"]),
+        (["gpu", "--minutes", "0"], ["--minutes is 0"]),
         (["report", "nothing"], ["nothing holds no results"]),
     ],
 )

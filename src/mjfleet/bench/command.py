@@ -20,6 +20,7 @@ import tyro
 from mjfleet.bench.ablation import AblationOptions, ablation
 from mjfleet.bench.benchmark_options import Options, Setup, choose_devices, progress
 from mjfleet.bench.collective_time import ExchangeOptions, exchange
+from mjfleet.bench.gpu import GpuOptions, gpu
 from mjfleet.bench.learning import LearningOptions, learning
 from mjfleet.bench.peer_comparison import MjlabOptions, RslRlOptions, compare
 from mjfleet.bench.result import Result, page, write_page
@@ -55,6 +56,7 @@ BENCHMARKS: dict[str, tuple[type[Options], Callable[[Setup, Any], Result]]] = {
     "peer rsl_rl": (RslRlOptions, compare),
     "learning": (LearningOptions, learning),
     "ablation": (AblationOptions, ablation),
+    "gpu": (GpuOptions, gpu),
 }
 """By what can be typed after `mjfleet bench`."""
 

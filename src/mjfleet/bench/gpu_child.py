@@ -1,0 +1,216 @@
+"""One part of `mjfleet bench gpu`, in a child process: prints what it found as a line of JSON.
+
+python -m mjfleet.bench.gpu_child <part> <WorkerArgs as JSON>
+"""
+
+import ctypes
+import json
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+
+from mjfleet.config import TrainConfig, from_dict
+from mjfleet.env import Env
+from mjfleet.env.factory import build_env, on_device
+from mjfleet.loggers.iteration_metrics import IterationMetrics
+from mjfleet.registry import find_task
+from mjfleet.rl.checkpoint_files import seed_everything
+from mjfleet.rl.runner import Runner
+from mjfleet.worker.thread_limits import prepare
+from mjfleet.worker.worker_args import WorkerArgs
+
+Found = dict[str, Any]
+
+
+class Built:
+    """A task's environment, and how to train in it."""
+
+    def __init__(self, worker: WorkerArgs) -> None:
+        self.worker, self.device = worker, worker.devices[0]
+        self.found = find_task(worker.task, Path(worker.task_folder))
+        self.config: TrainConfig = from_dict(self.found.defaults(), worker.config)
+        args = self.found, self.config, worker.engine, self.device, worker.threads
+        self.env: Env[Any] = build_env(*args)
+
+    def runner(self, by_calls: bool = False) -> Runner:
+        """Return a runner with new networks."""
+        seed_everything(self.config.agent.seed)
+        args = self.env, self.config.agent, self.device, self.worker.threads, self.found.load
+        return Runner(*args, capture=None if by_calls else "auto")
+
+
+def build(built: Built) -> Found:
+    """Step once; the kernels were compiled while the environments were built."""
+    env = built.env
+    env.step(torch.zeros(env.num_envs, env.num_actions, device=built.device))
+    finite = {name: bool(value.isfinite().all()) for name, value in env.sim.state().items()}
+    free, total = torch.cuda.mem_get_info() if built.device != "cpu" else (0, 0)
+    return {"finite": all(finite.values()), "used GPU memory (MiB)": (total - free) >> 20}
+
+
+def capture(built: Built) -> Found:
+    """Capture random numbers, a physics step, random numbers and an allocation.
+
+    Warp's conditional nodes end torch's capture and begin it again: torch looks up its memory pool
+    and its generators by the id of the capture.
+    """
+    sim: Any = built.env.sim
+    driver, stream = ctypes.CDLL("libcuda.so.1"), torch.cuda.current_stream
+    start = {name: value.clone() for name, value in sim.state().items()}
+    ids: list[int] = []
+    found: Found = {}
+
+    def work() -> tuple[torch.Tensor, ...]:
+        first = torch.rand(8, device=built.device)
+        for launch in (lambda: None, sim.step):
+            launch()
+            status, number = ctypes.c_int(), ctypes.c_ulonglong()
+            to, handle = map(ctypes.byref, (status, number)), ctypes.c_void_p(stream().cuda_stream)
+            driver.cuStreamGetCaptureInfo_v2(handle, *to, None, None, None)
+            ids.append(number.value)
+        return first, torch.rand(8, device=built.device), torch.empty(1 << 22, device=built.device)
+
+    for is_conditional in (True, False):
+        sim._model.opt.graph_conditional = is_conditional
+        sim._graphs.clear()
+        torch.manual_seed(1)
+        sim.restore(start)
+        by_calls = (*work()[:2], sim.qpos.clone())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"), sim.captured_by(stream()):
+            first, second, late = work()
+        torch.manual_seed(1)
+        sim.restore(start)
+        graph.replay()
+        pairs = zip(by_calls, (first, second, sim.qpos), strict=True)
+        pools = [
+            segment["segment_pool_id"]
+            for segment in torch.cuda.memory_snapshot()
+            if 0 <= late.data_ptr() - segment["address"] < segment["total_size"]
+        ]
+        found[f"graph_conditional={is_conditional}"] = {
+            "capture ids before and after": ids[-2:],
+            "numbers, numbers, positions are those of calls": [torch.allclose(*p) for p in pairs],
+            "the last allocation is in the graph's pool": pools == [graph.pool()],
+        }
+    return found
+
+
+def graphs(built: Built) -> Found:
+    """Train by graphs and by calls; compare the first actions of rollouts, and what is learned."""
+    found: Found = {}
+    for how in ("graphs", "calls"):
+        runner, metrics = built.runner(by_calls=how == "calls"), list[IterationMetrics]()
+        errors = _errors_of_first_actions(runner)
+        start = time.perf_counter()
+        runner.train(metrics.append, lambda: None)
+        last = metrics[-10:]
+        found[how] = {
+            "seconds": time.perf_counter() - start,
+            "largest error of a rollout's first actions": max(errors),
+            "mean reward of the last 10 iterations": fmean(m.mean_reward for m in last),
+            "median seconds to collect": median(m.collect_seconds for m in last),
+            "median seconds to learn": median(m.learn_seconds for m in last),
+        }
+    return found
+
+
+def _errors_of_first_actions(runner: Runner) -> list[float]:
+    """Compare, before each update, the first mean actions with those that a call gives."""
+    errors: list[float] = []
+    storage: Any = runner.alg.storage
+    compute_returns = runner.alg.compute_returns
+
+    def compare(observations: Any) -> None:
+        means = runner.alg.get_policy()(storage.observations[0])
+        errors.append((means - storage.distribution_params[0][0]).abs().max().item())
+        compute_returns(observations)
+
+    vars(runner.alg)["compute_returns"] = compare
+    return errors
+
+
+def nccl(built: Built) -> Found:
+    """Reduce and gather in a world of one rank, and capture a graph beside NCCL's watchdog."""
+    device = torch.device(built.device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    where = device if backend == "nccl" else None
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, device_id=where)
+    own, everyone = torch.ones(8, dtype=torch.float64, device=device), torch.zeros(1, 8)
+    everyone = everyone.to(own)
+    dist.all_reduce(own)
+    dist.all_gather(list(everyone.unbind()), own)
+    found = train(built)
+    dist.destroy_process_group()
+    return found | {"backend": backend, "reduces and gathers": bool((everyone == 1).all())}
+
+
+def train(built: Built) -> Found:
+    """Train, for somebody who watches from outside."""
+    metrics: list[IterationMetrics] = []
+    built.runner().train(metrics.append, lambda: None)
+    return {"iterations": len(metrics), "mean reward": metrics[-1].mean_reward}
+
+
+def profile(built: Built) -> Found:
+    """Of one iteration, count the calls that wait; of another, launches and the GPU's idle time."""
+    runner, found, times = built.runner(), dict[str, Any](), list[float]()
+    count = built.config.agent.max_iterations
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    with warnings.catch_warnings(record=True) as waits:
+
+        def switch(metrics: IterationMetrics) -> None:
+            torch.cuda.synchronize()
+            times.append(time.perf_counter())
+            if metrics.iteration == count - 2:
+                warnings.simplefilter("always")
+                torch.cuda.set_sync_debug_mode("warn")
+            elif metrics.iteration == count - 1:
+                torch.cuda.set_sync_debug_mode("default")
+                found["waiting calls"] = dict(Counter(_place(wait) for wait in waits))
+                profiler.start()
+                times[-1] = time.perf_counter()
+
+        runner.train(switch, lambda: None)
+    profiler.stop()
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in profiler.events() or ()
+        if event.device_type == DeviceType.CUDA
+    )
+    busy, end = 0.0, 0.0
+    for start, stop in spans:
+        busy, end = busy + max(0.0, stop - max(start, end)), max(end, stop)
+    seconds = times[-1] - times[-2]
+    idle = 1 - busy / 1e6 / seconds
+    return found | {"launches": len(spans), "seconds": seconds, "share of idle time": idle}
+
+
+def _place(warning: warnings.WarningMessage) -> str:
+    return f"{Path(warning.filename).name}:{warning.lineno}"
+
+
+def main(part: str, argument: str) -> None:
+    """Do one part of PARTS."""
+    prepare()
+    worker = WorkerArgs(**json.loads(argument))
+    start = time.perf_counter()
+    with on_device(worker.engine, worker.devices[0]):
+        built = Built(worker)
+        seconds = time.perf_counter() - start
+        print(json.dumps({"seconds to build": seconds} | PARTS[part](built)))
+
+
+PARTS = {part.__name__: part for part in (build, capture, graphs, nccl, train, profile)}
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
