@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from rsl_rl import algorithms
-from rsl_rl.models import MLPModel
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
@@ -124,10 +123,6 @@ class Algorithm(ABC):
             self.learning_rate = max(1e-5, self.learning_rate / 1.5)
         elif 0.0 < kl < self.config.desired_kl / 2.0:
             self.learning_rate = min(1e-2, self.learning_rate * 1.5)
-
-    def get_policy(self) -> MLPModel:
-        """Return the policy network, not compiled."""
-        return self.actor
 
     def train_mode(self) -> None:
         """Switch the networks to training."""

@@ -1,6 +1,6 @@
-"""Checkpoints: files from which training goes on as if it had never stopped. Runs in a worker.
+"""A checkpoint as a file, the random states in it, and its networks' shapes. Runs in a worker.
 
-The format is rsl_rl's, with a dictionary of our own under OWN. `launch.resume` finds the files.
+The format is rsl_rl's. mjfleet's own state is a dictionary under the key OWN.
 """
 
 import io
@@ -15,26 +15,15 @@ import numpy as np
 import torch
 
 from mjfleet.errors import UserError
-from mjfleet.runs.checkpoint_names import checkpoints_in
-from mjfleet.utils.atomic_write import write_atomically
 
 OWN = "mjfleet"
 
 
-def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write a file, whole or not at all.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written.
-    """
-    write_atomically(path, lambda file: file.write(pack(state)))
-
-
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What a file holds, tensors on the CPU. Reading it runs no code that is in it.
+    """Read a checkpoint, with its tensors on the CPU. No code in the file is run.
 
     Raises:
-        UserError: it cannot be read, or is no checkpoint.
+        UserError: the file cannot be read, or is not a checkpoint.
     """
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
@@ -54,27 +43,20 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-def remove_oldest(folder: Path, keep: int | None) -> None:
-    """Leave the `keep` newest checkpoints in a folder; None: all."""
-    if keep is not None:
-        for path in checkpoints_in(folder)[:-keep]:
-            path.unlink(missing_ok=True)
-
-
 def pack(state: Any) -> bytes:
-    """A state as bytes; a write that fails then fails in Python, with its reason."""
+    """Return a state as bytes. Writing them to a file then raises an error with its reason."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()
 
 
 def unpack(data: bytes) -> Any:
-    """What `pack` took in, tensors on the CPU."""
+    """Return the state that `pack` was given, with its tensors on the CPU."""
     return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
 
 
 def random_states(device: str) -> dict[str, Any]:
-    """Where the random generators of this process are: Python's, NumPy's, torch's."""
+    """Return the states of this process's random generators: Python's, NumPy's and torch's."""
     numpy: Any = np.random.get_state()
     name, keys, *rest = numpy
     states = {
@@ -86,7 +68,7 @@ def random_states(device: str) -> dict[str, Any]:
 
 
 def restore_random_states(states: dict[str, Any], device: str) -> None:
-    """Put the random generators where `random_states` found them."""
+    """Restore the states that `random_states` returned."""
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, *rest = states["numpy"]
@@ -98,7 +80,7 @@ def restore_random_states(states: dict[str, Any], device: str) -> None:
 
 @contextmanager
 def own_random_numbers(seed: int, device: str) -> Iterator[None]:
-    """Seed the random generators of this process for the block, and put them back behind it."""
+    """Seed the random generators of this process for a block; restore their states after it."""
     before = random_states(device)
     seed_everything(seed)
     try:
@@ -110,8 +92,8 @@ def own_random_numbers(seed: int, device: str) -> Iterator[None]:
 def seed_everything(seed: int) -> None:
     """Seed the random generators of this process.
 
-    torch's begin alike for all small seeds, and networks are the first to be drawn from them: those
-    of cart-pole learned a quarter later than others. So it gets a number that is mixed well.
+    torch's first numbers are similar for all small seeds, and they initialise the networks: those
+    of cart-pole learned a quarter more slowly than others. torch thus gets a hash of the seed.
     """
     random.seed(seed)
     np.random.seed(seed)
@@ -119,15 +101,15 @@ def seed_everything(seed: int) -> None:
 
 
 def check_shapes(path: Path, saved: dict[str, Any], built: dict[str, Any]) -> None:
-    """Refuse a checkpoint of other networks.
+    """Compare the shapes of a checkpoint's networks with those of this run.
 
     Args:
         path: the file, for the message.
-        saved: what it holds.
+        saved: its content.
         built: what the algorithm of this run would save.
 
     Raises:
-        UserError: shapes differ; names both.
+        UserError: shapes differ. The message names both.
     """
     for network in ("actor_state_dict", "critic_state_dict", "rnd_state_dict"):
         ours, theirs = built.get(network), saved.get(network)
@@ -143,5 +125,5 @@ def check_shapes(path: Path, saved: dict[str, Any], built: dict[str, Any]) -> No
 
 
 def matrices(state: dict[str, Any]) -> str:
-    """A network in a few words: its matrices."""
+    """Return the names and shapes of a network's matrices."""
     return ", ".join(f"{key} {list(v.shape)}" for key, v in state.items() if v.ndim > 1)

@@ -1,12 +1,13 @@
-"""When a checkpoint is due, how many are kept, and what follows a failed write. Runs on rank 0."""
+"""Decides when a checkpoint is due and how many are kept, and writes them. Runs on rank 0."""
 
 import logging
 import time
 from pathlib import Path
 from typing import Any
 
-from mjfleet.rl.checkpoint_files import remove_oldest, write_checkpoint
-from mjfleet.runs.checkpoint_names import BEST
+from mjfleet.rl.checkpoint_files import pack
+from mjfleet.runs.checkpoint_names import BEST, checkpoints_in
+from mjfleet.utils.atomic_write import write_atomically
 
 ATTEMPTS = 3
 """Consecutive failures to write a checkpoint that end training."""
@@ -24,32 +25,32 @@ class CheckpointSchedule:
     """The checkpoints of a folder: model_<iteration>.pt, and BEST of the best evaluation."""
 
     def __init__(self, folder: Path, interval: int, keep: int | None) -> None:
-        """Write to `folder` every `interval` iterations; keep the `keep` newest and BEST.
-
-        `keep` None: keep all.
-        """
+        """Write to `folder` every `interval` iterations; keep the `keep` newest (None: all)."""
         self._folder, self._interval, self._keep = folder, interval, keep
         self._failures = 0
 
     def due(self, iteration: int, *, is_last: bool, is_best: bool) -> list[Path]:
-        """Return the files that are to be written after an iteration."""
+        """Return the files to be written after an iteration."""
         is_due = is_last or iteration % self._interval == 0
         names = [f"model_{iteration}.pt"] * is_due + [BEST] * is_best
         return [self._folder / name for name in names]
 
     def write(self, paths: list[Path], state: dict[str, Any], *, is_last: bool) -> bool:
-        """Write the same state to several files; return whether that worked.
+        """Write the same state to several files; return whether that succeeded.
 
         Raises:
             CheckpointError: it has failed several times in a row.
         """
+        data = pack(state)
         for attempt in range(ATTEMPTS if is_last else 1):
             time.sleep(PAUSE_SECONDS if attempt else 0.0)
             path = paths[0]
             try:
                 for path in paths:
-                    write_checkpoint(path, state)
-                remove_oldest(self._folder, self._keep)
+                    write_atomically(path, lambda file: file.write(data))
+                if self._keep is not None:
+                    for old in checkpoints_in(self._folder)[: -self._keep]:
+                        old.unlink(missing_ok=True)
             except OSError as error:
                 self._failures += 1
                 if self._failures >= ATTEMPTS:

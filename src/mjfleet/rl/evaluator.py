@@ -1,4 +1,4 @@
-"""How good a policy is: sums over whole episodes of its actions. Runs in a worker."""
+"""Evaluates a policy by whole episodes of its mean actions. Runs in a worker."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,22 +11,21 @@ from mjfleet.env.environment import EVALUATION_SEED
 from mjfleet.rl.checkpoint_files import own_random_numbers
 
 LOOK_STEPS = 50
-"""After how many steps it is asked anew whether all episodes have ended: the device is waited for.
-"""
+"""Steps between two checks whether all episodes have ended. Each check waits for the device."""
 
 
 class Evaluator:
-    """Evaluates one policy after the other in the same episodes, in worlds of their own.
+    """Evaluates policies in the same episodes each time, in environments of its own.
 
-    Each world plays one episode, from the state in which it was built. Each rank has an evaluator,
-    of some of the worlds.
+    Each environment plays one episode from the state in which it was built. Each rank evaluates in
+    its share of the environments.
     """
 
     def __init__(self, env: Env[Any], interval: int) -> None:
-        """Remember the state of the worlds.
+        """Remember the state of the environments.
 
         Args:
-            env: worlds that have not been stepped.
+            env: environments that have not been stepped.
             interval: iterations from one evaluation to the next.
         """
         self.interval = interval
@@ -35,9 +34,10 @@ class Evaluator:
         self._sim_state = {name: value.clone() for name, value in env.sim.state().items()}
 
     def evaluate(self, policy: Any, beat: Callable[[], object]) -> EpisodeStatistics:
-        """Play the episodes with a policy's mean actions; waits for the device now and then.
+        """Play the episodes with the policy's mean actions, and return their sums.
 
-        Neither the policy's memory nor any random generator is another one afterwards.
+        Afterwards the policy's hidden state and all random generators are what they were before.
+        Waits for the device now and then.
 
         Args:
             policy: rsl_rl's model.
@@ -48,14 +48,25 @@ class Evaluator:
             policy.reset(dones)
             beat()
 
-        env, memory = self._env, policy.get_hidden_state()
+        env, hidden_state = self._env, policy.get_hidden_state()
         policy.reset()
         with own_random_numbers(EVALUATION_SEED, str(env.device)), torch.inference_mode():
             env.sim.restore(self._sim_state)
             self._env_state.restore_built()
-            rows = play_episodes(env, policy, after_step=after_step)
-        policy.reset(hidden_state=memory)
-        return _statistics(env, rows)
+            episodes = play_episodes(env, policy, after_step=after_step)
+        policy.reset(hidden_state=hidden_state)
+        length, *rest = episodes.double().sum(dim=0).tolist()
+        terms, sums = rest[: len(env.reward_names)], rest[len(env.reward_names) :]
+        metrics = zip(sums[::2], sums[1::2], strict=True)
+        return EpisodeStatistics(
+            episodes=len(episodes),
+            returns=sum(terms),
+            lengths=length,
+            terms=dict(zip(env.reward_names, terms, strict=True)),
+            rewards=sum(terms),
+            steps=round(length),
+            metrics=dict(zip(env.metric_names, metrics, strict=True)),
+        )
 
 
 def play_episodes(
@@ -64,22 +75,23 @@ def play_episodes(
     each: int = 1,
     after_step: Callable[[torch.Tensor], object] = lambda dones: None,
 ) -> torch.Tensor:
-    """Play so many episodes in each world, from where it is now.
+    """Play `each` episodes in every environment, starting from its current state.
 
     Args:
-        env: worlds at the beginning of an episode.
-        act: actions for observations.
-        each: episodes of each world.
-        after_step: told which worlds are done, `(num_envs,)`, bool.
+        env: environments at the beginning of an episode.
+        act: returns the actions for observations.
+        each: number of episodes per environment.
+        after_step: called with the mask of environments whose episode has ended, `(num_envs,)`.
 
     Returns:
         Sums over each episode, `(each * num_envs, 1 + terms + 2 * metrics)`: its steps, each reward
-        term, then of each metric what is divided and by what. First the first of each world.
+        term, and dividend and divisor of each metric. The first episodes of all environments come
+        first.
     """
     played = torch.zeros(env.num_envs, dtype=torch.long, device=env.device)
     ones = torch.ones(1, env.num_envs, device=env.device)
     shape = each + 1, 1 + len(env.terms) + len(env.measured), env.num_envs
-    sums = torch.zeros(shape, device=env.device)  # The last is of what follows.
+    sums = torch.zeros(shape, device=env.device)  # The last entry collects all later steps.
     for step in range(each * env.max_episode_length):
         if step % LOOK_STEPS == 0 and (played >= each).all():
             break
@@ -89,18 +101,3 @@ def play_episodes(
         played += dones
         after_step(dones)
     return sums[:-1].transpose(1, 2).flatten(0, 1)
-
-
-def _statistics(env: Env[Any], rows: torch.Tensor) -> EpisodeStatistics:
-    """The episodes together."""
-    length, *rest = rows.double().sum(dim=0).tolist()
-    terms, sums = rest[: len(env.reward_names)], rest[len(env.reward_names) :]
-    return EpisodeStatistics(
-        episodes=len(rows),
-        returns=sum(terms),
-        lengths=length,
-        terms=dict(zip(env.reward_names, terms, strict=True)),
-        rewards=sum(terms),
-        steps=round(length),
-        metrics=dict(zip(env.metric_names, zip(sums[::2], sums[1::2], strict=True), strict=True)),
-    )

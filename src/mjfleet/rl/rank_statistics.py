@@ -1,12 +1,9 @@
-"""What ranks tell each other about an iteration, and the sums and means over all of them.
-
-Runs in a worker.
-"""
+"""The ranks' reports on an iteration, and sums and means over them. Runs in a worker."""
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from mjfleet.env import NAN, EpisodeStatistics
@@ -15,61 +12,58 @@ from mjfleet.loggers.iteration_metrics import IterationMetrics
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """What one rank tells the others when its iteration ends."""
+    """One rank's numbers of an iteration, which it sends to the other ranks."""
 
     statistics: EpisodeStatistics
     losses: dict[str, float]
     action_std: float
     warnings: dict[str, int]
-    """Environments with a warning of the simulation: every kind, also those without any."""
+    """Number of environments with a warning of the simulation, by kind. All kinds are present."""
     collect_seconds: float
     learn_seconds: float
     collective_seconds: float
-    """Time in collectives, waiting for other ranks included; part of the two above."""
+    """Time in collectives, including the wait for other ranks. A part of the two above."""
     stop: int
-    """The signal by which this rank was asked to stop, or 0."""
+    """The signal that this rank has received, or 0."""
     diverged: bool
     checksum: int
-    """See replica_checksum."""
+    """The checksum of replica_checksum.py."""
     evaluation: EpisodeStatistics | None = None
     """None on all ranks if no evaluation was due."""
     eval_seconds: float = 0.0
 
     def pack(self) -> list[float]:
-        """Return all numbers, in an order that depends on the names in dictionaries alone."""
-        return list(_numbers(self))
+        """Return all numbers, in an order that depends only on the names in dictionaries."""
+        return _pack(self)
 
-    def unpack(self, numbers: Sequence[float]) -> "RankReport":
+    def unpack(self, numbers: Iterable[float]) -> "RankReport":
         """Return the report of another rank, whose dictionaries have the names of this one's."""
-        return _rebuild(self, iter(numbers))
+        return _unpack(self, numbers)
 
 
-def _numbers(value: Any) -> Iterator[float]:
-    """Yield the numbers in a tree of dataclasses, dictionaries and tuples."""
-    if is_dataclass(value):
-        value = [getattr(value, field.name) for field in fields(value)]
-    elif isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, tuple):
-        if value is not None:
-            yield float(value)
-        return
-    for item in value:
-        yield from _numbers(item)
+def _pack(tree: Any) -> list[float]:
+    """Return the numbers in a tree of dataclasses, dictionaries, tuples and None."""
+    numbers: list[float] = []
+    _map_numbers(tree, lambda number: numbers.append(float(number)))
+    return numbers
 
 
-def _rebuild(like: Any, numbers: Iterator[float]) -> Any:
-    """Return a tree like another one, with these numbers."""
-    if like is None:
-        return None
-    if is_dataclass(like):
-        names = [field.name for field in fields(like)]
-        return type(like)(**{name: _rebuild(getattr(like, name), numbers) for name in names})  # pyright: ignore[reportCallIssue]
-    if isinstance(like, dict):
-        return {key: _rebuild(value, numbers) for key, value in like.items()}
-    if isinstance(like, tuple):
-        return tuple(_rebuild(value, numbers) for value in like)
-    return type(like)(next(numbers))
+def _unpack(like: Any, numbers: Iterable[float]) -> Any:
+    """Return a tree with the structure and types of `like`, and these numbers."""
+    remaining = iter(numbers)
+    return _map_numbers(like, lambda number: type(number)(next(remaining)))
+
+
+def _map_numbers(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a copy of a tree in which `function` has replaced each number."""
+    if is_dataclass(tree) and not isinstance(tree, type):
+        parts = {field.name: getattr(tree, field.name) for field in fields(tree)}
+        return replace(tree, **_map_numbers(parts, function))
+    if isinstance(tree, dict):
+        return {key: _map_numbers(value, function) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_map_numbers(value, function) for value in tree)
+    return None if tree is None else function(tree)
 
 
 def summarize(
@@ -82,7 +76,7 @@ def summarize(
     learning_rate: float,
     evaluation: dict[str, float | None],
 ) -> IterationMetrics:
-    """Return an iteration's metrics over all ranks, whose episodes join the window."""
+    """Return an iteration's metrics over all ranks, and add its episodes to the window."""
     statistics = all_episodes([report.statistics for report in reports])
     window.add(statistics)
     newest = window.means(tuple(statistics.terms))
@@ -102,10 +96,7 @@ def summarize(
         terms={name: newest[f"reward/{name}"] for name in statistics.terms},
         mean_reward=statistics.rewards / statistics.steps,
         task=_quotients(statistics.metrics),
-        losses={
-            name: sum(report.losses[name] for report in reports) / len(reports)
-            for name in reports[0].losses
-        },
+        losses={k: sum(r.losses[k] for r in reports) / len(reports) for k in reports[0].losses},
         learning_rate=learning_rate,
         action_std=mean("action_std"),
         collect_seconds=mean("collect_seconds"),
@@ -122,10 +113,10 @@ def summarize(
 def evaluation_means(
     reports: Sequence[RankReport], term_names: Sequence[str], metric_names: Sequence[str]
 ) -> tuple[dict[str, float | None], bool]:
-    """Return an evaluation's results over all ranks, and whether they are finite.
+    """Return an evaluation's results over all ranks by column name without `eval/`.
 
-    They are named by their columns, without `eval/`. All are None where there was no evaluation, or
-    where it met numbers that are not finite; only the seconds are then known.
+    Also returns whether they are finite. If they are not, or without an evaluation, they are None;
+    after an evaluation the seconds are always known.
     """
     each = [report.evaluation for report in reports if report.evaluation]
     seconds = sum(report.eval_seconds for report in reports) / len(reports) if each else None
@@ -138,19 +129,8 @@ def evaluation_means(
 
 
 def all_episodes(each: Sequence[EpisodeStatistics]) -> EpisodeStatistics:
-    """Return the sums over all episodes and steps."""
-    return EpisodeStatistics(
-        episodes=sum(s.episodes for s in each),
-        returns=sum(s.returns for s in each),
-        lengths=sum(s.lengths for s in each),
-        terms={name: sum(s.terms[name] for s in each) for name in each[0].terms},
-        rewards=sum(s.rewards for s in each),
-        steps=sum(s.steps for s in each),
-        metrics={
-            name: (sum(s.metrics[name][0] for s in each), sum(s.metrics[name][1] for s in each))
-            for name in each[0].metrics
-        },
-    )
+    """Return the sums over all episodes and steps. All statistics have the same names."""
+    return _unpack(each[0], map(sum, zip(*map(_pack, each), strict=True)))
 
 
 def slowest(reports: Sequence[RankReport]) -> tuple[int, float, float]:
@@ -158,7 +138,7 @@ def slowest(reports: Sequence[RankReport]) -> tuple[int, float, float]:
 
     Returns:
         The rank that waited least; the mean seconds that the others waited for it; and its own
-        seconds in collectives, in which it waited for nobody.
+        seconds in collectives, which include no wait.
     """
     waited = [report.collective_seconds for report in reports]
     least = min(waited)
@@ -169,7 +149,7 @@ def slowest(reports: Sequence[RankReport]) -> tuple[int, float, float]:
 class EpisodeWindow:
     """Means over the newest iterations in which, together, at least `episodes` episodes ended.
 
-    Where episodes are long, few end in one iteration: means over one would jump.
+    Few long episodes end in one iteration, so means over a single one would be noisy.
     """
 
     def __init__(self, episodes: int = 100) -> None:
@@ -185,17 +165,17 @@ class EpisodeWindow:
             count -= self._newest.popleft().episodes
 
     def state(self) -> list[dict[str, Any]]:
-        """Return what `restore` goes on from, as plain data."""
+        """Return the window as plain data for `restore`."""
         return [asdict(statistics) for statistics in self._newest]
 
     def restore(self, state: Sequence[dict[str, Any]], term_names: tuple[str, ...]) -> None:
-        """Go on from an earlier window, unless its reward terms were others."""
+        """Restore an earlier window, unless its reward terms were different."""
         newest = [EpisodeStatistics(**entry) for entry in state]
         if all(tuple(statistics.terms) == term_names for statistics in newest):
             self._newest = deque(newest)
 
     def means(self, term_names: Sequence[str]) -> dict[str, float | None]:
-        """Return mean `return`, `length`, and `reward/<name>` of each term; None: no episodes."""
+        """Return the mean `return`, `length` and `reward/<name>`. None: no episode has ended."""
         return _means(self._newest, term_names)
 
 
@@ -210,5 +190,5 @@ def _means(each: Sequence[EpisodeStatistics], term_names: Sequence[str]) -> dict
 
 
 def _quotients(metrics: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
-    """Return the task's own metrics; None: the divisor is zero."""
+    """Return the task's own metrics. None: the divisor is zero."""
     return {name: total / by if by else None for name, (total, by) in metrics.items()}

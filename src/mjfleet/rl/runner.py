@@ -1,15 +1,10 @@
-"""The training loop: collect, check, update, evaluate, exchange reports, log, save, stop.
-
-Runs in a worker.
-"""
+"""The training loop: collect, check, update, evaluate, exchange, log, save. Runs in a worker."""
 
 import contextlib
 import logging
 import math
 import time
 from collections.abc import Callable
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -20,8 +15,7 @@ from mjfleet.env import Env, EpisodeStatistics
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.nan_dump.nan_guard import DumpTo, RolloutGuard
 from mjfleet.rl import cuda_graphs
-from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate, build_parts
-from mjfleet.rl.algorithm import Algorithm
+from mjfleet.rl.algorithm_choice import make_algorithm
 from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.cuda_graphs import Capture, GraphedRollout
@@ -30,20 +24,19 @@ from mjfleet.rl.phase import HeartbeatLike, NoHeartbeat, Phase
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.rank_statistics import EpisodeWindow, RankReport, evaluation_means, summarize
 from mjfleet.rl.replica_checksum import check_replicas, checksum
-from mjfleet.utils.console import print_line
 
 logger = logging.getLogger(__name__)
 
 
 class DivergedError(RuntimeError):
-    """Training met numbers that are not finite and cannot go on."""
+    """Training cannot go on, because of numbers that are not finite."""
 
 
 class Runner:
-    """Collects rollouts and learns from them; callbacks log metrics and save checkpoints.
+    """Collects rollouts and learns from them. Callbacks log metrics and save checkpoints.
 
     Each rank has a runner. All ranks do every iteration together: they update by the same
-    gradients, exchange how it went, and stop or fail as one.
+    gradients, exchange reports, and stop or fail together.
     """
 
     def __init__(
@@ -63,22 +56,22 @@ class Runner:
 
         Args:
             env: the environment, on the same device.
-            agent: networks, algorithm and numbers.
+            agent: networks, algorithm and hyperparameters.
             device: torch's name of the device.
             num_threads: CPU threads that an update may use.
             load: finds `module:name` in the task folder, see FoundTask.load.
-            collectives: connects the ranks; None: there is one rank.
-            heartbeat: told of every step.
-            dump_to: where environments with numbers that are not finite are dumped; None: nowhere.
-            evaluator: evaluates the policy now and then; None: there are no evaluations.
-            capture: captures CUDA graphs; `auto`: on a GPU; None: everything is done by calls.
+            collectives: connects the ranks. None: there is one rank.
+            heartbeat: receives a beat after every step.
+            dump_to: where environments with numbers that are not finite are dumped. None: nowhere.
+            evaluator: evaluates the policy at intervals. None: there are no evaluations.
+            capture: captures CUDA graphs. `auto`: on a GPU. None: nothing is captured.
         """
         self.env, self.agent, self.device = env, agent, device
         self.heartbeat = heartbeat or NoHeartbeat()
         self.collectives = collectives or Collectives()
         if capture == "auto":
             capture = cuda_graphs.capture if env.sim.device.type == "cuda" else None
-        self.alg = _make_algorithm(env, agent, device, num_threads, load, self.collectives, capture)
+        self.alg = make_algorithm(env, agent, device, num_threads, load, self.collectives, capture)
         self.alg.on_minibatch = self.heartbeat.beat
         self._compiles = agent.torch_compile_mode is not None or agent.library == "skrl-jax"
         self.current_learning_iteration = 0
@@ -89,13 +82,13 @@ class Runner:
         self.best_return: float | None = None
         """The greatest mean return of an evaluation so far."""
         self.is_best = False
-        """Whether the policy as it is now reached it."""
+        """Whether the current policy reached it."""
         self._evaluator = evaluator
-        self._watch = RolloutGuard(env, agent.num_steps_per_env, dump_to)
+        self._guard = RolloutGuard(env, agent.num_steps_per_env, dump_to)
         self.rollout: Callable[[], None] = self._roll
         if isinstance(self.alg, PPO):
-            policy, storage = self.alg.get_policy(), self.alg.storage
-            self.rollout = GraphedRollout(env, policy, storage, self._roll, capture)
+            actor, storage = self.alg.actor, self.alg.storage
+            self.rollout = GraphedRollout(env, actor, storage, self._roll, capture)
 
     def train(
         self,
@@ -103,16 +96,16 @@ class Runner:
         stop_signal: Callable[[], int | None],
         save: Callable[[bool], object] = lambda is_last: None,
     ) -> int | None:
-        """Train until `agent.max_iterations` iterations are done or some rank is asked to stop.
+        """Train until `agent.max_iterations` iterations are done or a rank receives a signal.
 
         Args:
             on_iteration: called with the metrics of each iteration, the same on every rank.
-            stop_signal: asked after each iteration: the signal that this rank has received.
-            save: writes the checkpoints that are due, on every rank: called after each iteration,
-                after the last one with True.
+            stop_signal: called after each iteration; returns the signal that this rank received.
+            save: called on every rank after each iteration, with True after the last one, to write
+                the checkpoints that are due.
 
         Returns:
-            The signal that ended training early, the same on every rank; None: it is done.
+            The signal that ended training early, the same on every rank. None: training is done.
 
         Raises:
             DivergedError: on some rank a state, observation, reward or loss is not finite.
@@ -141,14 +134,14 @@ class Runner:
         return None
 
     def load(self, path: Path, parts: dict[str, bool]) -> None:
-        """Load some parts of a checkpoint, wherever it was saved.
+        """Load some parts of a checkpoint.
 
         Args:
             path: the file.
             parts: which to load, among `actor`, `critic`, `optimizer`, `rnd` and `iteration`.
 
         Raises:
-            UserError: the file is no checkpoint, or one of other networks.
+            UserError: the file is not a checkpoint, or its networks are different.
         """
         state = read_checkpoint(path)
         built = {k: v for k, v in self.alg.save().items() if parts.get(k[: -len("_state_dict")])}
@@ -159,63 +152,65 @@ class Runner:
     def get_inference_policy(self) -> Any:
         """Return the policy network, in evaluation mode."""
         self.alg.eval_mode()
-        return self.alg.get_policy()
+        return self.alg.actor
 
     def _run_iteration(
         self, iteration: int, stop_signal: Callable[[], int | None]
     ) -> list[RankReport]:
         """Do one iteration; return the reports of all ranks."""
-        clock = _Clock()
+        clock = time.perf_counter
+        start = clock()
         self.heartbeat.enter(Phase.COLLECT, iteration)
-        self._collect()
-        self._check(iteration)
-        collect_seconds = clock.lap()
+        self._collect(iteration)
+        collected = clock()
         self.heartbeat.enter(Phase.LEARN)
         losses = self._update(iteration)
-        learn_seconds = clock.lap()
+        learned = clock()
         evaluation = self._evaluate(iteration)
-        parameters: Any = self.alg.storage.distribution_params
-        report = RankReport(
+        evaluated = clock()
+        distribution: Any = self.alg.storage.distribution_params
+        own = RankReport(
             statistics=self.env.take_statistics(),
             losses=losses,
-            action_std=parameters[1].mean().item(),
+            action_std=distribution[1].mean().item(),
             warnings=self.env.warnings(),
-            collect_seconds=collect_seconds,
-            learn_seconds=learn_seconds,
+            collect_seconds=collected - start,
+            learn_seconds=learned - collected,
             collective_seconds=self.collectives.take_seconds(),
             stop=stop_signal() or 0,
             diverged=not all(map(math.isfinite, losses.values())),
             checksum=checksum(self.alg) if self.alg.is_distributed else 0,
             evaluation=evaluation,
-            eval_seconds=clock.lap(),
+            eval_seconds=evaluated - learned,
         )
-        reports = self._exchange(iteration, report)
+        reports = [own.unpack(numbers) for numbers in self.collectives.all_gather(own.pack())]
+        if any(report.diverged for report in reports):
+            bad = (f"the {k} loss is {v}" for k, v in losses.items() if not math.isfinite(v))
+            self._raise_diverged(iteration, next(bad, None))
+        check_replicas(iteration, [report.checksum for report in reports])
         self.current_learning_iteration = iteration
         return reports
 
-    def _collect(self) -> None:
-        """Collect one rollout into the storage."""
-        # The physics engine has threads of its own; torch's would compete with them.
+    def _collect(self, iteration: int) -> None:
+        """Collect one rollout into the storage; end the run if a rank's is not finite."""
+        # The physics engine has its own threads, with which torch's would compete.
         torch.set_num_threads(1)
-        self._watch.begin()
+        self._guard.begin()
         with torch.inference_mode():
             self.rollout()
+        trouble = self._guard.trouble(self.alg.storage, iteration)
+        # All ranks have to end: one that went on would wait forever for the others.
+        if self.collectives.total([trouble is not None])[0]:
+            self._raise_diverged(iteration, trouble)
 
     def _roll(self) -> None:
-        """Take the steps of a rollout."""
+        """Take the steps of a rollout by calls."""
         observations = self.env.get_observations()
         for _ in range(self.agent.num_steps_per_env):
             actions = self.alg.act(observations)
             observations, rewards, dones, extras = self.env.step(actions)
             self.heartbeat.beat()
             self.alg.process_env_step(observations, rewards, dones, extras)
-
-    def _check(self, iteration: int) -> None:
-        """End the run on all ranks if the rollout of one has numbers that are not finite."""
-        trouble = self._watch.trouble(self.alg.storage, iteration)
-        # A rank that went on alone would wait forever for one that gave up.
-        if self.collectives.total([trouble is not None])[0]:
-            self._diverged(iteration, trouble)
 
     def _update(self, iteration: int) -> dict[str, float]:
         """Compute returns and learn from them; return the mean losses."""
@@ -225,16 +220,13 @@ class Runner:
         try:
             return self.alg.update()
         except (RuntimeError, ValueError) as error:
-            # The ranks have the same parameters: all of them fail so, in the same minibatch.
-            if all(p.isfinite().all() for p in self.alg.get_policy().parameters()):
+            # All ranks have the same parameters, so all of them fail in the same minibatch.
+            if all(p.isfinite().all() for p in self.alg.actor.parameters()):
                 raise
             raise DivergedError(f"iteration {iteration}: the policy is not finite") from error
 
     def _evaluate(self, iteration: int) -> EpisodeStatistics | None:
-        """Evaluate the policy in this rank's share of the episodes, where that is due.
-
-        All ranks decide alike: their reports must have the same length.
-        """
+        """Evaluate the policy in this rank's share of the episodes, if an evaluation is due."""
         evaluator = self._evaluator
         is_last = iteration == self.agent.max_iterations
         if evaluator is None or not (is_last or iteration % evaluator.interval == 0):
@@ -242,25 +234,12 @@ class Runner:
         self.heartbeat.enter(Phase.EVALUATE)
         torch.set_num_threads(1)
         self.alg.eval_mode()
-        statistics = evaluator.evaluate(self.alg.get_policy(), self.heartbeat.beat)
+        statistics = evaluator.evaluate(self.alg.actor, self.heartbeat.beat)
         self.alg.train_mode()
         return statistics
 
-    def _exchange(self, iteration: int, own: RankReport) -> list[RankReport]:
-        """Return the reports of all ranks, after checking that all can go on."""
-        reports = [own.unpack(numbers) for numbers in self.collectives.all_gather(own.pack())]
-        if any(report.diverged for report in reports):
-            unfit = [
-                f"the {name} loss is {loss}"
-                for name, loss in own.losses.items()
-                if not math.isfinite(loss)
-            ]
-            self._diverged(iteration, unfit[0] if unfit else None)
-        check_replicas(iteration, [report.checksum for report in reports])
-        return reports
-
-    def _diverged(self, iteration: int, trouble: str | None) -> NoReturn:
-        """End the run on every rank with the same message, of what each of them has found."""
+    def _raise_diverged(self, iteration: int, trouble: str | None) -> NoReturn:
+        """End the run on every rank with the same message, which names the trouble of each."""
         texts = [
             f"on rank {rank} {text}" if self.alg.is_distributed else text
             for rank, text in enumerate(self.collectives.all_gather_text(trouble))
@@ -269,13 +248,12 @@ class Runner:
         raise DivergedError(f"iteration {iteration}: {'; '.join(texts)}")
 
     def _summarize(self, reports: list[RankReport], seconds: float) -> IterationMetrics:
-        """Return the metrics of an iteration over all ranks, which took so many seconds."""
+        """Return the metrics of an iteration over all ranks, which took `seconds`."""
         evaluation = {}
         self.is_best = False
         if self._evaluator is not None:
-            evaluation, is_finite = evaluation_means(
-                reports, self.env.reward_names, self.env.metric_names
-            )
+            names = self.env.reward_names, self.env.metric_names
+            evaluation, is_finite = evaluation_means(reports, *names)
             if not is_finite and self.collectives.rank == 0:
                 logger.warning(
                     "iteration %s: an evaluation met numbers that are not finite, and counts for "
@@ -295,39 +273,3 @@ class Runner:
             learning_rate=self.alg.learning_rate,
             evaluation=evaluation,
         )
-
-
-class _Clock:
-    """Measures the parts of an iteration."""
-
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-
-    def lap(self) -> float:
-        """Return the seconds since the last call."""
-        before, self._last = self._last, time.perf_counter()
-        return self._last - before
-
-
-def _make_algorithm(
-    env: Env[Any],
-    agent: AgentConfig,
-    device: str,
-    num_threads: int,
-    load: Callable[[str], Any],
-    collectives: Collectives,
-    capture: Capture | None,
-) -> Algorithm:
-    """Build the algorithm of the library that the configuration names."""
-    kind: Callable[..., Algorithm]
-    if agent.library == "skrl":
-        kind = import_module("mjfleet.rl.adapters.skrl_adapter").TorchPPO
-    elif agent.library == "skrl-jax":
-        kind = import_module("mjfleet.rl.adapters.skrl_jax_adapter").JaxPPO
-    elif missing := PPO.missing(agent):
-        kind = RslRlUpdate
-        if collectives.rank == 0:
-            print_line(f"{missing}: learning takes rsl_rl's own path, which is slower")
-    else:
-        kind = partial(PPO, capture=capture)
-    return kind(build_parts(env, agent, device, load), agent, collectives, num_threads)
