@@ -9,8 +9,8 @@ from rsl_rl.models import MLPModel
 from tensordict import TensorDict
 
 from mjfleet.config import PPOConfig
-from mjfleet.rl import cpu_network
 from mjfleet.rl.cpu_backprop import CpuBackprop
+from mjfleet.rl.cpu_network import CpuNetwork
 from mjfleet.rl.gradient_reduction import FlatGradient
 from mjfleet.rl.minibatches import Minibatch
 
@@ -97,12 +97,12 @@ def autograd(actor: Any, critic: Any, config: PPOConfig, batch: Minibatch) -> li
 @pytest.mark.parametrize("threads", [1, 2, 6])
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_and_losses_are_those_of_autograd(
-    case: str, threads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    case: str, threads: int, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(cpu_network, "BLOCK_ACTIVATIONS", 24 * 50)  # Several blocks.
     actor, critic, config = build(**CASES[case])
     gradient = FlatGradient([*actor.parameters(), *critic.parameters()])
-    backprop = CpuBackprop(actor, critic, gradient, config, threads)
+    several_blocks = 24 * 50
+    backprop = CpuBackprop(actor, critic, gradient, config, threads, several_blocks)
     for _ in range(2):  # The second time with what the first one has left in the buffers.
         batch = random_batch(actor, critic)
         backprop.compute_gradients(batch)
@@ -135,5 +135,5 @@ def test_elu_is_that_of_torch_everywhere() -> None:
         torch.nn.init.ones_(layer.weight)
         torch.nn.init.zeros_(layer.bias)
     found = torch.empty_like(x)
-    cpu_network.CpuNetwork(network).predict(x, found)
+    CpuNetwork(network).predict(x, found)
     torch.testing.assert_close(found, network(x).detach(), rtol=1e-6, atol=1e-6, equal_nan=True)

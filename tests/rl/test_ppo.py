@@ -11,7 +11,6 @@ from tensordict import TensorDict
 
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.errors import UserError
-from mjfleet.rl import cpu_network
 from mjfleet.rl.adapters.rsl_rl_adapter import build_parts
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.collectives import Collectives
@@ -128,10 +127,7 @@ def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str, tolerance: floa
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_threads_and_blocks_that_share_an_update_end_with_the_same(
-    threads: int, tolerance: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu_network, "BLOCK_ACTIVATIONS", 16 * 16)  # Blocks of 16 samples.
+def test_threads_that_share_an_update_end_with_the_same(threads: int, tolerance: float) -> None:
     ours, losses = learn(PPO, agent(algorithm={"learning_threads": threads}), updates=1)
     theirs, their_losses = learn(None, agent(), updates=1)
     torch.testing.assert_close(weights(ours), weights(theirs), rtol=tolerance, atol=tolerance)

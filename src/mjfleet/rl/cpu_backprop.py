@@ -19,22 +19,20 @@ from rsl_rl.modules.distribution import GaussianDistribution
 from torch import nn
 
 from mjfleet.config import PPOConfig
-from mjfleet.rl.cpu_network import CpuNetwork
+from mjfleet.rl.cpu_network import BLOCK_ACTIVATIONS, CpuNetwork
 from mjfleet.rl.gradient_reduction import MEASURES, FlatGradient
 from mjfleet.rl.minibatches import Minibatch
 
 LOG_2_PI = math.log(2.0 * math.pi)
-
-
 NUMBERS_LIKE_PYTHON = 2**15
 """Activations of a layer in a minibatch that take about as long as Python's part of it."""
 
 
 def useful_threads(actor: Any, critic: Any, batch_size: int) -> int:
-    """Return how many threads can share a minibatch so that one more still makes it faster.
+    """Return the number of threads that compute a minibatch fastest.
 
-    n threads take an nth of the time for the numbers, and n times the time for Python's part, which
-    one does at a time: the best n is the square root of their ratio. It follows from the
+    n threads divide the time for the numbers by n and multiply the time for Python's part, which
+    one thread does at a time, by n: the best n is the square root of their ratio. It depends on the
     configuration alone, because another n would round differently.
     """
     linears = [x for mlp in (actor.mlp, critic.mlp) for x in mlp if isinstance(x, nn.Linear)]
@@ -45,8 +43,8 @@ def useful_threads(actor: Any, critic: Any, batch_size: int) -> int:
 class CpuBackprop:
     """Computes values and PPO's gradients for two networks that share no parameters.
 
-    Of two threads, one has the policy and one the values; each two more share the samples.
-    Rounding depends on the number of threads.
+    Of each pair of threads, one computes the policy and one the values. The pairs divide the
+    samples among them. Rounding depends on the number of threads.
     """
 
     @staticmethod
@@ -60,7 +58,13 @@ class CpuBackprop:
         )
 
     def __init__(
-        self, actor: Any, critic: Any, gradient: FlatGradient, config: PPOConfig, num_threads: int
+        self,
+        actor: Any,
+        critic: Any,
+        gradient: FlatGradient,
+        config: PPOConfig,
+        num_threads: int,
+        block_activations: int = BLOCK_ACTIVATIONS,
     ) -> None:
         """Prepare the threads.
 
@@ -69,17 +73,22 @@ class CpuBackprop:
             critic: value network.
             gradient: receives the gradients, losses and KL divergence.
             config: coefficients of the loss.
-            num_threads: threads that compute, this one included; each is one to torch.
+            num_threads: threads that compute, including this one.
+            block_activations: activations of a layer that a thread computes at a time.
         """
         pairs = max(1, num_threads // 2)
         self._flats = [gradient.flat, *(gradient.flat.clone() for _ in range(pairs - 1))]
         """A sum of gradients for each part of the samples; the first becomes the total."""
+        network = partial(CpuNetwork, block_activations=block_activations)
         self._losses = [
-            (_ValueLoss(critic, config, gradient, flat), _PolicyLoss(actor, config, gradient, flat))
+            (
+                _ValueLoss(network(critic.mlp), config, gradient, flat),
+                _PolicyLoss(network(actor.mlp), config, gradient, flat, actor.distribution),
+            )
             for flat in self._flats
         ]
-        self._policy, self._num_actions = CpuNetwork(actor.mlp), actor.distribution.output_dim
-        self._critics = [CpuNetwork(critic.mlp) for _ in range(2 * pairs)]
+        self._policy, self._num_actions = network(actor.mlp), actor.distribution.output_dim
+        self._critics = [network(critic.mlp) for _ in range(2 * pairs)]
         self._pool = (
             ThreadPoolExecutor(2 * pairs - 1, "learner", torch.set_num_threads, (1,))
             if num_threads > 1
@@ -92,9 +101,7 @@ class CpuBackprop:
         samples, parts = len(batch.actions), len(self._flats)
         for i, losses in enumerate(self._losses):
             self._flats[i].zero_()
-            part = batch
-            if parts > 1:
-                part = batch.rows(slice(samples * i // parts, samples * (i + 1) // parts))
+            part = batch.rows(slice(samples * i // parts, samples * (i + 1) // parts))
             calls += [partial(loss.add_gradients, part, samples) for loss in losses]
         self._run(calls)
         for flat in self._flats[1:]:
@@ -110,12 +117,7 @@ class CpuBackprop:
         """Write the values `(samples, 1)` of normalised observations `(samples, size)`."""
         count = len(self._critics)
         parts = zip(inputs.tensor_split(count), values.tensor_split(count), strict=True)
-        self._run(
-            [
-                partial(critic.predict, *part)
-                for critic, part in zip(self._critics, parts, strict=True)
-            ]
-        )
+        self._run([partial(x.predict, *part) for x, part in zip(self._critics, parts, strict=True)])
 
     def _run(self, calls: Sequence[Callable[[], None]]) -> None:
         """Make all calls, the last one in this thread."""
@@ -127,12 +129,12 @@ class CpuBackprop:
 
 
 class _Loss:
-    """What value and policy loss share: a network, and where its gradients go."""
+    """A loss of one network, and where its gradients go."""
 
     def __init__(
-        self, model: Any, config: PPOConfig, gradient: FlatGradient, flat: torch.Tensor
+        self, network: CpuNetwork, config: PPOConfig, gradient: FlatGradient, flat: torch.Tensor
     ) -> None:
-        self._network = CpuNetwork(model.mlp)
+        self._network = network
         self._config = config
         self._views = gradient.views(flat)
         self._into = [(self._views[w], self._views[b]) for w, b in self._network.parameters]
@@ -141,9 +143,6 @@ class _Loss:
     def _blocks(self, batch: Minibatch) -> Iterator[Minibatch]:
         """Return parts of a minibatch that the network can compute at a time."""
         size = self._network.num_rows
-        if len(batch.actions) <= size:
-            yield batch
-            return
         for start in range(0, len(batch.actions), size):
             yield batch.rows(slice(start, start + size))
 
@@ -174,11 +173,16 @@ class _PolicyLoss(_Loss):
     """Surrogate loss, entropy and KL divergence."""
 
     def __init__(
-        self, model: Any, config: PPOConfig, gradient: FlatGradient, flat: torch.Tensor
+        self,
+        network: CpuNetwork,
+        config: PPOConfig,
+        gradient: FlatGradient,
+        flat: torch.Tensor,
+        distribution: Any,
     ) -> None:
-        super().__init__(model, config, gradient, flat)
-        self._distribution = model.distribution
-        (self._parameter,) = model.distribution.parameters()
+        super().__init__(network, config, gradient, flat)
+        self._distribution = distribution
+        (self._parameter,) = distribution.parameters()
 
     def add_gradients(self, batch: Minibatch, samples: int) -> None:
         """Add the gradients of `batch`, which is a part of a minibatch of `samples` samples."""

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 BLOCK_ACTIVATIONS = 2**18
-"""Activations of the widest layer that are computed at a time, so that they fit a CPU's cache."""
+"""Activations of the widest layer that are computed at a time. They fit in a CPU's cache."""
 FEW_INPUTS = 16
-"""Up to so many inputs, MKL computes a weight's gradient several times as fast transposed."""
+"""Up to this number of inputs, MKL computes a weight's gradient several times faster transposed."""
 LOG2_E = math.log2(math.e)
 SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 """Alpha and scale (Klambauer et al. 2017, arXiv:1706.02515)."""
@@ -68,10 +68,10 @@ class CpuNetwork:
         """Whether all layers are linear layers or among ACTIVATIONS."""
         return all(type(layer) in (nn.Linear, *ACTIVATIONS) for layer in mlp)
 
-    def __init__(self, mlp: Any) -> None:
+    def __init__(self, mlp: Any, block_activations: int = BLOCK_ACTIVATIONS) -> None:
         """Allocate the outputs; the parameters stay those of `mlp`, rsl_rl's MLP."""
         linears = [layer for layer in mlp if isinstance(layer, nn.Linear)]
-        self.num_rows = max(1, BLOCK_ACTIVATIONS // max(layer.out_features for layer in linears))
+        self.num_rows = max(1, block_activations // max(layer.out_features for layer in linears))
         self.parameters: list[tuple[Any, Any]] = [(x.weight, x.bias) for x in linears]
         # Detached, so that no thread needs to switch autograd off.
         self._layers = [(w.detach(), b.detach()) for w, b in self.parameters]

@@ -1,7 +1,7 @@
-"""Captures rollouts and updates as CUDA graphs: many launches become one. Runs in a worker.
+"""Captures rollouts and updates as CUDA graphs: one launch replaces many. Runs in a worker.
 
-A graph that cannot be captured, or that does something else than the calls, is given up with a
-warning: training goes on by calls.
+If a graph cannot be captured, or its results differ from those of the calls, training continues by
+calls, with a warning.
 """
 
 import logging
@@ -21,24 +21,24 @@ from mjfleet.sim.simulation import no_garbage_collection
 logger = logging.getLogger(__name__)
 
 CHECKED_STEPS = 2
-"""Steps of a rollout whose rewards must be those of the calls: later ones drift apart, since a GPU
-adds up in no fixed order."""
+"""Steps of a rollout whose rewards are compared with those of the calls. Later steps drift apart,
+because a GPU adds in no fixed order."""
 CLOSE_SHARE = 0.99
-"""The share of the compared values that must be close."""
+"""The fraction of the compared values that must be close."""
 
 
 class Graph(Protocol):
-    """Recorded work."""
+    """A captured sequence of operations."""
 
     def replay(self) -> object:
-        """Do the work again, on the same tensors."""
+        """Do the operations again, on the same tensors."""
 
     def pool(self) -> Any:
-        """Return the memory of its temporary tensors, which other graphs may share."""
+        """Return the memory pool of its temporary tensors, for `Capture`."""
 
 
 class Capture(Protocol):
-    """Records work, see `capture`; tests have one that needs no GPU."""
+    """Captures a function, see `capture`. Tests use one that needs no GPU."""
 
     def __call__(
         self,
@@ -50,7 +50,7 @@ class Capture(Protocol):
 
 
 class GraphedRollout:
-    """A rollout that is captured in its second call; where that fails, all are done by calls."""
+    """A rollout that is captured in its second call. If that fails, calls are made instead."""
 
     def __init__(
         self,
@@ -63,16 +63,16 @@ class GraphedRollout:
         """Prepare.
 
         Args:
-            env: what `roll` steps.
+            env: the environment that `roll` steps.
             policy: the network that acts.
-            storage: what `roll` fills.
+            storage: the storage that `roll` fills.
             roll: collects a rollout by calls.
-            capture: records it; None: nothing is captured.
+            capture: captures it. None: nothing is captured.
         """
         self._env, self._policy, self._storage, self._roll = env, policy, storage, roll
         self._capture = capture
         self.by_calls = False
-        """Whether to leave the graph out for now, so that the calls can be observed."""
+        """Whether to make the calls for now, so that they can be observed."""
         self._graph: Graph | None = None
         self._pinned = self._pin()
         self._calls = 0
@@ -80,17 +80,17 @@ class GraphedRollout:
     def __call__(self) -> None:
         """Collect a rollout."""
         self._calls += 1
-        # The first rollout loads what must not be loaded during a capture.
+        # The first rollout loads kernels, which is not allowed during a capture.
         if self._capture is None or self.by_calls or self._calls == 1:
             self._roll()
         elif self._graph is None:
-            self._begin(self._capture)
+            self._capture_rollout(self._capture)
         else:
             self._replay(self._graph)
 
     def _replay(self, graph: Graph) -> None:
         try:
-            self._pinned.settle()  # Whatever was replaced since, by a reset or an update.
+            self._pinned.settle()  # Resets and updates may have replaced tensors.
         except CaptureError as error:
             self._give_up(error)
             self._roll()
@@ -99,8 +99,8 @@ class GraphedRollout:
         self._env.count_steps(self._storage.num_transitions_per_env)
         self._storage.step = self._storage.num_transitions_per_env
 
-    def _begin(self, capture: Capture) -> None:
-        """Capture, and compare with what the calls do from the same state."""
+    def _capture_rollout(self, capture: Capture) -> None:
+        """Capture a rollout, and compare it with the calls from the same state."""
         self._pinned = self._pin()
         begun = _RolloutState(self._env, self._storage, self._pinned)
         self._roll()
@@ -117,7 +117,7 @@ class GraphedRollout:
             self._roll()
 
     def _roll_pinned(self) -> None:
-        """Make the calls in such a way that a graph of them can be replayed."""
+        """Make the calls and check that a graph of them can be replayed."""
         before = _host_random_states(self._env.sim.device)
         self._roll()
         self._pinned.settle()
@@ -133,7 +133,7 @@ class GraphedRollout:
 
 
 class _RolloutState:
-    """All that a rollout starts from, copied."""
+    """A copy of the state from which a rollout starts."""
 
     def __init__(self, env: Env[Any], storage: Any, pinned: PinnedState) -> None:
         self._env, self._storage, self._pinned = env, storage, pinned
@@ -145,7 +145,7 @@ class _RolloutState:
         self._recorded = env.recorder.step if env.recorder else 0
 
     def restore(self) -> None:
-        """Go back to it; the storage is at its first step."""
+        """Restore the state, with the storage at its first step."""
         env = self._env
         self._pinned.put_back()
         for tensor, value in self._tensors:
@@ -165,16 +165,16 @@ def capture(
     generators: Sequence[torch.Generator] = (),
     pool: Any = None,
 ) -> torch.cuda.CUDAGraph:
-    """Return a graph of what `function` does, which is not done by this.
+    """Return a graph of the operations of `function`, which are not executed now.
 
     Args:
-        function: called once; must not wait for the device.
-        around: gives a context for the call, from the stream on which the capture runs.
-        generators: of random numbers, besides the device's own.
-        pool: of a graph that never runs at the same time; the two share their temporary memory.
+        function: called once. It must not wait for the device.
+        around: returns a context for the call, given the stream of the capture.
+        generators: random generators that are used, besides the device's own.
+        pool: the pool of a graph that never runs at the same time. The two share memory.
 
     Raises:
-        RuntimeError: it cannot be captured.
+        RuntimeError: the function cannot be captured.
     """
     graph = torch.cuda.CUDAGraph()
     default = torch.cuda.default_generators[torch.cuda.current_device()]
@@ -190,8 +190,8 @@ def capture(
         ):
             function()
     except BaseException:
-        # After a failed capture, torch up to 2.13 stays on the stream of the capture, which is not
-        # ordered with warp's, and up to 2.11 its generators draw no more numbers.
+        # After a failed capture, torch up to 2.13 stays on the capture's stream, which is not
+        # synchronised with warp's, and up to 2.11 its generators cannot draw any more.
         torch.cuda.set_stream(stream)
         for generator, state in before:
             generator.graphsafe_set_state(state)
@@ -200,14 +200,17 @@ def capture(
 
 
 def _host_random_states(device: torch.device) -> tuple[Any, ...]:
-    """Return where the generators are whose numbers a graph on `device` would repeat forever."""
+    """Return the states of the generators whose numbers a graph on `device` would repeat."""
     numpy: Any = np.random.get_state()
     own = b"" if device.type == "cpu" else torch.get_rng_state().numpy().tobytes()
     return random.getstate(), numpy[1].tobytes(), numpy[2], own
 
 
-def check_close(what: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Raise CaptureError where a graph's result is not that of the calls; waits for the device."""
-    close = torch.isclose(found, wanted, rtol=1e-3, atol=1e-5).float().mean().item()
+def check_close(what: str, found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Raise CaptureError if a graph's results differ from those of the calls.
+
+    Waits for the device.
+    """
+    close = torch.isclose(found, expected, rtol=1e-3, atol=1e-5).float().mean().item()
     if close < CLOSE_SHARE:
         raise CaptureError(f"{what} as a graph differs in {1 - close:.0%} of its values")

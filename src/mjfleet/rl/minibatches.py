@@ -33,6 +33,8 @@ class Minibatch(NamedTuple):
 
     def rows(self, rows: slice) -> "Minibatch":
         """Return views of some samples."""
+        if rows.start == 0 and rows.stop >= len(self.actions):
+            return self
         return Minibatch(*(field[rows] for field in self))
 
 

@@ -1,12 +1,11 @@
-"""skrl's PPO in the place of rsl_rl's, in PyTorch; in JAX it is in skrl_jax. Runs in a worker.
+"""skrl's PPO in PyTorch, and what it shares with the one in JAX. Runs in a worker.
 
-Networks, rollouts and checkpoints stay as they are: whatever collects, saves, evaluates, plays or
-exports knows nothing of skrl, and a run can go on with another library. What skrl does is to learn
-from a rollout: returns and advantages, minibatches, losses, the learning rate, Adam.
+Networks, rollouts and checkpoints stay rsl_rl's, so collecting, saving, evaluating and exporting
+are the same, and a run can continue with another library. skrl computes returns and advantages,
+minibatches and losses, adapts the learning rate and steps the optimiser.
 
-skrl believes that it is alone. Ranks share their gradients and KL divergences where these reach
-skrl's optimisers and schedules, by the run's own collectives, also those of JAX: the ranks do not
-have to find each other a second time, and a lost one is noticed as ever.
+skrl's own connection between ranks is switched off. Gradients and KL divergences are averaged by
+Collectives, also for JAX, before they reach skrl's optimisers and schedules.
 """
 
 import os
@@ -26,7 +25,7 @@ from mjfleet.rl.algorithm import Algorithm
 
 @contextmanager
 def _unconnected() -> Iterator[None]:
-    """Import skrl without its connecting the ranks, which it would do by NCCL, also on a CPU."""
+    """Hide the other ranks while skrl is imported: it would connect them by NCCL, even on CPUs."""
     world_size = os.environ.pop("WORLD_SIZE", None)
     try:
         yield
@@ -43,41 +42,48 @@ with _unconnected():
 
 
 class SkrlPPO(Algorithm, ABC):
-    """What both frameworks share; their arrays are made from the tensors of rsl_rl's storage."""
+    """The part for both frameworks, whose arrays are made from the tensors of rsl_rl's storage."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take Algorithm's arguments."""
         super().__init__(*args, **kwargs)
-        self._after: Any = None
+        self._last_observations: Any = None
         self.agent: Any = self._make_agent()
         self.agent.init()
-        self._watch_minibatches(self.agent.memory)
+        sample = self.agent.memory.sample
+
+        def sample_with_beats(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            for batch in sample(*args, **kwargs):
+                self.on_minibatch()
+                yield batch
+
+        self.agent.memory.sample = sample_with_beats
 
     @abstractmethod
     def _make_agent(self) -> Any:
-        """skrl's agent, of our networks."""
+        """Build skrl's agent from our networks."""
 
     @abstractmethod
     def _array(self, tensor: torch.Tensor) -> Any:
-        """A tensor as the framework's own array."""
+        """Return a tensor as an array of the framework."""
 
     @abstractmethod
     def _learn(self) -> None:
-        """Have the agent update networks, optimiser and learning rate by what is in its memory."""
+        """Have the agent update networks, optimiser and learning rate from its memory."""
 
     def compute_returns(self, obs: TensorDict) -> None:
-        """Keep what the worlds look like after the rollout: skrl computes returns in its update."""
-        self._after = obs
+        """Keep the observations after the rollout: skrl computes returns in its update."""
+        self._last_observations = obs
 
     def update(self) -> dict[str, float]:
-        """Learn from the stored rollout; returns the mean losses, of this rank."""
+        """Learn from the stored rollout; return the mean losses of this rank."""
         storage, memory = self.storage, self.agent.memory
-        # Until the end, since JAX may read from a tensor's memory later than it says.
+        # Held until the update ends: JAX may read a tensor's memory later than it says.
         rollout = {
             "observations": self.actor.get_latent(storage.observations),
             "states": self.critic.get_latent(storage.observations),
             "actions": storage.actions,
-            "rewards": storage.rewards,  # rsl_rl has added the values of worlds that timed out.
+            "rewards": storage.rewards,  # rsl_rl has added the values at time-outs.
             "terminated": storage.dones.bool(),
             "log_prob": storage.actions_log_prob,
             "values": storage.values,
@@ -85,8 +91,9 @@ class SkrlPPO(Algorithm, ABC):
         for name, tensor in rollout.items():
             memory.set_tensor_by_name(name, self._array(tensor))
         memory.filled = True
-        self.agent._current_next_observations = self._array(self.actor.get_latent(self._after))
-        self.agent._current_next_states = self._array(self.critic.get_latent(self._after))
+        after = self._last_observations
+        self.agent._current_next_observations = self._array(self.actor.get_latent(after))
+        self.agent._current_next_states = self._array(self.critic.get_latent(after))
         self._learn()
         for network in (self.actor, self.critic):
             network.update_normalization(storage.observations.flatten(0, 1))
@@ -99,28 +106,24 @@ class SkrlPPO(Algorithm, ABC):
             "entropy": self.actor.output_entropy.mean().item(),
         }
 
-    def mean_kl(self, kl: float) -> float:
-        """The mean over all ranks, which thus adapt their learning rates alike."""
+    def _mean_kl(self, kl: float) -> float:
+        """Return the mean over all ranks, so that all adapt their learning rates alike."""
         return self.collectives.total([kl])[0] / self.collectives.world_size
 
-    def _spaces(self) -> dict[str, Box]:
-        """What skrl is to know of the networks' inputs and outputs."""
+    def _build(
+        self, ppo: Any, memory: Any, policy: Any, value: Any, device: str, **settings: Any
+    ) -> Any:
+        """Build an agent from a framework's classes; `settings` are skrl's, besides the common."""
         sizes = {
             "observation_space": self.actor.obs_dim,
             "state_space": self.critic.obs_dim,
             "action_space": self.storage.actions.shape[-1],
         }
-        return {name: Box(-np.inf, np.inf, (size,)) for name, size in sizes.items()}
-
-    def _memory_sizes(self) -> dict[str, Any]:
-        storage = self.storage
-        return {"memory_size": storage.num_transitions_per_env, "num_envs": storage.num_envs}
-
-    def _settings(self) -> dict[str, Any]:
-        """Our numbers under skrl's names; nothing is written by skrl."""
-        config = self.config
-        return {
-            "rollouts": self.storage.num_transitions_per_env,
+        place: dict[str, Any] = {name: Box(-np.inf, np.inf, (n,)) for name, n in sizes.items()}
+        place["device"] = device
+        steps, config = self.storage.num_transitions_per_env, self.config
+        common = {
+            "rollouts": steps,
             "learning_epochs": config.num_learning_epochs,
             "mini_batches": config.num_mini_batches,
             "discount_factor": config.gamma,
@@ -130,34 +133,26 @@ class SkrlPPO(Algorithm, ABC):
             "value_clip": config.clip_param if config.use_clipped_value_loss else 0.0,
             "entropy_loss_scale": config.entropy_coef,
             "value_loss_scale": config.value_loss_coef,
-            "experiment": {"write_interval": 0, "checkpoint_interval": 0},
+            "experiment": {"write_interval": 0, "checkpoint_interval": 0},  # skrl writes nothing.
         }
-
-    def _watch_minibatches(self, memory: Any) -> None:
-        sample = memory.sample
-
-        def watched(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            for batch in sample(*args, **kwargs):
-                self.on_minibatch()
-                yield batch
-
-        memory.sample = watched
+        return ppo(
+            models={"policy": policy(self.actor, **place), "value": value(self.critic, **place)},
+            memory=memory(memory_size=steps, num_envs=self.storage.num_envs, device=device),
+            cfg=common | settings,
+            **place,
+        )
 
 
 class TorchPPO(SkrlPPO):
-    """In PyTorch: skrl trains the very networks and steps the very optimiser."""
+    """skrl's PPO in PyTorch, which trains our networks and steps our optimiser directly."""
 
     def _make_agent(self) -> Any:
-        place = {**self._spaces(), "device": self.device}
-        models = {"policy": _Policy(self.actor, **place), "value": _Value(self.critic, **place)}
-        memory = RandomMemory(**self._memory_sizes(), device=self.device)
-        # `_finish_gradients` clips, after the ranks have shared them.
-        settings = self._settings() | {"grad_norm_clip": 0.0}
-        agent = PPO(models=models, memory=memory, cfg=settings, **place)
+        # `_finish_gradients` clips instead of skrl, because the ranks average first.
+        agent = self._build(PPO, RandomMemory, _Policy, _Value, self.device, grad_norm_clip=0.0)
         agent.optimizer = self.optimizer
         self.optimizer.register_step_pre_hook(self._finish_gradients)
         if self.is_adaptive:
-            agent.scheduler = _Schedule(self.optimizer, self.config.desired_kl, self.mean_kl)
+            agent.scheduler = _Schedule(self.optimizer, self.config.desired_kl, self._mean_kl)
         return agent
 
     def _array(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -176,14 +171,14 @@ class TorchPPO(SkrlPPO):
 
 
 class _Policy(GaussianMixin, Model):
-    """rsl_rl's actor; its input is normalised already."""
+    """rsl_rl's actor for normalised observations."""
 
     def __init__(self, network: Any, **place: Any) -> None:
         Model.__init__(self, **place)
         GaussianMixin.__init__(self, clip_log_std=False)
         self.network = network
 
-    # Who calls it gives the role by its place.
+    # skrl passes the role by position, under another name.
     def compute(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, inputs: dict[str, Any], role: str
     ) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -192,7 +187,7 @@ class _Policy(GaussianMixin, Model):
 
 
 class _Value(DeterministicMixin, Model):
-    """rsl_rl's critic; its input is normalised already."""
+    """rsl_rl's critic for normalised observations."""
 
     def __init__(self, network: Any, **place: Any) -> None:
         Model.__init__(self, **place)
@@ -206,12 +201,12 @@ class _Value(DeterministicMixin, Model):
 
 
 class _Schedule(KLAdaptiveLR):
-    """skrl's, by the KL divergence of all ranks."""
+    """skrl's schedule, which follows the mean KL divergence of all ranks."""
 
     def __init__(self, optimizer: Any, desired_kl: float, mean: Callable[[float], float]) -> None:
         super().__init__(optimizer, kl_threshold=desired_kl)
         self._mean = mean
 
     def step(self, kl: Any = None, **kwargs: Any) -> None:
-        """Adapt the learning rate; torch calls it once without a divergence."""
+        """Adapt the learning rate. torch calls this once without a divergence."""
         super().step(None if kl is None else self._mean(kl), **kwargs)

@@ -1,4 +1,4 @@
-"""skrl's PPO in JAX, see mjfleet.rl.adapters.skrl_adapter. Runs in a worker."""
+"""skrl's PPO in JAX; skrl_adapter.py has what both frameworks share. Runs in a worker."""
 
 import os
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from mjfleet.errors import UserError
 from mjfleet.rl.adapters.skrl_adapter import SkrlPPO
 
 # isort: split
-# That sees to how skrl is imported, and has to come first.
+# skrl_adapter has to import skrl first, with the other ranks hidden.
 from skrl import config
 from skrl.agents.jax.ppo import PPO
 from skrl.memories.jax import RandomMemory
@@ -39,46 +39,40 @@ ACTIVATIONS: dict[type[nn.Module], Callable[[Any], Any]] = {
     nn.Mish: jax.nn.mish,
     nn.Identity: jax.nn.identity,
 }
-"""What torch's activations are in JAX."""
+"""JAX's function for each activation of torch."""
 
 
 class JaxPPO(SkrlPPO):
-    """In JAX: for as long as an update takes, parameters and Adam's moments live there.
-
-    They come from the networks and the optimiser that rsl_rl has made, and go back to them.
-    """
+    """skrl's PPO in JAX. Each update copies parameters and Adam's moments to JAX and back."""
 
     def _make_agent(self) -> Any:
         config.jax.device = _use(self.device)
         self._networks: dict[str, Any] = {"policy": self.actor, "value": self.critic}
-        place = {**self._spaces(), "device": config.jax.device}
-        models: dict[str, Any] = {
-            "policy": _Policy(self.actor, **place),
-            "value": _Value(self.critic, **place),
-        }
-        for role, network in self._networks.items():
-            parameters = self._tree(network, lambda parameter: parameter)
-            models[role].state_dict = StateDict.create(
-                apply_fn=models[role].apply, params=parameters
-            )
-        memory = RandomMemory(**self._memory_sizes(), device=config.jax.device)
-        settings = self._settings() | {
-            "grad_norm_clip": self.config.max_grad_norm,
-            "learning_rate_scheduler": self._kl_adaptive,
-        }
-        agent = PPO(models=models, memory=memory, cfg=settings, **place)
-        self._adams: dict[str, Any] = {
-            "policy": agent.policy_optimizer,
-            "value": agent.value_optimizer,
-        }
+        agent = self._build(
+            *(PPO, RandomMemory, self._make_model(_Policy), self._make_model(_Value)),
+            config.jax.device,
+            grad_norm_clip=self.config.max_grad_norm,
+            learning_rate_scheduler=self._kl_adaptive,
+        )
+        self._adams = {"policy": agent.policy_optimizer, "value": agent.value_optimizer}
         return agent
 
+    def _make_model(self, kind: Any) -> Callable[..., Any]:
+        """Return a constructor of models that have the parameters of their network."""
+
+        def make(network: nn.Module, **place: Any) -> Any:
+            model = kind(network, **place)
+            model.state_dict = StateDict.create(apply_fn=model.apply, params=self._tree(network))
+            return model
+
+        return make
+
     def _kl_adaptive(self) -> Callable[..., float]:
-        """skrl's schedule by the KL divergence of all ranks; skrl knows it by this name."""
+        """Return skrl's schedule by the KL divergence of all ranks. skrl looks at this name."""
         adapt: Any = KLAdaptiveLR(kl_threshold=self.config.desired_kl)
 
         def schedule(step: int, *, lr: float, kl: float) -> float:
-            return adapt(step, lr=lr, kl=self.mean_kl(kl)) if self.is_adaptive else lr
+            return adapt(step, lr=lr, kl=self._mean_kl(kl)) if self.is_adaptive else lr
 
         return schedule
 
@@ -86,32 +80,32 @@ class JaxPPO(SkrlPPO):
         return jnp.from_dlpack(tensor.detach().contiguous())
 
     def _learn(self) -> None:
-        self._hand_over()
+        self._copy_to_jax()
         self.agent.update(timestep=0, timesteps=0)
-        self._take_back()
+        self._copy_from_jax()
 
-    def _hand_over(self) -> None:
+    def _copy_to_jax(self) -> None:
         """Give JAX the parameters, and the moments and learning rate of torch's Adam."""
         agent, states = self.agent, self.optimizer.state
         count = next((int(state["step"]) for state in states.values() if state), 0)
 
-        def moment(name: str) -> Callable[[nn.Parameter], torch.Tensor]:
-            return lambda p: states[p].get(name, torch.zeros_like(p))
+        def moment(name: str, parameter: nn.Parameter) -> torch.Tensor:
+            return states[parameter].get(name, torch.zeros_like(parameter))
 
         for role, network in self._networks.items():
             model, adam = agent.models[role], self._adams[role]
-            parameters = self._tree(network, lambda parameter: parameter)
-            model.state_dict = model.state_dict.replace(params=parameters)
-            mu, nu = (self._tree(network, moment(name)) for name in ("exp_avg", "exp_avg_sq"))
-            adam = adam.replace(state=tree_set(adam.state, count=np.int32(count), mu=mu, nu=nu))
-            setattr(
-                agent, f"{role}_optimizer", _RanksAdam(adam, partial(self._mean_gradients, network))
+            model.state_dict = model.state_dict.replace(params=self._tree(network))
+            mu, nu = (
+                self._tree(network, partial(moment, name)) for name in ("exp_avg", "exp_avg_sq")
             )
+            adam = adam.replace(state=tree_set(adam.state, count=np.int32(count), mu=mu, nu=nu))
+            mean = partial(self._mean_gradients, network)
+            setattr(agent, f"{role}_optimizer", _RanksAdam(adam, mean))
         agent.policy_learning_rate = agent.value_learning_rate = self.learning_rate
 
     @torch.no_grad()
-    def _take_back(self) -> None:
-        """Copy into torch's tensors what JAX has made of them."""
+    def _copy_from_jax(self) -> None:
+        """Copy parameters, moments and learning rate back into torch's tensors."""
         for role, network in self._networks.items():
             state = getattr(self.agent, f"{role}_optimizer").adam.state
             parameters = self.agent.models[role].state_dict.params["params"]
@@ -126,10 +120,10 @@ class JaxPPO(SkrlPPO):
         self.learning_rate = self.agent.policy_learning_rate
 
     def _tree(
-        self, network: nn.Module, tensor_of: Callable[[nn.Parameter], torch.Tensor]
+        self, network: nn.Module, value: Callable[[nn.Parameter], torch.Tensor] = lambda p: p
     ) -> dict[str, Any]:
-        """One array for each parameter, by its name, nested as flax does."""
-        return {"params": {k: self._array(tensor_of(p)) for k, p in network.named_parameters()}}
+        """Return an array for each parameter by its name, nested as flax does: its `value`."""
+        return {"params": {k: self._array(value(p)) for k, p in network.named_parameters()}}
 
     @torch.no_grad()
     def _mean_gradients(self, network: nn.Module, gradients: Any) -> Any:
@@ -140,24 +134,23 @@ class JaxPPO(SkrlPPO):
             if parameter.grad is not None:
                 parameter.grad.copy_(torch.from_dlpack(gradients["params"][name]))
         self.reduce_parameters()
-        zeros = torch.zeros_like
-        return self._tree(network, lambda p: zeros(p) if p.grad is None else p.grad)
+        return self._tree(network, lambda p: torch.zeros_like(p) if p.grad is None else p.grad)
 
 
 @dataclass(frozen=True)
 class _RanksAdam:
-    """skrl's Adam in JAX, which steps by the gradients of all ranks."""
+    """skrl's Adam in JAX, which steps by the mean gradients of all ranks."""
 
     adam: Any
     mean: Callable[[Any], Any]
 
     def step(self, *, grad: Any, model: Any, lr: float) -> "_RanksAdam":
-        """What comes after the step."""
+        """Return the optimiser after a step."""
         return replace(self, adam=self.adam.step(grad=self.mean(grad), model=model, lr=lr))
 
 
 class _Policy(GaussianMixin, Model):
-    """rsl_rl's actor, by JAX; its input is normalised already."""
+    """rsl_rl's actor in JAX, for normalised observations."""
 
     network: Any = None
 
@@ -180,7 +173,7 @@ class _Policy(GaussianMixin, Model):
 
 
 class _Value(DeterministicMixin, Model):
-    """rsl_rl's critic, by JAX; its input is normalised already."""
+    """rsl_rl's critic in JAX, for normalised observations."""
 
     network: Any = None
 
@@ -194,7 +187,7 @@ class _Value(DeterministicMixin, Model):
 
 
 def _forward(mlp: Any, parameters: Any, rows: Any) -> Any:
-    """What the layers of `mlp` make of `rows` with these parameters."""
+    """Return the outputs of `mlp` for `rows`, with these parameters."""
     for i, layer in enumerate(mlp):
         if isinstance(layer, nn.Linear):
             rows = rows @ parameters[f"mlp.{i}.weight"].T + parameters[f"mlp.{i}.bias"]
@@ -204,11 +197,7 @@ def _forward(mlp: Any, parameters: Any, rows: Any) -> Any:
 
 
 def _use(device: str) -> str:
-    """Have JAX use the worker's device alone, and of a GPU no more than it needs.
-
-    Returns:
-        JAX's name of it.
-    """
+    """Restrict JAX to the worker's device, with memory allocated on demand; return JAX's name."""
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")
         return "cpu"
