@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mjfleet.bench import mjlab_setup
-from mjfleet.config import AgentConfig, to_dict
+from mjfleet.config import AgentConfig, EnvConfig, TrainConfig, to_dict
 
 from ..conftest import Run
 
@@ -25,12 +25,16 @@ STAND_INS = {
         class GaussianDistribution:
             def __init__(self, output_dim, init_std=1.0): pass
     """,
-    "mjlab/tasks/cartpole/cartpole_env_cfg.py": "_QUADRATIC_SCALE = 0.5",
-    "mjlab/scripts/train.py": """
-        import json, sys
-        from dataclasses import dataclass, field, asdict
-        from types import SimpleNamespace as Space
+    "mjlab/rl.py": """
         from rsl_rl.utils.logger import Logger
+
+        class MjlabOnPolicyRunner:
+            def __init__(self):
+                self.logger = Logger()
+    """,
+    "mjlab/tasks/registry.py": """
+        from dataclasses import dataclass, field
+        from types import SimpleNamespace as Space
 
         @dataclass
         class Network:
@@ -45,36 +49,48 @@ STAND_INS = {
             actor: Network = field(default_factory=Network)
             critic: Network = field(default_factory=Network)
             algorithm: Algorithm = field(default_factory=Algorithm)
-        def environment():
+
+        TASKS = {}
+
+        def load_env_cfg(task):
+            assert task == "Mjlab-Cartpole-Balance"
             mujoco = Space(timestep=0.02, integrator="euler")
             return Space(decimation=5, episode_length_s=50.0, scale_rewards_by_dt=True,
-                         sim=Space(mujoco=mujoco), scene=Space(num_envs=1))
-        @dataclass(frozen=True)
-        class TrainConfig:
-            env: Space = field(default_factory=environment)
-            agent: Agent = field(default_factory=Agent)
-            log_root: str = ""
-            gpu_ids: list | None = field(default_factory=lambda: [0])
-            @staticmethod
-            def from_task(task):
-                assert task == "Mjlab-Cartpole-Balance"
-                return TrainConfig()
+                         sim=Space(mujoco=mujoco), scene=Space(num_envs=1),
+                         rewards={"smooth_reward": Space(func=None)})
+        def load_rl_cfg(task):
+            return Agent()
+        def load_runner_cls(task):
+            return None
+        def register_mjlab_task(task, env, play_env_cfg, rl_cfg, runner_cls):
+            TASKS[task] = env, rl_cfg, runner_cls
+    """,
+    "mjlab/scripts/train.py": """
+        import sys
+        from types import SimpleNamespace as Space
+        import torch
+        from mjlab.tasks.registry import TASKS
 
         class Reward(float):
             def mean(self): return self
 
         def main():
-            from mjlab.tasks.cartpole import cartpole_env_cfg
-            assert cartpole_env_cfg._QUADRATIC_SCALE == 1.0
-            config = TrainConfig.from_task(sys.argv[1])
-            assert config.gpu_ids is None and config.log_root == "logs"
-            assert config.env.scene.num_envs == 7 and config.env.sim.mujoco.timestep == 0.01
-            assert config.agent.algorithm.gamma == 0.99
-            assert config.agent.actor.hidden_dims == [256, 128, 64]
-            assert "init_std" in config.agent.actor.distribution_cfg
+            task, *flags = sys.argv[1:]
+            assert flags == ["--log-root", "logs", "--gpu-ids", "None"]
+            env, agent, runner = TASKS[task]
+            assert env.scene.num_envs == 7 and env.sim.mujoco.timestep == 0.01
+            assert agent.algorithm.gamma == 0.99
+            assert agent.actor.hidden_dims == [256, 128, 64]
+            assert "init_std" in agent.actor.distribution_cfg
+            reward = env.rewards["smooth_reward"].func
+            state = Space(joint_pos=torch.zeros(2, 2), joint_vel=torch.zeros(2, 2))
+            world = Space(scene={"cartpole": Space(data=state)},
+                          action_manager=Space(action=torch.tensor([[0.0], [1.0]])))
+            slider, hinge = (Space(name="cartpole", joint_ids=[joint]) for joint in (0, 1))
+            torch.testing.assert_close(reward(world, slider, hinge), torch.tensor([1.0, 0.8]))
             print("chatter")
-            logger = Logger()
-            for it in range(config.agent.max_iterations):
+            logger = runner().logger
+            for it in range(agent.max_iterations):
                 for reward in (1.0, 2.0):
                     logger.process_env_step(Reward(reward + it), None, None)
                 logger.log(it=it, collect_time=0.25, learn_time=0.5)
@@ -89,11 +105,15 @@ def test_the_driver_gives_our_settings_and_tells_each_iteration(tmp_path: Path) 
         path.write_text(textwrap.dedent(text))
         for package in list(path.parents)[: name.count("/")]:
             (package / "__init__.py").touch()  # Else the rsl_rl that is installed would win.
+    config = TrainConfig(
+        env=EnvConfig(num_envs=7, decimation=5, episode_seconds=50.0),
+        agent=AgentConfig(max_iterations=2),
+    )
     request = {
-        "task": "Mjlab-Cartpole-Balance", "num_envs": 7, "decimation": 5, "episode_seconds": 50.0,
-        "timestep": 0.01, "integrator": "euler", "agent": to_dict(AgentConfig(max_iterations=2)),
-        "gpu": None, "log_root": "logs", "records_rewards": True,
-    }  # fmt: skip
+        "worker": {"config": to_dict(config), "devices": ["cpu"], "run_dir": "logs"},
+        "peer_task": {"name": "Mjlab-Cartpole-Balance", "timestep": 0.01, "integrator": "euler"},
+        "records_rewards": True,
+    }
     driver = Path(mjlab_setup.__file__).with_name("peer_driver.py")
     result = subprocess.run(
         [sys.executable, driver, json.dumps(request)],

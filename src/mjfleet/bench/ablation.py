@@ -6,7 +6,7 @@ Runs in the launching process; all training is in child processes.
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, Spread, Table, write_text
@@ -75,18 +75,18 @@ def ablation(setup: Setup, options: AblationOptions) -> Result:
     tasks = discover(os.environ)
     names = list(dict.fromkeys([setup.found.name, *options.also]))
     setups = {name: replace(setup, found=tasks.find(name)) for name in names}
-    keys = [(task, trick) for task in names for trick in TRICKS]
+    removed = {trick: (flags, environ) for trick, _, flags, environ in TRICKS}
 
-    def measure(key: tuple[str, Any]) -> dict[str, Any]:
-        task, (trick, _, flags, environ) = key
+    def measure(task: str, trick: str) -> dict[str, float]:
+        flags, environ = removed[trick]
         iterations = options.warmup + options.iterations
         config = setups[task].config(options.num_envs, max_iterations=iterations)
         usual, _ = train_ours(setups[task], config)
         without, _ = train_ours(setups[task], config, flags, **environ)
-        speeds = {"with": usual.steps_per_second, "without": without.steps_per_second}
-        return {"task": task, "trick": trick, **speeds}
+        return {"with": usual["steps_per_second"], "without": without["steps_per_second"]}
 
-    samples = [sample for _, sample in setup.rounds(keys, measure, "{0[0]} without {0[1][0]}")]
+    keys = [{"task": task, "trick": trick} for task in names for trick in removed]
+    samples = setup.rounds(keys, measure, "{task} without {trick}")
     ratios: dict[tuple[str, str], list[float]] = {}
     for s in samples:
         ratios.setdefault((s["task"], s["trick"]), []).append(s["without"] / s["with"])

@@ -5,22 +5,19 @@ Runs in the launching process; imports nothing heavy.
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
-from mjfleet.config import LaunchConfig, TrainConfig, from_dict, to_dict
+from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.config.validation import Rule, at_least, check, optional
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, select_devices
-from mjfleet.launch.placement import Host, place_workers
+from mjfleet.launch.placement import Host, make_worker_args, place_workers
 from mjfleet.registry import FoundTask
 from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.worker.worker_args import WorkerArgs
-
-K = TypeVar("K")
-S = TypeVar("S")
 
 RULES = {
     "num_envs": Rule(
@@ -127,27 +124,28 @@ class Setup:
             UserError: engine, threads and devices do not fit each other.
         """
         hosts = [Host(devices=self.devices, cores=len(os.sched_getaffinity(0)))]
-        plan = place_workers(self.found, config, hosts, {})
-        return WorkerArgs(
-            task=plan.task,
-            task_folder=str(plan.task_folder),
-            config=to_dict(config),
-            devices=self.devices.names,
-            engine=plan.engine,
-            threads=plan.threads,
-            run_dir=str(run_dir),
-        )
+        return make_worker_args(place_workers(self.found, config, hosts, {}), config, str(run_dir))
 
     def rounds(
-        self, keys: Sequence[K], measure: Callable[[K], S], label: str = "{}"
-    ) -> list[tuple[K, S]]:
-        """Measure every key in turn, `--repeats` times: noise then affects all of them alike."""
-        measured = []
+        self, keys: Sequence[Mapping[str, Any]], measure: Callable[..., Mapping[str, Any]],
+        label: str,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """Measure every key in turn, `--repeats` times: noise then affects all of them alike.
+
+        Args:
+            keys: the arguments of each measurement.
+            measure: measures with these arguments.
+            label: what is being measured, with the arguments' names in braces.
+
+        Returns:
+            the arguments and figures of each measurement.
+        """
+        samples = []
         for number in range(1, self.options.repeats + 1):
             for key in keys:
-                progress(f"round {number} of {self.options.repeats}: {label.format(key)}")
-                measured.append((key, measure(key)))
-        return measured
+                progress(f"round {number} of {self.options.repeats}: {label.format(**key)}")
+                samples.append({**key, **measure(**key)})
+        return samples
 
 
 def progress(text: str) -> None:

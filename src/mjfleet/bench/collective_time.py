@@ -11,8 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -68,11 +67,14 @@ def exchange(setup: Setup, options: ExchangeOptions) -> Result:
         text = json.dumps(request | {"ranks": ranks})
         command = python_module("mjfleet.bench.collective_time", text)
         child = run_timed(command, setup.scratch, {"OMP_NUM_THREADS": "1"})
-        return {"ranks": ranks, **json.loads(child.lines[-1][1])}
+        return json.loads(child.lines[-1][1])
 
-    measured = setup.rounds(options.ranks, measure, "ranks: {}")
-    sizes = measured[0][1]["sizes"]
-    times = [(n, [*(s[name] for name in COLUMNS), n * sizes["state"] / 2**20]) for n, s in measured]
+    samples = setup.rounds([{"ranks": n} for n in options.ranks], measure, "ranks: {ranks}")
+    sizes = samples[0]["sizes"]
+    times = [
+        (s["ranks"], [*(s[name] for name in COLUMNS), s["ranks"] * sizes["state"] / 2**20])
+        for s in samples
+    ]
     sent = [
         ["gradients", f"{sizes['gradients'] * 4:,}", f"{sizes['minibatches']} times"],
         ["statistics", f"{sizes['report'] * 8:,}", "each iteration"],
@@ -86,7 +88,7 @@ def exchange(setup: Setup, options: ExchangeOptions) -> Result:
             Table("What a rank sends", ["", "bytes", "how often"], sent),
         ],
         notes=NOTES,
-        samples=[sample for _, sample in measured],
+        samples=samples,
     )
 
 
@@ -96,7 +98,6 @@ def _find_sizes(worker: WorkerArgs) -> dict[str, int]:
     Returns numbers of gradients (with the measures that travel with them), of minibatches and of
     reported statistics, and the bytes of the state of a rank's environments.
     """
-    die_with_parent()
     from mjfleet.env.factory import build_env
     from mjfleet.rl.checkpoint_contents import Checkpointer
     from mjfleet.rl.collectives import Collectives
@@ -126,11 +127,9 @@ def _find_sizes(worker: WorkerArgs) -> dict[str, int]:
 
 
 def _run_rank(
-    request: Mapping[str, Any], worker: WorkerArgs, sizes: Mapping[str, int], rank: int,
-    results: Connection,
-) -> None:  # fmt: skip
-    """Take part as one of the ranks; rank 0 sends the medians, in ms, and the seconds to join."""
-    die_with_parent()
+    request: Mapping[str, Any], worker: WorkerArgs, sizes: Mapping[str, int], rank: int
+) -> dict[str, float]:
+    """Take part as one of the ranks; returns the seconds to join, and medians in ms."""
     import torch
 
     from mjfleet.worker.torch_process_group import process_group
@@ -152,38 +151,29 @@ def _run_rank(
             seconds["statistics"].append(collectives.take_seconds())
             collectives.gather_bytes(state)
             seconds["checkpoint"].append(collectives.take_seconds())
-    if rank == 0:
-        medians = {k: 1e3 * median(v[request["warmup"] :]) for k, v in seconds.items()}
-        results.send({"join": join, **medians})
+    return {"join": join} | {k: 1e3 * median(v[request["warmup"] :]) for k, v in seconds.items()}
 
 
 def main() -> None:
-    """Fork the ranks, wait for them, and print what rank 0 measured as a line of JSON."""
+    """Fork the ranks, and print what rank 0 measured as a line of JSON."""
     # Imported before the fork, for all ranks.
     import mjfleet.rl.runner
     import mjfleet.worker.torch_process_group  # noqa: F401
 
     request = json.loads(sys.argv[1])
-    worker = WorkerArgs(**request["worker"])
+    worker, count = WorkerArgs(**request["worker"]), request["ranks"]
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     fork = multiprocessing.get_context("fork")
-    with fork.Pool(1) as pool:  # Training starts threads, and a process with threads must not fork.
+    # Training starts threads, and a process with threads must not fork.
+    with fork.Pool(1, die_with_parent) as pool:
         sizes = pool.apply(_find_sizes, (worker,))
     with socket.create_server(("127.0.0.1", 0)) as free:
         os.environ["MASTER_PORT"] = str(free.getsockname()[1])
-    receiver, sender = fork.Pipe(duplex=False)
-    everyone = WorkerArgs(**request["worker"] | {"devices": ("cpu",) * request["ranks"]})
-    ranks = [
-        fork.Process(target=_run_rank, args=(request, everyone, sizes, n, sender), daemon=True)
-        for n in range(request["ranks"])
-    ]
-    for process in ranks:
-        process.start()
-    sender.close()
-    measured = receiver.recv()
-    for process in ranks:
-        process.join()
-    print(json.dumps({**measured, "sizes": sizes}))
+    everyone = replace(worker, devices=("cpu",) * count)
+    with fork.Pool(count, die_with_parent) as pool:  # Each process gets one rank, and waits there.
+        each = [(request, everyone, sizes, rank) for rank in range(count)]
+        measured = pool.starmap(_run_rank, each, chunksize=1)
+    print(json.dumps({**measured[0], "sizes": sizes}))
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ Runs in the launching process.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from mjfleet.bench.benchmark_options import Options, Setup
-from mjfleet.bench.mjlab_setup import PEERS
+from mjfleet.bench.mjlab_setup import find_peer, train_peer
 from mjfleet.bench.result import Cell, Result, Spread, Table
-from mjfleet.bench.timed_training import Trained, train_ours
+from mjfleet.bench.timed_training import train_ours
 from mjfleet.tools.plot import Line, Panel, draw
 
 LAST = 10
@@ -48,22 +48,21 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
         for seed in range(1, options.repeats + 1)
     ]
     worker = setup.worker_args(configs[0], setup.scratch)
-    peer = PEERS[options.peer](setup) if options.peer != "none" else None
-    runs: dict[str, list[Trained]] = {"mjfleet": [], **({peer.name: []} if peer else {})}
+    peer = find_peer(options.peer, setup) if options.peer != "none" else None
+    runs: dict[str, list[dict[str, Any]]] = {"mjfleet": [], **({peer.name: []} if peer else {})}
     notes: dict[str, None] = {}
 
-    def measure(name: str) -> Trained:
-        config = configs[len(runs[name])]
-        trained, differences = (
-            peer.train(config, True)
-            if peer and name == peer.name
-            else (train_ours(setup, config)[0], [])
-        )
-        notes.update(dict.fromkeys(differences))
-        runs[name].append(trained)
+    def measure(who: str) -> dict[str, Any]:
+        config = configs[len(runs[who])]
+        if peer and who == peer.name:
+            trained, differences = train_peer(setup, peer, config, records_rewards=True)
+            notes.update(dict.fromkeys(differences))
+        else:
+            trained, _ = train_ours(setup, config)
+        runs[who].append(trained)
         return trained
 
-    measured = setup.rounds(list(runs), measure)
+    samples = setup.rounds([{"who": who} for who in runs], measure, "{who}")
     steps = options.num_envs * configs[0].agent.num_steps_per_env
     name = f"learning-{setup.found.name}-{worker.engine}-{setup.kind}"
     panels = [
@@ -81,7 +80,7 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
         [
             who,
             Spread.of(_end(run) for run in each),
-            Spread.of(run.iterations[-1]["seconds"] for run in each),
+            Spread.of(run["iterations"][-1]["seconds"] for run in each),
             *(until_good(each, good, steps, axis) for axis in AXES.values()),
         ]
         for who, each in runs.items()
@@ -94,11 +93,11 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
         versions=peer.versions if peer else {},
         notes=[*NOTES, *(peer.notes if peer else ()), *notes],
         plots=[f"{name}.png"],
-        samples=[{"who": who, **asdict(trained)} for who, trained in measured],
+        samples=samples,
     )
 
 
-def until_good(runs: Sequence[Trained], good: float, steps: int, axis: str) -> Cell:
+def until_good(runs: Sequence[dict[str, Any]], good: float, steps: int, axis: str) -> Cell:
     """Return where the runs became good and remained so; how many did, if not all did."""
     reached = []
     for run in runs:
@@ -109,14 +108,14 @@ def until_good(runs: Sequence[Trained], good: float, steps: int, axis: str) -> C
     return Spread.of(reached) if len(reached) == len(runs) else f"{len(reached)} of {len(runs)} did"
 
 
-def _line(run: Trained, steps: int, axis: str) -> Line:
+def _line(run: dict[str, Any], steps: int, axis: str) -> Line:
     """Return a run's mean rewards against millions of samples, or seconds since its start."""
-    millions = [(number + 1) * steps / 1e6 for number in range(len(run.iterations))]
-    x = millions if axis == "samples" else [row["seconds"] for row in run.iterations]
-    return x, [row["mean_reward"] for row in run.iterations]
+    millions = [(number + 1) * steps / 1e6 for number in range(len(run["iterations"]))]
+    x = millions if axis == "samples" else [row["seconds"] for row in run["iterations"]]
+    return x, [row["mean_reward"] for row in run["iterations"]]
 
 
-def _end(run: Trained) -> float:
+def _end(run: dict[str, Any]) -> float:
     """Return the mean reward of a run's last iterations."""
-    rewards = [row["mean_reward"] for row in run.iterations[-LAST:]]
+    rewards = [row["mean_reward"] for row in run["iterations"][-LAST:]]
     return sum(rewards) / len(rewards)

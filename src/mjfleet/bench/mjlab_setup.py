@@ -8,13 +8,14 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mjfleet.bench.benchmark_options import Setup, progress
-from mjfleet.bench.timed_training import Trained, run_timed, train_peer
-from mjfleet.config import TrainConfig, to_dict
+from mjfleet.bench.timed_training import run_timed, summarise
+from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 
 VERSION = "1.6.0"
@@ -39,6 +40,11 @@ GO1 = (
     "noise, randomisation and observations: mjlab's policy is told the velocity of the trunk, ours "
     "sees three observations in a row. Returns do not compare.",
 )
+RSL_RL = (
+    "rsl_rl has torch's default threads, whose waiting by spinning makes its updates slow where "
+    "other processes want a core; the environment variable OMP_WAIT_POLICY=PASSIVE, which mjfleet "
+    "sets itself, reaches it too."
+)
 MJLAB_TASKS = {
     "cartpole-balance": ("Mjlab-Cartpole-Balance", 0.01, "euler", CARTPOLE),
     "cartpole-swingup": ("Mjlab-Cartpole-Swingup", 0.01, "euler", CARTPOLE + SWINGUP),
@@ -53,70 +59,60 @@ class Peer:
     """Another stack that trains the same."""
 
     name: str
-    train: Callable[[TrainConfig, bool], tuple[Trained, list[str]]]
-    """Trains by a configuration, with or without recording rewards; also returns differences."""
+    python: Sequence[str]
+    """The command that runs `peer_driver`, without its path."""
+    task: Mapping[str, Any] | None = None
+    """What `peer_driver` needs to know about mjlab's task."""
     helps: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Its counterparts of `train --help` and `train <task> --help`, where it has a command."""
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
-def mjlab(setup: Setup) -> Peer:
-    """Prepare mjlab's own command `train`, on MuJoCo-Warp, its only engine.
+def find_peer(name: str, setup: Setup) -> Peer:
+    """Return stock rsl_rl, which trains our environment, or mjlab, which is installed for it.
 
     Raises:
-        UserError: it has no such task, or uv is missing.
-        WorkerError: uv could not install it.
+        UserError: mjlab has no such task, or uv is missing.
+        WorkerError: uv could not install mjlab.
     """
+    if name == "rsl_rl":
+        return Peer(name, [sys.executable, "-P"], notes=[RSL_RL])
     if setup.found.name not in MJLAB_TASKS:
         known = ", ".join(MJLAB_TASKS)
         raise UserError(f"mjlab has no counterpart of {setup.found.name}; of these: {known}.")
     task, timestep, integrator, notes = MJLAB_TASKS[setup.found.name]
     programs = install_mjlab(setup.scratch) / "bin"
-    python, command = str(programs / "python"), str(programs / "train")
-
-    def train(config: TrainConfig, records_rewards: bool) -> tuple[Trained, list[str]]:
-        request = {
-            "task": task,
-            "num_envs": config.env.num_envs,
-            "decimation": config.env.decimation,
-            "episode_seconds": config.env.episode_seconds,
-            "timestep": timestep,
-            "integrator": integrator,
-            "agent": to_dict(config.agent),
-            "gpu": setup.devices.indices[0] if setup.devices.indices else None,
-            "log_root": str(setup.scratch / "peer"),
-            "records_rewards": records_rewards,
-        }
-        return train_peer(setup, [python, DRIVER, json.dumps(request)], config)
-
-    helps = {"train --help": ["--help"], "train <task> --help": [task, "--help"]}
+    python, train = str(programs / "python"), str(programs / "train")
     code = f"import importlib.metadata as m\nfor name in {PACKAGES}: print(name, m.version(name))"
     lines = run_timed([python, "-c", code], setup.scratch).lines
     versions = dict(line.split(" ", 1) for _, line in lines)
     return Peer(
-        "mjlab",
-        train,
-        {name: [command, *arguments] for name, arguments in helps.items()},
+        name,
+        [python],
+        {"name": task, "timestep": timestep, "integrator": integrator},
+        {"train --help": [train, "--help"], "train <task> --help": [train, task, "--help"]},
         {name if name == "mjlab" else f"mjlab's {name}": v for name, v in versions.items()},
         notes,
     )
 
 
-def rsl_rl(setup: Setup) -> Peer:
-    """Prepare our environment under rsl_rl's stock runner, with torch's own number of threads."""
-
-    def train(config: TrainConfig, records_rewards: bool) -> tuple[Trained, list[str]]:
-        worker = asdict(setup.worker_args(config, setup.scratch / "peer"))
-        request = json.dumps({"worker": worker, "records_rewards": records_rewards})
-        return train_peer(setup, [sys.executable, "-P", DRIVER, request], config)
-
-    note = (
-        "rsl_rl has torch's default threads, whose waiting by spinning makes its updates slow "
-        "where other processes want a core; the environment variable OMP_WAIT_POLICY=PASSIVE, "
-        "which mjfleet sets itself, reaches it too."
-    )
-    return Peer("rsl_rl", train, notes=[note])
+def train_peer(
+    setup: Setup, peer: Peer, config: TrainConfig, records_rewards: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """Train by another stack; returns what `summarise` does, and how its training differs."""
+    folder = setup.scratch / "peer"
+    folder.mkdir()
+    worker = asdict(setup.worker_args(config, folder))
+    request = {"worker": worker, "peer_task": peer.task, "records_rewards": records_rewards}
+    try:
+        child = run_timed([*peer.python, DRIVER, json.dumps(request)], setup.scratch)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    lines = [(seconds, json.loads(line)) for seconds, line in child.lines if line[:2] == '{"']
+    notes = [note for _, line in lines for note in line.get("notes", [])]
+    rows = [{"seconds": seconds, **line} for seconds, line in lines if "collect_seconds" in line]
+    return summarise(setup, config, child, rows), notes
 
 
 def install_mjlab(scratch: Path) -> Path:
@@ -154,6 +150,3 @@ def install_mjlab(scratch: Path) -> Path:
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return folder
-
-
-PEERS = {"mjlab": mjlab, "rsl_rl": rsl_rl}

@@ -4,11 +4,11 @@ Runs in the launching process; all training is in child processes.
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mjfleet.bench.benchmark_options import Options, Setup, progress
-from mjfleet.bench.mjlab_setup import PEERS
+from mjfleet.bench.mjlab_setup import find_peer, train_peer
 from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import TRAIN, run_timed, train_ours
 
@@ -19,8 +19,8 @@ FIGURES = {
     "first_iteration_seconds": ("Seconds from Enter to the first iteration", 1.0),
     "peak_memory": ("Peak memory of the process, MiB", 2**-20),
 }
-"""Title and factor to the unit of its table, for each figure of Trained; more of the first is
-better, and less of the others."""
+"""Title and factor to the unit of its table, by figure of a run; more of the first is better,
+and less of the others."""
 NOTES = (
     "Medians of the repeats, with the least and the greatest. Both train in turn, each time in a "
     "new process; a ratio is that of two runs next to each other, and above 1 where mjfleet is "
@@ -52,41 +52,47 @@ def compare(setup: Setup, options: MjlabOptions) -> Result:
     iterations = options.warmup + options.iterations
     configs = {n: setup.config(n, max_iterations=iterations) for n in options.num_envs}
     worker = setup.worker_args(configs[options.num_envs[0]], setup.scratch)
-    peer = PEERS[options.peer](setup)
+    peer = find_peer(options.peer, setup)
     if peer.helps:
         progress("once for the caches of kernels")
         first = setup.config(options.num_envs[0], max_iterations=1)
         train_ours(setup, first)
-        peer.train(first, False)
+        train_peer(setup, peer, first)
     differences: dict[str, None] = {}
 
     def measure(num_envs: int) -> dict[str, Any]:
         ours, _ = train_ours(setup, configs[num_envs])
-        theirs, found = peer.train(configs[num_envs], False)
+        theirs, found = train_peer(setup, peer, configs[num_envs])
         differences.update(dict.fromkeys(found))
-        return {"num_envs": num_envs, "mjfleet": asdict(ours), peer.name: asdict(theirs)}
+        return {"mjfleet": ours, peer.name: theirs}
 
-    def measure_help(name: str) -> tuple[float, float]:
+    def measure_help(name: str) -> dict[str, float]:
         task = [setup.found.name] if "<task>" in name else []
-        ours = run_timed([*TRAIN, *task, "--help"], setup.scratch)
-        return ours.seconds, run_timed(peer.helps[name], setup.scratch).seconds
+        commands = {"mjfleet": [*TRAIN, *task, "--help"], peer.name: peer.helps[name]}
+        return {who: run_timed(command, setup.scratch).seconds for who, command in commands.items()}
 
-    def table(
-        title: str, first: str, pairs: Iterable[tuple[Any, tuple[float, float]]], more: bool = False
-    ) -> Table:
-        rows = [(key, (a, b, a / b if more else b / a)) for key, (a, b) in pairs]
-        return Table.of(title, [first, "mjfleet", peer.name, "ratio"], rows)
+    def table(title: str, column: str, pairs: Iterable[tuple[Any, float, float]]) -> Table:
+        more = title == FIGURES["steps_per_second"][0]
+        rows = [(key, [a, b, a / b if more else b / a]) for key, a, b in pairs]
+        return Table.of(title, [column, "mjfleet", peer.name, "ratio"], rows)
 
-    measured = setup.rounds(options.num_envs, measure, f"mjfleet, then {peer.name}, {{}} worlds")
-    tables = []
-    for figure, (title, factor) in FIGURES.items():
-        pairs = [
-            (n, (s["mjfleet"][figure] * factor, s[peer.name][figure] * factor)) for n, s in measured
-        ]
-        tables.append(table(title, "worlds", pairs, more=figure == "steps_per_second"))
+    keys = [{"num_envs": n} for n in options.num_envs]
+    samples = setup.rounds(keys, measure, f"mjfleet, then {peer.name}, {{num_envs}} worlds")
+    tables = [
+        table(
+            title,
+            "worlds",
+            [
+                (s["num_envs"], s["mjfleet"][figure] * factor, s[peer.name][figure] * factor)
+                for s in samples
+            ],
+        )
+        for figure, (title, factor) in FIGURES.items()
+    ]
     if peer.helps:
-        helps = setup.rounds(list(peer.helps), measure_help)
-        tables.append(table("Seconds to help", "", [(f"`{name}`", pair) for name, pair in helps]))
+        helps = setup.rounds([{"name": name} for name in peer.helps], measure_help, "{name}")
+        pairs = [(f"`{h['name']}`", h["mjfleet"], h[peer.name]) for h in helps]
+        tables.append(table("Seconds to help", "", pairs))
     return Result(
         name=f"peer-{peer.name}-{setup.found.name}-{worker.engine}-{setup.kind}",
         title=f"{setup.found.name} by mjfleet, {worker.engine} engine on {setup.device}, "
@@ -94,5 +100,5 @@ def compare(setup: Setup, options: MjlabOptions) -> Result:
         tables=tables,
         versions=peer.versions,
         notes=[*NOTES, *peer.notes, *differences],
-        samples=[sample for _, sample in measured],
+        samples=samples,
     )

@@ -2,46 +2,25 @@
 
     <Python> peer_driver.py <request as JSON>
 
-Runs in a child process; for mjlab by the Python of mjlab's own environment, where there is no
-mjfleet. It prints lines of JSON: for mjlab what could not be made the same, then each iteration.
+Runs in a child process; for mjlab by the Python of mjlab's own environment, which lacks mjfleet.
 """
 
 import inspect
 import json
+import math
 import os
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 
-def main(request: dict[str, Any]) -> None:
-    """Train.
-
-    The request holds `records_rewards`: whether lines hold the mean reward. For rsl_rl:
-        worker: the WorkerArgs.
-    For mjlab:
-        task: mjlab's name of it.
-        num_envs, decimation, episode_seconds, timestep (s), integrator: of the environment.
-        agent: our configuration of the agent.
-        gpu: index of a GPU, or null for the CPU.
-        log_root: folder for its runs.
-    """
-    lines = IterationLines()
-    from rsl_rl.utils.logger import Logger
-
-    lines.follow(Logger, request["records_rewards"])
-    if "worker" in request:
-        train_rsl_rl(request["worker"])
-    else:
-        train_mjlab(request, lines)
-
-
 class IterationLines:
-    """Prints a line for each iteration, after rsl_rl's own report."""
+    """Prints lines of JSON to standard output, to which nothing else is printed any more."""
 
-    def __init__(self) -> None:
-        """Keep standard output for these lines; nobody reads what else is printed there."""
+    def __init__(self, records_rewards: bool) -> None:
+        self._records_rewards = records_rewards
         self._output = os.dup(1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
@@ -49,36 +28,35 @@ class IterationLines:
         """Print a line."""
         os.write(self._output, json.dumps(values).encode() + b"\n")
 
-    def follow(self, logger: Any, records_rewards: bool) -> None:
-        """Print a line for each iteration that rsl_rl's class `Logger` logs.
+    def follow(self, logger: Any) -> None:
+        """Print a line whenever a runner's logger has logged an iteration.
 
         Recording the mean reward of the iteration's steps costs a mean for each step.
         """
         log, process = logger.log, logger.process_env_step
         rewards: list[Any] = []
 
-        def process_env_step(self_: Any, reward: Any, *args: Any, **kwargs: Any) -> None:
+        def process_env_step(reward: Any, *others: Any) -> None:
             rewards.append(reward.mean())
-            process(self_, reward, *args, **kwargs)
+            process(reward, *others)
 
-        def log_and_print(self_: Any, **values: Any) -> None:
-            log(self_, **values)
+        def log_and_print(**values: Any) -> None:
+            log(**values)
+            mean = {"mean_reward": float(sum(rewards) / len(rewards))} if rewards else {}
+            rewards.clear()
             line = {
                 "iteration": values["it"] + 1,
                 "collect_seconds": values["collect_time"],
                 "learn_seconds": values["learn_time"],
             }
-            if rewards:
-                line["mean_reward"] = float(sum(rewards) / len(rewards))
-                rewards.clear()
-            self.write(line)
+            self.write(line | mean)
 
         logger.log = log_and_print
-        if records_rewards:
+        if self._records_rewards:
             logger.process_env_step = process_env_step
 
 
-def train_rsl_rl(worker: dict[str, Any]) -> None:
+def train_rsl_rl(worker: dict[str, Any], lines: IterationLines) -> None:
     """Train our environment by rsl_rl's stock runner."""
     from rsl_rl.runners import OnPolicyRunner
 
@@ -98,89 +76,126 @@ def train_rsl_rl(worker: dict[str, Any]) -> None:
         env = build_env(found, config, args.engine, device, args.threads)
         settings = rsl_rl_config(config.agent, found.load) | {"logger": "tensorboard"}
         runner = OnPolicyRunner(env, settings, log_dir=args.run_dir, device=device)
+        lines.follow(runner.logger)
         runner.learn(config.agent.max_iterations, config.agent.init_at_random_ep_len)
 
 
-def train_mjlab(request: dict[str, Any], lines: IterationLines) -> None:
-    """Train a task of mjlab's with the request's settings, as its command line does."""
-    from mjlab.scripts import train  # pyright: ignore[reportMissingImports]
+def train_mjlab(worker: dict[str, Any], peer_task: dict[str, Any], lines: IterationLines) -> None:
+    """Train a task of mjlab's with our settings, as its command line does.
 
-    defaults = train.TrainConfig.from_task
-    notes = _set_reward() if "Cartpole" in request["task"] else []
+    The task with our settings is registered as one more of mjlab's tasks.
+    """
+    import_module("mjlab.tasks")  # Registers mjlab's tasks.
+    registry, train = import_module("mjlab.tasks.registry"), import_module("mjlab.scripts.train")
+    name = peer_task["name"]
+    env, agent = registry.load_env_cfg(name), registry.load_rl_cfg(name)
+    runner_kind: Any = (
+        registry.load_runner_cls(name) or import_module("mjlab.rl").MjlabOnPolicyRunner
+    )
 
-    def from_task(task: str) -> Any:
-        """Return the configuration that its command line starts from, with our settings."""
-        config = defaults(task)
-        notes.extend(_set_env(config.env, request))
-        notes.extend(_set_agent(config.agent, request["agent"]))
-        gpu = request["gpu"]
-        lines.write({"notes": notes})
-        return replace(config, log_root=request["log_root"], gpu_ids=None if gpu is None else [gpu])
+    class FollowedRunner(runner_kind):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            lines.follow(self.logger)
 
-    train.TrainConfig.from_task = staticmethod(from_task)
-    sys.argv = ["train", request["task"]]
+    config = worker["config"]
+    notes = _set_env(env, config["env"], peer_task) + _set_agent(agent, config["agent"])
+    lines.write({"notes": notes})
+    ours = f"{name}-mjfleet"
+    registry.register_mjlab_task(
+        ours, env, play_env_cfg=env, rl_cfg=agent, runner_cls=FollowedRunner
+    )
+    gpu = worker["devices"][0].partition(":")[2]
+    sys.argv = ["train", ours, "--log-root", worker["run_dir"], "--gpu-ids", gpu or "None"]
     train.main()
 
 
-def _set_reward() -> list[str]:
-    """Make cart-pole's reward ours; returns what was changed."""
-    from mjlab.tasks.cartpole import (  # pyright: ignore[reportMissingImports]
-        cartpole_env_cfg as cartpole,
-    )
+def cartpole_reward(env: Any, cart_cfg: Any, hinge_cfg: Any) -> Any:
+    """Return dm_control's reward for the cart-pole, as ours is. Shape (num_envs,).
 
-    cartpole._QUADRATIC_SCALE = 1.0
-    return [
-        "its reward for small controls, which is 0.1 at full control, was set to 0 there, as ours "
-        "and as in the suite"
-    ]
+    mjlab's differs in that control at its limit earns 0.1 of what no control earns.
+    """
+    import torch
+
+    def near_zero(value: torch.Tensor, margin: float) -> torch.Tensor:
+        return torch.exp(math.log(0.1) * (value / margin) ** 2)
+
+    cart, hinge = env.scene[cart_cfg.name].data, env.scene[hinge_cfg.name].data
+    angle = hinge.joint_pos[:, hinge_cfg.joint_ids].squeeze(-1)
+    speed = hinge.joint_vel[:, hinge_cfg.joint_ids].squeeze(-1)
+    position = cart.joint_pos[:, cart_cfg.joint_ids].squeeze(-1)
+    control = env.action_manager.action.squeeze(-1)
+    upright = (torch.cos(angle) + 1) / 2
+    centered = (1 + near_zero(position, 2.0)) / 2
+    small_control = (4 + torch.clamp(1 - control**2, min=0.0)) / 5
+    return upright * centered * small_control * (1 + near_zero(speed, 5.0)) / 2
 
 
-def _set_env(env: Any, request: dict[str, Any]) -> list[str]:
-    """Make the environment like ours as far as its configuration goes; returns what was changed."""
-    mujoco = env.sim.mujoco
-    wanted = [
-        (env, "decimation", request["decimation"]),
-        (env, "episode_length_s", request["episode_seconds"]),
-        (mujoco, "timestep", request["timestep"]),
-        (mujoco, "integrator", request["integrator"]),
-    ]
-    if "Cartpole" in request["task"]:
-        wanted.append((env, "scale_rewards_by_dt", False))
+def _set_env(env: Any, ours: dict[str, Any], peer_task: dict[str, Any]) -> list[str]:
+    """Make mjlab's environment like ours; returns what was changed."""
     changed = []
+    wanted = [
+        (env, "decimation", ours["decimation"]),
+        (env, "episode_length_s", ours["episode_seconds"]),
+        (env.sim.mujoco, "timestep", peer_task["timestep"]),
+        (env.sim.mujoco, "integrator", peer_task["integrator"]),
+    ]
+    if "smooth_reward" in env.rewards:
+        env.rewards["smooth_reward"].func = cartpole_reward
+        changed.append(
+            "its reward for small controls, which is 0.1 at full control, was set to 0 there, as "
+            "ours and as in the suite"
+        )
+        wanted.append((env, "scale_rewards_by_dt", False))
     for owner, name, value in wanted:
         if (own := getattr(owner, name)) != value:
             changed.append(f"its {name} was set from {own!r} to {value!r}, as ours")
             setattr(owner, name, value)
-    env.scene.num_envs = request["num_envs"]
+    env.scene.num_envs = ours["num_envs"]
     return changed
 
 
-def _set_agent(config: Any, agent: dict[str, Any]) -> list[str]:
-    """Give it our settings of runner, networks and PPO; returns which of them it lacks."""
+def _set_agent(agent: Any, ours: dict[str, Any]) -> list[str]:
+    """Give mjlab's runner, networks and PPO our settings; returns which of them it lacks."""
     from rsl_rl.modules import distribution as distributions
 
-    unknown = []
+    lacks = []
     for name in ("seed", "num_steps_per_env", "max_iterations", "save_interval"):
-        setattr(config, name, agent[name])
-    config.logger, config.upload_model = "tensorboard", False
-    config.obs_groups = {name: tuple(agent["obs_groups"][name]) for name in ("actor", "critic")}
+        setattr(agent, name, ours[name])
+    agent.logger, agent.upload_model = "tensorboard", False
+    agent.obs_groups = {name: tuple(ours["obs_groups"][name]) for name in ("actor", "critic")}
     for part in ("actor", "critic", "algorithm"):
-        known = {field.name for field in fields(getattr(config, part))}
-        settings = dict(agent[part])
+        known = {field.name for field in fields(getattr(agent, part))}
+        settings = dict(ours[part])
         if distribution := settings.pop("distribution", None):
             kind = getattr(distributions, distribution["class_name"])
             accepted = {"class_name", *inspect.signature(kind).parameters}
             if missing := [name for name in distribution if name not in accepted]:
-                unknown.append(f"its action distribution has no {', '.join(missing)}")
+                lacks.append(f"its action distribution has no {', '.join(missing)}")
             settings["distribution_cfg"] = {k: v for k, v in distribution.items() if k in accepted}
         for name, value in settings.items():
             if settings.get("class_name") == "MLPModel" and name.startswith("rnn_"):
                 continue
             if name in known:
-                setattr(getattr(config, part), name, value)
+                setattr(getattr(agent, part), name, value)
             elif value:
-                unknown.append(f"it has no setting {part}.{name}, ours is {value!r}")
-    return unknown
+                lacks.append(f"it has no setting {part}.{name}, ours is {value!r}")
+    return lacks
+
+
+def main(request: dict[str, Any]) -> None:
+    """Train, and print a line of JSON for each iteration; for mjlab, first how it differs from us.
+
+    The request holds:
+        worker: the WorkerArgs of our own training.
+        records_rewards: whether lines hold the mean reward.
+        peer_task: for mjlab its `name` of the task, and our `timestep` (s) and `integrator`.
+    """
+    lines = IterationLines(request["records_rewards"])
+    if peer_task := request["peer_task"]:
+        train_mjlab(request["worker"], peer_task, lines)
+    else:
+        train_rsl_rl(request["worker"], lines)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ Runs in the launching process.
 """
 
 import os
-from dataclasses import asdict, dataclass
-from typing import Literal
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal
 
 from mjfleet.bench.benchmark_options import Options, Setup
-from mjfleet.bench.result import Result, Spread, Table
-from mjfleet.bench.timed_training import Trained, train_ours
+from mjfleet.bench.result import Result, Table
+from mjfleet.bench.timed_training import train_ours
 from mjfleet.tools.plot import Panel, draw
 
 NOTES = (
@@ -52,18 +53,27 @@ def scaling(setup: Setup, options: ScalingOptions) -> Result:
         for count in reversed(counts)  # An error is about the most workers.
     }
     worker = setup.worker_args(configs[1], setup.scratch)
-    measured = setup.rounds(counts, lambda n: train_ours(setup, configs[n])[0], "workers: {}")
+
+    def measure(workers: int) -> dict[str, Any]:
+        return train_ours(setup, configs[workers])[0]
+
+    samples = setup.rounds([{"workers": n} for n in counts], measure, "workers: {workers}")
     rows: list[tuple[int, list[float]]] = []
     alone = 0.0
-    for count, trained in measured:
-        speed = trained.steps_per_second
+    for sample in samples:
+        count, speed = sample["workers"], sample["steps_per_second"]
         alone = speed if count == 1 else alone  # Each round begins with one worker.
-        rows.append((count, [speed, speed / alone / count, *_shares(trained, options.warmup)]))
+        iterations = sample["iterations"][options.warmup :]
+        total = sum(row["collect_seconds"] + row["learn_seconds"] for row in iterations)
+        shares = [
+            sum(row[name] for row in iterations) / total
+            for name in ("wait_seconds", "collective_seconds")
+        ]
+        rows.append((count, [speed, speed / alone / count, *shares]))
     columns = ["env steps per second", "efficiency", "waiting", "collectives"]
     name = f"scaling-{setup.found.name}-{worker.engine}-{setup.kind}"
     speeds, efficiencies = (
-        [Spread.of(row[i] for n, row in rows if n == count).median for count in counts]
-        for i in (0, 1)
+        [median(row[i] for n, row in rows if n == count) for count in counts] for i in (0, 1)
     )
     speed_lines = {
         "measured": [(counts, speeds)],
@@ -81,14 +91,5 @@ def scaling(setup: Setup, options: ScalingOptions) -> Result:
         tables=[Table.of("Workers", ["workers", *columns], rows)],
         notes=NOTES,
         plots=[f"{name}.png"],
-        samples=[{"workers": count, **asdict(trained)} for count, trained in measured],
+        samples=samples,
     )
-
-
-def _shares(trained: Trained, warmup: int) -> list[float]:
-    """Return the shares of waiting and of collectives in a run, after its warm-up."""
-    rows = trained.iterations[warmup:]
-    total = sum(row["collect_seconds"] + row["learn_seconds"] for row in rows)
-    return [
-        sum(row[name] for row in rows) / total for name in ("wait_seconds", "collective_seconds")
-    ]

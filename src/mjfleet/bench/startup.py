@@ -61,17 +61,17 @@ def startup(setup: Setup, options: StartupOptions) -> Result:
     helps = {"`train --help`": ["--help"], "`train <task> --help`": [setup.found.name, "--help"]}
     firsts = [COLD, WARM] if worker.engine == "warp" else [WARM]
 
-    def measure(name: str) -> dict[str, Any]:
-        if name in helps:
-            return {"seconds": run_timed([*TRAIN, *helps[name]], setup.scratch).seconds}
-        if name == COLD:
+    def measure(what: str) -> dict[str, Any]:
+        if what in helps:
+            return {"seconds": run_timed([*TRAIN, *helps[what]], setup.scratch).seconds}
+        if what == COLD:
             shutil.rmtree(cache, ignore_errors=True)
-        environ = {"PYTHONPROFILEIMPORTTIME": "1"} if name == IMPORTS else {}
+        environ = {"PYTHONPROFILEIMPORTTIME": "1"} if what == IMPORTS else {}
         with compilations(cache) as modules:
             trained, child = train_ours(setup, config, WARP_CACHE_PATH=str(cache), **environ)
-        if name == IMPORTS:
+        if what == IMPORTS:
             return {"packages": _packages(child.errors)}
-        first = trained.iterations[0]
+        first = trained["iterations"][0]
         begun = next(seconds for seconds, line in child.lines if "building" in line)
         learned = first["collect_seconds"] + first["learn_seconds"]
         phases = [begun, first["seconds"] - begun - learned, learned]
@@ -84,9 +84,9 @@ def startup(setup: Setup, options: StartupOptions) -> Result:
 
     # With several workers, imports are logged to files of their own.
     names = [*helps, *firsts, *([IMPORTS] if workers == 1 else [])]
-    measured = setup.rounds(names, measure)
-    seconds = [(name, [s["seconds"]]) for name, s in measured if name != IMPORTS]
-    runs = [(name, s) for name, s in measured if name in firsts]
+    samples = setup.rounds([{"what": name} for name in names], measure, "{what}")
+    seconds = [(s["what"], [s["seconds"]]) for s in samples if "seconds" in s]
+    runs = [(s["what"], s) for s in samples if "phases" in s]
     tables = [
         Table.of("Seconds from Enter", ["", "seconds"], seconds),
         Table.of("Where they go", ["", *PHASES], [(n, s["phases"].values()) for n, s in runs]),
@@ -95,14 +95,14 @@ def startup(setup: Setup, options: StartupOptions) -> Result:
         counts = [(name, [s["modules"], s["compilations"]]) for name, s in runs]
         tables.append(Table.of("Kernels", ["", "modules compiled", "compilations"], counts))
     if IMPORTS in names:
-        tables.append(_import_table([s["packages"] for name, s in measured if name == IMPORTS]))
+        tables.append(_import_table([s["packages"] for s in samples if "packages" in s]))
     return Result(
         name=f"startup-{setup.found.name}-{worker.engine}-{workers}-{setup.kind}",
         title=f"Start of {setup.found.name}, {worker.engine} engine on {setup.kind}, "
         f"workers: {workers}",
         tables=tables,
         notes=NOTES,
-        samples=[{"what": name, **sample} for name, sample in measured],
+        samples=samples,
     )
 
 

@@ -4,12 +4,13 @@ Runs in the launching process; `throughput_child` measures each number of enviro
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from mjfleet.bench.benchmark_options import Options, Setup
-from mjfleet.bench.result import Result, Spread, Table
+from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import run_timed
 from mjfleet.config.validation import at_least, check
 from mjfleet.utils.child_process import python_module
@@ -54,15 +55,17 @@ def throughput(setup: Setup, options: ThroughputOptions) -> Result:
         child = run_timed(command, setup.scratch, {"OMP_WAIT_POLICY": "PASSIVE"})
         samples = json.loads(child.lines[-1][1])[options.warmup :]
         steps = worker.config["agent"]["num_steps_per_env"]
-        return {"num_envs": num_envs, **_summary(samples, num_envs, steps)}
+        return _summary(samples, num_envs, steps)
 
-    measured = setup.rounds(options.num_envs, measure, "{} environments")
+    keys = [{"num_envs": n} for n in options.num_envs]
+    samples = setup.rounds(keys, measure, "{num_envs} environments")
     worker = workers[options.num_envs[0]]
-    limits = list(measured[0][1]["limits"])
+    limits = list(samples[0]["limits"])
     columns = ["worlds", "end to end", "collecting", *limits]
     columns += [f"collecting / {name}" for name in limits]
     speeds = []
-    for num_envs, sample in measured:
+    by_size = [(sample["num_envs"], sample) for sample in samples]
+    for num_envs, sample in by_size:
         each = [sample["limits"][name] for name in limits]
         figures = [sample["steps_per_second"], sample["collecting_steps_per_second"]]
         figures += [limit["steps_per_second"] for limit in each]
@@ -78,12 +81,14 @@ def throughput(setup: Setup, options: ThroughputOptions) -> Result:
         tables=[
             Table.of("Env steps per second", columns, speeds),
             *(
-                Table.of(title, ["worlds", *PARTS], [(n, s[key].values()) for n, s in measured])
+                Table.of(
+                    title, ["worlds", *PARTS], [(s["num_envs"], s[key].values()) for s in samples]
+                )
                 for title, key in parts.items()
             ),
         ],
         notes=NOTES,
-        samples=[sample for _, sample in measured],
+        samples=samples,
     )
 
 
@@ -91,30 +96,25 @@ def _summary(samples: Sequence[Mapping[str, Any]], num_envs: int, steps: int) ->
     """Summarise one process: shares from the iterations timed in parts, speeds from the others."""
     plain = [sample for sample in samples if "parts" not in sample]
     timed = [sample for sample in samples if "parts" in sample]
-    parts = [sample["parts"] for sample in timed]
-    for each, sample in zip(parts, timed, strict=True):
-        each["other"] = sample["seconds"] - sum(each.values())
+    parts = [
+        {**s["parts"], "other": s["seconds"] - sum(s["parts"].values()), "all": s["seconds"]}
+        for s in timed
+    ]
 
-    def speed(seconds: Sequence[float]) -> float:
-        return num_envs * steps / Spread.of(seconds).median
+    def speed(seconds: Iterable[float]) -> float:
+        return num_envs * steps / median(seconds)
 
     limits = {
         name: {
-            "steps_per_second": speed([s["limits"][name] for s in plain]),
-            "ratio": Spread.of(s["limits"][name] / s["collect_seconds"] for s in plain).median,
+            "steps_per_second": speed(s["limits"][name] for s in plain),
+            "ratio": median(s["limits"][name] / s["collect_seconds"] for s in plain),
         }
         for name in plain[0]["limits"]
     }
-    shares = [
-        {part: each[part] / s["seconds"] for part in PARTS}
-        for each, s in zip(parts, timed, strict=True)
-    ]
     return {
-        "steps_per_second": speed([s["seconds"] for s in plain]),
-        "collecting_steps_per_second": speed([s["collect_seconds"] for s in plain]),
+        "steps_per_second": speed(s["seconds"] for s in plain),
+        "collecting_steps_per_second": speed(s["collect_seconds"] for s in plain),
         "limits": limits,
-        "microseconds": {
-            part: 1e6 / steps * Spread.of(each[part] for each in parts).median for part in PARTS
-        },
-        "shares": {part: Spread.of(each[part] for each in shares).median for part in PARTS},
+        "microseconds": {p: 1e6 / steps * median(each[p] for each in parts) for p in PARTS},
+        "shares": {p: median(each[p] / each["all"] for each in parts) for p in PARTS},
     }

@@ -1,10 +1,9 @@
-"""A child process as seen from outside: its lines with times, its memory; and a run of training.
+"""Runs a command, and training by the command `train`, and measures time and memory from outside.
 
 Runs in the launching process; imports nothing heavy.
 """
 
 import csv
-import json
 import shutil
 import signal
 import subprocess
@@ -12,10 +11,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from mjfleet.bench.benchmark_options import Setup
-from mjfleet.bench.result import Spread
 from mjfleet.config import TrainConfig
 from mjfleet.errors import WorkerError
 from mjfleet.runs.metrics_csv import METRICS_FILE
@@ -79,45 +78,49 @@ def run_timed(
     return TimedChild(lines, seconds, child.peak_memory, errors)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """Times and memory of a run of training."""
+def summarise(
+    setup: Setup, config: TrainConfig, child: TimedChild, rows: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the times and the memory of a run of training.
 
-    steps_per_second: float
-    """Env steps of all workers from the end of the warm-up to the end of the last iteration, by the
-    times at which iterations were reported."""
-    collect_seconds: float
-    """Median over the iterations after the warm-up, like the next."""
-    learn_seconds: float
-    first_iteration_seconds: float
-    """From the start of the process to the report of its first iteration."""
-    peak_memory: int
-    """Bytes: the greatest resident set of one process."""
-    iterations: Sequence[dict[str, Any]]
-    """Seconds since the start and reported metrics of each iteration."""
+    Args:
+        setup: says how long the warm-up is.
+        config: of the run.
+        child: the run's process.
+        rows: what it reported of each iteration, and when (`seconds` since the start).
 
-    @classmethod
-    def of(
-        cls, setup: Setup, config: TrainConfig, child: TimedChild, rows: Sequence[dict[str, Any]]
-    ) -> "Trained":
-        """Summarise a run by what it reported of each iteration, and when (`seconds`)."""
-        steps = config.num_envs * config.agent.num_steps_per_env * int(rows[0].get("world_size", 1))
-        first = min(setup.options.warmup, len(rows) - 1)
-        elapsed = rows[-1]["seconds"] - (rows[first - 1]["seconds"] if first else 0.0)
-        return cls(
-            steps_per_second=(len(rows) - first) * steps / elapsed,
-            collect_seconds=Spread.of(row["collect_seconds"] for row in rows[first:]).median,
-            learn_seconds=Spread.of(row["learn_seconds"] for row in rows[first:]).median,
-            first_iteration_seconds=rows[0]["seconds"],
-            peak_memory=child.peak_memory,
-            iterations=rows,
-        )
+    Returns:
+        steps_per_second: of all workers, from the end of the warm-up to the end of the last
+            iteration, by the times at which iterations were reported.
+        collect_seconds, learn_seconds: medians over the iterations after the warm-up.
+        first_iteration_seconds: from the start of the process to the report of its first iteration.
+        peak_memory: bytes, the greatest resident set of one process.
+        iterations: the rows.
+    """
+    steps = config.num_envs * config.agent.num_steps_per_env * int(rows[0].get("world_size", 1))
+    first = min(setup.options.warmup, len(rows) - 1)
+    elapsed = rows[-1]["seconds"] - (rows[first - 1]["seconds"] if first else 0.0)
+    return {
+        "steps_per_second": (len(rows) - first) * steps / elapsed,
+        "collect_seconds": median(row["collect_seconds"] for row in rows[first:]),
+        "learn_seconds": median(row["learn_seconds"] for row in rows[first:]),
+        "first_iteration_seconds": rows[0]["seconds"],
+        "peak_memory": child.peak_memory,
+        "iterations": rows,
+    }
 
 
 def train_ours(
     setup: Setup, config: TrainConfig, flags: Sequence[str] = (), **environ: str | None
-) -> tuple[Trained, TimedChild]:
-    """Train as users do, by the command `train`, with further flags and environment variables."""
+) -> tuple[dict[str, Any], TimedChild]:
+    """Train by the command `train`; returns what `summarise` does, and the process.
+
+    Args:
+        setup: task and folder for temporary files.
+        config: its agent's iterations and seed, environments, engine and devices are used.
+        flags: further flags of `train`.
+        environ: environment variables, as for `run_timed`.
+    """
     folder = setup.scratch / "logs"
     command = [*TRAIN, setup.found.name, *_flags(config), *flags, "--log-root", str(folder)]
     try:
@@ -131,23 +134,7 @@ def train_ours(
             ]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Trained.of(setup, config, child, rows), child
-
-
-def train_peer(
-    setup: Setup, command: Sequence[str], config: TrainConfig
-) -> tuple[Trained, list[str]]:
-    """Train by `peer_driver`, which prints JSON: notes on what differs, then each iteration."""
-    folder = setup.scratch / "peer"
-    folder.mkdir()
-    try:
-        child = run_timed(command, setup.scratch)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    lines = [(seconds, json.loads(line)) for seconds, line in child.lines if line[:2] == '{"']
-    notes = [note for _, line in lines for note in line.get("notes", [])]
-    rows = [{"seconds": seconds, **line} for seconds, line in lines if "collect_seconds" in line]
-    return Trained.of(setup, config, child, rows), notes
+    return summarise(setup, config, child, rows), child
 
 
 def _flags(config: TrainConfig) -> list[str]:
