@@ -3,6 +3,7 @@
 import pickle
 import random
 from collections import Counter, deque
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +20,13 @@ from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.checkpoint_files import seed_everything
 from mjfleet.rl.checkpoint_schedule import CheckpointError
 from mjfleet.rl.runner import Runner
+from mjfleet.sim import make_simulation
 
 from ..env.test_env import BUNDLED, build_task
 
 TASK = "cartpole-swingup"
 FOUND = BUNDLED[TASK]
+SwingupEnv: Any = FOUND.load(FOUND.task.env_class)
 SMALL = {
     "num_steps_per_env": 8,
     "save_interval": 100,
@@ -144,6 +147,15 @@ def test_worlds_can_be_left_out(tmp_path: Path) -> None:
     assert [row["iteration"] for row in train(runner, checkpointer)] == [3]
 
 
+class RewardingEnv(SwingupEnv):
+    """Has another reward term."""
+
+    model_file = str(FOUND.folder / "cartpole.xml")
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        return super().rewards() | {"more": torch.zeros(self.num_envs)}
+
+
 def test_an_environment_that_has_changed_says_so(tmp_path: Path) -> None:
     runner, checkpointer = build(tmp_path, agent(2))
     env: Any = runner.env
@@ -158,12 +170,10 @@ def test_an_environment_that_has_changed_says_so(tmp_path: Path) -> None:
     checkpointer = Checkpointer(runner, TASK, tmp_path, None)
     assert checkpointer.resume(path) == ["delayed of the environment, which has another shape now"]
     # Another reward term: the sums of episodes that are under way would not fit.
-    runner, checkpointer = build(tmp_path, agent(4))
-    rewards = runner.env.rewards
-    runner.env.rewards = lambda: rewards() | {"more": torch.zeros(8)}
-    runner.env.reward_names += ("more",)
-    runner.env._term_sums = torch.zeros(2, 8)
-    runner.env._totals = torch.zeros(5, dtype=torch.float64)
+    cfg = replace(FOUND.task.env, num_envs=8)
+    sim = make_simulation("native", RewardingEnv.make_model(cfg), 8)
+    runner = Runner(RewardingEnv(cfg, sim, seed=1), agent(4), "cpu", 1, FOUND.load)
+    checkpointer = Checkpointer(runner, TASK, tmp_path, None)
     (lost,) = checkpointer.resume(path)
     assert "begin anew (reward terms ['balance'], now ['balance', 'more'])" in lost
     assert len(train(runner, checkpointer)) == 2

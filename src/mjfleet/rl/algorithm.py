@@ -1,4 +1,4 @@
-"""What the training loop asks of whatever learns from its rollouts. Runs in a worker."""
+"""The interface of the training loop to learning algorithms. Runs in a worker."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,15 +13,17 @@ from mjfleet.config import AgentConfig
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.gradient_reduction import FlatGradient
 
+LEARNING_RATES = (1e-5, 1e-2)
+"""Limits of the adaptive schedule, as in rsl_rl."""
+
 
 class Algorithm(ABC):
-    """A way to learn, over the networks, optimiser and storage that rsl_rl builds.
+    """Learns with the networks, optimiser and storage that rsl_rl builds.
 
-    Collecting, returns and checkpoints are rsl_rl's unless a subclass says otherwise; `update` is
-    the subclass's own. Over several ranks, every rank takes the same steps, because it has the same
-    parameters and the same gradients, see `reduce_parameters`; advantages are normalised by mean
-    and deviation over the rollouts of all ranks; rsl_rl's observation normalisers reduce their
-    moments over all ranks by themselves.
+    Collecting, returns and checkpoints are rsl_rl's unless a subclass overrides them; `update` is
+    the subclass's own. All ranks take the same steps, because they have the same parameters and
+    reduce their gradients. Advantages are normalised over the rollouts of all ranks. rsl_rl's
+    observation normalisers reduce their moments over all ranks by themselves.
     """
 
     torch_threads: int
@@ -34,11 +36,11 @@ class Algorithm(ABC):
         collectives: Collectives,
         num_threads: int,
     ) -> None:
-        """Take over what rsl_rl has built.
+        """Use what rsl_rl has built.
 
         Args:
             parts: rsl_rl's algorithm, see `rsl_rl_adapter.build_parts`.
-            agent: the configuration of which it was built.
+            agent: the configuration from which it was built.
             collectives: connects the ranks.
             num_threads: CPU threads that an update may use.
         """
@@ -84,7 +86,7 @@ class Algorithm(ABC):
         return self.config.schedule == "adaptive"
 
     def act(self, obs: TensorDict) -> torch.Tensor:
-        """Sample actions `(num_envs, num_actions)` and store what they were made from."""
+        """Sample actions `(num_envs, num_actions)`; store them and the observations."""
         return self.parts.act(obs)
 
     def process_env_step(
@@ -94,9 +96,9 @@ class Algorithm(ABC):
         self.parts.process_env_step(obs, rewards, dones, extras)
 
     def compute_returns(self, obs: TensorDict) -> None:
-        """Compute returns and advantages of the rollout, after which `obs` was observed.
+        """Compute returns and advantages; `obs` are the observations after the rollout.
 
-        Where each minibatch normalises its advantages, each rank does so by itself.
+        If advantages are normalised in each minibatch, each rank does that by itself.
         """
         self.parts.compute_returns(obs)
         if not self.is_distributed or self.config.normalize_advantage_per_mini_batch:
@@ -120,9 +122,9 @@ class Algorithm(ABC):
     def adapt_learning_rate(self, kl: float) -> None:
         """Steer the KL divergence towards `desired_kl` by rsl_rl's rule and factors."""
         if kl > self.config.desired_kl * 2.0:
-            self.learning_rate = max(1e-5, self.learning_rate / 1.5)
+            self.learning_rate = max(LEARNING_RATES[0], self.learning_rate / 1.5)
         elif 0.0 < kl < self.config.desired_kl / 2.0:
-            self.learning_rate = min(1e-2, self.learning_rate * 1.5)
+            self.learning_rate = min(LEARNING_RATES[1], self.learning_rate * 1.5)
 
     def train_mode(self) -> None:
         """Switch the networks to training."""

@@ -1,4 +1,4 @@
-"""All gradients in one flat buffer, which ranks average in one all-reduce. Runs in a worker."""
+"""One flat buffer for all gradients, averaged by one all-reduce. Runs in a worker."""
 
 from collections.abc import Iterable
 
@@ -7,14 +7,14 @@ import torch
 from mjfleet.rl.collectives import Collectives
 
 MEASURES = ("value", "surrogate", "entropy", "kl")
-"""What travels behind the gradients: the losses of a minibatch, and its KL divergence."""
+"""The values behind the gradients: a minibatch's losses and its KL divergence."""
 
 
 class FlatGradient:
     """One buffer for the gradients of all parameters, followed by MEASURES.
 
-    The KL divergence steers the learning rate: it travels with the gradients, so that all ranks
-    see the same mean and decide alike.
+    The learning rate depends on the KL divergence, which is averaged with the gradients, so that
+    all ranks adapt it in the same way.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -35,9 +35,9 @@ class FlatGradient:
         return {p: piece.view_as(p) for p, piece in zip(self._parameters, pieces, strict=True)}
 
     def attach(self) -> None:
-        """Make every parameter's gradient a view of the buffer, and keep what it holds.
+        """Make every parameter's gradient a view of the buffer, with the same values.
 
-        A parameter without a gradient has the gradient zero.
+        A missing gradient becomes zero.
         """
         for parameter, view in self._views.items():
             if parameter.grad is None:

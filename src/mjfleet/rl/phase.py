@@ -1,4 +1,4 @@
-"""What a worker is doing, and what the training loop tells its heartbeat. Imports nothing heavy."""
+"""The phases of a worker, and the heartbeat's interface. Imports nothing heavy."""
 
 from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
@@ -21,7 +21,7 @@ class Phase(IntEnum):
 
 
 class HeartbeatLike(Protocol):
-    """What the training loop reports its progress to."""
+    """Receives the progress of the training loop."""
 
     def enter(self, phase: Phase, iteration: int | None = None) -> None:
         """Report the beginning of a phase, and the iteration that it belongs to."""
@@ -35,13 +35,13 @@ class HeartbeatLike(Protocol):
 
 
 class NoHeartbeat:
-    """A heartbeat that nobody watches."""
+    """A heartbeat without an effect."""
 
     def enter(self, phase: Phase, iteration: int | None = None) -> None:
-        """Report to nobody."""
+        """Do nothing."""
 
     def beat(self) -> None:
-        """Report to nobody."""
+        """Do nothing."""
 
     def excused(self, phase: Phase | None = None) -> AbstractContextManager[None]:
         """Return a context that does nothing."""

@@ -1,6 +1,6 @@
-"""Keeps what a CUDA graph reads and writes where it was during the capture. Runs in a worker.
+"""Keeps tensors of a CUDA graph at the addresses of its capture. Runs in a worker.
 
-A graph holds the addresses of tensors, and the Python numbers and choices of its capture.
+A graph contains the addresses of tensors, and the Python numbers and branches of its capture.
 """
 
 import copy
@@ -22,17 +22,18 @@ LEAVES = (
     torch.Tensor, Simulation, StepRecorder, type, FunctionType, MethodType, BuiltinFunctionType,
     ModuleType, Enum, random.Random,
 )  # fmt: skip
-"""Types whose attributes are not looked at; simulations and recorders write in place."""
+"""Types whose attributes are not followed. Simulations and recorders write in place."""
 
 
 class CaptureError(RuntimeError):
-    """Something cannot be a part of a CUDA graph."""
+    """Something cannot be captured in a CUDA graph."""
 
 
 class PinnedState:
-    """All tensors and constants that can be reached from some objects, as they are now.
+    """All tensors and constants that can be reached from some objects.
 
-    Followed are attributes, dictionaries, lists and tuples; of networks, parameters and buffers.
+    They are reached through attributes, dictionaries, lists and tuples, and through the parameters
+    and buffers of networks.
     """
 
     def __init__(self, owners: dict[str, Any], counters: Iterable[str] = ()) -> None:
@@ -40,7 +41,7 @@ class PinnedState:
 
         Args:
             owners: the objects, by names for messages.
-            counters: attributes, as `owner.name`, that change and that the caller takes care of.
+            counters: attributes, as `owner.name`, that change and that the caller updates.
         """
         self._owners, self._counters = owners, frozenset(counters)
         self._containers, self._leaves = self._find()
@@ -56,33 +57,32 @@ class PinnedState:
         return list({id(tensor): tensor for tensor in found}.values())
 
     def settle(self) -> None:
-        """Copy what has replaced a tensor into it, and put the tensor back in its place.
+        """Put each tensor that was replaced back in its place, with the values of the new one.
 
         Raises:
-            CaptureError: something else than the values of tensors has changed.
+            CaptureError: something besides the values of tensors has changed.
         """
         _, now = self._find()
         if changed := now.keys() ^ self._leaves.keys():
             raise CaptureError(f"{min(changed)} was added or removed")
-        pairs = [(value, now[path]) for path, value in self._leaves.items()]
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         for path, old in self._leaves.items():
             new = now[path]
-            if isinstance(old, torch.Tensor):
-                if not isinstance(new, torch.Tensor) or _form(old) != _form(new):
-                    raise CaptureError(f"{path} has changed its shape or type")
-            elif not _equal(self._constants[path], _copy(new)):
-                raise CaptureError(f"{path} has changed, and is no tensor")
-        # The new value of one tensor may be another one of them: all are read first.
-        copies = [(old, new.clone()) for old, new in pairs if _is_replaced(old, new)]
-        for path, container, items in self._containers:
-            _refill(container, items, self._contents(path, container) or {})
+            if not isinstance(old, torch.Tensor):
+                if not _equal(self._constants[path], _copy(new)):
+                    raise CaptureError(f"{path} has changed, and is no tensor")
+            elif not isinstance(new, torch.Tensor) or _form(old) != _form(new):
+                raise CaptureError(f"{path} has changed its shape or type")
+            elif old is not new:
+                # Copied first, because the new value of a tensor may be another pinned tensor.
+                copies.append((old, new.clone()))
+        self._refill_containers()
         for old, value in copies:
             old.copy_(value)
 
     def put_back(self) -> None:
-        """Put tensors and constants back in their places; tensors keep the values they have."""
-        for path, container, items in self._containers:
-            _refill(container, items, self._contents(path, container) or {})
+        """Put tensors and constants back in their places. Tensors keep their current values."""
+        self._refill_containers()
         for path, constant in self._constants.items():
             value = self._leaves[path]
             if isinstance(value, np.ndarray):
@@ -94,6 +94,10 @@ class PinnedState:
             elif isinstance(value, set):
                 value.clear()
                 value.update(constant)
+
+    def _refill_containers(self) -> None:
+        for path, container, items in self._containers:
+            _refill(container, items, self._contents(path, container) or {})
 
     def _find(self) -> tuple[list[tuple[str, Any, dict[Any, Any]]], dict[str, Any]]:
         """Return all containers with path and items, and all other values by their paths."""
@@ -165,10 +169,6 @@ def _refill(container: Any, items: dict[Any, Any], now: dict[Any, Any]) -> None:
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.device
-
-
-def _is_replaced(old: Any, new: Any) -> bool:
-    return isinstance(old, torch.Tensor) and old is not new
 
 
 def _copy(value: Any) -> Any:

@@ -1,9 +1,10 @@
 """Proximal policy optimisation for feed-forward policies, on CPU and GPU. Runs in a worker.
 
-Its parameters are those of rsl_rl's PPO but for rounding. It differs in the order of the work:
+It computes the same parameters as rsl_rl's PPO, except for rounding, in another order:
 
-- A step asks the policy alone. Values and log-probabilities follow for all steps at once.
-- Each sample is looked up and normalised once per update, not once per epoch.
+- A step evaluates the policy alone. Values and log-probabilities are computed for all steps at
+  once.
+- Each sample is copied and normalised once per update, not once per epoch.
 - Losses, KL divergence and learning rate stay on the device until an update ends.
 - Gradients are views of one buffer, which is clipped and reduced over the ranks as a whole.
 """
@@ -20,7 +21,7 @@ from torch.distributions import Normal
 
 from mjfleet.config import AgentConfig
 from mjfleet.errors import UserError
-from mjfleet.rl.algorithm import Algorithm
+from mjfleet.rl.algorithm import LEARNING_RATES, Algorithm
 from mjfleet.rl.autograd_backprop import AutogradBackprop
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.cpu_backprop import CpuBackprop, useful_threads
@@ -30,16 +31,13 @@ from mjfleet.rl.minibatches import Minibatches
 
 logger = logging.getLogger(__name__)
 
-LEARNING_RATES = (1e-5, 1e-2)
-"""Limits of the adaptive schedule, as in rsl_rl."""
-
 
 class PPO(Algorithm):
-    """See the module. Its gradients come from CpuBackprop where that knows them, else autograd."""
+    """PPO by gradients in closed form where CpuBackprop has them, and by autograd elsewhere."""
 
     @staticmethod
     def missing(agent: AgentConfig) -> str | None:
-        """Return what a configuration asks for that only rsl_rl's own update has, if anything."""
+        """Return a feature of the configuration that only rsl_rl's own update has, or None."""
         algorithm = agent.algorithm
         missing = {
             "a recurrent network": agent.is_recurrent,
@@ -59,7 +57,7 @@ class PPO(Algorithm):
         num_threads: int,
         capture: Capture | None = None,
     ) -> None:
-        """Take Algorithm's arguments; `capture` records updates, None: they are done by calls."""
+        """Take Algorithm's arguments; `capture` captures updates. None: nothing is captured."""
         super().__init__(parts, agent, collectives, num_threads)
         self._capture = capture
         storage, flat = self.storage, self.gradient.flat
@@ -75,7 +73,7 @@ class PPO(Algorithm):
         self._clipped = flat[:policy_size], flat[policy_size : -len(MEASURES)]
         """The gradients of actor and critic, which are clipped each by itself."""
         self._totals = torch.zeros_like(self.gradient.measures)
-        # A graph reads the learning rate from a tensor; else it is a Python number, as in rsl_rl.
+        # A graph reads the learning rate from a tensor. Otherwise it is a Python number.
         keeps_rate = capture is not None or self.device != "cpu"
         self._rate = torch.zeros((), device=self.device) if keeps_rate else None
         self._gradients: list[Callable[[], object]] = []
@@ -85,7 +83,7 @@ class PPO(Algorithm):
         self._prepare_optimizer()
 
     def act(self, obs: TensorDict) -> torch.Tensor:
-        """Sample actions `(num_envs, num_actions)` and store what they were made from."""
+        """Sample actions `(num_envs, num_actions)`; store them and the observations."""
         storage, step, actor = self.storage, self.storage.step, self.actor
         actor.distribution.update(self._backprop.policy_output(actor.get_latent(obs)))
         mean, std = actor.output_distribution_params
@@ -112,7 +110,7 @@ class PPO(Algorithm):
         storage = self.storage
         inputs = self.critic.get_latent(storage.observations.flatten(0, 1))
         self._backprop.predict_values(inputs, storage.values.flatten(0, 1))
-        # A time-out is no failure: the value of the state stands for what would have followed.
+        # A time-out is not a failure: the value of the state replaces the rewards after it.
         storage.rewards += self.config.gamma * storage.values * self._time_outs
         log_probs = Normal(*self._old).log_prob(storage.actions)
         storage.actions_log_prob[:, :, 0] = log_probs.sum(dim=-1)
@@ -162,7 +160,7 @@ class PPO(Algorithm):
         """Load rsl_rl's format."""
         loads_iteration = super().load(state, load_cfg, strict)
         self._prepare_optimizer()
-        self._num_updates = 0  # Graphs would step the optimiser's state of before.
+        self._num_updates = 0  # Earlier graphs would step the optimiser's replaced state.
         return loads_iteration
 
     def _make_backprop(self, num_threads: int) -> CpuBackprop | AutogradBackprop:
@@ -224,7 +222,7 @@ class PPO(Algorithm):
         self.optimizer.step()
 
     def _adapt(self, kl: torch.Tensor) -> None:
-        """Adapt the learning rate where it is, without waiting for a GPU."""
+        """Adapt the learning rate on the device, without waiting for a GPU."""
         if self._rate is None:
             self.adapt_learning_rate(kl.item())
             return

@@ -1,4 +1,4 @@
-"""Proves after each iteration that all ranks hold the same policy. Runs in a worker."""
+"""Checks after each iteration that all ranks have the same parameters. Runs in a worker."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ class OutOfStepError(RuntimeError):
 
 @torch.inference_mode()
 def checksum(algorithm: Algorithm) -> int:
-    """Return a checksum below 2^52 of every bit of parameters and normalisers.
+    """Return a checksum of every bit of parameters and normalisers. Waits for the device.
 
-    It waits for the device. A float64 holds it.
+    It is below 2^52, so that a float64 holds it exactly.
     """
     modules = [algorithm.actor, algorithm.critic, *([algorithm.rnd] if algorithm.rnd else [])]
     total = torch.zeros((), dtype=torch.int64, device=algorithm.device)

@@ -1,7 +1,4 @@
-"""What mjfleet takes from rsl_rl: networks, storage and optimiser, and its own update.
-
-Runs in a worker.
-"""
+"""rsl_rl's networks, storage and optimiser, and its own update. Runs in a worker."""
 
 import contextlib
 import io
@@ -18,7 +15,7 @@ from mjfleet.rl.collectives import Collectives
 
 
 class RslRlUpdate(Algorithm):
-    """rsl_rl's own update, which has what ours lacks: see `PPO.missing`.
+    """rsl_rl's own update, for the features that ours lacks, see `PPO.missing`.
 
     Over several ranks, gradients and KL divergence are averaged by one all-reduce per minibatch
     instead of rsl_rl's three collectives.
@@ -60,7 +57,7 @@ class RslRlUpdate(Algorithm):
             self.adapt_learning_rate(self.gradient.kl.item())
 
     def _watched(self, generate: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-        """Return the storage's generator of minibatches, which also shows us each of them."""
+        """Return the storage's generator of minibatches, which also notes each of them."""
 
         def generate_watched(*args: Any, **kwargs: Any) -> Iterator[Any]:
             for batch in generate(*args, **kwargs):
@@ -72,7 +69,7 @@ class RslRlUpdate(Algorithm):
 
 
 class _DistributedPPO(PPO):
-    """rsl_rl's PPO, which has gradients reduced by somebody else."""
+    """rsl_rl's PPO with another reduction of gradients."""
 
     reduce: Callable[[], None]
 
