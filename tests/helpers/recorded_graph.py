@@ -156,7 +156,8 @@ class RecordedGraph:
 
     def end_capture(self) -> None:
         """Undo what the captured function has written: a capture launches nothing."""
-        for memory, before in self._before.items():
+        # An engine's fields may lie in overlapping memory: what was written last is undone first.
+        for memory, before in reversed(self._before.items()):
             memory.storage.copy_(before)
         self._before.clear()
         for memory in self._own():
