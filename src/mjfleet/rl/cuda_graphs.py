@@ -8,6 +8,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,8 +74,7 @@ class GraphedRollout:
         self._capture = capture
         self.by_calls = False
         """Whether to make the calls for now, so that they can be observed."""
-        self._graph: Graph | None = None
-        self._pinned = self._pin()
+        self._captured: tuple[Graph, PinnedState] | None = None
         self._calls = 0
 
     def __call__(self) -> None:
@@ -83,14 +83,14 @@ class GraphedRollout:
         # The first rollout loads kernels, which is not allowed during a capture.
         if self._capture is None or self.by_calls or self._calls == 1:
             self._roll()
-        elif self._graph is None:
+        elif self._captured is None:
             self._capture_rollout(self._capture)
         else:
-            self._replay(self._graph)
+            self._replay(*self._captured)
 
-    def _replay(self, graph: Graph) -> None:
+    def _replay(self, graph: Graph, pinned: PinnedState) -> None:
         try:
-            self._pinned.settle()  # Resets and updates may have replaced tensors.
+            pinned.settle()  # Resets and updates may have replaced tensors.
         except CaptureError as error:
             self._give_up(error)
             self._roll()
@@ -101,35 +101,33 @@ class GraphedRollout:
 
     def _capture_rollout(self, capture: Capture) -> None:
         """Capture a rollout, and compare it with the calls from the same state."""
-        self._pinned = self._pin()
-        begun = _RolloutState(self._env, self._storage, self._pinned)
+        pinned = PinnedState({"env": self._env, "policy": self._policy}, ["env._steps"])
+        begun = _RolloutState(self._env, self._storage, pinned)
         self._roll()
         expected = self._storage.rewards[:CHECKED_STEPS].clone()
         begun.restore()
         try:
-            graph = capture(self._roll_pinned, self._env.sim.captured_by, [self._env.generator])
+            roll = partial(self._roll_pinned, pinned)
+            graph = capture(roll, self._env.sim.captured_by, [self._env.generator])
             graph.replay()
             check_close("a rollout", self._storage.rewards[:CHECKED_STEPS], expected)
-            self._graph = graph
+            self._captured = graph, pinned
         except RuntimeError as error:
             self._give_up(error)
             begun.restore()
             self._roll()
 
-    def _roll_pinned(self) -> None:
+    def _roll_pinned(self, pinned: PinnedState) -> None:
         """Make the calls and check that a graph of them can be replayed."""
         before = _host_random_states(self._env.sim.device)
         self._roll()
-        self._pinned.settle()
+        pinned.settle()
         if _host_random_states(self._env.sim.device) != before:
             raise CaptureError("a step draws random numbers on the host")
 
-    def _pin(self) -> PinnedState:
-        return PinnedState({"env": self._env, "policy": self._policy}, ["env._steps"])
-
     def _give_up(self, error: Exception) -> None:
         logger.warning("rollouts are no CUDA graph, and slower for it: %s", error)
-        self._graph = self._capture = None
+        self._captured = self._capture = None
 
 
 class _RolloutState:
