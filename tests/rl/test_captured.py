@@ -267,7 +267,7 @@ def test_a_normalizer_that_nobody_protects_breaks_a_captured_rollout() -> None:
     learned(runner)
     (graph,) = (g for g in stub.graphs if any(o.name == "simulation.step" for o in g.operations))
     storage: Any = runner.alg.storage
-    policy: Any = runner.alg.get_policy()
+    policy: Any = runner.alg.actor
 
     def error() -> float:
         """Compare the first mean actions with those that a call gives."""

@@ -131,7 +131,7 @@ def _errors_of_first_actions(runner: Runner) -> list[float]:
     compute_returns = runner.alg.compute_returns
 
     def compare(observations: Any) -> None:
-        means = runner.alg.get_policy()(storage.observations[0])
+        means = runner.alg.actor(storage.observations[0])
         errors.append((means - storage.distribution_params[0][0]).abs().max().item())
         compute_returns(observations)
 
