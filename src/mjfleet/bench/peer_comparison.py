@@ -13,14 +13,15 @@ from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import TRAIN, run_timed, train_ours
 
 FIGURES = {
-    "steps_per_second": ("Env steps per second, end to end", 1.0),
-    "collect_seconds": ("Milliseconds of a rollout", 1e3),
-    "learn_seconds": ("Milliseconds of an update", 1e3),
-    "first_iteration_seconds": ("Seconds from Enter to the first iteration", 1.0),
-    "peak_memory": ("Peak memory of the process, MiB", 2**-20),
+    "steps_per_second": ("Env steps per second, end to end", 1.0, 1),
+    "collect_seconds": ("Milliseconds of a rollout", 1e3, -1),
+    "learn_seconds": ("Milliseconds of an update", 1e3, -1),
+    "first_iteration_seconds": ("Seconds from Enter to the first iteration", 1.0, -1),
+    "peak_memory": ("Peak memory of the process, MiB", 2**-20, -1),
 }
-"""Title and factor to the unit of its table, by figure of a run; more of the first is better,
-and less of the others."""
+"""By figure of a run: title, factor to the unit of its table, 1 where more is better (else -1)."""
+Pair = tuple[Any, float, float]
+"""What was measured (the number of environments, say), and both stacks' figures."""
 NOTES = (
     "Medians of the repeats, with the least and the greatest. Both train in turn, each time in a "
     "new process; a ratio is that of two runs next to each other, and above 1 where mjfleet is "
@@ -71,24 +72,17 @@ def compare(setup: Setup, options: MjlabOptions) -> Result:
         commands = {"mjfleet": [*TRAIN, *task, "--help"], peer.name: peer.helps[name]}
         return {who: run_timed(command, setup.scratch).seconds for who, command in commands.items()}
 
-    def table(title: str, column: str, pairs: Iterable[tuple[Any, float, float]]) -> Table:
-        more = title == FIGURES["steps_per_second"][0]
-        rows = [(key, [a, b, a / b if more else b / a]) for key, a, b in pairs]
+    def table(title: str, column: str, pairs: Iterable[Pair], power: int = -1) -> Table:
+        rows = [(key, [ours, theirs, (ours / theirs) ** power]) for key, ours, theirs in pairs]
         return Table.of(title, [column, "mjfleet", peer.name, "ratio"], rows)
 
     keys = [{"num_envs": n} for n in options.num_envs]
     samples = setup.rounds(keys, measure, f"mjfleet, then {peer.name}, {{num_envs}} worlds")
-    tables = [
-        table(
-            title,
-            "worlds",
-            [
-                (s["num_envs"], s["mjfleet"][figure] * factor, s[peer.name][figure] * factor)
-                for s in samples
-            ],
-        )
-        for figure, (title, factor) in FIGURES.items()
-    ]
+    runs = [(s["num_envs"], s["mjfleet"], s[peer.name]) for s in samples]
+    tables = []
+    for figure, (title, factor, power) in FIGURES.items():
+        pairs = [(n, ours[figure] * factor, theirs[figure] * factor) for n, ours, theirs in runs]
+        tables.append(table(title, "worlds", pairs, power))
     if peer.helps:
         helps = setup.rounds([{"name": name} for name in peer.helps], measure_help, "{name}")
         pairs = [(f"`{h['name']}`", h["mjfleet"], h[peer.name]) for h in helps]

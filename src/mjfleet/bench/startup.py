@@ -5,8 +5,8 @@ Runs in the launching process, and measures the commands that users type.
 
 import ctypes
 import os
+import re
 import shutil
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,7 +35,6 @@ NOTES = (
     "afterwards. A compilation is one of a module of kernels, by any process.",
 )
 INOTIFY_CREATE = 0x100
-INOTIFY_EVENT = struct.Struct("iIII")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,14 +123,9 @@ def compilations(cache: Path) -> Iterator[list[str]]:
     with open(queue, "rb", closefd=True) as events:
         yield modules
         data = events.read() or b""
-    while data:
-        *_, length = INOTIFY_EVENT.unpack_from(data)
-        end = INOTIFY_EVENT.size + length
-        module, of_process, _ = (
-            data[INOTIFY_EVENT.size : end].rstrip(b"\0").decode().rpartition("_p")
-        )
-        modules += [module] if of_process else []
-        data = data[end:]
+    # Each event is a header, whose last byte is 0 for names as short as these, and a name that
+    # ends in zeros: <module>_p<process>...
+    modules += [name.decode() for name in re.findall(rb"\0([^\0]+)_p[^\0]*\0", data)]
 
 
 def _packages(errors: str) -> dict[str, float]:

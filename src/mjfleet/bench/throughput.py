@@ -6,6 +6,7 @@ Runs in the launching process; `throughput_child` measures each number of enviro
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -42,15 +43,13 @@ class ThroughputOptions(Options):
 
 def throughput(setup: Setup, options: ThroughputOptions) -> Result:
     """Measure every number of environments in turn."""
-    workers = {}
-    for num_envs in options.num_envs:
-        config = setup.config(num_envs, max_iterations=options.warmup + options.iterations)
-        run_dir = setup.scratch / str(num_envs)
-        run_dir.mkdir()
-        workers[num_envs] = setup.worker_args(config, run_dir)
+    iterations = options.warmup + options.iterations
+    configs = {n: setup.config(n, max_iterations=iterations) for n in options.num_envs}
+    workers = {n: setup.worker_args(configs[n], setup.scratch / str(n)) for n in options.num_envs}
 
     def measure(num_envs: int) -> dict[str, Any]:
         worker = workers[num_envs]
+        Path(worker.run_dir).mkdir(exist_ok=True)
         command = python_module("mjfleet.bench.throughput_child", json.dumps(asdict(worker)))
         child = run_timed(command, setup.scratch, {"OMP_WAIT_POLICY": "PASSIVE"})
         samples = json.loads(child.lines[-1][1])[options.warmup :]
