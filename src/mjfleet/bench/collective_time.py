@@ -11,7 +11,9 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -165,14 +167,14 @@ def main() -> None:
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     fork = multiprocessing.get_context("fork")
     # Training starts threads, and a process with threads must not fork.
-    with fork.Pool(1, die_with_parent) as pool:
-        sizes = pool.apply(_find_sizes, (worker,))
+    with ProcessPoolExecutor(1, fork, die_with_parent) as pool:
+        sizes = pool.submit(_find_sizes, worker).result()
     with socket.create_server(("127.0.0.1", 0)) as free:
         os.environ["MASTER_PORT"] = str(free.getsockname()[1])
-    everyone = replace(worker, devices=("cpu",) * count)
-    with fork.Pool(count, die_with_parent) as pool:  # Each process gets one rank, and waits there.
-        each = [(request, everyone, sizes, rank) for rank in range(count)]
-        measured = pool.starmap(_run_rank, each, chunksize=1)
+    run_rank = partial(_run_rank, request, replace(worker, devices=("cpu",) * count), sizes)
+    # Each process gets one rank: none is done before all take part.
+    with ProcessPoolExecutor(count, fork, die_with_parent) as pool:
+        measured = list(pool.map(run_rank, range(count)))
     print(json.dumps({**measured[0], "sizes": sizes}))
 
 
