@@ -5,7 +5,6 @@ host agent ends, with all that it has started. It listens to nothing else.
 """
 
 import os
-import platform
 import queue
 import shutil
 import signal
@@ -14,21 +13,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
-from mjfleet.launch.devices import VISIBLE
+from mjfleet.launch.host_facts import host_facts
 from mjfleet.launch.host_messages import LOST_SECONDS, PIECE, HostChannel, Message
 from mjfleet.launch.worker_watchdog import WorkerStatus, WorkerWatchdog
-from mjfleet.utils.atomic_write import append, digests
-from mjfleet.utils.hardware_names import count_gpus
-from mjfleet.utils.packages import stack_versions
+from mjfleet.utils.atomic_write import append
 from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.worker.failure_record import FailedError
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, HostArgs, WorkerArgs
@@ -46,61 +42,6 @@ END_SECONDS = 30.0
 """How long the host agent may take to end before it is forced. Workers are killed at once."""
 STATUS_SECONDS = 1.0
 """How often the status of the workers is sent at least."""
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Made anew whenever a machine starts: see random(4)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostFacts:
-    """What the launcher has to know of a host before workers are started there."""
-
-    versions: Mapping[str, str]
-    code: Mapping[str, str]
-    """Digests of mjfleet's own files."""
-    task: Mapping[str, str]
-    """Digests of the task's files; empty where there is no such folder."""
-    gpus: int
-    """GPUs of the host; 0 where that does not matter."""
-    visible: str | None
-    """CUDA_VISIBLE_DEVICES there."""
-    cores: int
-    """CPU cores that a process may use."""
-    identity: str
-    """Differs from that of any other host."""
-    has_token: bool
-    """Whether a file exists there that the launcher has just made."""
-    launcher_address: str
-    """The launcher's address as seen from there; empty on the launcher's own host."""
-    address: str
-    """The address at which the launcher has reached it; empty on the launcher's own host."""
-
-
-def host_facts(
-    task_folder: str, token: str, packages: Sequence[str], counts_gpus: bool = False
-) -> HostFacts:
-    """Return what this host has, including the versions of some packages."""
-    launcher_address, _, address, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
-    return HostFacts(
-        versions={"Python": platform.python_version()}
-        | stack_versions()
-        | {name: _version(name) for name in packages},
-        code=digests(Path(__file__).parents[1]),
-        task=digests(Path(task_folder)),
-        gpus=count_gpus() if counts_gpus else 0,
-        visible=os.environ.get(VISIBLE),
-        cores=len(os.sched_getaffinity(0)),
-        identity=f"{os.uname().nodename} {BOOT_ID.read_text().strip()}",
-        has_token=Path(token).exists(),
-        launcher_address=launcher_address,
-        address=address,
-    )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not at all"
 
 
 class HostAgent:

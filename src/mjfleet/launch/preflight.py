@@ -9,7 +9,7 @@ from pathlib import Path
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import VISIBLE, choose_devices, needs_gpus
-from mjfleet.launch.host_agent import HostFacts, host_facts
+from mjfleet.launch.host_facts import HostFacts, host_facts
 from mjfleet.launch.host_starter import HostConnection, HostConnections, refuse
 from mjfleet.launch.placement import Host
 from mjfleet.launch.rendezvous import find_rendezvous

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
-from mjfleet.launch.host_agent import CONNECT_SECONDS, HostFacts
+from mjfleet.launch.host_agent import CONNECT_SECONDS
+from mjfleet.launch.host_facts import HostFacts
 from mjfleet.launch.host_starter import HostConnection, HostConnections, refuse
 
 LOOPBACK = "127.0.0.1"

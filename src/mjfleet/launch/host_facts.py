@@ -1,0 +1,69 @@
+"""What a host has: versions, code, GPUs, cores. Asked by the host agent and by the launcher."""
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from mjfleet.launch.devices import VISIBLE
+from mjfleet.utils.atomic_write import digests
+from mjfleet.utils.hardware_names import count_gpus
+from mjfleet.utils.packages import stack_versions
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Made anew whenever a machine starts: see random(4)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    """What the launcher has to know of a host before workers are started there."""
+
+    versions: Mapping[str, str]
+    code: Mapping[str, str]
+    """Digests of mjfleet's own files."""
+    task: Mapping[str, str]
+    """Digests of the task's files; empty where there is no such folder."""
+    gpus: int
+    """GPUs of the host; 0 where that does not matter."""
+    visible: str | None
+    """CUDA_VISIBLE_DEVICES there."""
+    cores: int
+    """CPU cores that a process may use."""
+    identity: str
+    """Differs from that of any other host."""
+    has_token: bool
+    """Whether a file exists there that the launcher has just made."""
+    launcher_address: str
+    """The launcher's address as seen from there; empty on the launcher's own host."""
+    address: str
+    """The address at which the launcher has reached it; empty on the launcher's own host."""
+
+
+def host_facts(
+    task_folder: str, token: str, packages: Sequence[str], counts_gpus: bool = False
+) -> HostFacts:
+    """Return what this host has, including the versions of some packages."""
+    launcher_address, _, address, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
+    return HostFacts(
+        versions={"Python": platform.python_version()}
+        | stack_versions()
+        | {name: _version(name) for name in packages},
+        code=digests(Path(__file__).parents[1]),
+        task=digests(Path(task_folder)),
+        gpus=count_gpus() if counts_gpus else 0,
+        visible=os.environ.get(VISIBLE),
+        cores=len(os.sched_getaffinity(0)),
+        identity=f"{os.uname().nodename} {BOOT_ID.read_text().strip()}",
+        has_token=Path(token).exists(),
+        launcher_address=launcher_address,
+        address=address,
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not at all"

@@ -1,0 +1,69 @@
+"""The host agent as the launcher finds it: a real process, here without workers."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from mjfleet.config import LaunchConfig
+from mjfleet.launch.host_facts import HostFacts, host_facts
+from mjfleet.launch.host_names import LOCALHOST
+from mjfleet.launch.host_starter import HostConnections
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the host agent keeps temporary files, and where it stands."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_it_answers_questions_and_leaves_nothing(folder: Path) -> None:
+    # What lies in the current directory is not imported.
+    (folder / "psutil.py").write_text("raise RuntimeError('imported')")
+    (folder / "token").touch()
+    question = {"task_folder": str(folder / "tmp"), "token": "token", "packages": ["no-such-thing"]}
+    with HostConnections([LOCALHOST], LaunchConfig()) as connections:
+        (host,) = connections
+        answer = connections.ask([host], {"facts": question}, PATIENCE)[host]
+        seen = HostFacts(**answer["facts"])
+        assert seen == host_facts(str(folder / "tmp"), "token", ["no-such-thing"])
+        assert seen.has_token
+        assert seen.versions["no-such-thing"] == "not at all"
+        assert list((folder / "tmp").glob("mjfleet-*"))
+        listening = connections.ask([host], {"listen": "127.0.0.1"}, PATIENCE)[host]
+        port = listening["port"]
+        there = connections.ask([host], {"connect": ["127.0.0.1", port]}, PATIENCE)[host]
+        assert there == {"connected": "127.0.0.1"}
+        refused = connections.ask([host], {"listen": "192.0.2.1"}, PATIENCE)[host]
+        assert "assign requested address" in refused["error"]
+    assert not list((folder / "tmp").glob("mjfleet-*"))
+
+
+def test_one_that_imports_torch_ends_as_soon_as_the_launcher_is_gone(folder: Path) -> None:
+    begun = time.monotonic()
+    with HostConnections([LOCALHOST], LaunchConfig()) as connections:
+        connections.send({"prepare": True})
+    assert time.monotonic() - begun < PATIENCE
+    assert not list((folder / "tmp").glob("mjfleet-*"))
+
+
+def test_one_that_was_killed_is_named_and_its_folder_removed_by_the_next(folder: Path) -> None:
+    question = {"task_folder": str(folder), "token": "", "packages": []}
+    with HostConnections([LOCALHOST], LaunchConfig()) as connections:
+        (host,) = connections
+        assert "facts" in connections.ask([host], {"facts": question}, PATIENCE)[host]
+        (left,) = (folder / "tmp").glob("mjfleet-*")
+        os.kill(int(left.name.split("-")[1]), 9)
+        answer = connections.ask([host], {"facts": question}, PATIENCE)[host]
+        assert "killed by SIGKILL" in answer["error"]
+    assert left.exists()
+    with HostConnections([LOCALHOST], LaunchConfig()) as connections:
+        (host,) = connections
+        assert "facts" in connections.ask([host], {"facts": question}, PATIENCE)[host]
+        assert not left.exists()

@@ -1,0 +1,79 @@
+"""The channel between launcher and host agent, over pipes of this process."""
+
+import os
+import queue
+from collections.abc import Iterator
+
+import pytest
+
+from mjfleet.launch.host_messages import PIECE, HostChannel, Message
+
+Inbox = queue.SimpleQueue[Message | None]
+PATIENCE = 30
+"""Seconds after which a test gives up."""
+
+
+class Pair:
+    """Two channels that are connected, and what each has received."""
+
+    def __init__(self, patience: float | None = None, greeting: bytes = b"") -> None:
+        here, there = os.pipe(), os.pipe()
+        self.noise = os.dup(here[1])
+        """Writes where the second channel reads."""
+        self.inboxes: tuple[Inbox, Inbox] = (queue.SimpleQueue(), queue.SimpleQueue())
+        self.first = HostChannel(there[0], here[1], self.inboxes[0].put, patience, greeting)
+        self.second = HostChannel(here[0], there[1], self.inboxes[1].put, patience)
+
+    def close(self) -> None:
+        os.close(self.noise)
+        self.first.close(PATIENCE)
+        self.second.close(PATIENCE)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.close()
+
+
+def test_messages_arrive_in_order_and_other_lines_are_ignored(pair: Pair) -> None:
+    os.write(pair.noise, b"Welcome to node1!\n\n")
+    for number in range(3):
+        pair.first.send({"number": number, "text": "a\nb"})
+    received = [pair.inboxes[1].get(timeout=PATIENCE) for _ in range(3)]
+    assert received == [{"number": number, "text": "a\nb"} for number in range(3)]
+    pair.second.send({"answer": None})
+    assert pair.inboxes[0].get(timeout=PATIENCE) == {"answer": None}
+
+
+def test_a_file_travels_in_pieces_byte_by_byte(pair: Pair) -> None:
+    data = bytes(range(256)) * (PIECE // 256) + b"\x00\xff\n\x1e"
+    pair.first.send_file("model_1.pt", data)
+    pieces = [pair.inboxes[1].get(timeout=PATIENCE) for _ in range(2)]
+    assert all(piece and piece["file"] == "model_1.pt" for piece in pieces)
+    assert b"".join(piece["data"] for piece in pieces if piece) == data
+
+
+def test_what_was_sent_before_closing_arrives_and_none_is_last(pair: Pair) -> None:
+    pair.first.send({"last": True})
+    pair.first.close(PATIENCE)
+    os.close(pair.noise)
+    pair.noise = os.open(os.devnull, os.O_WRONLY)
+    assert pair.inboxes[1].get(timeout=PATIENCE) == {"last": True}
+    assert pair.inboxes[1].get(timeout=PATIENCE) is None
+    assert pair.second.is_disconnected
+    assert not pair.second.is_silent
+    pair.second.send({"too": "late"})
+    assert not pair.second.is_full
+
+
+def test_a_peer_that_is_silent_counts_as_lost() -> None:
+    reader, writer = os.pipe()
+    answer = os.open(os.devnull, os.O_WRONLY)
+    inbox: Inbox = queue.SimpleQueue()
+    channel = HostChannel(reader, answer, inbox.put, patience=0.1)
+    assert inbox.get(timeout=PATIENCE) is None
+    assert channel.is_silent
+    channel.close(PATIENCE)
+    os.close(writer)

@@ -1,0 +1,145 @@
+"""What the launcher makes of the hosts' answers, which are made up here."""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from mjfleet.config import LaunchConfig, TrainConfig
+from mjfleet.errors import UserError
+from mjfleet.launch.host_facts import HostFacts, host_facts
+from mjfleet.launch.host_starter import HostConnection, HostConnections
+from mjfleet.launch.preflight import preflight
+from mjfleet.launch.rendezvous import find_rendezvous
+from mjfleet.registry import FoundTask, discover
+
+
+class Host:
+    """A host elsewhere, by its name."""
+
+    is_here = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Hosts:
+    """Hosts that give these answers to each kind of question, or none."""
+
+    def __init__(self, **facts: HostFacts | None) -> None:
+        self.facts = facts
+        self.meeting: Any = None
+        self.unreachable: set[str] = set()
+        self._hosts = [Host(name) for name in facts]
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self._hosts)
+
+    def leave_out(self, hosts: Iterable[Host]) -> None:
+        self._hosts = [host for host in self._hosts if host not in list(hosts)]
+
+    def ask(
+        self, hosts: Collection[Host], request: dict[str, Any], seconds: float
+    ) -> dict[Host, dict[str, Any]]:
+        del seconds
+        return {host: self._answer(host.name, request) for host in hosts}
+
+    def _answer(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+        facts = self.facts[name]
+        if facts is None:
+            return {"error": "no route"}
+        if "facts" in request:
+            has_token = facts.has_token and Path(request["facts"]["token"]).exists()
+            return {"facts": asdict(replace(facts, has_token=has_token))}
+        if "listen" in request:
+            return {"port": 4711}
+        return {"error": "timed out"} if name in self.unreachable else {"connected": "x"}
+
+
+@pytest.fixture
+def found() -> FoundTask:
+    return discover({}).find("cartpole-balance")
+
+
+@pytest.fixture
+def config(found: FoundTask, tmp_path: Path) -> TrainConfig:
+    return replace(found.defaults(), log_root=str(tmp_path), cpu_workers=2)
+
+
+def facts(found: FoundTask, name: str, **changes: Any) -> HostFacts:
+    here = host_facts(str(found.folder), "", found.defaults().agent.packages)
+    number = name[-1]
+    made = replace(here, identity=name, has_token=True, cores=4, visible=None)
+    made = replace(made, address=f"10.0.0.{number}", launcher_address="10.0.0.9")
+    return replace(made, **changes)
+
+
+def check(hosts: Hosts, found: FoundTask, config: TrainConfig, is_restart: bool = False) -> Any:
+    return preflight(cast("HostConnections", hosts), found, config, is_restart)
+
+
+def test_hosts_that_fit_are_used_and_meet_at_the_first(
+    found: FoundTask, config: TrainConfig
+) -> None:
+    hosts = Hosts(node1=facts(found, "node1"), node2=facts(found, "node2", cores=8))
+    used = check(hosts, found, config)
+    assert [(host.name, host.cores, len(host.devices.names)) for host in used] == [
+        ("node1", 4, 2),
+        ("node2", 8, 2),
+    ]
+    assert hosts.meeting == ("10.0.0.1", 4711)
+
+
+def test_all_that_is_wrong_is_told_at_once(found: FoundTask, config: TrainConfig) -> None:
+    good = facts(found, "node1")
+    hosts = Hosts(
+        node1=replace(good, has_token=False),
+        node2=facts(found, "node2", versions=dict(good.versions) | {"torch": "1.0"}),
+        node3=facts(found, "node1"),
+        node4=facts(found, "node4", task={}),
+        node5=facts(found, "node5", code=dict(good.code) | {"errors.py": "0"}),
+        node6=None,
+    )
+    with pytest.raises(UserError) as error:
+        check(hosts, found, config)
+    for words in (
+        "6 of the hosts",
+        "node1: it does not share the folder",
+        "node2: it has torch 1.0",
+        "node3: it is the same host as node1",
+        "node4: it has no task folder",
+        "node5: its mjfleet differs from this host's in errors.py",
+        "node6: no route",
+    ):
+        assert words in str(error.value)
+
+
+def test_a_restart_goes_on_without_lost_hosts_if_enough_are_left(
+    found: FoundTask, config: TrainConfig
+) -> None:
+    def lost() -> Hosts:
+        return Hosts(node1=facts(found, "node1"), node2=None)
+
+    used = check(lost(), found, replace(config, min_hosts=1), is_restart=True)
+    assert [host.name for host in used] == ["node1"]
+    for minimum in (None, 2):
+        with pytest.raises(UserError, match="node2: no route"):
+            check(lost(), found, replace(config, min_hosts=minimum), is_restart=True)
+    with pytest.raises(UserError, match="node2: no route"):
+        check(lost(), found, replace(config, min_hosts=1))
+
+
+def test_a_host_that_cannot_reach_the_first_is_named(found: FoundTask) -> None:
+    hosts = Hosts(node1=facts(found, "node1"), node2=facts(found, "node2"))
+    hosts.unreachable = {"node2"}
+    known = cast("dict[HostConnection, HostFacts]", {h: hosts.facts[h.name] for h in hosts})
+    connections = cast("HostConnections", hosts)
+    with pytest.raises(UserError, match=r"node2: it cannot reach node1 at 10\.0\.0\.1, port 4711"):
+        find_rendezvous(connections, known, LaunchConfig())
+    with pytest.raises(UserError, match="each host's own"):
+        find_rendezvous(connections, known, LaunchConfig(launcher_address="127.0.0.1"))

@@ -1,0 +1,119 @@
+"""What the watchdog sees of workers: heartbeats that the test writes, processes that do nothing."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mjfleet.launch.worker_watchdog import WorkerWatchdog
+from mjfleet.rl.phase import Phase
+from mjfleet.worker.failure_record import Failure, read_failures
+from mjfleet.worker.heartbeat import Heartbeat
+from mjfleet.worker.worker_args import WorkerArgs
+
+Workers = list["subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def args(tmp_path: Path) -> WorkerArgs:
+    return WorkerArgs(
+        task="cartpole-balance",
+        task_folder="",
+        config={"hang_timeout": 0.5, "agent": {"seed": 1}},
+        devices=("cpu", "cpu"),
+        engine="native",
+        threads=1,
+        run_dir=str(tmp_path),
+        scratch=str(tmp_path),
+    )
+
+
+@pytest.fixture
+def watchdog(args: WorkerArgs) -> Iterator[WorkerWatchdog]:
+    with WorkerWatchdog(args) as made:
+        yield made
+
+
+@pytest.fixture
+def workers(watchdog: WorkerWatchdog, args: WorkerArgs) -> Iterator[Workers]:
+    """Two processes that wait for a line; they are at work in iteration 3."""
+    del watchdog  # It makes the files of the heartbeats.
+    code = "import sys; sys.exit(int(sys.stdin.readline() or 0))"
+    made = [
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) for _ in args.devices
+    ]
+    for local_rank, worker in enumerate(made):
+        heartbeat = Heartbeat(args.heartbeat_file(local_rank))
+        heartbeat.start(worker.pid)
+        heartbeat.enter(Phase.COLLECT, 3)
+    yield made
+    for worker in made:
+        worker.kill()
+        worker.communicate()
+
+
+def wait_for_failure(watchdog: WorkerWatchdog) -> Failure:
+    deadline = time.monotonic() + 30
+    while (failure := watchdog.failure()) is None:
+        assert time.monotonic() < deadline
+        watchdog.wait(0.1)
+    return failure
+
+
+def test_it_knows_when_training_has_begun_and_how_it_ended(
+    watchdog: WorkerWatchdog, args: WorkerArgs
+) -> None:
+    assert not watchdog.has_begun
+    hearts = [Heartbeat(args.heartbeat_file(local_rank)) for local_rank in (0, 1)]
+    for heart in hearts:
+        heart.enter(Phase.COLLECT, 7)
+    assert watchdog.has_begun
+    hearts[0].finish(None)
+    assert watchdog.outcome is None
+    hearts[1].finish(None)
+    assert watchdog.outcome
+    assert (watchdog.outcome.iterations, watchdog.outcome.stopped_by) == (7, None)
+
+
+def test_a_killed_worker_is_a_failure_with_its_rank_and_signal(
+    watchdog: WorkerWatchdog, workers: Workers, tmp_path: Path
+) -> None:
+    assert watchdog.failure() is None
+    workers[1].kill()
+    failure = wait_for_failure(watchdog)
+    assert (failure.rank, failure.kind, failure.iteration) == (1, "Killed", 3)
+    assert "SIGKILL" in failure.message
+    assert watchdog.ended(failure).record == tmp_path / "failures/rank1.json"
+
+
+def test_a_worker_that_just_ends_is_a_failure_unless_it_is_done(
+    watchdog: WorkerWatchdog, workers: Workers, args: WorkerArgs
+) -> None:
+    Heartbeat(args.heartbeat_file(0)).finish(None)
+    for worker, code in zip(workers, (b"0\n", b"3\n"), strict=True):
+        assert worker.stdin
+        worker.stdin.write(code)
+        worker.stdin.flush()
+    failure = wait_for_failure(watchdog)
+    assert (failure.rank, failure.kind) == (1, "Exited")
+    assert "code 3" in failure.message
+
+
+def test_silence_is_a_hang_only_if_no_host_moves(
+    watchdog: WorkerWatchdog, workers: Workers, args: WorkerArgs
+) -> None:
+    deadline = time.monotonic() + 30
+    while not watchdog.status.hangs:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert watchdog.failure() is None
+    with Heartbeat(args.heartbeat_file(1)).excused():
+        watchdog.all_hang = True
+        assert watchdog.failure() is None
+    failure = wait_for_failure(watchdog)
+    assert failure.kind == "Hang"
+    assert {record.rank for record in read_failures(Path(args.run_dir))} == {0, 1}
+    del workers
