@@ -14,6 +14,10 @@ class UserError(Exception):
     """A mistake in what the user typed or wrote; the text says what is wrong and what to write."""
 
 
+class RankError(UserError):
+    """A mistake in the variables that give this worker its rank; each worker prints its own."""
+
+
 class WorkerError(Exception):
     """A worker process has failed; the text holds its traceback."""
 
@@ -36,7 +40,8 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
             print(end="", flush=True)  # Not first at exit, where a failure cannot be handled.
     except UserError as error:
         # Where something else has started several workers on this host, the first one prints it.
-        if os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("LOCAL_RANK", "0") == "0":
+        is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+        if is_first or os.environ.get("WORLD_SIZE", "1") == "1" or isinstance(error, RankError):
             print(f"error: {error}", file=sys.stderr)
         else:
             time.sleep(LOCAL_RANK_0_SECONDS)

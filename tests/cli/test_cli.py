@@ -257,3 +257,10 @@ def test_nothing_is_said_once_the_reader_of_a_pipe_has_gone() -> None:
     os.close(writer)
     assert result.returncode == 128 + signal.SIGPIPE
     assert not result.stderr
+
+
+def test_a_rank_that_cannot_be_is_told_by_the_worker_that_has_it(run: Run) -> None:
+    place = {"RANK": "5", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    result = run("train", "cartpole-balance", WORLD_SIZE="2", **place)
+    assert result.returncode == 2
+    assert "RANK=5" in result.stderr

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mjfleet.errors import UserError
+from mjfleet.errors import RankError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Rank:
         """Return the place that torchrun, torchrunx or a scheduler gave this process, if any.
 
         Raises:
-            UserError: WORLD_SIZE is set, but another variable is missing or contradicts it.
+            RankError: WORLD_SIZE is set, but another variable is missing or contradicts it.
         """
         alone = environ.get("WORLD_SIZE", "1") == "1"
         if alone and "LOCAL_RANK" not in environ:
@@ -52,7 +52,7 @@ class Rank:
         except ValueError as error:
             names = dict.fromkeys([*needed, "LOCAL_WORLD_SIZE"])
             given = ", ".join(f"{name}={environ[name]}" for name in names if name in environ)
-            raise UserError(
+            raise RankError(
                 f"{given}: {error}. A worker that something else has started needs "
                 f"{', '.join(needed)}, as torchrun sets them; unset WORLD_SIZE to have workers "
                 "started here."
