@@ -1,1 +1,1 @@
-"""From a configuration to running workers: which devices, which plan, and the launch itself."""
+"""From a configuration to running workers, on this host and on others, until they have ended."""

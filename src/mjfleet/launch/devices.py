@@ -1,4 +1,4 @@
-"""Which devices a run uses. Runs in the launching process, which never initialises CUDA."""
+"""Chooses the GPUs or CPU workers that a run uses on a host. Runs in the launcher, without CUDA."""
 
 import re
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def select_devices(
     started: int | None = None,
     shared: bool = False,
 ) -> Devices:
-    """Choose devices; a pure function.
+    """Choose devices. A pure function.
 
     Args:
         request: the value of --gpu-ids.
@@ -108,7 +108,7 @@ def select_devices(
 def choose_devices(
     config: LaunchConfig, environ: Mapping[str, str], num_gpus: int, started: int | None = None
 ) -> Devices:
-    """The devices that a configuration asks for; a pure function, see `select_devices`."""
+    """Return the devices that a configuration asks for; see `select_devices`."""
     # The native engine needs no GPU: leave one alone unless it was asked for.
     if config.engine == "native" and config.gpu_ids == "auto" and config.cpu_workers is None:
         return Devices((), (), "--engine native", cpu_workers=started or 1)
@@ -123,13 +123,13 @@ def choose_devices(
 
 
 def needs_gpus(config: LaunchConfig) -> bool:
-    """Whether it matters how many GPUs there are."""
+    """Return whether the number of GPUs matters."""
     native = config.engine == "native" and config.gpu_ids == "auto"
     return not (config.gpu_ids is None or config.cpu_workers or native)
 
 
 def _indices(request: GpuRequest, visible: int, started: int | None, own: bool) -> tuple[int, ...]:
-    """The GPU of each worker; not yet checked against those that are visible."""
+    """Return the GPU of each worker, not yet checked against those that are visible."""
     if isinstance(request, list):
         return tuple(request)
     if request == "all":
@@ -140,7 +140,7 @@ def _indices(request: GpuRequest, visible: int, started: int | None, own: bool) 
 
 
 def _check_started(what: str, devices: int, started: int | None) -> None:
-    """Refuse to be one of more, or fewer, workers than there are devices for."""
+    """Refuse a number of started workers that differs from the number of devices."""
     if started is not None and devices != started:
         raise UserError(
             f"{what} is for {_count(devices, 'worker')} on this host, but {started} were started "
@@ -149,7 +149,7 @@ def _check_started(what: str, devices: int, started: int | None) -> None:
 
 
 def visible_gpus(environ: Mapping[str, str], num_gpus: int) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES leaves visible, in its order; every GPU where it is not set.
+    """Return what CUDA_VISIBLE_DEVICES leaves visible, in its order; without it, every GPU.
 
     The entries are numbers, GPU UUIDs or MIG UUIDs, see "CUDA Environment Variables" in NVIDIA's
     CUDA C++ Programming Guide. CUDA itself stops in silence at the first entry that it does not
@@ -192,7 +192,7 @@ def _count(number: int, what: str = "GPU") -> str:
 
 
 def _describe(visible: list[str], environ: Mapping[str, str]) -> str:
-    """Which GPUs may be asked for, in words."""
+    """Return in words which GPUs may be asked for."""
     indices = ", ".join(str(index) for index in range(len(visible)))
     listed = f" ({VISIBLE}={environ[VISIBLE]})" if VISIBLE in environ else ""
     return f"Visible: {_count(len(visible))}{listed}, index {indices}."

@@ -23,12 +23,12 @@ CONTROL = re.compile(rb"\x1b\[[^a-zA-Z]*[a-zA-Z]")
 
 
 class OutputRelay:
-    """Brings rank 0's output to this process's own, byte by byte, and into its log file.
+    """Copies rank 0's output to this process's own, byte by byte, and into its log file.
 
-    For each of standard output and error there is a channel that the worker opens: a
-    pseudo-terminal where ours is a terminal, so that the worker draws as it would on it, else a
-    pipe. What a worker wrote before it was killed is in the channel and still comes out. What the
-    launcher has to say goes above the view that the worker is drawing.
+    The worker opens one channel for standard output and one for standard error. A channel is a
+    pseudo-terminal if this process writes to a terminal, so that the worker draws as it would
+    there, otherwise a pipe. What a worker wrote before it was killed still comes out of it. Lines
+    of the launcher appear above the view that the worker draws.
     """
 
     def __init__(self, log_file: Path | None) -> None:
@@ -59,7 +59,7 @@ class OutputRelay:
 
     @property
     def paths(self) -> tuple[str, str]:
-        """What a worker on this host opens as its standard output and error."""
+        """The files that a worker on this host opens as its standard output and error."""
         out, error = (f"/proc/{os.getpid()}/fd/{ends[1]}" for ends in self._channels.values())
         return out, error
 
@@ -86,7 +86,7 @@ class OutputRelay:
                     return
 
     def pass_on(self, stream: int, data: bytes) -> None:
-        """Bring output of rank 0, which it may also have written elsewhere, where it belongs."""
+        """Write output of rank 0 to the log file and to this process's own output."""
         if self._log:
             try:
                 self._log.write(data)
@@ -101,7 +101,7 @@ class OutputRelay:
         self._write(stream, data)
 
     def _print_above(self, text: str) -> None:
-        """Print a line where the view begins, and the view again below it."""
+        """Print a line where the view begins, then the view below it."""
         lines = self._view.count(b"\n")
         back = (b"\r" + b"\x1b[%dA" % lines * (lines > 0) + b"\x1b[J") if self._view else b""
         self._write(1, back + text.encode() + b"\n" + self._view)
@@ -117,7 +117,7 @@ class OutputRelay:
 
 
 def _channel(stream: int) -> tuple[int, int]:
-    """An end to read from, and one for the worker to write to."""
+    """Return an end to read from, and one for the worker to write to."""
     if not os.isatty(stream):
         return os.pipe()
     reader, writer = pty.openpty()
@@ -127,7 +127,7 @@ def _channel(stream: int) -> tuple[int, int]:
 
 
 def _pass_on_size(stream: int, writer: int) -> None:
-    """Let a worker's pseudo-terminal be as large as ours, where there is one."""
+    """Give a worker's pseudo-terminal the size of this process's terminal, if there is one."""
     with suppress(OSError):  # A pipe, or a terminal that has gone away.
         size = fcntl.ioctl(stream, termios.TIOCGWINSZ, bytes(8))
         fcntl.ioctl(writer, termios.TIOCSWINSZ, size)
