@@ -33,7 +33,7 @@ force = lambda number: os.write(1, b"forced %d" % number)
 def send():
     time.sleep(SAME_SIGNAL_SECONDS)
     os.kill(os.getpid(), signal.SIGUSR1)
-    time.sleep(SAME_SIGNAL_SECONDS)
+    time.sleep(3 * SAME_SIGNAL_SECONDS)  # From when the first one was seen, which takes a moment.
     os.kill(os.getpid(), signal.SIGUSR1)
 with StopRequest(say=lambda text: None, force=force).installed() as stop:
     with stop.deferred():
