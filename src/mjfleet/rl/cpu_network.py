@@ -3,7 +3,6 @@
 They write into tensors that are allocated once. Runs in a worker, in any of its threads.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,28 +11,19 @@ from torch import nn
 
 BLOCK_ACTIVATIONS = 2**18
 """Activations of the widest layer that are computed at a time. They fit in a CPU's cache."""
-FEW_INPUTS = 16
-"""Up to this number of inputs, MKL computes a weight's gradient several times faster transposed."""
-LOG2_E = math.log2(math.e)
 SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 """Alpha and scale (Klambauer et al. 2017, arXiv:1706.02515)."""
 
 aten = torch.ops.aten
 
 
-def _elu(x: torch.Tensor, y: torch.Tensor) -> None:
-    """Compute ELU by a power of two: torch's own, by `expm1`, takes ten times as long."""
-    torch.mul(x, LOG2_E, out=y).clamp_(max=0.0).exp2_().sub_(1.0)
-    torch.maximum(x, y, out=y)  # Of x and exp(min(x, 0)) - 1, ELU is the greater one.
-
-
-def _elu_backward(g: torch.Tensor, y: torch.Tensor) -> None:
-    aten.elu_backward.grad_input(g, 1.0, 1.0, 1.0, True, y, grad_input=g)
-
-
+ELU = (
+    lambda x, y: aten.elu.out(x, 1.0, 1.0, 1.0, out=y),
+    lambda g, y: aten.elu_backward.grad_input(g, 1.0, 1.0, 1.0, True, y, grad_input=g),
+)
 ACTIVATIONS: dict[type[nn.Module], tuple[Callable[..., object], Callable[..., object]]] = {
-    nn.ELU: (_elu, _elu_backward),
-    nn.CELU: (_elu, _elu_backward),
+    nn.ELU: ELU,
+    nn.CELU: ELU,
     nn.SELU: (
         lambda x, y: aten.elu.out(x, *SELU, 1.0, out=y),
         lambda g, y: aten.elu_backward.grad_input(g, *SELU, 1.0, True, y, grad_input=g),
@@ -124,10 +114,7 @@ class CpuNetwork:
         for i in reversed(range(len(self._layers))):
             _, inputs, by_input = views[i - 1] if i else (rows, rows, rows)
             by_weight, by_bias = into[i]
-            if inputs.shape[1] <= FEW_INPUTS:
-                by_weight += (inputs.t() @ gradient).t()
-            else:
-                by_weight.addmm_(gradient.t(), inputs)
+            by_weight.addmm_(gradient.t(), inputs)
             by_bias += gradient.sum(dim=0)
             if i:
                 torch.mm(gradient, self._layers[i][0], out=by_input)
