@@ -46,8 +46,9 @@ def workers(watchdog: WorkerWatchdog, args: WorkerArgs) -> Iterator[Workers]:
         subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) for _ in args.devices
     ]
     for local_rank, worker in enumerate(made):
-        heartbeat = Heartbeat(args.heartbeat_file(local_rank))
-        heartbeat.start(worker.pid)
+        heartbeat = Heartbeat.in_file(args.heartbeat_file(local_rank))
+        heartbeat.start()
+        heartbeat.pid = worker.pid
         heartbeat.enter(Phase.COLLECT, 3)
     yield made
     for worker in made:
@@ -67,7 +68,7 @@ def test_it_knows_when_training_has_begun_and_how_it_ended(
     watchdog: WorkerWatchdog, args: WorkerArgs
 ) -> None:
     assert not watchdog.has_begun
-    hearts = [Heartbeat(args.heartbeat_file(local_rank)) for local_rank in (0, 1)]
+    hearts = [Heartbeat.in_file(args.heartbeat_file(local_rank)) for local_rank in (0, 1)]
     for heart in hearts:
         heart.enter(Phase.COLLECT, 7)
     assert watchdog.has_begun
@@ -86,13 +87,13 @@ def test_a_killed_worker_is_a_failure_with_its_rank_and_signal(
     failure = wait_for_failure(watchdog)
     assert (failure.rank, failure.kind, failure.iteration) == (1, "Killed", 3)
     assert "SIGKILL" in failure.message
-    assert watchdog.ended(failure).record == tmp_path / "failures/rank1.json"
+    assert read_failures(tmp_path) == [failure]
 
 
 def test_a_worker_that_just_ends_is_a_failure_unless_it_is_done(
     watchdog: WorkerWatchdog, workers: Workers, args: WorkerArgs
 ) -> None:
-    Heartbeat(args.heartbeat_file(0)).finish(None)
+    Heartbeat.in_file(args.heartbeat_file(0)).finish(None)
     for worker, code in zip(workers, (b"0\n", b"3\n"), strict=True):
         assert worker.stdin
         worker.stdin.write(code)
@@ -110,7 +111,7 @@ def test_silence_is_a_hang_only_if_no_host_moves(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert watchdog.failure() is None
-    with Heartbeat(args.heartbeat_file(1)).excused():
+    with Heartbeat.in_file(args.heartbeat_file(1)).excused():
         watchdog.all_hang = True
         assert watchdog.failure() is None
     failure = wait_for_failure(watchdog)

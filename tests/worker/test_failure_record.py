@@ -9,7 +9,13 @@ from torch.distributed import DistNetworkError
 
 from mjfleet.errors import UserError
 from mjfleet.rl.phase import Phase
-from mjfleet.worker.failure_record import Failure, innermost, only_waits, read_failures
+from mjfleet.worker.failure_record import (
+    FailedError,
+    Failure,
+    hang_message,
+    only_waits,
+    read_failures,
+)
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import WorkerArgs
@@ -41,6 +47,8 @@ def test_a_record_says_who_failed_where_and_why(tmp_path: Path) -> None:
     assert written.summary.endswith("(cuda:1), iteration 5, learn: ValueError: too large")
     assert written.write(tmp_path) == tmp_path / "failures/rank1.json"
     assert read_failures(tmp_path) == [written]
+    assert FailedError(written, tmp_path).record == tmp_path / "failures/rank1.json"
+    assert FailedError(written, tmp_path / "gone").record is None
 
 
 def test_an_exception_without_a_text_and_one_whose_text_cannot_be_made_have_records() -> None:
@@ -102,7 +110,7 @@ def test_the_last_lines_of_a_log_are_part_of_the_record(tmp_path: Path) -> None:
 def test_stacks_tell_where_the_main_thread_is_and_whether_it_waits() -> None:
     other = 'Thread 0x1 (most recent call first):\n  File "/a/b.py", line 3 in wait\n'
     main = 'Thread 0x2 (most recent call first):\n  File "/a/env.py", line 9 in step\n'
-    assert innermost(f"{other}\n{main}") == ", in step (/a/env.py, line 9)"
-    assert innermost("") == ""
+    assert hang_message(9.0, f"{other}\n{main}").endswith(", in step (/a/env.py, line 9)")
+    assert hang_message(9.0, "") == "no step for 9 s (--hang-timeout)"
     assert not only_waits(main)
     assert only_waits('File "/x/torch/distributed/distributed_c10d.py", line 1 in all_reduce')

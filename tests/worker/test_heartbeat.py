@@ -7,17 +7,38 @@ from pathlib import Path
 import pytest
 
 from mjfleet.rl.phase import Phase
-from mjfleet.worker.heartbeat import START_SECONDS, Heartbeat
+from mjfleet.worker.heartbeat import START_SECONDS, HangDetector, Heartbeat
+
+
+class Clock:
+    """Takes the place of the monotonic clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def hangs_after(self, seconds: float, detector: HangDetector) -> bool:
+        """What a detector says that is asked every second."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 1.0
+            answer = detector.hangs()
+        return answer
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
 
 
 def test_what_a_worker_writes_is_read_by_who_watches_it(tmp_path: Path) -> None:
-    watcher = Heartbeat.create(tmp_path / "heartbeat")
+    watcher = Heartbeat.in_file(tmp_path / "heartbeat")
     assert (watcher.pid, watcher.phase, watcher.iteration) == (0, Phase.START, 0)
     assert watcher.silence == 0.0
     child = os.fork()
     if child == 0:
-        worker = Heartbeat(tmp_path / "heartbeat")
-        worker.start(os.getpid())
+        worker = Heartbeat.in_file(tmp_path / "heartbeat")
+        worker.start()
         worker.enter(Phase.COLLECT, 3)
         os._exit(0)
     os.waitpid(child, 0)
@@ -26,27 +47,53 @@ def test_what_a_worker_writes_is_read_by_who_watches_it(tmp_path: Path) -> None:
     assert 0.0 < watcher.silence < 60.0
 
 
-def test_silence_is_a_hang_once_training_has_begun_and_until_it_is_done() -> None:
-    worker, since = Heartbeat(), time.monotonic() - START_SECONDS / 2
-    assert not worker.hangs(1.0, since)  # It may still be importing.
-    assert worker.hangs(1.0, since - START_SECONDS)
+def test_silence_is_a_hang_once_training_has_begun_and_until_it_is_done(clock: Clock) -> None:
+    worker = Heartbeat()
+    detector = HangDetector([worker], limit=10.0)
+    assert not clock.hangs_after(START_SECONDS - 1, detector)  # It may still be importing.
+    assert clock.hangs_after(2, detector)
     worker.enter(Phase.LEARN)
+    assert not clock.hangs_after(9, detector)
+    assert clock.hangs_after(2, detector)
     worker.beat()
-    assert not worker.hangs(60.0, since)
-    assert worker.hangs(0.0, 0.0)
-    assert not worker.hangs(60.0, time.monotonic())
+    assert not clock.hangs_after(9, detector)
     worker.finish(stopped_by=2)
-    assert not worker.hangs(0.0, 0.0)
+    other = Heartbeat()
+    other.enter(Phase.LEARN)
+    both = HangDetector([worker, other], limit=10.0)
+    assert not clock.hangs_after(9, both)
+    assert clock.hangs_after(2, both)
     assert worker.stopped_by == 2
+
+
+def test_a_suspension_of_the_watcher_is_no_hang(clock: Clock) -> None:
+    worker = Heartbeat()
+    worker.enter(Phase.LEARN)
+    detector = HangDetector([worker], limit=10.0)
+    clock.now += 1000.0
+    assert not detector.hangs()
+    assert not clock.hangs_after(9, detector)
+    assert clock.hangs_after(2, detector)
+
+
+def test_an_excuse_and_a_limit_of_zero_allow_any_silence(clock: Clock) -> None:
+    worker, other = Heartbeat(), Heartbeat()
+    worker.enter(Phase.LEARN)
+    other.enter(Phase.LEARN)
+    detector, patient = HangDetector([worker, other], 10.0), HangDetector([worker], 0.0)
+    with other.excused():
+        assert not clock.hangs_after(20, detector)
+    assert clock.hangs_after(20, detector)
+    assert not clock.hangs_after(20, patient)
 
 
 def test_an_excuse_ends_with_its_block_and_returns_to_the_phase_before() -> None:
     worker = Heartbeat()
     worker.enter(Phase.COLLECT)
     with worker.excused(), worker.excused(Phase.SAVE):
-        assert worker.is_excused
+        assert worker.excuses == 2
         assert worker.phase is Phase.SAVE
-    assert not worker.is_excused
+    assert worker.excuses == 0
     assert worker.phase is Phase.COLLECT
 
 
@@ -56,4 +103,4 @@ def test_what_fails_inside_an_excuse_shows_its_phase() -> None:
     with pytest.raises(OSError, match="full"), worker.excused(Phase.SAVE):
         raise OSError("full")
     assert worker.phase is Phase.SAVE
-    assert not worker.is_excused
+    assert worker.excuses == 0

@@ -173,8 +173,7 @@ class RunSupervisor:
         self._receive_until_ended(GRACE_SECONDS if patient else 0.0)
         self._connections.send({"kill": True})
         self._receive_until_ended(END_SECONDS)
-        record = self._plan.run_dir / "failures" / f"rank{failure.rank}.json"
-        raise FailedError(failure, record if record.exists() else None)
+        raise FailedError(failure, self._plan.run_dir)
 
     def _cause(self) -> Failure | None:
         """Return why the run has failed, if it has.

@@ -127,7 +127,7 @@ class WorkerProcesses:
         deadline = time.monotonic() + (GRACE_SECONDS if patient else 0.0)
         while not watchdog.is_gone() and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
-        raise watchdog.ended(failure)
+        raise FailedError(failure, Path(self._args.run_dir))
 
     def _launch(self) -> None:
         try:
@@ -146,4 +146,5 @@ class WorkerProcesses:
         rank = self._args.rank_of(0)
         message = f"torchrunx's agent {what}"
         failure = Failure.seen("Agent", message, self._args, rank, Heartbeat())
-        return FailedError(failure, failure.write(Path(self._args.run_dir)))
+        failure.write(Path(self._args.run_dir))
+        return FailedError(failure, Path(self._args.run_dir))

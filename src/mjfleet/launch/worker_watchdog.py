@@ -16,14 +16,12 @@ from typing import Self
 from mjfleet.rl.phase import Phase
 from mjfleet.worker.failure_record import (
     SECONDARY_SECONDS,
-    FailedError,
     Failure,
-    innermost,
+    hang_message,
     only_waits,
     read_failures,
 )
-from mjfleet.worker.heartbeat import Heartbeat
-from mjfleet.worker.in_process_worker import ASLEEP_SECONDS
+from mjfleet.worker.heartbeat import HangDetector, Heartbeat
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
 ALONE_SECONDS = SECONDARY_SECONDS + 1.0
@@ -63,10 +61,10 @@ class WorkerWatchdog:
         self._limit: float = args.config["hang_timeout"]
         self._ranks = [args.rank_of(local_rank) for local_rank in range(len(args.devices))]
         self._heartbeats = [
-            Heartbeat.create(args.heartbeat_file(rank.local_rank)) for rank in self._ranks
+            Heartbeat.in_file(args.heartbeat_file(rank.local_rank)) for rank in self._ranks
         ]
         self._ends: dict[int, int] = {}
-        self._looked = self._since = time.monotonic()
+        self._detector = HangDetector(self._heartbeats, self._limit)
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +76,7 @@ class WorkerWatchdog:
     @property
     def status(self) -> WorkerStatus:
         """What the launcher needs to know."""
-        return WorkerStatus(has_begun=self.has_begun, hangs=self._hangs())
+        return WorkerStatus(has_begun=self.has_begun, hangs=self._detector.hangs())
 
     @property
     def has_begun(self) -> bool:
@@ -111,13 +109,8 @@ class WorkerWatchdog:
 
     def failure(self) -> Failure | None:
         """Return why the run has failed, if it has."""
-        hangs = self.all_hang and self._hangs()
+        hangs = self.all_hang and self._detector.hangs()
         return self._recorded() or self._ended() or (self._hanging() if hangs else None)
-
-    def ended(self, failure: Failure) -> FailedError:
-        """Return the error that a failure of this run is."""
-        record = self._run_dir / "failures" / f"rank{failure.rank}.json"
-        return FailedError(failure, record if record.exists() else None)
 
     def is_gone(self) -> bool:
         """Return whether every worker that has started has ended."""
@@ -149,16 +142,6 @@ class WorkerWatchdog:
             return failure
         return None
 
-    def _hangs(self) -> bool:
-        """Whether no worker of this host has moved for the hang time-out."""
-        before, self._looked = self._looked, time.monotonic()
-        if self._looked - before > ASLEEP_SECONDS:
-            self._since = self._looked  # This host was suspended.
-        if not self._limit or any(heartbeat.is_excused for heartbeat in self._heartbeats):
-            return False
-        at_work = [heartbeat for heartbeat in self._heartbeats if heartbeat.phase != Phase.DONE]
-        return all(heartbeat.hangs(self._limit, self._since) for heartbeat in at_work)
-
     def _hanging(self) -> Failure:
         """Record the stacks of all workers; return the failure of the one that others wait for."""
         states = [
@@ -176,7 +159,7 @@ class WorkerWatchdog:
         # On several hosts, all workers of this one may wait for another's.
         waits = self._args.part is not None and idle[first]
         for place, state in enumerate(states):
-            message = f"no step for {self._limit:g} s (--hang-timeout){innermost(stacks[place])}"
+            message = hang_message(self._limit, stacks[place])
             if not self._heartbeats[place].pid:
                 message = "its process has not started"
             elif state is not None and state[0] in STATES:

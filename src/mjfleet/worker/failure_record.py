@@ -10,9 +10,8 @@ import re
 import socket
 import time
 import traceback
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from mjfleet.errors import UserError
 from mjfleet.rl.phase import Phase
@@ -33,7 +32,6 @@ WAITING_FILES = (
 )  # fmt: skip
 """Files whose functions wait for other ranks."""
 LOG_LINES = 20
-"""How many of a worker's last log lines its record holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,24 +42,18 @@ class Failure:
     host: str
     device: str
     seed: int
-    iteration: int
-    """The current one, counted from 1; 0 before the first."""
-    phase: str
-    """What it was doing: a name of `Phase`, in lower case."""
-    time: float = field(default_factory=time.time)
-    """Seconds since the epoch."""
+    iteration: int  # The current one, counted from 1; 0 before the first.
+    phase: str  # What it was doing: a name of `Phase`, in lower case.
+    time: float = field(default_factory=time.time)  # Seconds since the epoch.
     kind: str
     """The exception's class; without an exception "Killed", "Exited" or "Hang"; "Agent" if it was
     torchrunx's agent, "Lost" if it was a host."""
     message: str
-    traceback: str
-    """Of the exception; of a hang, the Python stacks of all its threads."""
-    mistake: bool = False
-    """Whether it is the user's mistake, for whom the message is enough."""
-    is_secondary: bool = False
-    """Whether it only follows from another rank's failure."""
+    traceback: str = ""  # Of the exception; of a hang, the Python stacks of all its threads.
+    mistake: bool = False  # Whether it is the user's mistake, for whom the message is enough.
+    is_secondary: bool = False  # Whether it only follows from another rank's failure.
     log: list[str] = field(default_factory=list)
-    """The worker's last log lines, where it has a log of its own."""
+    """The worker's last LOG_LINES log lines, where it has a log of its own."""
 
     @classmethod
     def of(
@@ -70,10 +62,8 @@ class Failure:
         """Describe an exception, which may be one whose text cannot be made."""
         shown = traceback.TracebackException.from_exception(error)
         head, _, rest = "".join(shown.format_exception_only()).strip().partition(": ")
-        return cls(
-            **_origin(args, rank, heartbeat),
-            kind=type(error).__name__,
-            message=rest or head,
+        return replace(
+            cls.seen(type(error).__name__, rest or head, args, rank, heartbeat),
             traceback="".join(shown.format()),
             mistake=isinstance(error, UserError),
             is_secondary=_is_lost_connection(error, rest),
@@ -81,17 +71,20 @@ class Failure:
 
     @classmethod
     def seen(
-        cls,
-        kind: str,
-        message: str,
-        args: WorkerArgs,
-        rank: Rank,
-        heartbeat: Heartbeat,
-        stacks: str = "",
+        cls, kind: str, message: str, args: WorkerArgs, rank: Rank, heartbeat: Heartbeat
     ) -> "Failure":
         """Describe what was seen of a worker from outside."""
-        origin = _origin(args, rank, heartbeat)
-        return cls(**origin, kind=kind, message=message, traceback=stacks)
+        return cls(
+            rank=rank.rank,
+            host=socket.gethostname(),
+            device=args.devices[rank.local_rank],
+            seed=args.config["agent"]["seed"] + rank.rank,
+            iteration=heartbeat.iteration,
+            phase=heartbeat.phase.name.lower(),
+            kind=kind,
+            message=message,
+            log=_last_log_lines(args, rank),
+        )
 
     @classmethod
     def read(cls, path: Path) -> "Failure":
@@ -100,14 +93,9 @@ class Failure:
         return cls(**{"is_secondary" if name == "echo" else name: data[name] for name in data})
 
     @property
-    def has_begun(self) -> bool:
-        """Whether training had begun."""
-        return Phase[self.phase.upper()] >= Phase.COLLECT
-
-    @property
     def is_users_mistake(self) -> bool:
         """Whether this is a mistake of the user's that was found before training began."""
-        return self.mistake and not self.has_begun
+        return self.mistake and Phase[self.phase.upper()] < Phase.COLLECT
 
     @property
     def headline(self) -> str:
@@ -132,9 +120,13 @@ class Failure:
             return f"{self.headline}: {self.message}" + (f"\nIts last lines:{end}" if end else "")
         return f"{self.headline}:\n{self.traceback.rstrip()}"
 
+    def path(self, run_dir: Path) -> Path:
+        """Return the file of the record in a run directory."""
+        return run_dir / "failures" / f"rank{self.rank}.json"
+
     def write(self, run_dir: Path) -> Path | None:
         """Write the record into the run directory; return its path, or None if that failed."""
-        path = run_dir / "failures" / f"rank{self.rank}.json"
+        path = self.path(run_dir)
         text = json.dumps(asdict(self), indent=2) + "\n"
         try:
             path.parent.mkdir(exist_ok=True)
@@ -148,11 +140,11 @@ class Failure:
 class FailedError(Exception):
     """A worker has failed, as its record says."""
 
-    def __init__(self, failure: Failure, record: Path | None) -> None:
-        """Hold the record, and its file where it could be written."""
+    def __init__(self, failure: Failure, run_dir: Path | None) -> None:
+        """Hold the record, and its file where there is one."""
         super().__init__(failure.message)
         self.failure = failure
-        self.record = record
+        self.record = failure.path(run_dir) if run_dir and failure.path(run_dir).exists() else None
 
 
 def read_failures(run_dir: Path) -> list[Failure]:
@@ -161,13 +153,14 @@ def read_failures(run_dir: Path) -> list[Failure]:
     return sorted(found, key=lambda failure: (failure.is_secondary, failure.time))
 
 
-def innermost(stacks: str) -> str:
-    """Say where the main thread is; faulthandler writes it last, its newest call first."""
+def hang_message(limit: float, stacks: str) -> str:
+    """Say that nothing moved for `limit` seconds, and where the main thread is.
+
+    faulthandler writes the main thread last, its newest call first.
+    """
     frames = re.findall(r'\(most recent call first\):\n  File "(.+)", line (\d+) in (.+)', stacks)
-    if not frames:
-        return ""
-    file, line, function = frames[-1]
-    return f", in {function} ({file}, line {line})"
+    where = ", in {2} ({0}, line {1})".format(*frames[-1]) if frames else ""
+    return f"no step for {limit:g} s (--hang-timeout){where}"
 
 
 def only_waits(stacks: str) -> bool:
@@ -188,24 +181,10 @@ def _is_lost_connection(error: BaseException, message: str) -> bool:
     return "gloo/transport" in message and "Timed out" not in message
 
 
-def _origin(args: WorkerArgs, rank: Rank, heartbeat: Heartbeat) -> dict[str, Any]:
-    return {
-        "rank": rank.rank,
-        "host": socket.gethostname(),
-        "device": args.devices[rank.local_rank],
-        "seed": args.config["agent"]["seed"] + rank.rank,
-        "iteration": heartbeat.iteration,
-        "phase": heartbeat.phase.name.lower(),
-        "log": _last_log_lines(args, rank),
-    }
-
-
 def _last_log_lines(args: WorkerArgs, rank: Rank) -> list[str]:
-    if not args.log_files or args.log_files[rank.local_rank] == os.devnull:
-        return []
     try:
         with open(args.log_files[rank.local_rank], "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
             return file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
-    except OSError:
-        return []  # The worker ended before it had a log.
+    except (IndexError, OSError):  # It has no log, or ended before it had one.
+        return []

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from mjfleet.errors import Stopped, UserError
@@ -16,11 +17,11 @@ from mjfleet.worker.failure_record import (
     SECONDARY_SECONDS,
     FailedError,
     Failure,
-    innermost,
+    hang_message,
     only_waits,
     read_failures,
 )
-from mjfleet.worker.heartbeat import Heartbeat
+from mjfleet.worker.heartbeat import HangDetector, Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.under_torchrun import is_from_torchrun, note_run, tell_cause
@@ -30,8 +31,6 @@ from mjfleet.worker.worker_main import train_worker
 LOOK_SECONDS = 1.0
 PRINT_SECONDS = 5.0
 """How long a worker that hangs may take to print why: its terminal may have no reader."""
-ASLEEP_SECONDS = 5.0
-"""A longer gap between two looks means that this process was suspended."""
 
 
 def train_in_process(
@@ -53,7 +52,7 @@ def train_in_process(
     if is_from_torchrun():
         die_with_parent()
     heartbeat = Heartbeat()
-    heartbeat.start(os.getpid())
+    heartbeat.start()
     if sys.__stderr__:
         faulthandler.enable(sys.__stderr__)  # A crash shows its Python stack.
     run_dirs = [Path(args.run_dir)] if rank.rank == 0 else []  # Others learn it from rank 0.
@@ -63,7 +62,9 @@ def train_in_process(
         note_run(run_dir)
 
     def recorded(failure: Failure) -> FailedError:
-        return FailedError(failure, failure.write(run_dirs[-1]) if run_dirs else None)
+        if run_dirs:
+            failure.write(run_dirs[-1])
+        return FailedError(failure, run_dirs[-1] if run_dirs else None)
 
     try:
         with _ended_when_it_hangs(args, rank, heartbeat, lambda hang: on_hang(recorded(hang))):
@@ -93,7 +94,7 @@ def _cause_of(failed: FailedError, run_dir: Path) -> FailedError:
     while time.monotonic() < deadline:
         first = read_failures(run_dir)[:1]
         if first and not first[0].is_secondary:
-            return FailedError(first[0], run_dir / "failures" / f"rank{first[0].rank}.json")
+            return FailedError(first[0], run_dir)
         time.sleep(0.1)
     return failed
 
@@ -103,29 +104,20 @@ def _ended_when_it_hangs(
     args: WorkerArgs, rank: Rank, heartbeat: Heartbeat, on_hang: Callable[[Failure], object]
 ) -> Iterator[None]:
     """End the process when the heartbeat is silent for the hang time-out."""
-    limit = args.config["hang_timeout"]
-    over = threading.Event()
+    limit: float = args.config["hang_timeout"]
+    detector, over = HangDetector([heartbeat], limit), threading.Event()
 
     def watch() -> None:
-        since = looked = time.monotonic()
         while not over.wait(LOOK_SECONDS):
-            before, looked = looked, time.monotonic()
-            if looked - before > ASLEEP_SECONDS:
-                since = looked
             # A rank that waits for another one is subject to the time-out of collectives.
-            if (
-                heartbeat.hangs(limit, since)
-                and not heartbeat.is_excused
-                and not only_waits(stacks := _stacks())
-            ):
+            if detector.hangs() and not only_waits(stacks := _stacks()):
                 threading.Timer(PRINT_SECONDS, os._exit, (1,)).start()
-                message = f"no step for {limit:g} s (--hang-timeout){innermost(stacks)}"
-                on_hang(Failure.seen("Hang", message, args, rank, heartbeat, stacks=stacks))
+                seen = Failure.seen("Hang", hang_message(limit, stacks), args, rank, heartbeat)
+                on_hang(replace(seen, traceback=stacks))
                 sys.stderr.flush()
                 os._exit(1)
 
-    if limit > 0:
-        threading.Thread(target=watch, name="hang", daemon=True).start()
+    threading.Thread(target=watch, name="hang", daemon=True).start()
     try:
         yield
     finally:

@@ -37,8 +37,8 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
     rank = args.rank_of(int(os.environ["LOCAL_RANK"]))
     if args.part:
         _join_other_hosts(args.part, rank)
-    heartbeat = Heartbeat(args.heartbeat_file(rank.local_rank))
-    heartbeat.start(os.getpid())
+    heartbeat = Heartbeat.in_file(args.heartbeat_file(rank.local_rank))
+    heartbeat.start()
     log_file = args.log_files[rank.local_rank]
     stdout, stderr = args.terminal if args.terminal and rank.rank == 0 else (log_file, log_file)
     _redirect_output(stdout, stderr)
