@@ -1,15 +1,13 @@
 """One worker of each host compiles warp's kernels while the others wait: they share its cache."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
+from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.rank_environment import Rank
-
-LOOK_SECONDS = 0.1
 
 
 @contextmanager
@@ -28,12 +26,13 @@ def local_rank_0_first(
         TimeoutError: local rank 0 was not done in time.
     """
     done = f"mjfleet/first/{rank.node}"
-    deadline = time.monotonic() + timeout.total_seconds()
-    while rank.local_rank > 0 and not store.check([done]):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"local rank 0 was not done after {timeout}")
+
+    def is_done() -> bool:
         beat()
-        time.sleep(LOOK_SECONDS)
+        return store.check([done])
+
+    if rank.local_rank > 0 and not wait_until(is_done, timeout.total_seconds()):
+        raise TimeoutError(f"local rank 0 was not done after {timeout}")
     yield
     if rank.local_rank == 0:
         store.set(done, "")

@@ -5,7 +5,6 @@ import os
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from mjfleet.errors import Stopped, UserError
 from mjfleet.utils.parent_death import die_with_parent
+from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import (
     SECONDARY_SECONDS,
     FailedError,
@@ -90,13 +90,12 @@ def train_in_process(
 
 def _cause_of(failed: FailedError, run_dir: Path) -> FailedError:
     """Return the failure of another rank from which this one follows, once it is recorded."""
-    deadline = time.monotonic() + SECONDARY_SECONDS
-    while time.monotonic() < deadline:
-        first = read_failures(run_dir)[:1]
-        if first and not first[0].is_secondary:
-            return FailedError(first[0], run_dir)
-        time.sleep(0.1)
-    return failed
+
+    def causes() -> list[Failure]:
+        return [failure for failure in read_failures(run_dir) if not failure.is_secondary]
+
+    wait_until(causes, SECONDARY_SECONDS)
+    return FailedError(causes()[0], run_dir) if causes() else failed
 
 
 @contextmanager

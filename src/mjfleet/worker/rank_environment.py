@@ -14,16 +14,11 @@ from mjfleet.errors import RankError
 class Rank:
     """One worker's place among all of them; by default the only one."""
 
-    rank: int = 0
-    """Its number among all workers."""
-    local_rank: int = 0
-    """Its number among the workers of its host."""
-    world_size: int = 1
-    """The number of workers."""
-    local_world_size: int = 1
-    """The number of workers of its host."""
-    node: int = 0
-    """The number of its host."""
+    rank: int = 0  # Its number among all workers.
+    local_rank: int = 0  # Its number among the workers of its host.
+    world_size: int = 1  # The number of workers.
+    local_world_size: int = 1  # The number of workers of its host.
+    node: int = 0  # The number of its host.
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Rank | None":
@@ -36,8 +31,7 @@ class Rank:
         if alone and "LOCAL_RANK" not in environ:
             return None
         needed = ["WORLD_SIZE", "RANK", "LOCAL_RANK"]
-        if not alone:
-            needed += ["MASTER_ADDR", "MASTER_PORT"]
+        needed += [] if alone else ["MASTER_ADDR", "MASTER_PORT"]
         if environ.get("SLURM_NNODES", "1") != "1":
             needed += ["LOCAL_WORLD_SIZE"]
         try:
@@ -48,7 +42,13 @@ class Rank:
             if not (0 <= local_rank <= rank < world_size and local_rank < local_world_size):
                 raise ValueError("no place among the others")
             node = environ.get("GROUP_RANK", environ.get("SLURM_NODEID", rank // local_world_size))
-            node = int(node)
+            return cls(
+                rank=rank,
+                local_rank=local_rank,
+                world_size=world_size,
+                local_world_size=local_world_size,
+                node=int(node),
+            )
         except ValueError as error:
             names = dict.fromkeys([*needed, "LOCAL_WORLD_SIZE"])
             given = ", ".join(f"{name}={environ[name]}" for name in names if name in environ)
@@ -57,13 +57,6 @@ class Rank:
                 f"{', '.join(needed)}, as torchrun sets them; unset WORLD_SIZE to have workers "
                 "started here."
             ) from None
-        return cls(
-            rank=rank,
-            local_rank=local_rank,
-            world_size=world_size,
-            local_world_size=local_world_size,
-            node=node,
-        )
 
 
 def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ Imports nothing heavy.
 import math
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -43,13 +44,10 @@ class StopRequest:
         force: Callable[[int], object] | None = None,
     ) -> None:
         self.received: int | None = None
-        self._signals = signals
-        self._say = say
-        self._force = force
-        self._over = threading.Event()
+        self._signals, self._say, self._force = signals, say, force
+        self._defers: Callable[[], bool] = lambda: False
         self._is_raised = False
         self._last_time = -math.inf
-        self._defers: Callable[[], bool] = _never
 
     @contextmanager
     def installed(self) -> Iterator["StopRequest"]:
@@ -81,12 +79,12 @@ class StopRequest:
             accept: called when the first signal arrives; False: there is nothing to finish.
             say: prints lines about signals inside the block; None: as outside.
         """
-        before = self._say
-        self._defers, self._say = accept, say or before
+        before = self._defers, self._say
+        self._defers, self._say = accept, say or self._say
         try:
             yield
         finally:
-            self._defers, self._say = _never, before
+            self._defers, self._say = before
 
     def check(self) -> int | None:
         """Return the signal that was received and deferred, if any.
@@ -99,7 +97,6 @@ class StopRequest:
         return self.received
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        del frame
         now = time.monotonic()
         if now - self._last_time < SAME_SIGNAL_SECONDS:
             return
@@ -116,43 +113,41 @@ class StopRequest:
 
     @contextmanager
     def _watching_for_second(self) -> Iterator[None]:
-        """Watch signals from a thread too: Python's handlers run in the main thread alone."""
-        if self._force is None:
+        """After a second signal, end the process if the main thread does not.
+
+        A thread watches for it: Python's handlers run in the main thread alone.
+        """
+        if (force := self._force) is None:
             yield
             return
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        thread = threading.Thread(target=self._watch, args=(reader,), name="signals", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            signal.set_wakeup_fd(before)
-            os.write(writer, bytes(1))  # To close it is not enough: a fork may hold it open.
-            thread.join()
-            os.close(writer)
-            os.close(reader)
+        over = threading.Event()
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
 
-    def _watch(self, reader: int) -> None:
-        """After a second signal, end the process if the main thread does not."""
-        count, last_time = 0, -math.inf
-        while (numbers := os.read(reader, 64)) and not self._over.is_set():
-            for number in set(numbers) & {int(one) for one in self._signals}:
-                now = time.monotonic()
-                if now - last_time < SAME_SIGNAL_SECONDS:
-                    continue
-                count, last_time = count + 1, now
-                if count > 1 and not self._over.wait(FORCE_SECONDS):
-                    assert self._force is not None
-                    self._force(_counts_as(number))
-                    os._exit(128 + _counts_as(number))
+        def watch() -> None:
+            count, last_time = 0, -math.inf
+            while numbers := reader.recv(64):
+                for number in set(numbers) & set(self._signals):
+                    now = time.monotonic()
+                    if now - last_time < SAME_SIGNAL_SECONDS:
+                        continue
+                    count, last_time = count + 1, now
+                    if count > 1 and not over.wait(FORCE_SECONDS):
+                        force(_counts_as(number))
+                        os._exit(128 + _counts_as(number))
+
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        thread = threading.Thread(target=watch, name="signals", daemon=True)
+        thread.start()
+        with reader, writer:
+            try:
+                yield
+            finally:
+                over.set()
+                signal.set_wakeup_fd(before)
+                writer.shutdown(socket.SHUT_WR)  # A fork may hold it open.
+                thread.join()
 
 
 def _counts_as(number: int) -> int:
     return signal.SIGTERM if number in (signal.SIGUSR1, signal.SIGUSR2) else number
-
-
-def _never() -> bool:
-    return False

@@ -23,23 +23,16 @@ def prepare() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # rsl_rl imports GitPython, which fails without a git command unless it is told not to.
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-    _keep_freed_memory()
+    # glibc is to reuse freed memory instead of returning it to the system: the tensors of an update
+    # come and go in the same sizes, and page faults took a quarter of its time.
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    for variable, (parameter, size) in THRESHOLDS.items():
+        if mallopt is not None and variable not in os.environ:
+            mallopt(parameter, size)
 
 
 def thread_variables(threads: int) -> dict[str, str]:
     """Return the environment variables that give a worker so many CPU threads."""
     pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    return dict.fromkeys(pools, str(threads)) | {
-        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
-    }
-
-
-def _keep_freed_memory() -> None:
-    """Have glibc reuse freed memory instead of returning it to the system.
-
-    The tensors of an update come and go in the same sizes; page faults took a quarter of its time.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    for variable, (parameter, size) in THRESHOLDS.items():
-        if mallopt is not None and variable not in os.environ:
-            mallopt(parameter, size)
+    policy = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+    return dict.fromkeys(pools, str(threads)) | policy

@@ -22,11 +22,6 @@ LOOPBACK = "127.0.0.1"
 def process_group(args: WorkerArgs, rank: Rank, timeout_seconds: float) -> Iterator[Collectives]:
     """Join the other workers for the length of the block; a single worker has no process group.
 
-    Workers that we started on one host meet at a store that listens on the loopback interface
-    alone and needs no host name; on several hosts, at a store that listens on the first host's
-    address alone. Otherwise MASTER_ADDR and MASTER_PORT say where to meet; under torchrun, earlier
-    workers of the run have met there before.
-
     After an error NCCL's group is left to the end of the process, which has to follow: destroying
     it would wait for the other ranks, which wait for this one.
 
@@ -43,10 +38,9 @@ def process_group(args: WorkerArgs, rank: Rank, timeout_seconds: float) -> Itera
     if rank.world_size == rank.local_world_size:
         for variable, interface in LOOPBACK_ALONE.items():
             os.environ.setdefault(variable, interface)
-    store = _our_store(args, rank, timeout) if args.local else _torchruns_store(rank, timeout)
     dist.init_process_group(
         args.backend,
-        store=store,
+        store=_store(args, rank, timeout),
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timeout,
@@ -66,29 +60,24 @@ def listening_store(address: str, port: int, world_size: int, timeout: timedelta
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, port), family=family)
     return TCPStore(
-        address,
-        port,
-        world_size,
-        is_master=True,
-        timeout=timeout,
-        wait_for_workers=False,
+        address, port, world_size, is_master=True, timeout=timeout, wait_for_workers=False,
         master_listen_fd=listener.detach(),
-    )
+    )  # fmt: skip
 
 
-def _our_store(args: WorkerArgs, rank: Rank, timeout: timedelta) -> TCPStore:
-    """Return rank 0's store, for workers that we started."""
-    address = args.part.address if args.part else LOOPBACK
-    port = int(os.environ["MASTER_PORT"])
+def _store(args: WorkerArgs, rank: Rank, timeout: timedelta) -> Store | None:
+    """Return the store at which the workers meet; None: MASTER_ADDR and MASTER_PORT say where.
+
+    For workers that we started, rank 0's listens on the loopback interface alone, or where there
+    are several hosts, on the first one's address alone. The store of torchrun may hold what earlier
+    workers of the run have left.
+    """
+    if not args.local:
+        if (store := meeting_store(rank)) is None:
+            return None
+        store.set_timeout(timeout)
+        return meet(store, rank, timeout)[0]
+    address, port = args.part.address if args.part else LOOPBACK, int(os.environ["MASTER_PORT"])
     if rank.rank == 0:
         return listening_store(address, port, rank.world_size, timeout)
     return TCPStore(address, port, rank.world_size, is_master=False, timeout=timeout)
-
-
-def _torchruns_store(rank: Rank, timeout: timedelta) -> Store | None:
-    """Return the part of torchrun's store for these workers; None: torch makes one."""
-    store = meeting_store(rank)
-    if store is None:
-        return None
-    store.set_timeout(timeout)
-    return meet(store, rank, timeout)[0]

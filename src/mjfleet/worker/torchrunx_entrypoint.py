@@ -54,7 +54,8 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
     try:
         with stop.installed():
             outcome = train_worker(args, rank, stop, heartbeat)
-        _flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
         heartbeat.finish(outcome.stopped_by)
     except Stopped as stopped:
         _end(128 + stopped.signal_number)
@@ -110,13 +111,9 @@ def _fail(error: BaseException, args: WorkerArgs, rank: Rank, heartbeat: Heartbe
         _end(1)
 
 
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-
-
 def _end(code: int) -> NoReturn:
     """End this process now, without waiting for threads, its parent, or long for a reader."""
     threading.Timer(FLUSH_SECONDS, os._exit, (code,)).start()
-    _flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)

@@ -7,7 +7,6 @@ heavy before a store is needed.
 
 import json
 import os
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
@@ -17,14 +16,12 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.rank_environment import Rank
 
 if TYPE_CHECKING:
-    from torch.distributed import (  # pyright: ignore[reportPrivateImportUsage]
-        PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
-        Store,  # pyright: ignore[reportPrivateImportUsage]
-    )
+    from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable: the file, in the agent's folder, for the reason of a worker's failure."""
@@ -32,7 +29,6 @@ NOTE = "mjfleet-run"
 """The file in that folder that holds the run directory; empty: the run was given back."""
 FIRST = "mjfleet/first"
 """The store's key for the name of rank 0."""
-LOOK_SECONDS = 0.05
 
 
 def is_from_torchrun() -> bool:
@@ -122,8 +118,7 @@ def tell_cause(failure: Failure) -> None:
 
     The format is that of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
     """
-    path = os.environ.get(ERROR_FILE)
-    if path:
+    if path := os.environ.get(ERROR_FILE):
         extra = {"py_callstack": failure.traceback, "timestamp": str(int(failure.time))}
         message = {"message": f"{failure.kind}: {failure.message}", "extraInfo": extra}
         Path(path).write_text(json.dumps({"message": message} | {"failure": asdict(failure)}))
@@ -137,9 +132,5 @@ def _note() -> Path | None:
 
 
 def _wait(is_there: Callable[[], bool], timeout: timedelta, who: str) -> None:
-    """Look again and again; unlike a wait inside the store, this lets signal handlers run."""
-    deadline = time.monotonic() + timeout.total_seconds()
-    while not is_there():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{who} did not come within {timeout}")
-        time.sleep(LOOK_SECONDS)
+    if not wait_until(is_there, timeout.total_seconds()):
+        raise TimeoutError(f"{who} did not come within {timeout}")

@@ -15,14 +15,10 @@ LOOPBACK_ALONE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 class HostArgs:
     """One host's place in a run on several."""
 
-    node: int
-    """The number of the host."""
-    first_rank: int
-    """The rank of its first worker."""
-    world_size: int
-    """The number of workers of all hosts."""
-    address: str
-    """Where rank 0 listens; the workers of other hosts can reach it."""
+    node: int  # The number of the host.
+    first_rank: int  # The rank of its first worker.
+    world_size: int  # The number of workers of all hosts.
+    address: str  # Where rank 0 listens; the workers of other hosts can reach it.
     port: int
     network: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that name the interface by which gloo and NCCL reach other hosts."""
@@ -34,31 +30,22 @@ class WorkerArgs:
 
     task: str
     task_folder: str
-    config: Mapping[str, Any]
-    """The resolved TrainConfig, as `mjfleet.config.to_dict` makes it."""
-    devices: tuple[str, ...]
-    """torch's name of each local worker's device."""
+    config: Mapping[str, Any]  # The resolved TrainConfig, as `mjfleet.config.to_dict` makes it.
+    devices: tuple[str, ...]  # torch's name of each local worker's device.
     engine: Literal["warp", "native"]
-    threads: int
-    """CPU threads of each worker."""
+    threads: int  # CPU threads of each worker.
     run_dir: str
-    backend: Literal["nccl", "gloo"] | None = None
-    """torch.distributed's backend; None: there is only one worker."""
-    local: bool = True
-    """Whether we have started the workers; without a `part`, all on this host."""
-    part: HostArgs | None = None
-    """This host's place, where we have started workers on several."""
-    terminal: tuple[str, str] | None = None
-    """For workers that we started: where rank 0 writes its standard output and error."""
+    checkpoint: str | None = None  # Where training continues from; None: it begins.
+    backend: Literal["nccl", "gloo"] | None = None  # None: there is only one worker.
+    local: bool = True  # Whether we have started the workers; without a `part`, all on this host.
+    # The rest is for workers that we have started.
+    part: HostArgs | None = None  # This host's place, where there are several.
+    terminal: tuple[str, str] | None = None  # Where rank 0 writes its standard output and error.
     log_files: tuple[str, ...] = ()
-    """For workers that we started: where each writes its output, by local rank. Rank 0 writes to
-    `terminal` instead, if there is one; its log file then receives a copy."""
-    temporary: str = ""
-    """For workers that we started: the user's folder for temporary files."""
-    scratch: str = ""
-    """For workers that we started: the folder of heartbeats and stacks."""
-    checkpoint: str | None = None
-    """Where training continues from; None: it begins."""
+    """Where each writes its output, by local rank. Rank 0 writes to `terminal` instead, if there is
+    one; its log file then receives a copy."""
+    temporary: str = ""  # The user's folder for temporary files.
+    scratch: str = ""  # The folder of heartbeats and stacks.
 
     def rank_of(self, local_rank: int) -> Rank:
         """Return the place of one of this host's workers that we have started."""
@@ -84,7 +71,5 @@ class WorkerArgs:
 class Outcome:
     """How a worker's training ended."""
 
-    iterations: int
-    """Iterations that were completed."""
-    stopped_by: int | None
-    """The signal that ended training early, if one did."""
+    iterations: int  # How many were completed.
+    stopped_by: int | None  # The signal that ended training early, if one did.

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,6 @@ from mjfleet.worker.worker_args import Outcome, WorkerArgs
 if TYPE_CHECKING:
     from mjfleet.rl.checkpoint_contents import Checkpointer
     from mjfleet.rl.collectives import Collectives
-    from mjfleet.rl.evaluator import Evaluator
     from mjfleet.rl.runner import Runner
 
 
@@ -107,25 +107,30 @@ def _build(
     """Build environment, runner and checkpointer; one worker of a host compiles kernels first."""
     import torch.distributed as dist
 
+    from mjfleet.env.environment import EVALUATION_SEED, EnvShard
     from mjfleet.env.factory import build_env
     from mjfleet.nan_dump.nan_guard import DumpTo
     from mjfleet.rl.checkpoint_contents import Checkpointer
+    from mjfleet.rl.checkpoint_files import own_random_numbers
+    from mjfleet.rl.evaluator import Evaluator
     from mjfleet.rl.runner import Runner
     from mjfleet.worker.first_compilation import local_rank_0_first
 
-    device, turn = args.devices[rank.local_rank], nullcontext()
+    device, turn, evaluator = args.devices[rank.local_rank], nullcontext(), None
+    settings = (found, config, args.engine, device, args.threads)
+    make_env = partial(build_env, *settings, while_compiling=heartbeat.excused)
     if args.engine == "warp" and rank.local_world_size > 1:
         store = dist.distributed_c10d._get_default_store()
         timeout = timedelta(seconds=config.collective_timeout)
         turn = local_rank_0_first(store, rank, timeout, heartbeat.beat)
     with turn:
-        env = build_env(
-            *(found, config, args.engine, device, args.threads),
-            rank=rank.rank,
-            while_compiling=heartbeat.excused,
-        )
+        env = make_env(rank=rank.rank)
+    if config.eval_interval is not None:
+        first, end = (config.eval_envs * r // rank.world_size for r in (rank.rank, rank.rank + 1))
+        with own_random_numbers(EVALUATION_SEED, device):
+            shard = EnvShard(first, end - first, config.eval_envs)
+            evaluator = Evaluator(make_env(shard=shard), config.eval_interval)
     dump = DumpTo(path=run_dir / "failures" / f"nan_rank{rank.rank}.npz", task=args.task)
-    evaluator = _build_evaluator(found, config, args, rank, heartbeat)
     runner = Runner(
         *(env, config.agent, device, args.threads, found.load, collectives, heartbeat, dump),
         evaluator=evaluator,
@@ -135,28 +140,6 @@ def _build(
         worlds=config.save_worlds,
     )
     return runner, checkpointer
-
-
-def _build_evaluator(
-    found: FoundTask, config: TrainConfig, args: WorkerArgs, rank: Rank, heartbeat: Heartbeat
-) -> "Evaluator | None":
-    """Build this rank's share of the evaluation's environments, if there is to be one."""
-    if config.eval_interval is None:
-        return None
-    from mjfleet.env.environment import EVALUATION_SEED, EnvShard
-    from mjfleet.env.factory import build_env
-    from mjfleet.rl.checkpoint_files import own_random_numbers
-    from mjfleet.rl.evaluator import Evaluator
-
-    first, end = (config.eval_envs * r // rank.world_size for r in (rank.rank, rank.rank + 1))
-    device = args.devices[rank.local_rank]
-    with own_random_numbers(EVALUATION_SEED, device):
-        env = build_env(
-            *(found, config, args.engine, device, args.threads),
-            shard=EnvShard(first, end - first, config.eval_envs),
-            while_compiling=heartbeat.excused,
-        )
-    return Evaluator(env, config.eval_interval)
 
 
 def _announce_build(args: WorkerArgs, rank: Rank) -> None:
