@@ -1,7 +1,7 @@
 """Unitree Go1 that follows velocity commands. README.md has the sources of its numbers."""
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Annotated
 
 from mjfleet.config import (
     ActorConfig,
@@ -11,74 +11,60 @@ from mjfleet.config import (
     PPOConfig,
     Task,
 )
-from mjfleet.config.validation import Rule, above, at_least, between, check
+from mjfleet.config.validation import Checked, Count, Fraction, NotNegative, Positive, Rule
 
-RANGE = Rule(lambda v: v[0] <= v[1], "two numbers, the lower one first")
-POSITIVE_RANGE = Rule(lambda v: 0 < v[0] <= v[1], "two numbers above 0, the lower one first")
+ORDERED = Rule(lambda v: v[0] <= v[1], "two numbers, the lower one first")
+Range = Annotated[tuple[float, float], ORDERED]
+PositiveRange = Annotated[Range, Rule(lambda v: v[0] > 0, "two numbers above 0")]
+PayloadRange = Annotated[Range, Rule(lambda v: v[0] > -4, "two numbers above -4")]
+DelayRange = Annotated[tuple[int, int], ORDERED, Rule(lambda v: v[0] >= 0, "two numbers from 0 up")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandConfig:
+class CommandConfig(Checked, flags="env.command."):
     """Velocity commands."""
 
-    flags: ClassVar[str] = "env.command."
-
-    forward: tuple[float, float] = (-1.0, 1.0)
+    forward: Range = (-1.0, 1.0)
     """Range of the forward velocity in m/s."""
-    lateral: tuple[float, float] = (-1.0, 1.0)
+    lateral: Range = (-1.0, 1.0)
     """Range of the lateral velocity in m/s, to the left."""
-    yaw: tuple[float, float] = (-1.0, 1.0)
+    yaw: Range = (-1.0, 1.0)
     """Range of the yaw rate in rad/s, to the left."""
-    seconds: tuple[float, float] = (3.0, 8.0)
+    seconds: PositiveRange = (3.0, 8.0)
     """Range of the time between commands in s."""
-    heading_share: float = 0.3
+    heading_share: Fraction = 0.3
     """Share of commands that name a heading, which then determines the yaw rate."""
-    standing_share: float = 0.1
+    standing_share: Fraction = 0.1
     """Share of commands to stand still."""
 
-    def __post_init__(self) -> None:
-        check(self, forward=RANGE, lateral=RANGE, yaw=RANGE, seconds=POSITIVE_RANGE)
-        check(self, heading_share=between(0, 1), standing_share=between(0, 1))
-
 
 @dataclass(frozen=True, kw_only=True)
-class RandomConfig:
+class RandomConfig(Checked, flags="env.random."):
     """How environments and episodes differ; a range of zero width switches a variation off."""
 
-    flags: ClassVar[str] = "env.random."
-
-    friction: tuple[float, float] = (0.4, 1.2)
+    friction: PositiveRange = (0.4, 1.2)
     """Sliding friction of the feet."""
-    payload: tuple[float, float] = (-1.0, 2.0)
+    payload: PayloadRange = (-1.0, 2.0)
     """Mass added to the trunk in kg."""
-    center_of_mass: tuple[float, float] = (-0.03, 0.03)
+    center_of_mass: Range = (-0.03, 0.03)
     """Shift of the trunk's centre of mass in m, along each axis."""
-    gains: tuple[float, float] = (0.9, 1.1)
+    gains: PositiveRange = (0.9, 1.1)
     """Factor of the kp and kv of each motor."""
-    strength: tuple[float, float] = (0.9, 1.1)
+    strength: PositiveRange = (0.9, 1.1)
     """Factor of the torque limit of each motor."""
-    delay: tuple[int, int] = (0, 1)
+    delay: DelayRange = (0, 1)
     """Range of the delay of actions in environment steps, both ends included."""
-    push_speed: float = 0.5
+    push_speed: NotNegative = 0.5
     """Largest change of velocity by a push in m/s, along x and y each."""
-    push_seconds: tuple[float, float] = (5.0, 10.0)
+    push_seconds: PositiveRange = (5.0, 10.0)
     """Range of the time between pushes in s."""
-    noise: float = 1.0
+    noise: NotNegative = 1.0
     """Factor of the noise on the policy's observations."""
-
-    def __post_init__(self) -> None:
-        check(self, friction=POSITIVE_RANGE, gains=POSITIVE_RANGE, strength=POSITIVE_RANGE)
-        check(self, center_of_mass=RANGE, push_seconds=POSITIVE_RANGE)
-        check(self, payload=Rule(lambda v: -4 < v[0] <= v[1], "two numbers above -4 in order"))
-        check(self, delay=Rule(lambda v: 0 <= v[0] <= v[1], "two numbers from 0 up, in order"))
-        check(self, push_speed=at_least(0), noise=at_least(0))
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightsConfig:
+class WeightsConfig(Checked, flags="env.weights."):
     """Weights of the reward terms, per second."""
-
-    flags: ClassVar[str] = "env.weights."
 
     linear: float = 2.0
     """Following the commanded velocity."""
@@ -118,11 +104,11 @@ class Go1Config(EnvConfig):
     """Physics steps (5 ms each) per environment step; the action is held meanwhile."""
     episode_seconds: float = 20.0
     """Simulated seconds after which an episode times out."""
-    action_scale: float = 0.25
+    action_scale: Positive = 0.25
     """Angle in rad by which an action of 1 moves a joint's target from the standing pose."""
-    history: int = 3
+    history: Count = 3
     """How many of the newest observations the policy observes at once."""
-    tracking_width: float = 0.5
+    tracking_width: Positive = 0.5
     """Error in m/s or rad/s at which a tracking reward has fallen to 1/e."""
     air_seconds: float = 0.1
     """Time in the air in s beyond which a step is rewarded."""
@@ -133,20 +119,16 @@ class Go1Config(EnvConfig):
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     """Weights of the reward terms."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self, action_scale=above(0), history=at_least(1), tracking_width=above(0))
-
 
 @dataclass(frozen=True, kw_only=True)
 class RoughConfig(Go1Config):
     """The same on rough ground."""
 
-    levels: int = 8
+    levels: Count = 8
     """Levels of difficulty of the ground."""
-    columns: int = 8
+    columns: Count = 8
     """Tiles of each level; there are eight kinds."""
-    start_levels: int = 2
+    start_levels: Count = 2
     """Number of levels, from the easiest on, at which environments begin."""
     terrain_seed: int = 0
     """Seed from which the ground is generated."""
@@ -154,10 +136,6 @@ class RoughConfig(Go1Config):
     """Contacts per environment that the warp engine has room for."""
     njmax: int | None = 256
     """Constraint rows per environment that the warp engine has room for."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self, levels=at_least(1), columns=at_least(1), start_levels=at_least(1))
 
 
 AGENT = AgentConfig(

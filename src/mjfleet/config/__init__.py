@@ -17,19 +17,7 @@ from mjfleet.config.launch_config import LaunchConfig
 from mjfleet.config.train_config import EnvConfig, Task, TrainConfig
 
 __all__ = [
-    "ActorConfig",
-    "AgentConfig",
-    "CriticConfig",
-    "DistributionConfig",
-    "EnvConfig",
-    "LaunchConfig",
-    "ObsGroups",
-    "PPOConfig",
-    "RndConfig",
-    "SymmetryConfig",
-    "Task",
-    "TrainConfig",
-    "WandbConfig",
-    "from_dict",
-    "to_dict",
-]
+    "ActorConfig", "AgentConfig", "CriticConfig", "DistributionConfig", "EnvConfig", "LaunchConfig",
+    "ObsGroups", "PPOConfig", "RndConfig", "SymmetryConfig", "Task", "TrainConfig", "WandbConfig",
+    "from_dict", "to_dict",
+]  # fmt: skip

@@ -1,58 +1,64 @@
 """The learning agent: networks, PPO and the runner's settings, with rsl_rl's names."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
 from mjfleet.config.algorithm_config import Activation, PPOConfig
 from mjfleet.config.validation import (
-    FOLDER_NAME,
-    LAYER_SIZES,
+    Checked,
+    Count,
+    FolderName,
+    LayerSizes,
+    Positive,
     Rule,
-    above,
-    at_least,
     between,
-    check,
     optional,
 )
 from mjfleet.errors import UserError
 
 Logger = Literal["tensorboard", "wandb", "none"]
 Library = Literal["rsl_rl", "skrl", "skrl-jax"]
+NOT_IN_NAMES = "/\\#?%:"
+NAME = Rule(
+    lambda v: 0 < len(v.strip()) <= 128 and not set(v) & set(NOT_IN_NAMES),
+    f"1 to 128 letters, none of {NOT_IN_NAMES}",
+)
+Name = Annotated[str | None, optional(NAME)]
+LABEL = Rule(lambda v: 0 < len(v.strip()) <= 64, "1 to 64 letters")
+TAGS = Rule(lambda v: all(map(LABEL.holds, v)), f"tags of {LABEL.allowed} each")
+RANGE = Rule(lambda v: 0 < v[0] <= v[1], "two positive numbers, the smaller one first")
+LOGGERS = Rule(
+    lambda v: v == ("none",) or (v and {*v} <= {"tensorboard", "wandb"} and len({*v}) == len(v)),
+    "`none` alone, or one or both of `tensorboard` and `wandb`, each once",
+)
+Groups = Annotated[tuple[str, ...], Rule(lambda v: len(v) > 0, "one or more observation groups")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistributionConfig:
+class DistributionConfig(Checked, flags="agent.actor.distribution."):
     """The action distribution at the actor's output."""
-
-    flags: ClassVar[str] = "agent.actor.distribution."
 
     class_name: Literal["GaussianDistribution", "HeteroscedasticGaussianDistribution"] = (
         "GaussianDistribution"
     )
     """Gaussian with one standard deviation per action, or one that depends on the observation."""
-    init_std: float = 1.0
+    init_std: Positive = 1.0
     """Initial standard deviation, in units of the action."""
     std_type: Literal["scalar", "log"] = "scalar"
     """Whether the standard deviation or its logarithm is the learned parameter."""
-    std_range: tuple[float, float] = (1e-6, 1e6)
+    std_range: Annotated[tuple[float, float], RANGE] = (1e-6, 1e6)
     """Smallest and largest standard deviation."""
     learn_std: bool = True
     """Whether the standard deviation is learned (GaussianDistribution only)."""
 
-    def __post_init__(self) -> None:
-        ordered = Rule(lambda v: 0 < v[0] <= v[1], "two positive numbers, the smaller one first")
-        check(self, init_std=above(0), std_range=ordered)
-
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Checked):
     """A network."""
-
-    flags: ClassVar[str]
 
     class_name: Literal["MLPModel", "RNNModel"] = "MLPModel"
     """Feed-forward network, or one that begins with a recurrent layer."""
-    hidden_dims: tuple[int, ...] = (256, 128, 64)
+    hidden_dims: LayerSizes = (256, 128, 64)
     """Sizes of the hidden layers."""
     activation: Activation = "elu"
     """Activation function between the layers."""
@@ -60,64 +66,48 @@ class ModelConfig:
     """Whether observations are normalised by their running mean and standard deviation."""
     rnn_type: Literal["lstm", "gru"] = "lstm"
     """Kind of recurrent layer (RNNModel only)."""
-    rnn_hidden_dim: int = 256
+    rnn_hidden_dim: Count = 256
     """Size of the recurrent state (RNNModel only)."""
-    rnn_num_layers: int = 1
+    rnn_num_layers: Count = 1
     """Number of recurrent layers (RNNModel only)."""
-
-    def __post_init__(self) -> None:
-        size = at_least(1)
-        check(self, hidden_dims=LAYER_SIZES, rnn_hidden_dim=size, rnn_num_layers=size)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorConfig(ModelConfig):
+class ActorConfig(ModelConfig, flags="agent.actor."):
     """The policy network."""
-
-    flags: ClassVar[str] = "agent.actor."
 
     distribution: DistributionConfig = field(default_factory=DistributionConfig)
     """The action distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriticConfig(ModelConfig):
+class CriticConfig(ModelConfig, flags="agent.critic."):
     """The value network."""
 
-    flags: ClassVar[str] = "agent.critic."
-
 
 @dataclass(frozen=True, kw_only=True)
-class ObsGroups:
+class ObsGroups(Checked, flags="agent.obs_groups."):
     """Which of the environment's observation groups each network observes, in this order."""
 
-    flags: ClassVar[str] = "agent.obs_groups."
-
-    actor: tuple[str, ...] = ("actor",)
+    actor: Groups = ("actor",)
     """Groups that the policy observes."""
-    critic: tuple[str, ...] = ("critic",)
+    critic: Groups = ("critic",)
     """Groups that the value network observes."""
-    rnd_state: tuple[str, ...] = ("critic",)
+    rnd_state: Groups = ("critic",)
     """Groups that random network distillation observes, if it is used."""
-
-    def __post_init__(self) -> None:
-        some = Rule(lambda v: len(v) > 0, "one or more observation groups")
-        check(self, actor=some, critic=some, rnd_state=some)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WandbConfig:
+class WandbConfig(Checked, flags="agent.wandb."):
     """A run on Weights & Biases. W&B's own variables and settings apply to what is not set here."""
 
-    flags: ClassVar[str] = "agent.wandb."
-
-    project: str | None = None
+    project: Name = None
     """Project; None: WANDB_PROJECT, else the experiment's name."""
-    entity: str | None = None
+    entity: Name = None
     """User or team that owns the project; None: WANDB_ENTITY, else the login's."""
-    group: str | None = None
+    group: Name = None
     """Runs that are shown together, such as the seeds of one experiment; None: WANDB_RUN_GROUP."""
-    tags: tuple[str, ...] = ()
+    tags: Annotated[tuple[str, ...], TAGS] = ()
     """Tags of the run; without any: WANDB_TAGS."""
     notes: str | None = None
     """Notes about the run; None: WANDB_NOTES."""
@@ -127,40 +117,28 @@ class WandbConfig:
     checkpoints: bool = False
     """Whether checkpoints are uploaded, as versions of the artifact `model-<id of the run>`."""
 
-    def __post_init__(self) -> None:
-        forbidden = "/\\#?%:"
-        name = Rule(
-            lambda v: 0 < len(v.strip()) <= 128 and not set(v) & set(forbidden),
-            f"1 to 128 letters, none of {forbidden}",
-        )
-        label = Rule(lambda v: 0 < len(v.strip()) <= 64, "1 to 64 letters")
-        tags = Rule(lambda v: all(map(label.holds, v)), f"tags of {label.allowed} each")
-        check(self, project=optional(name), entity=optional(name), group=optional(name), tags=tags)
-
 
 @dataclass(frozen=True, kw_only=True)
-class AgentConfig:
+class AgentConfig(Checked, flags="agent."):
     """The learning agent: networks, algorithm, length of training, and logging."""
-
-    flags: ClassVar[str] = "agent."
 
     library: Library = "rsl_rl"
     """Library whose PPO learns from the rollouts: rsl_rl, or skrl in PyTorch or in JAX."""
-    seed: int = 1
+    seed: Annotated[int, between(0, 2**31 - 1)] = 1
     """Seed of all random numbers; worker r uses seed + r."""
-    num_steps_per_env: int = 24
+    num_steps_per_env: Count = 24
     """Steps of each environment per rollout."""
-    max_iterations: int = 300
+    max_iterations: Count = 300
     """Number of iterations; each is one rollout and one policy update."""
-    save_interval: int = 50
+    save_interval: Count = 50
     """Iterations between checkpoints; the last iteration is always saved."""
     init_at_random_ep_len: bool = True
     """Whether environments start at random times of an episode, which spreads out time-outs."""
-    experiment_name: str = ""
+    experiment_name: FolderName = ""
     """Folder under the log root for the runs of this experiment; empty: the task's name."""
-    run_name: str = ""
+    run_name: FolderName = ""
     """Text appended to the run directory's name."""
-    logger: tuple[Logger, ...] = ("tensorboard",)
+    logger: Annotated[tuple[Logger, ...], LOGGERS] = ("tensorboard",)
     """Where metrics go besides metrics.csv: one or several, or `none`."""
     wandb: WandbConfig = field(default_factory=WandbConfig)
     """Weights & Biases, if it is among the loggers."""
@@ -176,16 +154,7 @@ class AgentConfig:
     """PPO."""
 
     def __post_init__(self) -> None:
-        count = at_least(1)
-        check(self, seed=between(0, 2**31 - 1), num_steps_per_env=count, max_iterations=count)
-        check(self, save_interval=count, experiment_name=FOLDER_NAME, run_name=FOLDER_NAME)
-        loggers = Rule(
-            lambda v: (
-                v == ("none",) or (v and {*v} <= {"tensorboard", "wandb"} and len({*v}) == len(v))
-            ),
-            "`none` alone, or one or both of `tensorboard` and `wandb`, each once",
-        )
-        check(self, logger=loggers)
+        super().__post_init__()
         if self.is_recurrent and self.algorithm.symmetry_cfg is not None:
             raise UserError(
                 "--agent.algorithm.symmetry-cfg cannot be used with a recurrent network: choose "
@@ -207,7 +176,7 @@ class AgentConfig:
         ]
 
     def _unknown_to_skrl(self) -> str | None:
-        """The first setting of these that skrl's PPO does not have, or has in another sense."""
+        """Return the first setting that skrl's PPO does not have, or has in another sense."""
         algorithm, distribution = self.algorithm, self.actor.distribution.class_name
         unknown = {
             "RNNModel (--agent.actor.class-name, --agent.critic.class-name)": self.is_recurrent,

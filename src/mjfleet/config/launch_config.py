@@ -2,72 +2,88 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
-from mjfleet.config.validation import Rule, above, at_least, check, optional
+from mjfleet.config.validation import (
+    Checked,
+    Count,
+    NotNegative,
+    OptionalCount,
+    Positive,
+    Rule,
+    at_least,
+)
 
 GpuRequest = list[int] | Literal["auto", "all"] | None
-HOST = r"[\w.:%@][\w.:%@-]*"
+GPUS = Rule(lambda v: v != [], "one or more GPU indices, `all`, `auto`, or `None` for the CPU")
+HOST = r"[\w.:%@][\w.:%@-]*"  # What begins with a dash would be an option of ssh's.
+HOSTS = Rule(
+    lambda v: len(set(v)) == len(v) and all(re.fullmatch(HOST, name) for name in v),
+    "names of different hosts, or `slurm`",
+)
+VARIABLES = Rule(
+    lambda v: all(re.match(r"[A-Za-z_]\w*(=|$)", item) for item in v),
+    "NAME or NAME=VALUE, one or more",
+)
+FOLDER = Rule(lambda v: v.strip() != "", "the name of a folder")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchConfig:
+class LaunchConfig(Checked):
     """The flags that all tasks share: where training runs and where its files go."""
 
-    flags: ClassVar[str] = ""
-
-    gpu_ids: GpuRequest = "auto"
+    gpu_ids: Annotated[GpuRequest, GPUS] = "auto"
     """`auto` (GPU 0 if there is one, else the CPU), `all`, `None` (the CPU), or indices of visible
     GPUs. Each GPU gets one worker."""
-    cpu_workers: int | None = None
+    cpu_workers: OptionalCount = None
     """Number of workers on the CPU; `None`: one, if no GPU is used."""
-    hosts: list[str] = field(default_factory=list)
+    hosts: Annotated[list[str], HOSTS] = field(default_factory=list)
     """Hosts to train on, by names that ssh knows, or `slurm`; by default this host, or those of a
     SLURM allocation. The device flags apply to each host."""
     ssh_config: str | None = None
     """File that ssh reads instead of ~/.ssh/config."""
     launcher_address: str | None = None
     """Address at which the other hosts reach the first one; `None`: the one that ssh shows."""
-    min_hosts: int | None = None
+    min_hosts: OptionalCount = None
     """How many hosts are enough to restart after a fault if some cannot be reached; `None`: all of
     them."""
-    env_var: list[str] = field(default_factory=list)
+    env_var: Annotated[list[str], VARIABLES] = field(default_factory=list)
     """Environment variables for workers on other hosts: NAME, with its value here, or NAME=VALUE.
     Those of torch, MuJoCo, Warp, NCCL, gloo, OpenMP and W&B are passed on anyway."""
-    total_envs: int | None = None
+    total_envs: OptionalCount = None
     """Environments of all workers together, divided evenly, instead of a number per worker."""
     engine: Literal["auto", "warp", "native"] = "auto"
     """`warp` (MuJoCo-Warp) or `native` (MuJoCo's thread pool, CPU only); `auto`: warp on a GPU,
     native on the CPU."""
-    cpu_threads: int | None = None
+    cpu_threads: OptionalCount = None
     """CPU threads for simulation and learning, divided among the workers; `None`: one for each core
     that this process may use."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """How workers communicate; `auto`: nccl on GPUs, gloo on the CPU."""
-    collective_timeout: float = 900.0
+    collective_timeout: Positive = 900.0
     """Seconds after which a worker gives up waiting for the others in a collective."""
-    hang_timeout: float = 600.0
+    hang_timeout: NotNegative = 600.0
     """Seconds without a step after which the run ends with every worker's stacks; 0: never."""
-    max_restarts: int = 0
+    max_restarts: Annotated[int, at_least(0)] = 0
     """How often the run restarts automatically after a fault, from its newest checkpoint."""
     resume: str | None = None
     """What to resume: a run directory, the beginning of a run's name, a checkpoint, or `latest`,
     the experiment's newest run."""
-    keep_checkpoints: int | None = None
+    keep_checkpoints: OptionalCount = None
     """How many of the newest checkpoints are kept; `None`: all."""
     save_worlds: bool = True
     """Whether checkpoints hold the state of all environments, so that a run resumes bit for bit."""
-    eval_interval: int | None = None
+    eval_interval: OptionalCount = None
     """Iterations between evaluations: one episode with the policy's mean actions in each evaluation
     environment, always from the same states. The best policy is kept in best.pt. `None`: none."""
-    eval_envs: int = 64
+    eval_envs: Count = 64
     """Environments of an evaluation, of all workers together."""
-    video_interval: int | None = None
+    video_interval: OptionalCount = None
     """Iterations between videos of the first environments; `None`: no videos."""
     on_nan: Literal["stop", "reset"] = "stop"
     """What to do when a number in an environment is not finite: `stop` all workers and dump the
     environment, or `reset` the environment and continue."""
-    log_root: str = "logs"
+    log_root: Annotated[str, FOLDER] = "logs"
     """Folder under which run directories are made."""
     torchrunx_log_dir: str | None = None
     """Folder of workers' logs; `""`: no logs; `None`: in the run directory. The variable
@@ -82,25 +98,3 @@ class LaunchConfig:
     """Print warnings and errors only, no iterations."""
     dry_run: bool = False
     """Print what would run, then stop; start and create nothing."""
-
-    def __post_init__(self) -> None:
-        gpus = Rule(
-            lambda v: v != [],
-            "one or more GPU indices, `all`, `auto`, or `None` for the CPU",
-        )
-        count = optional(at_least(1))
-        check(self, gpu_ids=gpus, cpu_workers=count, total_envs=count, cpu_threads=count)
-        check(self, collective_timeout=above(0), hang_timeout=at_least(0))
-        check(self, eval_interval=count, eval_envs=at_least(1), video_interval=count)
-        check(self, max_restarts=at_least(0), keep_checkpoints=count, min_hosts=count)
-        # What begins with a dash would be an option of ssh's.
-        hosts = Rule(
-            lambda v: len(set(v)) == len(v) and all(re.fullmatch(HOST, name) for name in v),
-            "names of different hosts, or `slurm`",
-        )
-        names = Rule(
-            lambda v: all(re.match(r"[A-Za-z_]\w*(=|$)", item) for item in v),
-            "NAME or NAME=VALUE, one or more",
-        )
-        check(self, hosts=hosts, env_var=names)
-        check(self, log_root=Rule(lambda v: v.strip() != "", "the name of a folder"))

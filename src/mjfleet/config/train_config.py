@@ -3,32 +3,31 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from mjfleet.config.agent_config import AgentConfig
 from mjfleet.config.launch_config import LaunchConfig
-from mjfleet.config.validation import Rule, above, at_least, check, optional
+from mjfleet.config.validation import Checked, Count, OptionalCount, Positive, Rule, check
 from mjfleet.errors import UserError
 
 NumEnvs = int | Literal["auto"]
+WORLDS = Rule(lambda v: v == "auto" or v > 0, "at least 1, or `auto`")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvConfig:
+class EnvConfig(Checked, flags="env."):
     """The environment. A task's own configuration is a subclass that adds its fields."""
 
-    flags: ClassVar[str] = "env."
-
-    num_envs: NumEnvs = 1024
+    num_envs: Annotated[NumEnvs, WORLDS] = 1024
     """Environments per worker; `auto` measures which number trains fastest on these devices."""
-    decimation: int = 1
+    decimation: Count = 1
     """Physics steps per environment step; the action is held meanwhile."""
-    episode_seconds: float = 20.0
+    episode_seconds: Positive = 20.0
     """Simulated seconds after which an episode times out."""
-    nconmax: int | None = None
+    nconmax: OptionalCount = None
     """Contacts per environment that the warp engine has room for; None: estimated from the
     model."""
-    njmax: int | None = None
+    njmax: OptionalCount = None
     """Constraint rows per environment that the warp engine has room for; None: estimated from the
     model."""
 
@@ -39,9 +38,7 @@ class EnvConfig:
             cls.__annotations__["num_envs"] = NumEnvs
 
     def __post_init__(self) -> None:
-        worlds = Rule(lambda v: v == "auto" or at_least(1).holds(v), "at least 1, or `auto`")
-        check(self, num_envs=worlds, decimation=at_least(1), episode_seconds=above(0))
-        check(self, nconmax=optional(at_least(1)), njmax=optional(at_least(1)))
+        super().__post_init__()
         number = Rule(lambda v: not (isinstance(v, float) and math.isnan(v)), "a number")
         check(self, **{f.name: number for f in fields(self)})
 
@@ -87,7 +84,7 @@ class TrainConfig(LaunchConfig):
         return self.env.num_envs
 
     def with_num_envs(self, num_envs: int) -> "TrainConfig":
-        """The same with that many worlds per worker."""
+        """Return the same with that many worlds per worker."""
         return replace(self, env=replace(self.env, num_envs=num_envs))
 
 

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from inspect import get_annotations
+from typing import Annotated, Any, ClassVar
 
 from mjfleet.errors import UserError
 
@@ -36,10 +37,6 @@ def optional(rule: Rule) -> Rule:
     return Rule(lambda v: v is None or rule.holds(v), f"{rule.allowed}, or None")
 
 
-LAYER_SIZES = Rule(
-    lambda v: len(v) > 0 and all(size == -1 or size > 0 for size in v),
-    "one or more positive layer sizes (-1: the size of the input)",
-)
 FOLDER_NAME = Rule(
     lambda v: (
         v not in (".", "..")
@@ -49,11 +46,42 @@ FOLDER_NAME = Rule(
     ),
     'a plain folder name (at most 100 letters, no slashes, none of :*?"<>|, no space around it)',
 )
+Count = Annotated[int, at_least(1)]
+OptionalCount = Annotated[int | None, optional(at_least(1))]
+Positive = Annotated[float, above(0)]
+NotNegative = Annotated[float, at_least(0)]
+Fraction = Annotated[float, between(0, 1)]
+FolderName = Annotated[str, FOLDER_NAME]
+LayerSizes = Annotated[
+    tuple[int, ...],
+    Rule(
+        lambda v: len(v) > 0 and all(size == -1 or size > 0 for size in v),
+        "one or more positive layer sizes (-1: the size of the input)",
+    ),
+]
 
 
-def flag(name: str) -> str:
-    """Return the flag of a field's dotted name: `env.num_envs` -> `--env.num-envs`."""
-    return "--" + name.replace("_", "-")
+class Checked:
+    """A dataclass whose fields are flags, each with the rules in its annotation.
+
+    `class EnvConfig(Checked, flags="env.")` names the prefix of the flags. Rules also hold where a
+    subclass declares the field again.
+
+    Raises:
+        UserError: a value breaks a rule.
+    """
+
+    flags: ClassVar[str] = ""
+
+    def __init_subclass__(cls, flags: str | None = None) -> None:
+        if flags is not None:
+            cls.flags = flags
+
+    def __post_init__(self) -> None:
+        for owner in type(self).__mro__:
+            for name, hint in get_annotations(owner).items():
+                for rule in getattr(hint, "__metadata__", ()):
+                    check(self, **{name: rule})
 
 
 def check(owner: Any, **rules: Rule) -> None:
@@ -62,6 +90,6 @@ def check(owner: Any, **rules: Rule) -> None:
     `owner.flags` is the prefix of its fields' flags: "env." for `--env.num-envs`.
     """
     for name, rule in rules.items():
-        value = getattr(owner, name)
+        value, flag = getattr(owner, name), f"{owner.flags}{name}".replace("_", "-")
         if not rule.holds(value):
-            raise UserError(f"{flag(owner.flags + name)} is {value!r}; it must be {rule.allowed}.")
+            raise UserError(f"--{flag} is {value!r}; it must be {rule.allowed}.")

@@ -9,12 +9,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
 from mjfleet.cli.flags import parse_flags, peek
 from mjfleet.config import EnvConfig, TrainConfig, from_dict
 from mjfleet.config.launch_config import GpuRequest
-from mjfleet.config.validation import at_least, between, check, optional
+from mjfleet.config.validation import Checked, OptionalCount, at_least, between
 from mjfleet.errors import UserError, run_command
 from mjfleet.launch.devices import select_devices
 from mjfleet.launch.placement import Host, place_workers
@@ -36,16 +36,14 @@ MAX_ENVS_IN_VIEWER = {"native": 1, "web": 16}
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlayArguments:
+class PlayArguments(Checked):
     """Play whole episodes, each from a reset, with the mean action of a trained policy."""
-
-    flags: ClassVar[str] = ""
 
     resume: str | None = None
     """Run directory, beginning of a run's name, checkpoint, or `latest`: the newest run."""
     actions: Actions | None = None
     """`zero` or `random` (standard normal) actions instead of a policy's."""
-    episodes: int | None = None
+    episodes: OptionalCount = None
     """Episodes in total, rounded up to the same number in each world; `None`: one in each."""
     video: str | None = None
     """MP4 file to write: a few of the worlds, for the length of an episode."""
@@ -53,9 +51,9 @@ class PlayArguments:
     """Show it in real time, in MuJoCo's own window (`native`) or in a browser (`web`)."""
     host: str = LOCALHOST
     """Address of the web viewer: for this machine alone, or 0.0.0.0 for all that can reach it."""
-    port: int = PORT
+    port: Annotated[int, between(1, 2**16 - 1)] = PORT
     """Port of the web viewer, or the next free one."""
-    seed: int = 1
+    seed: Annotated[int, at_least(0)] = 1
     """Seed of all random numbers."""
     gpu_ids: GpuRequest = "auto"
     """`auto` (GPU 0, else the CPU), `None` (the CPU), or the index of a visible GPU."""
@@ -71,8 +69,7 @@ class PlayArguments:
     """The task's environment, by default as in the run."""
 
     def __post_init__(self) -> None:
-        check(self, episodes=optional(at_least(1)), seed=at_least(0))
-        check(self, port=between(1, 2**16 - 1))
+        super().__post_init__()
         if self.viewer and (self.episodes or self.video):
             raise UserError("--episodes and --video: a viewer plays until it is closed.")
         if self.viewer != "web" and (self.host, self.port) != (LOCALHOST, PORT):
