@@ -11,32 +11,23 @@ from mjfleet.errors import UserError, run_command
 from mjfleet.registry import discover
 
 COMMANDS = {
-    "train": ("mjfleet.cli.train:train", "Train a policy; the same as `train`."),
-    "play": ("mjfleet.tools.play.command:play", "Play episodes of a policy; the same as `play`."),
-    "tasks": ("mjfleet.cli.dispatcher:tasks", "List the tasks that can be trained."),
-    "new-task": ("mjfleet.tools.new_task:new_task", "Write a task to start from."),
-    "check-task": (
-        "mjfleet.tools.check_task.command:check_task",
-        "Look for common mistakes in a task.",
-    ),
-    "doctor": (
-        "mjfleet.tools.doctor.command:doctor",
-        "Check what training on this machine needs.",
-    ),
-    "bench": ("mjfleet.bench.command:bench", "Measure how fast training is on this machine."),
-    "runs": ("mjfleet.tools.list_runs:runs", "List runs and their status."),
-    "plot": ("mjfleet.tools.plot:plot", "Draw curves of runs."),
-    "report": ("mjfleet.tools.report.command:report", "Write an HTML page about a run."),
+    "train": ("cli.train:train", "Train a policy; the same as `train`."),
+    "play": ("tools.play.command:play", "Play episodes of a policy; the same as `play`."),
+    "tasks": ("cli.dispatcher:tasks", "List the tasks that can be trained."),
+    "new-task": ("tools.new_task:new_task", "Write a task to start from."),
+    "check-task": ("tools.check_task.command:check_task", "Look for common mistakes in a task."),
+    "doctor": ("tools.doctor.command:doctor", "Check what training on this machine needs."),
+    "bench": ("bench.command:bench", "Measure how fast training is on this machine."),
+    "runs": ("tools.list_runs:runs", "List runs and their status."),
+    "plot": ("tools.plot:plot", "Draw curves of runs."),
+    "report": ("tools.report.command:report", "Write an HTML page about a run."),
     "export": (
-        "mjfleet.tools.export.command:export",
+        "tools.export.command:export",
         "Write a policy as a file that runs without mjfleet.",
     ),
-    "inspect": (
-        "mjfleet.nan_dump.command:inspect",
-        "Show the first bad number of a run that diverged.",
-    ),
+    "inspect": ("nan_dump.command:inspect", "Show the first bad number of a run that diverged."),
 }
-"""Where each command is, which is imported once it is used, and what it does."""
+"""Where in mjfleet each command is, which is imported once it is used, and what it does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +54,7 @@ def mjfleet(arguments: Sequence[str]) -> int:
     if arguments[0] not in COMMANDS:
         raise UserError(f"there is no command `{arguments[0]}`. Commands: {', '.join(COMMANDS)}.")
     module, _, function = COMMANDS[arguments[0]][0].partition(":")
-    return getattr(import_module(module), function)(arguments[1:])
+    return getattr(import_module(f"mjfleet.{module}"), function)(arguments[1:])
 
 
 def tasks(arguments: Sequence[str]) -> int:

@@ -13,6 +13,16 @@ from mjfleet.errors import UserError
 
 Arguments = TypeVar("Arguments")
 PARSERS = tyro.constructors.ConstructorRegistry()
+UNIONS = {
+    GpuRequest: (
+        "--gpu-ids", "{auto,all,None}|INT [INT ...]", {"auto": "auto", "all": "all", "None": None},
+        "GPU indices such as `0 1`, `all`, `auto`, or `None` for the CPU",
+    ),
+    NumEnvs: (
+        "--env.num-envs", "INT|auto", {"auto": "auto"}, "a whole number from 1 up, or `auto`",
+    ),
+}  # fmt: skip
+"""Types of which tyro's messages are hard to understand: flag, metavar, words, what is allowed."""
 MIN_COLUMNS = 20
 """In a terminal that is narrower than its columns, tyro lays out help for ever."""
 
@@ -34,67 +44,41 @@ def parse_flags(
     """
     if shutil.get_terminal_size().columns < MIN_COLUMNS:
         os.environ["COLUMNS"] = str(MIN_COLUMNS)
-    style = (tyro.conf.AvoidSubcommands,)
     return tyro.cli(
-        kind, prog=prog, description=description, args=flags, default=default, config=style,
-        registry=PARSERS,
+        kind, prog=prog, description=description, args=flags, default=default, registry=PARSERS,
+        config=(tyro.conf.AvoidSubcommands,),
     )  # fmt: skip
 
 
 @PARSERS.primitive_rule
-def _gpu_ids(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
-    """Parse --gpu-ids; tyro's message for a wrong value of a union is hard to understand."""
-    if kind.type != GpuRequest:
+def _words_or_numbers(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
+    """Parse a flag of UNIONS."""
+    if kind.type not in UNIONS:
         return None
-    words: dict[str, GpuRequest] = {"auto": "auto", "all": "all", "None": None}
+    flag, metavar, words, allowed = UNIONS[kind.type]
+    is_list = kind.type == GpuRequest
 
-    def read(texts: list[str]) -> GpuRequest:
+    def read(texts: list[str]) -> Any:
         if len(texts) == 1 and texts[0] in words:
             return words[texts[0]]
         try:
-            return [int(text) for text in texts]
+            return [int(text) for text in texts] if is_list else int(texts[0])
         except ValueError:
-            raise UserError(
-                f"--gpu-ids {' '.join(texts)}: it must be GPU indices such as `0 1`, `all`, "
-                "`auto`, or `None` for the CPU."
-            ) from None
+            raise UserError(f"{flag} {' '.join(texts)}: it must be {allowed}.") from None
 
     return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="{auto,all,None}|INT [INT ...]",
+        nargs="*" if is_list else 1,
+        metavar=metavar,
         instance_from_str=read,
-        is_instance=lambda value: value is None or isinstance(value, str | list),
+        is_instance=lambda v: v in words.values() or isinstance(v, list if is_list else int),
         str_from_instance=lambda v: [str(item) for item in (v if isinstance(v, list) else [v])],
-    )
-
-
-@PARSERS.primitive_rule
-def _num_envs(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
-    """Parse --env.num-envs."""
-    if kind.type != NumEnvs:
-        return None
-
-    def read(texts: list[str]) -> NumEnvs:
-        try:
-            return "auto" if texts == ["auto"] else int(texts[0])
-        except ValueError:
-            raise UserError(
-                f"--env.num-envs {texts[0]}: it must be a whole number from 1 up, or `auto`."
-            ) from None
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="INT|auto",
-        instance_from_str=read,
-        is_instance=lambda value: value == "auto" or isinstance(value, int),
-        str_from_instance=lambda value: [str(value)],
     )
 
 
 def peek(arguments: Sequence[str], flag: str) -> str | None:
     """Return the last value of a flag that decides how the rest is parsed; None: not given."""
     value = None
-    for argument, following in zip(arguments, [*arguments[1:], None], strict=False):
+    for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
         name, equals, text = argument.partition("=")
         if name.replace("_", "-") == flag and (equals or following is not None):
             value = text if equals else following

@@ -6,6 +6,7 @@ Runs in the launcher, and in each worker that torchrun or srun has started.
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from mjfleet.worker.rank_environment import torchrun_variables
 
 
 def main() -> None:
-    """Entry point of the command `train`."""
+    """Run the command line `train`."""
     os.environ.update(torchrun_variables(os.environ))
     sys.exit(run_command(train, sys.argv[1:]))
 
@@ -78,9 +79,7 @@ def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> Tr
     except UserError as error:
         source = f"--config {file}" if (file := peek(flags, "--config")) else "its config.yaml"
         raise UserError(f"{source}: {error}") from None
-    config = parse_flags(
-        TrainConfig, flags, f"train {found.name}", default, description=found.task.summary
-    )
+    config = parse_flags(TrainConfig, flags, f"train {found.name}", default, found.task.summary)
     if peek(flags, "--env.num-envs") is not None:
         if peek(flags, "--total-envs") is not None:
             raise UserError(
@@ -103,10 +102,8 @@ def _print_help(registry: Registry) -> None:
         + "\n".join(tasks)
         + "\n\n`train <task> --help` shows every number of a task. These flags fit every task."
     )
-    try:
+    with suppress(SystemExit):
         parse_flags(LaunchConfig, ["--help"], "train <task>", description=description)
-    except SystemExit:
-        return
 
 
 if __name__ == "__main__":
