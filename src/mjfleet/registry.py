@@ -69,10 +69,10 @@ class FoundTask:
 
 @dataclass
 class Registry:
-    """All tasks by name, and the reason for each folder that could not be read."""
+    """All tasks by name, and a line about each folder that could not be read."""
 
     tasks: dict[str, FoundTask] = field(default_factory=dict)
-    broken: dict[Path, str] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
 
     def find(self, name: str) -> FoundTask:
         """Return the task with a name.
@@ -84,10 +84,36 @@ class Registry:
             return self.tasks[name]
         near = difflib.get_close_matches(name, self.tasks, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Tasks: {', '.join(self.tasks)}."
-        unread = "".join(
-            f"\n{folder} could not be read: {why}" for folder, why in self.broken.items()
-        )
-        raise UserError(f"there is no task `{name}`. {hint}{unread}")
+        raise UserError("\n".join([f"there is no task `{name}`. {hint}", *self.broken]))
+
+    def read(self, folder: Path) -> None:
+        """Add the tasks of a folder; one that cannot be read hides no other.
+
+        Raises:
+            UserError: a task of the same name has been found before.
+        """
+        try:
+            module = importlib.import_module(f"{_import_package(folder)}.config")
+            tasks = getattr(module, "TASKS", None)
+            if not isinstance(tasks, dict) or not all(isinstance(t, Task) for t in tasks.values()):
+                raise TypeError("TASKS must be a dict of names to mjfleet.config.Task")
+            for name in tasks:
+                if not name or name.startswith("-") or not FOLDER_NAME.holds(name):
+                    raise ValueError(f"the task name {name!r} must be {FOLDER_NAME.allowed}")
+        except Exception as error:
+            # Name the last line of the folder's own code. A syntax error names its line itself.
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [f.lineno for f in frames if f.filename.startswith(str(folder))]
+            why = f"config.py{f', line {own[-1]}' if own else ''}: {type(error).__name__}: {error}"
+            self.broken.append(f"{folder} could not be read: {why}")
+            return
+        for name, task in tasks.items():
+            if name in self.tasks:
+                raise UserError(
+                    f"two tasks are named `{name}`: one in {self.tasks[name].folder}, one in "
+                    f"{folder}. Rename one of them."
+                )
+            self.tasks[name] = FoundTask(name, folder, task)
 
 
 def discover(environ: Mapping[str, str], tasks_dir: str | None = None) -> Registry:
@@ -103,14 +129,14 @@ def discover(environ: Mapping[str, str], tasks_dir: str | None = None) -> Regist
     registry = Registry()
     for root in _roots(environ, tasks_dir):
         for file in sorted(root.glob("*/config.py")):
-            _read(file.parent, registry)
+            registry.read(file.parent)
     return registry
 
 
 def find_task(name: str, folder: Path) -> FoundTask:
     """Return the task with a name in one folder, for a worker that was given both."""
     registry = Registry()
-    _read(folder, registry)
+    registry.read(folder)
     return registry.find(name)
 
 
@@ -143,35 +169,6 @@ def bundled_tasks() -> Path:
     package = Path(__file__).resolve().parent
     inside = package / "tasks"
     return inside if inside.is_dir() else package.parents[1] / "tasks"
-
-
-def _read(folder: Path, registry: Registry) -> None:
-    """Add the tasks of one folder to the registry."""
-    try:
-        module = importlib.import_module(f"{_import_package(folder)}.config")
-        tasks = getattr(module, "TASKS", None)
-        if not isinstance(tasks, dict) or not all(isinstance(t, Task) for t in tasks.values()):
-            raise TypeError("TASKS must be a dict of names to mjfleet.config.Task")
-        for name in tasks:
-            if not name or name.startswith("-") or not FOLDER_NAME.holds(name):
-                raise ValueError(f"the task name {name!r} must be {FOLDER_NAME.allowed}")
-    except Exception as error:
-        # Name the last line of the folder's own code. A syntax error names its line itself.
-        own = [
-            f
-            for f in traceback.extract_tb(error.__traceback__)
-            if f.filename.startswith(str(folder))
-        ]
-        line = f", line {own[-1].lineno}" if own else ""
-        registry.broken[folder] = f"config.py{line}: {type(error).__name__}: {error}"
-        return
-    for name, task in tasks.items():
-        if name in registry.tasks:
-            raise UserError(
-                f"two tasks are named `{name}`: one in {registry.tasks[name].folder}, one in "
-                f"{folder}. Rename one of them."
-            )
-        registry.tasks[name] = FoundTask(name, folder, task)
 
 
 def _import_package(folder: Path) -> str:

@@ -77,8 +77,8 @@ def tasks(arguments: Sequence[str]) -> int:
         table.add_row(name, found.task.summary, observations or "?", actions, str(found.folder))
     # In a pipe each task gets one line.
     Console(width=None if sys.stdout.isatty() else 400).print(table)
-    for folder, why in registry.broken.items():
-        print(f"{folder} could not be read: {why}", file=sys.stderr)
+    for line in registry.broken:
+        print(line, file=sys.stderr)
     return 0
 
 

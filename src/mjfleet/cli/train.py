@@ -96,7 +96,7 @@ def _print_help(registry: Registry) -> None:
     """Print all tasks and the flags that they share."""
     width = max((len(name) for name in registry.tasks), default=0)
     tasks = [f"  {name:<{width}}  {found.task.summary}" for name, found in registry.tasks.items()]
-    tasks += [f"  {folder} could not be read: {why}" for folder, why in registry.broken.items()]
+    tasks += [f"  {line}" for line in registry.broken]
     description = (
         "Train a policy.\n\ntasks:\n"
         + "\n".join(tasks)
