@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Self
 
 from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
+from mjfleet.utils.wait_until import wait_until
 
 KEEP = -100
 """For `stdout` and `stderr`: keep the output in a temporary file, for `output` and `errors`."""
@@ -102,9 +102,7 @@ class ChildProcess:
         """Wait until it has ended, or for so many seconds; return what `exit_code` does."""
         if seconds == math.inf:
             return self.exit_code(option=0)
-        deadline = time.monotonic() + seconds
-        while self.exit_code() is None and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS)
+        wait_until(lambda: self.exit_code() is not None, seconds, LOOK_SECONDS)
         return self.exit_code()
 
     def send_signal(self, number: signal.Signals, to_group: bool = False) -> None:

@@ -9,9 +9,7 @@ def print_line(text: str) -> None:
         print(text, flush=True)
     except OSError:
         # Also discards what is buffered, which would fail again when Python exits.
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.close(null)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def in_a_line(error: BaseException) -> str:
