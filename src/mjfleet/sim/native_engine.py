@@ -8,12 +8,7 @@ import numpy as np
 import torch
 from mujoco.batch import Batch
 
-from mjfleet.sim.simulation import (
-    ACCELERATION_FIELDS,
-    INTEGRATION_FIELDS,
-    STATE_FIELDS,
-    Simulation,
-)
+from mjfleet.sim.simulation import ACCELERATION_FIELDS, INTEGRATION_FIELDS, STATE_FIELDS, Simulation
 
 _NONE = mujoco.mjtStage.mjSTAGE_NONE.value
 _ACC = mujoco.mjtStage.mjSTAGE_ACC.value
@@ -39,11 +34,8 @@ class NativeSimulation(Simulation):
         self._mask_array = self._mask.numpy()
         self._stage = _NONE
         self._copies: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._of_acceleration = torch.zeros(model.nsensordata, dtype=torch.bool)
-        for stage, start, dim in zip(
-            model.sensor_needstage, model.sensor_adr, model.sensor_dim, strict=True
-        ):
-            self._of_acceleration[start : start + dim] = stage == mujoco.mjtStage.mjSTAGE_ACC
+        is_late = np.repeat(model.sensor_needstage == _ACC, model.sensor_dim)
+        self._of_acceleration = torch.from_numpy(is_late)
         # MuJoCo counts the warnings of each world. By default it also prints them from its threads
         # and appends them to a file in the working directory.
         mujoco.set_mju_user_warning(lambda message: None)

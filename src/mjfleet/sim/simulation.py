@@ -56,7 +56,6 @@ class Simulation(ABC):
         self.model = model
         self.num_envs = num_envs
         self.device = torch.device(device)
-        self._template = mujoco.MjData(model)
         self._expanded: dict[str, torch.Tensor] = {}
 
     @abstractmethod
@@ -139,7 +138,6 @@ class Simulation(ABC):
         Raises:
             RuntimeError: the engine does not run on a GPU.
         """
-        del stream
         raise RuntimeError(f"{type(self).__name__} runs on no GPU")
 
     def sensor(self, name: str) -> torch.Tensor:
@@ -173,11 +171,6 @@ class Simulation(ABC):
                 f"write in place, `sim.{name}[:] = ...`: fields stay where they are"
             )
         object.__setattr__(self, name, value)
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        """Return a field's shape with the world index first."""
-        shape = getattr(self._template, name)
-        return (self.num_envs, *getattr(shape, "shape", ()))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 import mujoco
 import mujoco_warp as mjw
+import numpy as np
 import torch
 import warp as wp
 
@@ -56,9 +57,8 @@ class WarpSimulation(Simulation):
         with wp.ScopedDevice(device):
             self._model = mjw.put_model(model)
             self._model.opt.warn_overflow = 0  # Kernels would print; `warnings` reports instead.
-            self._data = mjw.put_data(
-                model, self._template, nworld=num_envs, nconmax=nconmax, njmax=njmax
-            )
+            start = mujoco.MjData(model)
+            self._data = mjw.put_data(model, start, nworld=num_envs, nconmax=nconmax, njmax=njmax)
             self._mask = torch.ones(num_envs, dtype=torch.bool, device=self.device)
             self._mask_array = wp.from_torch(self._mask)
             self._overflow = wp.to_torch(self._data.overflow)
@@ -70,11 +70,8 @@ class WarpSimulation(Simulation):
             self._reset()
             self._velocity_stage()
             # `reset_data` does not reset most of these.
-            self._accelerations = [
-                wp.to_torch(getattr(self._data, name)) for name in ACCELERATION_FIELDS
-            ]
-            for field in self._accelerations:
-                field.zero_()
+            fields = (wp.to_torch(getattr(self._data, name)) for name in ACCELERATION_FIELDS)
+            self._accelerations = [field.zero_() for field in fields]
 
     def step(self, n: int = 1) -> None:
         derived = self._derived
@@ -173,7 +170,8 @@ class WarpSimulation(Simulation):
             self._derived = True
             self.forward()
         # A matrix is 3 x 3 on warp, and 9 numbers in MuJoCo's own arrays.
-        return wp.to_torch(getattr(self._data, name)).view(self._shape(name))
+        shape = np.shape(getattr(mujoco.MjData(self.model), name))
+        return wp.to_torch(getattr(self._data, name)).view(self.num_envs, *shape)
 
 
 def start_warp(device: str) -> None:
