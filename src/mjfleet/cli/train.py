@@ -65,7 +65,9 @@ def _base(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the configuration to start from: a file's, or that of the run that continues."""
     file, wanted = peek(arguments, "--config"), peek(arguments, "--resume")
     if file is not None and wanted is not None:
-        raise UserError("--config and --resume: a run goes on with its own configuration.")
+        raise UserError(
+            "--config and --resume: give one; a resumed run keeps its own configuration."
+        )
     if wanted is not None:
         return read_recorded(wanted)
     return {} if file is None else read_config(file)
@@ -83,8 +85,7 @@ def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> Tr
     if peek(flags, "--env.num-envs") is not None:
         if peek(flags, "--total-envs") is not None:
             raise UserError(
-                "--total-envs and --env.num-envs: give the worlds of all workers together, or "
-                "those of each."
+                "--total-envs and --env.num-envs: give one, for all workers or for each."
             )
         config = replace(config, total_envs=None)
     # Written into the run directory, the task must be found from anywhere.

@@ -161,7 +161,9 @@ class AgentConfig(Checked, flags="agent."):
                 "MLPModel for --agent.actor.class-name and --agent.critic.class-name."
             )
         if self.library != "rsl_rl" and (unknown := self._unknown_to_skrl()):
-            raise UserError(f"--agent.library {self.library} does not know {unknown}; rsl_rl does.")
+            raise UserError(
+                f"--agent.library {self.library} does not support {unknown}; rsl_rl does."
+            )
 
     @property
     def is_recurrent(self) -> bool:

@@ -60,21 +60,20 @@ class TrainConfig(LaunchConfig):
         batches = self.agent.algorithm.num_mini_batches
         if samples < 2:
             raise UserError(
-                "a rollout has one sample, of which advantages cannot be normalised: raise "
+                "a rollout has one sample, whose advantage cannot be normalised: raise "
                 "--env.num-envs or --agent.num-steps-per-env."
             )
         if self.agent.algorithm.normalize_advantage_per_mini_batch and samples // batches < 2:
             raise UserError(
-                f"--agent.algorithm.num-mini-batches is {batches}: of {samples} samples that "
-                "leaves one in each minibatch, whose advantages cannot be normalised."
+                f"--agent.algorithm.num-mini-batches is {batches}: a minibatch would have one of "
+                f"the {samples} samples, whose advantage cannot be normalised."
             )
         # Recurrent networks learn from whole trajectories: each minibatch is a share of the worlds.
         pieces = self.env.num_envs if self.agent.is_recurrent else samples
         if batches > pieces:
             what = "environments" if self.agent.is_recurrent else "samples of a rollout"
             raise UserError(
-                f"--agent.algorithm.num-mini-batches is {batches}, more than the {pieces} {what} "
-                "that it divides."
+                f"--agent.algorithm.num-mini-batches is {batches}, more than the {pieces} {what}."
             )
 
     @property

@@ -40,7 +40,7 @@ class Rank:
             world_size, rank, local_rank = (int(environ[name]) for name in needed[:3])
             local_world_size = int(environ.get("LOCAL_WORLD_SIZE", world_size))
             if not (0 <= local_rank <= rank < world_size and local_rank < local_world_size):
-                raise ValueError("no place among the others")
+                raise ValueError("these contradict each other")
             node = environ.get("GROUP_RANK", environ.get("SLURM_NODEID", rank // local_world_size))
             return cls(
                 rank=rank,
@@ -53,9 +53,8 @@ class Rank:
             names = dict.fromkeys([*needed, "LOCAL_WORLD_SIZE"])
             given = ", ".join(f"{name}={environ[name]}" for name in names if name in environ)
             raise RankError(
-                f"{given}: {error}. A worker that something else has started needs "
-                f"{', '.join(needed)}, as torchrun sets them; unset WORLD_SIZE to have workers "
-                "started here."
+                f"{given}: {error}. A worker that torchrun or a scheduler has started needs "
+                f"{', '.join(needed)}; unset WORLD_SIZE to have workers started here."
             ) from None
 
 
