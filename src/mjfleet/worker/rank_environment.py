@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hostlist import expand_hostlist
+
 from mjfleet.errors import RankError
 
 
@@ -72,8 +74,6 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
     # For example "2(x3),1": two tasks on each of three nodes, one on the fourth.
     for count, repeats in re.findall(r"(\d+)(?:\(x(\d+)\))?", environ["SLURM_STEP_TASKS_PER_NODE"]):
         per_node += [count] * int(repeats or 1)
-    # For example "login,gpu[01-03,07]".
-    name, number = re.findall(r"^([^,[]+)(?:\[(\d+))?", environ["SLURM_STEP_NODELIST"])[0]
     step = 16 * int(environ["SLURM_JOB_ID"]) + int(environ["SLURM_STEP_ID"])
     found = {
         "RANK": environ["SLURM_PROCID"],
@@ -81,7 +81,7 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
         "WORLD_SIZE": tasks,
         "LOCAL_WORLD_SIZE": per_node[node],
         "GROUP_RANK": str(node),
-        "MASTER_ADDR": name + number,
+        "MASTER_ADDR": expand_hostlist(environ["SLURM_STEP_NODELIST"])[0],
         "MASTER_PORT": str(20000 + step % 20000),
     }
     return {name: value for name, value in found.items() if name not in environ}
