@@ -78,7 +78,7 @@ def _words_or_numbers(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
 def peek(arguments: Sequence[str], flag: str) -> str | None:
     """Return the last value of a flag that decides how the rest is parsed; None: not given."""
     value = None
-    for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], None], strict=False):
         name, equals, text = argument.partition("=")
         if name.replace("_", "-") == flag and (equals or following is not None):
             value = text if equals else following

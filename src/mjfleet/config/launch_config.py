@@ -43,10 +43,9 @@ class LaunchConfig(Checked):
     ssh_config: str | None = None
     """File that ssh reads instead of ~/.ssh/config."""
     launcher_address: str | None = None
-    """Address at which the other hosts reach the first one; `None`: the one that ssh shows."""
+    """Address at which the other hosts reach the first one; `None`: the one that ssh uses."""
     min_hosts: OptionalCount = None
-    """How many hosts are enough to restart after a fault if some cannot be reached; `None`: all of
-    them."""
+    """Hosts that must be reachable for a restart after a fault; `None`: all of them."""
     env_var: Annotated[list[str], VARIABLES] = field(default_factory=list)
     """Environment variables for workers on other hosts: NAME, with its value here, or NAME=VALUE.
     Those of torch, MuJoCo, Warp, NCCL, gloo, OpenMP and W&B are passed on anyway."""
