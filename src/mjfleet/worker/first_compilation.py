@@ -16,11 +16,7 @@ def local_rank_0_first(
 ) -> Iterator[None]:
     """Enter the block in the others of a host only when its local rank 0 has left it.
 
-    Args:
-        store: the store of the process group.
-        rank: this worker's place.
-        timeout: how long the others wait.
-        beat: called while they wait.
+    They meet at the store of the process group, and call `beat` while they wait.
 
     Raises:
         TimeoutError: local rank 0 was not done in time.

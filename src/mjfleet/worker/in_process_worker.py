@@ -38,11 +38,7 @@ def train_in_process(
 ) -> Outcome:
     """Train in this process.
 
-    Args:
-        args: what to train.
-        rank: this worker's place.
-        stop: asks it to stop.
-        on_hang: called from another thread when this worker hangs; the process ends afterwards.
+    If this worker hangs, `on_hang` is called from another thread, and the process ends afterwards.
 
     Raises:
         UserError: a mistake of the user's, found before training began.

@@ -22,13 +22,10 @@ LOOPBACK = "127.0.0.1"
 def process_group(args: WorkerArgs, rank: Rank, timeout_seconds: float) -> Iterator[Collectives]:
     """Join the other workers for the length of the block; a single worker has no process group.
 
+    A collective waits `timeout_seconds` for a rank.
+
     After an error NCCL's group is left to the end of the process, which has to follow: destroying
     it would wait for the other ranks, which wait for this one.
-
-    Args:
-        args: its `backend` and devices.
-        rank: this worker's place.
-        timeout_seconds: how long a collective waits for a rank.
     """
     timeout = timedelta(seconds=timeout_seconds)
     device = args.devices[rank.local_rank]

@@ -60,7 +60,7 @@ def meet(
         store: where they meet.
         rank: this worker's place.
         timeout: how long rank 0 waits for each of the others, and they for its answer.
-        known: a text that this worker knows, or None.
+        known: a text that this worker knows.
 
     Returns:
         A part of the store that is theirs alone, and the text of the first rank that has one.

@@ -39,13 +39,7 @@ def train_worker(
     """Train on one device until all iterations are done or a signal arrives.
 
     All workers of a run call this at the same time; only rank 0 writes the run's files and prints.
-
-    Args:
-        args: what to train.
-        rank: this worker's place.
-        stop: asks it to stop.
-        heartbeat: receives its phases.
-        on_run_dir: receives the run directory, which rank 0 may have to name first.
+    `on_run_dir` receives the run directory, which rank 0 may have to name first.
 
     Raises:
         UserError: a mistake of the user's.
