@@ -4,6 +4,7 @@ Runs in the launching process; all training is in child processes.
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -13,34 +14,21 @@ from mjfleet.bench.result import Result, Spread, Table, write_text
 from mjfleet.bench.timed_training import train_ours
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
+from mjfleet.worker.thread_limits import THRESHOLDS
 
-TRICKS: tuple[tuple[str, str, tuple[str, ...], dict[str, str]], ...] = (
-    (
-        "closed-form gradients",
-        "PPO's gradients are computed in closed form, and not by autograd",
-        ("--agent.algorithm.backprop", "autograd"),
-        {},
-    ),
-    (
-        "learning threads",
-        "several threads share each minibatch, and meet once",
-        ("--agent.algorithm.learning-threads", "1"),
-        {},
-    ),
-    (
-        "sleeping threads",
-        "OpenMP's threads sleep while they wait for each other, and do not spin",
-        (),
-        {"OMP_WAIT_POLICY": "ACTIVE"},
-    ),
-    (
-        "kept memory",
-        "freed memory is used again, and not given back to the system",
-        (),
-        {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"},
-    ),
-)
-"""Name, what it is, and the flags and environment variables with which users do without it."""
+TRICKS = {
+    "closed-form gradients": "PPO's gradients are computed in closed form, and not by autograd",
+    "learning threads": "several threads share each minibatch, and meet once",
+    "sleeping threads": "OpenMP's threads sleep while they wait for each other, and do not spin",
+    "kept memory": "freed memory is used again, and not given back to the system",
+}
+WITHOUT: dict[str, tuple[Sequence[str], dict[str, str]]] = {
+    "closed-form gradients": (("--agent.algorithm.backprop", "autograd"), {}),
+    "learning threads": (("--agent.algorithm.learning-threads", "1"), {}),
+    "sleeping threads": ((), {"OMP_WAIT_POLICY": "ACTIVE"}),
+    "kept memory": ((), dict.fromkeys(THRESHOLDS, "131072")),
+}
+"""The flags and environment variables with which users do without each trick."""
 BEGIN, END = "<!-- mjfleet bench ablation: begin -->", "<!-- mjfleet bench ablation: end -->"
 NOTES = (
     "Env steps per second, end to end, without the trick against those with all of them: medians "
@@ -75,24 +63,23 @@ def ablation(setup: Setup, options: AblationOptions) -> Result:
     tasks = discover(os.environ)
     names = list(dict.fromkeys([setup.found.name, *options.also]))
     setups = {name: replace(setup, found=tasks.find(name)) for name in names}
-    removed = {trick: (flags, environ) for trick, _, flags, environ in TRICKS}
+    iterations = options.warmup + options.iterations
 
     def measure(task: str, trick: str) -> dict[str, float]:
-        flags, environ = removed[trick]
-        iterations = options.warmup + options.iterations
+        flags, environ = WITHOUT[trick]
         config = setups[task].config(options.num_envs, max_iterations=iterations)
         usual, _ = train_ours(setups[task], config)
         without, _ = train_ours(setups[task], config, flags, **environ)
         return {"with": usual["steps_per_second"], "without": without["steps_per_second"]}
 
-    keys = [{"task": task, "trick": trick} for task in names for trick in removed]
+    keys = [{"task": task, "trick": trick} for task in names for trick in TRICKS]
     samples = setup.rounds(keys, measure, "{task} without {trick}")
     ratios: dict[tuple[str, str], list[float]] = {}
     for s in samples:
         ratios.setdefault((s["task"], s["trick"]), []).append(s["without"] / s["with"])
     rows = [
-        [name, what, *(Spread.of(ratios[task, name]) for task in names), options.repeats]
-        for name, what, *_ in TRICKS
+        [trick, what, *(Spread.of(ratios[task, trick]) for task in names), options.repeats]
+        for trick, what in TRICKS.items()
     ]
     table = Table("Speed without each trick", ["trick", "what it is", *names, "pairs"], rows)
     if options.page is not None:

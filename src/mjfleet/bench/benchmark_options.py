@@ -6,7 +6,7 @@ Runs in the launching process; imports nothing heavy.
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -39,10 +39,8 @@ class Options:
     """The flags of every benchmark."""
 
     flags: ClassVar[str] = ""
-    several: ClassVar[bool] = False
-    """Whether the benchmark uses several GPUs."""
-    task: ClassVar[str | None] = None
-    """Its default task."""
+    several: ClassVar[bool] = False  # Whether the benchmark uses several GPUs.
+    task: ClassVar[str | None] = None  # Its default task.
 
     gpu_ids: list[int] | Literal["auto", "all"] | None = "auto"
     """`auto` (GPU 0, else the CPU), `None` (the CPU), or indices of visible GPUs."""
@@ -60,20 +58,18 @@ class Options:
     """Folder for the results, as JSON and Markdown."""
 
     def __post_init__(self) -> None:
-        names = {field.name for field in fields(self)}
-        check(self, **{name: rule for name, rule in RULES.items() if name in names})
+        check(self, **{name: rule for name, rule in RULES.items() if hasattr(self, name)})
         LaunchConfig(gpu_ids=self.gpu_ids, cpu_threads=self.cpu_threads)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A task on the selected devices."""
+    """A task on the selected devices, and a folder for temporary files."""
 
     found: FoundTask
     options: Options
     devices: Devices
     scratch: Path
-    """Folder for temporary files."""
 
     @property
     def device(self) -> str:
@@ -99,16 +95,14 @@ class Setup:
         Raises:
             UserError: there are fewer GPUs or threads than workers.
         """
-        options, gpus = self.options, self.devices.indices
-        threads = threads or options.cpu_threads
-        cores = threads or len(os.sched_getaffinity(0))
-        if gpus and workers > len(gpus):
-            raise UserError(f"--workers is {workers}; it must be at most {len(gpus)}, the GPUs.")
-        if not gpus and workers > cores:
-            raise UserError(f"--workers is {workers}; it must be at most {cores}, the CPU threads.")
+        gpus, threads = self.devices.indices, threads or self.options.cpu_threads
+        most = len(gpus) or threads or len(os.sched_getaffinity(0))
+        if workers > most:
+            what = "GPUs" if gpus else "CPU threads"
+            raise UserError(f"--workers is {workers}; it must be at most {most}, the {what}.")
         values: dict[str, Any] = {
             "gpu_ids": list(gpus[:workers]) or None,
-            "engine": options.engine,
+            "engine": self.options.engine,
             "cpu_threads": threads,
             "env": {"num_envs": num_envs},
             "agent": agent,
@@ -127,18 +121,15 @@ class Setup:
         return make_worker_args(place_workers(self.found, config, hosts, {}), config, str(run_dir))
 
     def rounds(
-        self, keys: Sequence[Mapping[str, Any]], measure: Callable[..., Mapping[str, Any]],
+        self,
+        keys: Sequence[Mapping[str, Any]],
+        measure: Callable[..., Mapping[str, Any]],
         label: str,
-    ) -> list[dict[str, Any]]:  # fmt: skip
-        """Measure every key in turn, `--repeats` times: noise then affects all of them alike.
+    ) -> list[dict[str, Any]]:
+        """Call `measure` with every key in turn, `--repeats` times: noise then affects all alike.
 
-        Args:
-            keys: the arguments of each measurement.
-            measure: measures with these arguments.
-            label: what is being measured, with the arguments' names in braces.
-
-        Returns:
-            the arguments and figures of each measurement.
+        Returns the keys and figures of each measurement. `label` says what is being measured, with
+        the names in a key in braces.
         """
         samples = []
         for number in range(1, self.options.repeats + 1):

@@ -10,9 +10,10 @@ import os
 import socket
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -20,15 +21,11 @@ from typing import Any, Literal
 
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, Table
-from mjfleet.bench.timed_training import run_timed
-from mjfleet.config import from_dict
-from mjfleet.registry import find_task
-from mjfleet.utils.child_process import python_module
+from mjfleet.bench.timed_training import run_module
 from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
 from mjfleet.worker.worker_args import WorkerArgs
 
-TIMEOUT = 600.0
-"""Seconds after which a collective gives up."""
+TIMEOUT_SECONDS = 600.0  # After which a collective gives up.
 NOTES = (
     "Medians of the repeats, with the least and the greatest. All ranks are processes of this "
     "machine, which share its cores: more of them than cores also wait for their turn.",
@@ -66,10 +63,8 @@ def exchange(setup: Setup, options: ExchangeOptions) -> Result:
     request = {"worker": worker, "warmup": options.warmup, "iterations": options.iterations}
 
     def measure(ranks: int) -> dict[str, Any]:
-        text = json.dumps(request | {"ranks": ranks})
-        command = python_module("mjfleet.bench.collective_time", text)
-        child = run_timed(command, setup.scratch, {"OMP_NUM_THREADS": "1"})
-        return json.loads(child.lines[-1][1])
+        module, asked = "mjfleet.bench.collective_time", request | {"ranks": ranks}
+        return run_module(module, asked, setup.scratch, OMP_NUM_THREADS="1")
 
     samples = setup.rounds([{"ranks": n} for n in options.ranks], measure, "ranks: {ranks}")
     sizes = samples[0]["sizes"]
@@ -94,16 +89,15 @@ def exchange(setup: Setup, options: ExchangeOptions) -> Result:
     )
 
 
-def _find_sizes(worker: WorkerArgs) -> dict[str, int]:
+def _find_sizes(worker: Mapping[str, Any]) -> dict[str, int]:
     """Find what a rank sends, by training for an iteration and a checkpoint.
 
     Returns numbers of gradients (with the measures that travel with them), of minibatches and of
     reported statistics, and the bytes of the state of a rank's environments.
     """
-    from mjfleet.env.factory import build_env
+    from mjfleet.bench.built_task import built_task
     from mjfleet.rl.checkpoint_contents import Checkpointer
     from mjfleet.rl.collectives import Collectives
-    from mjfleet.rl.runner import Runner
 
     sizes: dict[str, int] = {}
 
@@ -116,14 +110,12 @@ def _find_sizes(worker: WorkerArgs) -> dict[str, int]:
             sizes["state"] = len(data)
             return super().gather_bytes(data)
 
-    found = find_task(worker.task, Path(worker.task_folder))
-    config = from_dict(found.defaults(), worker.config)
-    env = build_env(found, config, worker.engine, "cpu", worker.threads)
-    runner = Runner(env, config.agent, "cpu", 1, found.load, RecordingCollectives())
-    checkpointer = Checkpointer(runner, found.name, Path(worker.run_dir), keep=None)
-    runner.train(lambda metrics: None, lambda: None, checkpointer.save)
+    with built_task(worker) as task:
+        runner = task.runner(collectives=RecordingCollectives())
+        checkpointer = Checkpointer(runner, task.found.name, Path(worker["run_dir"]), keep=None)
+        runner.train(lambda metrics: None, lambda: None, checkpointer.save)
     algorithm: Any = runner.alg
-    ppo = config.agent.algorithm
+    ppo = runner.agent.algorithm
     minibatches = ppo.num_learning_epochs * ppo.num_mini_batches
     return sizes | {"gradients": algorithm.gradient.flat.numel(), "minibatches": minibatches}
 
@@ -137,11 +129,11 @@ def _run_rank(
     from mjfleet.worker.torch_process_group import process_group
 
     start = time.perf_counter()
-    with process_group(worker, worker.rank_of(rank), TIMEOUT) as collectives:
+    with process_group(worker, worker.rank_of(rank), TIMEOUT_SECONDS) as collectives:
         collectives.total([0])
         join = time.perf_counter() - start
         flat, state = torch.zeros(sizes["gradients"]), bytes(sizes["state"])
-        seconds: dict[str, list[float]] = {"gradients": [], "statistics": [], "checkpoint": []}
+        seconds: dict[str, list[float]] = defaultdict(list)
         for _ in range(request["warmup"] + request["iterations"]):
             collectives.take_seconds()
             for _ in range(sizes["minibatches"]):
@@ -156,27 +148,26 @@ def _run_rank(
     return {"join": join} | {k: 1e3 * median(v[request["warmup"] :]) for k, v in seconds.items()}
 
 
-def main() -> None:
+def main(request: dict[str, Any]) -> None:
     """Fork the ranks, and print what rank 0 measured as a line of JSON."""
     # Imported before the fork, for all ranks.
     import mjfleet.rl.runner
     import mjfleet.worker.torch_process_group  # noqa: F401
 
-    request = json.loads(sys.argv[1])
-    worker, count = WorkerArgs(**request["worker"]), request["ranks"]
+    count = request["ranks"]
+    worker = WorkerArgs(**request["worker"] | {"devices": ["cpu"] * count})
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     fork = multiprocessing.get_context("fork")
     # Training starts threads, and a process with threads must not fork.
     with ProcessPoolExecutor(1, fork, die_with_parent) as pool:
-        sizes = pool.submit(_find_sizes, worker).result()
+        sizes = pool.submit(_find_sizes, request["worker"]).result()
     with socket.create_server(("127.0.0.1", 0)) as free:
         os.environ["MASTER_PORT"] = str(free.getsockname()[1])
-    run_rank = partial(_run_rank, request, replace(worker, devices=("cpu",) * count), sizes)
     # Each process gets one rank: none is done before all take part.
     with ProcessPoolExecutor(count, fork, die_with_parent) as pool:
-        measured = list(pool.map(run_rank, range(count)))
+        measured = list(pool.map(partial(_run_rank, request, worker, sizes), range(count)))
     print(json.dumps({**measured[0], "sizes": sizes}))
 
 
 if __name__ == "__main__":
-    main()
+    main(json.loads(sys.argv[1]))

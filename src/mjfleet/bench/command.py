@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,7 +29,7 @@ from mjfleet.bench.scaling import ScalingOptions, scaling
 from mjfleet.bench.startup import StartupOptions, startup
 from mjfleet.bench.throughput import ThroughputOptions, throughput
 from mjfleet.cli.flags import parse_flags
-from mjfleet.errors import Stopped, UserError, WorkerError
+from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.runs.run_json import git_state, now
 from mjfleet.utils.console import print_line
@@ -84,13 +85,8 @@ def bench(arguments: Sequence[str]) -> int:
         raise UserError(f"the task comes first: mjfleet bench {name} <task> ...")
     options = parse_flags(kind, flags, f"mjfleet bench {name} <task>")
     assert task is not None  # With --help, tyro has exited.
-    try:
-        with StopRequest().installed():
-            result = _run(measure, task, options, arguments)
-    except Stopped as stopped:
-        return 128 + stopped.signal_number
-    except WorkerError as error:
-        raise SystemExit(f"error: {error}") from None
+    with StopRequest().installed():
+        result = _run(measure, task, options, arguments)
     print_line(result.markdown())
     return 0
 
@@ -110,21 +106,14 @@ def _run(
         raise UserError(f"--output {folder}: a part of that is a file; it must be a folder.")
     devices = choose_devices(options)
     taken, machine, versions = now(), _describe_machine(), _describe_software()
+    typed = re.sub(" --output[= ]('.*?'|[^ ]*)", "", f"mjfleet bench {shlex.join(arguments)}")
     with tempfile.TemporaryDirectory(prefix="mjfleet-bench-") as scratch:
-        setup = Setup(found, options, devices, Path(scratch))
-        result = measure(setup, options)
-        result = replace(
-            result,
-            command=re.sub(
-                " --output[= ]('.*?'|[^ ]*)", "", f"mjfleet bench {shlex.join(arguments)}"
-            ),
-            taken=taken,
-            machine=machine,
-            versions=versions | dict(result.versions),
-        )
+        result = measure(Setup(found, options, devices, Path(scratch)), options)
+        versions |= result.versions
+        result = replace(result, command=typed, taken=taken, machine=machine, versions=versions)
         result.write(folder)
         for plot in result.plots:
-            (folder / plot).write_bytes((setup.scratch / plot).read_bytes())
+            shutil.copyfile(Path(scratch, plot), folder / plot)
     progress(f"written: {folder / result.name}.json and .md")
     return result
 

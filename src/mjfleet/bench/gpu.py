@@ -23,10 +23,8 @@ from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import print_line
 from mjfleet.utils.hardware_names import nvml
 
-SHOWN = 1500
-"""Characters of the output of a part that failed."""
-LEAST_SECONDS = 5.0
-"""A part is not begun with less time than this."""
+SHOWN_CHARACTERS = 1500  # Of each output of a part that failed.
+LEAST_SECONDS = 5.0  # A part is not begun with less time than this.
 NOTES = (
     "Each part has a time limit. For those that --minutes did not reach, run the command again "
     "with --parts and the same --output. The JSON file holds the end of what a failed one printed.",
@@ -66,11 +64,9 @@ class Part:
     """A command that shows one thing."""
 
     name: str
-    seconds: float
-    """Its time limit."""
+    seconds: float  # Its time limit.
     command: Sequence[str]
-    missing: str = ""
-    """What it needs and this machine lacks."""
+    missing: str = ""  # What it needs and this machine lacks.
 
 
 def gpu(setup: Setup, options: GpuOptions) -> Result:
@@ -92,14 +88,14 @@ def gpu(setup: Setup, options: GpuOptions) -> Result:
         raise UserError("there is no GPU; --gpu-ids None tries the parts on the CPU.")
     with nvml() as driver:
         version = str(driver.nvmlSystemGetDriverVersion()) if driver else "none"
-    folder, name = Path(options.output), f"gpu-{setup.kind}"
-    kept = {sample["part"]: sample for sample in _samples(folder / f"{name}.json")}
-    result = Result(name=name, title="A first half hour on a GPU", tables=[], notes=NOTES)
+    folder, versions = Path(options.output), {"NVIDIA driver": version}
+    name, title = f"gpu-{setup.kind}", "A first half hour on a GPU"
+    samples = {sample["part"]: sample for sample in _samples(folder / f"{name}.json")}
+    result = Result(name=name, title=title, tables=[], notes=NOTES, versions=versions)
     for sample in run_parts(chosen, 60 * options.minutes, setup.scratch):
-        kept[sample["part"]] = sample
-        samples = list(kept.values())
-        versions = {"NVIDIA driver": version}
-        result = replace(result, tables=make_tables(samples), samples=samples, versions=versions)
+        samples[sample["part"]] = sample
+        every = list(samples.values())
+        result = replace(result, tables=make_tables(every), samples=every)
         result.write(folder)
     return result
 
@@ -183,7 +179,8 @@ def _run(part: Part, limit: float, scratch: Path) -> dict[str, Any]:
         file.unlink()
     if code == 0:
         return {"status": "ok", "found": found}
-    text = f"{output[-SHOWN:]}\n{errors[-SHOWN:]}".strip().replace(str(scratch), "")
+    text = f"{output[-SHOWN_CHARACTERS:]}\n{errors[-SHOWN_CHARACTERS:]}".strip()
+    text = text.replace(str(scratch), "")
     return {"status": status, "output": text.replace(str(Path.home()), "~")}
 
 

@@ -18,46 +18,24 @@ import torch.distributed as dist
 from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
-from mjfleet.config import TrainConfig, from_dict
-from mjfleet.env import Env
-from mjfleet.env.factory import build_env, on_device
+from mjfleet.bench.built_task import BuiltTask, built_task
 from mjfleet.loggers.iteration_metrics import IterationMetrics
-from mjfleet.registry import find_task
-from mjfleet.rl.checkpoint_files import seed_everything
 from mjfleet.rl.runner import Runner
 from mjfleet.worker.thread_limits import prepare
-from mjfleet.worker.worker_args import WorkerArgs
 
 Found = dict[str, Any]
 
 
-class Built:
-    """A task's environment, and how to train in it."""
-
-    def __init__(self, worker: WorkerArgs) -> None:
-        self.worker, self.device = worker, worker.devices[0]
-        self.found = find_task(worker.task, Path(worker.task_folder))
-        self.config: TrainConfig = from_dict(self.found.defaults(), worker.config)
-        args = self.found, self.config, worker.engine, self.device, worker.threads
-        self.env: Env[Any] = build_env(*args)
-
-    def runner(self, by_calls: bool = False) -> Runner:
-        """Return a runner with new networks."""
-        seed_everything(self.config.agent.seed)
-        args = self.env, self.config.agent, self.device, self.worker.threads, self.found.load
-        return Runner(*args, capture=None if by_calls else "auto")
-
-
-def build(built: Built) -> Found:
+def build(built: BuiltTask) -> Found:
     """Step once; the kernels were compiled while the environments were built."""
-    env = built.env
+    env: Any = built.env
     env.step(torch.zeros(env.num_envs, env.num_actions, device=built.device))
     finite = {name: bool(value.isfinite().all()) for name, value in env.sim.state().items()}
     free, total = torch.cuda.mem_get_info() if built.device != "cpu" else (0, 0)
     return {"finite": all(finite.values()), "used GPU memory (MiB)": (total - free) >> 20}
 
 
-def capture(built: Built) -> Found:
+def capture(built: BuiltTask) -> Found:
     """Capture random numbers, a physics step, random numbers and an allocation.
 
     Warp's conditional nodes end torch's capture and begin it again: torch looks up its memory pool
@@ -105,12 +83,12 @@ def capture(built: Built) -> Found:
     return found
 
 
-def graphs(built: Built) -> Found:
+def graphs(built: BuiltTask) -> Found:
     """Train by graphs and by calls; compare the first actions of rollouts, and what is learned."""
     found: Found = {}
     for how in ("graphs", "calls"):
-        runner, metrics = built.runner(by_calls=how == "calls"), list[IterationMetrics]()
-        errors = _errors_of_first_actions(runner)
+        runner = built.runner(capture="auto" if how == "graphs" else None)
+        metrics, errors = list[IterationMetrics](), _errors_of_first_actions(runner)
         start = time.perf_counter()
         runner.train(metrics.append, lambda: None)
         last = metrics[-10:]
@@ -139,29 +117,29 @@ def _errors_of_first_actions(runner: Runner) -> list[float]:
     return errors
 
 
-def nccl(built: Built) -> Found:
+def nccl(built: BuiltTask) -> Found:
     """Reduce and gather in a world of one rank, and capture a graph beside NCCL's watchdog."""
     device = torch.device(built.device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     where = device if backend == "nccl" else None
     dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, device_id=where)
-    own, everyone = torch.ones(8, dtype=torch.float64, device=device), torch.zeros(1, 8)
-    everyone = everyone.to(own)
+    own = torch.ones(8, dtype=torch.float64, device=device)
+    everyone = torch.zeros_like(own)
     dist.all_reduce(own)
-    dist.all_gather(list(everyone.unbind()), own)
+    dist.all_gather([everyone], own)
     found = train(built)
     dist.destroy_process_group()
     return found | {"backend": backend, "reduces and gathers": bool((everyone == 1).all())}
 
 
-def train(built: Built) -> Found:
+def train(built: BuiltTask) -> Found:
     """Train, for somebody who watches from outside."""
     metrics: list[IterationMetrics] = []
     built.runner().train(metrics.append, lambda: None)
     return {"iterations": len(metrics), "mean reward": metrics[-1].mean_reward}
 
 
-def profile(built: Built) -> Found:
+def profile(built: BuiltTask) -> Found:
     """Of one iteration, count the calls that wait; of another, launches and the GPU's idle time."""
     runner, found, times = built.runner(), dict[str, Any](), list[float]()
     count = built.config.agent.max_iterations
@@ -176,7 +154,8 @@ def profile(built: Built) -> Found:
                 torch.cuda.set_sync_debug_mode("warn")
             elif metrics.iteration == count - 1:
                 torch.cuda.set_sync_debug_mode("default")
-                found["waiting calls"] = dict(Counter(_place(wait) for wait in waits))
+                places = (f"{Path(wait.filename).name}:{wait.lineno}" for wait in waits)
+                found["waiting calls"] = dict(Counter(places))
                 profiler.start()
                 times[-1] = time.perf_counter()
 
@@ -195,17 +174,11 @@ def profile(built: Built) -> Found:
     return found | {"launches": len(spans), "seconds": seconds, "share of idle time": idle}
 
 
-def _place(warning: warnings.WarningMessage) -> str:
-    return f"{Path(warning.filename).name}:{warning.lineno}"
-
-
-def main(part: str, argument: str) -> None:
+def main(part: str, worker: str) -> None:
     """Do one part of PARTS."""
     prepare()
-    worker = WorkerArgs(**json.loads(argument))
     start = time.perf_counter()
-    with on_device(worker.engine, worker.devices[0]):
-        built = Built(worker)
+    with built_task(json.loads(worker)) as built:
         seconds = time.perf_counter() - start
         print(json.dumps({"seconds to build": seconds} | PARTS[part](built)))
 

@@ -5,6 +5,7 @@ Runs in the launching process.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Literal
 
 from mjfleet.bench.benchmark_options import Options, Setup
@@ -13,10 +14,8 @@ from mjfleet.bench.result import Cell, Result, Spread, Table
 from mjfleet.bench.timed_training import train_ours
 from mjfleet.tools.plot import Line, Panel, draw
 
-LAST = 10
-"""Iterations at the end of a run whose mean counts."""
-GOOD = 0.9
-"""Share of the best mean reward at the end of any run, which the runs are to reach."""
+LAST = 10  # Iterations at the end of a run whose mean counts.
+GOOD = 0.9  # Share of the best mean reward at the end of any run, which the runs are to reach.
 NOTES = (
     "Medians of the seeds, with the least and the greatest; seeds are trained one after the other, "
     "each by all in turn, with the same settings.",
@@ -65,26 +64,18 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
     samples = setup.rounds([{"who": who} for who in runs], measure, "{who}")
     steps = options.num_envs * configs[0].agent.num_steps_per_env
     name = f"learning-{setup.found.name}-{worker.engine}-{setup.kind}"
-    panels = [
-        Panel(
-            label,
-            "reward per step",
-            {who: [_line(run, steps, axis) for run in each] for who, each in runs.items()},
-        )
-        for label, axis in AXES.items()
-    ]
+    panels = []
+    for label, axis in AXES.items():
+        lines = {who: [_line(run, steps, axis) for run in each] for who, each in runs.items()}
+        panels.append(Panel(label, "reward per step", lines))
     draw(setup.scratch / f"{name}.png", panels)
     good = GOOD * max(_end(run) for each in runs.values() for run in each)
     columns = ["", "reward per step at the end", "seconds from Enter to the end"]
-    rows: list[list[Cell]] = [
-        [
-            who,
-            Spread.of(_end(run) for run in each),
-            Spread.of(run["iterations"][-1]["seconds"] for run in each),
-            *(until_good(each, good, steps, axis) for axis in AXES.values()),
-        ]
-        for who, each in runs.items()
-    ]
+    rows: list[list[Cell]] = []
+    for who, each in runs.items():
+        ends = [run["iterations"][-1]["seconds"] for run in each]
+        reached = [until_good(each, good, steps, axis) for axis in AXES.values()]
+        rows.append([who, Spread.of(map(_end, each)), Spread.of(ends), *reached])
     return Result(
         name=name,
         title=f"Learning {setup.found.name}, {worker.engine} engine on {setup.kind}: "
@@ -117,5 +108,4 @@ def _line(run: dict[str, Any], steps: int, axis: str) -> Line:
 
 def _end(run: dict[str, Any]) -> float:
     """Return the mean reward of a run's last iterations."""
-    rewards = [row["mean_reward"] for row in run["iterations"][-LAST:]]
-    return sum(rewards) / len(rewards)
+    return fmean(row["mean_reward"] for row in run["iterations"][-LAST:])

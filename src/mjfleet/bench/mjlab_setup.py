@@ -13,14 +13,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from platformdirs import user_cache_path
+
 from mjfleet.bench.benchmark_options import Setup, progress
 from mjfleet.bench.timed_training import run_timed, summarise
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 
 VERSION = "1.6.0"
-NEWEST = "2026-11-14T00:00:00Z"
-"""The newest packages that its environment may have: those of mjfleet, see pyproject.toml."""
+NEWEST = "2026-11-14T00:00:00Z"  # As for the packages of mjfleet, see pyproject.toml.
 PACKAGES = ("mjlab", "mujoco", "mujoco-warp", "warp-lang", "torch", "rsl-rl-lib")
 DRIVER = str(Path(__file__).with_name("peer_driver.py"))
 
@@ -124,12 +125,10 @@ def install_mjlab(scratch: Path) -> Path:
         UserError: uv is missing, or the folder cannot be made.
         WorkerError: uv could not install it; the message says why.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "mjfleet" / "bench" / f"mjlab-{VERSION}"
+    folder = user_cache_path("mjfleet") / "bench" / f"mjlab-{VERSION}"
     if folder.is_dir():
         return folder
-    uv = shutil.which("uv")
-    if uv is None:
+    if not (uv := shutil.which("uv")):
         raise UserError("mjlab is installed by uv, which is not there: `pip install uv`.")
     progress(f"installing mjlab {VERSION} into {folder}")
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
@@ -137,14 +136,12 @@ def install_mjlab(scratch: Path) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"mjlab's environment cannot be made (XDG_CACHE_HOME): {error}") from None
+    flags = "--compile-bytecode", "--exclude-newer", NEWEST
     try:
         # Relocatable, because the scripts of an environment name its folder.
         run_timed([uv, "venv", "--relocatable", "--python", sys.executable, str(aside)], scratch)
-        run_timed(
-            [uv, "pip", "install", "--python", str(aside), "--compile-bytecode",
-             "--exclude-newer", NEWEST, f"mjlab=={VERSION}"],
-            scratch,
-        )  # fmt: skip
+        install = [uv, "pip", "install", "--python", str(aside), *flags, f"mjlab=={VERSION}"]
+        run_timed(install, scratch)
         if not folder.is_dir():  # Another benchmark may have been faster.
             aside.rename(folder)
     finally:

@@ -20,8 +20,6 @@ FIGURES = {
     "peak_memory": ("Peak memory of the process, MiB", 2**-20, -1),
 }
 """By figure of a run: title, factor to the unit of its table, 1 where more is better (else -1)."""
-Pair = tuple[Any, float, float]
-"""What was measured (the number of environments, say), and both stacks' figures."""
 NOTES = (
     "Medians of the repeats, with the least and the greatest. Both train in turn, each time in a "
     "new process; a ratio is that of two runs next to each other, and above 1 where mjfleet is "
@@ -72,7 +70,9 @@ def compare(setup: Setup, options: MjlabOptions) -> Result:
         commands = {"mjfleet": [*TRAIN, *task, "--help"], peer.name: peer.helps[name]}
         return {who: run_timed(command, setup.scratch).seconds for who, command in commands.items()}
 
-    def table(title: str, column: str, pairs: Iterable[Pair], power: int = -1) -> Table:
+    def table(
+        title: str, column: str, pairs: Iterable[tuple[Any, float, float]], power: int = -1
+    ) -> Table:
         rows = [(key, [ours, theirs, (ours / theirs) ** power]) for key, ours, theirs in pairs]
         return Table.of(title, [column, "mjfleet", peer.name, "ratio"], rows)
 

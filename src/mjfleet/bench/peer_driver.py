@@ -12,7 +12,6 @@ import os
 import sys
 from dataclasses import fields
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 
@@ -44,12 +43,8 @@ class IterationLines:
             log(**values)
             mean = {"mean_reward": float(sum(rewards) / len(rewards))} if rewards else {}
             rewards.clear()
-            line = {
-                "iteration": values["it"] + 1,
-                "collect_seconds": values["collect_time"],
-                "learn_seconds": values["learn_time"],
-            }
-            self.write(line | mean)
+            times = {f"{part}_seconds": values[f"{part}_time"] for part in ("collect", "learn")}
+            self.write({"iteration": values["it"] + 1} | times | mean)
 
         logger.log = log_and_print
         if self._records_rewards:
@@ -60,24 +55,15 @@ def train_rsl_rl(worker: dict[str, Any], lines: IterationLines) -> None:
     """Train our environment by rsl_rl's stock runner."""
     from rsl_rl.runners import OnPolicyRunner
 
-    from mjfleet.config import from_dict
-    from mjfleet.env.factory import build_env, on_device
-    from mjfleet.registry import find_task
+    from mjfleet.bench.built_task import built_task
     from mjfleet.rl.adapters.rsl_rl_adapter import rsl_rl_config
-    from mjfleet.rl.checkpoint_files import seed_everything
-    from mjfleet.worker.worker_args import WorkerArgs
 
-    args = WorkerArgs(**worker)
-    found = find_task(args.task, Path(args.task_folder))
-    config = from_dict(found.defaults(), args.config)
-    device = args.devices[0]
-    seed_everything(config.agent.seed)
-    with on_device(args.engine, device):
-        env = build_env(found, config, args.engine, device, args.threads)
-        settings = rsl_rl_config(config.agent, found.load) | {"logger": "tensorboard"}
-        runner = OnPolicyRunner(env, settings, log_dir=args.run_dir, device=device)
+    with built_task(worker) as task:
+        agent = task.config.agent
+        settings = rsl_rl_config(agent, task.found.load) | {"logger": "tensorboard"}
+        runner = OnPolicyRunner(task.env, settings, log_dir=worker["run_dir"], device=task.device)
         lines.follow(runner.logger)
-        runner.learn(config.agent.max_iterations, config.agent.init_at_random_ep_len)
+        runner.learn(agent.max_iterations, agent.init_at_random_ep_len)
 
 
 def train_mjlab(worker: dict[str, Any], peer_task: dict[str, Any], lines: IterationLines) -> None:
@@ -89,22 +75,19 @@ def train_mjlab(worker: dict[str, Any], peer_task: dict[str, Any], lines: Iterat
     registry, train = import_module("mjlab.tasks.registry"), import_module("mjlab.scripts.train")
     name = peer_task["name"]
     env, agent = registry.load_env_cfg(name), registry.load_rl_cfg(name)
-    runner_kind: Any = (
-        registry.load_runner_cls(name) or import_module("mjlab.rl").MjlabOnPolicyRunner
-    )
+    usual = import_module("mjlab.rl").MjlabOnPolicyRunner
+    runner_kind: Any = registry.load_runner_cls(name) or usual
 
     class FollowedRunner(runner_kind):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             lines.follow(self.logger)
 
-    config = worker["config"]
+    config, ours = worker["config"], f"{name}-mjfleet"
     notes = _set_env(env, config["env"], peer_task) + _set_agent(agent, config["agent"])
     lines.write({"notes": notes})
-    ours = f"{name}-mjfleet"
-    registry.register_mjlab_task(
-        ours, env, play_env_cfg=env, rl_cfg=agent, runner_cls=FollowedRunner
-    )
+    settings = {"play_env_cfg": env, "rl_cfg": agent, "runner_cls": FollowedRunner}
+    registry.register_mjlab_task(ours, env, **settings)
     gpu = worker["devices"][0].partition(":")[2]
     sys.argv = ["train", ours, "--log-root", worker["run_dir"], "--gpu-ids", gpu or "None"]
     train.main()
@@ -186,14 +169,13 @@ def _set_agent(agent: Any, ours: dict[str, Any]) -> list[str]:
 def main(request: dict[str, Any]) -> None:
     """Train, and print a line of JSON for each iteration; for mjlab, first how it differs from us.
 
-    The request holds:
-        worker: the WorkerArgs of our own training.
-        records_rewards: whether lines hold the mean reward.
-        peer_task: for mjlab its `name` of the task, and our `timestep` (s) and `integrator`.
+    The request holds `worker` (the WorkerArgs of our own training), `records_rewards` (whether
+    lines hold the mean reward) and `peer_task` (for mjlab its `name` of the task, and our
+    `timestep` in s and `integrator`).
     """
     lines = IterationLines(request["records_rewards"])
-    if peer_task := request["peer_task"]:
-        train_mjlab(request["worker"], peer_task, lines)
+    if request["peer_task"]:
+        train_mjlab(request["worker"], request["peer_task"], lines)
     else:
         train_rsl_rl(request["worker"], lines)
 

@@ -52,13 +52,7 @@ class Table:
     def of(
         cls, title: str, columns: Sequence[str], measured: Iterable[tuple[Any, Iterable[float]]]
     ) -> "Table":
-        """Summarise figures that were measured repeatedly.
-
-        Args:
-            title: the table's title.
-            columns: a name for the keys, and one for each figure.
-            measured: a key and its figures, as often as they were measured; a row for each key.
-        """
+        """Summarise keys and their figures, as often as they were measured; a row for each key."""
         rows: dict[str, list[Iterable[float]]] = {}
         for key, figures in measured:
             rows.setdefault(str(key), []).append(figures)
@@ -78,50 +72,41 @@ class Table:
 class Result:
     """A benchmark's samples and tables, as its JSON file holds them."""
 
-    name: str
-    """Name of its files, without suffix."""
+    name: str  # Of its files, without suffix.
     title: str
     command: str = ""
-    """The command that measured it."""
-    taken: str = ""
-    """When it was measured, with the time zone."""
+    taken: str = ""  # The time, with its zone.
     machine: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     tables: Sequence[Table]
-    notes: Sequence[str] = ()
-    """What a reader must know to understand the tables."""
-    plots: Sequence[str] = ()
-    """Names of image files beside the JSON."""
-    samples: Sequence[Mapping[str, Any]] = ()
-    """Every measurement, in the order in which they were made."""
+    notes: Sequence[str] = ()  # What a reader must know to understand the tables.
+    plots: Sequence[str] = ()  # Names of image files beside the JSON.
+    samples: Sequence[Mapping[str, Any]] = ()  # Every measurement, in their order.
 
     def markdown(self) -> str:
         """Format the result as a section of a page."""
-        images = [f"![{self.title}]({name})" for name in self.plots]
-        notes = "\n".join(f"- {note}" for note in self.notes)
-        tables = [table.markdown() for table in self.tables]
-        command = f"```bash\n{self.command}\n```" if self.command else ""
-        parts = [f"## {self.title}", command, *tables, *images, notes]
+        parts = [f"## {self.title}", f"```bash\n{self.command}\n```" if self.command else ""]
+        parts += [table.markdown() for table in self.tables]
+        parts += [f"![{self.title}]({name})" for name in self.plots]
+        parts.append("\n".join(f"- {note}" for note in self.notes))
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def write(self, folder: Path) -> None:
         """Write the JSON and a Markdown file, each whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
-        plain = json.dumps(asdict(self), indent=1) + "\n"
-        for suffix, text in ((".json", plain), (".md", self.markdown())):
-            write_text(folder / f"{self.name}{suffix}", text)
+        write_text(folder / f"{self.name}.json", json.dumps(asdict(self), indent=1) + "\n")
+        write_text(folder / f"{self.name}.md", self.markdown())
 
 
 def show(cell: Cell) -> str:
     """Format a cell for people: about three digits."""
-    if cell is None:
-        return "-"
-    if isinstance(cell, str):
-        return cell
-    if isinstance(cell, Spread):
-        if cell.low == cell.high:
-            return show(cell.median)
-        return f"{show(cell.median)} ({show(cell.low)} to {show(cell.high)})"
+    match cell:
+        case None:
+            return "-"
+        case str():
+            return cell
+        case Spread(median, low, high):
+            return show(median) + (f" ({show(low)} to {show(high)})" if low != high else "")
     size = abs(cell)
     digits = 0 if size >= 100 or cell == int(cell) else 1 if size >= 10 else 2 if size >= 1 else 3
     return f"{cell:,.{digits}f}"
@@ -151,13 +136,11 @@ def page(folder: Path, plots: str) -> str:
 
 def write_page(folder: Path, output: Path) -> None:
     """Write the page of a folder, and copy the plots into `images/` beside it."""
-    text = page(folder, "images/")
-    images = output.parent / "images"
-    for result, _ in _read_all(folder):
-        for plot in result.plots:
-            images.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / plot, images / plot)
-    output.parent.mkdir(parents=True, exist_ok=True)
+    text, images = page(folder, "images/"), output.parent / "images"
+    images.parent.mkdir(parents=True, exist_ok=True)
+    for plot in (plot for result, _ in _read_all(folder) for plot in result.plots):
+        images.mkdir(exist_ok=True)
+        shutil.copyfile(folder / plot, images / plot)
     write_text(output, text)
 
 

@@ -21,6 +21,7 @@ NOTES = (
     "Waiting is the mean time that workers wait for the slowest, collectives what they cost the "
     "slowest itself, both as shares of rollout and update.",
 )
+SECONDS = ("collect_seconds", "learn_seconds", "wait_seconds", "collective_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +43,11 @@ def scaling(setup: Setup, options: ScalingOptions) -> Result:
     most = options.workers or len(setup.devices.indices) or 2
     counts = sorted({*(2**power for power in range(most.bit_length())), most})
     cores = options.cpu_threads or len(os.sched_getaffinity(0))
-    threads = max(1, cores // most)
-    configs = {
-        count: setup.config(
-            options.num_envs,
-            workers=count,
-            threads=None if count > cores else count * threads,
-            max_iterations=options.warmup + options.iterations,
-        )
-        for count in reversed(counts)  # An error is about the most workers.
-    }
+    threads, iterations = max(1, cores // most), options.warmup + options.iterations
+    configs = {}
+    for count in reversed(counts):  # An error is about the most workers.
+        shared = {"workers": count, "threads": None if count > cores else count * threads}
+        configs[count] = setup.config(options.num_envs, max_iterations=iterations, **shared)
     worker = setup.worker_args(configs[1], setup.scratch)
 
     def measure(workers: int) -> dict[str, Any]:
@@ -63,22 +59,18 @@ def scaling(setup: Setup, options: ScalingOptions) -> Result:
     for sample in samples:
         count, speed = sample["workers"], sample["steps_per_second"]
         alone = speed if count == 1 else alone  # Each round begins with one worker.
-        iterations = sample["iterations"][options.warmup :]
-        total = sum(row["collect_seconds"] + row["learn_seconds"] for row in iterations)
-        shares = [
-            sum(row[name] for row in iterations) / total
-            for name in ("wait_seconds", "collective_seconds")
-        ]
+        measured = sample["iterations"][options.warmup :]
+        sums = {name: sum(row[name] for row in measured) for name in SECONDS}
+        total = sums["collect_seconds"] + sums["learn_seconds"]
+        shares = [sums["wait_seconds"] / total, sums["collective_seconds"] / total]
         rows.append((count, [speed, speed / alone / count, *shares]))
     columns = ["env steps per second", "efficiency", "waiting", "collectives"]
     name = f"scaling-{setup.found.name}-{worker.engine}-{setup.kind}"
     speeds, efficiencies = (
         [median(row[i] for n, row in rows if n == count) for count in counts] for i in (0, 1)
     )
-    speed_lines = {
-        "measured": [(counts, speeds)],
-        "ideal": [(counts, [speeds[0] * n for n in counts])],
-    }
+    ideal = [speeds[0] * n for n in counts]
+    speed_lines = {"measured": [(counts, speeds)], "ideal": [(counts, ideal)]}
     panels = [
         Panel("workers", columns[0], speed_lines, is_count=True),
         Panel("workers", columns[1], {"measured": [(counts, efficiencies)]}, is_count=True),

@@ -7,6 +7,7 @@ import ctypes
 import os
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,8 +22,7 @@ from mjfleet.bench.timed_training import TRAIN, run_timed, train_ours
 COLD, WARM = "first iteration, cold kernel cache", "first iteration"
 IMPORTS = "imports"
 PHASES = ("command line", "imports and building", "first rollout and update")
-SHOWN = 10
-"""Packages whose imports are listed: those that take the longest."""
+SHOWN = 10  # Packages whose imports are listed: those that take the longest.
 NOTES = (
     "Medians of the repeats, with the least and the greatest, in seconds from the start of the "
     "process; files are in the system's cache.",
@@ -73,13 +73,10 @@ def startup(setup: Setup, options: StartupOptions) -> Result:
         first = trained["iterations"][0]
         begun = next(seconds for seconds, line in child.lines if "building" in line)
         learned = first["collect_seconds"] + first["learn_seconds"]
-        phases = [begun, first["seconds"] - begun - learned, learned]
-        return {
-            "seconds": first["seconds"],
-            "phases": dict(zip(PHASES, phases, strict=True)),
-            "compilations": len(modules),
-            "modules": len(set(modules)),
-        }
+        parts = begun, first["seconds"] - begun - learned, learned
+        phases = dict(zip(PHASES, parts, strict=True))
+        counts = {"compilations": len(modules), "modules": len(set(modules))}
+        return {"seconds": first["seconds"], "phases": phases, **counts}
 
     # With several workers, imports are logged to files of their own.
     names = [*helps, *firsts, *([IMPORTS] if workers == 1 else [])]
@@ -130,12 +127,11 @@ def compilations(cache: Path) -> Iterator[list[str]]:
 
 def _packages(errors: str) -> dict[str, float]:
     """Return the seconds that importing each package took, without what it imports itself."""
-    seconds: dict[str, float] = {}
+    seconds: dict[str, float] = defaultdict(float)
     for line in errors.splitlines():
         parts = line.removeprefix("import time:").split("|")
         if len(parts) == 3 and parts[0].strip().isdecimal():
-            package = parts[2].strip().partition(".")[0]
-            seconds[package] = seconds.get(package, 0.0) + int(parts[0]) / 1e6
+            seconds[parts[2].strip().partition(".")[0]] += int(parts[0]) / 1e6
     return seconds
 
 
@@ -143,7 +139,6 @@ def _import_table(samples: Sequence[Mapping[str, float]]) -> Table:
     """Summarise the imports of the packages that took the longest, and of all together."""
     names = dict.fromkeys(name for sample in samples for name in sample)
     spreads = {name: Spread.of(sample.get(name, 0.0) for sample in samples) for name in names}
-    longest = sorted(spreads, key=lambda name: -spreads[name].median)[:SHOWN]
-    rows = [[name, spreads[name]] for name in longest]
-    rows.append(["all", Spread.of(sum(sample.values()) for sample in samples)])
-    return Table("Imports", ["package", "seconds"], rows)
+    longest = sorted(spreads.items(), key=lambda item: -item[1].median)[:SHOWN]
+    together = Spread.of(sum(sample.values()) for sample in samples)
+    return Table("Imports", ["package", "seconds"], [*longest, ("all", together)])

@@ -3,7 +3,6 @@
 Runs in the launching process; `throughput_child` measures each number of environments.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,9 +11,8 @@ from typing import Any
 
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, Table
-from mjfleet.bench.timed_training import run_timed
+from mjfleet.bench.timed_training import run_module
 from mjfleet.config.validation import at_least, check
-from mjfleet.utils.child_process import python_module
 
 PARTS = ("physics", "rest of the environment", "policy", "storage", "update", "reporting", "other")
 NOTES = (
@@ -50,42 +48,33 @@ def throughput(setup: Setup, options: ThroughputOptions) -> Result:
     def measure(num_envs: int) -> dict[str, Any]:
         worker = workers[num_envs]
         Path(worker.run_dir).mkdir(exist_ok=True)
-        command = python_module("mjfleet.bench.throughput_child", json.dumps(asdict(worker)))
-        child = run_timed(command, setup.scratch, {"OMP_WAIT_POLICY": "PASSIVE"})
-        samples = json.loads(child.lines[-1][1])[options.warmup :]
+        module, request = "mjfleet.bench.throughput_child", asdict(worker)
+        samples = run_module(module, request, setup.scratch, OMP_WAIT_POLICY="PASSIVE")
         steps = worker.config["agent"]["num_steps_per_env"]
-        return _summary(samples, num_envs, steps)
+        return _summary(samples[options.warmup :], num_envs, steps)
 
     keys = [{"num_envs": n} for n in options.num_envs]
     samples = setup.rounds(keys, measure, "{num_envs} environments")
-    worker = workers[options.num_envs[0]]
-    limits = list(samples[0]["limits"])
-    columns = ["worlds", "end to end", "collecting", *limits]
-    columns += [f"collecting / {name}" for name in limits]
+    worker, limits = workers[options.num_envs[0]], list(samples[0]["limits"])
+    columns = ["end to end", "collecting", *limits, *(f"collecting / {name}" for name in limits)]
     speeds = []
-    by_size = [(sample["num_envs"], sample) for sample in samples]
-    for num_envs, sample in by_size:
-        each = [sample["limits"][name] for name in limits]
+    for sample in samples:
         figures = [sample["steps_per_second"], sample["collecting_steps_per_second"]]
-        figures += [limit["steps_per_second"] for limit in each]
-        speeds.append((num_envs, [*figures, *(limit["ratio"] for limit in each)]))
-    parts = {
-        "Microseconds per vector step, one step of all worlds": "microseconds",
-        "Share of the time": "shares",
-    }
+        for figure in ("steps_per_second", "ratio"):
+            figures += [sample["limits"][name][figure] for name in limits]
+        speeds.append((sample["num_envs"], figures))
+    tables = [Table.of("Env steps per second", ["worlds", *columns], speeds)]
+    for title, key in (
+        ("Microseconds per vector step, one step of all worlds", "microseconds"),
+        ("Share of the time", "shares"),
+    ):
+        figures = [(sample["num_envs"], sample[key].values()) for sample in samples]
+        tables.append(Table.of(title, ["worlds", *PARTS], figures))
     return Result(
         name=f"throughput-{setup.found.name}-{worker.engine}-{setup.kind}",
         title=f"Throughput of {setup.found.name}: {worker.engine} engine on {setup.device}, "
         f"CPU threads: {worker.threads}",
-        tables=[
-            Table.of("Env steps per second", columns, speeds),
-            *(
-                Table.of(
-                    title, ["worlds", *PARTS], [(s["num_envs"], s[key].values()) for s in samples]
-                )
-                for title, key in parts.items()
-            ),
-        ],
+        tables=tables,
         notes=NOTES,
         samples=samples,
     )
@@ -94,11 +83,8 @@ def throughput(setup: Setup, options: ThroughputOptions) -> Result:
 def _summary(samples: Sequence[Mapping[str, Any]], num_envs: int, steps: int) -> dict[str, Any]:
     """Summarise one process: shares from the iterations timed in parts, speeds from the others."""
     plain = [sample for sample in samples if "parts" not in sample]
-    timed = [sample for sample in samples if "parts" in sample]
-    parts = [
-        {**s["parts"], "other": s["seconds"] - sum(s["parts"].values()), "all": s["seconds"]}
-        for s in timed
-    ]
+    timed = [(s["seconds"], s["parts"]) for s in samples if "parts" in s]
+    parts = [(all_, each | {"other": all_ - sum(each.values())}) for all_, each in timed]
 
     def speed(seconds: Iterable[float]) -> float:
         return num_envs * steps / median(seconds)
@@ -114,6 +100,6 @@ def _summary(samples: Sequence[Mapping[str, Any]], num_envs: int, steps: int) ->
         "steps_per_second": speed(s["seconds"] for s in plain),
         "collecting_steps_per_second": speed(s["collect_seconds"] for s in plain),
         "limits": limits,
-        "microseconds": {p: 1e6 / steps * median(each[p] for each in parts) for p in PARTS},
-        "shares": {p: median(each[p] / each["all"] for each in parts) for p in PARTS},
+        "microseconds": {p: 1e6 / steps * median(each[p] for _, each in parts) for p in PARTS},
+        "shares": {p: median(each[p] / all_ for all_, each in parts) for p in PARTS},
     }

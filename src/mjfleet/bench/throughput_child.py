@@ -8,31 +8,26 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mujoco
 import torch
 
-from mjfleet.config import from_dict
-from mjfleet.env.factory import build_env, on_device
+from mjfleet.bench.built_task import BuiltTask, built_task
 from mjfleet.loggers.console_logger import ConsoleLogger
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.loggers.logger_group import LoggerGroup
-from mjfleet.registry import find_task
-from mjfleet.rl.checkpoint_files import seed_everything
 from mjfleet.rl.cuda_graphs import GraphedRollout
-from mjfleet.rl.runner import Runner
 from mjfleet.sim import Simulation
 from mjfleet.sim.simulation import INTEGRATION_FIELDS
 from mjfleet.worker.thread_limits import prepare
 from mjfleet.worker.worker_args import WorkerArgs
 
-Limits = Mapping[str, Callable[[], None]]
-"""By name, the engine's own call for a vector step: `decimation` physics steps of all worlds."""
-Fields = Mapping[str, torch.Tensor]
-"""The state of the bare engine's worlds."""
+BareEngine = tuple[dict[str, Callable[[], object]], dict[str, torch.Tensor]]
+"""By name, the engine's own call for a vector step: `decimation` physics steps of all worlds; and
+the state of these worlds."""
 
 
 class Stopwatch:
@@ -73,15 +68,15 @@ class Stopwatch:
 class Measurement:
     """Called after every iteration: reports as a run does, and times the bare engine."""
 
-    def __init__(self, runner: Runner, worker: WorkerArgs, device: str) -> None:
-        self._runner = runner
-        env: Any = runner.env
-        self._sim, make = env.sim, _warp if worker.engine == "warp" else _native
-        self._limits, self._fields = make(worker, env.sim, env.cfg.decimation)
+    def __init__(self, task: BuiltTask) -> None:
+        env: Any = task.env
+        self.runner = runner = task.runner()
+        self._sim, make = env.sim, _warp if task.worker.engine == "warp" else _native
+        self._limits, self._fields = make(task.worker, env.sim, env.cfg.decimation)
         self._progress = ConsoleLogger(runner.agent.max_iterations)
-        self.loggers = LoggerGroup(Path(worker.run_dir), runner.agent, worker.config)
+        self.loggers = LoggerGroup(Path(task.worker.run_dir), runner.agent, task.worker.config)
         self.samples: list[dict[str, Any]] = []
-        self._watch = watch = Stopwatch(device)
+        self._watch = watch = Stopwatch(task.device)
         for part, owner, method in (
             ("physics", env.sim, "step"),
             ("rest of the environment", env, "step"),
@@ -115,23 +110,23 @@ class Measurement:
         sample["limits"] = {name: self._time(step) for name, step in self._limits.items()}
         self.samples.append(sample)
         watch.is_on = len(self.samples) % 2 == 1
-        if isinstance(self._runner.rollout, GraphedRollout):
-            self._runner.rollout.by_calls = watch.is_on
+        if isinstance(self.runner.rollout, GraphedRollout):
+            self.runner.rollout.by_calls = watch.is_on
         self._start = watch.now()
 
-    def _time(self, step: Callable[[], None]) -> float:
+    def _time(self, step: Callable[[], object]) -> float:
         """Return the seconds of a rollout's vector steps by the bare engine, from this state."""
         with torch.inference_mode():
             for name, value in self._sim.state().items():
                 if name in self._fields:
                     self._fields[name].copy_(value)
         start = self._watch.now()
-        for _ in range(self._runner.agent.num_steps_per_env):
+        for _ in range(self.runner.agent.num_steps_per_env):
             step()
         return self._watch.now() - start
 
 
-def _native(worker: WorkerArgs, sim: Simulation, decimation: int) -> tuple[Limits, Fields]:
+def _native(worker: WorkerArgs, sim: Simulation, decimation: int) -> BareEngine:
     from mujoco.batch import Batch
 
     batch = Batch(sim.model, nsim=sim.num_envs, nthread=worker.threads)
@@ -140,40 +135,27 @@ def _native(worker: WorkerArgs, sim: Simulation, decimation: int) -> tuple[Limit
     return {"Batch.step": lambda: batch.step(nstep=decimation, stage=stage)}, fields
 
 
-def _warp(worker: WorkerArgs, sim: Simulation, decimation: int) -> tuple[Limits, Fields]:
+def _warp(worker: WorkerArgs, sim: Simulation, decimation: int) -> BareEngine:
     import mujoco_warp as mjw
     import warp as wp
 
-    env, device = worker.config["env"], worker.devices[0]
-    with wp.ScopedDevice(device):
-        model = mjw.put_model(sim.model)
-        model.opt.warn_overflow = 0
-        data = mjw.put_data(
-            sim.model,
-            mujoco.MjData(sim.model),
-            nworld=sim.num_envs,
-            nconmax=env["nconmax"],
-            njmax=env["njmax"],
-        )
+    model = mjw.put_model(sim.model)
+    model.opt.warn_overflow = 0
+    sizes = {name: worker.config["env"][name] for name in ("nconmax", "njmax")}
+    data = mjw.put_data(sim.model, mujoco.MjData(sim.model), nworld=sim.num_envs, **sizes)
 
-        def plain() -> None:
-            with wp.ScopedDevice(device):
-                for _ in range(decimation):
-                    mjw.step(model, data)
+    def plain() -> None:
+        for _ in range(decimation):
+            mjw.step(model, data)
 
-        plain()  # Kernels are loaded: a capture must not do that.
-        with wp.ScopedCapture() as capture:
-            plain()
+    plain()  # Kernels are loaded: a capture must not do that.
+    with wp.ScopedCapture() as capture:
+        plain()
     graph = capture.graph
     assert graph is not None
-
-    def launch() -> None:
-        with wp.ScopedDevice(device):
-            wp.capture_launch(graph)
-
     arrays = {name: getattr(data, name, None) for name in _state_of(sim)}
     fields = {name: wp.to_torch(a) for name, a in arrays.items() if isinstance(a, wp.array)}
-    return {"graph launches": launch, "plain launches": plain}, fields
+    return {"graph launches": lambda: wp.capture_launch(graph), "plain launches": plain}, fields
 
 
 def _state_of(sim: Simulation) -> list[str]:
@@ -181,24 +163,17 @@ def _state_of(sim: Simulation) -> list[str]:
     return [name for name in INTEGRATION_FIELDS if name in sim.state()]
 
 
-def main(argument: str) -> None:
+def main(worker: dict[str, Any]) -> None:
     """Train, and print the samples of all iterations as a line of JSON."""
     prepare()
     output = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Nobody reads the output of training.
-    worker = WorkerArgs(**json.loads(argument))
-    device = worker.devices[0]
-    found = find_task(worker.task, Path(worker.task_folder))
-    config = from_dict(found.defaults(), worker.config)
-    seed_everything(config.agent.seed)
-    with on_device(worker.engine, device):
-        env = build_env(found, config, worker.engine, device, worker.threads)
-        runner = Runner(env, config.agent, device, worker.threads, found.load)
-        measurement = Measurement(runner, worker, device)
-        runner.train(measurement, lambda: None)
+    with built_task(worker) as task:
+        measurement = Measurement(task)
+        measurement.runner.train(measurement, lambda: None)
         measurement.loggers.close()
     os.write(output, json.dumps(measurement.samples).encode() + b"\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(json.loads(sys.argv[1]))

@@ -4,6 +4,7 @@ Runs in the launching process; imports nothing heavy.
 """
 
 import csv
+import json
 import shutil
 import signal
 import subprocess
@@ -21,10 +22,8 @@ from mjfleet.runs.metrics_csv import METRICS_FILE
 from mjfleet.utils.child_process import ChildProcess, python_module
 
 TRAIN = python_module("mjfleet.cli.train")
-STOP_SECONDS = 3.0
-"""How long a child that is asked to end may take."""
-SHOWN = 2000
-"""Characters of a failed child's output that are shown."""
+STOP_SECONDS = 3.0  # How long a child that is asked to end may take.
+SHOWN_CHARACTERS = 2000  # Of a failed child's output.
 
 
 @dataclass(frozen=True)
@@ -73,9 +72,16 @@ def run_timed(
             raise
         seconds, errors = time.perf_counter() - start, child.errors()
         if code:
-            output = (errors or "\n".join(line for _, line in lines))[-SHOWN:].strip()
-            raise WorkerError(f"{' '.join(command[:4])} ... {child.how_it_ended()}\n{output}")
+            output = (errors or "\n".join(line for _, line in lines))[-SHOWN_CHARACTERS:].strip()
+            how = f"{' '.join(command[:4])} ... {child.how_it_ended()}"
+            raise WorkerError(f"error: {how}\n{output}")
     return TimedChild(lines, seconds, child.peak_memory, errors)
+
+
+def run_module(module: str, request: Mapping[str, Any], scratch: Path, **environ: str) -> Any:
+    """Run a module of ours with a request as JSON; return what its last line says, as JSON."""
+    child = run_timed(python_module(module, json.dumps(request)), scratch, environ)
+    return json.loads(child.lines[-1][1])
 
 
 def summarise(
@@ -113,7 +119,7 @@ def summarise(
 def train_ours(
     setup: Setup, config: TrainConfig, flags: Sequence[str] = (), **environ: str | None
 ) -> tuple[dict[str, Any], TimedChild]:
-    """Train by the command `train`; returns what `summarise` does, and the process.
+    """Train by the command `train`; return what `summarise` does, and the process.
 
     Args:
         setup: task and folder for temporary files.
@@ -121,9 +127,16 @@ def train_ours(
         flags: further flags of `train`.
         environ: environment variables, as for `run_timed`.
     """
-    folder = setup.scratch / "logs"
-    command = [*TRAIN, setup.found.name, *_flags(config), *flags, "--log-root", str(folder)]
+    folder, gpus = setup.scratch / "logs", config.gpu_ids
+    settings = [
+        *("--engine", config.engine, "--env.num-envs", config.env.num_envs),
+        *("--agent.max-iterations", config.agent.max_iterations, "--agent.seed", config.agent.seed),
+        *("--gpu-ids", *(gpus if isinstance(gpus, list) else [gpus])),
+        *("--cpu-workers", config.cpu_workers, "--cpu-threads", config.cpu_threads),
+        *(*flags, "--log-root", folder),
+    ]
     try:
+        command = [*TRAIN, setup.found.name, *map(str, settings)]
         child = run_timed(command, setup.scratch, environ)
         (file,) = folder.glob(f"*/*/{METRICS_FILE}")
         reported = [seconds for seconds, line in child.lines if line.startswith("iteration=")]
@@ -135,13 +148,3 @@ def train_ours(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return summarise(setup, config, child, rows), child
-
-
-def _flags(config: TrainConfig) -> list[str]:
-    """Return the flags of `train` for what benchmarks set."""
-    agent, gpus = config.agent, config.gpu_ids
-    flags = ["--engine", config.engine, "--env.num-envs", config.env.num_envs]
-    flags += ["--agent.max-iterations", agent.max_iterations, "--agent.seed", agent.seed]
-    flags += ["--gpu-ids", *(gpus if isinstance(gpus, list) else [gpus])]
-    flags += ["--cpu-workers", config.cpu_workers, "--cpu-threads", config.cpu_threads]
-    return list(map(str, flags))
