@@ -4,7 +4,7 @@ Runs in the launcher.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from mjfleet.launch.log_directory import choose_log_directory
 from mjfleet.launch.placement import Host, Placement, place_workers
 from mjfleet.registry import FoundTask
 from mjfleet.runs.resume_choice import Resume
-from mjfleet.runs.run_directory import Attempt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,24 +102,6 @@ def name_files(
         workers=workers,
         torchrunx_log_dir=log_dir,
         torchrunx_log_dir_source=source,
-    )
-
-
-def make_attempt(plan: LaunchPlan, config: TrainConfig, argv: Sequence[str]) -> Attempt:
-    """Return what the run directory records about the attempt to train by this plan."""
-    log_file = plan.workers[0].log_file
-    folder, source = plan.torchrunx_log_dir, plan.torchrunx_log_dir_source
-    return Attempt(
-        task=plan.task,
-        task_folder=plan.task_folder,
-        config=config,
-        argv=argv,
-        plan=asdict(plan),
-        is_resumed=plan.goes_on,
-        is_restart=plan.is_restart,
-        checkpoint=plan.checkpoint,
-        log_folder=log_file.parent if log_file else None,
-        log_folder_name=f"torchrunx log directory {folder} ({source})",
     )
 
 

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -21,13 +21,7 @@ from mjfleet.launch.devices import choose_devices, needs_gpus
 from mjfleet.launch.host_environment import take_variables, without_values
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from mjfleet.launch.host_starter import HostConnections
-from mjfleet.launch.launch_plan import (
-    LaunchPlan,
-    describe,
-    make_attempt,
-    make_plan,
-    name_files,
-)
+from mjfleet.launch.launch_plan import LaunchPlan, describe, make_plan, name_files
 from mjfleet.launch.placement import (
     Host,
     Placement,
@@ -188,11 +182,13 @@ def _create_run_dir(
     plan: LaunchPlan, config: TrainConfig, argv: Sequence[str], resume: Resume | None
 ) -> tuple[LaunchPlan, RunDirectory]:
     """Create the run directory, named by the next second if another run took the same name."""
-    when = datetime.now()
+    when, lock = datetime.now(), resume.lock if resume else None
     while True:
+        log_file = plan.workers[0].log_file
+        folder, source = plan.torchrunx_log_dir, plan.torchrunx_log_dir_source
+        logs = log_file and log_file.parent, f"torchrunx log directory {folder} ({source})"
         try:
-            attempt = make_attempt(plan, config, argv)
-            return plan, RunDirectory(plan.run_dir, attempt, resume.lock if resume else None)
+            return plan, RunDirectory(plan.run_dir, config, argv, asdict(plan), lock, *logs)
         except FileExistsError:
             when += timedelta(seconds=1)
             plan = name_files(plan, config, os.environ, when)

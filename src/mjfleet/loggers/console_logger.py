@@ -7,30 +7,46 @@ from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.loggers.live_terminal import LiveView
 from mjfleet.utils.console import print_line
 
-View = Literal["live", "plain", "quiet"]
+REMEDIES = {
+    "HFIELD": "contacts with a height field were dropped, make its grid coarser",
+    **dict.fromkeys(
+        ("NARROWPHASE", "BROADPHASE", "CCD"), "contacts were dropped, raise --env.nconmax"
+    ),
+    **dict.fromkeys(("NEFC", "NJMAX_NNZ"), "constraints were dropped, raise --env.njmax"),
+    **dict.fromkeys(
+        ("BADQPOS", "BADQVEL", "BADQACC"),
+        "a number there was huge or not finite, and MuJoCo reset the world: the task wrote it, "
+        "or the simulation went unstable and needs a smaller timestep",
+    ),
+    "NAN": "a state, reward or observation there was not finite, and the world was reset; "
+    "--on-nan stop would end the run and leave a dump of it",
+}
+"""What to do about a kind of warning."""
+OTHER_REMEDY = "see mjtWarning in MuJoCo's documentation, OverflowType in MuJoCo-Warp's"
 
 
 class ConsoleLogger:
-    """Shows each iteration, and each kind of warning of the simulation once."""
+    """Shows each iteration, and each kind of warning of the simulation once.
+
+    Args:
+        max_iterations: number of iterations of the run.
+        begun: number of iterations that an earlier part of the run has completed.
+        view: `live` needs a terminal; without one the view is plain.
+        task: title of the live view.
+    """
 
     def __init__(
-        self, max_iterations: int, begun: int = 0, view: View = "plain", task: str = ""
+        self,
+        max_iterations: int,
+        begun: int = 0,
+        view: Literal["live", "plain", "quiet"] = "plain",
+        task: str = "",
     ) -> None:
-        """Prepare the view.
-
-        Args:
-            max_iterations: number of iterations of the run.
-            begun: number of iterations that an earlier part of the run has completed.
-            view: `live` needs a terminal; without one the view is plain.
-            task: title of the live view.
-        """
-        self._max_iterations = max_iterations
-        self._view = view
+        self._max_iterations, self._view = max_iterations, view
         self._warned: set[str] = set()
-        on_terminal = sys.stdout is not None and sys.stdout.isatty()
-        self._live = (
-            LiveView(task, max_iterations, begun) if view == "live" and on_terminal else None
-        )
+        self._live = None
+        if view == "live" and sys.stdout is not None and sys.stdout.isatty():
+            self._live = LiveView(task, max_iterations, begun)
 
     def iteration(self, metrics: IterationMetrics) -> None:
         """Show an iteration."""
@@ -40,7 +56,7 @@ class ConsoleLogger:
         for kind, where in found.items():
             if kind not in self._warned:
                 self._warned.add(kind)
-                print_line(f"warning: {kind} {where}; {_remedy(kind)}")
+                print_line(f"warning: {kind} {where}; {REMEDIES.get(kind, OTHER_REMEDY)}")
         if self._live:
             self._live.iteration(metrics)
         elif self._view != "quiet":
@@ -52,27 +68,6 @@ class ConsoleLogger:
         """End the live view."""
         if self._live:
             self._live.close()
-
-
-def _remedy(kind: str) -> str:
-    """Return what to do about a kind of warning."""
-    if kind == "HFIELD":
-        return "contacts with a height field were dropped, make its grid coarser"
-    if kind in ("NARROWPHASE", "BROADPHASE", "CCD"):
-        return "contacts were dropped, raise --env.nconmax"
-    if kind in ("NEFC", "NJMAX_NNZ"):
-        return "constraints were dropped, raise --env.njmax"
-    if kind in ("BADQPOS", "BADQVEL", "BADQACC"):
-        return (
-            "a number there was huge or not finite, and MuJoCo reset the world: the task wrote it, "
-            "or the simulation went unstable and needs a smaller timestep"
-        )
-    if kind == "NAN":
-        return (
-            "a state, reward or observation there was not finite, and the world was reset; "
-            "--on-nan stop would end the run and leave a dump of it"
-        )
-    return "see mjtWarning in MuJoCo's documentation, OverflowType in MuJoCo-Warp's"
 
 
 def _short(value: float | int | str | None) -> str:

@@ -26,23 +26,22 @@ class CsvLogger(RowFileLogger):
 
     def _first_content(self) -> bytes:
         self._columns, rows = read_rows(self._path, self._resumed_from)
-        return _csv_text(self._columns, rows)
+        return _csv_text(self._columns, rows, header=bool(self._columns))
 
     def _encode(self, row: Row) -> bytes:
         if new := [name for name in row if name not in self._columns]:
             columns, rows = read_rows(self._path, math.inf)
-            columns += new
-            self._replace(_csv_text(columns, rows))
-            self._columns = columns
+            self._replace(_csv_text([*columns, *new], rows))
+            self._columns = [*columns, *new]
         return _csv_text(self._columns, [row], header=False)
 
 
 def _csv_text(
-    columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, header: bool = True
+    columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool = True
 ) -> bytes:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns)
-    if header and columns:
+    if header:
         writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()

@@ -1,9 +1,10 @@
 """A live view of the run on a terminal. It stays in place; other output appears above it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -22,17 +23,14 @@ BARS = 40
 
 
 class LiveView:
-    """Draws the newest iteration."""
+    """Draws the newest iteration; an earlier part of the run has completed `begun` of them."""
 
     def __init__(self, task: str, max_iterations: int, begun: int) -> None:
-        """Start the view; `begun` iterations were completed by an earlier part of the run."""
         self._task, self._max_iterations, self._begun = task, max_iterations, begun
         self._start = time.perf_counter()
         self._due = self._start + REFRESH_SECONDS
         self._newest: IterationMetrics | None = None
-        self._returns: list[float] = []
-        self._rewards: list[float] = []
-        self._evaluated: list[float] = []
+        self._curves: dict[str, list[float]] = {"return": []}
         self._live = Live(console=Console(), auto_refresh=False)
         self._live.start()
         # rich hides the cursor, and a process that is killed could not show it again.
@@ -40,13 +38,14 @@ class LiveView:
 
     def iteration(self, metrics: IterationMetrics) -> None:
         """Draw an iteration, unless another one was drawn shortly before."""
-        self._rewards.append(metrics.mean_reward)
-        if metrics.mean_return is not None:
-            self._returns.append(metrics.mean_return)
-        reached = metrics.evaluation.get("return")
-        if reached is not None:
-            self._evaluated.append(reached)
         self._newest = metrics
+        for name, value in (
+            ("return", metrics.mean_return),
+            ("evaluated return", metrics.evaluation.get("return")),
+            ("reward per step", metrics.mean_reward),
+        ):
+            if value is not None:
+                self._curves.setdefault(name, []).append(value)
         begun = time.perf_counter()
         if begun >= self._due:
             self._draw()
@@ -75,31 +74,23 @@ class LiveView:
             ProgressBar(total=self._max_iterations, completed=m.iteration),
             f"{timedelta(seconds=round(seconds))} gone, {left} left",
         )
-        busy = m.collect_seconds + m.learn_seconds
-        lines = {"return": f"{_number(m.mean_return):<9} {sparkline(self._returns)}"}
-        if self._evaluated:
-            newest = _number(self._evaluated[-1])
-            lines["evaluated return"] = f"{newest:<9} {sparkline(self._evaluated)}"
-        lines |= {
-            "reward per step": f"{_number(m.mean_reward):<9} {sparkline(self._rewards)}",
-            "episode length": _number(m.mean_episode_length),
-            "total steps": f"{m.total_steps:,}",
-            "steps per second": f"{m.global_steps_per_second:,.0f}, {m.collect_seconds / busy:.0%} "
-            "of the time collecting",
+        lines: dict[str, Any] = {
+            name: f"{_number(values[-1] if values else None):<9} {sparkline(values)}"
+            for name in ("return", "evaluated return", "reward per step")
+            if (values := self._curves.get(name)) is not None
         }
+        lines |= {"episode length": m.mean_episode_length, "total steps": f"{m.total_steps:,}"}
+        busy = m.collect_seconds / (m.collect_seconds + m.learn_seconds)
+        speed = f"{m.global_steps_per_second:,.0f}, {busy:.0%} of the time collecting"
+        lines["steps per second"] = speed
         if m.world_size > 1:
             waited = f"the others waited {m.wait_seconds:.2g} s"
             lines["slowest worker"] = f"rank {m.slowest_rank} of {m.world_size}; {waited}"
-        learning = {
-            **{f"{name} loss": value for name, value in m.losses.items()},
-            "action std": m.action_std,
-            "learning rate": m.learning_rate,
-        }
+        learning = {f"{name} loss": value for name, value in m.losses.items()}
+        learning |= {"action std": m.action_std, "learning rate": m.learning_rate}
         parts = Table.grid(padding=(0, 4))
-        shown: list[tuple[str, dict[str, Any]]] = [
-            ("reward terms", m.terms), ("metrics", m.task), ("learning", learning),
-        ]  # fmt: skip
-        parts.add_row(*(_column(title, numbers) for title, numbers in shown if numbers))
+        shown = {"reward terms": m.terms, "metrics": m.task, "learning": learning}
+        parts.add_row(*(_column(title, numbers) for title, numbers in shown.items() if numbers))
         return Group("", head, "", _column("", lines), "", parts)
 
 
@@ -107,12 +98,12 @@ def sparkline(values: Sequence[float]) -> str:
     """Return a run's values as a row of at most BARS bars, each the mean of consecutive values."""
     count = min(BARS, len(values))
     ends = [len(values) * i // count for i in range(count + 1)] if count else []
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(ends)]
+    means = [fmean(values[a:b]) for a, b in pairwise(ends)]
     low, span = min(means, default=0.0), max(means, default=0.0) - min(means, default=0.0)
     return "".join(SPARKS[int(7.999 * (v - low) / span) if span > 0 else 0] for v in means)
 
 
-def _column(title: str, entries: dict[str, Any]) -> Table:
+def _column(title: str, entries: Mapping[str, Any]) -> Table:
     """Return a table of names and values."""
     table = Table.grid(padding=(0, 2))
     if title:

@@ -38,12 +38,7 @@ class LoggerGroup:
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        agent: AgentConfig,
-        config: Mapping[str, Any],
-        *,
-        resumed_from: int = 0,
+        self, run_dir: Path, agent: AgentConfig, config: Mapping[str, Any], resumed_from: int = 0
     ) -> None:
         loggers: dict[str, Logger] = {METRICS_FILE: CsvLogger(run_dir / METRICS_FILE, resumed_from)}
         if "tensorboard" in agent.logger:
@@ -54,7 +49,6 @@ class LoggerGroup:
 
     def write(self, row: Row) -> None:
         """Queue a row for every logger. `row["iteration"]` is its step. None: no value."""
-        row = dict(row)
         for thread in self._threads:
             thread.put(lambda logger: logger.write(row))
 
@@ -76,17 +70,15 @@ class LoggerGroup:
             thread.put(lambda logger: logger.checkpoint(path, iteration))
 
     def close(self, seconds: float = CLOSE_SECONDS, has_failed: bool = False) -> None:
-        """Wait until all loggers have stored everything, at most for `seconds`.
+        """Wait until all loggers have stored everything, at most for `seconds` together.
 
-        Args:
-            seconds: time limit for all loggers together.
-            has_failed: whether the run has failed, which W&B shows.
+        W&B shows whether the run has failed.
         """
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.finish(has_failed)
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.end(max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> "LoggerGroup":
         return self

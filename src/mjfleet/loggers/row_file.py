@@ -8,21 +8,21 @@ from abc import ABC, abstractmethod
 from collections import deque
 from pathlib import Path
 
-from mjfleet.loggers.logger import Row
+from mjfleet.loggers.logger import Logger, Row
 from mjfleet.utils.atomic_write import extend, write_atomically
 
 logger = logging.getLogger(__name__)
 
 
-class RowFileLogger(ABC):
-    """Writes rows into one file, and no videos or checkpoints."""
+class RowFileLogger(Logger, ABC):
+    """Writes rows into one file. It ignores checkpoints, which the run directory holds already."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         # Number of bytes that are complete rows. None: the file has not been created.
         self._length: int | None = None
         self._waiting: deque[Row] = deque()
-        self._warned = False
+        self._has_warned = False
 
     def open(self) -> None:
         """Create the file."""
@@ -33,22 +33,10 @@ class RowFileLogger(ABC):
         self._waiting.append(row)
         self._save()
 
-    def video(self, path: Path, iteration: int) -> None:
-        """Ignore a video: TensorBoard shows no MP4."""
-        del path, iteration
-
-    def checkpoint(self, path: Path, iteration: int) -> None:
-        """Ignore a checkpoint: it is in the run directory already."""
-        del path, iteration
-
     def close(self, has_failed: bool = False) -> None:
         """Try the rows that wait once more."""
         del has_failed
         self._save()
-
-    def abandon(self) -> str:
-        """Give up the rows that wait; return what that means."""
-        return "its last rows are lost"
 
     def _save(self) -> None:
         try:
@@ -60,13 +48,10 @@ class RowFileLogger(ABC):
                 self._length = extend(self._path, self._length, data)
                 self._waiting.popleft()
         except OSError as error:
-            if not self._warned:
-                self._warned = True
-                logger.warning(
-                    "%s: not written, training goes on and tries again with each row: %s",
-                    self._path.name,
-                    error,
-                )
+            if not self._has_warned:
+                self._has_warned = True
+                plan = "not written, training goes on and tries again with each row"
+                logger.warning("%s: %s: %s", self._path.name, plan, error)
 
     def _replace(self, content: bytes) -> None:
         write_atomically(self._path, lambda file: file.write(content))

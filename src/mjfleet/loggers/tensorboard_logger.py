@@ -21,17 +21,15 @@ class TensorBoardLogger(RowFileLogger):
 
     def __init__(self, run_dir: Path, resumed_from: int) -> None:
         # TensorBoard reads files in the order of their names, so these must sort by time.
-        moment = f"{time.time():.6f}"
-        super().__init__(
-            run_dir / f"events.out.tfevents.{moment}.{socket.gethostname()}.{os.getpid()}"
-        )
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        super().__init__(run_dir / name)
         self._resumed_from = resumed_from
 
     def _first_content(self) -> bytes:
         # At the start of a session, TensorBoard drops what earlier files say about this step and
         # later ones.
-        first = {"step": self._resumed_from + 1, "session_log": {"status": "START"}}
-        return _record(file_version="brain.Event:2") + _record(**first)
+        start = _record(step=self._resumed_from + 1, session_log={"status": "START"})
+        return _record(file_version="brain.Event:2") + start
 
     def _encode(self, row: Row) -> bytes:
         values = [
@@ -44,11 +42,10 @@ class TensorBoardLogger(RowFileLogger):
 
 def _record(**event: Any) -> bytes:
     """Return one record of an event file: an event with its time, length and checksums."""
-    from tensorboard.compat.proto.event_pb2 import (
-        Event,  # pyright: ignore[reportAttributeAccessIssue]
-    )
+    from tensorboard.compat.proto import event_pb2
     from tensorboard.summary.writer.record_writer import RecordWriter
 
+    proto: Any = event_pb2
     record = io.BytesIO()
-    RecordWriter(record).write(Event(wall_time=time.time(), **event).SerializeToString())
+    RecordWriter(record).write(proto.Event(wall_time=time.time(), **event).SerializeToString())
     return record.getvalue()

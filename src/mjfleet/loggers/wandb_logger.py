@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from mjfleet.config import WandbConfig
-from mjfleet.loggers.logger import Row
+from mjfleet.loggers.logger import Logger, Row
 from mjfleet.runs.run_json import read_record, write_record
 from mjfleet.utils.console import in_a_line
 
@@ -28,7 +28,7 @@ INIT_SECONDS = 20.0
 logger = logging.getLogger(__name__)
 
 
-class WandbLogger:
+class WandbLogger(Logger):
     """A Weights & Biases run per run directory, which a resumed run continues.
 
     Without a login or a reachable server, the run is recorded offline. Nothing asks for a login.
@@ -37,9 +37,7 @@ class WandbLogger:
     def __init__(
         self, run_dir: Path, wanted: WandbConfig, experiment: str, config: Mapping[str, Any]
     ) -> None:
-        self._run_dir = run_dir
-        self._wanted = wanted
-        self._experiment = experiment
+        self._run_dir, self._wanted, self._experiment = run_dir, wanted, experiment
         self._config = dict(config)
         self._run: Run | None = None
 
@@ -107,16 +105,15 @@ class WandbLogger:
         Its aliases are `latest` and the file's name without its extension.
         """
         assert self._run
-        if not self._wanted.checkpoints or self._run.disabled or not path.exists():
-            return
-        import wandb
+        if self._wanted.checkpoints and not self._run.disabled and path.exists():
+            import wandb
 
-        metadata = {"iteration": iteration}
-        artifact = wandb.Artifact(f"model-{self._run.id}", type="model", metadata=metadata)
-        artifact.add_file(str(path), skip_cache=True)
-        self._run.log_artifact(artifact, aliases=["latest", path.stem])
+            metadata = {"iteration": iteration}
+            artifact = wandb.Artifact(f"model-{self._run.id}", type="model", metadata=metadata)
+            artifact.add_file(str(path), skip_cache=True)
+            self._run.log_artifact(artifact, aliases=["latest", path.stem])
 
-    def close(self, has_failed: bool) -> None:
+    def close(self, has_failed: bool = False) -> None:
         """Upload the rest."""
         assert self._run
         self._run.finish(exit_code=int(has_failed))
@@ -136,8 +133,7 @@ class WandbLogger:
 
 def _let_go() -> None:
     """End W&B's own process, and remove its hook that waits for uploads at exit."""
-    # A failure has been logged already.
-    with suppress(Exception):
+    with suppress(Exception):  # A failure has been logged already.
         import wandb
 
         wandb.teardown()

@@ -22,16 +22,15 @@ def iteration_of(path: Path) -> int | None:
 def set_aside(folder: Path, iteration: int) -> Path | None:
     """Move checkpoints newer than `iteration` into a folder of their own, and remove leftovers.
 
-    Returns:
-        The new folder, or None if there was no newer checkpoint.
+    Returns the new folder, or None if there was no newer checkpoint.
     """
-    aside = None
-    newer = [path for path in checkpoints_in(folder) if (iteration_of(path) or 0) > iteration]
-    if newer:
-        aside = folder / f"replaced_{datetime.now():%Y-%m-%d_%H-%M-%S}"
-        aside.mkdir(exist_ok=True)
-        for path in newer:
-            path.replace(aside / path.name)
     for path in folder.glob(".*.tmp"):
         path.unlink()  # Written by a process that was killed.
+    newer = [path for path in checkpoints_in(folder) if (iteration_of(path) or 0) > iteration]
+    if not newer:
+        return None
+    aside = folder / f"replaced_{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    aside.mkdir(exist_ok=True)
+    for path in newer:
+        path.replace(aside / path.name)
     return aside

@@ -28,10 +28,10 @@ def read_rows(path: Path, last: float = math.inf) -> tuple[list[str], list[dict[
     for line in lines:
         # All fields are numbers. csv.reader would join all rows after a stray quotation mark.
         fields = line.rstrip("\r").split(",")
-        if len(fields) == len(columns) and all(map(_is_number_or_empty, fields)):
-            row = dict(zip(columns, fields, strict=True))
-            if row["iteration"].isdecimal() and int(row["iteration"]) <= last:
-                rows[int(row["iteration"])] = row
+        row = dict(zip(columns, fields, strict=False))
+        is_sound = len(fields) == len(columns) and all(map(_is_number_or_empty, fields))
+        if is_sound and row["iteration"].isdecimal() and int(row["iteration"]) <= last:
+            rows[int(row["iteration"])] = row
     return columns, [rows[iteration] for iteration in sorted(rows)]
 
 
@@ -63,9 +63,8 @@ def value(row: Mapping[str, str], column: str) -> float | None:
 
 
 def _is_number_or_empty(field: str) -> bool:
-    if field:
-        try:
-            float(field)
-        except ValueError:
-            return False
+    try:
+        float(field or 0)
+    except ValueError:
+        return False
     return True

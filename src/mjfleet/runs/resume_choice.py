@@ -2,7 +2,7 @@
 
 import os
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,10 @@ class Resume:
     """None: the run has no checkpoint yet and starts from the beginning."""
     config: dict[str, Any]
     """The configuration of that run, empty without a run directory."""
-    lock: int | None = None
-    """Open descriptor that keeps other processes from continuing the run."""
     notes: tuple[str, ...] = ()
     """What the user should know about the choice."""
+    lock: int | None = None
+    """Open descriptor that keeps other processes from continuing the run."""
 
     @property
     def iteration(self) -> int | None:
@@ -39,15 +39,11 @@ class Resume:
 
 
 @dataclass(frozen=True)
-class Trained:
+class Trained(Resume):
     """A policy that a run has learned."""
 
     run_dir: Path
     checkpoint: Path
-    config: dict[str, Any]
-    """The configuration of that run."""
-    notes: tuple[str, ...] = ()
-    """What the user should know about the choice."""
 
 
 def find_resume(wanted: str, task: str, experiment: Path, take_lock: bool = False) -> Resume:
@@ -64,21 +60,16 @@ def find_resume(wanted: str, task: str, experiment: Path, take_lock: bool = Fals
             another task.
     """
     path = find_run(wanted, FLAG + wanted, experiment.parent, experiment.name)
-    is_run = (path / RECORD_FILE).is_file()
-    if not is_run and not path.is_file():
+    run_dir = _run_of(path)
+    if run_dir is None and not path.is_file():
         raise UserError(
             f"{FLAG}{wanted} is no run directory: it has no {RECORD_FILE}. It must be a run "
             f"directory, a checkpoint (<run directory>/checkpoints/model_<n>.pt), `{LATEST}`, or "
             "the beginning of a run's name."
         )
-    if not is_run and (damage := why_damaged(path)):
-        raise UserError(
-            f"{FLAG}{path} is damaged or no checkpoint: {damage}. To go on from the newest good "
-            "one of a run, name the run directory."
-        )
-    run_dir = path if is_run else _run_of(path)
     if run_dir is None:
-        return Resume(None, path, {}, notes=(f"a new run begins with {path}",))
+        checkpoint, _ = _choose(path, FLAG)
+        return Resume(None, checkpoint, {}, (f"a new run begins with {path}",))
     recorded = _task_of(run_dir, FLAG)
     if recorded != task:
         raise UserError(
@@ -87,9 +78,8 @@ def find_resume(wanted: str, task: str, experiment: Path, take_lock: bool = Fals
         )
     config = _config_of(run_dir, FLAG)
     lock = lock_run(run_dir) if take_lock else None
-    if not is_run:
-        return Resume(run_dir, path, config, lock)
-    return replace(_newest(run_dir, config, FLAG), lock=lock)
+    checkpoint, notes = _choose(path, FLAG)
+    return Resume(run_dir, checkpoint, config, notes, lock)
 
 
 def find_trained(wanted: str, log_root: Path) -> tuple[str, Trained]:
@@ -99,30 +89,23 @@ def find_trained(wanted: str, log_root: Path) -> tuple[str, Trained]:
         UserError: the run or file does not exist, is damaged, or has no checkpoint.
     """
     path = find_run(wanted, wanted, log_root)
-    run_dir = path if (path / RECORD_FILE).is_file() else _run_of(path)
+    run_dir = _run_of(path)
     if run_dir is None:
         raise UserError(
             f"{wanted} is neither a run directory, nor a checkpoint in one "
             "(<run directory>/checkpoints/model_<n>.pt)."
         )
     task, config = _task_of(run_dir), _config_of(run_dir)
-    if run_dir != path:
-        if damage := why_damaged(path):
-            raise UserError(f"{path} is damaged or no checkpoint: {damage}.")
-        return task, Trained(run_dir, path, config)
-    newest = _newest(path, config)
-    if newest.checkpoint is None:
+    checkpoint, notes = _choose(path)
+    if checkpoint is None:
         raise UserError(f"{path} has no checkpoint yet.")
-    return task, Trained(run_dir, newest.checkpoint, config, newest.notes)
+    return task, Trained(run_dir, checkpoint, config, notes)
 
 
 def read_recorded(wanted: str) -> dict[str, Any]:
     """Return the configuration of the run that `--resume` names by its path, else nothing."""
-    path = Path(wanted)
-    run_dir = path if (path / RECORD_FILE).is_file() else _run_of(path)
-    if wanted == LATEST or run_dir is None:
-        return {}
-    return _config_of(run_dir, FLAG)
+    run_dir = None if wanted == LATEST else _run_of(Path(wanted))
+    return _config_of(run_dir, FLAG) if run_dir else {}
 
 
 def take_tasks_dir(recorded: dict[str, Any]) -> str | None:
@@ -132,12 +115,9 @@ def take_tasks_dir(recorded: dict[str, Any]) -> str | None:
     and its task is looked for in the usual places.
     """
     folder = recorded.get("tasks_dir")
-    if not isinstance(folder, str):
-        return None
-    if os.path.isdir(folder):
-        return folder
-    recorded["tasks_dir"] = None
-    return None
+    if isinstance(folder, str) and not os.path.isdir(folder):
+        recorded["tasks_dir"] = folder = None
+    return folder if isinstance(folder, str) else None
 
 
 def why_damaged(checkpoint: Path) -> str | None:
@@ -150,30 +130,36 @@ def why_damaged(checkpoint: Path) -> str | None:
     return f"{bad} does not match its check sum" if bad else None
 
 
-def _newest(run_dir: Path, config: dict[str, Any], flag: str = "") -> Resume:
-    """Return the newest undamaged checkpoint of a run."""
-    found = checkpoints_in(run_dir / "checkpoints")
-    notes = []
+def _choose(path: Path, flag: str = "") -> tuple[Path | None, tuple[str, ...]]:
+    """Return a checkpoint, or the newest undamaged one of a run directory, and notes about it."""
+    if not path.is_dir():
+        if damage := why_damaged(path):
+            raise UserError(
+                f"{flag}{path} is damaged or no checkpoint: {damage}. For the newest good one of "
+                "a run, name the run directory."
+            )
+        return path, ()
+    found = checkpoints_in(path / "checkpoints")
+    notes: list[str] = []
     for checkpoint in reversed(found):
         damage = why_damaged(checkpoint)
         if damage is None:
-            return Resume(run_dir, checkpoint, config, notes=tuple(notes))
+            return checkpoint, tuple(notes)
         notes.append(f"{checkpoint.name} is damaged and was skipped: {damage}")
     if found:
         raise UserError(
-            f"{flag}{run_dir}: all of its {len(found)} checkpoints are damaged: {'; '.join(notes)}."
+            f"{flag}{path}: all of its {len(found)} checkpoints are damaged: {'; '.join(notes)}."
         )
-    return Resume(
-        run_dir, None, config, notes=(f"{run_dir} has no checkpoint yet: it begins anew",)
-    )
+    return None, (f"{path} has no checkpoint yet: it begins anew",)
 
 
-def _run_of(checkpoint: Path) -> Path | None:
-    """Return the run directory of a checkpoint, relative if the checkpoint's path is."""
-    folder = checkpoint.parent if len(checkpoint.parts) > 2 else checkpoint.absolute().parent
-    run_dir = folder.parent
-    is_in_one = folder.name == "checkpoints" and (run_dir / RECORD_FILE).is_file()
-    return run_dir if is_in_one else None
+def _run_of(path: Path) -> Path | None:
+    """Return a run directory, or that of a checkpoint: relative if the checkpoint's path is."""
+    if (path / RECORD_FILE).is_file():
+        return path
+    folder = path.parent if len(path.parts) > 2 else path.absolute().parent
+    is_checkpoint = folder.name == "checkpoints" and not path.is_dir()
+    return folder.parent if is_checkpoint and (folder.parent / RECORD_FILE).is_file() else None
 
 
 def _task_of(run_dir: Path, flag: str = "") -> str:

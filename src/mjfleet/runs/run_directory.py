@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,7 @@ from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import CONFIG_FILE, write_config
 from mjfleet.runs.metrics_csv import completed_iterations
-from mjfleet.runs.run_json import (
-    RECORD_FILE,
-    git_state,
-    now,
-    read_record,
-    write_record,
-)
+from mjfleet.runs.run_json import RECORD_FILE, git_state, now, read_record, write_record
 from mjfleet.utils.packages import stack_versions
 
 LOCK_SECONDS = 3.0
@@ -31,37 +24,29 @@ LOCK_SECONDS = 3.0
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """One attempt to train: the beginning of a run, or its continuation."""
-
-    task: str
-    task_folder: Path
-    config: TrainConfig
-    argv: Sequence[str]
-    plan: Mapping[str, Any]
-    """The launch plan, for run.json. Paths are written as text."""
-    is_resumed: bool
-    """Whether the run directory exists already."""
-    is_restart: bool
-    """Whether the launcher restarts the run by itself after a fault."""
-    checkpoint: Path | None
-    log_folder: Path | None
-    """Folder of the workers' logs, to be created."""
-    log_folder_name: str
-    """How messages name that folder."""
-
-
 class RunDirectory:
     """The directory of a run that is about to start or to continue."""
 
-    def __init__(self, path: Path, attempt: Attempt, lock: int | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: TrainConfig,
+        argv: Sequence[str],
+        plan: Mapping[str, Any],
+        lock: int | None,
+        log_folder: Path | None,
+        log_folder_name: str,
+    ) -> None:
         """Create or reopen the directory, write config.yaml and run.json, create the log folder.
 
         Args:
             path: the run directory.
-            attempt: what to record.
+            config: the run's configuration.
+            argv: the command, for run.json.
+            plan: the launch plan, for run.json, which tells more about this attempt to train.
             lock: the lock of a run that continues; see `lock_run`.
+            log_folder: folder of the workers' logs, to be created.
+            log_folder_name: how messages name that folder.
 
         Raises:
             FileExistsError: the folder of a new run exists already.
@@ -70,9 +55,9 @@ class RunDirectory:
         self.path = path
         self._lock = lock
         self._undo = ExitStack()
-        wanted = {} if attempt.is_resumed else {path: f"--log-root {attempt.config.log_root}"}
-        if attempt.log_folder is not None:
-            wanted[attempt.log_folder] = attempt.log_folder_name
+        wanted = {} if plan["goes_on"] else {path: f"--log-root {config.log_root}"}
+        if log_folder is not None:
+            wanted[log_folder] = log_folder_name
         for folder, name in wanted.items():
             try:
                 self._create(folder)
@@ -81,10 +66,10 @@ class RunDirectory:
                 if isinstance(error, FileExistsError) and folder.is_dir():
                     raise
                 raise UserError(f"{name}: {error.strerror}.") from None
-        if not attempt.is_resumed:
+        if not plan["goes_on"]:
             self._lock = lock_run(path)
         try:
-            self._record(attempt)
+            self._record(config, argv, plan)
         except OSError as error:
             self.discard()
             raise UserError(f"{path}: {error.strerror}.") from None
@@ -108,11 +93,8 @@ class RunDirectory:
             details: more entries of the attempt, such as the cause of a failure.
         """
         *before, last = read_record(self.path)["attempts"]
-        ended = {
-            "status": status,
-            "ended": now(),
-            "iterations": completed_iterations(self.path),
-        }
+        done = completed_iterations(self.path)
+        ended = {"status": status, "ended": now(), "iterations": done}
         try:
             write_record(self.path, **ended, attempts=[*before, last | ended | details])
         except OSError as error:
@@ -126,10 +108,10 @@ class RunDirectory:
         folder.mkdir()
         self._undo.callback(shutil.rmtree, folder, ignore_errors=True)
 
-    def _record(self, attempt: Attempt) -> None:
+    def _record(self, config: TrainConfig, argv: Sequence[str], plan: Mapping[str, Any]) -> None:
         """Write config.yaml and run.json."""
-        for path in (self.path / CONFIG_FILE, self.path / RECORD_FILE):
-            if attempt.is_resumed:
+        if plan["goes_on"]:
+            for path in (self.path / CONFIG_FILE, self.path / RECORD_FILE):
                 self._undo.callback(path.write_bytes, path.read_bytes())
         (self.path / "checkpoints").mkdir(exist_ok=True)
         record = read_record(self.path)
@@ -137,26 +119,26 @@ class RunDirectory:
         if attempts and attempts[-1]["status"] == "running":  # It was killed, so recorded nothing.
             attempts[-1] |= {"status": "killed", "iterations": completed_iterations(self.path)}
         self._move_failures(len(attempts))
-        write_config(self.path / CONFIG_FILE, attempt.task, attempt.config)
-        start = {"argv": list(attempt.argv), "started": now(), "iterations": 0}
+        write_config(self.path / CONFIG_FILE, plan["task"], config)
+        start = {"argv": list(argv), "started": now(), "iterations": 0}
         this = start | {
             "ended": None,
             "status": "running",
-            "checkpoint": attempt.checkpoint.name if attempt.checkpoint else None,
-            "is_restart": attempt.is_restart,
+            "checkpoint": plan["checkpoint"].name if plan["checkpoint"] else None,
+            "is_restart": plan["is_restart"],
         }
         package = Path(str(resources.files("mjfleet")))
         write_record(
             self.path,
-            **({} if attempts else start | {"task": attempt.task}),
+            **({} if attempts else start | {"task": plan["task"]}),
             status="running",
             ended=None,
-            seed=attempt.config.agent.seed,
+            seed=config.agent.seed,
             host=os.uname().nodename,
             pid=os.getpid(),
-            plan=_plain(attempt.plan),
-            versions=stack_versions(*attempt.config.agent.packages),
-            git=git_state([package, attempt.task_folder]),
+            plan=plan,
+            versions=stack_versions(*config.agent.packages),
+            git=git_state([package, plan["task_folder"]]),
             attempts=[*attempts, this],
         )
 
@@ -188,14 +170,14 @@ def lock_run(run_dir: Path) -> int | None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return lock
         except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(lock)
-                record = read_record(run_dir)
-                raise UserError(
-                    f"{run_dir} is being trained: by process {record.get('pid')} on "
-                    f"{record.get('host')}. Stop it first."
-                ) from None
-            time.sleep(0.1)
+            if time.monotonic() < deadline:
+                time.sleep(0.1)
+                continue
+            os.close(lock)
+            pid, host = map(read_record(run_dir).get, ("pid", "host"))
+            raise UserError(
+                f"{run_dir} is being trained: by process {pid} on {host}. Stop it first."
+            ) from None
         except OSError:
             os.close(lock)
             return None
@@ -221,12 +203,3 @@ def _remove_empty(folder: Path) -> None:
 def _remove_records(folder: Path) -> None:
     for record in folder.glob("rank*.json"):
         record.unlink()
-
-
-def _plain(value: Any) -> Any:
-    """Return nested dictionaries and lists with paths as text."""
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value

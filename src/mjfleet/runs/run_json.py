@@ -24,8 +24,8 @@ def read_record(run_dir: Path) -> dict[str, Any]:
 
 
 def write_record(run_dir: Path, **entries: Any) -> None:
-    """Add or change entries of run.json."""
-    text = json.dumps(read_record(run_dir) | entries, indent=2) + "\n"
+    """Add or change entries of run.json. Paths are written as text."""
+    text = json.dumps(read_record(run_dir) | entries, indent=2, default=str) + "\n"
     write_atomically(run_dir / RECORD_FILE, lambda file: file.write(text.encode()))
 
 
@@ -45,14 +45,9 @@ def git_state(folders: Iterable[Path]) -> dict[str, dict[str, Any]]:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     """Return what git prints, or None without git or outside a repository."""
+    command = ["git", "-C", str(folder), *arguments]
     try:
-        result = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
+        result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() if result.returncode == 0 else None

@@ -14,10 +14,8 @@ from mjfleet.runs.metrics_csv import METRICS_FILE
 from mjfleet.runs.run_json import RECORD_FILE, read_record
 
 LATEST = "latest"
-LISTED = 5
-"""Number of runs that a message names at most."""
-NEAR = 0.6
-"""Similarity of a run's name to the typed word, from 0 to 1, from which it is suggested."""
+LISTED = 5  # Number of runs that a message names at most.
+NEAR = 0.6  # Similarity of a run's name to the typed word, 0 to 1, from which it is suggested.
 
 
 def runs_in(root: Path, experiment: str | None = None) -> list[Path]:

@@ -20,30 +20,21 @@ from mjfleet.runs.run_lookup import record_of, started_at
 class Summary:
     """A run. None: its files do not tell."""
 
-    run: str
-    """Experiment and name of the run: its folder relative to the log root."""
+    run: str  # Experiment and name of the run: its folder relative to the log root.
     task: str | None = None
+    # The status in run.json. died: recorded as running, but no process runs it. damaged: run.json
+    # cannot be read.
     status: str = "damaged"
-    """The status in run.json. died: recorded as running, but no process runs it. damaged: run.json
-    cannot be read."""
-    iterations: int = 0
-    """Iterations completed."""
+    iterations: int = 0  # Completed.
     max_iterations: int | None = None
-    """Iterations to complete."""
     last_mean_return: float | None = None
-    best_mean_return: float | None = None
-    """The greatest mean return of any iteration."""
+    best_mean_return: float | None = None  # The greatest of any iteration.
     workers: int | None = None
-    devices: list[str] | None = None
-    """Devices of the workers, each once."""
-    started: str | None = None
-    """Time of the first start, with its zone."""
-    seconds: float | None = None
-    """Running time without the pauses between attempts."""
-    bytes: int = 0
-    """Size of all files."""
-    problem: str | None = None
-    """What is wrong with the files."""
+    devices: list[str] | None = None  # Of the workers, each once.
+    started: str | None = None  # Time of the first start, with its zone.
+    seconds: float | None = None  # Running time without the pauses between attempts.
+    bytes: int = 0  # Size of all files.
+    problem: str | None = None  # What is wrong with the files.
 
 
 def summarise(run_dir: Path) -> tuple[float, Summary]:
@@ -113,10 +104,9 @@ def _read_metrics(summary: Summary, file: Path) -> None:
     """
     best, value, number, bad = -math.inf, b"", b"", 0
     with file.open("rb") as lines:
-        header = next(lines, b"").rstrip()
-        if not header:
+        columns = next(lines, b"").rstrip().split(b",")
+        if columns == [b""]:
             return
-        columns = header.split(b",")
         if columns[0] != b"iteration" or b"mean_return" not in columns:
             raise ValueError("its first line names no iteration and mean_return")
         place = columns.index(b"mean_return")
@@ -128,12 +118,10 @@ def _read_metrics(summary: Summary, file: Path) -> None:
             try:
                 if fields[place] and best < (mean := float(fields[place])) < math.inf:
                     best = mean
+                number, value = fields[0], fields[place]
             except ValueError:
                 bad += 1
-                continue
-            number, value = fields[0], fields[place]
-    if number:
-        summary.iterations = int(number)
+    summary.iterations = int(number or summary.iterations)
     summary.last_mean_return = float(value) if value and math.isfinite(float(value)) else None
     summary.best_mean_return = best if best > -math.inf else None
     if bad:
