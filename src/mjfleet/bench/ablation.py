@@ -84,13 +84,8 @@ def ablation(setup: Setup, options: AblationOptions) -> Result:
     table = Table("Speed without each trick", ["trick", "what it is", *names, "pairs"], rows)
     if options.page is not None:
         write_between_markers(Path(options.page), table.markdown())
-    return Result(
-        name=f"ablation-{setup.kind}",
-        title=f"Ablation on {setup.kind}: {options.num_envs} environments",
-        tables=[table],
-        notes=NOTES,
-        samples=samples,
-    )
+    title = f"Ablation on {setup.kind}: {options.num_envs} environments"
+    return Result(f"ablation-{setup.kind}", title, [table], NOTES, samples)
 
 
 def write_between_markers(page: Path, text: str | None) -> None:

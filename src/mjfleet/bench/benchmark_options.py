@@ -84,13 +84,9 @@ class Setup:
     def config(
         self, num_envs: int, *, workers: int = 1, threads: int | None = None, **agent: Any
     ) -> TrainConfig:
-        """Return the task's configuration with the given settings.
+        """Return the task's configuration with settings of the agent, and environments per worker.
 
-        Args:
-            num_envs: environments of each worker.
-            workers: workers, on the first of the devices.
-            threads: CPU threads that they share; None: --cpu-threads.
-            agent: settings of the agent.
+        The workers are on the first of the devices, and share `threads`; None: --cpu-threads.
 
         Raises:
             UserError: there are fewer GPUs or threads than workers.

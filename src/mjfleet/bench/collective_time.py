@@ -77,16 +77,12 @@ def exchange(setup: Setup, options: ExchangeOptions) -> Result:
         ["statistics", f"{sizes['report'] * 8:,}", "each iteration"],
         ["worlds and generators", f"{sizes['state']:,}", "each checkpoint"],
     ]
-    return Result(
-        name=f"exchange-{setup.found.name}",
-        title=f"What ranks of {setup.found.name} exchange by gloo: {options.num_envs} worlds each",
-        tables=[
-            Table.of("Ranks", ["ranks", *COLUMNS.values(), "MiB gathered for it"], times),
-            Table("What a rank sends", ["", "bytes", "how often"], sent),
-        ],
-        notes=NOTES,
-        samples=samples,
-    )
+    title = f"What ranks of {setup.found.name} exchange by gloo: {options.num_envs} worlds each"
+    tables = [
+        Table.of("Ranks", ["ranks", *COLUMNS.values(), "MiB gathered for it"], times),
+        Table("What a rank sends", ["", "bytes", "how often"], sent),
+    ]
+    return Result(f"exchange-{setup.found.name}", title, tables, NOTES, samples)
 
 
 def _find_sizes(worker: Mapping[str, Any]) -> dict[str, int]:

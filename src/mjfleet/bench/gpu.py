@@ -89,9 +89,9 @@ def gpu(setup: Setup, options: GpuOptions) -> Result:
     with nvml() as driver:
         version = str(driver.nvmlSystemGetDriverVersion()) if driver else "none"
     folder, versions = Path(options.output), {"NVIDIA driver": version}
-    name, title = f"gpu-{setup.kind}", "A first half hour on a GPU"
+    name = f"gpu-{setup.kind}"
     samples = {sample["part"]: sample for sample in _samples(folder / f"{name}.json")}
-    result = Result(name=name, title=title, tables=[], notes=NOTES, versions=versions)
+    result = Result(name, "A first half hour on a GPU", [], NOTES, versions=versions)
     for sample in run_parts(chosen, 60 * options.minutes, setup.scratch):
         samples[sample["part"]] = sample
         every = list(samples.values())

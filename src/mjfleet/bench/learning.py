@@ -76,16 +76,12 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
         ends = [run["iterations"][-1]["seconds"] for run in each]
         reached = [until_good(each, good, steps, axis) for axis in AXES.values()]
         rows.append([who, Spread.of(map(_end, each)), Spread.of(ends), *reached])
-    return Result(
-        name=name,
-        title=f"Learning {setup.found.name}, {worker.engine} engine on {setup.kind}: "
-        f"{options.num_envs} worlds, seeds: {options.repeats}",
-        tables=[Table("Reward", [*columns, *(f"{label} until good" for label in AXES)], rows)],
-        versions=peer.versions if peer else {},
-        notes=[*NOTES, *(peer.notes if peer else ()), *notes],
-        plots=[f"{name}.png"],
-        samples=samples,
-    )
+    title = f"Learning {setup.found.name}, {worker.engine} engine on {setup.kind}: "
+    title += f"{options.num_envs} worlds, seeds: {options.repeats}"
+    tables = [Table("Reward", [*columns, *(f"{label} until good" for label in AXES)], rows)]
+    said = [*NOTES, *(peer.notes if peer else ()), *notes]
+    versions = peer.versions if peer else {}
+    return Result(name, title, tables, said, samples, versions=versions, plots=[f"{name}.png"])
 
 
 def until_good(runs: Sequence[dict[str, Any]], good: float, steps: int, axis: str) -> Cell:

@@ -87,12 +87,8 @@ def compare(setup: Setup, options: MjlabOptions) -> Result:
         helps = setup.rounds([{"name": name} for name in peer.helps], measure_help, "{name}")
         pairs = [(f"`{h['name']}`", h["mjfleet"], h[peer.name]) for h in helps]
         tables.append(table("Seconds to help", "", pairs))
-    return Result(
-        name=f"peer-{peer.name}-{setup.found.name}-{worker.engine}-{setup.kind}",
-        title=f"{setup.found.name} by mjfleet, {worker.engine} engine on {setup.device}, "
-        f"and by {peer.name}",
-        tables=tables,
-        versions=peer.versions,
-        notes=[*NOTES, *peer.notes, *differences],
-        samples=samples,
-    )
+    name = f"peer-{peer.name}-{setup.found.name}-{worker.engine}-{setup.kind}"
+    where = f"{worker.engine} engine on {setup.device}"
+    title = f"{setup.found.name} by mjfleet, {where}, and by {peer.name}"
+    notes = [*NOTES, *peer.notes, *differences]
+    return Result(name, title, tables, notes, samples, versions=peer.versions)

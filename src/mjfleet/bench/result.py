@@ -68,19 +68,19 @@ class Table:
         return f"**{self.title}**\n\n{text}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Result:
     """A benchmark's samples and tables, as its JSON file holds them."""
 
     name: str  # Of its files, without suffix.
     title: str
-    command: str = ""
-    taken: str = ""  # The time, with its zone.
-    machine: Mapping[str, str] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
+    command: str = field(default="", kw_only=True)
+    taken: str = field(default="", kw_only=True)  # The time, with its zone.
+    machine: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    versions: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     tables: Sequence[Table]
     notes: Sequence[str] = ()  # What a reader must know to understand the tables.
-    plots: Sequence[str] = ()  # Names of image files beside the JSON.
+    plots: Sequence[str] = field(default=(), kw_only=True)  # Names of image files beside the JSON.
     samples: Sequence[Mapping[str, Any]] = ()  # Every measurement, in their order.
 
     def markdown(self) -> str:

@@ -76,12 +76,7 @@ def scaling(setup: Setup, options: ScalingOptions) -> Result:
         Panel("workers", columns[1], {"measured": [(counts, efficiencies)]}, is_count=True),
     ]
     draw(setup.scratch / f"{name}.png", panels)
-    return Result(
-        name=name,
-        title=f"Weak scaling of {setup.found.name}, {worker.engine} engine on {setup.kind}: "
-        f"{options.num_envs} worlds and CPU threads {threads} for each worker",
-        tables=[Table.of("Workers", ["workers", *columns], rows)],
-        notes=NOTES,
-        plots=[f"{name}.png"],
-        samples=samples,
-    )
+    title = f"Weak scaling of {setup.found.name}, {worker.engine} engine on {setup.kind}: "
+    title += f"{options.num_envs} worlds and CPU threads {threads} for each worker"
+    tables = [Table.of("Workers", ["workers", *columns], rows)]
+    return Result(name, title, tables, NOTES, samples, plots=[f"{name}.png"])

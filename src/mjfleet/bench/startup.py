@@ -92,14 +92,9 @@ def startup(setup: Setup, options: StartupOptions) -> Result:
         tables.append(Table.of("Kernels", ["", "modules compiled", "compilations"], counts))
     if IMPORTS in names:
         tables.append(_import_table([s["packages"] for s in samples if "packages" in s]))
-    return Result(
-        name=f"startup-{setup.found.name}-{worker.engine}-{workers}-{setup.kind}",
-        title=f"Start of {setup.found.name}, {worker.engine} engine on {setup.kind}, "
-        f"workers: {workers}",
-        tables=tables,
-        notes=NOTES,
-        samples=samples,
-    )
+    name = f"startup-{setup.found.name}-{worker.engine}-{workers}-{setup.kind}"
+    where = f"{worker.engine} engine on {setup.kind}, workers: {workers}"
+    return Result(name, f"Start of {setup.found.name}, {where}", tables, NOTES, samples)
 
 
 @contextmanager

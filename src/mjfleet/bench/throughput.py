@@ -70,14 +70,9 @@ def throughput(setup: Setup, options: ThroughputOptions) -> Result:
     ):
         figures = [(sample["num_envs"], sample[key].values()) for sample in samples]
         tables.append(Table.of(title, ["worlds", *PARTS], figures))
-    return Result(
-        name=f"throughput-{setup.found.name}-{worker.engine}-{setup.kind}",
-        title=f"Throughput of {setup.found.name}: {worker.engine} engine on {setup.device}, "
-        f"CPU threads: {worker.threads}",
-        tables=tables,
-        notes=NOTES,
-        samples=samples,
-    )
+    name = f"throughput-{setup.found.name}-{worker.engine}-{setup.kind}"
+    where = f"{worker.engine} engine on {setup.device}, CPU threads: {worker.threads}"
+    return Result(name, f"Throughput of {setup.found.name}: {where}", tables, NOTES, samples)
 
 
 def _summary(samples: Sequence[Mapping[str, Any]], num_envs: int, steps: int) -> dict[str, Any]:

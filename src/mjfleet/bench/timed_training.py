@@ -93,7 +93,7 @@ def summarise(
         setup: says how long the warm-up is.
         config: of the run.
         child: the run's process.
-        rows: what it reported of each iteration, and when (`seconds` since the start).
+        rows: what it reported of each iteration, and when (`seconds` since its start).
 
     Returns:
         steps_per_second: of all workers, from the end of the warm-up to the end of the last
@@ -121,11 +121,8 @@ def train_ours(
 ) -> tuple[dict[str, Any], TimedChild]:
     """Train by the command `train`; return what `summarise` does, and the process.
 
-    Args:
-        setup: task and folder for temporary files.
-        config: its agent's iterations and seed, environments, engine and devices are used.
-        flags: further flags of `train`.
-        environ: environment variables, as for `run_timed`.
+    Of `config`, the agent's iterations and seed, environments, engine and devices are used. `flags`
+    are further flags of `train`, `environ` environment variables as for `run_timed`.
     """
     folder, gpus = setup.scratch / "logs", config.gpu_ids
     settings = [

@@ -1,10 +1,10 @@
 """Finds runs under a log root, by path, by the beginning of a name, or by `latest`."""
 
+import difflib
 import os
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,9 @@ def find_run(wanted: str, name: str, root: Path, experiment: str | None = None) 
             f"{name} is the beginning of several runs' names: {_listed(found)}{more}. Give more of "
             "the name."
         )
-    near = sorted(runs, key=lambda run: _likeness(wanted, run), reverse=True)
-    near = [run for run in near[:LISTED] if _likeness(wanted, run) >= NEAR]
+    beginnings = {n[: len(wanted)]: run for run in reversed(runs) for n in _names(run)}
+    alike = difflib.get_close_matches(wanted, beginnings, LISTED, NEAR)
+    near = list(dict.fromkeys(beginnings[beginning] for beginning in alike))
     raise UserError(
         f"{name} does not exist, and no run in {root} has a name that begins so. "
         + (f"Near: {_listed(near)}. " if near else "")
@@ -107,8 +108,3 @@ def _names(run: Path) -> tuple[str, ...]:
 
 def _listed(runs: Sequence[Path]) -> str:
     return ", ".join(_names(run)[1] for run in runs[:LISTED])
-
-
-def _likeness(wanted: str, run: Path) -> float:
-    """Return the similarity, from 0 to 1, of a word to the beginning of a run's names."""
-    return max(SequenceMatcher(None, wanted, n[: len(wanted)]).ratio() for n in _names(run))
