@@ -1,7 +1,4 @@
-"""`mjfleet bench ablation`: what training loses without each trick that makes it faster on CPUs.
-
-Runs in the launching process; all training is in child processes.
-"""
+"""`mjfleet bench ablation`: what training loses without each trick for CPUs. In the launcher."""
 
 import os
 from collections.abc import Sequence

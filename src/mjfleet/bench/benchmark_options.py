@@ -1,7 +1,4 @@
-"""The flags of the benchmarks, and the task, devices and folder that they stand for.
-
-Runs in the launching process; imports nothing heavy.
-"""
+"""The benchmarks' flags, and the task, devices and folder they stand for. In the launcher."""
 
 import os
 import sys

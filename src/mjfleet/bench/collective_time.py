@@ -1,7 +1,6 @@
 """`mjfleet bench exchange`: the time of the collectives of many ranks, without the simulation.
 
-`exchange` runs in the launching process. Its child process runs `main`, which forks the ranks:
-python -m mjfleet.bench.collective_time <request as JSON>
+`exchange` runs in the launcher; its child process runs `main`, which forks the ranks.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""`mjfleet bench <what> <task> [flags]`: measures, and writes the result with machine and versions.
-
-Runs in the launching process; imports nothing heavy.
-"""
+"""`mjfleet bench <what> ...`: measures, and writes the result with machine and versions."""
 
 import os
 import platform

@@ -1,7 +1,7 @@
 """`mjfleet bench gpu`: all that a first half hour on a GPU has to show, part after part.
 
-Runs in the launching process. Each part is a child process with a time limit; one that fails does
-not end the others. The results are written after each part.
+Runs in the launcher. Each part is a child process with a time limit; one that fails does not end
+the others. The results are written after each part.
 """
 
 import json

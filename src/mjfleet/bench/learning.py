@@ -1,7 +1,4 @@
-"""`mjfleet bench learning`: the policy's reward after so many samples, and after so long.
-
-Runs in the launching process.
-"""
+"""`mjfleet bench learning`: the reward after so many samples, and so long. In the launcher."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

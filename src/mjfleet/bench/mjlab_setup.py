@@ -1,7 +1,7 @@
 """The stacks that mjfleet is compared with: mjlab, which is installed for it, and stock rsl_rl.
 
-Runs in the launching process. mjlab has an environment of its own under the user's cache folder,
-because its pins of torch, MuJoCo and rsl_rl are not mjfleet's.
+Runs in the launcher. mjlab has an environment of its own under the user's cache folder, because
+its pins of torch, MuJoCo and rsl_rl are not mjfleet's.
 """
 
 import json
@@ -60,10 +60,8 @@ class Peer:
     """Another stack that trains the same."""
 
     name: str
-    python: Sequence[str]
-    """The command that runs `peer_driver`, without its path."""
-    task: Mapping[str, Any] | None = None
-    """What `peer_driver` needs to know about mjlab's task."""
+    python: Sequence[str]  # The command that runs `peer_driver`, without its path.
+    task: Mapping[str, Any] | None = None  # What `peer_driver` needs to know about mjlab's task.
     helps: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Its counterparts of `train --help` and `train <task> --help`, where it has a command."""
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -1,7 +1,4 @@
-"""`mjfleet bench peer`: the same training by mjfleet and by another stack, in turn.
-
-Runs in the launching process; all training is in child processes.
-"""
+"""`mjfleet bench peer`: the same training by mjfleet and another stack. In the launcher."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""A benchmark's result: medians, ranges and tables, its files, and the page of all results.
-
-Runs in the launching process; imports nothing heavy.
-"""
+"""A benchmark's result: medians, tables and files, and the page of all results. In the launcher."""
 
 import json
 import shutil

@@ -1,7 +1,4 @@
-"""`mjfleet bench scaling`: as much work for each of 1 to N workers.
-
-Runs in the launching process.
-"""
+"""`mjfleet bench scaling`: as much work for each of 1 to N workers. In the launcher."""
 
 import os
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""`mjfleet bench startup`: from Enter to help, and to the first iteration.
-
-Runs in the launching process, and measures the commands that users type.
-"""
+"""`mjfleet bench startup`: from Enter to help and to the first iteration. In the launcher."""
 
 import ctypes
 import os

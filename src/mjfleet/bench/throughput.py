@@ -1,6 +1,6 @@
-"""`mjfleet bench throughput`: env steps per second, where the time goes, and the engine's limit.
+"""`mjfleet bench throughput`: env steps per second, where the time goes, the engine's limit.
 
-Runs in the launching process; `throughput_child` measures each number of environments.
+Runs in the launcher; `throughput_child` measures each number of environments.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Runs a command, and training by the command `train`, and measures time and memory from outside.
-
-Runs in the launching process; imports nothing heavy.
-"""
+"""Measures commands, and training by `train`, from outside: time and memory. In the launcher."""
 
 import csv
 import json
@@ -32,12 +29,10 @@ class TimedChild:
 
     lines: Sequence[tuple[float, str]]
     """Lines of its standard output, each with the seconds since it was started."""
-    seconds: float
-    """From its start to its end."""
+    seconds: float  # From its start to its end.
     peak_memory: int
     """Bytes: the greatest resident set of it or of any one process that it waited for."""
-    errors: str
-    """Its standard error."""
+    errors: str  # Its standard error.
 
 
 def run_timed(

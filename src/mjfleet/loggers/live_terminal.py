@@ -16,8 +16,7 @@ from rich.text import Text
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 
 REFRESH_SECONDS = 0.2
-DRAWING_SHARE = 0.002
-"""Share of the run's time that drawing may take, since training waits for it."""
+DRAWING_SHARE = 0.002  # Share of the run's time that drawing may take, since training waits for it.
 SPARKS = "▁▂▃▄▅▆▇█"
 BARS = 40
 

@@ -18,10 +18,8 @@ from mjfleet.runs.metrics_csv import METRICS_FILE
 
 CLOSE_SECONDS = 30.0
 """How long all loggers together may take to store the rest at the end of a run."""
-FAILED_SECONDS = 3.0
-"""The same after a failure, whose message the user waits for."""
-SETTLE_SECONDS = 1.0
-"""How long a checkpoint may wait for the rows of its iterations."""
+FAILED_SECONDS = 3.0  # The same after a failure, whose message the user waits for.
+SETTLE_SECONDS = 1.0  # How long a checkpoint may wait for the rows of its iterations.
 
 
 class LoggerGroup:

@@ -22,8 +22,7 @@ from mjfleet.utils.console import in_a_line
 if TYPE_CHECKING:
     from wandb import Run
 
-INIT_SECONDS = 20.0
-"""How long to wait for the server before the run is recorded offline."""
+INIT_SECONDS = 20.0  # How long to wait for the server before the run is recorded offline.
 
 logger = logging.getLogger(__name__)
 

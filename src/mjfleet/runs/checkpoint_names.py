@@ -3,8 +3,7 @@
 from datetime import datetime
 from pathlib import Path
 
-BEST = "best.pt"
-"""The checkpoint of the policy with the best evaluation."""
+BEST = "best.pt"  # The checkpoint of the policy with the best evaluation.
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

@@ -8,8 +8,7 @@ from mjfleet.errors import UserError
 from mjfleet.utils.atomic_write import write_atomically
 
 CONFIG_FILE = "config.yaml"
-NOT_RECORDED = ("resume", "config", "dry_run")
-"""Flags that belong to one command, not to the run."""
+NOT_RECORDED = ("resume", "config", "dry_run")  # Flags that belong to one command, not to the run.
 
 
 def read_config(path: str, name: str | None = None) -> dict[str, Any]:

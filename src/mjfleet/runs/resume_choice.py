@@ -13,8 +13,7 @@ from mjfleet.runs.run_directory import lock_run
 from mjfleet.runs.run_json import RECORD_FILE
 from mjfleet.runs.run_lookup import LATEST, find_run, record_of
 
-FLAG = "--resume "
-"""How messages name what the user typed."""
+FLAG = "--resume "  # How messages name what the user typed.
 
 
 @dataclass(frozen=True)
@@ -23,14 +22,10 @@ class Resume:
 
     run_dir: Path | None
     """The run that continues. None: a new run starts from a checkpoint without a run directory."""
-    checkpoint: Path | None
-    """None: the run has no checkpoint yet and starts from the beginning."""
-    config: dict[str, Any]
-    """The configuration of that run, empty without a run directory."""
-    notes: tuple[str, ...] = ()
-    """What the user should know about the choice."""
-    lock: int | None = None
-    """Open descriptor that keeps other processes from continuing the run."""
+    checkpoint: Path | None  # None: the run has no checkpoint yet and starts from the beginning.
+    config: dict[str, Any]  # The configuration of that run, empty without a run directory.
+    notes: tuple[str, ...] = ()  # What the user should know about the choice.
+    lock: int | None = None  # Open descriptor that keeps other processes from continuing the run.
 
     @property
     def iteration(self) -> int | None:
