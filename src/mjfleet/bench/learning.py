@@ -45,20 +45,17 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
     ]
     worker = setup.worker_args(configs[0], setup.scratch)
     peer = find_peer(options.peer, setup) if options.peer != "none" else None
-    runs: dict[str, list[dict[str, Any]]] = {"mjfleet": [], **({peer.name: []} if peer else {})}
-    notes: dict[str, None] = {}
+    names = ["mjfleet", *([peer.name] if peer else [])]
+    left = {who: iter(configs) for who in names}
 
     def measure(who: str) -> dict[str, Any]:
-        config = configs[len(runs[who])]
+        config = next(left[who])
         if peer and who == peer.name:
-            trained, differences = train_peer(setup, peer, config, records_rewards=True)
-            notes.update(dict.fromkeys(differences))
-        else:
-            trained, _ = train_ours(setup, config)
-        runs[who].append(trained)
-        return trained
+            return train_peer(setup, peer, config, records_rewards=True)
+        return train_ours(setup, config)[0]
 
-    samples = setup.rounds([{"who": who} for who in runs], measure, "{who}")
+    samples = setup.rounds([{"who": who} for who in names], measure, "{who}")
+    runs = {who: [sample for sample in samples if sample["who"] == who] for who in names}
     steps = options.num_envs * configs[0].agent.num_steps_per_env
     name = f"learning-{setup.found.name}-{worker.engine}-{setup.kind}"
     panels = []
@@ -76,9 +73,8 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
     title = f"Learning {setup.found.name}, {worker.engine} engine on {setup.kind}: "
     title += f"{options.num_envs} worlds, seeds: {options.repeats}"
     tables = [Table("Reward", [*columns, *(f"{label} until good" for label in AXES)], rows)]
-    said = [*NOTES, *(peer.notes if peer else ()), *notes]
-    versions = peer.versions if peer else {}
-    return Result(name, title, tables, said, samples, versions=versions, plots=[f"{name}.png"])
+    notes, versions = [*NOTES, *(peer.notes if peer else ())], peer.versions if peer else {}
+    return Result(name, title, tables, notes, samples, versions=versions, plots=[f"{name}.png"])
 
 
 def until_good(runs: Sequence[dict[str, Any]], good: float, steps: int, axis: str) -> Cell:

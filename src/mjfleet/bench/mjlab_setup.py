@@ -65,7 +65,7 @@ class Peer:
     helps: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Its counterparts of `train --help` and `train <task> --help`, where it has a command."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    notes: Sequence[str] = ()
+    notes: list[str] = field(default_factory=list)  # `train_peer` adds how its training differs.
 
 
 def find_peer(name: str, setup: Setup) -> Peer:
@@ -92,14 +92,14 @@ def find_peer(name: str, setup: Setup) -> Peer:
         {"name": task, "timestep": timestep, "integrator": integrator},
         {"train --help": [train, "--help"], "train <task> --help": [train, task, "--help"]},
         {name if name == "mjlab" else f"mjlab's {name}": v for name, v in versions.items()},
-        notes,
+        list(notes),
     )
 
 
 def train_peer(
     setup: Setup, peer: Peer, config: TrainConfig, records_rewards: bool = False
-) -> tuple[dict[str, Any], list[str]]:
-    """Train by another stack; returns what `summarise` does, and how its training differs."""
+) -> dict[str, Any]:
+    """Train by another stack; return what `summarise` does."""
     folder = setup.scratch / "peer"
     folder.mkdir()
     worker = asdict(setup.worker_args(config, folder))
@@ -109,9 +109,10 @@ def train_peer(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     lines = [(seconds, json.loads(line)) for seconds, line in child.lines if line[:2] == '{"']
-    notes = [note for _, line in lines for note in line.get("notes", [])]
+    found = [note for _, line in lines for note in line.get("notes", [])]
+    peer.notes.extend(note for note in found if note not in peer.notes)
     rows = [{"seconds": seconds, **line} for seconds, line in lines if "collect_seconds" in line]
-    return summarise(setup, config, child, rows), notes
+    return summarise(setup, config, child, rows)
 
 
 def install_mjlab(scratch: Path) -> Path:

@@ -54,22 +54,17 @@ def compare(setup: Setup, options: MjlabOptions) -> Result:
         first = setup.config(options.num_envs[0], max_iterations=1)
         train_ours(setup, first)
         train_peer(setup, peer, first)
-    differences: dict[str, None] = {}
 
     def measure(num_envs: int) -> dict[str, Any]:
         ours, _ = train_ours(setup, configs[num_envs])
-        theirs, found = train_peer(setup, peer, configs[num_envs])
-        differences.update(dict.fromkeys(found))
-        return {"mjfleet": ours, peer.name: theirs}
+        return {"mjfleet": ours, peer.name: train_peer(setup, peer, configs[num_envs])}
 
     def measure_help(name: str) -> dict[str, float]:
         task = [setup.found.name] if "<task>" in name else []
         commands = {"mjfleet": [*TRAIN, *task, "--help"], peer.name: peer.helps[name]}
         return {who: run_timed(command, setup.scratch).seconds for who, command in commands.items()}
 
-    def table(
-        title: str, column: str, pairs: Iterable[tuple[Any, float, float]], power: int = -1
-    ) -> Table:
+    def table(title: str, column: str, pairs: Iterable[Any], power: int = -1) -> Table:
         rows = [(key, [ours, theirs, (ours / theirs) ** power]) for key, ours, theirs in pairs]
         return Table.of(title, [column, "mjfleet", peer.name, "ratio"], rows)
 
@@ -87,5 +82,5 @@ def compare(setup: Setup, options: MjlabOptions) -> Result:
     name = f"peer-{peer.name}-{setup.found.name}-{worker.engine}-{setup.kind}"
     where = f"{worker.engine} engine on {setup.device}"
     title = f"{setup.found.name} by mjfleet, {where}, and by {peer.name}"
-    notes = [*NOTES, *peer.notes, *differences]
+    notes = [*NOTES, *peer.notes]
     return Result(name, title, tables, notes, samples, versions=peer.versions)
