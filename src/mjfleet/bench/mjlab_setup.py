@@ -62,8 +62,8 @@ class Peer:
     name: str
     python: Sequence[str]  # The command that runs `peer_driver`, without its path.
     task: Mapping[str, Any] | None = None  # What `peer_driver` needs to know about mjlab's task.
+    # Its counterparts of `train --help` and `train <task> --help`, where it has a command.
     helps: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Its counterparts of `train --help` and `train <task> --help`, where it has a command."""
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # `train_peer` adds how its training differs.
 
@@ -81,8 +81,8 @@ def find_peer(name: str, setup: Setup) -> Peer:
         known = ", ".join(MJLAB_TASKS)
         raise UserError(f"mjlab has no counterpart of {setup.found.name}; of these: {known}.")
     task, timestep, integrator, notes = MJLAB_TASKS[setup.found.name]
-    programs = install_mjlab(setup.scratch) / "bin"
-    python, train = str(programs / "python"), str(programs / "train")
+    folder = install_mjlab(setup.scratch)
+    python, train = f"{folder}/bin/python", f"{folder}/bin/train"
     code = f"import importlib.metadata as m\nfor name in {PACKAGES}: print(name, m.version(name))"
     lines = run_timed([python, "-c", code], setup.scratch).lines
     versions = dict(line.split(" ", 1) for _, line in lines)

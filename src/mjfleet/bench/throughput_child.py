@@ -37,9 +37,7 @@ class Stopwatch:
     """
 
     def __init__(self, device: str) -> None:
-        self._device = device
-        self._nested = 0.0
-        self.is_on = False
+        self._device, self._nested, self.is_on = device, 0.0, False
         self.seconds: dict[str, float] = defaultdict(float)
 
     def now(self) -> float:
@@ -98,11 +96,8 @@ class Measurement:
         """Record an iteration; every second one is timed in parts."""
         watch = self._watch
         self.report(metrics)
-        sample: dict[str, Any] = {
-            "seconds": watch.now() - self._start,
-            "collect_seconds": metrics.collect_seconds,
-            "learn_seconds": metrics.learn_seconds,
-        }
+        seconds, collecting = watch.now() - self._start, metrics.collect_seconds
+        sample: dict[str, Any] = {"seconds": seconds, "collect_seconds": collecting}
         if watch.is_on:
             sample["parts"] = dict(watch.seconds)
         watch.is_on = False

@@ -27,11 +27,9 @@ SHOWN_CHARACTERS = 2000  # Of a failed child's output.
 class TimedChild:
     """A child process that succeeded."""
 
-    lines: Sequence[tuple[float, str]]
-    """Lines of its standard output, each with the seconds since it was started."""
+    lines: Sequence[tuple[float, str]]  # Of its standard output, with the seconds since its start.
     seconds: float  # From its start to its end.
-    peak_memory: int
-    """Bytes: the greatest resident set of it or of any one process that it waited for."""
+    peak_memory: int  # Bytes: the greatest resident set of it or of one process it waited for.
     errors: str  # Its standard error.
 
 

@@ -65,13 +65,12 @@ def find_resume(wanted: str, task: str, experiment: Path, take_lock: bool = Fals
     if run_dir is None:
         checkpoint, _ = _choose(path, FLAG)
         return Resume(None, checkpoint, {}, (f"a new run begins with {path}",))
-    recorded = _task_of(run_dir, FLAG)
+    recorded, config = _recorded(run_dir, FLAG)
     if recorded != task:
         raise UserError(
             f"{FLAG}{run_dir} is a run of the task {recorded}, not of {task}: "
             f"train {recorded} {FLAG}{run_dir}"
         )
-    config = _config_of(run_dir, FLAG)
     lock = lock_run(run_dir) if take_lock else None
     checkpoint, notes = _choose(path, FLAG)
     return Resume(run_dir, checkpoint, config, notes, lock)
@@ -90,7 +89,7 @@ def find_trained(wanted: str, log_root: Path) -> tuple[str, Trained]:
             f"{wanted} is neither a run directory, nor a checkpoint in one "
             "(<run directory>/checkpoints/model_<n>.pt)."
         )
-    task, config = _task_of(run_dir), _config_of(run_dir)
+    task, config = _recorded(run_dir)
     checkpoint, notes = _choose(path)
     if checkpoint is None:
         raise UserError(f"{path} has no checkpoint yet.")
@@ -100,7 +99,7 @@ def find_trained(wanted: str, log_root: Path) -> tuple[str, Trained]:
 def read_recorded(wanted: str) -> dict[str, Any]:
     """Return the configuration of the run that `--resume` names by its path, else nothing."""
     run_dir = None if wanted == LATEST else _run_of(Path(wanted))
-    return _config_of(run_dir, FLAG) if run_dir else {}
+    return _recorded(run_dir, FLAG)[1] if run_dir else {}
 
 
 def take_tasks_dir(recorded: dict[str, Any]) -> str | None:
@@ -157,12 +156,10 @@ def _run_of(path: Path) -> Path | None:
     return folder.parent if is_checkpoint and (folder.parent / RECORD_FILE).is_file() else None
 
 
-def _task_of(run_dir: Path, flag: str = "") -> str:
+def _recorded(run_dir: Path, flag: str = "") -> tuple[str, dict[str, Any]]:
+    """Return the task of a run and its configuration."""
     try:
-        return record_of(run_dir)["task"]
+        task = record_of(run_dir)["task"]
     except UserError as error:
         raise UserError(f"{flag}{run_dir}: {error}") from None
-
-
-def _config_of(run_dir: Path, flag: str = "") -> dict[str, Any]:
-    return read_config(str(run_dir / CONFIG_FILE), f"{flag}{run_dir}: its {CONFIG_FILE}")
+    return task, read_config(str(run_dir / CONFIG_FILE), f"{flag}{run_dir}: its {CONFIG_FILE}")
