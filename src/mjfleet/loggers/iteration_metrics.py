@@ -1,7 +1,4 @@
-"""The numbers of one training iteration over all workers: one row of metrics.csv.
-
-Every worker computes them. Rank 0 hands them to the loggers.
-"""
+"""The numbers of an iteration over all workers: a row of metrics.csv. Every worker computes them."""
 
 from dataclasses import dataclass, field
 
@@ -13,14 +10,12 @@ class IterationMetrics:
     iteration: int  # Iterations completed, including this one.
     world_size: int  # Number of workers. All other fields are totals or means over all of them.
     total_steps: int  # Environment steps since the run began, summed over all environments.
-    global_steps_per_second: float
-    """Environment steps of all workers per second of wall time since the previous iteration."""
+    global_steps_per_second: float  # Environment steps, by the time since the last iteration.
     mean_return: float | None  # Mean sum of rewards over the newest episodes.
     mean_episode_length: float | None  # Mean length of the same episodes, in environment steps.
     terms: dict[str, float | None]  # Mean sum of each reward term over the same episodes.
     mean_reward: float  # Mean reward per step in this iteration.
-    task: dict[str, float | None]
-    """The task's own metrics over the steps of this iteration. None: the divisor was zero."""
+    task: dict[str, float | None]  # The task's own metrics. None: the divisor was zero.
     losses: dict[str, float]
     learning_rate: float
     action_std: float  # Standard deviation of the action, averaged over its components.
@@ -28,13 +23,11 @@ class IterationMetrics:
     learn_seconds: float
     slowest_rank: int  # The rank that waited least for the others.
     wait_seconds: float  # Mean time for which the other ranks waited for the slowest one.
-    collective_seconds: float
-    """Time that the slowest rank spent in collectives, where it waited for no other rank."""
-    warnings: dict[str, int]
-    """Number of worlds with a warning of the simulation, by kind. Kinds without any are absent."""
+    collective_seconds: float  # The slowest rank's in collectives, where it waits for no other.
+    warnings: dict[str, int]  # Worlds with a warning, by kind. Kinds without any are absent.
     nan_resets: int = 0  # Number of resets because a state, reward or observation was not finite.
+    # Results of the evaluation, by column without `eval/`. None: no evaluation was due.
     evaluation: dict[str, float | None] = field(default_factory=dict)
-    """Results of the evaluation, by column name without `eval/`. None: no evaluation was due."""
 
     def row(self) -> dict[str, float | int | None]:
         """Return the columns of metrics.csv. Every row of a run has the same names."""

@@ -8,9 +8,7 @@ from threading import Event, Thread
 
 from mjfleet.utils.console import in_a_line
 
-QUEUE_SIZE = 10_000
-"""Number of rows and files that may wait for a logger before newer ones are dropped."""
-
+QUEUE_SIZE = 10_000  # Rows and files that may wait for a logger before newer ones are dropped.
 Row = Mapping[str, float | int | None]
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ from mjfleet.loggers.tensorboard_logger import TensorBoardLogger
 from mjfleet.loggers.wandb_logger import WandbLogger
 from mjfleet.runs.metrics_csv import METRICS_FILE
 
-CLOSE_SECONDS = 30.0
-"""How long all loggers together may take to store the rest at the end of a run."""
+CLOSE_SECONDS = 30.0  # How long all loggers together may take to store the rest of a run.
 FAILED_SECONDS = 3.0  # The same after a failure, whose message the user waits for.
 SETTLE_SECONDS = 1.0  # How long a checkpoint may wait for the rows of its iterations.
 
