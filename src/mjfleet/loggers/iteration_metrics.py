@@ -1,4 +1,4 @@
-"""The numbers of an iteration over all workers: a row of metrics.csv. Every worker computes them."""
+"""The numbers of an iteration over all workers: a row of metrics.csv. Each worker has them."""
 
 from dataclasses import dataclass, field
 
