@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from rsl_rl import algorithms
 from tensordict import TensorDict
 
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.errors import UserError
-from mjfleet.rl.adapters.rsl_rl_adapter import build_parts
+from mjfleet.rl.adapters.rsl_rl_adapter import build_algorithm, rsl_rl_config
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.ppo import PPO
@@ -81,9 +82,11 @@ def learn(
         first = observations()
         sizes = {"num_envs": WORLDS, "num_actions": ACTIONS}
         env: Any = SimpleNamespace(get_observations=lambda: first, **sizes)
-        alg = build_parts(env, config, "cpu", lambda name: None)
-        if kind is not None:
-            alg = kind(alg, config, Collectives(), 1)
+        if kind is None:
+            stock = rsl_rl_config(config, str) | {"multi_gpu": None}
+            alg = algorithms.PPO.construct_algorithm(first, env, stock, "cpu")
+        else:
+            alg = build_algorithm(kind, env, config, "cpu", str, Collectives(), 1)
         alg.train_mode()
     for update in range(updates):
         torch.manual_seed(update)  # rsl_rl draws actions, which nobody needs, while it updates.

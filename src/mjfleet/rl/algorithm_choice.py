@@ -6,7 +6,7 @@ from typing import Any
 
 from mjfleet.config import AgentConfig
 from mjfleet.env import Env
-from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate, build_parts
+from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate, build_algorithm
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.cuda_graphs import Capture
@@ -37,4 +37,4 @@ def make_algorithm(
         kind = RslRlUpdate
         if collectives.rank == 0:
             print_line(f"{missing}: learning takes rsl_rl's own path, which is slower")
-    return kind(build_parts(env, agent, device, load), agent, collectives, num_threads)
+    return build_algorithm(kind, env, agent, device, load, collectives, num_threads)

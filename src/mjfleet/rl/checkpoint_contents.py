@@ -154,7 +154,7 @@ class Checkpointer:
         self._runner.alg.load(state, parts, strict=True)
         # A learning rate that the user has changed overrides the one that the schedule had reached.
         if own is not None and own["configured_learning_rate"] != algorithm.learning_rate:
-            self._runner.alg.learning_rate = algorithm.learning_rate
+            self._runner.alg.set_learning_rate(algorithm.learning_rate)
         return lost
 
     def _seed_anew(self) -> None:

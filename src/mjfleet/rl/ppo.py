@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from rsl_rl import algorithms
 from tensordict import TensorDict
 from torch.distributions import Normal
 
@@ -23,7 +22,6 @@ from mjfleet.config import AgentConfig
 from mjfleet.errors import UserError
 from mjfleet.rl.algorithm import LEARNING_RATES, Algorithm
 from mjfleet.rl.autograd_backprop import AutogradBackprop
-from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.cpu_backprop import CpuBackprop, useful_threads
 from mjfleet.rl.cuda_graphs import Capture, check_close
 from mjfleet.rl.gradient_reduction import MEASURES
@@ -49,16 +47,9 @@ class PPO(Algorithm):
         }
         return next((what for what, is_wanted in missing.items() if is_wanted), None)
 
-    def __init__(
-        self,
-        parts: algorithms.PPO,
-        agent: AgentConfig,
-        collectives: Collectives,
-        num_threads: int,
-        capture: Capture | None = None,
-    ) -> None:
+    def __init__(self, *args: Any, capture: Capture | None = None, **settings: Any) -> None:
         """Take Algorithm's arguments; `capture` captures updates. None: nothing is captured."""
-        super().__init__(parts, agent, collectives, num_threads)
+        super().__init__(*args, **settings)
         self._capture = capture
         storage, flat = self.storage, self.gradient.flat
         self._old = torch.zeros_like(storage.actions), torch.zeros_like(storage.actions)
@@ -68,7 +59,7 @@ class PPO(Algorithm):
         self._minibatches = Minibatches(
             self.actor, self.critic, storage, self.config.num_mini_batches
         )
-        self._backprop = self._make_backprop(num_threads)
+        self._backprop = self._make_backprop()
         policy_size = sum(p.numel() for p in self.actor.parameters() if p.requires_grad)
         self._clipped = flat[:policy_size], flat[policy_size : -len(MEASURES)]
         """The gradients of actor and critic, which are clipped each by itself."""
@@ -141,7 +132,7 @@ class PPO(Algorithm):
             model.update_normalization(observations)
         self.storage.clear()
         if self._rate is not None:
-            self.parts.learning_rate = self._rate.item()
+            self.learning_rate = self._rate.item()
         means = self._totals / (config.num_learning_epochs * config.num_mini_batches)
         losses = dict(zip(MEASURES, means.tolist(), strict=True))
         return {name: losses[name] for name in ("value", "surrogate", "entropy")}
@@ -163,7 +154,7 @@ class PPO(Algorithm):
         self._num_updates = 0  # Earlier graphs would step the optimiser's replaced state.
         return loads_iteration
 
-    def _make_backprop(self, num_threads: int) -> CpuBackprop | AutogradBackprop:
+    def _make_backprop(self) -> CpuBackprop | AutogradBackprop:
         """Choose how gradients are computed, see PPOConfig.backprop."""
         networks, config = (self.actor, self.critic), self.config
         is_on_cpu = self.device == "cpu" and self._capture is None
@@ -176,9 +167,9 @@ class PPO(Algorithm):
             )
         if config.backprop == "autograd" or not is_known:
             return AutogradBackprop(*networks, self.gradient, config)
-        self.torch_threads = 1
         useful = useful_threads(*networks, len(self._minibatches.batches[0].actions))
-        threads = config.learning_threads or min(num_threads, useful)
+        threads = config.learning_threads or min(self.torch_threads, useful)
+        self.torch_threads = 1
         return CpuBackprop(*networks, self.gradient, config, threads)
 
     def _prepare_optimizer(self) -> None:

@@ -152,7 +152,7 @@ class Runner:
     def get_inference_policy(self) -> Any:
         """Return the policy network, in evaluation mode."""
         self.alg.eval_mode()
-        return self.alg.actor
+        return self.alg.get_policy()
 
     def _run_iteration(
         self, iteration: int, stop_signal: Callable[[], int | None]
@@ -234,7 +234,7 @@ class Runner:
         self.heartbeat.enter(Phase.EVALUATE)
         torch.set_num_threads(1)
         self.alg.eval_mode()
-        statistics = evaluator.evaluate(self.alg.actor, self.heartbeat.beat)
+        statistics = evaluator.evaluate(self.alg.get_policy(), self.heartbeat.beat)
         self.alg.train_mode()
         return statistics
 

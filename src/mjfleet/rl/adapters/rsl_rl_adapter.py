@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,75 +21,42 @@ class RslRlUpdate(Algorithm):
     instead of rsl_rl's three collectives.
     """
 
-    def __init__(
-        self, parts: PPO, agent: AgentConfig, collectives: Collectives, num_threads: int
-    ) -> None:
-        """Take Algorithm's arguments."""
-        super().__init__(parts, agent, collectives, num_threads)
-        self._batch: Any = None
-        """The minibatch that rsl_rl learns from."""
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        for name in ("mini_batch_generator", "recurrent_mini_batch_generator"):
+            self.watch(self.storage, name)
         if self.is_distributed:
-            assert isinstance(parts, _DistributedPPO)
-            parts.reduce = self.reduce_parameters
-            parts.is_multi_gpu = True
-            parts.schedule = "fixed"  # The learning rate is adapted in reduce_parameters.
-
-    def update(self) -> dict[str, float]:
-        """Run rsl_rl's update over the stored rollout; return its mean losses, of this rank."""
-        names = ("mini_batch_generator", "recurrent_mini_batch_generator")
-        for name in names:
-            setattr(self.storage, name, self._watched(getattr(self.storage, name)))
-        try:
-            return self.parts.update()
-        finally:
-            for name in names:
-                delattr(self.storage, name)
+            self.is_multi_gpu = True  # rsl_rl's update then calls reduce_parameters.
+            self.schedule = "fixed"  # The learning rate is adapted there.
 
     def reduce_parameters(self) -> None:
         """Average gradients and KL divergence over the ranks, and adapt the learning rate."""
-        if self.is_adaptive and self._batch is not None:
-            old, samples = self._batch
+        if self.is_adaptive:
+            old = self.minibatch.old_distribution_params
             with torch.inference_mode():
-                new = tuple(p[:samples] for p in self.actor.output_distribution_params)
+                # Mirrored samples, which symmetry appends, have no old distribution.
+                new = tuple(p[: len(old[0])] for p in self.actor.output_distribution_params)
                 self.gradient.kl.copy_(self.actor.get_kl_divergence(old, new).mean())
         super().reduce_parameters()
         if self.is_adaptive:
             self.adapt_learning_rate(self.gradient.kl.item())
 
-    def _watched(self, generate: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-        """Return the storage's generator of minibatches, which also notes each of them."""
 
-        def generate_watched(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            for batch in generate(*args, **kwargs):
-                self.on_minibatch()
-                self._batch = batch.old_distribution_params, batch.observations.batch_size[0]
-                yield batch
-
-        return generate_watched
-
-
-class _DistributedPPO(PPO):
-    """rsl_rl's PPO with another reduction of gradients."""
-
-    reduce: Callable[[], None]
-
-    def reduce_parameters(self) -> None:
-        """Average the gradients over the ranks."""
-        self.reduce()
-
-
-def build_parts(env: Env[Any], agent: AgentConfig, device: str, load: Callable[[str], Any]) -> PPO:
-    """Build networks, optimiser and storage for an environment.
-
-    Args:
-        env: its observations and sizes.
-        agent: the configuration.
-        device: torch's name of the device.
-        load: finds `module:name` in the task folder.
-    """
+def build_algorithm(
+    kind: Callable[..., Algorithm],
+    env: Env[Any],
+    agent: AgentConfig,
+    device: str,
+    load: Callable[[str], Any],
+    collectives: Collectives,
+    num_threads: int,
+) -> Any:
+    """Build networks, storage and an algorithm of this kind; for the arguments see Runner."""
     config = rsl_rl_config(agent, load)
     config["multi_gpu"] = None
-    config["algorithm"]["class_name"] = _DistributedPPO
+    config["algorithm"]["class_name"] = lambda *parts, **settings: kind(
+        agent, collectives, num_threads, *parts, **settings
+    )
     with contextlib.redirect_stdout(io.StringIO()):  # rsl_rl prints both networks.
         return PPO.construct_algorithm(env.get_observations(), env, config, device)
 
@@ -103,11 +70,9 @@ def rsl_rl_config(agent: AgentConfig, load: Callable[[str], Any]) -> dict[str, A
     """
     plain = to_dict(agent)
     algorithm = plain["algorithm"]
-    for ours in ("backprop", "learning_threads"):
-        del algorithm[ours]
-    if algorithm["symmetry_cfg"] is not None:
-        mirror = algorithm["symmetry_cfg"]["data_augmentation_func"]
-        algorithm["symmetry_cfg"]["data_augmentation_func"] = load(mirror)
+    del algorithm["backprop"], algorithm["learning_threads"]
+    if symmetry := algorithm["symmetry_cfg"]:
+        symmetry["data_augmentation_func"] = load(symmetry["data_augmentation_func"])
     actor, critic = _model(plain["actor"]), _model(plain["critic"])
     distribution = actor.pop("distribution")
     if distribution["class_name"] != "GaussianDistribution":

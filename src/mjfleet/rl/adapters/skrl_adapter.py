@@ -2,15 +2,15 @@
 
 Networks, rollouts and checkpoints stay rsl_rl's, so collecting, saving, evaluating and exporting
 are the same, and a run can continue with another library. skrl computes returns and advantages,
-minibatches and losses, adapts the learning rate and steps the optimiser.
+minibatches, losses and gradients, and adapts the learning rate; the optimiser is ours.
 
 skrl's own connection between ranks is switched off. Gradients and KL divergences are averaged by
-Collectives, also for JAX, before they reach skrl's optimisers and schedules.
+Collectives, also for JAX, before they reach the optimiser and skrl's schedules.
 """
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,24 +44,17 @@ with _unconnected():
 class SkrlPPO(Algorithm, ABC):
     """The part for both frameworks, whose arrays are made from the tensors of rsl_rl's storage."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take Algorithm's arguments."""
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         self._last_observations: Any = None
+        self.optimizer.register_step_pre_hook(self._finish_gradients)
         self.agent: Any = self._make_agent()
         self.agent.init()
-        sample = self.agent.memory.sample
-
-        def sample_with_beats(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            for batch in sample(*args, **kwargs):
-                self.on_minibatch()
-                yield batch
-
-        self.agent.memory.sample = sample_with_beats
+        self.watch(self.agent.memory, "sample")
 
     @abstractmethod
     def _make_agent(self) -> Any:
-        """Build skrl's agent from our networks."""
+        """Build skrl's agent from our networks and optimiser."""
 
     @abstractmethod
     def _array(self, tensor: torch.Tensor) -> Any:
@@ -106,6 +99,13 @@ class SkrlPPO(Algorithm, ABC):
             "entropy": self.actor.output_entropy.mean().item(),
         }
 
+    def _finish_gradients(self, *_: Any) -> None:
+        """Average gradients over the ranks, then clip those of actor and critic, as rsl_rl does."""
+        if self.is_distributed:
+            self.reduce_parameters()
+        for network in (self.actor, self.critic):
+            nn.utils.clip_grad_norm_(network.parameters(), self.config.max_grad_norm)
+
     def _mean_kl(self, kl: float) -> float:
         """Return the mean over all ranks, so that all adapt their learning rates alike."""
         return self.collectives.total([kl])[0] / self.collectives.world_size
@@ -131,6 +131,7 @@ class SkrlPPO(Algorithm, ABC):
             "learning_rate": self.learning_rate,
             "ratio_clip": config.clip_param,
             "value_clip": config.clip_param if config.use_clipped_value_loss else 0.0,
+            "grad_norm_clip": 0.0,  # `_finish_gradients` clips, because the ranks average first.
             "entropy_loss_scale": config.entropy_coef,
             "value_loss_scale": config.value_loss_coef,
             "experiment": {"write_interval": 0, "checkpoint_interval": 0},  # skrl writes nothing.
@@ -144,15 +145,15 @@ class SkrlPPO(Algorithm, ABC):
 
 
 class TorchPPO(SkrlPPO):
-    """skrl's PPO in PyTorch, which trains our networks and steps our optimiser directly."""
+    """skrl's PPO in PyTorch, which trains our networks directly."""
 
     def _make_agent(self) -> Any:
-        # `_finish_gradients` clips instead of skrl, because the ranks average first.
-        agent = self._build(PPO, RandomMemory, _Policy, _Value, self.device, grad_norm_clip=0.0)
+        agent = self._build(PPO, RandomMemory, _Policy, _Value, self.device)
         agent.optimizer = self.optimizer
-        self.optimizer.register_step_pre_hook(self._finish_gradients)
         if self.is_adaptive:
-            agent.scheduler = _Schedule(self.optimizer, self.config.desired_kl, self._mean_kl)
+            schedule: Any = KLAdaptiveLR(self.optimizer, kl_threshold=self.config.desired_kl)
+            step, agent.scheduler = schedule.step, schedule
+            schedule.step = lambda kl: step(self._mean_kl(kl))
         return agent
 
     def _array(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -161,13 +162,6 @@ class TorchPPO(SkrlPPO):
     def _learn(self) -> None:
         self.agent.update(timestep=0, timesteps=0)
         self.learning_rate = self.optimizer.param_groups[0]["lr"]
-
-    def _finish_gradients(self, *_: Any) -> None:
-        """Average gradients over the ranks, then clip those of actor and critic."""
-        if self.is_distributed:
-            self.reduce_parameters()
-        for network in (self.actor, self.critic):
-            nn.utils.clip_grad_norm_(network.parameters(), self.config.max_grad_norm)
 
 
 class _Policy(GaussianMixin, Model):
@@ -198,15 +192,3 @@ class _Value(DeterministicMixin, Model):
         self, inputs: dict[str, Any], role: str
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         return self.network.mlp(inputs["states"]), {}
-
-
-class _Schedule(KLAdaptiveLR):
-    """skrl's schedule, which follows the mean KL divergence of all ranks."""
-
-    def __init__(self, optimizer: Any, desired_kl: float, mean: Callable[[float], float]) -> None:
-        super().__init__(optimizer, kl_threshold=desired_kl)
-        self._mean = mean
-
-    def step(self, kl: Any = None, **kwargs: Any) -> None:
-        """Adapt the learning rate. torch calls this once without a divergence."""
-        super().step(None if kl is None else self._mean(kl), **kwargs)

@@ -2,15 +2,12 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import torch
-from optax.tree_utils import tree_get, tree_set
 from torch import nn
 
 from mjfleet.errors import UserError
@@ -43,18 +40,16 @@ ACTIVATIONS: dict[type[nn.Module], Callable[[Any], Any]] = {
 
 
 class JaxPPO(SkrlPPO):
-    """skrl's PPO in JAX. Each update copies parameters and Adam's moments to JAX and back."""
+    """skrl's PPO in JAX. Its gradients step our optimiser, whose parameters JAX reads."""
 
     def _make_agent(self) -> Any:
         config.jax.device = _use(self.device)
-        self._networks: dict[str, Any] = {"policy": self.actor, "value": self.critic}
         agent = self._build(
             *(PPO, RandomMemory, self._make_model(_Policy), self._make_model(_Value)),
             config.jax.device,
-            grad_norm_clip=self.config.max_grad_norm,
             learning_rate_scheduler=self._kl_adaptive,
         )
-        self._adams = {"policy": agent.policy_optimizer, "value": agent.value_optimizer}
+        agent.policy_optimizer = agent.value_optimizer = self  # See `step`.
         return agent
 
     def _make_model(self, kind: Any) -> Callable[..., Any]:
@@ -79,74 +74,36 @@ class JaxPPO(SkrlPPO):
     def _array(self, tensor: torch.Tensor) -> Any:
         return jnp.from_dlpack(tensor.detach().contiguous())
 
+    def _tree(self, network: nn.Module) -> dict[str, Any]:
+        """Return the parameters as arrays by their names, nested as flax does."""
+        return {"params": {name: self._array(p) for name, p in network.named_parameters()}}
+
     def _learn(self) -> None:
-        self._copy_to_jax()
-        self.agent.update(timestep=0, timesteps=0)
-        self._copy_from_jax()
-
-    def _copy_to_jax(self) -> None:
-        """Give JAX the parameters, and the moments and learning rate of torch's Adam."""
-        agent, states = self.agent, self.optimizer.state
-        count = next((int(state["step"]) for state in states.values() if state), 0)
-
-        def moment(name: str, parameter: nn.Parameter) -> torch.Tensor:
-            return states[parameter].get(name, torch.zeros_like(parameter))
-
-        for role, network in self._networks.items():
-            model, adam = agent.models[role], self._adams[role]
-            model.state_dict = model.state_dict.replace(params=self._tree(network))
-            mu, nu = (
-                self._tree(network, partial(moment, name)) for name in ("exp_avg", "exp_avg_sq")
-            )
-            adam = adam.replace(state=tree_set(adam.state, count=np.int32(count), mu=mu, nu=nu))
-            mean = partial(self._mean_gradients, network)
-            setattr(agent, f"{role}_optimizer", _RanksAdam(adam, mean))
+        agent = self.agent
+        self.gradient.attach()
+        self._read_parameters()
         agent.policy_learning_rate = agent.value_learning_rate = self.learning_rate
+        agent.update(timestep=0, timesteps=0)
+        self.set_learning_rate(agent.policy_learning_rate)
 
     @torch.no_grad()
-    def _copy_from_jax(self) -> None:
-        """Copy parameters, moments and learning rate back into torch's tensors."""
-        for role, network in self._networks.items():
-            state = getattr(self.agent, f"{role}_optimizer").adam.state
-            parameters = self.agent.models[role].state_dict.params["params"]
-            mu, nu = (tree_get(state, name)["params"] for name in ("mu", "nu"))
-            for name, parameter in network.named_parameters():
-                parameter.copy_(torch.from_dlpack(parameters[name]))
-                self.optimizer.state[parameter] = {
-                    "step": torch.tensor(float(tree_get(state, "count"))),
-                    "exp_avg": torch.from_dlpack(mu[name]).clone(),
-                    "exp_avg_sq": torch.from_dlpack(nu[name]).clone(),
-                }
-        self.learning_rate = self.agent.policy_learning_rate
+    def step(self, *, grad: Any, model: Any, lr: float) -> "JaxPPO":
+        """Take a network's gradients, in the place of skrl's two optimisers; step ours with both.
 
-    def _tree(
-        self, network: nn.Module, value: Callable[[nn.Parameter], torch.Tensor] = lambda p: p
-    ) -> dict[str, Any]:
-        """Return an array for each parameter by its name, nested as flax does: its `value`."""
-        return {"params": {k: self._array(value(p)) for k, p in network.named_parameters()}}
+        What JAX computes from the parameters is done once the gradients are there.
+        """
+        for name, parameter in model.network.named_parameters():
+            if parameter.requires_grad:
+                parameter.grad.copy_(torch.from_dlpack(grad["params"][name]))
+        if model is self.agent.value:  # The second one in each minibatch.
+            self.set_learning_rate(lr)
+            self.optimizer.step()
+            self._read_parameters()
+        return self
 
-    @torch.no_grad()
-    def _mean_gradients(self, network: nn.Module, gradients: Any) -> Any:
-        """Return a network's gradients, averaged over the ranks."""
-        if not self.is_distributed:
-            return gradients
-        for name, parameter in network.named_parameters():
-            if parameter.grad is not None:
-                parameter.grad.copy_(torch.from_dlpack(gradients["params"][name]))
-        self.reduce_parameters()
-        return self._tree(network, lambda p: torch.zeros_like(p) if p.grad is None else p.grad)
-
-
-@dataclass(frozen=True)
-class _RanksAdam:
-    """skrl's Adam in JAX, which steps by the mean gradients of all ranks."""
-
-    adam: Any
-    mean: Callable[[Any], Any]
-
-    def step(self, *, grad: Any, model: Any, lr: float) -> "_RanksAdam":
-        """Return the optimiser after a step."""
-        return replace(self, adam=self.adam.step(grad=self.mean(grad), model=model, lr=lr))
+    def _read_parameters(self) -> None:
+        for model in (self.agent.policy, self.agent.value):
+            model.state_dict = model.state_dict.replace(params=self._tree(model.network))
 
 
 class _Policy(GaussianMixin, Model):
