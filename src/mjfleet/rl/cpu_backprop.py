@@ -8,10 +8,10 @@ derivatives are z / std by the mean and (z^2 - 1) / std by the standard deviatio
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rsl_rl.models import MLPModel
@@ -76,21 +76,20 @@ class CpuBackprop:
             num_threads: threads that compute, including this one.
             block_activations: activations of a layer that a thread computes at a time.
         """
-        pairs = max(1, num_threads // 2)
-        self._flats = [gradient.flat, *(gradient.flat.clone() for _ in range(pairs - 1))]
-        """A sum of gradients for each part of the samples; the first becomes the total."""
-        network = partial(CpuNetwork, block_activations=block_activations)
-        self._losses = [
-            (
-                _ValueLoss(network(critic.mlp), config, gradient, flat),
-                _PolicyLoss(network(actor.mlp), config, gradient, flat, actor.distribution),
-            )
-            for flat in self._flats
-        ]
-        self._policy, self._num_actions = network(actor.mlp), actor.distribution.output_dim
-        self._critics = [network(critic.mlp) for _ in range(2 * pairs)]
+        count = max(1, num_threads // 2)
+        self._config, self._distribution = config, actor.distribution
+        (self._std_parameter,) = actor.distribution.parameters()
+        self._pairs: list[_Pair] = []
+        for flat in (gradient.flat, *(gradient.flat.clone() for _ in range(count - 1))):
+            views = gradient.views(flat)
+            networks = [CpuNetwork(x.mlp, block_activations, views) for x in (actor, critic)]
+            measures = dict(zip(MEASURES, flat[-len(MEASURES) :], strict=True))
+            std_gradient = views.get(self._std_parameter)
+            self._pairs.append(_Pair(*networks, flat, measures, std_gradient))
+        others = [CpuNetwork(critic.mlp, block_activations) for _ in self._pairs]
+        self._critics = [*(pair.critic for pair in self._pairs), *others]
         self._pool = (
-            ThreadPoolExecutor(2 * pairs - 1, "learner", torch.set_num_threads, (1,))
+            ThreadPoolExecutor(2 * count - 1, "learner", torch.set_num_threads, (1,))
             if num_threads > 1
             else None
         )
@@ -98,19 +97,20 @@ class CpuBackprop:
     def compute_gradients(self, batch: Minibatch) -> None:
         """Write the gradients of the minibatch's loss, its parts and its KL divergence."""
         calls: list[Callable[[], None]] = []
-        samples, parts = len(batch.actions), len(self._flats)
-        for i, losses in enumerate(self._losses):
-            self._flats[i].zero_()
+        samples, parts = len(batch.actions), len(self._pairs)
+        for i, pair in enumerate(self._pairs):
+            pair.flat.zero_()
             part = batch.rows(slice(samples * i // parts, samples * (i + 1) // parts))
-            calls += [partial(loss.add_gradients, part, samples) for loss in losses]
+            adds = self._add_value_gradients, self._add_policy_gradients
+            calls += [partial(add, pair, part, samples) for add in adds]
         self._run(calls)
-        for flat in self._flats[1:]:
-            self._flats[0].add_(flat)
+        for pair in self._pairs[1:]:
+            self._pairs[0].flat.add_(pair.flat)
 
     def policy_output(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the action means `(samples, num_actions)` of normalised observations."""
-        means = inputs.new_empty(len(inputs), self._num_actions)
-        self._policy.predict(inputs, means)
+        means = inputs.new_empty(len(inputs), self._distribution.output_dim)
+        self._pairs[0].actor.predict(inputs, means)
         return means
 
     def predict_values(self, inputs: torch.Tensor, values: torch.Tensor) -> None:
@@ -127,34 +127,11 @@ class CpuBackprop:
         for other in others:
             other.result()
 
-
-class _Loss:
-    """A loss of one network, and where its gradients go."""
-
-    def __init__(
-        self, network: CpuNetwork, config: PPOConfig, gradient: FlatGradient, flat: torch.Tensor
-    ) -> None:
-        self._network = network
-        self._config = config
-        self._views = gradient.views(flat)
-        self._into = [(self._views[w], self._views[b]) for w, b in self._network.parameters]
-        self._measures = dict(zip(MEASURES, flat[-len(MEASURES) :], strict=True))
-
-    def _blocks(self, batch: Minibatch) -> Iterator[Minibatch]:
-        """Return parts of a minibatch that the network can compute at a time."""
-        size = self._network.num_rows
-        for start in range(0, len(batch.actions), size):
-            yield batch.rows(slice(start, start + size))
-
-
-class _ValueLoss(_Loss):
-    """The value loss."""
-
-    def add_gradients(self, batch: Minibatch, samples: int) -> None:
-        """Add the gradients of `batch`, which is a part of a minibatch of `samples` samples."""
+    def _add_value_gradients(self, pair: "_Pair", part: Minibatch, samples: int) -> None:
+        """Add the value loss of a part of a minibatch, which has `samples` samples."""
         config, clip = self._config, self._config.clip_param
-        for block in self._blocks(batch):
-            predicted = self._network.forward(block.critic_inputs)
+        for block in part.blocks(pair.critic.num_rows):
+            predicted = pair.critic.forward(block.critic_inputs)
             errors = predicted - block.returns
             by_value = errors
             if config.use_clipped_value_loss:
@@ -164,33 +141,17 @@ class _ValueLoss(_Loss):
                 # Beyond the clip, the clipped loss does not depend on the prediction.
                 by_value = torch.where(is_worse & (change.abs() > clip), 0.0, errors)
                 errors = torch.where(is_worse, clipped, errors)
-            self._measures["value"].add_(errors.square().sum(), alpha=1.0 / samples)
+            pair.measures["value"].add_(errors.square().sum(), alpha=1.0 / samples)
             by_value = by_value * (2.0 * config.value_loss_coef / samples)
-            self._network.add_gradients(block.critic_inputs, by_value, self._into)
+            pair.critic.add_gradients(block.critic_inputs, by_value)
 
-
-class _PolicyLoss(_Loss):
-    """Surrogate loss, entropy and KL divergence."""
-
-    def __init__(
-        self,
-        network: CpuNetwork,
-        config: PPOConfig,
-        gradient: FlatGradient,
-        flat: torch.Tensor,
-        distribution: Any,
-    ) -> None:
-        super().__init__(network, config, gradient, flat)
-        self._distribution = distribution
-        (self._parameter,) = distribution.parameters()
-
-    def add_gradients(self, batch: Minibatch, samples: int) -> None:
-        """Add the gradients of `batch`, which is a part of a minibatch of `samples` samples."""
+    def _add_policy_gradients(self, pair: "_Pair", part: Minibatch, samples: int) -> None:
+        """Add surrogate loss, entropy and KL divergence of a part of a minibatch."""
         std, std_by_parameter = self._std()
         log_volume = std.log().sum() + 0.5 * len(std) * LOG_2_PI
         by_std = torch.zeros_like(std)
-        for block in self._blocks(batch):
-            mean = self._network.forward(block.actor_inputs)
+        for block in part.blocks(pair.actor.num_rows):
+            mean = pair.actor.forward(block.actor_inputs)
             z = (block.actions - mean) / std
             squares = z.square()
             ratio = (squares.sum(dim=1).mul_(-0.5) - log_volume - block.log_probs).exp_()
@@ -198,21 +159,21 @@ class _PolicyLoss(_Loss):
             # The loss is -min(gain, limit) / samples; the derivative of the ratio is the ratio.
             by_log_prob = torch.where(gain <= block.limits, gain, 0.0).mul_(-1.0 / samples)
             surrogate = torch.minimum(gain, block.limits).sum()
-            self._measures["surrogate"].sub_(surrogate, alpha=1.0 / samples)
+            pair.measures["surrogate"].sub_(surrogate, alpha=1.0 / samples)
             kl = _kl(block, mean, std).mul_(len(block.actions) / samples)
-            self._measures["kl"].add_(kl)
+            pair.measures["kl"].add_(kl)
             by_std += (by_log_prob @ squares - by_log_prob.sum()) / std
             by_mean = z.mul_(by_log_prob.unsqueeze(1)).div_(std)
-            self._network.add_gradients(block.actor_inputs, by_mean, self._into)
-        share = len(batch.actions) / samples
-        self._measures["entropy"].add_(log_volume + 0.5 * len(std), alpha=share)
+            pair.actor.add_gradients(block.actor_inputs, by_mean)
+        share = len(part.actions) / samples
+        pair.measures["entropy"].add_(log_volume + 0.5 * len(std), alpha=share)
         by_std -= self._config.entropy_coef * share / std
-        if self._parameter.requires_grad:
-            self._views[self._parameter].addcmul_(by_std, std_by_parameter)
+        if pair.std_gradient is not None:
+            pair.std_gradient.addcmul_(by_std, std_by_parameter)
 
     def _std(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the standard deviations, and their derivatives by the parameter: `(actions,)`."""
-        distribution, parameter = self._distribution, self._parameter.detach()
+        distribution, parameter = self._distribution, self._std_parameter.detach()
         is_log = distribution.std_type == "log"
         low, high = distribution.log_std_range if is_log else distribution.std_range
         is_inside = (parameter >= low) & (parameter <= high)
@@ -220,6 +181,18 @@ class _PolicyLoss(_Loss):
         if is_log:
             std = std.exp()
         return std, torch.where(is_inside, std if is_log else torch.ones_like(std), 0.0)
+
+
+class _Pair(NamedTuple):
+    """What two threads compute with, and the sums over their samples."""
+
+    actor: CpuNetwork
+    critic: CpuNetwork
+    flat: torch.Tensor
+    """Gradients and measures, as in FlatGradient. The first pair's becomes the total."""
+    measures: dict[str, torch.Tensor]
+    std_gradient: torch.Tensor | None
+    """None: the standard deviation is constant."""
 
 
 def _kl(batch: Minibatch, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 They write into tensors that are allocated once. Runs in a worker, in any of its threads.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -58,13 +58,24 @@ class CpuNetwork:
         """Whether all layers are linear layers or among ACTIVATIONS."""
         return all(type(layer) in (nn.Linear, *ACTIVATIONS) for layer in mlp)
 
-    def __init__(self, mlp: Any, block_activations: int = BLOCK_ACTIVATIONS) -> None:
-        """Allocate the outputs; the parameters stay those of `mlp`, rsl_rl's MLP."""
+    def __init__(
+        self,
+        mlp: Any,
+        block_activations: int = BLOCK_ACTIVATIONS,
+        gradients: Mapping[Any, torch.Tensor] | None = None,
+    ) -> None:
+        """Allocate the outputs; the parameters stay those of `mlp`, rsl_rl's MLP.
+
+        Args:
+            mlp: its layers.
+            block_activations: activations of a layer that are computed at a time.
+            gradients: where `add_gradients` adds, by parameter.
+        """
         linears = [layer for layer in mlp if isinstance(layer, nn.Linear)]
         self.num_rows = max(1, block_activations // max(layer.out_features for layer in linears))
-        self.parameters: list[tuple[Any, Any]] = [(x.weight, x.bias) for x in linears]
         # Detached, so that no thread needs to switch autograd off.
-        self._layers = [(w.detach(), b.detach()) for w, b in self.parameters]
+        self._layers = [(x.weight.detach(), x.bias.detach()) for x in linears]
+        self._gradients = [(gradients[x.weight], gradients[x.bias]) for x in linears if gradients]
         self._activate, self._activate_backward = ACTIVATIONS[type(mlp[1])]
         like = self._layers[0][0]
         self._room = [
@@ -99,21 +110,18 @@ class CpuNetwork:
         for part, out in zip(rows.split(size), outputs.split(size), strict=True):
             out.copy_(self.forward(part))
 
-    def add_gradients(
-        self, rows: torch.Tensor, by_output: torch.Tensor, into: list[tuple[torch.Tensor, ...]]
-    ) -> None:
+    def add_gradients(self, rows: torch.Tensor, by_output: torch.Tensor) -> None:
         """Add the parameters' gradients, given the loss's gradient by the outputs of `forward`.
 
         Args:
             rows: what `forward` was last called with.
             by_output: `(rows, size)`.
-            into: the gradients of each layer's weight and bias.
         """
         gradient = by_output
         views = self._layer_views(len(rows))
         for i in reversed(range(len(self._layers))):
             _, inputs, by_input = views[i - 1] if i else (rows, rows, rows)
-            by_weight, by_bias = into[i]
+            by_weight, by_bias = self._gradients[i]
             by_weight.addmm_(gradient.t(), inputs)
             by_bias += gradient.sum(dim=0)
             if i:

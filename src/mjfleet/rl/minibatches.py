@@ -1,5 +1,6 @@
 """A rollout's samples, shuffled into minibatches that keep their addresses. Runs in a worker."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -9,24 +10,15 @@ from rsl_rl.storage import RolloutStorage
 class Minibatch(NamedTuple):
     """Samples of a rollout; the first dimension of each tensor is the sample."""
 
-    actor_inputs: torch.Tensor
-    """Normalised observations of the policy network, `(samples, size)`."""
-    critic_inputs: torch.Tensor
-    """Normalised observations of the value network, `(samples, size)`."""
-    actions: torch.Tensor
-    """`(samples, num_actions)`."""
-    values: torch.Tensor
-    """Values predicted before the update, `(samples, 1)`."""
-    returns: torch.Tensor
-    """`(samples, 1)`."""
-    advantages: torch.Tensor
-    """`(samples,)`."""
-    log_probs: torch.Tensor
-    """Log-probabilities of the actions when they were sampled, `(samples,)`."""
-    means: torch.Tensor
-    """Means of the action distribution during the rollout, `(samples, num_actions)`."""
-    stds: torch.Tensor
-    """Standard deviations of the same distribution, `(samples, num_actions)`."""
+    actor_inputs: torch.Tensor  # Normalised observations of the policy network, (samples, size).
+    critic_inputs: torch.Tensor  # Those of the value network, (samples, size).
+    actions: torch.Tensor  # (samples, num_actions)
+    values: torch.Tensor  # Predicted before the update, (samples, 1).
+    returns: torch.Tensor  # (samples, 1)
+    advantages: torch.Tensor  # (samples,)
+    log_probs: torch.Tensor  # Of the actions when they were sampled, (samples,).
+    means: torch.Tensor  # Of the action distribution in the rollout, (samples, num_actions).
+    stds: torch.Tensor  # Standard deviations of the same distribution, (samples, num_actions).
     limits: torch.Tensor
     """The largest value that PPO's clipped objective can take, `(samples,)`: the advantage times
     `1 + clip` where the advantage is positive, times `1 - clip` where it is negative."""
@@ -36,6 +28,11 @@ class Minibatch(NamedTuple):
         if rows.start == 0 and rows.stop >= len(self.actions):
             return self
         return Minibatch(*(field[rows] for field in self))
+
+    def blocks(self, size: int) -> Iterator["Minibatch"]:
+        """Return views of at most `size` samples each."""
+        for start in range(0, len(self.actions), size):
+            yield self.rows(slice(start, start + size))
 
 
 class Minibatches:
