@@ -8,8 +8,10 @@ from mjfleet.env import EpisodeStatistics
 from mjfleet.rl.rank_statistics import (
     EpisodeWindow,
     RankReport,
-    all_episodes,
+    from_numbers,
     slowest,
+    to_numbers,
+    total,
 )
 from mjfleet.rl.replica_checksum import OutOfStepError, check_replicas
 
@@ -58,17 +60,17 @@ def report(episodes: int = 0, collective: float = 0.0, checksum: int = 7) -> Ran
 
 def test_a_report_arrives_as_it_was_sent() -> None:
     sent = report(episodes=3, checksum=2**52 - 1)
-    assert report().unpack(sent.pack()) == sent
+    assert from_numbers(report(), to_numbers(sent)) == sent
     metrics = {"speed": (3.0, 4.0)}
     sent = replace(sent, evaluation=replace(ended(2, 5.0), metrics=metrics), eval_seconds=0.5)
     own = replace(report(), evaluation=replace(ended(1, 0.0), metrics={"speed": (0.0, 0.0)}))
-    assert own.unpack(sent.pack()) == sent
+    assert from_numbers(own, to_numbers(sent)) == sent
 
 
 def test_episodes_of_all_ranks_are_added_up() -> None:
-    total = all_episodes([ended(2, 2.0), ended(3, 2.0)])
-    assert (total.episodes, total.returns, total.lengths, total.steps) == (5, 10.0, 50.0, 2)
-    assert total.terms == {"alive": 10.0}
+    both = total([ended(2, 2.0), ended(3, 2.0)])
+    assert (both.episodes, both.returns, both.lengths, both.steps) == (5, 10.0, 50.0, 2)
+    assert both.terms == {"alive": 10.0}
 
 
 def test_the_slowest_rank_is_the_one_that_the_others_waited_for() -> None:

@@ -2,16 +2,13 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
-from typing import Protocol
 
 
 class Phase(IntEnum):
     """What a worker is doing."""
 
-    START = 0
-    """Importing."""
-    BUILD = 1
-    """Building environments and networks, loading a checkpoint."""
+    START = 0  # Importing.
+    BUILD = 1  # Building environments and networks, loading a checkpoint.
     COLLECT = 2
     LEARN = 3
     EVALUATE = 4
@@ -20,8 +17,8 @@ class Phase(IntEnum):
     DONE = 7
 
 
-class HeartbeatLike(Protocol):
-    """Receives the progress of the training loop."""
+class HeartbeatBase:
+    """Receives the progress of the training loop. This one does nothing with it."""
 
     def enter(self, phase: Phase, iteration: int | None = None) -> None:
         """Report the beginning of a phase, and the iteration that it belongs to."""
@@ -31,18 +28,5 @@ class HeartbeatLike(Protocol):
 
     def excused(self, phase: Phase | None = None) -> AbstractContextManager[None]:
         """Return a context for work that may take long without a beat, as a phase of its own."""
-        ...
-
-
-class NoHeartbeat:
-    """A heartbeat without an effect."""
-
-    def enter(self, phase: Phase, iteration: int | None = None) -> None:
-        """Do nothing."""
-
-    def beat(self) -> None:
-        """Do nothing."""
-
-    def excused(self, phase: Phase | None = None) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
+        del phase
         return nullcontext()

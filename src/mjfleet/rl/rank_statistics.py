@@ -4,10 +4,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from mjfleet.env import NAN, EpisodeStatistics
 from mjfleet.loggers.iteration_metrics import IterationMetrics
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,35 +25,32 @@ class RankReport:
     learn_seconds: float
     collective_seconds: float
     """Time in collectives, including the wait for other ranks. A part of the two above."""
-    stop: int
-    """The signal that this rank has received, or 0."""
+    stop: int  # The signal that this rank has received, or 0.
     diverged: bool
-    checksum: int
-    """The checksum of replica_checksum.py."""
-    evaluation: EpisodeStatistics | None = None
-    """None on all ranks if no evaluation was due."""
+    checksum: int  # See replica_checksum.py.
+    evaluation: EpisodeStatistics | None = None  # None on all ranks if no evaluation was due.
     eval_seconds: float = 0.0
 
-    def pack(self) -> list[float]:
-        """Return all numbers, in an order that depends only on the names in dictionaries."""
-        return _pack(self)
 
-    def unpack(self, numbers: Iterable[float]) -> "RankReport":
-        """Return the report of another rank, whose dictionaries have the names of this one's."""
-        return _unpack(self, numbers)
+def to_numbers(tree: Any) -> list[float]:
+    """Return the numbers in a tree of dataclasses, dictionaries, tuples and None.
 
-
-def _pack(tree: Any) -> list[float]:
-    """Return the numbers in a tree of dataclasses, dictionaries, tuples and None."""
+    Their order depends only on the names in dictionaries.
+    """
     numbers: list[float] = []
     _map_numbers(tree, lambda number: numbers.append(float(number)))
     return numbers
 
 
-def _unpack(like: Any, numbers: Iterable[float]) -> Any:
-    """Return a tree with the structure and types of `like`, and these numbers."""
+def from_numbers(like: Any, numbers: Iterable[float]) -> Any:
+    """Return a tree with the names and types of `like`, and these numbers."""
     remaining = iter(numbers)
     return _map_numbers(like, lambda number: type(number)(next(remaining)))
+
+
+def total(trees: Sequence[T]) -> T:
+    """Return a tree of the sums of each number over some trees, which have the same names."""
+    return from_numbers(trees[0], map(sum, zip(*map(to_numbers, trees), strict=True)))
 
 
 def _map_numbers(tree: Any, function: Callable[[Any], Any]) -> Any:
@@ -77,18 +76,14 @@ def summarize(
     evaluation: dict[str, float | None],
 ) -> IterationMetrics:
     """Return an iteration's metrics over all ranks, and add its episodes to the window."""
-    statistics = all_episodes([report.statistics for report in reports])
+    whole, ranks = total(reports), len(reports)
+    statistics, warnings = whole.statistics, dict(whole.warnings)
     window.add(statistics)
     newest = window.means(tuple(statistics.terms))
     rank, wait, collective = slowest(reports)
-    warnings = {kind: sum(r.warnings[kind] for r in reports) for kind in reports[0].warnings}
-
-    def mean(name: str) -> float:
-        return sum(getattr(report, name) for report in reports) / len(reports)
-
     return IterationMetrics(
         iteration=iteration,
-        world_size=len(reports),
+        world_size=ranks,
         total_steps=total_steps,
         global_steps_per_second=statistics.steps / seconds,
         mean_return=newest["return"],
@@ -96,11 +91,11 @@ def summarize(
         terms={name: newest[f"reward/{name}"] for name in statistics.terms},
         mean_reward=statistics.rewards / statistics.steps,
         task=_quotients(statistics.metrics),
-        losses={k: sum(r.losses[k] for r in reports) / len(reports) for k in reports[0].losses},
+        losses={name: loss / ranks for name, loss in whole.losses.items()},
         learning_rate=learning_rate,
-        action_std=mean("action_std"),
-        collect_seconds=mean("collect_seconds"),
-        learn_seconds=mean("learn_seconds"),
+        action_std=whole.action_std / ranks,
+        collect_seconds=whole.collect_seconds / ranks,
+        learn_seconds=whole.learn_seconds / ranks,
         slowest_rank=rank,
         wait_seconds=wait,
         collective_seconds=collective,
@@ -118,19 +113,15 @@ def evaluation_means(
     Also returns whether they are finite. If they are not, or without an evaluation, they are None;
     after an evaluation the seconds are always known.
     """
-    each = [report.evaluation for report in reports if report.evaluation]
-    seconds = sum(report.eval_seconds for report in reports) / len(reports) if each else None
-    is_finite = math.isfinite(sum(statistics.returns for statistics in each))
-    if not is_finite:
-        each = []
-    sums = all_episodes(each).metrics if each else dict.fromkeys(metric_names, (0.0, 0.0))
-    task = {f"task/{name}": value for name, value in _quotients(sums).items()}
+    whole = total(reports)
+    ended = whole.evaluation
+    seconds = whole.eval_seconds / len(reports) if ended else None
+    is_finite = ended is None or math.isfinite(ended.returns)
+    each, metrics = [], dict.fromkeys(metric_names, (0.0, 0.0))
+    if ended and is_finite:
+        each, metrics = [ended], ended.metrics
+    task = {f"task/{name}": value for name, value in _quotients(metrics).items()}
     return {**_means(each, term_names), **task, "seconds": seconds}, is_finite
-
-
-def all_episodes(each: Sequence[EpisodeStatistics]) -> EpisodeStatistics:
-    """Return the sums over all episodes and steps. All statistics have the same names."""
-    return _unpack(each[0], map(sum, zip(*map(_pack, each), strict=True)))
 
 
 def slowest(reports: Sequence[RankReport]) -> tuple[int, float, float]:

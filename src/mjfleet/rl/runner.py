@@ -20,9 +20,16 @@ from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.cuda_graphs import Capture, GraphedRollout
 from mjfleet.rl.evaluator import Evaluator
-from mjfleet.rl.phase import HeartbeatLike, NoHeartbeat, Phase
+from mjfleet.rl.phase import HeartbeatBase, Phase
 from mjfleet.rl.ppo import PPO
-from mjfleet.rl.rank_statistics import EpisodeWindow, RankReport, evaluation_means, summarize
+from mjfleet.rl.rank_statistics import (
+    EpisodeWindow,
+    RankReport,
+    evaluation_means,
+    from_numbers,
+    summarize,
+    to_numbers,
+)
 from mjfleet.rl.replica_checksum import check_replicas, checksum
 
 logger = logging.getLogger(__name__)
@@ -47,7 +54,7 @@ class Runner:
         num_threads: int,
         load: Callable[[str], Any],
         collectives: Collectives | None = None,
-        heartbeat: HeartbeatLike | None = None,
+        heartbeat: HeartbeatBase | None = None,
         dump_to: DumpTo | None = None,
         evaluator: Evaluator | None = None,
         capture: Capture | Literal["auto"] | None = "auto",
@@ -67,7 +74,7 @@ class Runner:
             capture: captures CUDA graphs. `auto`: on a GPU. None: nothing is captured.
         """
         self.env, self.agent, self.device = env, agent, device
-        self.heartbeat = heartbeat or NoHeartbeat()
+        self.heartbeat = heartbeat or HeartbeatBase()
         self.collectives = collectives or Collectives()
         if capture == "auto":
             capture = cuda_graphs.capture if env.sim.device.type == "cuda" else None
@@ -183,7 +190,8 @@ class Runner:
             evaluation=evaluation,
             eval_seconds=evaluated - learned,
         )
-        reports = [own.unpack(numbers) for numbers in self.collectives.all_gather(own.pack())]
+        gathered = self.collectives.all_gather(to_numbers(own))
+        reports: list[RankReport] = [from_numbers(own, numbers) for numbers in gathered]
         if any(report.diverged for report in reports):
             bad = (f"the {k} loss is {v}" for k, v in losses.items() if not math.isfinite(v))
             self._raise_diverged(iteration, next(bad, None))

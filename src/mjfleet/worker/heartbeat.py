@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from mjfleet.rl.phase import Phase
+from mjfleet.rl.phase import HeartbeatBase, Phase
 
 START_SECONDS = 120.0
 """The least time that a worker may take before training begins: disks can be slow."""
@@ -20,7 +20,7 @@ ASLEEP_SECONDS = 5.0
 """A longer gap between two looks means that the process that looks was suspended."""
 
 
-class Heartbeat(ctypes.Structure):
+class Heartbeat(ctypes.Structure, HeartbeatBase):
     """Written by one worker, read by processes of the same host that watch it.
 
     Without a file, only this process sees it. Each number is aligned, and so written in one piece.
