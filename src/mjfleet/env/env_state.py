@@ -43,7 +43,7 @@ class EnvState:
     def changed(self) -> dict[str, Any]:
         """Return the attributes that have changed, by name: tensors on the CPU, and plain data."""
         found = self._all().items()
-        return {k: v for k, v in found if k not in self._built or not _equal(v, self._built[k])}
+        return {k: v for k, v in found if k not in self._built or not equal(v, self._built[k])}
 
     def counters(self) -> dict[str, Any]:
         """Return those of them that do not belong to single environments."""
@@ -116,44 +116,62 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.numel() else 0
 
 
+def generator_state(generator: Any) -> Any:
+    """Return the state of a random generator: a tensor, or plain data with arrays."""
+    match generator:
+        case torch.Generator():
+            return generator.get_state()
+        case np.random.Generator():
+            return dict(generator.bit_generator.state)
+    return generator.getstate()
+
+
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Restore a state, which may have become tensors and lists on its way through a file."""
+    match generator:
+        case torch.Generator():
+            generator.set_state(state)
+        case np.random.Generator():
+            generator.bit_generator.state = _arrays(state)
+        case _:
+            version, internal, gauss = state
+            generator.setstate((version, tuple(internal), gauss))
+
+
+def _arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _arrays(item) for key, item in value.items()}
+    return value.numpy() if isinstance(value, torch.Tensor) else value
+
+
 def _take(value: Any, owned: Collection[int]) -> Any:
     """Return a copy of a value as plain data. `owned`: addresses of the simulation's memory."""
+    taken = value
     match value:
         case torch.Tensor():
-            return _OF_SIM if _memory(value) in owned else value.detach().to("cpu", copy=True)
+            taken = _OF_SIM if _memory(value) in owned else value.detach().to("cpu", copy=True)
         case np.ndarray():
             try:
-                return torch.from_numpy(value.copy())
+                taken = torch.from_numpy(value.copy())
             except TypeError:
                 raise _NoStateError(value.dtype) from None
         case np.generic():
-            return value.item()
+            taken = value.item()
         case Enum():
-            return _take(value.value, owned)
-    if isinstance(value, _GENERATORS):
-        return _take_generator(value, owned)
-    return value if type(value) in _PLAIN else _take_container(value, owned)
-
-
-def _take_generator(value: Any, owned: Collection[int]) -> Any:
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, np.random.Generator):
-        return _take(dict(value.bit_generator.state), owned)
-    return value.getstate()
-
-
-def _take_container(value: Any, owned: Collection[int]) -> Any:
-    match value:
+            taken = _take(value.value, owned)
+        case torch.Generator() | np.random.Generator() | random.Random():
+            taken = _take(generator_state(value), owned)
         case TensorDict() | dict() if all(type(key) in _PLAIN for key in list(value.keys())):
-            return {key: _take(item, owned) for key, item in value.items()}
+            taken = {key: _take(item, owned) for key, item in value.items()}
         case list() | deque() | set() | frozenset():
-            return [_take(item, owned) for item in value]
+            taken = [_take(item, owned) for item in value]
         case tuple():
-            return tuple(_take(item, owned) for item in value)
-    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-        return _take(dict(value.state_dict()), owned)
-    raise _NoStateError(type(value).__name__)
+            taken = tuple(_take(item, owned) for item in value)
+        case _ if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+            taken = _take(dict(value.state_dict()), owned)
+        case _ if type(value) not in _PLAIN:
+            raise _NoStateError(type(value).__name__)
+    return taken
 
 
 def _put_back(saved: Any, now: Any, device: torch.device) -> Any:
@@ -167,7 +185,7 @@ def _put_back(saved: Any, now: Any, device: torch.device) -> Any:
     if isinstance(saved, str) and saved == _OF_SIM:
         return now
     if isinstance(now, _GENERATORS):
-        _set_generator(now, saved)
+        set_generator_state(now, saved)
         return now
     if isinstance(now, Enum):
         return type(now)(saved)
@@ -224,23 +242,6 @@ def _pairs(saved: Any, now: Any) -> list[tuple[Any, Any]]:
     return list(zip_longest(saved, before))[: len(saved)]
 
 
-def _set_generator(generator: Any, state: Any) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = _arrays(state)
-    else:
-        version, internal, gauss = state
-        generator.setstate((version, tuple(internal), gauss))
-
-
-def _arrays(value: Any) -> Any:
-    """Return the state of a NumPy generator with arrays instead of tensors."""
-    if isinstance(value, dict):
-        return {key: _arrays(item) for key, item in value.items()}
-    return value.numpy() if isinstance(value, torch.Tensor) else value
-
-
 def _is_global(saved: Any, now: Any, num_envs: int) -> bool:
     """Return whether a value belongs to no single environment, and fits the current value."""
     if isinstance(now, _GENERATORS):
@@ -258,14 +259,16 @@ def _is_global(saved: Any, now: Any, num_envs: int) -> bool:
     return True
 
 
-def _equal(one: Any, other: Any) -> bool:
-    """Return whether two copies are equal, including their tensors."""
-    if type(one) is not type(other):
-        return False
+def equal(one: Any, other: Any) -> bool:
+    """Return whether two values are equal, including tensors and arrays in them."""
+    if one is other or type(one) is not type(other):
+        return one is other
     if isinstance(one, torch.Tensor):
         return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[k], other[k]) for k in one)
+        return one.keys() == other.keys() and all(equal(one[k], other[k]) for k in one)
     if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return one == other
+        return len(one) == len(other) and all(map(equal, one, other))
+    return bool(one == other)

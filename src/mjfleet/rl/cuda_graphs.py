@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,28 +26,8 @@ CHECKED_STEPS = 2
 because a GPU adds in no fixed order."""
 CLOSE_SHARE = 0.99
 """The fraction of the compared values that must be close."""
-
-
-class Graph(Protocol):
-    """A captured sequence of operations."""
-
-    def replay(self) -> object:
-        """Do the operations again, on the same tensors."""
-
-    def pool(self) -> Any:
-        """Return the memory pool of its temporary tensors, for `Capture`."""
-
-
-class Capture(Protocol):
-    """Captures a function, see `capture`. Tests use one that needs no GPU."""
-
-    def __call__(
-        self,
-        function: Callable[[], object],
-        around: Callable[[Any], AbstractContextManager[object]] = ...,
-        generators: Sequence[torch.Generator] = ...,
-        pool: Any = ...,
-    ) -> Graph: ...
+Capture = Callable[..., Any]
+"""`capture`, or what takes its place in tests without a GPU."""
 
 
 class GraphedRollout:
@@ -68,13 +48,13 @@ class GraphedRollout:
             policy: the network that acts.
             storage: the storage that `roll` fills.
             roll: collects a rollout by calls.
-            capture: captures it. None: nothing is captured.
+            capture: captures it, see `capture`. None: nothing is captured.
         """
         self._env, self._policy, self._storage, self._roll = env, policy, storage, roll
         self._capture = capture
         self.by_calls = False
         """Whether to make the calls for now, so that they can be observed."""
-        self._captured: tuple[Graph, PinnedState] | None = None
+        self._captured: tuple[Any, PinnedState] | None = None
         self._calls = 0
 
     def __call__(self) -> None:
@@ -88,7 +68,7 @@ class GraphedRollout:
         else:
             self._replay(*self._captured)
 
-    def _replay(self, graph: Graph, pinned: PinnedState) -> None:
+    def _replay(self, graph: Any, pinned: PinnedState) -> None:
         try:
             pinned.settle()  # Resets and updates may have replaced tensors.
         except CaptureError as error:
@@ -102,10 +82,10 @@ class GraphedRollout:
     def _capture_rollout(self, capture: Capture) -> None:
         """Capture a rollout, and compare it with the calls from the same state."""
         pinned = PinnedState({"env": self._env, "policy": self._policy}, ["env._steps"])
-        begun = _RolloutState(self._env, self._storage, pinned)
+        restore = _remember(self._env, self._storage, pinned)
         self._roll()
         expected = self._storage.rewards[:CHECKED_STEPS].clone()
-        begun.restore()
+        restore()
         try:
             roll = partial(self._roll_pinned, pinned)
             graph = capture(roll, self._env.sim.captured_by, [self._env.generator])
@@ -114,7 +94,7 @@ class GraphedRollout:
             self._captured = graph, pinned
         except RuntimeError as error:
             self._give_up(error)
-            begun.restore()
+            restore()
             self._roll()
 
     def _roll_pinned(self, pinned: PinnedState) -> None:
@@ -130,31 +110,27 @@ class GraphedRollout:
         self._captured = self._capture = None
 
 
-class _RolloutState:
-    """A copy of the state from which a rollout starts."""
+def _remember(env: Env[Any], storage: Any, pinned: PinnedState) -> Callable[[], None]:
+    """Return a function that restores the state of now, with the storage at its first step."""
+    device, attributes = str(env.device), vars(env)
+    fields = {name: value.clone() for name, value in env.sim.state().items()}
+    tensors = [(tensor, tensor.clone()) for tensor in pinned.tensors()]
+    host, generator = random_states(device), env.generator.get_state()
+    steps, recorded = attributes["_steps"], env.recorder.step if env.recorder else 0
 
-    def __init__(self, env: Env[Any], storage: Any, pinned: PinnedState) -> None:
-        self._env, self._storage, self._pinned = env, storage, pinned
-        self._sim = {name: value.clone() for name, value in env.sim.state().items()}
-        self._tensors = [(tensor, tensor.clone()) for tensor in pinned.tensors()]
-        self._random = random_states(str(env.device))
-        self._generator = env.generator.get_state()
-        self._steps = vars(env)["_steps"]
-        self._recorded = env.recorder.step if env.recorder else 0
-
-    def restore(self) -> None:
-        """Restore the state, with the storage at its first step."""
-        env = self._env
-        self._pinned.put_back()
-        for tensor, value in self._tensors:
+    def restore() -> None:
+        pinned.put_back()
+        for tensor, value in tensors:
             tensor.copy_(value)
-        env.sim.restore(self._sim)
-        restore_random_states(self._random, str(env.device))
-        env.generator.set_state(self._generator)
-        vars(env)["_steps"] = self._steps
-        self._storage.step = 0
+        env.sim.restore(fields)
+        restore_random_states(host, device)
+        env.generator.set_state(generator)
+        attributes["_steps"] = steps
+        storage.step = 0
         if env.recorder:
-            env.recorder.step = self._recorded
+            env.recorder.step = recorded
+
+    return restore
 
 
 def capture(

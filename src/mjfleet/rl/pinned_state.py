@@ -3,7 +3,6 @@
 A graph contains the addresses of tensors, and the Python numbers and branches of its capture.
 """
 
-import copy
 import random
 from collections import deque
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from mjfleet.env.env_state import equal, generator_state, set_generator_state
 from mjfleet.env.step_recorder import StepRecorder
 from mjfleet.sim import Simulation
 
@@ -23,6 +23,8 @@ LEAVES = (
     ModuleType, Enum, random.Random,
 )  # fmt: skip
 """Types whose attributes are not followed. Simulations and recorders write in place."""
+HOST_GENERATORS = (np.random.Generator, random.Random)
+"""Random generators whose numbers would become constants of a graph."""
 
 
 class CaptureError(RuntimeError):
@@ -45,11 +47,8 @@ class PinnedState:
         """
         self._owners, self._counters = owners, frozenset(counters)
         self._containers, self._leaves = self._find()
-        self._constants = {
-            path: _copy(value)
-            for path, value in self._leaves.items()
-            if not isinstance(value, torch.Tensor)
-        }
+        constants = {p: v for p, v in self._leaves.items() if not isinstance(v, torch.Tensor)}
+        self._constants = {path: _copy(value) for path, value in constants.items()}
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all tensors, each once."""
@@ -62,16 +61,18 @@ class PinnedState:
         Raises:
             CaptureError: something besides the values of tensors has changed.
         """
-        _, now = self._find()
+        now = self._find()[1]
         if changed := now.keys() ^ self._leaves.keys():
             raise CaptureError(f"{min(changed)} was added or removed")
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         for path, old in self._leaves.items():
             new = now[path]
             if not isinstance(old, torch.Tensor):
-                if not _equal(self._constants[path], _copy(new)):
+                if not equal(self._constants[path], _copy(new)):
                     raise CaptureError(f"{path} has changed, and is no tensor")
-            elif not isinstance(new, torch.Tensor) or _form(old) != _form(new):
+            elif not isinstance(new, torch.Tensor) or (
+                (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device)
+            ):
                 raise CaptureError(f"{path} has changed its shape or type")
             elif old is not new:
                 # Copied first, because the new value of a tensor may be another pinned tensor.
@@ -87,10 +88,8 @@ class PinnedState:
             value = self._leaves[path]
             if isinstance(value, np.ndarray):
                 value[...] = constant
-            elif isinstance(value, random.Random):
-                value.setstate(constant)
-            elif isinstance(value, np.random.Generator):
-                value.bit_generator.state = constant
+            elif isinstance(value, HOST_GENERATORS):
+                set_generator_state(value, constant)
             elif isinstance(value, set):
                 value.clear()
                 value.update(constant)
@@ -124,9 +123,7 @@ class PinnedState:
     def _contents(self, path: str, value: Any) -> dict[Any, Any] | None:
         """Return what a container holds, by key, without counters; None for other values."""
         items = _items(value)
-        if items is None:
-            return None
-        return {k: item for k, item in items.items() if f"{path}.{k}" not in self._counters}
+        return items and {k: v for k, v in items.items() if f"{path}.{k}" not in self._counters}
 
 
 def _items(value: Any) -> dict[Any, Any] | None:
@@ -167,22 +164,8 @@ def _refill(container: Any, items: dict[Any, Any], now: dict[Any, Any]) -> None:
             object.__setattr__(container, name, item)
 
 
-def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype, tensor.device
-
-
 def _copy(value: Any) -> Any:
     """Return what stays as it is while the value changes in place."""
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, np.random.Generator):
-        return copy.deepcopy(value.bit_generator.state)
+    if isinstance(value, HOST_GENERATORS):
+        return generator_state(value)
     return value.copy() if isinstance(value, np.ndarray | set) else value
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, np.ndarray):
-        return isinstance(other, np.ndarray) and np.array_equal(one, other)
-    if isinstance(one, dict):  # The state of one of NumPy's generators, which may hold an array.
-        return repr(one) == repr(other)
-    return one is other or (type(one) is type(other) and bool(one == other))
