@@ -7,17 +7,8 @@ from typing import Any
 
 from mjfleet.env.env_state import EnvState
 from mjfleet.errors import UserError
-from mjfleet.rl.checkpoint_files import (
-    OWN,
-    check_shapes,
-    matrices,
-    pack,
-    random_states,
-    read_checkpoint,
-    restore_random_states,
-    seed_everything,
-    unpack,
-)
+from mjfleet.rl import checkpoint_files as files
+from mjfleet.rl.checkpoint_files import OWN
 from mjfleet.rl.checkpoint_schedule import CheckpointSchedule
 from mjfleet.rl.phase import Phase
 from mjfleet.rl.runner import Runner
@@ -42,14 +33,13 @@ class Checkpointer:
             keep: how many of them are kept besides BEST. None: all.
             worlds: whether they hold the worlds and random states of all ranks.
         """
-        self._runner = runner
-        self._task = task
+        self._runner, self._task = runner, task
         self._schedule = CheckpointSchedule(folder, runner.agent.save_interval, keep)
         self._keeps_worlds = worlds
         self._env_state = EnvState(runner.env)
         if (folder / BEST).exists():
             try:
-                runner.best_return = read_checkpoint(folder / BEST)[OWN]["best_return"]
+                runner.best_return = files.read_checkpoint(folder / BEST)[OWN]["best_return"]
             except UserError as error:
                 logger.warning("%s The next evaluation replaces it.", error)
 
@@ -77,8 +67,8 @@ class Checkpointer:
         with runner.heartbeat.excused(Phase.SAVE):
             ranks: list[dict[str, Any]] = []
             if self._keeps_worlds:
-                gathered = runner.collectives.gather_bytes(pack(self._rank_state()))
-                ranks = [unpack(data) for data in gathered or ()]
+                gathered = runner.collectives.gather_bytes(files.pack(self._rank_state()))
+                ranks = [files.unpack(data) for data in gathered or ()]
             elif rank == 0:
                 ranks = [{"env": self._env_state.counters()}]
             if rank != 0:
@@ -99,8 +89,7 @@ class Checkpointer:
             UserError: the file is not a checkpoint, is of another task or of other networks, or has
                 all the iterations already.
         """
-        runner = self._runner
-        state = read_checkpoint(path)
+        runner, state = self._runner, files.read_checkpoint(path)
         own = state.get(OWN)
         self._check(path, state)
         runner.current_learning_iteration = state["iter"]
@@ -110,32 +99,31 @@ class Checkpointer:
             return [*lost, "random states, worlds and counters, which are not in it"]
         runner.total_steps = own["total_steps"]
         runner.window.restore(own["window"], runner.env.reward_names)
-        then, now = own["shape"], self._shape()
-        if "sim" in own["ranks"][0] and then == now:
-            other_shape = self._restore_rank(own["ranks"][runner.collectives.rank])
-            if other_shape:
+        then, now, ranks = own["shape"], self._shape(), own["ranks"]
+        changed = [what for what in now if then.get(what) != now[what]]
+        if "sim" in ranks[0] and not changed:
+            if other_shape := self._restore_rank(ranks[runner.collectives.rank]):
                 names = ", ".join(other_shape)
                 lost.append(f"{names} of the environment, which has another shape now")
             return lost
-        # Restore the part of the environment's state that belongs to no single world.
-        self._env_state.restore_counters(own["ranks"][0]["env"], then["worlds per worker"])
+        # Restore the part of the environment's state that belongs to no single environment.
+        self._env_state.restore_counters(ranks[0]["env"], then["worlds per worker"])
         self._seed_anew()
-        why = "--no-save-worlds"
-        if "sim" in own["ranks"][0]:
-            changed = [what for what in now if then.get(what) != now[what]]
-            why = "; ".join(f"{what} {then.get(what)}, now {now[what]}" for what in changed)
+        why = "; ".join(f"{what} {then.get(what)}, now {now[what]}" for what in changed)
+        if "sim" not in ranks[0]:
+            why = "--no-save-worlds"
         return [*lost, f"worlds and random states, which begin anew ({why})"]
 
     def _check(self, path: Path, state: dict[str, Any]) -> None:
         """Raise UserError if this run cannot continue from a checkpoint."""
         own, built = state.get(OWN), self._runner.alg.save()
         if own is not None and own["task"] != self._task:
-            theirs, ours = matrices(state["actor_state_dict"]), matrices(built["actor_state_dict"])
+            theirs, ours = (files.matrices(x["actor_state_dict"]) for x in (state, built))
             raise UserError(
                 f"checkpoint {path} is of the task {own['task']}, not of {self._task}: its actor "
                 f"is {theirs}, this task's is {ours}."
             )
-        check_shapes(path, state, built)
+        files.check_shapes(path, state, built)
         total = self._runner.agent.max_iterations
         if state["iter"] >= total:
             raise UserError(
@@ -162,13 +150,12 @@ class Checkpointer:
         runner = self._runner
         place = runner.agent.seed + runner.collectives.rank
         seed = (place + 1_000_003 * runner.current_learning_iteration) % 2**31
-        seed_everything(seed)
+        files.seed_everything(seed)
         runner.env.generator.manual_seed(seed + 2**31)
 
     def _shape(self) -> dict[str, Any]:
         """Return what must be equal for a rank to continue another one's worlds."""
-        env = self._runner.env
-        model = env.sim.model
+        env, model = self._runner.env, self._runner.env.sim.model
         return {
             "workers": self._runner.collectives.world_size,
             "worlds per worker": env.num_envs,
@@ -195,13 +182,11 @@ class Checkpointer:
 
     def _rank_state(self) -> dict[str, Any]:
         """Return what belongs to this rank alone: its worlds and its random generators."""
-        runner = self._runner
-        rnd = runner.alg.rnd
-        average = getattr(rnd.reward_normalizer, "disc_avg", None) if rnd else None
+        runner, average = self._runner, self._novelty_average()
         # Copied, because a view of a buffer would be saved with the rest of that buffer.
         fields = {k: v.to("cpu", copy=True) for k, v in runner.env.sim.state().items()}
         return {
-            "random": random_states(runner.device),
+            "random": files.random_states(runner.device),
             "sim": {k: v for k, v in fields.items() if v.numel()},
             "env": self._env_state.changed(),
             "memories": [m.get_hidden_state() for m in (runner.alg.actor, runner.alg.critic)],
@@ -219,9 +204,13 @@ class Checkpointer:
                 model.reset(hidden_state=tuple(part.to(runner.device) for part in memory))
             elif memory is not None:
                 model.reset(hidden_state=memory.to(runner.device))
-        if state["novelty"] is not None and runner.alg.rnd:
-            average: Any = runner.alg.rnd.reward_normalizer.disc_avg
+        if state["novelty"] is not None and (average := self._novelty_average()):
             average.avg = state["novelty"].to(runner.device)
-        restore_random_states(state["random"], runner.device)
+        files.restore_random_states(state["random"], runner.device)
         runner.is_resumed = True
         return other_shape
+
+    def _novelty_average(self) -> Any:
+        """Return rsl_rl's running average of novelty rewards, which its own checkpoints lack."""
+        rnd = self._runner.alg.rnd
+        return getattr(rnd.reward_normalizer, "disc_avg", None) if rnd else None

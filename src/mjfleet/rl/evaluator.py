@@ -8,6 +8,7 @@ import torch
 from mjfleet.env import Env, EpisodeStatistics
 from mjfleet.env.env_state import EnvState
 from mjfleet.env.environment import EVALUATION_SEED
+from mjfleet.env.episode_statistics import from_totals
 from mjfleet.rl.checkpoint_files import own_random_numbers
 
 LOOK_STEPS = 50
@@ -56,17 +57,8 @@ class Evaluator:
             episodes = play_episodes(env, policy, after_step=after_step)
         policy.reset(hidden_state=hidden_state)
         length, *rest = episodes.double().sum(dim=0).tolist()
-        terms, sums = rest[: len(env.reward_names)], rest[len(env.reward_names) :]
-        metrics = zip(sums[::2], sums[1::2], strict=True)
-        return EpisodeStatistics(
-            episodes=len(episodes),
-            returns=sum(terms),
-            lengths=length,
-            terms=dict(zip(env.reward_names, terms, strict=True)),
-            rewards=sum(terms),
-            steps=round(length),
-            metrics=dict(zip(env.metric_names, metrics, strict=True)),
-        )
+        totals = len(episodes), length, sum(rest[: len(env.reward_names)]), *rest
+        return from_totals(totals, round(length), env.reward_names, env.metric_names)
 
 
 def play_episodes(

@@ -52,23 +52,21 @@ class PPO(Algorithm):
         super().__init__(*args, **settings)
         self._capture = capture
         storage, flat = self.storage, self.gradient.flat
+        # Means and standard deviations of the actions of a rollout.
         self._old = torch.zeros_like(storage.actions), torch.zeros_like(storage.actions)
-        """Means and standard deviations of the actions of a rollout."""
         storage.distribution_params = self._old
         self._time_outs = torch.zeros_like(storage.dones)
-        self._minibatches = Minibatches(
-            self.actor, self.critic, storage, self.config.num_mini_batches
-        )
+        count = self.config.num_mini_batches
+        self._minibatches = Minibatches(self.actor, self.critic, storage, count)
         self._backprop = self._make_backprop()
         policy_size = sum(p.numel() for p in self.actor.parameters() if p.requires_grad)
+        # The gradients of actor and critic, which are clipped each by itself.
         self._clipped = flat[:policy_size], flat[policy_size : -len(MEASURES)]
-        """The gradients of actor and critic, which are clipped each by itself."""
         self._totals = torch.zeros_like(self.gradient.measures)
         # A graph reads the learning rate from a tensor. Otherwise it is a Python number.
         keeps_rate = capture is not None or self.device != "cpu"
         self._rate = torch.zeros((), device=self.device) if keeps_rate else None
-        self._gradients: list[Callable[[], object]] = []
-        """What computes the gradients of each minibatch."""
+        self._gradients: list[Callable[[], object]] = []  # Of each minibatch.
         self._step: Callable[[], object] = self._apply_gradients
         self._num_updates = 0
         self._prepare_optimizer()
@@ -140,12 +138,11 @@ class PPO(Algorithm):
     def save(self) -> dict[str, Any]:
         """Return networks and optimiser in a form that rsl_rl's own PPO can load."""
         state = super().save()
-        optimizer = state["optimizer_state_dict"]
-        plain = {"lr": self.learning_rate, "fused": None}
-        if "capturable" in optimizer["param_groups"][0]:
-            plain["capturable"] = False
-        groups = [group | plain for group in optimizer["param_groups"]]
-        return state | {"optimizer_state_dict": optimizer | {"param_groups": groups}}
+        for group in state["optimizer_state_dict"]["param_groups"]:
+            group |= {"lr": self.learning_rate, "fused": None}
+            if "capturable" in group:
+                group["capturable"] = False
+        return state
 
     def load(self, state: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool) -> bool:
         """Load rsl_rl's format."""

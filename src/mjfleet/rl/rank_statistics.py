@@ -68,7 +68,6 @@ def _map_numbers(tree: Any, function: Callable[[Any], Any]) -> Any:
 def summarize(
     reports: Sequence[RankReport],
     window: "EpisodeWindow",
-    *,
     iteration: int,
     total_steps: int,
     seconds: float,

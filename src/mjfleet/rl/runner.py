@@ -14,7 +14,7 @@ from mjfleet.config import AgentConfig
 from mjfleet.env import Env, EpisodeStatistics
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.nan_dump.nan_guard import DumpTo, RolloutGuard
-from mjfleet.rl import cuda_graphs
+from mjfleet.rl import cuda_graphs, rank_statistics
 from mjfleet.rl.algorithm_choice import make_algorithm
 from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
@@ -22,14 +22,7 @@ from mjfleet.rl.cuda_graphs import Capture, GraphedRollout
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.phase import HeartbeatBase, Phase
 from mjfleet.rl.ppo import PPO
-from mjfleet.rl.rank_statistics import (
-    EpisodeWindow,
-    RankReport,
-    evaluation_means,
-    from_numbers,
-    summarize,
-    to_numbers,
-)
+from mjfleet.rl.rank_statistics import RankReport
 from mjfleet.rl.replica_checksum import check_replicas, checksum
 
 logger = logging.getLogger(__name__)
@@ -83,13 +76,10 @@ class Runner:
         self._compiles = agent.torch_compile_mode is not None or agent.library == "skrl-jax"
         self.current_learning_iteration = 0
         self.total_steps = 0
-        self.window = EpisodeWindow()
-        self.is_resumed = False
-        """Whether the environments continue from the state of an earlier run."""
-        self.best_return: float | None = None
-        """The greatest mean return of an evaluation so far."""
-        self.is_best = False
-        """Whether the current policy reached it."""
+        self.window = rank_statistics.EpisodeWindow()
+        self.is_resumed = False  # Whether the environments continue from an earlier run's state.
+        self.best_return: float | None = None  # The greatest of an evaluation so far.
+        self.is_best = False  # Whether the current policy reached it.
         self._evaluator = evaluator
         self._guard = RolloutGuard(env, agent.num_steps_per_env, dump_to)
         self.rollout: Callable[[], None] = self._roll
@@ -167,10 +157,8 @@ class Runner:
         """Do one iteration; return the reports of all ranks."""
         clock = time.perf_counter
         start = clock()
-        self.heartbeat.enter(Phase.COLLECT, iteration)
         self._collect(iteration)
         collected = clock()
-        self.heartbeat.enter(Phase.LEARN)
         losses = self._update(iteration)
         learned = clock()
         evaluation = self._evaluate(iteration)
@@ -190,8 +178,8 @@ class Runner:
             evaluation=evaluation,
             eval_seconds=evaluated - learned,
         )
-        gathered = self.collectives.all_gather(to_numbers(own))
-        reports: list[RankReport] = [from_numbers(own, numbers) for numbers in gathered]
+        gathered = self.collectives.all_gather(rank_statistics.to_numbers(own))
+        reports = [rank_statistics.from_numbers(own, numbers) for numbers in gathered]
         if any(report.diverged for report in reports):
             bad = (f"the {k} loss is {v}" for k, v in losses.items() if not math.isfinite(v))
             self._raise_diverged(iteration, next(bad, None))
@@ -201,8 +189,8 @@ class Runner:
 
     def _collect(self, iteration: int) -> None:
         """Collect one rollout into the storage; end the run if a rank's is not finite."""
-        # The physics engine has its own threads, with which torch's would compete.
-        torch.set_num_threads(1)
+        self.heartbeat.enter(Phase.COLLECT, iteration)
+        torch.set_num_threads(1)  # The physics engine has its own threads; torch's would compete.
         self._guard.begin()
         with torch.inference_mode():
             self.rollout()
@@ -222,6 +210,7 @@ class Runner:
 
     def _update(self, iteration: int) -> dict[str, float]:
         """Compute returns and learn from them; return the mean losses."""
+        self.heartbeat.enter(Phase.LEARN)
         torch.set_num_threads(self.alg.torch_threads)
         with torch.inference_mode():
             self.alg.compute_returns(self.env.get_observations())
@@ -237,7 +226,7 @@ class Runner:
         """Evaluate the policy in this rank's share of the episodes, if an evaluation is due."""
         evaluator = self._evaluator
         is_last = iteration == self.agent.max_iterations
-        if evaluator is None or not (is_last or iteration % evaluator.interval == 0):
+        if not evaluator or (iteration % evaluator.interval and not is_last):
             return None
         self.heartbeat.enter(Phase.EVALUATE)
         torch.set_num_threads(1)
@@ -248,36 +237,26 @@ class Runner:
 
     def _raise_diverged(self, iteration: int, trouble: str | None) -> NoReturn:
         """End the run on every rank with the same message, which names the trouble of each."""
-        texts = [
-            f"on rank {rank} {text}" if self.alg.is_distributed else text
-            for rank, text in enumerate(self.collectives.all_gather_text(trouble))
-            if text is not None
-        ]
+        each = enumerate(self.collectives.all_gather_text(trouble))
+        where = "on rank {} " if self.alg.is_distributed else ""
+        texts = [where.format(rank) + text for rank, text in each if text is not None]
         raise DivergedError(f"iteration {iteration}: {'; '.join(texts)}")
 
     def _summarize(self, reports: list[RankReport], seconds: float) -> IterationMetrics:
         """Return the metrics of an iteration over all ranks, which took `seconds`."""
-        evaluation = {}
-        self.is_best = False
+        iteration, evaluation, self.is_best = self.current_learning_iteration, {}, False
         if self._evaluator is not None:
             names = self.env.reward_names, self.env.metric_names
-            evaluation, is_finite = evaluation_means(reports, *names)
+            evaluation, is_finite = rank_statistics.evaluation_means(reports, *names)
             if not is_finite and self.collectives.rank == 0:
                 logger.warning(
                     "iteration %s: an evaluation met numbers that are not finite, and counts for "
                     "nothing; training goes on",
-                    self.current_learning_iteration,
+                    iteration,
                 )
             reached = evaluation["return"]
             if reached is not None and (self.best_return is None or reached > self.best_return):
                 self.best_return, self.is_best = reached, True
         self.total_steps += sum(report.statistics.steps for report in reports)
-        return summarize(
-            reports,
-            self.window,
-            iteration=self.current_learning_iteration,
-            total_steps=self.total_steps,
-            seconds=seconds,
-            learning_rate=self.alg.learning_rate,
-            evaluation=evaluation,
-        )
+        counts = iteration, self.total_steps, seconds, self.alg.learning_rate
+        return rank_statistics.summarize(reports, self.window, *counts, evaluation)
