@@ -63,22 +63,17 @@ class EnvState:
         Returns:
             The names of tensors whose shape is different now. They keep their values.
         """
-        other_shape = [
-            name
-            for name, saved in state.items()
-            if isinstance(saved, torch.Tensor)
-            and isinstance(now := getattr(self._env, name, None), torch.Tensor)
-            and saved.shape != now.shape
-        ]
-        rest = {name: value for name, value in state.items() if name not in other_shape}
-        for name, value in rest.items():
-            self._put_back(name, value)
-        for name, value in rest.items():
-            now = getattr(self._env, name)
-            tensors = isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor)
+        attributes = vars(self._env)
+        pairs = ((name, saved, attributes.get(name)) for name, saved in state.items())
+        tensors = [pair for pair in pairs if all(isinstance(x, torch.Tensor) for x in pair[1:])]
+        other_shape = [name for name, saved, now in tensors if saved.shape != now.shape]
+        for name, saved in state.items():
+            if name not in other_shape:
+                self._put_back(name, saved)
+        for name, saved, _ in tensors:
             # Two attributes that shared a tensor when they were built may need one each.
-            if tensors and not torch.equal(now.cpu(), value):
-                setattr(self._env, name, value.to(now.device))
+            if name not in other_shape and not torch.equal(attributes[name].cpu(), saved):
+                attributes[name] = saved.to(attributes[name].device)
         return other_shape
 
     def restore_built(self) -> None:
@@ -182,18 +177,32 @@ def _put_back(saved: Any, now: Any, device: torch.device) -> Any:
         now: the current value, or None.
         device: the device of tensors that replace None.
     """
-    if isinstance(saved, str) and saved == _OF_SIM:
-        return now
-    if isinstance(now, _GENERATORS):
-        set_generator_state(now, saved)
-        return now
-    if isinstance(now, Enum):
-        return type(now)(saved)
-    if isinstance(saved, torch.Tensor):
-        return _put_back_tensor(saved, now, device)
-    if isinstance(saved, dict):
-        return _put_back_mapping(saved, now, device)
-    return _put_back_sequence(saved, now, device) if isinstance(saved, (list, tuple)) else saved
+    result = now
+    match saved, now:
+        case str(), _ if saved == _OF_SIM:
+            pass
+        case _, torch.Generator() | np.random.Generator() | random.Random():
+            set_generator_state(now, saved)
+        case _, Enum():
+            result = type(now)(saved)
+        case torch.Tensor(), _:
+            result = _put_back_tensor(saved, now, device)
+        case dict(), TensorDict():
+            items = {key: item.to(now.device) for key, item in saved.items()}
+            result = TensorDict(items, now.batch_size, now.device)
+        case dict(), _ if hasattr(now, "load_state_dict"):
+            now.load_state_dict(saved)
+        case dict(), _:
+            result = now if isinstance(now, dict) else {}
+            items = {key: _put_back(item, result.get(key), device) for key, item in saved.items()}
+            result.clear()
+            result.update(items)
+        case list() | tuple(), _:
+            items = [_put_back(item, old, device) for item, old in _pairs(saved, now)]
+            result = _put_back_items(items, saved, now)
+        case _:
+            result = saved
+    return result
 
 
 def _put_back_tensor(saved: torch.Tensor, now: Any, device: torch.device) -> Any:
@@ -206,13 +215,11 @@ def _put_back_tensor(saved: torch.Tensor, now: Any, device: torch.device) -> Any
         return saved.to(device)
     if now.shape == saved.shape and now.dtype == saved.dtype:
         with torch.no_grad(), suppress(RuntimeError):  # An expanded tensor cannot be written.
-            now.copy_(saved)
-            return now
+            return now.copy_(saved)
     return saved.to(now.device)
 
 
-def _put_back_sequence(saved: Any, now: Any, device: torch.device) -> Any:
-    items = [_put_back(item, old, device) for item, old in _pairs(saved, now)]
+def _put_back_items(items: list[Any], saved: Any, now: Any) -> Any:
     if isinstance(now, (list, deque)):
         now.clear()
         now.extend(items)
@@ -220,20 +227,6 @@ def _put_back_sequence(saved: Any, now: Any, device: torch.device) -> Any:
     if isinstance(now, tuple) and hasattr(now, "_fields"):
         return type(now)(*items)
     return type(now if isinstance(now, (set, frozenset)) else saved)(items)
-
-
-def _put_back_mapping(saved: dict[Any, Any], now: Any, device: torch.device) -> Any:
-    if isinstance(now, TensorDict):
-        on_device = {key: item.to(now.device) for key, item in saved.items()}
-        return TensorDict(on_device, now.batch_size, now.device)
-    if hasattr(now, "load_state_dict"):
-        now.load_state_dict(saved)
-        return now
-    target = now if isinstance(now, dict) else {}
-    items = {key: _put_back(item, target.get(key), device) for key, item in saved.items()}
-    target.clear()
-    target.update(items)
-    return target
 
 
 def _pairs(saved: Any, now: Any) -> list[tuple[Any, Any]]:

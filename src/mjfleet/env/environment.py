@@ -16,13 +16,7 @@ from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 
 from mjfleet.config import EnvConfig
-from mjfleet.env.episode_statistics import (
-    EpisodeStatistics,
-    Metrics,
-    from_totals,
-    stack_metrics,
-    step_totals,
-)
+from mjfleet.env.episode_statistics import EpisodeStatistics, Metrics, from_totals, stack_metrics
 from mjfleet.env.return_checks import check_returns
 from mjfleet.env.step_recorder import RESULTS, Arrows, StepRecorder
 from mjfleet.errors import UserError
@@ -40,12 +34,9 @@ EVALUATION_SEED = 2**31 - 1
 class EnvShard:
     """A worker's share of the environments in which policies are evaluated."""
 
-    first: int
-    """Number of the first environment of this worker."""
-    count: int
-    """Number of environments of this worker."""
-    total: int
-    """Number of environments of all workers."""
+    first: int  # Number of the first environment of this worker.
+    count: int  # Number of environments of this worker.
+    total: int  # Number of environments of all workers.
 
 
 class Env(VecEnv, Generic[C]):
@@ -97,13 +88,12 @@ class Env(VecEnv, Generic[C]):
         self._shard = shard
         self.is_evaluation = shard is not None
         """Whether policies are evaluated here. A curriculum should then start with all levels."""
-        first = shard.first if shard else 0
-        self.world_ids = torch.arange(first, first + self.num_envs, device=self.device)
+        self.world_ids = torch.arange(self.num_envs, device=self.device)
         """Numbers of the environments, `(num_envs,)`, long: 0 to `num_envs` - 1 in training."""
+        self.world_ids += shard.first if shard else 0
         # Seeds of torch's own generator, which draws the actions, are below 2^31.
         self.generator = torch.Generator(self.device).manual_seed(seed + 2**31)
-        self.num_actions = self.count_actions()
-        name = type(self).__name__
+        self.num_actions, name = self.count_actions(), type(self).__name__
         if self.num_actions < 1:
             raise UserError(f"{name}: the model has no actuator to act with")
         self.action = torch.zeros(self.num_envs, self.num_actions, device=self.device)
@@ -124,10 +114,9 @@ class Env(VecEnv, Generic[C]):
         self.reward_names = tuple(self.rewards())
         self.metric_names = tuple(self.metrics())
         terms, sums = len(self.reward_names), 2 * len(self.metric_names)
+        # Of the newest step: reward terms, and dividend and divisor of each metric.
         self.terms = torch.zeros(terms, self.num_envs, device=self.device)
-        """Reward terms of the newest step, `(number of terms, num_envs)`."""
         self.measured = torch.zeros(sums, self.num_envs, device=self.device)
-        """Dividend and divisor of each metric in the newest step, `(2 * metrics, num_envs)`."""
         self._observations = self._observe()
         self._term_sums = torch.zeros(terms, self.num_envs, device=self.device)
         # Episodes that began with `start_at_random_times` do not count.
@@ -323,9 +312,9 @@ class Env(VecEnv, Generic[C]):
         """Add a step to the statistics. Called before the environments that are done are reset."""
         self._term_sums += terms
         ended = (dones & self._whole).to(torch.float32)
-        self._totals += step_totals(
-            *(ended, self.episode_length_buf, reward, self._term_sums, self.measured)
-        )
+        lengths = (self.episode_length_buf * ended).sum()
+        counts = torch.stack((ended.sum(), lengths, reward.sum()))
+        self._totals += torch.cat((counts, self._term_sums @ ended, self.measured.sum(dim=1)))
         self._term_sums.masked_fill_(dones, 0.0)
         self._whole = self._whole | dones
         self._steps += 1

@@ -15,14 +15,10 @@ class EpisodeStatistics:
 
     episodes: int
     returns: float
-    lengths: float
-    """In environment steps."""
-    terms: dict[str, float]
-    """Sum of each reward term over those episodes."""
-    rewards: float
-    """Sum of the rewards of all steps of all environments, of unfinished episodes too."""
-    steps: int
-    """Number of steps of all environments together."""
+    lengths: float  # In environment steps.
+    terms: dict[str, float]  # Sum of each reward term over those episodes.
+    rewards: float  # Sum over all steps of all environments, of unfinished episodes too.
+    steps: int  # Of all environments together.
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Dividend and divisor of each of the task's metrics, summed over the same steps."""
 
@@ -30,7 +26,15 @@ class EpisodeStatistics:
 def from_totals(
     totals: Sequence[float], steps: int, reward_names: Sequence[str], metric_names: Sequence[str]
 ) -> EpisodeStatistics:
-    """Return statistics from `totals`, whose layout is that of `step_totals`."""
+    """Return statistics.
+
+    Args:
+        totals: number, lengths and rewards as in EpisodeStatistics, each term, and dividend and
+            divisor of each metric.
+        steps: of all environments together.
+        reward_names: of the terms.
+        metric_names: of the metrics.
+    """
     episodes, lengths, rewards, *rest = totals
     terms, sums = rest[: len(reward_names)], rest[len(reward_names) :]
     return EpisodeStatistics(
@@ -42,26 +46,6 @@ def from_totals(
         steps=steps,
         metrics={name: (sums[2 * i], sums[2 * i + 1]) for i, name in enumerate(metric_names)},
     )
-
-
-def step_totals(
-    ended: torch.Tensor,
-    lengths: torch.Tensor,
-    reward: torch.Tensor,
-    term_sums: torch.Tensor,
-    measured: torch.Tensor,
-) -> torch.Tensor:
-    """Return what a step adds to the totals, `(3 + number of terms + 2 * number of metrics,)`.
-
-    Args:
-        ended: 1 where an episode that counts has ended, else 0, `(num_envs,)`, float32.
-        lengths: steps of each episode so far, `(num_envs,)`.
-        reward: of this step, `(num_envs,)`.
-        term_sums: reward terms summed over each episode so far, `(number of terms, num_envs)`.
-        measured: see `stack_metrics`.
-    """
-    totals = torch.stack((ended.sum(), (lengths * ended).sum(), reward.sum()))
-    return torch.cat((totals, term_sums @ ended, measured.sum(dim=1)))
 
 
 def stack_metrics(metrics: Metrics) -> torch.Tensor:

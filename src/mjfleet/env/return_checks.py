@@ -10,8 +10,7 @@ import torch
 from mjfleet.errors import UserError
 
 COLUMNS = {"observe": "size", "rewards": None, "metrics": None, "debug_vis": 3}
-"""Second dimension of the tensors that a method returns by name. "size": any; None: there is none.
-"""
+"""Second dimension of what a method returns by name. "size": any but 0; None: there is none."""
 
 
 def check_returns(
