@@ -93,9 +93,9 @@ class Env(VecEnv, Generic[C]):
         self.world_ids += shard.first if shard else 0
         # Seeds of torch's own generator, which draws the actions, are below 2^31.
         self.generator = torch.Generator(self.device).manual_seed(seed + 2**31)
-        self.num_actions, name = self.count_actions(), type(self).__name__
+        self.num_actions = self.count_actions()
         if self.num_actions < 1:
-            raise UserError(f"{name}: the model has no actuator to act with")
+            raise UserError(f"{type(self).__name__}: the model has no actuator to act with")
         self.action = torch.zeros(self.num_envs, self.num_actions, device=self.device)
         """The newest action, `(num_envs, num_actions)`, float32; zero in a new episode."""
         self.episode_length_buf = torch.zeros(self.num_envs, dtype=torch.long, device=self.device)
@@ -103,14 +103,7 @@ class Env(VecEnv, Generic[C]):
         self.setup()
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self._reset(everywhere)
-        check_returns(
-            *(name, self.num_envs, self.device),
-            observe=self.observe(),
-            rewards=self.rewards(),
-            terminated=self.terminated(),
-            metrics=self.metrics(),
-            debug_vis=self.debug_vis(),
-        )
+        check_returns(self)
         self.reward_names = tuple(self.rewards())
         self.metric_names = tuple(self.metrics())
         terms, sums = len(self.reward_names), 2 * len(self.metric_names)

@@ -9,25 +9,19 @@ import torch
 
 from mjfleet.errors import UserError
 
-COLUMNS = {"observe": "size", "rewards": None, "metrics": None, "debug_vis": 3}
-"""Second dimension of what a method returns by name. "size": any but 0; None: there is none."""
+COLUMNS = {"observe": "size", "rewards": None, "terminated": None, "metrics": None, "debug_vis": 3}
+"""Second dimension of what a method returns. "size": any but 0; None: there is none."""
 
 
-def check_returns(
-    env_name: str, num_envs: int, device: torch.device, terminated: Any, **returned: Any
-) -> None:
-    """Check what the methods of an environment have returned.
-
-    Args:
-        env_name: how messages name the environment.
-        num_envs: first dimension of all tensors.
-        device: the device of all tensors.
-        terminated: what `terminated` has returned.
-        returned: what each method in COLUMNS has returned, by the method's name.
+def check_returns(env: Any) -> None:
+    """Call the methods of an environment and check what they return.
 
     Raises:
         UserError: a method returned a wrong type, shape or device.
     """
+    env_name, num_envs, device = type(env).__name__, env.num_envs, env.device
+    returned = {method: getattr(env, method)() for method in COLUMNS}
+    terminated = returned.pop("terminated")
     tensors: list[tuple[str, Any, str | int | None]] = []
     for method, found in returned.items():
         if not isinstance(found, dict) or not (found or method in ("metrics", "debug_vis")):
