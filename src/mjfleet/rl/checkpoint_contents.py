@@ -25,13 +25,8 @@ class Checkpointer:
     ) -> None:
         """Remember the state of the runner's environment, which has not taken a step.
 
-        Args:
-            runner: whose state is saved.
-            task: the task's name.
-            folder: for the files model_<iteration>.pt and BEST. If it holds a BEST, the return of
-                that one is the best so far.
-            keep: how many of them are kept besides BEST. None: all.
-            worlds: whether they hold the worlds and random states of all ranks.
+        If `folder` holds a BEST, its return is the best so far. `keep`: how many others are kept
+        (None: all). `worlds`: whether they hold the worlds and random states of all ranks.
         """
         self._runner, self._task = runner, task
         self._schedule = CheckpointSchedule(folder, runner.agent.save_interval, keep)

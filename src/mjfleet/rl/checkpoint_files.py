@@ -101,23 +101,17 @@ def seed_everything(seed: int) -> None:
 
 
 def check_shapes(path: Path, saved: dict[str, Any], built: dict[str, Any]) -> None:
-    """Compare the shapes of a checkpoint's networks with those of this run.
-
-    Args:
-        path: the file, for the message.
-        saved: its content.
-        built: what the algorithm of this run would save.
+    """Compare the networks that a checkpoint has `saved` with those that this run has `built`.
 
     Raises:
         UserError: shapes differ. The message names both.
     """
-    for network in ("actor_state_dict", "critic_state_dict", "rnd_state_dict"):
-        ours, theirs = built.get(network), saved.get(network)
-        if ours is None or theirs is None:
+    for name in ("actor", "critic", "rnd"):
+        key = f"{name}_state_dict"
+        if key not in built or key not in saved:
             continue
-        shapes = [{k: tuple(v.shape) for k, v in state.items()} for state in (theirs, ours)]
-        if shapes[0] != shapes[1]:
-            name = network.removesuffix("_state_dict")
+        theirs, ours = saved[key], built[key]
+        if {k: v.shape for k, v in theirs.items()} != {k: v.shape for k, v in ours.items()}:
             raise UserError(
                 f"checkpoint {path} is of another network: its {name} is {matrices(theirs)}, this "
                 f"run's is {matrices(ours)}."

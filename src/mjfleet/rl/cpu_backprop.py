@@ -66,15 +66,9 @@ class CpuBackprop:
         num_threads: int,
         block_activations: int = BLOCK_ACTIVATIONS,
     ) -> None:
-        """Prepare the threads.
+        """Prepare `num_threads` threads, including this one, which write into `gradient`.
 
-        Args:
-            actor: policy network, see `supports`.
-            critic: value network.
-            gradient: receives the gradients, losses and KL divergence.
-            config: coefficients of the loss.
-            num_threads: threads that compute, including this one.
-            block_activations: activations of a layer that a thread computes at a time.
+        See `supports` for the networks, and CpuNetwork for `block_activations`.
         """
         count = max(1, num_threads // 2)
         self._config, self._distribution = config, actor.distribution

@@ -40,19 +40,10 @@ class GraphedRollout:
         roll: Callable[[], None],
         capture: Capture | None,
     ) -> None:
-        """Prepare.
-
-        Args:
-            env: the environment that `roll` steps.
-            policy: the network that acts.
-            storage: the storage that `roll` fills.
-            roll: collects a rollout by calls.
-            capture: captures it, see `capture`. None: nothing is captured.
-        """
+        """Capture `roll`, by which `policy` acts in `env` and fills `storage`. None: never."""
         self._env, self._policy, self._storage, self._roll = env, policy, storage, roll
         self._capture = capture
-        self.by_calls = False
-        """Whether to make the calls for now, so that they can be observed."""
+        self.by_calls = False  # Whether to make the calls for now, so that they can be observed.
         self._captured: tuple[Any, PinnedState] | None = None
         self._calls = 0
 

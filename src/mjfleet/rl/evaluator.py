@@ -23,12 +23,7 @@ class Evaluator:
     """
 
     def __init__(self, env: Env[Any], interval: int) -> None:
-        """Remember the state of the environments.
-
-        Args:
-            env: environments that have not been stepped.
-            interval: iterations from one evaluation to the next.
-        """
+        """Evaluate every `interval` iterations in `env`, which has not been stepped."""
         self.interval = interval
         self._env = env
         self._env_state = EnvState(env)

@@ -60,13 +60,10 @@ class Minibatches:
         clip: float,
         normalize_advantages: bool,
     ) -> None:
-        """Shuffle the rollout into the minibatches.
+        """Shuffle the rollout into the minibatches, which may normalise their own advantages.
 
-        Args:
-            old_distribution: means and standard deviations of the rollout's actions, each
-                `(steps, num_envs, num_actions)`.
-            clip: PPO's clipping range of the probability ratio.
-            normalize_advantages: whether each minibatch normalises its own advantages.
+        `old_distribution` has the means and standard deviations of the rollout's actions, each
+        `(steps, num_envs, num_actions)`; `clip` is the clipping range of the probability ratio.
         """
         storage, samples = self._storage, self._samples
         observations = storage.observations.flatten(0, 1)

@@ -62,11 +62,9 @@ def build_algorithm(
 
 
 def rsl_rl_config(agent: AgentConfig, load: Callable[[str], Any]) -> dict[str, Any]:
-    """Return the nested dictionary that rsl_rl's runner takes.
+    """Return the nested dictionary that rsl_rl's runner takes; our fields have its names.
 
-    Args:
-        agent: our configuration, whose fields have rsl_rl's names.
-        load: finds `module:name` in the task folder.
+    `load` finds `module:name` in the task folder.
     """
     plain = to_dict(agent)
     algorithm = plain["algorithm"]

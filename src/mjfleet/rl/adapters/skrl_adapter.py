@@ -10,8 +10,7 @@ Collectives, also for JAX, before they reach the optimiser and skrl's schedules.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -22,19 +21,10 @@ from torch import nn
 
 from mjfleet.rl.algorithm import Algorithm
 
-
-@contextmanager
-def _unconnected() -> Iterator[None]:
-    """Hide the other ranks while skrl is imported: it would connect them by NCCL, even on CPUs."""
-    world_size = os.environ.pop("WORLD_SIZE", None)
-    try:
-        yield
-    finally:
-        if world_size is not None:
-            os.environ["WORLD_SIZE"] = world_size
-
-
-with _unconnected():
+with ExitStack() as imported:
+    # skrl would connect the ranks by NCCL, even on CPUs.
+    if world_size := os.environ.pop("WORLD_SIZE", None):
+        imported.callback(os.environ.__setitem__, "WORLD_SIZE", world_size)
     from skrl.agents.torch.ppo import PPO
     from skrl.memories.torch import RandomMemory
     from skrl.models.torch import DeterministicMixin, GaussianMixin, Model
