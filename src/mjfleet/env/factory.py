@@ -46,16 +46,10 @@ def build_env(
     if shard is not None:
         num_envs, seed = shard.count, EVALUATION_SEED
     cfg = replace(config.env, num_envs=num_envs)
-    model = env_class.make_model(cfg)
+    model, limits = env_class.make_model(cfg), {"nconmax": cfg.nconmax, "njmax": cfg.njmax}
     with while_compiling():
         sim = make_simulation(
-            engine,
-            model,
-            num_envs,
-            device=device,
-            num_threads=num_threads,
-            nconmax=config.env.nconmax,
-            njmax=config.env.njmax,
+            engine, model, num_envs, device=device, num_threads=num_threads, **limits
         )
     env = env_class(cfg, sim, seed, shard)
     env.on_nan = config.on_nan
@@ -100,7 +94,17 @@ def on_device(engine: Literal["warp", "native"], device: str) -> Iterator[None]:
         UserError: torch does not see the GPU.
     """
     if device != "cpu":
-        _bind_gpu(device)
+        index, count = int(device.removeprefix("cuda:")), torch.cuda.device_count()
+        if index >= count:
+            raise UserError(
+                f"torch {torch.__version__} (built for CUDA {torch.version.cuda}) sees {count} "
+                f"GPUs, so not index {index}. Its driver may be too old, CUDA_VISIBLE_DEVICES may "
+                "name a GPU that is not there, or several MIG devices, of which a process sees "
+                "one. --gpu-ids None trains on the CPU."
+            )
+        torch.cuda.set_device(device)
+        # MuJoCo takes this for an index into the visible GPUs, as torch does.
+        os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", str(index))
     if engine != "warp":
         yield
         return
@@ -111,17 +115,3 @@ def on_device(engine: Literal["warp", "native"], device: str) -> Iterator[None]:
     start_warp(device)
     with wp.ScopedDevice(device):  # For what a task calls itself, too.
         yield
-
-
-def _bind_gpu(device: str) -> None:
-    index, count = int(device.removeprefix("cuda:")), torch.cuda.device_count()
-    if index >= count:
-        raise UserError(
-            f"torch {torch.__version__} (built for CUDA {torch.version.cuda}) sees {count} GPUs, "
-            f"so not index {index}. Its driver may be too old, CUDA_VISIBLE_DEVICES may name a "
-            "GPU that is not there, or several MIG devices, of which a process sees one. "
-            "--gpu-ids None trains on the CPU."
-        )
-    torch.cuda.set_device(device)
-    # MuJoCo takes this for an index into the visible GPUs, as torch does.
-    os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", str(index))

@@ -28,8 +28,7 @@ class StepRecorder:
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
-        self.step = 0
-        """Index of the step to be recorded next."""
+        self.step = 0  # Index of the step to be recorded next.
         self.tensors: dict[str, torch.Tensor] = {}
         """By "start/<field>" and "end/<field>": `(num_steps, num_envs, ...)` in the engine's
         precision. By "terms": `(num_steps, num_envs, num terms)`, float32."""

@@ -66,10 +66,8 @@ class CpuNetwork:
     ) -> None:
         """Allocate the outputs; the parameters stay those of `mlp`, rsl_rl's MLP.
 
-        Args:
-            mlp: its layers.
-            block_activations: activations of a layer that are computed at a time.
-            gradients: where `add_gradients` adds, by parameter.
+        `block_activations` activations of a layer are computed at a time. `gradients`: where
+        `add_gradients` adds, by parameter.
         """
         linears = [layer for layer in mlp if isinstance(layer, nn.Linear)]
         self.num_rows = max(1, block_activations // max(layer.out_features for layer in linears))
@@ -111,11 +109,9 @@ class CpuNetwork:
             out.copy_(self.forward(part))
 
     def add_gradients(self, rows: torch.Tensor, by_output: torch.Tensor) -> None:
-        """Add the parameters' gradients, given the loss's gradient by the outputs of `forward`.
+        """Add the parameters' gradients, given the loss's by the outputs `(rows, size)`.
 
-        Args:
-            rows: what `forward` was last called with.
-            by_output: `(rows, size)`.
+        `rows` are what `forward` was last called with.
         """
         gradient = by_output
         views = self._layer_views(len(rows))

@@ -113,8 +113,8 @@ class PPO(Algorithm):
         )
         if self._rate is not None:
             self._rate.fill_(self.learning_rate)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate if self._rate is None else self._rate
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._rate
         self.gradient.attach()
         self._prepare_graphs()
         self._totals.zero_()
