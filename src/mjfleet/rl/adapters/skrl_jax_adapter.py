@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -21,22 +20,6 @@ from skrl.memories.jax import RandomMemory
 from skrl.models.jax import DeterministicMixin, GaussianMixin, Model
 from skrl.models.jax.base import StateDict
 from skrl.resources.schedulers.jax import KLAdaptiveLR
-
-ACTIVATIONS: dict[type[nn.Module], Callable[[Any], Any]] = {
-    nn.ELU: jax.nn.elu,
-    nn.SELU: jax.nn.selu,
-    nn.ReLU: jax.nn.relu,
-    nn.CELU: jax.nn.celu,
-    nn.LeakyReLU: jax.nn.leaky_relu,
-    nn.Tanh: jax.nn.tanh,
-    nn.Sigmoid: jax.nn.sigmoid,
-    nn.Softplus: jax.nn.softplus,
-    nn.GELU: partial(jax.nn.gelu, approximate=False),
-    nn.SiLU: jax.nn.silu,
-    nn.Mish: jax.nn.mish,
-    nn.Identity: jax.nn.identity,
-}
-"""JAX's function for each activation of torch."""
 
 
 class JaxPPO(SkrlPPO):
@@ -148,8 +131,11 @@ def _forward(mlp: Any, parameters: Any, rows: Any) -> Any:
     for i, layer in enumerate(mlp):
         if isinstance(layer, nn.Linear):
             rows = rows @ parameters[f"mlp.{i}.weight"].T + parameters[f"mlp.{i}.bias"]
-        else:
-            rows = ACTIVATIONS[type(layer)](rows)
+        elif isinstance(layer, nn.GELU):
+            rows = jax.nn.gelu(rows, approximate=False)
+        else:  # The others have torch's names in lower case.
+            name = type(layer).__name__.replace("LeakyReLU", "leaky_relu").lower()
+            rows = getattr(jax.nn, name)(rows)
     return rows
 
 
