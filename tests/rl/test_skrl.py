@@ -64,7 +64,7 @@ def test_each_goes_on_from_what_another_has_saved() -> None:
     saved, ends = copy.deepcopy(algs[1].save()), []
     for _ in range(2):
         np.random.seed(1)
-        algs[1].load(saved, None, strict=True)
+        algs[1].load(copy.deepcopy(saved), None, strict=True)
         learn(JaxPPO, config, updates=1, alg=algs[1])
         ends.append(weights(algs[1]))
     assert all(torch.equal(ends[0][key], value) for key, value in ends[1].items())

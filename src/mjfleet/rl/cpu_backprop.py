@@ -76,10 +76,10 @@ class CpuBackprop:
         self._pairs: list[_Pair] = []
         for flat in (gradient.flat, *(gradient.flat.clone() for _ in range(count - 1))):
             views = gradient.views(flat)
-            networks = [CpuNetwork(x.mlp, block_activations, views) for x in (actor, critic)]
+            policy, values = (CpuNetwork(x.mlp, block_activations, views) for x in (actor, critic))
             measures = dict(zip(MEASURES, flat[-len(MEASURES) :], strict=True))
             std_gradient = views.get(self._std_parameter)
-            self._pairs.append(_Pair(*networks, flat, measures, std_gradient))
+            self._pairs.append(_Pair(policy, values, flat, measures, std_gradient))
         others = [CpuNetwork(critic.mlp, block_activations) for _ in self._pairs]
         self._critics = [*(pair.critic for pair in self._pairs), *others]
         self._pool = (

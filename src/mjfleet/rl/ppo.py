@@ -144,9 +144,9 @@ class PPO(Algorithm):
                 group["capturable"] = False
         return state
 
-    def load(self, state: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool) -> bool:
+    def load(self, loaded_dict: dict[str, Any], load_cfg: dict | None, strict: bool) -> bool:
         """Load rsl_rl's format."""
-        loads_iteration = super().load(state, load_cfg, strict)
+        loads_iteration = super().load(loaded_dict, load_cfg, strict)
         self._prepare_optimizer()
         self._num_updates = 0  # Earlier graphs would step the optimiser's replaced state.
         return loads_iteration
