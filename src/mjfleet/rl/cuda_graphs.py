@@ -5,15 +5,16 @@ calls, with a warning.
 """
 
 import logging
+import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from mjfleet.env import Env
-from mjfleet.env.env_state import equal
 from mjfleet.rl.checkpoint_files import random_states, restore_random_states
 from mjfleet.rl.pinned_state import CaptureError, PinnedState
 from mjfleet.sim.simulation import no_garbage_collection
@@ -89,14 +90,10 @@ class GraphedRollout:
 
     def _roll_pinned(self, pinned: PinnedState) -> None:
         """Make the calls and check that a graph of them can be replayed."""
-        # A graph repeats the host's random numbers, but draws the device's anew.
-        is_on_cpu = self._env.sim.device.type == "cpu"
-        on_host = ("python", "numpy") if is_on_cpu else ("python", "numpy", "torch")
-        before = random_states("cpu")
+        before = _host_random_states(self._env.sim.device)
         self._roll()
         pinned.settle()
-        after = random_states("cpu")
-        if not all(equal(before[name], after[name]) for name in on_host):
+        if _host_random_states(self._env.sim.device) != before:
             raise CaptureError("a step draws random numbers on the host")
 
     def _give_up(self, error: Exception) -> None:
@@ -165,6 +162,13 @@ def capture(
             generator.graphsafe_set_state(state)
         raise
     return graph
+
+
+def _host_random_states(device: torch.device) -> tuple[Any, ...]:
+    """Return the states of the generators whose numbers a graph on `device` would repeat."""
+    numpy: Any = np.random.get_state()
+    own = b"" if device.type == "cpu" else torch.get_rng_state().numpy().tobytes()
+    return random.getstate(), numpy[1].tobytes(), numpy[2], own
 
 
 def check_close(what: str, found: torch.Tensor, expected: torch.Tensor) -> None:
