@@ -77,7 +77,8 @@ class CpuBackprop:
         for flat in (gradient.flat, *(gradient.flat.clone() for _ in range(count - 1))):
             views = gradient.views(flat)
             policy, values = (CpuNetwork(x.mlp, block_activations, views) for x in (actor, critic))
-            measures = dict(zip(MEASURES, flat[-len(MEASURES) :], strict=True))
+            totals = flat[-len(MEASURES) :]
+            measures: dict[str, torch.Tensor] = dict(zip(MEASURES, totals, strict=True))
             std_gradient = views.get(self._std_parameter)
             self._pairs.append(_Pair(policy, values, flat, measures, std_gradient))
         others = [CpuNetwork(critic.mlp, block_activations) for _ in self._pairs]
