@@ -15,11 +15,8 @@ from mjfleet.utils.hardware_names import nvml
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import WorkerArgs
 
-REDUCED_MIB = 16
-"""Size of the reduced tensor: float32 gradients of four million parameters."""
-SCENE = """
-<mujoco><worldbody><light pos="0 0 3"/><geom type="sphere" size="0.5"/></worldbody></mujoco>
-"""
+REDUCED_MIB = 16  # Size of the reduced tensor: float32 gradients of four million parameters.
+SCENE = '<mujoco><worldbody><light pos="0 0 3"/><geom size="0.5"/></worldbody></mujoco>'
 
 
 def check_driver(args: WorkerArgs, rank: Rank) -> Finding:
@@ -46,24 +43,22 @@ def check_torch(args: WorkerArgs, rank: Rank) -> Finding:
         return Finding("ok", f"torch {torch.__version__} on the CPU")
     if not torch.cuda.is_available():
         torch.cuda.init()  # Its exception says why.
-    built = f"torch {torch.__version__} for CUDA {torch.version.cuda}"
     count = torch.cuda.device_count()
-    found = f"{built} sees {count} GPUs"
+    found = f"torch {torch.__version__} for CUDA {torch.version.cuda} sees {count} GPUs"
     return Finding("ok" if count > _last_index(args) else "FAIL", found)
 
 
 def check_warp(args: WorkerArgs, rank: Rank) -> Finding:
     """Check that warp sees the selected GPUs and can write to its folder of compiled kernels."""
-    import mujoco_warp
+    import mujoco_warp  # noqa: F401  It fails first if versions do not fit.
     import warp as wp
 
-    del mujoco_warp  # Imported because it fails first if versions do not fit.
     wp.init()
     built = f"warp {wp.__version__}"
     if args.devices[0] != "cpu":
-        cuda = ".".join(map(str, wp.get_cuda_toolkit_version() or ["none"]))
-        built += f" for CUDA {cuda} sees {wp.get_cuda_device_count()} GPUs"
-        if wp.get_cuda_device_count() <= _last_index(args):
+        cuda, count = wp.get_cuda_toolkit_version() or ["none"], wp.get_cuda_device_count()
+        built += f" for CUDA {'.'.join(map(str, cuda))} sees {count} GPUs"
+        if count <= _last_index(args):
             return Finding("FAIL", built)
     cache = str(wp.config.kernel_cache_dir)
     with tempfile.TemporaryFile(dir=cache) as file:
@@ -137,11 +132,8 @@ def check_all_reduce(args: WorkerArgs, rank: Rank) -> Finding:
             if (tensor != expected).any():
                 return Finding("FAIL", f"{args.backend} sums are wrong on {device}")
     best = min(seconds)
-    return Finding(
-        "ok",
-        f"{rank.world_size} workers, {args.backend}: {REDUCED_MIB} MiB in {best * 1000:.1f} ms, "
-        f"{REDUCED_MIB * MIB / best / 1e9:.2f} GB/s",
-    )
+    speed = f"{REDUCED_MIB} MiB in {best * 1000:.1f} ms, {REDUCED_MIB * MIB / best / 1e9:.2f} GB/s"
+    return Finding("ok", f"{rank.world_size} workers, {args.backend}: {speed}")
 
 
 def check_rendering(args: WorkerArgs, rank: Rank) -> Finding:

@@ -20,12 +20,9 @@ from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import WorkerArgs
 
 MIB, GIB = 2**20, 2**30
-MIN_FREE = GIB
-"""Bytes that a disk or a GPU must have free."""
-SLOW_DISK = 10 * MIB
-"""Bytes per second below which workers wait noticeably for checkpoints."""
-WRITTEN_MIB = 64
-"""Size of the file that is written to measure a disk."""
+MIN_FREE = GIB  # Bytes that a disk or a GPU must have free.
+SLOW_DISK = 10 * MIB  # Bytes per second: below, workers wait noticeably for checkpoints.
+WRITTEN = 64 * MIB  # Bytes that are written to measure a disk.
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Finding:
     status: Literal["ok", "warn", "FAIL"]
     found: str
     todo: str = ""
-    """What the user can do; empty: what `check_process.CHECKS` says for this check."""
+    """What the user can do; empty: what `check_process.REMEDIES` says."""
 
 
 def size(number: float) -> str:
@@ -80,14 +77,13 @@ def check_log_root(args: WorkerArgs, rank: Rank) -> Finding:
     free = shutil.disk_usage(folder).free
     if free < MIN_FREE:
         return Finding("FAIL", f"{root}: {size(free)} free")
-    block = os.urandom(MIB)
+    content = os.urandom(WRITTEN)
     with tempfile.TemporaryFile(dir=folder) as file:
         start = time.perf_counter()
-        for _ in range(WRITTEN_MIB):
-            file.write(block)
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
-        speed = WRITTEN_MIB * MIB / (time.perf_counter() - start)
+        speed = WRITTEN / (time.perf_counter() - start)
     found = f"{root}: {size(free)} free, writes {size(speed)} per second"
     if speed < SLOW_DISK:
         return Finding("warn", found, "checkpoints will take long; set --log-root to a faster disk")
