@@ -107,13 +107,12 @@ def test_a_window_shows_the_playback_and_leaves_no_thread_behind() -> None:
 
 
 def test_without_a_display_the_web_viewer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mjfleet.tools.play.window_viewer import show_in_window
+    from mjfleet.tools.play.window_viewer import check_display
 
     monkeypatch.setenv("DISPLAY", ":98765")
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    playback, _ = play()
     with pytest.raises(UserError, match="--viewer web"):
-        show_in_window(playback)
+        check_display()
 
 
 @pytest.mark.parametrize(

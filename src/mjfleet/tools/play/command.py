@@ -16,11 +16,11 @@ from mjfleet.config import EnvConfig, TrainConfig, from_dict
 from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.validation import Checked, OptionalCount, at_least, between
 from mjfleet.errors import UserError, run_command
-from mjfleet.launch.devices import select_devices
-from mjfleet.launch.placement import Host, place_workers
+from mjfleet.launch.devices import choose_devices, needs_gpus
+from mjfleet.launch.placement import Host, Placement, place_workers
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.resume_choice import find_resume, read_recorded, take_tasks_dir
-from mjfleet.tools.play.policy_episodes import Actions, PolicySource, evaluate, playing
+from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing
 from mjfleet.utils.console import print_line
 from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.utils.packages import need_extra
@@ -30,9 +30,7 @@ from mjfleet.worker.thread_limits import prepare
 
 Viewer = Literal["native", "web"]
 LOCALHOST, PORT = "localhost", 8080
-MAX_ENVS = 64
-MAX_ENVS_IN_VIEWER = {"native": 1, "web": 16}
-"""The native viewer shows one world."""
+MAX_ENVS, MAX_ENVS_IN_VIEWER = 64, {"native": 1, "web": 16}  # The native one shows one world.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,19 +110,20 @@ def play(arguments: Sequence[str]) -> int:
             folder = policy.parent  # The run may still be training.
     assert policy is not None
     _check_output(parsed)
-    source = _choose_source(found, parsed, trained, policy)
-    worlds = source.config.num_envs
-    print_line(f"playing {policy}: {worlds} worlds, {source.engine} engine")
-    with StopRequest().installed():
+    config, placement = _place(found, parsed, trained)
+    worlds = config.num_envs
+    print_line(f"playing {policy}: {worlds} worlds, {placement.engine} engine")
+    with StopRequest().installed(), playing(found, config, placement, policy) as player:
+        name = policy.name if isinstance(policy, Path) else f"{policy} actions"
         if parsed.viewer:
-            _view(source, folder, parsed)
+            _view(player, name, folder, parsed)
             return 0
-        video = Path(parsed.video) if parsed.video else None
-        table, recording = evaluate(source, parsed.episodes or worlds, record=video is not None)
+        title = f"{found.name}, {name.removesuffix('.pt')}" if parsed.video else None
+        table, recording = evaluate(player, parsed.episodes or worlds, title)
         print_line(table)
-        if video and recording:
-            print_line(f"\ndrawing {video}")
-            render(recording, video)
+        if parsed.video and recording:
+            print_line(f"\ndrawing {parsed.video}")
+            render(recording, Path(parsed.video))
     return 0
 
 
@@ -143,11 +142,7 @@ def _parse(found: FoundTask, flags: Sequence[str], trained: TrainConfig) -> Play
 
 
 def _check_output(parsed: PlayArguments) -> None:
-    """Refuse a viewer that cannot be opened, and a video that could not be written.
-
-    Raises:
-        UserError: with the reason.
-    """
+    """Refuse a viewer that cannot be opened, and a video that could not be written."""
     if parsed.viewer == "web":
         need_extra("viewer", "--viewer web", ("mjviser", "viser"))
         prepare()
@@ -169,9 +164,9 @@ def _check_output(parsed: PlayArguments) -> None:
             raise UserError(f"--video {video}: {video.parent}: {error.strerror}.") from None
 
 
-def _choose_source(
-    found: FoundTask, parsed: PlayArguments, trained: TrainConfig, policy: Path | Actions
-) -> PolicySource:
+def _place(
+    found: FoundTask, parsed: PlayArguments, trained: TrainConfig
+) -> tuple[TrainConfig, Placement]:
     """Choose device, engine and threads by the rules of training."""
     config = replace(
         trained,
@@ -180,31 +175,26 @@ def _choose_source(
         cpu_workers=None,
         resume=None,
     )
-    gpus = 0 if parsed.gpu_ids is None or parsed.engine == "native" else count_gpus()
-    devices = select_devices(parsed.gpu_ids, os.environ, gpus)
+    devices = choose_devices(config, os.environ, count_gpus() if needs_gpus(config) else 0)
     if len(devices.names) > 1:
         raise UserError("--gpu-ids: `play` uses one GPU.")
     host = Host(devices=devices, cores=len(os.sched_getaffinity(0)))
-    plan = place_workers(found, config, [host], {})
-    return PolicySource(found, config, plan.engine, plan.workers[0].device, plan.threads, policy)
+    return config, place_workers(found, config, [host], {})
 
 
-def _view(source: PolicySource, folder: Path | None, parsed: PlayArguments) -> None:
+def _view(player: Player, name: str, folder: Path | None, parsed: PlayArguments) -> None:
     """Play in real time until the viewer is closed, also checkpoints that appear in `folder`."""
-    with playing(source) as player:
-        from mjfleet.tools.play.realtime_playback import Playback
+    from mjfleet.tools.play.realtime_playback import Playback
 
-        policy = source.policy
-        name = policy.name if isinstance(policy, Path) else f"{policy} actions"
-        playback = Playback(player, name, folder)
-        if parsed.viewer == "web":
-            from mjfleet.tools.play.web_viewer import show_in_browser
+    playback = Playback(player, name, folder)
+    if parsed.viewer == "web":
+        from mjfleet.tools.play.web_viewer import show_in_browser
 
-            show_in_browser(playback, parsed.host, parsed.port)
-        else:
-            from mjfleet.tools.play.window_viewer import show_in_window
+        show_in_browser(playback, parsed.host, parsed.port)
+    else:
+        from mjfleet.tools.play.window_viewer import show_in_window
 
-            show_in_window(playback)
+        show_in_window(playback)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,9 @@
 
 import math
 import time
-from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
 
 import mujoco
 import torch
@@ -17,33 +15,25 @@ from mjfleet.tools.play.policy_episodes import Player
 from mjfleet.utils.console import print_line
 
 FRAME_SECONDS = 1 / 60
-CHECKPOINT_SECONDS = 1.0
-"""Interval between looks for a newer checkpoint."""
+CHECKPOINT_SECONDS = 1.0  # Interval between looks for a newer checkpoint.
 SPEEDS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
 
 
 class Playback:
-    """Steps all worlds in real time.
+    """Steps all worlds in real time. Used by the thread that plays; others call `later`.
 
-    Used by the thread that plays; other threads call `later`.
+    Args:
+        player: the environment and what acts in it.
+        playing: name of the policy, for display.
+        folder: a checkpoint that appears here replaces the policy; None: nothing does.
     """
 
     def __init__(self, player: Player, playing: str, folder: Path | None = None) -> None:
-        """Start from the state of the worlds.
-
-        Args:
-            player: the environment and what acts in it.
-            playing: name of the policy, for display.
-            folder: a checkpoint that appears here replaces the policy; None: nothing does.
-        """
         self.env, self.playing = player.env, playing
         self.is_paused = False
-        self.speed = 1.0
-        """Wanted simulated seconds per second."""
-        self.world = 0
-        """The world whose numbers are shown."""
-        self.steps = 0
-        """Steps and resets so far; a display is out of date once it changes."""
+        self.speed = 1.0  # Wanted simulated seconds per second.
+        self.world = 0  # The one whose numbers are shown.
+        self.steps = 0  # Steps and resets so far; a display is out of date once it changes.
         self.sums = torch.zeros_like(self.env.terms)
         """Sums of reward terms in the current episodes, `(number of terms, num_envs)`."""
         self._player, self._folder = player, folder
@@ -145,27 +135,18 @@ class Playback:
         return found[-1] if found else None
 
 
-class Display(Protocol):
-    """Shows a playback."""
-
-    @abstractmethod
-    def is_open(self) -> bool:
-        """Return whether playback goes on."""
-
-    def show(self, playback: Playback) -> None:
-        """Show the current state. The thread that plays calls this up to 60 times a second."""
-
-
-def watch(playback: Playback, display: Display) -> None:
-    """Play in real time until the display is closed."""
+def watch(
+    playback: Playback, show: Callable[[], object], is_open: Callable[[], bool] = lambda: True
+) -> None:
+    """Play in real time, and call `show` up to 60 times a second, while `is_open`."""
     before = looked = time.perf_counter()
-    while display.is_open():
+    while is_open():
         now = time.perf_counter()
         playback.advance(now - before)
         if now - looked > CHECKPOINT_SECONDS:
             looked = now
             playback.load_newer_checkpoint()
-        display.show(playback)
+        show()
         before = now
         time.sleep(max(0.0, FRAME_SECONDS - (time.perf_counter() - now)))
 

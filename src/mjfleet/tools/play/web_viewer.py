@@ -20,41 +20,25 @@ from mjfleet.tools.play.realtime_playback import SPEEDS, Playback, floating_body
 from mjfleet.utils.console import print_line
 
 TEXT_SECONDS = 0.2
-COLORS = ((46, 160, 67), (31, 111, 235), (219, 109, 40), (163, 113, 247))
-"""Colours of arrows: green, blue, orange, violet."""
-PORTS = 100
-"""Number of ports that are tried."""
+ARROW_COLORS = ((46, 160, 67), (31, 111, 235), (219, 109, 40), (163, 113, 247))
+PORTS = 100  # Number of ports that are tried.
 
 
 def show_in_browser(playback: Playback, host: str, port: int) -> None:
-    """Serve a page and play until a signal arrives.
-
-    Args:
-        playback: what to show.
-        host: name or address to listen at.
-        port: the first port to try.
-
-    Raises:
-        UserError: the address cannot be listened at, or no port is free.
-    """
-    port = free_port(host, port)
+    """Serve a page at a port that is free, or the next free one; play until a signal arrives."""
     rich.get_console().quiet = True  # Silences viser's banner.
     server = viser.ViserServer(host, port, "mjfleet", verbose=False)
     try:
         display = WebDisplay(server, playback)
         name = socket.gethostname() if host == "0.0.0.0" else host
         print_line(f"open http://{name}:{server.get_port()} in a browser; Ctrl-C ends it")
-        watch(playback, display)
+        watch(playback, display.show)
     finally:
         server.stop()
 
 
 def free_port(host: str, first: int) -> int:
-    """Return the first free port, from `first` on.
-
-    Raises:
-        UserError: the address cannot be listened at, or no port is free.
-    """
+    """Return the first free port, from `first` on; a UserError if there is none."""
     for port in range(first, min(first + PORTS, 2**16)):
         try:
             with socket.create_server((host, port)):
@@ -81,11 +65,8 @@ class WebDisplay:
         self._before, self._steps_before = time.perf_counter(), playback.steps
         self._build()
 
-    def is_open(self) -> bool:
-        """Return True: pages may be opened again."""
-        return True
-
-    def show(self, playback: Playback) -> None:
+    def show(self) -> None:
+        playback = self._playback
         playback.world = self._scene.env_idx
         now = (playback.steps, playback.world, self._spacing.value)
         if self._drawn != now or self._scene.needs_update:
@@ -102,11 +83,7 @@ class WebDisplay:
         tabs = gui.add_tab_group()
         with tabs.add_tab("Play"):
             self._status = gui.add_html("")
-            actions = {
-                "Pause": playback.toggle,
-                "Step": playback.step,
-                "Reset": playback.reset,
-            }
+            actions = {"Pause": playback.toggle, "Step": playback.step, "Reset": playback.reset}
             buttons = gui.add_button_group("Time", tuple(actions))
             buttons.on_click(lambda event: playback.later(actions[event.target.value]))
             speed = gui.add_dropdown("Speed", [f"{speed:g}" for speed in SPEEDS], initial_value="1")
@@ -141,13 +118,11 @@ class WebDisplay:
         with gui.add_folder("Commands"):
             by_hand = gui.add_checkbox("By hand", False, hint="Off: the task samples them.")
             by_hand.on_update(on_change)
-            for name, (values, low, high) in playback.env.commands().items():
-                if low == high:
-                    continue
-                step = 10.0 ** math.floor(math.log10((high - low) / 100))
-                value = _within(float(values[playback.world]), low, high)
-                self._sliders[name] = gui.add_slider(name, low, high, step, value)
-                self._sliders[name].on_update(on_change)
+            for name, (_, low, high) in playback.env.commands().items():
+                if low < high:
+                    step = 10.0 ** math.floor(math.log10((high - low) / 100))
+                    self._sliders[name] = gui.add_slider(name, low, high, step, low)
+                    self._sliders[name].on_update(on_change)
 
     def _draw(self) -> None:
         """Draw all worlds on a grid around the shown one, which keeps its position."""
@@ -156,19 +131,11 @@ class WebDisplay:
         columns = math.ceil(math.sqrt(sim.num_envs))
         grid = np.stack((cells // columns, cells % columns, 0 * cells), axis=1)
         aside = self._spacing.value * (grid - grid[world])
-        fields = {
-            name: getattr(sim, name).cpu().numpy()
-            for name in ("xpos", "xmat", "mocap_pos", "mocap_quat", "qpos", "qvel", "ctrl")
-        }
-        self._scene.update_from_arrays(
-            fields["xpos"] + aside[:, None],
-            fields["xmat"].reshape(sim.num_envs, -1, 3, 3),
-            fields["mocap_pos"] + aside[:, None],
-            fields["mocap_quat"],
-            qpos=fields["qpos"],
-            qvel=fields["qvel"],
-            ctrl=fields["ctrl"],
-        )
+        places = [tensor.cpu().numpy() + aside[:, None] for tensor in (sim.xpos, sim.mocap_pos)]
+        turns = [tensor.cpu().numpy() for tensor in (sim.xmat, sim.mocap_quat)]
+        state = {name: getattr(sim, name).cpu().numpy() for name in ("qpos", "qvel", "ctrl")}
+        xmat = turns[0].reshape(sim.num_envs, -1, 3, 3)
+        self._scene.update_from_arrays(places[0], xmat, places[1], turns[1], **state)
         shown = slice(world, world + 1) if self._scene.show_only_selected else slice(None)
         for i, (name, arrow) in enumerate(self._playback.env.debug_vis().items()):
             start, vector = (part.cpu().numpy() for part in arrow)
@@ -179,7 +146,7 @@ class WebDisplay:
                 # The frame moves where the camera follows the robot.
                 path = f"{self._scene.fixed_bodies_frame.name}/arrows/{name}"
                 self._arrows[name] = self._server.scene.add_arrows(
-                    path, points, COLORS[i % len(COLORS)], shaft_radius=0.008,
+                    path, points, ARROW_COLORS[i % len(ARROW_COLORS)], shaft_radius=0.008,
                     head_radius=0.02, head_length=0.05,
                 )  # fmt: skip
         self._server.flush()
@@ -207,7 +174,7 @@ class WebDisplay:
             commands = playback.env.commands()
             for name, slider in self._sliders.items():
                 values, low, high = commands[name]
-                value = _within(float(values[playback.world]), low, high)
+                value = round(min(max(float(values[playback.world]), low), high), 3)
                 if slider.value != value:
                     slider.value = value
 
@@ -220,11 +187,6 @@ def _table(rows: Sequence[tuple[str, ...]]) -> str:
         lines.append(f"<tr><td>{html.escape(name)}</td>{data}</tr>")
     style = "width:100%;padding:0 0.8em 0.5em;font-size:0.8em;font-variant-numeric:tabular-nums"
     return f"<table style='{style}'>{''.join(lines)}</table>"
-
-
-def _within(value: float, low: float, high: float) -> float:
-    """Return the nearest number that a slider can show."""
-    return round(min(max(value, low), high), 3)
 
 
 def _spacing(model: mujoco.MjModel) -> float:
