@@ -13,11 +13,12 @@ import tyro
 from mjfleet.cli.flags import parse_flags
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
-from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, seconds_spent
+from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, seconds_spent, value
 from mjfleet.runs.run_lookup import find_run
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
 
+MAX_SIDE_BY_SIDE = 4
 SUFFIXES = (".png", ".svg", ".pdf")
 X_LABELS = {"steps": "million environment steps", "minutes": "minutes"}
 DEFAULT_COLUMNS = (
@@ -54,10 +55,9 @@ class Panel:
     lines: Mapping[str, Sequence[Line]]
     is_count: bool = False
     """Whether x is a whole number."""
-    from_zero: bool = True
-    """Whether the y-axis begins at zero."""
-    as_band: bool = False
-    """Whether several lines of a label are drawn as their mean within their range."""
+    of_runs: bool = False
+    """Whether several lines of a label are drawn as their mean within their range, and the y-axis
+    may begin above zero."""
     dots: Mapping[str, Sequence[Line]] = field(default_factory=dict)
     """What is drawn as single points, by label."""
 
@@ -71,15 +71,6 @@ class Run:
     group: str
     """Equal for runs that differ only in their seed."""
 
-    def line(self, column: str, x: str) -> Line:
-        """Return a column where it has values, over million steps or minutes."""
-        if x == "steps":
-            along = [float(row["total_steps"]) / 1e6 for row in self.rows]
-        else:
-            along = [seconds / 60 for seconds in seconds_spent(self.rows)]
-        some = [(at, float(r[column])) for at, r in zip(along, self.rows, strict=True) if r[column]]
-        return [at for at, _ in some], [value for _, value in some]
-
 
 def plot(arguments: Sequence[str]) -> int:
     """Draw the columns of the runs into a file."""
@@ -91,12 +82,12 @@ def plot(arguments: Sequence[str]) -> int:
     if output.suffix not in SUFFIXES:
         raise UserError(f"--output {output}: its name must end in {', '.join(SUFFIXES)}.")
     known = list(dict.fromkeys(column for run in runs for column in run.rows[0]))
-    panels = []
+    groups, panels = _group(runs), []
     for wanted in parsed.columns:
         found = [c for c in known if c == wanted or (wanted[-1:] == "/" and c.startswith(wanted))]
         if not found and parsed.columns is not DEFAULT_COLUMNS:
             raise UserError(f"--columns {wanted}: there is no such column; of these: {known}.")
-        panels += [panel for column in found if (panel := _panel(runs, column, parsed.x))]
+        panels += [panel for column in found if (panel := _panel(groups, column, parsed.x)).lines]
     if not panels:
         raise UserError("the runs have no values in these columns yet.")
     try:
@@ -120,54 +111,52 @@ def _read(folder: Path) -> Run:
     return Run(folder, rows, str((agent, config.get("env"), config.get("engine"))))
 
 
-def _panel(runs: Sequence[Run], column: str, x: str) -> Panel | None:
-    """Return the curves of a column; None if no run has a value of it."""
-    lines = _lines(runs, column, x)
-    # A group gets its first run's name, with the experiment if there are several of these.
+def _group(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs of each group by the name of its first, with the experiment if needed."""
     several = len({run.folder.parent.resolve() for run in runs}) > 1
-    names = {
-        run.group: "/".join(run.folder.resolve().parts[-1 - several :]) for run in reversed(runs)
-    }
-    evaluated = EVALUATED.get(column)
-    dots = _lines(runs, evaluated, x) if evaluated else {}
-    dots = {names[group]: dots[group] for group in lines if group in dots}
-    named = {names[group]: each for group, each in lines.items()}
-    label = f"{column} (dots: {evaluated})" if dots else column
-    panel = Panel(X_LABELS[x], label, named, from_zero=False, as_band=True, dots=dots)
-    return panel if named else None
-
-
-def _lines(runs: Sequence[Run], column: str, x: str) -> dict[str, list[Line]]:
-    """Return a column of the runs that have values of it, by group."""
-    lines: dict[str, list[Line]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in runs:
-        if column in run.rows[0] and (line := run.line(column, x))[0]:
-            lines.setdefault(run.group, []).append(line)
+        groups.setdefault(run.group, []).append(run)
+    return {"/".join(g[0].folder.resolve().parts[-1 - several :]): g for g in groups.values()}
+
+
+def _panel(groups: Mapping[str, list[Run]], column: str, x: str) -> Panel:
+    """Return the curves of a column, and its evaluations as dots beside them."""
+    lines, evaluated = _lines(groups, column, x), EVALUATED.get(column, "")
+    found = _lines(groups, evaluated, x)
+    dots = {name: found[name] for name in lines if name in found}
+    label = f"{column} (dots: {evaluated})" if dots else column
+    return Panel(X_LABELS[x], label, lines, of_runs=True, dots=dots)
+
+
+def _lines(groups: Mapping[str, list[Run]], column: str, x: str) -> dict[str, list[Line]]:
+    """Return a column of the runs that have values of it, over million steps or minutes."""
+    lines: dict[str, list[Line]] = {}
+    for name, runs in groups.items():
+        for rows in (run.rows for run in runs):
+            minutes = [seconds / 60 for seconds in seconds_spent(rows)]
+            steps = [float(row["total_steps"]) / 1e6 for row in rows]
+            along, values = minutes if x == "minutes" else steps, [value(r, column) for r in rows]
+            if some := [(at, v) for at, v in zip(along, values, strict=True) if v is not None]:
+                lines.setdefault(name, []).append(([at for at, _ in some], [v for _, v in some]))
     return lines
 
 
-def draw(path: Path, panels: Sequence[Panel], max_columns: int = 4) -> None:
-    """Draw panels into a file, PNG, SVG or PDF by its name, at most `max_columns` side by side."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def draw(path: Path, panels: Sequence[Panel]) -> None:
+    """Draw panels side by side into a file, PNG, SVG or PDF by its name."""
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-    columns = min(max_columns, len(panels))
+    columns = min(MAX_SIDE_BY_SIDE, len(panels))
     labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(5 * columns, 3.6 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    every = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axes in every[len(panels) :]:
-        axes.remove()
-    for axes, panel in zip(every, panels, strict=False):
-        _draw_panel(axes, panel, labels)
+    for place, panel in enumerate(panels, start=1):
+        _draw_panel(figure.add_subplot(rows, columns, place), panel, labels)
     if max(len(panel.lines) for panel in panels) > 1:
         # One legend is enough: a label has the same colour in all panels.
-        handles = {}
-        for axes in figure.axes:
-            handles |= {name: h for h, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-        shown = [handles[label] for label in labels]
-        figure.legend(shown, labels, loc="outside upper center", ncols=min(columns, 2))
+        handles = [Line2D([], [], color=f"C{i}", label=label) for i, label in enumerate(labels)]
+        figure.legend(handles=handles, loc="outside upper center", ncols=min(columns, 2))
     kind = path.suffix.removeprefix(".")
     metadata = {"Software": None} if kind == "png" else None
     write_atomically(
@@ -178,21 +167,18 @@ def draw(path: Path, panels: Sequence[Panel], max_columns: int = 4) -> None:
 def _draw_panel(axes: Any, panel: Panel, labels: Sequence[str]) -> None:
     for label, lines in panel.lines.items():
         drawn, colour = list(lines), f"C{labels.index(label)}"
-        if panel.as_band and len(lines) > 1:
+        if panel.of_runs and len(lines) > 1:
             x, least, mean, most = _band(lines)
             axes.fill_between(x, least, most, color=colour, alpha=0.2, linewidth=0)
             drawn = [(x, mean)]
-        for i, (x, y) in enumerate(drawn):
-            marker = "o" if len(x) < 20 else ""
-            in_legend = label if i == 0 else "_"
-            axes.plot(x, y, color=colour, marker=marker, label=in_legend, alpha=0.8)
-    for label, lines in panel.dots.items():
-        for x, y in lines:
-            axes.plot(x, y, "o", color=f"C{labels.index(label)}", markersize=4)
+        for x, y in drawn:
+            axes.plot(x, y, color=colour, marker="o" if len(x) < 20 else "", alpha=0.8)
+        for x, y in panel.dots.get(label, ()):
+            axes.plot(x, y, "o", color=colour, markersize=4)
     if panel.is_count:
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel=panel.x, ylabel=panel.y)
-    if panel.from_zero:
+    if not panel.of_runs:
         axes.set_ylim(0, 1.05 * axes.dataLim.y1)
     axes.grid(alpha=0.3)
 

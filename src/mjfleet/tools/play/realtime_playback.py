@@ -90,8 +90,7 @@ class Playback:
 
     def change_speed(self, by: int) -> None:
         """Change to the speed `by` places further in SPEEDS."""
-        place = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
-        self.speed = SPEEDS[max(0, min(place + by, len(SPEEDS) - 1))]
+        self.speed = SPEEDS[min(max(SPEEDS.index(self.speed) + by, 0), len(SPEEDS) - 1)]
 
     def change_world(self, by: int) -> None:
         """Show the world with a number `by` higher."""
@@ -110,10 +109,9 @@ class Playback:
         """
         env, world = self.env, self.world
         steps, sums = env.terms[:, world].tolist(), self.sums[:, world].tolist()
-        over, by = env.measured[::2, world].tolist(), env.measured[1::2, world].tolist()
-        metrics = {
-            name: over[i] / by[i] if by[i] else math.nan for i, name in enumerate(env.metric_names)
-        }
+        measured = env.measured[:, world].tolist()
+        pairs = zip(env.metric_names, measured[::2], measured[1::2], strict=True)
+        metrics = {name: over / by if by else math.nan for name, over, by in pairs}
         return list(zip(env.reward_names, steps, sums, strict=True)), metrics
 
     def load_newer_checkpoint(self) -> None:
