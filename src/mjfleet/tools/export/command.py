@@ -29,11 +29,8 @@ from mjfleet.worker.thread_limits import prepare
 MAX_ENVS = 64
 VERSION_ENTRY = "mjfleet_version"
 """Entry of the metadata that marks a file as written by `mjfleet export`."""
-COMPARED = 1000
-"""Random observations for which the graph's actions are compared with the checkpoint's."""
-SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}
-PACKAGES = {"onnx": ("onnx", "onnxruntime", "onnxscript"), "torchscript": ()}
-"""What each format needs of the optional dependencies."""
+FORMATS = {"onnx": (".onnx", ("onnx", "onnxruntime", "onnxscript")), "torchscript": (".pt", ())}
+"""The suffix of each format, and what it needs of the optional dependencies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +53,9 @@ class ExportArguments:
 def export(arguments: Sequence[str]) -> int:
     """Write the policy and its metadata; return 1 if the policy could not be reproduced."""
     parsed = parse_flags(ExportArguments, arguments, "mjfleet export")
-    need_extra("export", f"--format {parsed.format}", PACKAGES[parsed.format])
+    suffix, packages = FORMATS[parsed.format]
+    need_extra("export", f"--format {parsed.format}", packages)
     task, trained = find_trained(parsed.run, Path(parsed.log_root))
-    suffix = SUFFIXES[parsed.format]
     output = Path(parsed.output or trained.run_dir / f"exported/policy{suffix}")
     metadata_file = output.with_suffix(".json")
     _check_output(output, metadata_file, suffix)
@@ -76,7 +73,7 @@ def export(arguments: Sequence[str]) -> int:
     prepare()
     from mjfleet.env.factory import build_env
     from mjfleet.rl.runner import Runner
-    from mjfleet.tools.export.policy_graph import compare, make_graph
+    from mjfleet.tools.export.policy_graph import COMPARED, compare, make_graph
     from mjfleet.tools.export.robot_metadata import describe
 
     env = build_env(found, config, "native", "cpu", num_threads=1)
@@ -94,16 +91,14 @@ def export(arguments: Sequence[str]) -> int:
     metadata = re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text)
     graph = make_graph(policy, parsed.format, metadata)
     sizes = {name: group.shape[1] for name, group in env.get_observations().items()}
-    difference, tolerance = compare(policy, sizes, parsed.format, graph, COMPARED)
+    difference, tolerance = compare(policy, sizes, parsed.format, graph)
     print_line(
         f"{COMPARED:,} random observations: actions differ by at most {difference:.2g} from the "
         "checkpoint's"
     )
     if not difference <= tolerance:  # True for NaN as well.
-        print(
-            f"error: rounding explains {tolerance:.2g} at most: nothing was written",
-            file=sys.stderr,
-        )
+        why = f"rounding explains {tolerance:.2g} at most: nothing was written"
+        print(f"error: {why}", file=sys.stderr)
         return 1
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -121,10 +116,10 @@ def _check_output(output: Path, metadata_file: Path, suffix: str) -> None:
         raise UserError(f"--output {output}: its name must end in {suffix}.")
     if iteration_of(output) is not None and output.exists():
         raise UserError(f"--output {output}: it exists and has the name of a checkpoint.")
-    is_file = metadata_file.is_file()
-    if is_file and f'"{VERSION_ENTRY}"' in metadata_file.read_text(errors="replace"):
+    marker = f'"{VERSION_ENTRY}"'
+    if metadata_file.is_file() and marker in metadata_file.read_text(errors="replace"):
         return
-    if is_file or metadata_file.is_dir():
+    if metadata_file.exists():
         raise UserError(
             f"--output {output}: {metadata_file} exists and was not written by an export."
         )

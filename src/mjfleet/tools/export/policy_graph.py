@@ -15,6 +15,7 @@ METADATA = "policy.json"
 """Name of the metadata in the file: a property of ONNX, an extra file of TorchScript."""
 OBSERVATIONS, ACTIONS = "observations", "actions"
 """The graph's input and output; a recurrent network's memory comes after them."""
+COMPARED = 1000  # Random observations.
 TOLERANCE = 1e-5
 """Difference that float32 rounding explains, relative to the largest action if that is above 1."""
 
@@ -25,12 +26,8 @@ def make_graph(policy: Any, kind: Format, metadata: str) -> bytes:
     The graph is rsl_rl's own for deployment. It takes observations `(batch, size)`, float32, of any
     batch size, and returns `(batch, num_actions)`. A recurrent network's memory is an input and
     output in ONNX, `(layers, batch, size)`; in TorchScript the graph holds it, for a batch of one,
-    and `reset()` clears it.
-
-    Args:
-        policy: rsl_rl's model of the actor, on the CPU.
-        kind: the format.
-        metadata: text that is put into the file.
+    and `reset()` clears it. `policy` is rsl_rl's model of the actor, on the CPU; `metadata` is put
+    into the file.
     """
     return (_onnx if kind == "onnx" else _torchscript)(policy, metadata)
 
@@ -75,27 +72,21 @@ def _torchscript(policy: Any, metadata: str) -> bytes:
 
 @torch.inference_mode()
 def compare(
-    policy: Any, sizes: Mapping[str, int], kind: Format, graph: bytes, count: int
+    policy: Any, sizes: Mapping[str, int], kind: Format, graph: bytes
 ) -> tuple[float, float]:
-    """Return how far a graph's actions are from the policy's, for random observations.
+    """Return how far a graph's actions are from the policy's, for COMPARED random observations.
 
     Observations are drawn from the normaliser's normal distribution, if there is one, else from the
-    standard one. A recurrent network sees them as one episode.
-
-    Args:
-        policy: rsl_rl's model of the actor, on the CPU.
-        sizes: of each observation group.
-        kind: the format.
-        graph: the contents of the file.
-        count: number of observations.
+    standard one. A recurrent network sees them as one episode. `sizes` are those of the observation
+    groups, `graph` is the content of the file.
 
     Returns:
         The largest difference of an action, and the largest one that is tolerated.
     """
-    rows = torch.randn(count, policy.obs_dim, generator=torch.Generator().manual_seed(0))
+    rows = torch.randn(COMPARED, policy.obs_dim, generator=torch.Generator().manual_seed(0))
     if policy.obs_normalization:
         rows = policy.obs_normalizer.mean + policy.obs_normalizer.std * rows
-    steps = rows.view(count if policy.is_recurrent else 1, -1, policy.obs_dim)
+    steps = rows.view(COMPARED if policy.is_recurrent else 1, -1, policy.obs_dim)
     names = policy.obs_groups
     split = steps.split([sizes[name] for name in names], dim=2)
     policy.reset()
@@ -126,7 +117,6 @@ def _play_onnx(graph: bytes, steps: torch.Tensor) -> torch.Tensor:
 
 
 def _play_torchscript(graph: bytes, steps: torch.Tensor) -> torch.Tensor:
-    """As `_play_onnx`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         loaded = torch.jit.load(io.BytesIO(graph))

@@ -9,27 +9,24 @@ from typing import Any
 
 import mujoco
 import numpy as np
+from mujoco import mjtBias, mjtDyn, mjtGain, mjtJoint, mjtTrn
 
 from mjfleet.env.environment import Env
 from mjfleet.errors import UserError
 
-HOME = "home"
-"""Name of the keyframe that holds the default pose."""
+HOME = "home"  # Name of the keyframe that holds the default pose.
 
 
 def describe(env: Env[Any], groups: Sequence[str]) -> dict[str, Any]:
     """Return the model's entries, with those of the task's `deployment()` added or replacing them.
 
-    Args:
-        env: the environment.
-        groups: the policy's observation groups, in order.
+    `groups` are the policy's observation groups, in order.
 
     Raises:
         UserError: `deployment()` does not return plain JSON data, or describes an observation by
             parts of another total size.
     """
-    own = env.deployment()
-    what = f"{type(env).__name__}.deployment()"
+    own, what = env.deployment(), f"{type(env).__name__}.deployment()"
     try:
         own = json.loads(json.dumps(dict(own), allow_nan=False))
     except (TypeError, ValueError) as error:
@@ -40,13 +37,11 @@ def describe(env: Env[Any], groups: Sequence[str]) -> dict[str, Any]:
     sizes = {name: group.shape[1] for name, group in env.get_observations().items()}
     if unknown := layouts.keys() - sizes.keys():
         raise UserError(f"{what} describes no observation group: {', '.join(sorted(unknown))}.")
-    observations = []
-    for name in groups:
-        group: dict[str, Any] = {"name": name, "size": sizes[name]}
-        if name in layouts:
-            group["parts"] = layouts[name]
+    observations = [{"name": name, "size": sizes[name]} for name in groups]
+    for group in observations:
+        if group["name"] in layouts:
+            group["parts"] = layouts[group["name"]]
         _check_part(group, what)
-        observations.append(group)
     return {
         "control_rate": round(1 / env.step_dt, 6),
         "timestep": float(env.sim.model.opt.timestep),
@@ -78,11 +73,10 @@ def _actuators(model: mujoco.MjModel) -> dict[str, list[Any] | None]:
     """Return lists in the order of the model's actuators; None for what an actuator lacks."""
     joints = [_joint_of(model, i) for i in range(model.nu)]
     gains = [_gains(model, i) for i in range(model.nu)]
-    pose = None
-    key = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, HOME)
+    pose, key = None, mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, HOME)
     if key >= 0:
-        at = model.jnt_qposadr
-        pose = [None if j is None else float(model.key_qpos[key, at[j]]) for j in joints]
+        qpos, at = model.key_qpos[key], model.jnt_qposadr
+        pose = [None if joint is None else float(qpos[at[joint]]) for joint in joints]
     return {
         "actuator_names": [model.actuator(i).name for i in range(model.nu)],
         "joint_names": [None if joint is None else model.joint(joint).name for joint in joints],
@@ -100,19 +94,19 @@ def _actuators(model: mujoco.MjModel) -> dict[str, list[Any] | None]:
 
 def _joint_of(model: mujoco.MjModel, actuator: int) -> int | None:
     """Return the hinge or slide joint that an actuator drives, if it does."""
-    kind, joint = int(model.actuator_trntype[actuator]), int(model.actuator_trnid[actuator, 0])
-    if kind not in (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)):
+    if model.actuator_trntype[actuator] not in (mjtTrn.mjTRN_JOINT, mjtTrn.mjTRN_JOINTINPARENT):
         return None
-    turns = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
-    return joint if int(model.jnt_type[joint]) in turns else None
+    joint = int(model.actuator_trnid[actuator, 0])
+    is_scalar = model.jnt_type[joint] in (mjtJoint.mjJNT_HINGE, mjtJoint.mjJNT_SLIDE)
+    return joint if is_scalar else None
 
 
 def _gains(model: mujoco.MjModel, i: int) -> tuple[float | None, float | None]:
     """Return kp and kv of a position actuator, whose force is kp (ctrl - length) - kv velocity."""
     gain, bias = model.actuator_gainprm[i], model.actuator_biasprm[i]
     kinds = (model.actuator_gaintype[i], model.actuator_biastype[i])
-    position = (mujoco.mjtGain.mjGAIN_FIXED, mujoco.mjtBias.mjBIAS_AFFINE)
-    is_position = kinds == position and gain[0] == -bias[1] != 0
+    is_affine = kinds == (mjtGain.mjGAIN_FIXED, mjtBias.mjBIAS_AFFINE)
+    is_position = is_affine and gain[0] == -bias[1] != 0
     return (float(gain[0]), float(0.0 - bias[2])) if is_position else (None, None)
 
 
@@ -122,7 +116,7 @@ def _torque_limits(model: mujoco.MjModel, i: int, joint: int | None) -> list[flo
     if model.actuator_forcelimited[i]:
         limits.append(np.sort(gear * model.actuator_forcerange[i]))
     kinds = (model.actuator_gaintype[i], model.actuator_biastype[i], model.actuator_dyntype[i])
-    motor = (mujoco.mjtGain.mjGAIN_FIXED, mujoco.mjtBias.mjBIAS_NONE, mujoco.mjtDyn.mjDYN_NONE)
+    motor = (mjtGain.mjGAIN_FIXED, mjtBias.mjBIAS_NONE, mjtDyn.mjDYN_NONE)
     if kinds == motor and model.actuator_ctrllimited[i]:
         gain = model.actuator_gainprm[i, 0]
         limits.append(np.sort(gear * gain * model.actuator_ctrlrange[i]))

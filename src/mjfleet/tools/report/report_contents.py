@@ -15,17 +15,22 @@ from mjfleet.config import to_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import discover, find_task
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
-from mjfleet.runs.metrics_csv import METRICS_FILE, Rows, read_rows, seconds_spent, value
+from mjfleet.runs.metrics_csv import (
+    METRICS_FILE,
+    Rows,
+    matching_columns,
+    read_rows,
+    seconds_spent,
+    value,
+)
 from mjfleet.runs.run_json import RECORD_FILE, now
 from mjfleet.runs.run_lookup import record_of
 from mjfleet.runs.run_summary import summarise
 from mjfleet.utils.console import in_a_line
 
 MAX_VIDEOS = 3
-MAX_EMBEDDED_BYTES = 4_000_000
-"""Larger videos are linked instead of embedded."""
-MAX_POINTS = 1000
-"""Points of a curve: as many as a screen shows, so that a page with many curves stays small."""
+MAX_EMBEDDED_BYTES = 4_000_000  # Larger videos are linked instead of embedded.
+MAX_POINTS = 1000  # Of a curve: as many as a screen shows, so that the page stays small.
 GROUPS = {
     "Return": ("mean_return", "mean_episode_length", "mean_reward", "eval/"),
     "Reward terms": ("reward/",),
@@ -45,40 +50,17 @@ class Curve:
 
     column: str
     values: list[float | None]
-    """One for each point of `Curves.along`."""
+    """At most MAX_POINTS, each a mean over some iterations."""
     first: float
     last: float
     least: float
     greatest: float
 
 
-@dataclass(frozen=True)
-class Curves:
-    """A run's curves, thinned to at most MAX_POINTS."""
-
-    along: dict[str, list[float]]
-    """Choices for the x-axis by name, each with a number per point, never falling."""
-    groups: dict[str, list[Curve]]
-    """By heading; columns without values are left out."""
-    iterations_per_point: int
-
-    @property
-    def every(self) -> list[Curve]:
-        """The curves of all groups."""
-        return [curve for group in self.groups.values() for curve in group]
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """What page.js needs to draw them, for JSON."""
-        return {"along": self.along, "columns": {c.column: c.values for c in self.every}}
-
-
 def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
-    """Return the variables of page.html. What cannot be read is left out and listed as a problem.
+    """Return the variables of page.html, whose links are relative to `page_folder`.
 
-    Args:
-        run_dir: the run's directory.
-        page_folder: the folder of the page, to which links are relative.
+    What cannot be read is left out and listed as a problem.
 
     Raises:
         UserError: it is not a run directory.
@@ -112,7 +94,7 @@ def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
         # None: the task's folder is not on this machine.
         "changed": [s for s in settings if s["value"] != s["default"]] if defaults else None,
         "total_steps": value(rows[-1], "total_steps") if rows else None,
-        "curves": _curves(columns, rows),
+        **_curves(columns, rows),
         "time_spent": _time_spent(rows),
         "slowest": _slowest_ranks(rows),
         "videos": _videos(run_dir / "videos", page_folder),
@@ -125,7 +107,7 @@ def _by_flag(config: Mapping[str, Any], prefix: str = "--") -> dict[str, Any]:
     """Return the values of a configuration by the names of their flags."""
     found: dict[str, Any] = {}
     for name, given in config.items():
-        flag = f"{prefix}{str(name).replace('_', '-')}"
+        flag = prefix + str(name).replace("_", "-")
         found |= _by_flag(given, f"{flag}.") if isinstance(given, Mapping) else {flag: given}
     return found
 
@@ -145,7 +127,7 @@ def _task_defaults(record: Mapping[str, Any]) -> dict[str, Any] | None:
 def _failures(run_dir: Path, last: int) -> tuple[dict[int, list[dict[str, Any]]], list[str]]:
     """Return the failure records by attempt, causes first, and why some cannot be read.
 
-    `last` is the number of the last attempt, whose records have no folder of their own.
+    Those of the attempt number `last` have no folder of their own.
     """
     found: dict[int, list[dict[str, Any]]] = {}
     problems = []
@@ -201,8 +183,8 @@ def _slowest_ranks(rows: Rows) -> dict[int, tuple[float, float]]:
     return {rank: (len(some) / count, fmean(some)) for rank, some in sorted(waits.items())}
 
 
-def _curves(columns: Sequence[str], rows: Rows) -> Curves:
-    """Return the curves of all columns that have values, in the order of GROUPS."""
+def _curves(known: Sequence[str], rows: Rows) -> dict[str, Any]:
+    """Return the curves by heading, those without values left out, and choices for the x-axis."""
     each = -(-len(rows) // MAX_POINTS) or 1
     steps = accumulate((value(row, "total_steps") or 0.0 for row in rows), max)
     along = {
@@ -213,9 +195,8 @@ def _curves(columns: Sequence[str], rows: Rows) -> Curves:
     headings: dict[str, str] = {}
     for heading, names in GROUPS.items():
         for name in names:
-            matching = (c for c in columns if c == name or (name[-1] == "/" and c.startswith(name)))
-            headings |= dict.fromkeys(matching, heading)
-    headings |= {c: OTHERS for c in columns if c not in headings and c not in NO_CURVES}
+            headings |= dict.fromkeys(matching_columns(name, known), heading)
+    headings |= {c: OTHERS for c in known if c not in headings and c not in NO_CURVES}
     groups: dict[str, list[Curve]] = {}
     for column, heading in headings.items():
         curve = _curve(column, rows, each)
@@ -224,14 +205,14 @@ def _curves(columns: Sequence[str], rows: Rows) -> Curves:
             groups.setdefault(heading, []).append(curve)
     ends = range(each - 1, len(rows) + each - 1, each)
     thin = {x: [_round(at[min(i, len(at) - 1)]) for i in ends] for x, at in along.items()}
-    return Curves(thin, groups, each)
+    columns = {curve.column: curve.values for some in groups.values() for curve in some}
+    return {"curves": groups, "along": thin, "columns": columns, "iterations_per_point": each}
 
 
 def _curve(column: str, rows: Rows, each: int) -> Curve | None:
     """Return a column with means over `each` iterations; None if it has no values."""
     values = [value(row, column) for row in rows]
-    known = [v for v in values if v is not None]
-    if not known:
+    if not (known := [v for v in values if v is not None]):
         return None
     points = (values[i : i + each] for i in range(0, len(values), each))
     some = ([v for v in point if v is not None] for point in points)
