@@ -94,11 +94,11 @@ def _actuators(model: mujoco.MjModel) -> dict[str, list[Any] | None]:
 
 def _joint_of(model: mujoco.MjModel, actuator: int) -> int | None:
     """Return the hinge or slide joint that an actuator drives, if it does."""
-    if model.actuator_trntype[actuator] not in (mjtTrn.mjTRN_JOINT, mjtTrn.mjTRN_JOINTINPARENT):
+    kind, joint = mjtTrn(model.actuator_trntype[actuator]), int(model.actuator_trnid[actuator, 0])
+    if kind not in (mjtTrn.mjTRN_JOINT, mjtTrn.mjTRN_JOINTINPARENT):
         return None
-    joint = int(model.actuator_trnid[actuator, 0])
-    is_scalar = model.jnt_type[joint] in (mjtJoint.mjJNT_HINGE, mjtJoint.mjJNT_SLIDE)
-    return joint if is_scalar else None
+    turns = mjtJoint(model.jnt_type[joint]) in (mjtJoint.mjJNT_HINGE, mjtJoint.mjJNT_SLIDE)
+    return joint if turns else None
 
 
 def _gains(model: mujoco.MjModel, i: int) -> tuple[float | None, float | None]:
