@@ -2,7 +2,6 @@
 
 import os
 import time
-from contextlib import closing
 from pathlib import Path
 
 import mujoco
@@ -78,7 +77,7 @@ def test_a_free_body_is_followed_and_arrows_are_drawn(tmp_path: Path) -> None:
 
 @needs_drawing
 def test_drawing_takes_what_training_leaves_and_no_signals_of_its_terminal(tmp_path: Path) -> None:
-    with closing(RenderProcess(box(), tmp_path / "box.mp4", idle=True)) as process:
+    with RenderProcess(box(), tmp_path / "box.mp4", idle=True) as process:
         children = psutil.Process().children()
         (drawing,) = (c for c in children if "mjfleet.video.render_process" in c.cmdline())
         while os.sched_getscheduler(drawing.pid) != os.SCHED_IDLE:

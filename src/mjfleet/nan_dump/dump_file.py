@@ -12,7 +12,7 @@ the number of its steps:
 """
 
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -34,8 +34,7 @@ class BadNumber(NamedTuple):
     """The first number of a world that is not finite; of two, the smaller came first."""
 
     step: int
-    place: int
-    """Place of the quantity in the order of computation within a step."""
+    place: int  # Of the quantity in the order of computation within a step.
     name: str
     component: int
 
@@ -71,11 +70,9 @@ class NanDump:
             )
         data = mujoco.MjData(self.model)
         for name, values in self.arrays.items():
-            kind, _, field = name.partition("/")
-            if kind == "start" and field == "time":
-                data.time = float(values[step, self.worlds.index(world)])
-            elif kind == "start":
-                getattr(data, field)[:] = values[step, self.worlds.index(world)]
+            if name.startswith("start/"):
+                value = values[step, self.worlds.index(world)]
+                setattr(data, name.removeprefix("start/"), value)
         # Without this flag MuJoCo would reset a world that goes bad.
         flags = self.model.opt.disableflags
         self.model.opt.disableflags = flags | mujoco.mjtDisableBit.mjDSBL_AUTORESET
@@ -85,11 +82,7 @@ class NanDump:
 
 
 def save(path: Path, model: mujoco.MjModel, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write a dump, whole or not at all, and create its folder if needed.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a dump, whole or not at all, and create its folder if needed."""
     binary = np.empty(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, binary)
     everything = {**arrays, "model": binary, "mujoco": np.array(mujoco.__version__)}
@@ -131,13 +124,9 @@ def label(name: str) -> str:
     return labels.get(kind, rest or kind)
 
 
-def checked_arrays(names: Iterable[str]) -> list[str]:
+def checked_arrays(names: Collection[str]) -> list[str]:
     """Return the arrays of a dump that must be finite, in the order of their computation."""
-
-    def place(name: str) -> int:
-        return [name.startswith(start) for start in _ORDER].index(True)
-
-    return sorted((name for name in names if name.startswith(_ORDER)), key=place)
+    return list(dict.fromkeys(n for start in _ORDER for n in names if n.startswith(start)))
 
 
 def first_bad_number(arrays: Mapping[str, np.ndarray], index: int) -> BadNumber:

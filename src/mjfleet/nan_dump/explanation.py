@@ -10,10 +10,8 @@ import numpy as np
 
 from mjfleet.nan_dump.dump_file import BadNumber, NanDump, checked_arrays, label
 
-SHOWN_STEPS = 6
-"""Steps before a bad number whose largest values are shown."""
-USUAL = ("action", "start/ctrl", "start/qpos", "start/qvel", "end/qvel")
-"""Quantities that are always shown."""
+SHOWN_STEPS = 6  # Steps up to a bad number whose largest values are shown.
+ALWAYS_SHOWN = ("action", "start/ctrl", "start/qpos", "start/qvel", "end/qvel")
 
 
 def explain_world(dump: NanDump, world: int, bad: BadNumber) -> str:
@@ -29,7 +27,7 @@ def explain_world(dump: NanDump, world: int, bad: BadNumber) -> str:
     steps = range(max(0, bad.step - SHOWN_STEPS + 1), bad.step + 1)
     rows = [("largest |value| at step", [str(step) for step in steps])]
     for name in checked_arrays(dump.arrays):
-        if name in (*USUAL, bad.name):
+        if name in (*ALWAYS_SHOWN, bad.name):
             largest = np.abs(values(name)).max(axis=1)
             rows.append((name, [f"{largest[s]:.4g}" if s < len(largest) else "" for s in steps]))
     return "\n".join(
@@ -93,9 +91,8 @@ def _is_finite(data: mujoco.MjData) -> bool:
     """Return whether the state is finite and MuJoCo has not reported it as unstable."""
     kinds = mujoco.mjtWarning
     unstable = (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC)
-    if any(data.warning[kind].number for kind in unstable):
-        return False
-    return bool(np.isfinite([*data.qpos, *data.qvel, *data.act]).all())
+    is_unstable = any(data.warning[kind].number for kind in unstable)
+    return not is_unstable and bool(np.isfinite([*data.qpos, *data.qvel, *data.act]).all())
 
 
 def _owner(model: mujoco.MjModel, bad: BadNumber) -> str:

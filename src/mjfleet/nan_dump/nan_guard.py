@@ -13,8 +13,7 @@ from mjfleet.env import Env
 from mjfleet.env.step_recorder import StepRecorder
 from mjfleet.nan_dump.dump_file import first_bad_number, label, save
 
-MAX_WORLDS = 16
-"""Worlds in a dump: those that went bad first."""
+MAX_WORLDS = 16  # In a dump: those that went bad first.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,15 @@ class RolloutGuard:
 
         None if all are finite. Waits for the device once.
         """
-        checked = self._checked_tensors(storage)
+        rollout = self._rollout(storage)
+        # With on_nan="reset", bad states are reset; what is learned from must be finite.
+        learned_from = ("observation/", "action", "reward")
+        checked = [
+            part
+            for name, parts in rollout.items()
+            if self._env.on_nan == "stop" or name.startswith(learned_from)
+            for part in parts
+        ]
         # A sum is finite only if all its terms are, and costs a fraction of looking at each.
         sums = torch.stack([values.sum(dtype=torch.float64) for values in checked])
         if sums.isfinite().all():
@@ -53,7 +60,12 @@ class RolloutGuard:
         ids = torch.stack(finite).all(dim=0).logical_not().nonzero().flatten()
         if not len(ids):
             return None  # Only the sum of huge numbers has overflowed.
-        arrays = self._arrays(storage, ids)
+        arrays = {
+            name: torch.cat([part[:, ids] for part in parts]).cpu().numpy()
+            for name, parts in rollout.items()
+        }
+        terms = arrays.pop("terms")
+        arrays |= {f"term/{name}": terms[:, :, i] for i, name in enumerate(self._env.reward_names)}
         firsts = [first_bad_number(arrays, index) for index in range(len(ids))]
         worlds = ids.tolist()
         text = (
@@ -67,35 +79,21 @@ class RolloutGuard:
         few["worlds"] = np.array([worlds[index] for index in chosen])
         return f"{text}; {self._dump(self._dump_to, few, iteration)}"
 
-    def _checked_tensors(self, storage: RolloutStorage) -> list[torch.Tensor]:
-        """Return all that must be finite, each `(steps, num_envs, ...)`."""
+    def _rollout(self, storage: RolloutStorage) -> dict[str, list[torch.Tensor]]:
+        """Return a rollout by name, each tensor `(steps, num_envs, ...)` in one part or two.
+
+        The second part is the row after the last step, of states and observations.
+        """
         last: Any = self._env.get_observations()
         observations: Any = storage.observations
-        over_steps = [storage.actions, storage.rewards, *observations.values()]
-        now = list(last.values())
-        # With on_nan="reset", bad states are reset; what is learned from must be finite.
-        if self._env.on_nan == "stop":
-            over_steps += self._recorder.tensors.values()
-            now += self._recorder.now(self._env.sim).values()
-        return [*over_steps, *(values.unsqueeze(0) for values in now)]
-
-    def _arrays(self, storage: RolloutStorage, worlds: torch.Tensor) -> dict[str, np.ndarray]:
-        """Return a dump's arrays for these worlds, by the names that dump_file.py lists."""
-        env = self._env
-        tensors: dict[str, Any] = dict(self._recorder.tensors)
-        terms = tensors.pop("terms")
-        observations: Any = storage.observations
-        tensors |= {f"observation/{name}": values for name, values in observations.items()}
-        # States and observations have a row more than the rollout has steps.
-        last: Any = env.get_observations()
-        rows = {f"observation/{name}": value for name, value in last.items()}
-        for name, value in (rows | self._recorder.now(env.sim)).items():
-            tensors[name] = torch.cat((tensors[name], value.unsqueeze(0)))
-        tensors |= {f"term/{name}": terms[:, :, i] for i, name in enumerate(env.reward_names)}
-        tensors["action"] = storage.actions
-        tensors["reward"] = storage.rewards.squeeze(2)
-        tensors["done"] = storage.dones.squeeze(2).bool()
-        return {name: value[:, worlds].cpu().numpy() for name, value in tensors.items()}
+        rollout = {name: [values] for name, values in self._recorder.tensors.items()}
+        for name, value in self._recorder.now(self._env.sim).items():
+            rollout[name].append(value.unsqueeze(0))
+        for name, values in observations.items():
+            rollout[f"observation/{name}"] = [values, last[name].unsqueeze(0)]
+        columns = {"action": storage.actions, "reward": storage.rewards.squeeze(2)}
+        columns["done"] = storage.dones.squeeze(2).bool()
+        return rollout | {name: [values] for name, values in columns.items()}
 
     def _dump(self, to: DumpTo, arrays: dict[str, np.ndarray], iteration: int) -> str:
         """Write the dump; return the command that explains it, or why it could not be written."""

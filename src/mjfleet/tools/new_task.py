@@ -18,6 +18,7 @@ from mjfleet.utils.console import print_line
 TEMPLATE = Path(__file__).with_name("task_template")
 """A task named `reacher` with classes named Reacher...; the new names replace these."""
 FILES = ("config.py", "env.py", "model.xml")
+NEXT = ("train {} --dry-run", "mjfleet check-task {}", "train {}", "play {} --resume latest")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +53,7 @@ def new_task(arguments: Sequence[str]) -> int:
     is_found = root.resolve() == Path("tasks").resolve()
     where = name if is_found else f"{name} --tasks-dir {shlex.quote(str(root))}"
     print_line("\nGo on with")
-    commands = (
-        "train {} --dry-run",
-        "mjfleet check-task {}",
-        "train {}",
-        "play {} --resume latest",
-    )
-    for command in commands:
+    for command in NEXT:
         print_line(f"  {run}{command.format(where)}")
     return 0
 

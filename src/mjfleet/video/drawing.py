@@ -1,7 +1,6 @@
 """Draws a recording as an MP4 video. Runs in the child process of render_process.py."""
 
 import io
-import tempfile
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -14,27 +13,21 @@ from PIL import Image, ImageDraw, ImageFont
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.video.video_recorder import ARROW, StateRecording
 
+Colour = tuple[int, int, int]
 WIDTH, HEIGHT = 640, 480
-MAX_RATE = 30
-"""Pictures per second, about: without a GPU, each takes a while."""
+MAX_RATE = 30  # Pictures per second, about: without a GPU, each takes a while.
 SUPERSAMPLING = 2
 """Pixels drawn for a pixel of the video, each way: smooth edges, at less cost without a GPU than
 OpenGL's own multisampling."""
-COLOURS = ((60, 200, 80), (60, 130, 250), (250, 170, 40), (230, 60, 170))
-"""Colours of arrows, in their order."""
-MIN_ARROW = 1e-3
-"""Shorter arrows are left out, m."""
+ARROW_COLOURS = ((60, 200, 80), (60, 130, 250), (250, 170, 40), (230, 60, 170))
+MIN_ARROW = 1e-3  # m; shorter arrows are left out.
+FONT = ImageFont.load_default(14)
 
 
 def write_video(
     recording: StateRecording, path: Path, pause: Callable[[], object] = lambda: None
 ) -> None:
-    """Write a recording as H.264 in real time, whole or not at all.
-
-    Args:
-        recording: what to draw.
-        path: the MP4 file.
-        pause: called after each picture.
+    """Write a recording as H.264 in real time, whole or not at all; `pause` after each picture.
 
     Raises:
         OSError: the file cannot be written.
@@ -65,18 +58,26 @@ def pictures(recording: StateRecording, every: int) -> Iterator[Image.Image]:
     stage = _Stage(recording, names, width, height)
     for step in range(0, steps, every):
         picture = Image.new("RGB", (WIDTH, HEIGHT))
-        pen = _Pen(picture)
+        pen = ImageDraw.Draw(picture)
         for env in range(num_envs):
             left, top = env % across * width, env // across * height
             picture.paste(stage.picture(step, env), (left, top))
             caption = f"{times[step, env]:.1f} s"
             if np.isfinite(returns[step, env]):
                 caption += f"   return {returns[step, env]:.4g}"
-            pen.write(caption, left + 8, top + 6)
-        x = pen.write(recording.title, 8, HEIGHT - 22)
-        for name, colour in zip(names, COLOURS, strict=False):
-            x = pen.write(name.removeprefix(ARROW), x + 20, HEIGHT - 22, colour)
+            _write(pen, caption, left + 8, top + 6)
+        x = _write(pen, recording.title, 8, HEIGHT - 22)
+        for name, colour in zip(names, ARROW_COLOURS, strict=False):
+            x = _write(pen, name.removeprefix(ARROW), x + 20, HEIGHT - 22, colour)
         yield picture
+
+
+def _write(
+    pen: ImageDraw.ImageDraw, text: str, x: float, y: float, colour: Colour = (255, 255, 255)
+) -> float:
+    """Write from (x, y), in pixels, with an edge, legible on any background; return the end's x."""
+    pen.text((x, y), text, colour, FONT, stroke_width=1, stroke_fill=(0, 0, 0))
+    return x + pen.textlength(text, FONT)
 
 
 def returns_so_far(times: np.ndarray, rewards: np.ndarray, step_dt: float) -> np.ndarray:
@@ -94,31 +95,15 @@ def returns_so_far(times: np.ndarray, rewards: np.ndarray, step_dt: float) -> np
     return returns
 
 
-class _Pen:
-    """Writes on a picture: light text with a dark edge, legible on any background."""
-
-    font = ImageFont.load_default(14)
-
-    def __init__(self, picture: Image.Image) -> None:
-        self._draw = ImageDraw.Draw(picture)
-
-    def write(
-        self, text: str, x: float, y: float, colour: tuple[int, int, int] = (255, 255, 255)
-    ) -> float:
-        """Write from (x, y), in pixels; return the x where the text ends."""
-        self._draw.text((x, y), text, colour, self.font, stroke_width=1, stroke_fill=(0, 0, 0))
-        return x + self._draw.textlength(text, self.font)
-
-
 class _Stage:
     """A model, its renderer, and the camera."""
 
     def __init__(
         self, recording: StateRecording, arrows: list[str], width: int, height: int
     ) -> None:
-        self._steps = recording.steps
-        self._arrows = arrows
-        self._model = model = _read_model(recording.model)
+        self._steps, self._arrows = recording.steps, arrows
+        assets = {"model.mjb": recording.model.tobytes()}
+        self._model = model = mujoco.MjModel.from_binary_path("model.mjb", assets)
         self._data = mujoco.MjData(model)
         width, height = SUPERSAMPLING * width, SUPERSAMPLING * height
         model.vis.global_.offwidth, model.vis.global_.offheight = width, height
@@ -134,9 +119,8 @@ class _Stage:
         """Draw an environment at the beginning of a step."""
         self._put(step, env)
         self._renderer.update_scene(self._data, self._camera)
-        for name, colour in zip(self._arrows, COLOURS, strict=False):
-            start, along = self._steps[name][step, env].astype(float)
-            self._add_arrow(start, along, colour)
+        for name, colour in zip(self._arrows, ARROW_COLOURS, strict=False):
+            self._add_arrow(*self._steps[name][step, env].astype(float), colour)
         return Image.fromarray(self._renderer.render()).reduce(SUPERSAMPLING)
 
     def _put(self, step: int, env: int) -> None:
@@ -145,9 +129,7 @@ class _Stage:
                 setattr(self._data, name, self._steps[name][step, env])
         mujoco.mj_fwdPosition(self._model, self._data)
 
-    def _add_arrow(
-        self, start: np.ndarray, along: np.ndarray, colour: tuple[int, int, int]
-    ) -> None:
+    def _add_arrow(self, start: np.ndarray, along: np.ndarray, colour: Colour) -> None:
         """Add an arrow to the scene, if it has room for one."""
         scene = self._renderer.scene
         if np.linalg.norm(along) < MIN_ARROW or scene.ngeom == scene.maxgeom:
@@ -157,13 +139,6 @@ class _Stage:
         mujoco.mjv_initGeom(geom, kind, np.zeros(3), np.zeros(3), np.zeros(9), rgba)
         mujoco.mjv_connector(geom, kind, 0.045 * self._size, start, start + along)
         scene.ngeom += 1
-
-
-def _read_model(binary: np.ndarray) -> mujoco.MjModel:
-    with tempfile.NamedTemporaryFile(suffix=".mjb") as file:
-        file.write(binary.tobytes())
-        file.flush()
-        return mujoco.MjModel.from_binary_path(file.name)
 
 
 def _camera(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[mujoco.MjvCamera | int, float]:

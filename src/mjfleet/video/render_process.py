@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,8 +31,8 @@ class RenderingError(WorkerError):
     """No video could be drawn."""
 
 
-class RenderProcess:
-    """Draws a recording into a file, which exists, whole, once `is_done`; `close` it in any case.
+class RenderProcess(ChildProcess):
+    """Draws a recording into a file, which exists, whole, once `is_done`.
 
     Args:
         recording: what to draw.
@@ -48,15 +47,12 @@ class RenderProcess:
     def __init__(self, recording: "StateRecording", path: Path, *, idle: bool = False) -> None:
         self.path = path
         chosen = os.environ.get("MUJOCO_GL")
+        command = _command(path, idle, [chosen] if chosen else BACKENDS)
         with tempfile.TemporaryFile() as file:
             recording.save(file)
             file.seek(0)
             # In the session of training: Linux gives every session as much of the processor.
-            self._child = ChildProcess(
-                _command(path, idle, [chosen] if chosen else BACKENDS),
-                stdin=file,
-                new_session=False,
-            )
+            super().__init__(command, stdin=file, new_session=False)
 
     def is_done(self) -> bool:
         """Return whether the file exists.
@@ -64,20 +60,15 @@ class RenderProcess:
         Raises:
             RenderingError: it never will.
         """
-        code = self._child.exit_code()
-        if code:
-            lines = [line for line in self._child.errors().splitlines() if line.strip()]
-            last = lines[-1] if lines else self._child.how_it_ended()
+        if code := self.exit_code():
+            lines = [line for line in self.errors().splitlines() if line.strip()]
+            last = lines[-1] if lines else self.how_it_ended()
             raise RenderingError(f"{last}; `mjfleet doctor` says what drawing needs")
         return code == 0
 
     def hurry(self) -> None:
         """Let it use all time that processors have left; call it again, it may be too early."""
-        self._child.send_signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        """End the process, done or not."""
-        self._child.end()
+        self.send_signal(signal.SIGCONT)
 
 
 def render(recording: "StateRecording", path: Path) -> None:
@@ -87,19 +78,15 @@ def render(recording: "StateRecording", path: Path) -> None:
         RenderingError: it could not be drawn.
         OSError: there is no room for a temporary file, or no process can be started.
     """
-    with closing(RenderProcess(recording, path)) as process:
+    with RenderProcess(recording, path) as process:
         while not process.is_done():
             time.sleep(LOOK_SECONDS)
 
 
 def main(path: str, idle: str, backend: str, *others: str) -> None:
-    """Draw the recording that comes in by standard input.
+    """Draw the recording that comes in by standard input; `idle` is "1" or "0".
 
-    Args:
-        path: the file to write.
-        idle: "1" or "0", see RenderProcess.
-        backend: value of MUJOCO_GL.
-        others: values to try if the first one does not work.
+    `backend` is the value of MUJOCO_GL; `others` are those to try if it does not work.
     """
     die_with_parent()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCONT])

@@ -18,20 +18,15 @@ from mjfleet.utils.console import in_a_line, print_line
 from mjfleet.video.render_process import LOOK_SECONDS, RenderProcess
 
 if TYPE_CHECKING:
-    import torch
-
     from mjfleet.env import Env
     from mjfleet.env.step_recorder import StepRecorder
     from mjfleet.loggers.logger_group import LoggerGroup
     from mjfleet.rl.runner import Runner
 
-NUM_RECORDED = 4
-"""How many environments are recorded; of fewer than that, one."""
+NUM_RECORDED = 4  # Environments; of fewer than that, one is recorded.
 ARROW = "arrow/"
-SECONDS = 10.0
-"""Simulated seconds of a training video, about."""
-LAST_SECONDS = 60.0
-"""How long the end of a run waits for videos."""
+SECONDS = 10.0  # Simulated seconds of a training video, about.
+LAST_SECONDS = 60.0  # How long the end of a run waits for videos.
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +47,7 @@ class StateRecording:
 
     def save(self, file: BinaryIO) -> None:
         """Write the recording in NumPy's format npz."""
-        arrays: dict[str, Any] = {**vars(self), **self.steps}
-        del arrays["steps"]
-        np.savez(file, **arrays)
+        np.savez(file, title=self.title, step_dt=self.step_dt, model=self.model, **self.steps)
 
     @classmethod
     def load(cls, file: BinaryIO) -> "StateRecording":
@@ -90,24 +83,17 @@ class StateRecorder:
         found = {name: tensors[f"start/{name}"] for name in fields if f"start/{name}" in tensors}
         found |= {ARROW + name: tensor for name, tensor in self._source.arrows.items()}
         found |= {"reward": tensors["terms"].sum(dim=2)}
-        self._parts.append({name: self._copy(tensor) for name, tensor in found.items()})
+        recorded = {name: tensor[:, : self._source.shown] for name, tensor in found.items()}
+        self._parts.append({name: np.array(some.cpu()) for name, some in recorded.items()})
 
     def finish(self, title: str) -> StateRecording:
         """Return what was taken since the last call, in order."""
         parts, self._parts = self._parts, []
+        steps = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         model = self._env.sim.model
         binary = np.empty(mujoco.mj_sizeModel(model), np.uint8)
         mujoco.mj_saveModel(model, None, binary)
-        return StateRecording(
-            title=title,
-            step_dt=self._env.step_dt,
-            model=binary,
-            steps={name: np.concatenate([part[name] for part in parts]) for name in parts[0]},
-        )
-
-    def _copy(self, steps: "torch.Tensor") -> np.ndarray:
-        """Copy the recorded environments of `(steps, num_envs, ...)` to the host."""
-        return np.array(steps[:, : self._source.shown].cpu())
+        return StateRecording(title=title, step_dt=self._env.step_dt, model=binary, steps=steps)
 
 
 class TrainingVideos:
@@ -128,11 +114,8 @@ class TrainingVideos:
     def __init__(
         self, runner: "Runner", interval: int, folder: Path, task: str, loggers: "LoggerGroup"
     ) -> None:
-        self._interval = interval
-        self._last = runner.agent.max_iterations
-        self._folder = folder
-        self._task = task
-        self._loggers = loggers
+        self._interval, self._last = interval, runner.agent.max_iterations
+        self._folder, self._task, self._loggers = folder, task, loggers
         assert runner.env.recorder is not None
         self._recorder = StateRecorder(runner.env, runner.env.recorder, SECONDS)
         self._waiting: tuple[int, StateRecording] | None = None
@@ -151,13 +134,10 @@ class TrainingVideos:
         if self._waiting:
             self._attempt(self._begin)
         if self._drawn:
-            print_line(
-                f"drawing the last videos, for {LAST_SECONDS:g} s at most; Ctrl-C skips them"
-            )
+            limit = f"for {LAST_SECONDS:g} s at most; Ctrl-C skips them"
+            print_line(f"drawing the last videos, {limit}")
         deadline = time.monotonic() + LAST_SECONDS
-        while self._works and self._drawn:
-            if stop() or time.monotonic() > deadline:
-                break
+        while self._works and self._drawn and not stop() and time.monotonic() < deadline:
             for _, process in self._drawn:
                 process.hurry()
             time.sleep(LOOK_SECONDS)
@@ -166,7 +146,7 @@ class TrainingVideos:
     def close(self) -> None:
         """End what is still being drawn."""
         for _, process in self._drawn:
-            process.close()
+            process.end()
         lost = self._skipped + bool(self._waiting) + len(self._drawn)
         if lost and self._works:
             logger.warning("videos that were not drawn, for lack of time: %d", lost)
@@ -185,7 +165,7 @@ class TrainingVideos:
         for number, process in list(self._drawn):
             if process.is_done():
                 self._drawn.remove((number, process))
-                process.close()
+                process.end()
                 self._loggers.video(process.path, number)
         if self._waiting and not self._drawn:
             self._begin()
