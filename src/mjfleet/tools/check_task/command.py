@@ -48,8 +48,7 @@ def check_task(arguments: Sequence[str]) -> int:
     from mjfleet.tools.check_task.task_checks import STEPS, check, disagreements
 
     seen = []
-    mistakes: dict[str, list[str]] = {}
-    """The engines that show each mistake; empty for a disagreement between them."""
+    mistakes: dict[str, list[str]] = {}  # The engines that show each; none: they disagree.
     for engine, device in places:
         where = f"{engine} on {device}"
         compiles = "; compiling a new model's kernels takes about a minute" * (engine == "warp")

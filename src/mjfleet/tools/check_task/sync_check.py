@@ -44,8 +44,7 @@ class SyncCheck(TorchFunctionMode):
 
     def __init__(self, env: Env[Any]) -> None:
         super().__init__()
-        self.waits: dict[str, str] = {}
-        """Messages about code that waits for the device, by file and line."""
+        self.waits: dict[str, str] = {}  # Messages about code that waits, by file and line.
         self._folder = os.path.join(Path(inspect.getfile(type(env))).parent, "")
         self._returned: dict[str, dict[str, tuple[Any, Any]]] = {}
         """Shape and dtype of each returned tensor, by method and name."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from mjfleet.config import AgentConfig
 from mjfleet.env.environment import Env
@@ -15,10 +16,8 @@ from mjfleet.sim.simulation import STATE_FIELDS
 from mjfleet.tools.check_task.sync_check import SyncCheck
 
 STEPS = 100
-COMPARED = 4
-"""Rows in which both engines must agree: the initial observations and the first steps."""
-MAY_CHANGE = 0.25
-"""Share of the other worlds that may change during a reset, such as by a timer that is due."""
+COMPARED = 4  # Rows in which both engines must agree: the initial one and those of the first steps.
+MAY_CHANGE = 0.25  # Share of the other worlds that may change during a reset, as by a timer.
 
 Signals = dict[str, torch.Tensor]
 """Observation groups `(1 + STEPS, num_envs, size)`, the initial ones first, and reward terms
@@ -44,15 +43,16 @@ def check(env: Env[Any], agent: AgentConfig) -> tuple[Signals, list[str]]:
             noise = torch.randn(env.num_envs, env.num_actions, generator=generator)
             actions = agent.actor.distribution.init_std * noise
             seen.append(env.step(actions.to(env.device))[0])
-    history = {name: value.double().cpu() for name, value in env.recorder.tensors.items()}
     signals = {
         f"observe()[{name!r}]": torch.stack([groups[name] for groups in seen]).double().cpu()
         for name in seen[0].keys()  # noqa: SIM118  # Of a TensorDict.
     }
-    for name, term in zip(env.reward_names, history["terms"].unbind(dim=2), strict=True):
-        signals[f"rewards()[{name!r}]"] = _from_step_one(term.unsqueeze(2))
-    ends = {f"sim.{field}": history.get(f"end/{field}") for field in RESULTS}
-    states = {name: _from_step_one(end) for name, end in ends.items() if end is not None}
+    # A row of zeros comes first, so that a row's index is the number of its step.
+    steps = {k: v.double().cpu() for k, v in env.recorder.tensors.items() if v.ndim == 3}
+    steps = {name: pad(values, (0, 0, 0, 0, 1, 0)) for name, values in steps.items()}
+    for name, term in zip(env.reward_names, steps["terms"].split(1, dim=2), strict=True):
+        signals[f"rewards()[{name!r}]"] = term
+    states = {f"sim.{f}": steps[f"end/{f}"] for f in RESULTS if f"end/{f}" in steps}
     # Bad states make everything computed from them bad: only the states are named then.
     not_finite = list(find_not_finite(states)) or list(find_not_finite(signals))
     trouble = [
@@ -71,11 +71,6 @@ def check(env: Env[Any], agent: AgentConfig) -> tuple[Signals, list[str]]:
     ]
 
 
-def _from_step_one(values: torch.Tensor) -> torch.Tensor:
-    """Prepend a row of zeros, so that a row's index is the number of its step."""
-    return torch.cat((torch.zeros_like(values[:1]), values))
-
-
 def find_not_finite(signals: Mapping[str, torch.Tensor]) -> Iterator[str]:
     """Find NaN and infinity."""
     for name, values in signals.items():
@@ -91,16 +86,11 @@ def find_not_finite(signals: Mapping[str, torch.Tensor]) -> Iterator[str]:
 
 
 def constant_terms(signals: Mapping[str, torch.Tensor], allow_alive: bool) -> Iterator[str]:
-    """Find reward terms that are the same in all worlds and steps.
-
-    With `allow_alive` a positive one is meant: it rewards staying alive.
-    """
+    """Find reward terms that are the same in all worlds and steps, but for those of being alive."""
     for name, values in signals.items():
-        term = values[1:]
-        value = float(term[0, 0, 0])
-        if not name.startswith("rewards") or (allow_alive and value > 0):
-            continue
-        if _is_constant(term).all():
+        term, value = values[1:], float(values[1, 0, 0])
+        is_for_being_alive = allow_alive and value > 0
+        if name.startswith("rewards") and not is_for_being_alive and _is_constant(term).all():
             yield (
                 f"{name}: {value + 0:g} in all worlds and steps, so that nothing is learned from "
                 "it; make it follow the state, or leave it out"
@@ -135,9 +125,8 @@ def reset_leaks(env: Env[Any]) -> Iterator[str]:
     for name, value in before.items():
         if name in after and after[name].shape == value.shape:
             now, then = after[name][kept].double(), value[kept].double()
-            changed = ~now.isclose(then, rtol=1e-4, atol=1e-6, equal_nan=True)
-            changed = changed.view(len(now), -1).any(dim=1)
-            if changed.float().mean() > MAY_CHANGE:
+            same = now.isclose(then, rtol=1e-4, atol=1e-6, equal_nan=True)
+            if same.view(len(now), -1).all(dim=1).float().mean() < 1 - MAY_CHANGE:
                 yield (
                     f"reset_worlds(mask): changes {name} where mask is false; write "
                     "torch.where(mask, new, old), with mask.unsqueeze(1) for (num_envs, size)"
