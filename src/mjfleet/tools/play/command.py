@@ -30,7 +30,7 @@ from mjfleet.worker.thread_limits import prepare
 
 Viewer = Literal["native", "web"]
 LOCALHOST, PORT = "localhost", 8080
-MAX_ENVS, MAX_ENVS_IN_VIEWER = 64, {"native": 1, "web": 16}  # The native one shows one world.
+MAX_ENVS = {"native": 1, "web": 16, None: 64}  # By viewer; the native one shows one world.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,38 +83,36 @@ def main() -> None:
 
 def play(arguments: Sequence[str]) -> int:
     """Play episodes and print their table, or open a viewer until it is closed."""
-    wanted = peek(arguments, "--resume")
-    recorded = read_recorded(wanted) if wanted else {}
+    asked, wants_help = peek(arguments, "--resume"), bool({"-h", "--help"} & set(arguments))
+    recorded = read_recorded(asked) if asked else {}
     registry = discover(os.environ, peek(arguments, "--tasks-dir") or take_tasks_dir(recorded))
     if not arguments or arguments[0].startswith("-"):
         print_line(f"usage: play <task> [flags]\n\ntasks: {', '.join(registry.tasks)}")
-        return 0 if {"-h", "--help"} & set(arguments) else 2
+        return 0 if wants_help else 2
     found, flags = registry.find(arguments[0]), arguments[1:]
-    trained = from_dict(found.defaults(), recorded)
+    trained, policy, folder = from_dict(found.defaults(), recorded), None, None
+    if asked and not (peek(flags, "--actions") or wants_help):
+        log_root = peek(flags, "--log-root") or PlayArguments.log_root
+        resume = find_resume(asked, found.name, Path(log_root, trained.agent.experiment_name))
+        trained, policy = from_dict(found.defaults(), resume.config), resume.checkpoint
+        if policy is None:
+            raise UserError(f"--resume {asked}: {'; '.join(resume.notes)}.")
+        if not Path(asked).is_file():
+            folder = policy.parent  # The run may still be training.
     parsed = _parse(found, flags, trained)
     if (parsed.resume is None) == (parsed.actions is None):
         raise UserError(
             "give --resume RUN, a checkpoint or `latest` for a trained policy, or --actions zero "
             "or random to look at the task without one."
         )
-    policy, folder = parsed.actions, None
-    if (asked := parsed.resume) is not None:
-        experiment = Path(parsed.log_root, trained.agent.experiment_name)
-        resume = find_resume(asked, found.name, experiment)
-        trained = from_dict(found.defaults(), resume.config)
-        parsed = _parse(found, flags, trained)
-        policy = resume.checkpoint
-        if policy is None:
-            raise UserError(f"--resume {asked}: {'; '.join(resume.notes)}.")
-        if not Path(asked).is_file():
-            folder = policy.parent  # The run may still be training.
+    policy = parsed.actions or policy
     assert policy is not None
     _check_output(parsed)
     config, placement = _place(found, parsed, trained)
     worlds = config.num_envs
     print_line(f"playing {policy}: {worlds} worlds, {placement.engine} engine")
+    name = policy.name if isinstance(policy, Path) else f"{policy} actions"
     with StopRequest().installed(), playing(found, config, placement, policy) as player:
-        name = policy.name if isinstance(policy, Path) else f"{policy} actions"
         if parsed.viewer:
             _view(player, name, folder, parsed)
             return 0
@@ -129,16 +127,11 @@ def play(arguments: Sequence[str]) -> int:
 
 def _parse(found: FoundTask, flags: Sequence[str], trained: TrainConfig) -> PlayArguments:
     """Parse the flags; the environment's defaults are those of the training run."""
-    most = MAX_ENVS_IN_VIEWER.get(peek(flags, "--viewer") or "", MAX_ENVS)
-    num_envs = trained.env.num_envs
+    most, num_envs = MAX_ENVS.get(peek(flags, "--viewer"), 1), trained.env.num_envs
     num_envs = most if num_envs == "auto" else min(num_envs, most)
-    return parse_flags(
-        PlayArguments,
-        flags,
-        f"play {found.name}",
-        default=PlayArguments(env=replace(trained.env, num_envs=num_envs)),
-        description=found.task.summary,
-    )
+    default = PlayArguments(env=replace(trained.env, num_envs=num_envs))
+    summary = found.task.summary
+    return parse_flags(PlayArguments, flags, f"play {found.name}", default, description=summary)
 
 
 def _check_output(parsed: PlayArguments) -> None:
