@@ -43,8 +43,7 @@ class BadNumber(NamedTuple):
 class NanDump:
     """A dump and the model it was recorded with."""
 
-    arrays: Mapping[str, np.ndarray]
-    """By the names above, without `model` and `mujoco`."""
+    arrays: Mapping[str, np.ndarray]  # By the names above, without `model` and `mujoco`.
     model: mujoco.MjModel
 
     @property

@@ -53,13 +53,11 @@ class Panel:
     x: str
     y: str
     lines: Mapping[str, Sequence[Line]]
-    is_count: bool = False
-    """Whether x is a whole number."""
+    is_count: bool = False  # Whether x is a whole number.
     of_runs: bool = False
     """Whether several lines of a label are drawn as their mean within their range, and the y-axis
     may begin above zero."""
-    dots: Mapping[str, Sequence[Line]] = field(default_factory=dict)
-    """What is drawn as single points, by label."""
+    dots: Mapping[str, Sequence[Line]] = field(default_factory=dict)  # Single points, by label.
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,7 @@ class Run:
 
     folder: Path
     rows: list[dict[str, str]]
-    group: str
-    """Equal for runs that differ only in their seed."""
+    group: str  # Equal for runs that differ only in their seed.
 
 
 def plot(arguments: Sequence[str]) -> int:

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from mjfleet.video.video_recorder import StateRecording
 
 LOOK_SECONDS = 0.05
-SHARE = 0.005
-"""Share of all cores' time for drawing during training, which needs memory and caches too."""
-BACKENDS = ("egl", "osmesa")
-"""Values of MUJOCO_GL for drawing without a window; the second one if the first does not work."""
+SHARE = 0.005  # Of all cores' time, for drawing: training needs memory and caches too.
+BACKENDS = ("egl", "osmesa")  # Of MUJOCO_GL; the second one if the first does not work.
 
 
 class RenderingError(WorkerError):

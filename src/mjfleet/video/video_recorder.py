@@ -36,10 +36,8 @@ class StateRecording:
     """The states of some environments at the beginning of each of some steps."""
 
     title: str
-    step_dt: float
-    """Simulated seconds of a step."""
-    model: np.ndarray
-    """The MjModel in MuJoCo's binary form, as bytes."""
+    step_dt: float  # Simulated seconds of a step.
+    model: np.ndarray  # The MjModel in MuJoCo's binary form, as bytes.
     steps: Mapping[str, np.ndarray]
     """`(steps, envs, ...)` each: "time" (s, since the reset), "reward", "qpos", "mocap_pos" and
     "mocap_quat" where there are such bodies; "arrow/<name>" `(steps, envs, 2, 3)`: start and
@@ -67,8 +65,7 @@ class StateRecorder:
     """
 
     def __init__(self, env: "Env[Any]", step_recorder: "StepRecorder", seconds: float) -> None:
-        self._env = env
-        self._source = step_recorder
+        self._env, self._source = env, step_recorder
         self.length = math.ceil(seconds / (env.step_dt * step_recorder.num_steps))
         """How many calls of `take` make a recording."""
         step_recorder.shown = NUM_RECORDED if env.num_envs >= NUM_RECORDED else 1
@@ -119,8 +116,7 @@ class TrainingVideos:
         assert runner.env.recorder is not None
         self._recorder = StateRecorder(runner.env, runner.env.recorder, SECONDS)
         self._waiting: tuple[int, StateRecording] | None = None
-        self._drawn: list[tuple[int, RenderProcess]] = []
-        """What is being drawn, and of which iteration it is: one, until the run ends."""
+        self._drawn: list[tuple[int, RenderProcess]] = []  # By iteration: one, until the run ends.
         self._skipped = 0
         self._works = True
 

@@ -46,8 +46,8 @@ class SyncCheck(TorchFunctionMode):
         super().__init__()
         self.waits: dict[str, str] = {}  # Messages about code that waits, by file and line.
         self._folder = os.path.join(Path(inspect.getfile(type(env))).parent, "")
+        # Shape and dtype of each returned tensor, by method and name.
         self._returned: dict[str, dict[str, tuple[Any, Any]]] = {}
-        """Shape and dtype of each returned tensor, by method and name."""
         for name in METHODS:
             if method := getattr(env, name, None):
                 setattr(env, name, partial(self._call, name, method))

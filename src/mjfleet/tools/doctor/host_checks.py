@@ -31,8 +31,7 @@ class Finding:
 
     status: Literal["ok", "warn", "FAIL"]
     found: str
-    todo: str = ""
-    """What the user can do; empty: what `check_process.REMEDIES` says."""
+    todo: str = ""  # What the user can do; empty: what `check_process.REMEDIES` says.
 
 
 def size(number: float) -> str:

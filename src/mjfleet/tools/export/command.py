@@ -27,8 +27,7 @@ from mjfleet.utils.packages import need_extra
 from mjfleet.worker.thread_limits import prepare
 
 MAX_ENVS = 64
-VERSION_ENTRY = "mjfleet_version"
-"""Entry of the metadata that marks a file as written by `mjfleet export`."""
+VERSION_ENTRY = "mjfleet_version"  # Marks the metadata as written by `mjfleet export`.
 FORMATS = {"onnx": (".onnx", ("onnx", "onnxruntime", "onnxscript")), "torchscript": (".pt", ())}
 """The suffix of each format, and what it needs of the optional dependencies."""
 

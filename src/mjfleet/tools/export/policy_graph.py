@@ -11,8 +11,7 @@ import torch
 
 Format = Literal["onnx", "torchscript"]
 
-METADATA = "policy.json"
-"""Name of the metadata in the file: a property of ONNX, an extra file of TorchScript."""
+METADATA = "policy.json"  # In the file: a property of ONNX, an extra file of TorchScript.
 OBSERVATIONS, ACTIONS = "observations", "actions"
 """The graph's input and output; a recurrent network's memory comes after them."""
 COMPARED = 1000  # Random observations.

@@ -49,8 +49,7 @@ class Curve:
     """A column of metrics.csv."""
 
     column: str
-    values: list[float | None]
-    """At most MAX_POINTS, each a mean over some iterations."""
+    values: list[float | None]  # At most MAX_POINTS, each a mean over some iterations.
     first: float
     last: float
     least: float
