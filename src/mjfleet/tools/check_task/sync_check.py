@@ -58,9 +58,8 @@ class SyncCheck(TorchFunctionMode):
         name, keywords = getattr(func, "__name__", ""), kwargs or {}
         todo = _what_to_do(name, args, keywords)
         if todo and (place := self._place()):
-            where, function, code = place
             waits = f"waits for the device ({name.strip('_')})"
-            self.waits.setdefault(where, f"{where}, in {function}(): `{code}` {waits}; {todo}")
+            self.waits.setdefault(place, f"{place} {waits}; {todo}")
         return func(*args, **keywords)
 
     def other_dtypes(self) -> Iterator[str]:
@@ -86,13 +85,13 @@ class SyncCheck(TorchFunctionMode):
             )
         return result
 
-    def _place(self) -> tuple[str, str, str] | None:
+    def _place(self) -> str | None:
         """Return file and line, function and code of the task that call torch; None for others."""
         for frame, line in traceback.walk_stack(sys._getframe(2)):
             file = frame.f_code.co_filename
             if file.startswith(self._folder):
                 code = linecache.getline(file, line).strip()
-                return f"{os.path.relpath(file)}:{line}", frame.f_code.co_name, code
+                return f"{os.path.relpath(file)}:{line}, in {frame.f_code.co_name}(): `{code}`"
             if file.startswith(MJFLEET):
                 return None
         return None

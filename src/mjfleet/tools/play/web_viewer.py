@@ -160,13 +160,10 @@ class WebDisplay:
         seconds = int(playback.env.episode_length_buf[playback.world]) * playback.env.step_dt
         terms, metrics = playback.numbers()
         total = sum(sums for _, _, sums in terms)
-        self._status.content = _table(
-            [
-                ("playing", playback.playing),
-                ("speed", "paused" if playback.is_paused else f"{real:.2f} x real time"),
-                ("world", f"{playback.world}, {seconds:.1f} s, return {total:.4g}"),
-            ]
-        )
+        speed = "paused" if playback.is_paused else f"{real:.2f} x real time"
+        world = f"{playback.world}, {seconds:.1f} s, return {total:.4g}"
+        status = [("playing", playback.playing), ("speed", speed), ("world", world)]
+        self._status.content = _table(status)
         rows = [(name, f"{step:.3g}", f"{sums:.4g}") for name, step, sums in terms]
         rows += [(name, f"{value:.3g}", "") for name, value in metrics.items()]
         self._numbers.content = _table([("", "step", "episode"), *rows])
