@@ -72,11 +72,7 @@ class NanDump:
             if name.startswith("start/"):
                 value = values[step, self.worlds.index(world)]
                 setattr(data, name.removeprefix("start/"), value)
-        # Without this flag MuJoCo would reset a world that goes bad.
-        flags = self.model.opt.disableflags
-        self.model.opt.disableflags = flags | mujoco.mjtDisableBit.mjDSBL_AUTORESET
         mujoco.mj_step(self.model, data, nstep=int(self.arrays["decimation"]))
-        self.model.opt.disableflags = flags
         return data
 
 
@@ -113,6 +109,8 @@ def load(path: Path | str) -> NanDump:
         raise UserError(
             f"{path} was written with MuJoCo {version}, and this is {mujoco.__version__}: {error}"
         ) from None
+    # Without this flag MuJoCo would reset a world that goes bad.
+    model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
     return NanDump(arrays, model)
 
 
