@@ -30,13 +30,10 @@ class RenderingError(WorkerError):
 
 
 class RenderProcess(ChildProcess):
-    """Draws a recording into a file, which exists, whole, once `is_done`.
+    """Draws a recording into an MP4 file, which exists, whole, once `is_done`.
 
-    Args:
-        recording: what to draw.
-        path: the MP4 file, in a folder that exists or can be made.
-        idle: use only processors that are idle, and no more than SHARE of their time, until
-            `hurry`.
+    With `idle`, it uses only processors that are idle, and no more than SHARE of their time, until
+    `hurry`.
 
     Raises:
         OSError: there is no room for a temporary file, or no process can be started.

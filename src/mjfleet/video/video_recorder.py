@@ -56,12 +56,9 @@ class StateRecording:
 
 
 class StateRecorder:
-    """Makes recordings from the steps that an environment keeps.
+    """Makes recordings of about `seconds` from the newest steps of the first environments.
 
-    Args:
-        env: its first environments are recorded.
-        step_recorder: holds the environment's newest steps.
-        seconds: simulated length of a recording, about.
+    `step_recorder` holds these steps.
     """
 
     def __init__(self, env: "Env[Any]", step_recorder: "StepRecorder", seconds: float) -> None:
@@ -98,14 +95,8 @@ class TrainingVideos:
 
     A video is named after the iteration with which it ends. Training does not wait for drawing: one
     process at a time draws with idle processors, and a recording that still waits for it gives way
-    to the next one. Any error ends the videos with one warning; training continues.
-
-    Args:
-        runner: its rollouts are recorded; none has begun.
-        interval: iterations from one video to the next.
-        folder: where videos are written.
-        task: the task's name.
-        loggers: receive each finished video.
+    to the next one. Any error ends the videos with one warning; training continues. No rollout of
+    `runner` has begun; `loggers` receive each finished video.
     """
 
     def __init__(

@@ -99,7 +99,8 @@ def evaluate(
             recorder.take()
 
     rows = play_episodes(env, player.act, -(-episodes // env.num_envs), after_step)
-    return _table(env, rows), recorder.finish(video_title) if recorder else None
+    recording = recorder.finish(video_title) if recorder and video_title else None
+    return _table(env, rows), recording
 
 
 def _table(env: "Env[Any]", rows: "torch.Tensor") -> str:

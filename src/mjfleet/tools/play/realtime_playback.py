@@ -22,10 +22,7 @@ SPEEDS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
 class Playback:
     """Steps all worlds in real time. Used by the thread that plays; others call `later`.
 
-    Args:
-        player: the environment and what acts in it.
-        playing: name of the policy, for display.
-        folder: a checkpoint that appears here replaces the policy; None: nothing does.
+    `playing` names the policy, for display. A checkpoint that appears in `folder` replaces it.
     """
 
     def __init__(self, player: Player, playing: str, folder: Path | None = None) -> None:
