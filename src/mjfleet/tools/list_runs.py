@@ -24,7 +24,6 @@ class RunsArguments:
 
 
 def runs(arguments: Sequence[str]) -> int:
-    """Print the runs as a table or as JSON."""
     parsed = parse_flags(RunsArguments, arguments, "mjfleet runs")
     root = Path(parsed.log_root)
     if not root.is_dir():

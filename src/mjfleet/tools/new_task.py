@@ -32,7 +32,6 @@ class NewTaskArguments:
 
 
 def new_task(arguments: Sequence[str]) -> int:
-    """Write the folder and print the next commands."""
     parsed = parse_flags(NewTaskArguments, arguments, "mjfleet new-task")
     name, root = parsed.name, Path(parsed.tasks_dir)
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,99}", name):

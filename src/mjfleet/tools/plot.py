@@ -70,7 +70,6 @@ class Run:
 
 
 def plot(arguments: Sequence[str]) -> int:
-    """Draw the columns of the runs into a file."""
     parsed = parse_flags(PlotArguments, arguments, "mjfleet plot")
     if not parsed.runs:
         raise UserError("name one run directory or more: mjfleet plot logs/<experiment>/<run>")

@@ -85,13 +85,10 @@ def returns_so_far(times: np.ndarray, rewards: np.ndarray, step_dt: float) -> np
 
     NaN where the episode began before the recording.
     """
-    begins = times < step_dt / 2
-    total = np.full(times.shape[1], np.nan)
-    returns = np.empty(times.shape)
+    begins, returns, total = times < step_dt / 2, np.empty(times.shape), np.nan
     for step, reward in enumerate(rewards):
-        total = np.where(begins[step], 0.0, total)
-        returns[step] = total
-        total = total + reward
+        returns[step] = np.where(begins[step], 0.0, total)
+        total = returns[step] + reward
     return returns
 
 

@@ -49,7 +49,6 @@ class StateRecording:
 
     @classmethod
     def load(cls, file: BinaryIO) -> "StateRecording":
-        """Read what `save` has written."""
         arrays = dict(np.load(file))
         title, step_dt, model = (arrays.pop(name) for name in ("title", "step_dt", "model"))
         return cls(title=str(title), step_dt=float(step_dt), model=model, steps=arrays)

@@ -72,7 +72,6 @@ def check(env: Env[Any], agent: AgentConfig) -> tuple[Signals, list[str]]:
 
 
 def find_not_finite(signals: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """Find NaN and infinity."""
     for name, values in signals.items():
         bad = ~values.isfinite()
         if bad.any():

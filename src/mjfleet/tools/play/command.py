@@ -77,7 +77,6 @@ class PlayArguments(Checked):
 
 
 def main() -> None:
-    """Run the command line `play`."""
     sys.exit(run_command(play, sys.argv[1:]))
 
 

@@ -82,7 +82,6 @@ class Playback:
         self.steps += 1
 
     def toggle(self) -> None:
-        """Pause or continue."""
         self.is_paused = not self.is_paused
 
     def change_speed(self, by: int) -> None:

@@ -77,7 +77,6 @@ class WebDisplay:
             self._write()
 
     def _build(self) -> None:
-        """Add the controls."""
         gui, playback = self._server.gui, self._playback
         gui.configure_theme(show_logo=False, show_share_button=False)
         tabs = gui.add_tab_group()

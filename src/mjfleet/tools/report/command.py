@@ -35,7 +35,6 @@ class ReportArguments:
 
 
 def report(arguments: Sequence[str]) -> int:
-    """Write the page."""
     parsed = parse_flags(ReportArguments, arguments, "mjfleet report")
     run_dir = find_run(parsed.run, parsed.run, Path(parsed.log_root))
     output = Path(parsed.output) if parsed.output else run_dir / "report.html"
