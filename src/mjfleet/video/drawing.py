@@ -117,7 +117,8 @@ class _Stage:
         self._put(step, env)
         self._renderer.update_scene(self._data, self._camera)
         for name, colour in zip(self._arrows, ARROW_COLOURS, strict=False):
-            self._add_arrow(*self._steps[name][step, env].astype(float), colour)
+            start, along = self._steps[name][step, env].astype(float)
+            self._add_arrow(start, along, colour)
         return Image.fromarray(self._renderer.render()).reduce(SUPERSAMPLING)
 
     def _put(self, step: int, env: int) -> None:

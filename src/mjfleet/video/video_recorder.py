@@ -45,7 +45,8 @@ class StateRecording:
 
     def save(self, file: BinaryIO) -> None:
         """Write the recording in NumPy's format npz."""
-        np.savez(file, title=self.title, step_dt=self.step_dt, model=self.model, **self.steps)
+        steps: Any = self.steps
+        np.savez(file, title=self.title, step_dt=self.step_dt, model=self.model, **steps)
 
     @classmethod
     def load(cls, file: BinaryIO) -> "StateRecording":
