@@ -130,10 +130,10 @@ def _lines(groups: Mapping[str, list[Run]], column: str, x: str) -> dict[str, li
     lines: dict[str, list[Line]] = {}
     for name, runs in groups.items():
         for rows in (run.rows for run in runs):
-            minutes = [seconds / 60 for seconds in seconds_spent(rows)]
-            steps = [float(row["total_steps"]) / 1e6 for row in rows]
-            along, values = minutes if x == "minutes" else steps, [value(r, column) for r in rows]
-            if some := [(at, v) for at, v in zip(along, values, strict=True) if v is not None]:
+            minutes = (seconds / 60 for seconds in seconds_spent(rows))
+            along = minutes if x == "minutes" else (float(r["total_steps"]) / 1e6 for r in rows)
+            values = [(at, value(row, column)) for at, row in zip(along, rows, strict=True)]
+            if some := [(at, number) for at, number in values if number is not None]:
                 lines.setdefault(name, []).append(([at for at, _ in some], [v for _, v in some]))
     return lines
 

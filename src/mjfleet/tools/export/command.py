@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -79,7 +79,7 @@ def export(arguments: Sequence[str]) -> int:
     runner = Runner(env, config.agent, "cpu", 1, found.load)
     runner.load(trained.checkpoint, {"actor": True, "iteration": True})
     policy = runner.get_inference_policy()
-    entries = {
+    entries: dict[str, Any] = {
         "task": found.name,
         VERSION_ENTRY: version("mjfleet"),
         "iteration": runner.current_learning_iteration,
@@ -89,7 +89,7 @@ def export(arguments: Sequence[str]) -> int:
     # Each list of numbers or names is put on one line.
     metadata = re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text)
     graph = make_graph(policy, parsed.format, metadata)
-    sizes = {name: group.shape[1] for name, group in env.get_observations().items()}
+    sizes = [group["size"] for group in entries["observations"]]
     difference, tolerance = compare(policy, sizes, parsed.format, graph)
     print_line(
         f"{COMPARED:,} random observations: actions differ by at most {difference:.2g} from the "

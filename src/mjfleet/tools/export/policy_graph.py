@@ -3,7 +3,7 @@
 import io
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -70,14 +70,12 @@ def _torchscript(policy: Any, metadata: str) -> bytes:
 
 
 @torch.inference_mode()
-def compare(
-    policy: Any, sizes: Mapping[str, int], kind: Format, graph: bytes
-) -> tuple[float, float]:
+def compare(policy: Any, sizes: Sequence[int], kind: Format, graph: bytes) -> tuple[float, float]:
     """Return how far a graph's actions are from the policy's, for COMPARED random observations.
 
     Observations are drawn from the normaliser's normal distribution, if there is one, else from the
-    standard one. A recurrent network sees them as one episode. `sizes` are those of the observation
-    groups, `graph` is the content of the file.
+    standard one. A recurrent network sees them as one episode. `sizes` are those of the policy's
+    observation groups, `graph` is the content of the file.
 
     Returns:
         The largest difference of an action, and the largest one that is tolerated.
@@ -86,12 +84,9 @@ def compare(
     if policy.obs_normalization:
         rows = policy.obs_normalizer.mean + policy.obs_normalizer.std * rows
     steps = rows.view(COMPARED if policy.is_recurrent else 1, -1, policy.obs_dim)
-    names = policy.obs_groups
-    split = steps.split([sizes[name] for name in names], dim=2)
     policy.reset()
-    expected = torch.cat(
-        [policy(dict(zip(names, step, strict=True))) for step in zip(*split, strict=True)]
-    )
+    groups = (zip(policy.obs_groups, step.split(sizes, dim=1), strict=True) for step in steps)
+    expected = torch.cat([policy(dict(observation)) for observation in groups])
     actions = (_play_onnx if kind == "onnx" else _play_torchscript)(graph, steps)
     tolerated = TOLERANCE * max(1.0, expected.abs().max().item())
     return (actions - expected).abs().max().item(), tolerated
