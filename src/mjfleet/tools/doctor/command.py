@@ -13,7 +13,7 @@ from typing import Literal
 from mjfleet.cli.flags import parse_flags
 from mjfleet.config import LaunchConfig, to_dict
 from mjfleet.config.launch_config import GpuRequest
-from mjfleet.config.validation import above, check
+from mjfleet.config.validation import Checked, Positive
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import choose_devices, needs_gpus
 from mjfleet.launch.placement import choose_backend
@@ -28,7 +28,7 @@ from mjfleet.worker.worker_args import LOOPBACK_ALONE, WorkerArgs
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorArguments:
+class DoctorArguments(Checked):
     """Check what training on these devices needs, and say what to do about what is missing."""
 
     gpu_ids: GpuRequest = "auto"
@@ -39,11 +39,11 @@ class DoctorArguments:
     """Library for communication between workers; `auto`: nccl on GPUs, gloo on the CPU."""
     log_root: str = "logs"
     """Folder in which run directories would be created."""
-    timeout: float = 60.0
+    timeout: Positive = 60.0
     """Seconds after which a check counts as failed."""
 
     def __post_init__(self) -> None:
-        check(self, timeout=above(0))
+        super().__post_init__()
         self.launch_config()
 
     def launch_config(self) -> LaunchConfig:
