@@ -23,8 +23,7 @@ UNIONS = {
     ),
 }  # fmt: skip
 """Types of which tyro's messages are hard to understand: flag, metavar, words, what is allowed."""
-MIN_COLUMNS = 20
-"""In a terminal that is narrower than its columns, tyro lays out help for ever."""
+MIN_COLUMNS = 20  # In a narrower terminal, tyro lays out help for ever.
 
 
 def parse_flags(

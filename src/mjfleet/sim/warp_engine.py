@@ -20,8 +20,8 @@ from mjfleet.sim.simulation import (
     no_garbage_collection,
 )
 
+# Not warnings: a solver that stops at its limit of iterations works as intended.
 _LIMITS = mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS
-"""Not warnings: a solver that stops at its limit of iterations works as intended."""
 
 FOLLOWING = (
     "body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0", "actuator_acc0",

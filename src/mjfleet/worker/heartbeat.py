@@ -14,10 +14,8 @@ from typing import Self
 
 from mjfleet.rl.phase import HeartbeatBase, Phase
 
-START_SECONDS = 120.0
-"""The least time that a worker may take before training begins: disks can be slow."""
-ASLEEP_SECONDS = 5.0
-"""A longer gap between two looks means that the process that looks was suspended."""
+START_SECONDS = 120.0  # The least that a worker may take before training begins: disks are slow.
+ASLEEP_SECONDS = 5.0  # After a longer gap between two looks, the process that looks was suspended.
 
 
 class Heartbeat(ctypes.Structure, HeartbeatBase):

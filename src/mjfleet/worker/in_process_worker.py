@@ -29,8 +29,7 @@ from mjfleet.worker.worker_args import Outcome, WorkerArgs
 from mjfleet.worker.worker_main import train_worker
 
 LOOK_SECONDS = 1.0
-PRINT_SECONDS = 5.0
-"""How long a worker that hangs may take to print why: its terminal may have no reader."""
+PRINT_SECONDS = 5.0  # How long printing why it hangs may take: its terminal may have no reader.
 
 
 def train_in_process(

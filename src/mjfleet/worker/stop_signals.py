@@ -18,8 +18,7 @@ from mjfleet.utils.console import print_line
 
 CONTROLLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """The signals that are handled. Schedulers often announce the end of a job by SIGUSR1."""
-FORCE_SECONDS = 1.5
-"""How long a second signal waits for the main thread, which may be inside a library."""
+FORCE_SECONDS = 1.5  # How long a second signal waits for the main thread, perhaps in a library.
 SAME_SIGNAL_SECONDS = 0.5
 """A signal within this time is the same one: `uv run`, for instance, passes on what the terminal
 has sent to the whole group."""

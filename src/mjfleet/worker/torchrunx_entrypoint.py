@@ -20,10 +20,8 @@ from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, HostArgs, WorkerArgs
 from mjfleet.worker.worker_main import train_worker
 
-FLUSH_SECONDS = 5.0
-"""How long a worker that has failed may take to write what it has printed."""
-RELAY_SECONDS = 0.2
-"""Within this time the launcher has copied what rank 0 printed into rank 0's log file."""
+FLUSH_SECONDS = 5.0  # How long a worker that has failed may take to write what it has printed.
+RELAY_SECONDS = 0.2  # Within this time the launcher copies rank 0's output into its log file.
 
 
 def train_as_torchrunx_worker(args: WorkerArgs) -> None:

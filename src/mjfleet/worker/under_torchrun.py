@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable: the file, in the agent's folder, for the reason of a worker's failure."""
-NOTE = "mjfleet-run"
-"""The file in that folder that holds the run directory; empty: the run was given back."""
-FIRST = "mjfleet/first"
-"""The store's key for the name of rank 0."""
+NOTE = "mjfleet-run"  # The file there that names the run directory; empty: it was given back.
+FIRST = "mjfleet/first"  # The store's key for the name of rank 0.
 
 
 def is_from_torchrun() -> bool:
