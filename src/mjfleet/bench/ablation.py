@@ -9,6 +9,7 @@ from typing import Literal
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, Spread, Table, write_text
 from mjfleet.bench.timed_training import train_ours
+from mjfleet.config.validation import Count
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.worker.thread_limits import THRESHOLDS
@@ -43,7 +44,7 @@ class AblationOptions(Options):
     """`None`: the tricks are for the CPU."""
     also: tuple[str, ...] = ("go1-velocity-flat",)
     """Further tasks to measure."""
-    num_envs: int = 1024
+    num_envs: Count = 1024
     """Environments."""
     page: str | None = None
     """Page to write the table into, between its markers, such as docs/speed.md."""

@@ -5,10 +5,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from mjfleet.config import LaunchConfig, TrainConfig, from_dict
-from mjfleet.config.validation import Rule, at_least, check, optional
+from mjfleet.config import TrainConfig, from_dict
+from mjfleet.config.launch_config import FOLDER, GPUS, GpuRequest
+from mjfleet.config.validation import Checked, Count, OptionalCount, Rule
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, select_devices
 from mjfleet.launch.placement import Host, make_worker_args, place_workers
@@ -16,47 +17,32 @@ from mjfleet.registry import FoundTask
 from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.worker.worker_args import WorkerArgs
 
-RULES = {
-    "num_envs": Rule(
-        lambda v: min(v if isinstance(v, tuple) else (v,), default=0) > 0,
-        "at least one positive number",
-    ),
-    "iterations": at_least(1),
-    "warmup": at_least(1),
-    "repeats": at_least(1),
-    "output": Rule(lambda v: v.strip() != "", "the name of a folder"),
-    "workers": optional(at_least(1)),
-    "ranks": Rule(lambda v: len(v) > 0 and min(v) > 1, "numbers from 2 on"),
-}
-"""By the name of a field, whichever benchmark has it."""
+Counts = Annotated[
+    tuple[int, ...], Rule(lambda v: min(v, default=0) > 0, "at least one positive number")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Checked):
     """The flags of every benchmark."""
 
-    flags: ClassVar[str] = ""
     several: ClassVar[bool] = False  # Whether the benchmark uses several GPUs.
     task: ClassVar[str | None] = None  # Its default task.
 
-    gpu_ids: list[int] | Literal["auto", "all"] | None = "auto"
+    gpu_ids: Annotated[GpuRequest, GPUS] = "auto"
     """`auto` (GPU 0, else the CPU), `None` (the CPU), or indices of visible GPUs."""
     engine: Literal["auto", "warp", "native"] = "auto"
     """`warp` (MuJoCo-Warp), `native` (MuJoCo's threads, CPU only); `auto`: warp on a GPU only."""
-    cpu_threads: int | None = None
+    cpu_threads: OptionalCount = None
     """CPU threads of mjfleet; `None`: one for each core that this process may use."""
-    iterations: int = 20
+    iterations: Count = 20
     """Iterations to measure in each run."""
-    warmup: int = 5
+    warmup: Count = 5
     """Iterations before them, which are not measured."""
-    repeats: int = 5
+    repeats: Count = 5
     """How often to measure everything, in turn."""
-    output: str = "benchmarks"
+    output: Annotated[str, FOLDER] = "benchmarks"
     """Folder for the results, as JSON and Markdown."""
-
-    def __post_init__(self) -> None:
-        check(self, **{name: rule for name, rule in RULES.items() if hasattr(self, name)})
-        LaunchConfig(gpu_ids=self.gpu_ids, cpu_threads=self.cpu_threads)
 
 
 @dataclass(frozen=True)

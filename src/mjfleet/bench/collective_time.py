@@ -16,15 +16,17 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import run_module
+from mjfleet.config.validation import Count, Rule
 from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
 from mjfleet.worker.worker_args import WorkerArgs
 
 TIMEOUT_SECONDS = 600.0  # After which a collective gives up.
+SEVERAL = Rule(lambda v: min(v, default=0) > 1, "numbers from 2 on")
 NOTES = (
     "Medians of the repeats, with the least and the greatest. All ranks are processes of this "
     "machine, which share its cores: more of them than cores also wait for their turn.",
@@ -47,9 +49,9 @@ class ExchangeOptions(Options):
 
     gpu_ids: list[int] | Literal["auto", "all"] | None = None
     """`None`: the ranks are processes of the CPU."""
-    ranks: tuple[int, ...] = (2, 4, 16, 64)
+    ranks: Annotated[tuple[int, ...], SEVERAL] = (2, 4, 16, 64)
     """Numbers of ranks to measure."""
-    num_envs: int = 1024
+    num_envs: Count = 1024
     """Environments whose state a rank hands over for a checkpoint."""
 
 

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mjfleet.bench.benchmark_options import Options, Setup, progress
+from mjfleet.bench.benchmark_options import Counts, Options, Setup, progress
 from mjfleet.bench.result import Cell, Result, Table
-from mjfleet.config.validation import above, check
+from mjfleet.config.validation import Positive
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.utils.child_process import ChildProcess, python_module
@@ -39,7 +39,7 @@ class GpuOptions(Options):
 
     also: tuple[str, ...] = ("go1-velocity-flat",)
     """Further tasks; most parts take the last one."""
-    num_envs: tuple[int, ...] = (4096, 16384)
+    num_envs: Counts = (4096, 16384)
     """Numbers of environments for the speed; other parts take the first."""
     iterations: int = 60
     """Iterations of the comparison of CUDA graphs with calls."""
@@ -47,16 +47,12 @@ class GpuOptions(Options):
     """Iterations before those that are measured."""
     repeats: int = 1
     """How often to measure the speed."""
-    minutes: float = 25.0
+    minutes: Positive = 25.0
     """Minutes for all parts together."""
     parts: tuple[str, ...] = ()
     """Parts to run; none: all. Results of other parts in --output are kept."""
     dry_run: bool = False
     """Print the parts and their time limits; run nothing and write nothing."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self, minutes=above(0))
 
 
 @dataclass(frozen=True)

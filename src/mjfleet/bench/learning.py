@@ -9,6 +9,7 @@ from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.mjlab_setup import find_peer, train_peer
 from mjfleet.bench.result import Cell, Result, Spread, Table
 from mjfleet.bench.timed_training import train_ours
+from mjfleet.config.validation import Count
 from mjfleet.tools.plot import Line, Panel, draw
 
 LAST = 10  # Iterations at the end of a run whose mean counts.
@@ -31,7 +32,7 @@ class LearningOptions(Options):
     """Iterations of each run; all of them count, and --warmup does not."""
     repeats: int = 3
     """Seeds, from 1 on."""
-    num_envs: int = 1024
+    num_envs: Count = 1024
     """Environments."""
     peer: Literal["mjlab", "none"] = "mjlab"
     """The stack to compare with."""

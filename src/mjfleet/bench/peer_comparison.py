@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mjfleet.bench.benchmark_options import Options, Setup, progress
+from mjfleet.bench.benchmark_options import Counts, Options, Setup, progress
 from mjfleet.bench.mjlab_setup import find_peer, train_peer
 from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import TRAIN, run_timed, train_ours
@@ -32,7 +32,7 @@ class MjlabOptions(Options):
     peer: ClassVar[str] = "mjlab"
     task = "cartpole-balance"
 
-    num_envs: tuple[int, ...] = (256, 1024, 4096)
+    num_envs: Counts = (256, 1024, 4096)
     """Numbers of environments to measure."""
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import train_ours
+from mjfleet.config.validation import Count, OptionalCount
 from mjfleet.tools.plot import Panel, draw
 
 NOTES = (
@@ -29,9 +30,9 @@ class ScalingOptions(Options):
 
     gpu_ids: list[int] | Literal["auto", "all"] | None = "all"
     """`all` visible GPUs, else the CPU; `None` (the CPU), or indices of visible GPUs."""
-    workers: int | None = None
+    workers: OptionalCount = None
     """The most workers; `None`: the number of visible GPUs, or 2 on the CPU."""
-    num_envs: int = 1024
+    num_envs: Count = 1024
     """Environments of each worker."""
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, Spread, Table
 from mjfleet.bench.timed_training import TRAIN, run_timed, train_ours
+from mjfleet.config.validation import Count
 
 COLD, WARM = "first iteration, cold kernel cache", "first iteration"
 IMPORTS = "imports"
@@ -42,9 +43,9 @@ class StartupOptions(Options):
 
     iterations: int = 1
     """Iterations of each run, of which the first counts."""
-    num_envs: int = 1024
+    num_envs: Count = 1024
     """Environments of each worker."""
-    workers: int = 1
+    workers: Count = 1
     """Workers."""
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
-from mjfleet.bench.benchmark_options import Options, Setup
+from mjfleet.bench.benchmark_options import Counts, Options, Setup
 from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import run_module
-from mjfleet.config.validation import at_least, check
+from mjfleet.config.validation import at_least
 
 PARTS = ("physics", "rest of the environment", "policy", "storage", "update", "reporting", "other")
 NOTES = (
@@ -31,12 +31,10 @@ NOTES = (
 class ThroughputOptions(Options):
     """Env steps per second and where the time goes, beside the engine's own limit."""
 
-    num_envs: tuple[int, ...] = (256, 1024, 4096)
+    num_envs: Counts = (256, 1024, 4096)
     """Numbers of environments to measure."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self, iterations=at_least(2))
+    iterations: Annotated[int, at_least(2)] = 20
+    """Iterations to measure in each run."""
 
 
 def throughput(setup: Setup, options: ThroughputOptions) -> Result:
