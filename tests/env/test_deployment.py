@@ -102,10 +102,13 @@ def test_what_the_task_says_is_added(env: LegEnv) -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"observations": {"actor": [{"name": "leg", "size": 1}]}}, "have size 1, but it has 9"),
+        (
+            {"observations": {"actor": [{"name": "leg", "size": 1}]}},
+            "add up to 1, but its size is 9",
+        ),
         ({"observations": {"actor": [{"name": "leg"}]}}, "name and a size"),
-        ({"observations": {"actr": []}}, "no observation group: actr"),
-        ({"observations": ["actor"]}, "by observation group"),
+        ({"observations": {"actr": []}}, "groups that the task lacks: actr"),
+        ({"observations": ["actor"]}, "a list of parts for each group"),
         ({"pose": torch.zeros(1)}, "plain JSON data"),
         ({"pose": float("nan")}, "plain JSON data"),
         (None, "plain JSON data"),

@@ -267,7 +267,7 @@ class Misshapen(ReachEnv):
         ("column", r"rewards\(\)\['alive'\] has shape \(2, 1\)"),
         ("float mask", r"terminated\(\) is torch.float32, not torch.bool"),
         ("number", r"rewards\(\)\['alive'\] is float, not a tensor \(2,\)"),
-        ("tensor", r"observe\(\) is no dictionary"),
+        ("tensor", r"observe\(\) must return a dictionary"),
         ("empty", r"observe\(\)\['actor'\] has shape \(2, 0\)"),
         ("flat arrow", r"debug_vis\(\)\['target'\] has shape \(2, 2\)"),
     ],

@@ -103,7 +103,7 @@ def test_a_run_is_known_by_the_beginning_of_its_name(
     assert several.value.args[0].count("c/") == 6  # What was typed, and five.
     assert "and 4 more" in several.value.args[0]
     for typed in ("2026-05-05_12", "b/2027-05-04_12", "logs/bb/2026-05-04_12"):
-        with pytest.raises(UserError, match=r"does not exist.*Near: .*b/2026-05-04_12"):
+        with pytest.raises(UserError, match=r"does not exist.*Similar names: .*b/2026-05-04_12"):
             find_run(typed, typed, root)
 
 
@@ -145,7 +145,7 @@ def test_a_crash_while_saving_leaves_a_good_checkpoint(tmp_path: Path) -> None:
         (("--resume", "other"), "is a run of the task cartpole-swingup"),
         (("--resume", "run/checkpoints/model_4.pt"), "is damaged or no checkpoint"),
         (("--resume", "broken"), "all of its 1 checkpoints are damaged"),
-        (("--resume", "locked"), "is being trained: by process 7 on somewhere"),
+        (("--resume", "locked"), "is being trained by process 7 on somewhere"),
         (("--max-restarts", "-1"), "--max-restarts is -1; it must be at least 0"),
         (("--hang-timeout", "-1"), "--hang-timeout is -1.0; it must be at least 0"),
         (("--keep-checkpoints", "0"), "--keep-checkpoints is 0; it must be at least 1"),

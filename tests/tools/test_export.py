@@ -222,7 +222,7 @@ def test_mistakes_are_answered(runs: dict[str, Path], run: Run, tmp_path: Path) 
         (["run", "--output", "run/run.onnx"], "run.json exists and was not written by an export"),
         (
             ["run", "--format", "torchscript", "--output", "run/checkpoints/model_3.pt"],
-            "has the name of a checkpoint",
+            "is named like a checkpoint",
         ),
     ):
         result = run("mjfleet", "export", *arguments, prelude=POISON)

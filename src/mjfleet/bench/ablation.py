@@ -41,7 +41,7 @@ class AblationOptions(Options):
     task = "cartpole-balance"
 
     gpu_ids: list[int] | Literal["auto", "all"] | None = None
-    """`None`: the tricks are for the CPU."""
+    """`None` (the CPU), which the tricks are for."""
     also: tuple[str, ...] = ("go1-velocity-flat",)
     """Further tasks to measure."""
     num_envs: Count = 1024

@@ -38,7 +38,7 @@ class Options(Checked):
     iterations: Count = 20
     """Iterations to measure in each run."""
     warmup: Count = 5
-    """Iterations before them, which are not measured."""
+    """Iterations before those, which are not measured."""
     repeats: Count = 5
     """How often to measure everything, in turn."""
     output: Annotated[str, FOLDER] = "benchmarks"
@@ -78,7 +78,9 @@ class Setup:
         most = len(gpus) or threads or len(os.sched_getaffinity(0))
         if workers > most:
             what = "GPUs" if gpus else "CPU threads"
-            raise UserError(f"--workers is {workers}; it must be at most {most}, the {what}.")
+            raise UserError(
+                f"--workers is {workers}; it must be at most {most}, the number of {what}."
+            )
         values: dict[str, Any] = {
             "gpu_ids": list(gpus[:workers]) or None,
             "engine": self.options.engine,

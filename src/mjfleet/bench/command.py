@@ -100,7 +100,7 @@ def _run(
     found = discover(os.environ).find(task)
     folder = Path(options.output)
     if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
-        raise UserError(f"--output {folder}: a part of that is a file; it must be a folder.")
+        raise UserError(f"--output {folder}: this path leads through a file; it must be a folder.")
     devices = choose_devices(options)
     taken, machine, versions = now(), _describe_machine(), _describe_software()
     typed = re.sub(" --output[= ]('.*?'|[^ ]*)", "", f"mjfleet bench {shlex.join(arguments)}")

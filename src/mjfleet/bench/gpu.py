@@ -33,7 +33,7 @@ NOTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class GpuOptions(Options):
-    """Whether training on a GPU is right and fast: what a first half hour there has to show."""
+    """Check within half an hour that training on a GPU is correct and fast."""
 
     task = "cartpole-balance"
 

@@ -29,7 +29,7 @@ class LearningOptions(Options):
     """Reward against samples and against time, over seeds, by mjfleet and by mjlab."""
 
     iterations: int = 150
-    """Iterations of each run; all of them count, and --warmup does not."""
+    """Iterations of each run. All are measured: --warmup has no effect."""
     repeats: int = 3
     """Seeds, from 1 on."""
     num_envs: Count = 1024

@@ -79,7 +79,7 @@ def find_peer(name: str, setup: Setup) -> Peer:
         return Peer(name, [sys.executable, "-P"], notes=[RSL_RL])
     if setup.found.name not in MJLAB_TASKS:
         known = ", ".join(MJLAB_TASKS)
-        raise UserError(f"mjlab has no counterpart of {setup.found.name}; of these: {known}.")
+        raise UserError(f"mjlab has no counterpart of {setup.found.name}; it has those of {known}.")
     task, timestep, integrator, notes = MJLAB_TASKS[setup.found.name]
     folder = install_mjlab(setup.scratch)
     python, train = f"{folder}/bin/python", f"{folder}/bin/train"
@@ -128,7 +128,7 @@ def install_mjlab(scratch: Path) -> Path:
     if folder.is_dir():
         return folder
     if not (uv := shutil.which("uv")):
-        raise UserError("mjlab is installed by uv, which is not there: `pip install uv`.")
+        raise UserError("mjlab is installed by uv, which is missing: `pip install uv`.")
     progress(f"installing mjlab {VERSION} into {folder}")
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:

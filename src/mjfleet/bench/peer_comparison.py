@@ -27,7 +27,7 @@ NOTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class MjlabOptions(Options):
-    """The same training by mjlab, which is installed for it, in turn with mjfleet's."""
+    """The same training by mjlab, which is installed for this, and by mjfleet in turn."""
 
     peer: ClassVar[str] = "mjlab"
     task = "cartpole-balance"

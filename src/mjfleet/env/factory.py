@@ -71,7 +71,7 @@ def _env_class(found: FoundTask) -> type[Env[Any]]:
     """Load the task's class of environments."""
     env_class = found.load(found.task.env_class)
     if not (isinstance(env_class, type) and issubclass(env_class, Env)):
-        raise UserError(f"task {found.name}: {found.task.env_class} is no subclass of Env.")
+        raise UserError(f"task {found.name}: {found.task.env_class} is not a subclass of Env.")
     if missing := sorted(env_class.__abstractmethods__):
         raise UserError(f"task {found.name}: {env_class.__name__} lacks {', '.join(missing)}.")
     if hasattr(env_class, "arrows"):
@@ -98,7 +98,7 @@ def on_device(engine: Literal["warp", "native"], device: str) -> Iterator[None]:
         if index >= count:
             raise UserError(
                 f"torch {torch.__version__} (built for CUDA {torch.version.cuda}) sees {count} "
-                f"GPUs, so not index {index}. Its driver may be too old, CUDA_VISIBLE_DEVICES may "
+                f"GPUs, so not index {index}. The driver may be too old, CUDA_VISIBLE_DEVICES may "
                 "name a GPU that is not there, or several MIG devices, of which a process sees "
                 "one. --gpu-ids None trains on the CPU."
             )

@@ -25,7 +25,7 @@ def check_returns(env: Any) -> None:
     tensors: list[tuple[str, Any, str | int | None]] = []
     for method, found in returned.items():
         if not isinstance(found, dict) or not (found or method in ("metrics", "debug_vis")):
-            raise UserError(f"{env_name}.{method}() is no dictionary of names to tensors.")
+            raise UserError(f"{env_name}.{method}() must return a dictionary of names to tensors.")
         for key, value in found.items():
             parts = value if isinstance(value, tuple) else (value,)
             tensors += [(f"{method}()[{key!r}]", part, COLUMNS[method]) for part in parts]

@@ -101,7 +101,7 @@ def load(path: Path | str) -> NanDump:
         raise UserError(f"{path}: {error.strerror or error}") from None
     except (ValueError, TypeError, KeyError, AttributeError, EOFError, zipfile.BadZipFile):
         raise UserError(
-            f"{path} is not a dump; those of a run are failures/nan_rank<r>.npz"
+            f"{path} is not a NaN dump; a run's dumps are failures/nan_rank<r>.npz"
         ) from None
     try:
         model = mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": binary})

@@ -122,8 +122,8 @@ class Checkpointer:
         total = self._runner.agent.max_iterations
         if state["iter"] >= total:
             raise UserError(
-                f"checkpoint {path} has {state['iter']} iterations, all of --agent.max-iterations "
-                f"{total}; a greater total trains on."
+                f"checkpoint {path} has {state['iter']} iterations, and --agent.max-iterations is "
+                f"{total}: raise it to train further."
             )
 
     def _restore_learning(self, state: dict[str, Any]) -> list[str]:

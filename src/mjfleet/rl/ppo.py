@@ -160,7 +160,7 @@ class PPO(Algorithm):
             raise UserError(
                 "--agent.algorithm.backprop closed-form needs a CPU, GaussianDistribution, and one "
                 "of the activations elu, selu, relu, crelu, lrelu, tanh, sigmoid, identity. "
-                "`auto` takes autograd for others."
+                "Otherwise `auto` uses autograd."
             )
         if config.backprop == "autograd" or not is_known:
             return AutogradBackprop(*networks, self.gradient, config)

@@ -129,8 +129,8 @@ def _choose(path: Path, flag: str = "") -> tuple[Path | None, tuple[str, ...]]:
     if not path.is_dir():
         if damage := why_damaged(path):
             raise UserError(
-                f"{flag}{path} is damaged or no checkpoint: {damage}. For the newest good one of "
-                "a run, name the run directory."
+                f"{flag}{path} is damaged or no checkpoint: {damage}. Name the run directory to "
+                "resume from its newest good checkpoint."
             )
         return path, ()
     found = checkpoints_in(path / "checkpoints")

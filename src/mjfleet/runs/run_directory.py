@@ -176,7 +176,7 @@ def lock_run(run_dir: Path) -> int | None:
             os.close(lock)
             pid, host = map(read_record(run_dir).get, ("pid", "host"))
             raise UserError(
-                f"{run_dir} is being trained: by process {pid} on {host}. Stop it first."
+                f"{run_dir} is being trained by process {pid} on {host}. Stop it first."
             ) from None
         except OSError:
             os.close(lock)

@@ -81,8 +81,8 @@ def find_run(wanted: str, name: str, root: Path, experiment: str | None = None) 
     alike = difflib.get_close_matches(wanted, beginnings, LISTED, NEAR)
     near = list(dict.fromkeys(beginnings[beginning] for beginning in alike))
     raise UserError(
-        f"{name} does not exist, and no run in {root} has a name that begins so. "
-        + (f"Near: {_listed(near)}. " if near else "")
+        f"{name} does not exist, and no run in {root} has a name that begins with it. "
+        + (f"Similar names: {_listed(near)}. " if near else "")
         + f"`mjfleet runs --log-root {root}` lists all."
     )
 

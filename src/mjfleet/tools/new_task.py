@@ -36,8 +36,8 @@ def new_task(arguments: Sequence[str]) -> int:
     name, root = parsed.name, Path(parsed.tasks_dir)
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,99}", name):
         raise UserError(
-            f"the name is {name!r}; it must be at most 100 letters, digits, dashes and "
-            "underscores, a letter first."
+            f"the name is {name!r}; it must have at most 100 letters, digits, dashes and "
+            "underscores, and begin with a letter."
         )
     known = discover(os.environ, parsed.tasks_dir if root.is_dir() else None).tasks
     if name in known:

@@ -32,7 +32,7 @@ Line = tuple[Sequence[float], Sequence[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class PlotArguments:
-    """Draw curves of runs. Runs that differ only in their seed become a mean within its range."""
+    """Draw curves of runs. Runs that differ only in their seed are drawn as a mean and a range."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Run directories, beginnings of runs' names, or `latest`."""

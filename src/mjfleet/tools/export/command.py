@@ -37,12 +37,12 @@ class ExportArguments:
     """Write a trained policy, its normaliser included, as a file that runs without mjfleet."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """Run directory, whose newest checkpoint is taken, a checkpoint in one, `latest`, or the
-    beginning of a run's name."""
+    """Run directory (its newest checkpoint is taken), checkpoint in one, beginning of a run's name,
+    or `latest`."""
     format: Literal["onnx", "torchscript"] = "onnx"
     """Format of the file."""
     output: str | None = None
-    """File to write, with a .json beside it; `None`: exported/policy.onnx (.pt) in the run."""
+    """File to write, and a .json beside it; `None`: exported/policy.onnx (.pt) in the run."""
     log_root: str = "logs"
     """Folder that holds the run directories."""
     tasks_dir: str | None = None
@@ -114,7 +114,7 @@ def _check_output(output: Path, metadata_file: Path, suffix: str) -> None:
     if output.suffix != suffix:
         raise UserError(f"--output {output}: its name must end in {suffix}.")
     if iteration_of(output) is not None and output.exists():
-        raise UserError(f"--output {output}: it exists and has the name of a checkpoint.")
+        raise UserError(f"--output {output} exists and is named like a checkpoint.")
     marker = f'"{VERSION_ENTRY}"'
     if metadata_file.is_file() and marker in metadata_file.read_text(errors="replace"):
         return

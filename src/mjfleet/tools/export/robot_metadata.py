@@ -33,10 +33,12 @@ def describe(env: Env[Any], groups: Sequence[str]) -> dict[str, Any]:
         raise UserError(f"{what} must return a dictionary of plain JSON data: {error}.") from None
     layouts = own.pop("observations", {})
     if not isinstance(layouts, dict):
-        raise UserError(f"{what}: its `observations` must be lists of parts by observation group.")
+        raise UserError(f"{what}: `observations` must hold a list of parts for each group.")
     sizes = {name: group.shape[1] for name, group in env.get_observations().items()}
     if unknown := layouts.keys() - sizes.keys():
-        raise UserError(f"{what} describes no observation group: {', '.join(sorted(unknown))}.")
+        raise UserError(
+            f"{what} describes groups that the task lacks: {', '.join(sorted(unknown))}."
+        )
     observations = [{"name": name, "size": sizes[name]} for name in groups]
     for group in observations:
         if group["name"] in layouts:
@@ -57,15 +59,17 @@ def describe(env: Env[Any], groups: Sequence[str]) -> dict[str, Any]:
 def _check_part(part: Any, what: str) -> None:
     """Check that the sizes of parts add up; a robot that misplaced numbers would fall."""
     if not (isinstance(part, dict) and {"name", "size"} <= part.keys()):
-        raise UserError(f"{what}: a part of an observation has a name and a size; not {part}.")
+        raise UserError(
+            f"{what}: a part of an observation needs a name and a size; this is {part}."
+        )
     if "parts" in part:
         for inner in part["parts"]:
             _check_part(inner, what)
         found = part.get("history", 1) * sum(inner["size"] for inner in part["parts"])
         if found != part["size"]:
             raise UserError(
-                f"{what}: the parts of {part['name']!r} have size {found}, but it has "
-                f"{part['size']}."
+                f"{what}: the sizes of the parts of {part['name']!r} add up to {found}, but its "
+                f"size is {part['size']}."
             )
 
 

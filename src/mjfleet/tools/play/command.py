@@ -46,7 +46,7 @@ class PlayArguments(Checked):
     video: str | None = None
     """MP4 file to write: a few of the worlds, for the length of an episode."""
     viewer: Viewer | None = None
-    """Show it in real time, in MuJoCo's own window (`native`) or in a browser (`web`)."""
+    """Show episodes in real time, in MuJoCo's own window (`native`) or in a browser (`web`)."""
     host: str = LOCALHOST
     """Address of the web viewer: for this machine alone, or 0.0.0.0 for all that can reach it."""
     port: Annotated[int, between(1, 2**16 - 1)] = PORT
@@ -69,9 +69,11 @@ class PlayArguments(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.viewer and (self.episodes or self.video):
-            raise UserError("--episodes and --video: a viewer plays until it is closed.")
+            raise UserError(
+                "--episodes and --video: no viewer has them; it plays until it is closed."
+            )
         if self.viewer != "web" and (self.host, self.port) != (LOCALHOST, PORT):
-            raise UserError("--host and --port: they are for --viewer web.")
+            raise UserError("--host and --port: only --viewer web has them.")
         if self.env.num_envs == "auto":
             raise UserError("--env.num-envs auto: `play` needs a number.")
 
@@ -101,8 +103,8 @@ def play(arguments: Sequence[str]) -> int:
     parsed = _parse(found, flags, trained)
     if (parsed.resume is None) == (parsed.actions is None):
         raise UserError(
-            "give --resume RUN, a checkpoint or `latest` for a trained policy, or --actions zero "
-            "or random to look at the task without one."
+            "give --resume RUN (a run, a checkpoint or `latest`) to play a trained policy, or "
+            "--actions zero or --actions random to look at the task without one."
         )
     policy = parsed.actions or policy
     assert policy is not None

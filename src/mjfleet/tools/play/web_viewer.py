@@ -46,7 +46,7 @@ def free_port(host: str, first: int) -> int:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise UserError(f"--host {host}, --port {port}: {error.strerror}.") from None
-    raise UserError(f"--port {first}: it and those that follow are all in use.")
+    raise UserError(f"--port {first}: this port and those that follow are all in use.")
 
 
 class WebDisplay:
