@@ -61,11 +61,10 @@ def ablation(setup: Setup, options: AblationOptions) -> Result:
     tasks = discover(os.environ)
     names = list(dict.fromkeys([setup.found.name, *options.also]))
     setups = {name: replace(setup, found=tasks.find(name)) for name in names}
-    iterations = options.warmup + options.iterations
 
     def measure(task: str, trick: str) -> dict[str, float]:
         flags, environ = WITHOUT[trick]
-        config = setups[task].config(options.num_envs, max_iterations=iterations)
+        config = setups[task].config(options.num_envs)
         usual, _ = train_ours(setups[task], config)
         without, _ = train_ours(setups[task], config, flags, **environ)
         return {"with": usual["steps_per_second"], "without": without["steps_per_second"]}

@@ -69,7 +69,8 @@ class Setup:
     ) -> TrainConfig:
         """Return the task's configuration with settings of the agent, and environments per worker.
 
-        The workers are on the first of the devices, and share `threads`; None: --cpu-threads.
+        The workers are on the first of the devices, and share `threads`; None: --cpu-threads. They
+        train for --warmup and --iterations, unless `agent` says otherwise.
 
         Raises:
             UserError: there are fewer GPUs or threads than workers.
@@ -86,7 +87,7 @@ class Setup:
             "engine": self.options.engine,
             "cpu_threads": threads,
             "env": {"num_envs": num_envs},
-            "agent": agent,
+            "agent": {"max_iterations": self.options.warmup + self.options.iterations, **agent},
         }
         if workers > 1 and not gpus:
             values |= {"gpu_ids": "auto", "cpu_workers": workers}

@@ -143,10 +143,7 @@ def make_plan(setup: Setup, options: GpuOptions) -> list[Part]:
 def run_parts(parts: Sequence[Part], seconds: float, scratch: Path) -> Iterator[dict[str, Any]]:
     """Run the parts one after the other, and yield the outcome of each.
 
-    Args:
-        parts: what to run.
-        seconds: for all of them together.
-        scratch: where benchmarks leave their JSON files.
+    They have `seconds` together. Benchmarks among them leave their JSON files in `scratch`.
     """
     end = time.monotonic() + seconds
     for part in parts:

@@ -45,8 +45,7 @@ class RslRlOptions(MjlabOptions):
 
 def compare(setup: Setup, options: MjlabOptions) -> Result:
     """Train by both in turn, with each number of environments."""
-    iterations = options.warmup + options.iterations
-    configs = {n: setup.config(n, max_iterations=iterations) for n in options.num_envs}
+    configs = {n: setup.config(n) for n in options.num_envs}
     worker = setup.worker_args(configs[options.num_envs[0]], setup.scratch)
     peer = find_peer(options.peer, setup)
     if peer.helps:

@@ -112,9 +112,7 @@ def show(cell: Cell) -> str:
 def page(folder: Path, plots: str) -> str:
     """Format all results of a folder as Markdown, those of each machine together.
 
-    Args:
-        folder: the folder that `mjfleet bench` has written into.
-        plots: the folder of the plots as seen from the page.
+    `plots` is the folder of the plots as seen from the page.
 
     Raises:
         UserError: there are no results, or a file is not a result.

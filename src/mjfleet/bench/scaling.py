@@ -41,11 +41,11 @@ def scaling(setup: Setup, options: ScalingOptions) -> Result:
     most = options.workers or len(setup.devices.indices) or 2
     counts = sorted({*(2**power for power in range(most.bit_length())), most})
     cores = options.cpu_threads or len(os.sched_getaffinity(0))
-    threads, iterations = max(1, cores // most), options.warmup + options.iterations
+    threads = max(1, cores // most)
     configs = {}
     for count in reversed(counts):  # An error is about the most workers.
-        shared = {"workers": count, "threads": None if count > cores else count * threads}
-        configs[count] = setup.config(options.num_envs, max_iterations=iterations, **shared)
+        shared = None if count > cores else count * threads
+        configs[count] = setup.config(options.num_envs, workers=count, threads=shared)
     worker = setup.worker_args(configs[1], setup.scratch)
 
     def measure(workers: int) -> dict[str, Any]:

@@ -39,9 +39,9 @@ class ThroughputOptions(Options):
 
 def throughput(setup: Setup, options: ThroughputOptions) -> Result:
     """Measure every number of environments in turn."""
-    iterations = options.warmup + options.iterations
-    configs = {n: setup.config(n, max_iterations=iterations) for n in options.num_envs}
-    workers = {n: setup.worker_args(configs[n], setup.scratch / str(n)) for n in options.num_envs}
+    workers = {
+        n: setup.worker_args(setup.config(n), setup.scratch / str(n)) for n in options.num_envs
+    }
 
     def measure(num_envs: int) -> dict[str, Any]:
         worker = workers[num_envs]

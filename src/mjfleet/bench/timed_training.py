@@ -36,12 +36,9 @@ class TimedChild:
 def run_timed(
     command: Sequence[str], scratch: Path, environ: Mapping[str, str | None] | None = None
 ) -> TimedChild:
-    """Run a command until it ends.
+    """Run a command until it ends, in `scratch`, which also holds its temporary files.
 
-    Args:
-        command: program and arguments.
-        scratch: its working directory and folder for temporary files.
-        environ: environment variables besides those of this process; None removes one.
+    `environ` are environment variables besides those of this process; None removes one.
 
     Raises:
         WorkerError: it failed; the message holds the end of its output.
@@ -82,11 +79,7 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the times and the memory of a run of training.
 
-    Args:
-        setup: says how long the warm-up is.
-        config: of the run.
-        child: the run's process.
-        rows: what it reported of each iteration, and when (`seconds` since its start).
+    `rows` hold what it reported of each iteration, and when (`seconds` since its start).
 
     Returns:
         steps_per_second: of all workers, from the end of the warm-up to the end of the last

@@ -71,6 +71,4 @@ class ConsoleLogger:
 
 
 def _short(value: float | int | str | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+    return f"{value:.5g}" if isinstance(value, float) else "-" if value is None else str(value)

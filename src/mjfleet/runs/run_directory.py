@@ -40,13 +40,10 @@ class RunDirectory:
         """Create or reopen the directory, write config.yaml and run.json, create the log folder.
 
         Args:
-            path: the run directory.
-            config: the run's configuration.
-            argv: the command, for run.json.
+            path, config, argv: of the run; `argv` is recorded in run.json.
             plan: the launch plan, for run.json, which tells more about this attempt to train.
             lock: the lock of a run that continues; see `lock_run`.
-            log_folder: folder of the workers' logs, to be created.
-            log_folder_name: how messages name that folder.
+            log_folder, log_folder_name: folder of the workers' logs, and how messages name it.
 
         Raises:
             FileExistsError: the folder of a new run exists already.
