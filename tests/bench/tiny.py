@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ TINY = ("--gpu-ids", "None", "--warmup", "1", "--iterations", "2", "--repeats", 
 
 
 def measured(run: Run, tmp_path: Path, *arguments: str) -> dict[str, Any]:
-    """What a benchmark writes; it leaves nothing besides."""
+    """Run a benchmark and return the JSON that it writes; it leaves nothing else."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     result = run(
@@ -25,6 +26,7 @@ def measured(run: Run, tmp_path: Path, *arguments: str) -> dict[str, Any]:
     assert text in result.stdout
     data = json.loads(path.read_text())
     assert data["command"].startswith(f"mjfleet bench {' '.join(arguments[:2])}")
-    for private in (socket.gethostname(), str(tmp_path), os.path.expanduser("~/")):
-        assert private not in path.read_text() + text
+    paths = (re.escape(name) for name in (str(tmp_path), os.path.expanduser("~/")))
+    for private in (rf"\b{re.escape(socket.gethostname())}\b", *paths):
+        assert not re.search(private, path.read_text() + text)
     return data

@@ -125,7 +125,7 @@ def _packages(errors: str) -> dict[str, float]:
         parts = line.removeprefix("import time:").split("|")
         if len(parts) == 3 and parts[0].strip().isdecimal():
             seconds[parts[2].strip().partition(".")[0]] += int(parts[0]) / 1e6
-    return seconds
+    return dict(seconds)
 
 
 def _import_table(samples: Sequence[Mapping[str, float]]) -> Table:
