@@ -1,7 +1,7 @@
 """Environment variables that travel to other hosts, and how they stay secret. In the launcher."""
 
-import fnmatch
 from collections.abc import Mapping, MutableMapping, Sequence
+from fnmatch import fnmatchcase
 
 from mjfleet.errors import UserError
 from mjfleet.utils.parent_death import PARENT_VARIABLE
@@ -19,15 +19,13 @@ def take_variables(asked: Sequence[str], environ: MutableMapping[str, str]) -> l
     Raises:
         UserError: a variable that is to be taken from here is not set.
     """
-    names = []
     for item in asked:
         name, equals, value = item.partition("=")
         if equals:
             environ[name] = value
         elif name not in environ:
             raise UserError(f"--env-var {name}: it is not set here; {name}=VALUE sets it.")
-        names.append(name)
-    return names
+    return [item.partition("=")[0] for item in asked]
 
 
 def without_values(arguments: Sequence[str]) -> list[str]:
@@ -44,13 +42,8 @@ def without_values(arguments: Sequence[str]) -> list[str]:
 
 
 def travelling(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """Return the variables that go to every host: those of TRAVELLING and those of the names.
-
-    PARENT_VARIABLE stays: it names a process of this host.
-    """
+    """Return the variables that go to every host: those of TRAVELLING and those of the names."""
     patterns = (*TRAVELLING, *names)
-    return {
-        name: value
-        for name, value in environ.items()
-        if name != PARENT_VARIABLE and any(fnmatch.fnmatchcase(name, one) for one in patterns)
-    }
+    found = {name for name in environ if any(fnmatchcase(name, one) for one in patterns)}
+    # PARENT_VARIABLE stays: it names a process of this host.
+    return {name: environ[name] for name in found - {PARENT_VARIABLE}}

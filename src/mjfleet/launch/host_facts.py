@@ -12,8 +12,7 @@ from mjfleet.utils.atomic_write import digests
 from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.utils.packages import stack_versions
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Made anew whenever a machine starts: see random(4)."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # Made anew whenever a machine starts: random(4).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,24 +20,15 @@ class HostFacts:
     """What the launcher has to know of a host before workers are started there."""
 
     versions: Mapping[str, str]
-    code: Mapping[str, str]
-    """Digests of mjfleet's own files."""
-    task: Mapping[str, str]
-    """Digests of the task's files; empty where there is no such folder."""
-    gpus: int
-    """GPUs of the host; 0 where that does not matter."""
-    visible: str | None
-    """CUDA_VISIBLE_DEVICES there."""
-    cores: int
-    """CPU cores that a process may use."""
-    identity: str
-    """Differs from that of any other host."""
-    has_token: bool
-    """Whether a file exists there that the launcher has just made."""
-    launcher_address: str
-    """The launcher's address as seen from there; empty on the launcher's own host."""
-    address: str
-    """The address at which the launcher has reached it; empty on the launcher's own host."""
+    code: Mapping[str, str]  # Digests of mjfleet's own files.
+    task: Mapping[str, str]  # Digests of the task's files; empty where there is no such folder.
+    gpus: int  # 0 where that does not matter.
+    visible: str | None  # CUDA_VISIBLE_DEVICES there.
+    cores: int  # CPU cores that a process may use.
+    identity: str  # Differs from that of any other host.
+    has_token: bool  # Whether a file exists there that the launcher has just made.
+    launcher_address: str  # As seen from there; empty on the launcher's own host.
+    address: str  # At which the launcher has reached it; empty on the launcher's own host.
 
 
 def host_facts(

@@ -10,23 +10,24 @@ import queue
 import select
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 HEARTBEAT_SECONDS = 1.0
-LOST_SECONDS = 20.0
-"""A peer on another host that has been silent for this long counts as lost."""
+LOST_SECONDS = 20.0  # A peer on another host that has been silent for this long counts as lost.
 MARK = b"\x1e"
 """Begins a message (RFC 7464). Other lines, such as those that a login prints, are ignored."""
-FULL = 64
-"""Queued messages from which on a sender of files should wait."""
-PIECE = 1 << 18
-"""Bytes of a file that one message carries at most."""
+FULL = 64  # Queued messages from which on a sender of files should wait.
+PIECE = 1 << 18  # Bytes of a file that one message carries at most.
 
 Message = dict[str, Any]
 
 
 class HostChannel:
     """Messages over two pipes.
+
+    `is_disconnected` says that the peer is gone, `is_silent` that it only counts as gone, because
+    nothing was heard from it for too long.
 
     Args:
         reader: the file descriptor to read from. The channel closes it in the end.
@@ -49,10 +50,7 @@ class HostChannel:
         self._patience = patience
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._queue.put(greeting)
-        self.is_disconnected = False
-        """Whether the peer is gone."""
-        self.is_silent = False
-        """Whether it counts as gone because nothing was heard from it for too long."""
+        self.is_disconnected = self.is_silent = False
         self._writing = threading.Thread(target=self._write, name="channel", daemon=True)
         self._writing.start()
         threading.Thread(target=self._read, name="channel", daemon=True).start()
@@ -79,14 +77,11 @@ class HostChannel:
             self._writing.join(seconds)
 
     def _write(self) -> None:
-        try:
+        with suppress(OSError):  # The reading thread reports that the peer is gone.
             while (data := self._next()) is not None:
                 while data:
                     data = data[os.write(self._writer, data) :]
-        except OSError:
-            pass  # The reading thread reports that the peer is gone.
-        finally:
-            os.close(self._writer)
+        os.close(self._writer)
 
     def _next(self) -> bytes | None:
         try:
@@ -102,7 +97,10 @@ class HostChannel:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 if line.startswith(MARK):
-                    self._receive(_decoded(line[1:]))
+                    message = json.loads(line[1:])
+                    if "file" in message:
+                        message["data"] = base64.b64decode(message["data"])
+                    self._receive(message)
             if not data:
                 break
         else:
@@ -110,10 +108,3 @@ class HostChannel:
         os.close(self._reader)
         self.is_disconnected = True
         self._receive(None)
-
-
-def _decoded(line: bytes) -> Message:
-    message = json.loads(line)
-    if "file" in message:
-        message["data"] = base64.b64decode(message["data"])
-    return message

@@ -10,7 +10,6 @@ from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
 from mjfleet.worker.rank_environment import Rank
 
-SLURM = "slurm"
 LOCALHOST = "localhost"
 """Name of the one host of a run without --hosts, also in the names of log files."""
 
@@ -25,14 +24,17 @@ def choose_hosts(config: LaunchConfig, environ: Mapping[str, str]) -> list[str]:
         UserError: SLURM does not say, this host has two of the names, or something else has
             started workers already.
     """
+    names = config.hosts
     if Rank.from_environ(environ):
-        if config.hosts:
+        if names:
             raise UserError(
                 "--hosts starts workers, but something else has started these, such as torchrun."
             )
         return [LOCALHOST]
-    names = config.hosts
-    if names == [SLURM] or (not names and _is_wide_allocation(environ)):
+    # Of several processes that srun has started, none starts workers on other nodes.
+    is_alone = environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
+    is_wide = is_alone and int(environ.get("SLURM_JOB_NUM_NODES", "1")) > 1
+    if names == ["slurm"] or (is_wide and not names):
         names = _slurm_hosts(environ)
     here = [name for name in names if is_here(name)]
     if len(here) > 1:
@@ -58,12 +60,6 @@ def is_here(name: str) -> bool:
         probe.bind((address, 0))
         return True
     return False
-
-
-def _is_wide_allocation(environ: Mapping[str, str]) -> bool:
-    """Return whether this is the one process of a SLURM allocation with several nodes."""
-    alone = environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
-    return alone and int(environ.get("SLURM_JOB_NUM_NODES", "1")) > 1
 
 
 def _slurm_hosts(environ: Mapping[str, str]) -> list[str]:

@@ -13,7 +13,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Self
 
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
@@ -22,15 +23,13 @@ from mjfleet.launch.host_messages import LOST_SECONDS, HostChannel, Message
 from mjfleet.launch.host_names import LOCALHOST, is_here
 from mjfleet.utils.child_process import ChildProcess
 
-END_SECONDS = 20.0
-"""How long host agents may take to end what they have started."""
+END_SECONDS = 20.0  # How long host agents may take to end what they have started.
 OPTIONS = (
     "BatchMode=yes", "ConnectTimeout=10", "ClearAllForwardings=yes", "ControlMaster=no",
     "ForwardAgent=no", "ForwardX11=no", "RequestTTY=no",
 )  # fmt: skip
 """ssh as the user has set it up, but without questions, and with nothing besides the connection."""
-NO_DIRECTORY = 97
-"""The exit code of a host that lacks the working directory."""
+NO_DIRECTORY = 97  # The exit code of a host that lacks the working directory.
 HOST_AGENT = "from mjfleet.launch.host_agent import main; main()"
 """Python code, because `-m` would have each worker import that module again as `__mp_main__`."""
 _BOOT = (
@@ -46,27 +45,21 @@ class HostConnection:
     Args:
         name: what the user calls the host.
         config: says how to call ssh, and which variables travel.
-        receive: called with each message, in a thread; with None after the last one.
+        inbox: receives each message with this connection, and None after the last one.
     """
 
-    def __init__(
-        self, name: str, config: LaunchConfig, receive: Callable[[Message | None], object]
-    ) -> None:
+    def __init__(self, name: str, config: LaunchConfig, inbox: "Inbox") -> None:
         self.name = name
         self.is_here = is_here(name)
-        """Whether it is this host."""
-        command = [sys.executable, "-P", "-c", HOST_AGENT]
-        greeting = b""
+        command, greeting = [sys.executable, "-P", "-c", HOST_AGENT], b""
         if not self.is_here:
             file = ["-F", config.ssh_config] if config.ssh_config else []
             self._call = shlex.join(["ssh", *file, name])
             options = [part for option in OPTIONS for part in ("-o", option)]
             enter = f"cd {shlex.quote(os.getcwd())} || exit {NO_DIRECTORY}; exec "
             # The user's login shell there, whichever it is, starts sh.
-            shell = shlex.join(
-                ["sh", "-c", enter + shlex.join([sys.executable, "-P", "-c", _BOOT])]
-            )
-            command = ["ssh", *file, *options, "--", name, shell]
+            boot = ["sh", "-c", enter + shlex.join([sys.executable, "-P", "-c", _BOOT])]
+            command = ["ssh", *file, *options, "--", name, shlex.join(boot)]
             greeting = json.dumps(travelling(os.environ, config.env_var)).encode() + b"\n"
         # In a session of its own: a terminal's signals reach the launcher alone.
         self._process = ChildProcess(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -75,7 +68,7 @@ class HostConnection:
         self._channel = HostChannel(
             os.dup(self._process.stdout.fileno()),
             os.dup(self._process.stdin.fileno()),
-            receive,
+            lambda message: inbox.put((self, message)),
             patience=None if self.is_here else LOST_SECONDS,
             greeting=greeting,
         )
@@ -111,8 +104,13 @@ class HostConnection:
         self._process.end()
 
 
+Inbox = queue.SimpleQueue[tuple[HostConnection, Message | None]]
+
+
 class HostConnections:
     """All hosts of the run, the first one with rank 0. On leaving the block nothing is left there.
+
+    `meeting` is the address and port where the workers of several hosts meet, once it is known.
 
     Raises:
         UserError: ssh, or its configuration, is missing.
@@ -123,23 +121,27 @@ class HostConnections:
             raise UserError(f"--ssh-config {config.ssh_config}: there is no such file.")
         if list(names) != [LOCALHOST] and shutil.which("ssh") is None:
             raise UserError("--hosts takes ssh, which is not installed here.")
-        self._inbox: queue.SimpleQueue[tuple[int, Message | None]] = queue.SimpleQueue()
+        self._inbox: Inbox = queue.SimpleQueue()
         self._started: list[HostConnection] = []
         self._left_out: set[HostConnection] = set()
         self.meeting: tuple[str, int] | None = None
-        """Address and port where the workers of several hosts meet, once that is known."""
         try:
-            for place, name in enumerate(names):
-                self._started.append(HostConnection(name, config, self._receiver(place)))
+            for name in names:
+                self._started.append(HostConnection(name, config, self._inbox))
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
 
-    def __enter__(self) -> "HostConnections":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """End everything on all hosts, within END_SECONDS."""
+        for host in self._started:
+            host.disconnect()
+        deadline = time.monotonic() + END_SECONDS
+        for host in self._started:
+            host.end(deadline)
 
     def __iter__(self) -> Iterator[HostConnection]:
         return (host for host in self._started if host not in self._left_out)
@@ -152,10 +154,9 @@ class HostConnections:
     def receive(self, seconds: float) -> tuple[HostConnection, Message | None] | None:
         """Return the next message and its sender; None instead of a message is a sender's last."""
         try:
-            place, message = self._inbox.get(timeout=max(0.0, seconds))
+            return self._inbox.get(timeout=max(0.0, seconds))
         except queue.Empty:
             return None
-        return self._started[place], message
 
     def ask(
         self, hosts: Collection[HostConnection], request: Message, seconds: float
@@ -176,17 +177,6 @@ class HostConnections:
     def leave_out(self, hosts: Iterable[HostConnection]) -> None:
         """Go on without some hosts."""
         self._left_out.update(hosts)
-
-    def close(self) -> None:
-        """End everything on all hosts, within END_SECONDS."""
-        for host in self._started:
-            host.disconnect()
-        deadline = time.monotonic() + END_SECONDS
-        for host in self._started:
-            host.end(deadline)
-
-    def _receiver(self, place: int) -> Callable[[Message | None], None]:
-        return lambda message: self._inbox.put((place, message))
 
 
 def refuse(

@@ -10,8 +10,6 @@ from mjfleet.launch.host_agent import CONNECT_SECONDS
 from mjfleet.launch.host_facts import HostFacts
 from mjfleet.launch.host_starter import HostConnection, HostConnections, refuse
 
-LOOPBACK = "127.0.0.1"
-
 
 def find_rendezvous(
     connections: HostConnections, facts: Mapping[HostConnection, HostFacts], config: LaunchConfig
@@ -22,12 +20,14 @@ def find_rendezvous(
         UserError: the first host cannot listen there, or another one cannot connect.
     """
     first, *others = connections
-    address, source = _address(first, others, facts, config)
+    address, source = _address(first, others, facts, config.launcher_address)
     if others and ipaddress.ip_address(address).is_loopback:
+        known = [f"{facts[host].launcher_address} by {host}" for host in others if not host.is_here]
+        seen_as = f"; this host is seen as {', '.join(known)}" if known else ""
         raise UserError(
             f"{source} is {address}, which is each host's own: others cannot reach {first} by it. "
             "Debian's /etc/hosts gives a host's own name such an address. "
-            f"--launcher-address names one that they can reach{_seen_as(others, facts)}."
+            f"--launcher-address names one that they can reach{seen_as}."
         )
     answer = connections.ask([first], {"listen": address}, CONNECT_SECONDS)[first]
     if "error" in answer:
@@ -37,14 +37,12 @@ def find_rendezvous(
         )
     port: int = answer["port"]
     answers = connections.ask(others, {"connect": [address, port]}, 2 * CONNECT_SECONDS)
+    advice = "open the network between them, or name another address by --launcher-address"
     refuse(
         {
-            host: [
-                f"it cannot reach {first} at {address}, port {port}: {answer['error']}; "
-                "open the network between them, or name another address by --launcher-address"
-            ]
-            for host, answer in answers.items()
-            if "error" in answer
+            host: [f"it cannot reach {first} at {address}, port {port}: {why['error']}; {advice}"]
+            for host, why in answers.items()
+            if "error" in why
         }
     )
     return address, port
@@ -54,21 +52,16 @@ def _address(
     first: HostConnection,
     others: Sequence[HostConnection],
     facts: Mapping[HostConnection, HostFacts],
-    config: LaunchConfig,
+    wanted: str | None,
 ) -> tuple[str, str]:
     """Return an address of the first host, and what it is, in words."""
-    if name := config.launcher_address:
+    if wanted:
         try:
-            return str(socket.getaddrinfo(name, None)[0][4][0]), f"--launcher-address {name}"
+            return str(socket.getaddrinfo(wanted, None)[0][4][0]), f"--launcher-address {wanted}"
         except OSError as error:
-            raise UserError(f"--launcher-address {name}: {error.strerror}.") from None
+            raise UserError(f"--launcher-address {wanted}: {error.strerror}.") from None
     if not first.is_here:
         return facts[first].address, f"the address by which ssh reaches {first}"
     if not others:
-        return LOOPBACK, "this host's own"
+        return "127.0.0.1", "this host's own"
     return facts[others[0]].launcher_address, f"the address by which {others[0]} knows this host"
-
-
-def _seen_as(others: Sequence[HostConnection], facts: Mapping[HostConnection, HostFacts]) -> str:
-    known = [f"{facts[host].launcher_address} by {host}" for host in others if not host.is_here]
-    return f"; this host is seen as {', '.join(known)}" if known else ""
