@@ -32,9 +32,8 @@ def args(tmp_path: Path) -> WorkerArgs:
 
 
 @pytest.fixture
-def watchdog(args: WorkerArgs) -> Iterator[WorkerWatchdog]:
-    with WorkerWatchdog(args) as made:
-        yield made
+def watchdog(args: WorkerArgs) -> WorkerWatchdog:
+    return WorkerWatchdog(args)
 
 
 @pytest.fixture

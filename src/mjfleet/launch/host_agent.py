@@ -26,7 +26,7 @@ from mjfleet.launch.host_messages import LOST_SECONDS, PIECE, HostChannel, Messa
 from mjfleet.launch.worker_watchdog import WorkerStatus, WorkerWatchdog
 from mjfleet.utils.atomic_write import append
 from mjfleet.utils.parent_death import PARENT_VARIABLE
-from mjfleet.worker.failure_record import FailedError
+from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, HostArgs, WorkerArgs
 
 if TYPE_CHECKING:
@@ -34,14 +34,10 @@ if TYPE_CHECKING:
 
 PREFIX = "mjfleet-"
 """Of folders for temporary files: the number and the host of the process that made them follow."""
-WORKER_PROCESSES = "mjfleet.launch.worker_processes"
-"""The module that imports torch."""
-CONNECT_SECONDS = 5.0
-"""How long the first host may take to answer another one."""
+CONNECT_SECONDS = 5.0  # How long the first host may take to answer another one.
 END_SECONDS = 30.0
 """How long the host agent may take to end before it is forced. Workers are killed at once."""
-STATUS_SECONDS = 1.0
-"""How often the status of the workers is sent at least."""
+STATUS_SECONDS = 1.0  # How often the status of the workers is sent at least.
 
 
 class HostAgent:
@@ -61,6 +57,7 @@ class HostAgent:
         self._has_begun = False
         self._workers: WorkerProcesses | None = None
         self._watchdog: WorkerWatchdog | None = None
+        self._told: tuple[WorkerStatus | None, float] = (None, 0.0)
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._channel = HostChannel(reader, writer, self._receive, patience)
 
@@ -71,13 +68,13 @@ class HostAgent:
                 case {"facts": question}:
                     self._channel.send({"facts": asdict(host_facts(**question))})
                 case {"listen": address}:
-                    self._reply(lambda address=address: self._listen(address))
+                    self._reply(self._listen, address)
                 case {"connect": [address, port]}:
-                    self._reply(lambda address=address, port=port: self._connect(address, port))
+                    self._reply(self._connect, address, port)
                 case {"file": name, "data": data}:
                     append(self._folder / Path(name).name, data)
                 case {"prepare": _}:
-                    import_module(WORKER_PROCESSES)
+                    import_module("mjfleet.launch.worker_processes")  # It imports torch.
                 case {"run": args, "agent_log": agent_log, "sends_files": sends_files}:
                     part = args["part"] and HostArgs(**args["part"])
                     self._run(WorkerArgs(**args | {"part": part}), agent_log, sends_files)
@@ -109,9 +106,9 @@ class HostAgent:
         if self._workers:
             self._workers.send_signal(number)
 
-    def _reply(self, answer: Callable[[], Message]) -> None:
+    def _reply(self, answer: Callable[..., Message], *arguments: object) -> None:
         try:
-            self._channel.send(answer())
+            self._channel.send(answer(*arguments))
         except OSError as error:
             self._channel.send({"error": os.strerror(error.errno) if error.errno else str(error)})
 
@@ -159,39 +156,24 @@ class HostAgent:
         files = GrowingFiles(self._channel, folder, logs if sends_files else [])
         if sends_files:
             Path(args.run_dir).mkdir(exist_ok=True)
-        report_status = _StatusReporter(self._channel)
-        with WorkerWatchdog(args) as watchdog, WorkerProcesses(args, own_log) as workers:
+        watchdog = WorkerWatchdog(args)
+        with WorkerProcesses(args, own_log) as workers:
             self._watchdog, self._workers = watchdog, workers
 
             def report() -> None:
                 if self._channel.is_disconnected:
                     workers.send_signal(signal.SIGKILL)  # Also if they have only just started.
                 files.send_new()
-                report_status(watchdog.status)
+                status, now = watchdog.status, time.monotonic()
+                if status != self._told[0] or now - self._told[1] > STATUS_SECONDS:
+                    self._told = status, now
+                    self._channel.send({"status": asdict(status)})
 
-            try:
-                outcome = workers.follow(watchdog, report)
-                end = {"outcome": asdict(outcome)}
-            except FailedError as failed:
-                end = {"failure": asdict(failed.failure)}
+            end = workers.follow(watchdog, report)
         self._workers = self._watchdog = None
         if sends_files:
             files.send_rest(folder.glob("*/failures/*"))
-        self._channel.send(end)
-
-
-class _StatusReporter:
-    """Tells the launcher how the workers are, when that changes and every second."""
-
-    def __init__(self, channel: HostChannel) -> None:
-        self._channel = channel
-        self._sent: tuple[WorkerStatus | None, float] = (None, 0.0)
-
-    def __call__(self, status: WorkerStatus) -> None:
-        now = time.monotonic()
-        if status != self._sent[0] or now - self._sent[1] > STATUS_SECONDS:
-            self._sent = status, now
-            self._channel.send({"status": asdict(status)})
+        self._channel.send({"failure" if isinstance(end, Failure) else "outcome": asdict(end)})
 
 
 class GrowingFiles:
@@ -261,8 +243,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     # Nothing else may read or write the channel.
     reader, writer = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     _remove_stale_folders()
     prefix = f"{PREFIX}{os.getpid()}-{os.uname().nodename}-"

@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import resource_tracker
@@ -44,8 +44,8 @@ T = TypeVar("T")
 class ForkedAgent:
     """torchrunx's agent, forked from this process, and its workers: a process group of their own.
 
-    A fork has torch imported already. CUDA is not initialised in this process, nor has torch
-    started threads.
+    A fork has torch imported already. In this process, CUDA is not initialised, and torch has no
+    threads.
 
     Args:
         environ: environment variables of the agent and the workers, besides those of this process.
@@ -62,15 +62,15 @@ class ForkedAgent:
         del hostname
         arguments = shlex.split(command.partition("-m torchrunx ")[2])
         with self._lock:
-            if not arguments or self._is_closed:
-                return "", ""  # This process ends the agent itself.
-            fork = multiprocessing.get_context("fork")
-            process = fork.Process(target=_run_agent, args=(arguments, self._environ))
-            process.start()
-            assert process.pid
-            with suppress(OSError):  # The agent does so as well: one of both is first.
-                os.setpgid(process.pid, process.pid)
-            self._pid = process.pid
+            # Other commands are to end the agent, which this process does itself.
+            if arguments and not self._is_closed:
+                fork = multiprocessing.get_context("fork")
+                process = fork.Process(target=_run_agent, args=(arguments, self._environ))
+                process.start()
+                assert process.pid
+                with suppress(OSError):  # The agent does so as well: one of both is first.
+                    os.setpgid(process.pid, process.pid)
+                self._pid = process.pid
         return "", ""
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -151,16 +151,12 @@ def end_helpers() -> None:
     psutil.wait_procs(helpers)
 
 
-def agent_handlers(path: Path | None) -> Callable[[], list[logging.Handler]]:
-    """Return what makes the agent's log file, in torchrunx's log server, a fork of this process."""
-
-    def make() -> list[logging.Handler]:
-        die_with_parent()
-        if path is None:
-            return []
-        handler = logging.FileHandler(path)
-        handler.addFilter(get_handler_filter(LOCALHOST, None))
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        return [handler]
-
-    return make
+def agent_handlers(path: Path | None) -> list[logging.Handler]:
+    """Make the agent's log file, in torchrunx's log server, which is a fork of this process."""
+    die_with_parent()
+    if path is None:
+        return []
+    handler = logging.FileHandler(path)
+    handler.addFilter(get_handler_filter(LOCALHOST, None))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    return [handler]

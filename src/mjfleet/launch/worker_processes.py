@@ -12,20 +12,17 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torchrunx
 
 from mjfleet.launch.host_names import LOCALHOST
-from mjfleet.launch.torchrunx_compat import (
-    ForkedAgent,
-    agent_handlers,
-    end_helpers,
-    use_agent,
-)
+from mjfleet.launch.torchrunx_compat import ForkedAgent, agent_handlers, end_helpers, use_agent
 from mjfleet.launch.worker_watchdog import WorkerWatchdog, killed_by
-from mjfleet.worker.failure_record import FailedError, Failure
+from mjfleet.utils.wait_until import wait_until
+from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.thread_limits import thread_variables
 from mjfleet.worker.torchrunx_entrypoint import train_as_torchrunx_worker
@@ -34,8 +31,7 @@ from mjfleet.worker.worker_args import LOOPBACK_ALONE, Outcome, WorkerArgs
 AGENT_TIMEOUT_SECONDS = 600
 """How long launcher and agent of torchrunx wait for each other: the agent is silent while its
 workers exit."""
-DYING_SECONDS = 0.5
-"""How long after its workers an agent that was killed may seem to live."""
+DYING_SECONDS = 0.5  # How long after its workers an agent that was killed may seem to live.
 AGENT_GONE_SECONDS = 5.0
 """How long workers may still be seen to end once torchrunx or its agent has."""
 GRACE_SECONDS = 3.0
@@ -54,26 +50,23 @@ class WorkerProcesses:
 
     def __init__(self, args: WorkerArgs, agent_log: Path | None) -> None:
         self._args, self._agent_log = args, agent_log
-        self._agent = ForkedAgent(
-            thread_variables(args.threads)
-            | LOOPBACK_ALONE
-            | {
-                # torch's elastic agent leaves temporary files behind.
-                "TMPDIR": args.scratch,
-                # It would handle SIGINT, by which workers are asked to stop.
-                "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM",
-            }
-        )
+        variables = {
+            # torch's elastic agent leaves temporary files behind.
+            "TMPDIR": args.scratch,
+            # It would handle SIGINT, by which workers are asked to stop.
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM",
+        }
+        self._agent = ForkedAgent(thread_variables(args.threads) | LOOPBACK_ALONE | variables)
         use_agent(self._agent)
         self._launcher = torchrunx.Launcher(
             hostnames=[LOCALHOST],
             workers_per_host=len(args.devices),
             backend=None,  # The workers make a process group of their own.
             agent_timeout=AGENT_TIMEOUT_SECONDS,
-        ).set_logging_handlers(agent_handlers(agent_log))
+        ).set_logging_handlers(partial(agent_handlers, agent_log))
         self._ended: Future[Any] = Future()
 
-    def __enter__(self) -> "WorkerProcesses":
+    def __enter__(self) -> Self:
         # Nobody waits for this thread: without an agent, torchrunx would stay in it for minutes.
         threading.Thread(target=self._launch, name="torchrunx", daemon=True).start()
         return self
@@ -87,15 +80,12 @@ class WorkerProcesses:
         """Send a signal to all workers and their agent, which ignores SIGINT."""
         self._agent.send_signal(number)
 
-    def follow(self, watchdog: WorkerWatchdog, report: Callable[[], object]) -> Outcome:
-        """Wait until all workers are done.
+    def follow(self, watchdog: WorkerWatchdog, report: Callable[[], object]) -> Outcome | Failure:
+        """Wait until all workers are done, or one has failed, hung or been killed.
 
         Args:
             watchdog: looks after the workers.
             report: called again and again meanwhile.
-
-        Raises:
-            FailedError: a worker failed, hung or was killed.
         """
         gone_since = math.inf
         while True:
@@ -104,9 +94,9 @@ class WorkerProcesses:
             failure = watchdog.failure()
             if failure and failure.kind == "Killed":
                 # By the system, or with the agent, which may be seen a moment later.
-                self._wait_for_agent(DYING_SECONDS)
+                wait_until(self._agent.has_ended, DYING_SECONDS, nap=0.01)
             if self._agent.killed_by is not None:
-                raise self._agent_failed(f"was {killed_by(self._agent.killed_by)}")
+                return self._agent_failed(f"was {killed_by(self._agent.killed_by)}")
             if failure:
                 break
             if self._ended.done() or self._agent.has_ended():
@@ -115,7 +105,7 @@ class WorkerProcesses:
                     error = self._ended.exception() if self._ended.done() else None
                     what = f": {str(error) or repr(error)}" if error else ""
                     log = f"; its log is {self._agent_log}" if self._agent_log else ""
-                    raise self._agent_failed(f"has ended{what}{log}")
+                    return self._agent_failed(f"has ended{what}{log}")
             report()
             watchdog.wait(LOOK_SECONDS)
         if failure.kind == "Exited" and not failure.traceback:
@@ -123,11 +113,9 @@ class WorkerProcesses:
             if self._ended.done() and (error := self._ended.exception()):
                 failure = replace(failure, message=f"{failure.message}; torchrunx says: {error!r}")
         # Let the others write what they have: they notice that one is missing.
-        patient = failure.kind != "Hang" and not failure.is_users_mistake
-        deadline = time.monotonic() + (GRACE_SECONDS if patient else 0.0)
-        while not watchdog.is_gone() and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS)
-        raise FailedError(failure, Path(self._args.run_dir))
+        if failure.kind != "Hang" and not failure.is_users_mistake:
+            wait_until(watchdog.is_gone, GRACE_SECONDS)
+        return failure
 
     def _launch(self) -> None:
         try:
@@ -137,14 +125,8 @@ class WorkerProcesses:
         # Linux ends the agent with the thread that has forked it; the workers may not be done.
         threading.Event().wait()
 
-    def _wait_for_agent(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not self._agent.has_ended() and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    def _agent_failed(self, what: str) -> FailedError:
-        rank = self._args.rank_of(0)
-        message = f"torchrunx's agent {what}"
+    def _agent_failed(self, what: str) -> Failure:
+        rank, message = self._args.rank_of(0), f"torchrunx's agent {what}"
         failure = Failure.seen("Agent", message, self._args, rank, Heartbeat())
         failure.write(Path(self._args.run_dir))
-        return FailedError(failure, Path(self._args.run_dir))
+        return failure
