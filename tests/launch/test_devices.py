@@ -6,13 +6,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mjfleet.config import LaunchConfig
+from mjfleet.config.launch_config import GpuRequest
 from mjfleet.errors import UserError
 from mjfleet.launch import devices
-from mjfleet.launch.devices import select_devices, visible_gpus
+from mjfleet.launch.devices import Devices, choose_devices, visible_gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 MIG = "MIG-3f2a1b4c-8932-5c6d-9e0f-20bd9faed9f6"
+
+
+def select_devices(
+    request: GpuRequest,
+    environ: dict[str, str],
+    num_gpus: int,
+    cpu_workers: int | None = None,
+    started: int | None = None,
+    shared: bool = False,
+) -> Devices:
+    backend = "gloo" if shared else "auto"
+    config = LaunchConfig(gpu_ids=request, cpu_workers=cpu_workers, backend=backend)
+    return choose_devices(config, environ, num_gpus, started)
 
 
 def test_examples_in_the_docstrings() -> None:

@@ -10,12 +10,11 @@ import pytest
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices
-from mjfleet.launch.launch_plan import LaunchPlan, make_plan
-from mjfleet.launch.placement import Host, divide_envs
+from mjfleet.launch.launch_plan import Host, LaunchPlan, make_plan, name_files
 from mjfleet.registry import discover
 
-CPU, GPU = Devices((), ()), Devices((1,), ("3",))
-CPUS, GPUS = Devices((), (), cpu_workers=2), Devices((0, 2), ("4", "6"))
+CPU, GPU = Devices(), Devices((1,), ("3",))
+CPUS, GPUS = Devices(cpu_workers=2), Devices((0, 2), ("4", "6"))
 OUTER = {
     "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1",
 }  # fmt: skip
@@ -27,7 +26,9 @@ def plan(
 ) -> LaunchPlan:
     found = discover({}).find("cartpole-balance")
     config: TrainConfig = replace(found.defaults(), **changes)
-    return make_plan(found, config, [Host(devices=devices, cores=4)], environ or {}, NOON)
+    environ = environ or {}
+    made = make_plan(found, config, [Host(devices=devices, cores=4)], environ)
+    return name_files(made, environ, NOON)
 
 
 def test_auto_engine_is_native_on_the_cpu_and_warp_on_a_gpu() -> None:
@@ -87,7 +88,7 @@ def test_threads_are_all_cores_unless_said_otherwise() -> None:
 
 @pytest.mark.parametrize(("workers", "threads"), [(2, 2), (3, 1), (4, 1), (6, 1)])
 def test_workers_share_the_cores(workers: int, threads: int) -> None:
-    made = plan(Devices((), (), cpu_workers=workers))
+    made = plan(Devices(cpu_workers=workers))
     assert [worker.threads for worker in made.workers] == [threads] * workers
     assert any("share 4 CPU cores" in note for note in made.notes) == (workers > 4)
 
@@ -137,9 +138,12 @@ def test_worlds_that_are_still_to_be_found_are_planned_except_for_workers_starte
 
 
 def test_the_worlds_of_all_workers_are_divided() -> None:
-    config = replace(discover({}).find("cartpole-balance").defaults(), total_envs=96)
-    assert divide_envs(config, 3).env.num_envs == 32
+    def divided(workers: int) -> LaunchPlan:
+        return plan(Devices(cpu_workers=workers), total_envs=96)
+
+    assert divided(3).config.env.num_envs == 32
+    assert "--total-envs 96: 32 worlds for each of 3 workers" in divided(3).notes
     with pytest.raises(UserError, match="95 or 100"):
-        divide_envs(config, 5)
+        divided(5)
     with pytest.raises(UserError, match="such as 100\\."):
-        divide_envs(config, 100)
+        divided(100)

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,10 +11,9 @@ from mjfleet.config import TrainConfig, from_dict
 from mjfleet.config.launch_config import FOLDER, GPUS, GpuRequest
 from mjfleet.config.validation import Checked, Count, OptionalCount, Rule
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import Devices, select_devices
-from mjfleet.launch.placement import Host, make_worker_args, place_workers
+from mjfleet.launch.devices import Devices, choose_devices
+from mjfleet.launch.launch_plan import Host, make_plan
 from mjfleet.registry import FoundTask
-from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.worker.worker_args import WorkerArgs
 
 Counts = Annotated[
@@ -100,7 +99,8 @@ class Setup:
             UserError: engine, threads and devices do not fit each other.
         """
         hosts = [Host(devices=self.devices, cores=len(os.sched_getaffinity(0)))]
-        return make_worker_args(place_workers(self.found, config, hosts, {}), config, str(run_dir))
+        plan = make_plan(self.found, config, hosts, {})
+        return replace(plan, run_dir=run_dir).worker_args()
 
     def rounds(
         self,
@@ -126,7 +126,7 @@ def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def choose_devices(options: Options) -> Devices:
+def select_devices(options: Options) -> Devices:
     """Select the devices that the options name.
 
     Raises:
@@ -134,9 +134,8 @@ def choose_devices(options: Options) -> Devices:
     """
     # The native engine needs no GPU: without --gpu-ids it runs on the CPU.
     if options.engine == "native" and options.gpu_ids == type(options).gpu_ids:
-        return Devices((), ())
-    count = 0 if options.gpu_ids is None else count_gpus()
-    devices = select_devices(options.gpu_ids, os.environ, count)
+        return Devices()
+    devices = choose_devices(LaunchConfig(gpu_ids=options.gpu_ids), os.environ)
     if len(devices.names) > 1 and not options.several:
         raise UserError("--gpu-ids names several GPUs; this benchmark uses one.")
     return devices

@@ -16,7 +16,7 @@ import psutil
 import tyro
 
 from mjfleet.bench.ablation import AblationOptions, ablation
-from mjfleet.bench.benchmark_options import Options, Setup, choose_devices, progress
+from mjfleet.bench.benchmark_options import Options, Setup, progress, select_devices
 from mjfleet.bench.collective_time import ExchangeOptions, exchange
 from mjfleet.bench.gpu import GpuOptions, gpu
 from mjfleet.bench.learning import LearningOptions, learning
@@ -101,7 +101,7 @@ def _run(
     folder = Path(options.output)
     if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
         raise UserError(f"--output {folder}: this path leads through a file; it must be a folder.")
-    devices = choose_devices(options)
+    devices = select_devices(options)
     taken, machine, versions = now(), _describe_machine(), _describe_software()
     typed = re.sub(" --output[= ]('.*?'|[^ ]*)", "", f"mjfleet bench {shlex.join(arguments)}")
     with tempfile.TemporaryDirectory(prefix="mjfleet-bench-") as scratch:

@@ -1,41 +1,112 @@
-"""The launch plan: everything that is decided before a run starts. Pure, and printed by --dry-run.
+"""The launch plan: which worker runs where, with what. Pure functions; --dry-run prints the plan.
 
-Runs in the launcher.
+Run in the launcher, and for commands that need one worker.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any, Literal
 
-from mjfleet.config import TrainConfig
+from mjfleet.config import TrainConfig, to_dict
+from mjfleet.errors import UserError
+from mjfleet.launch.devices import Devices, choose_backend
+from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.launch.log_directory import choose_log_directory
-from mjfleet.launch.placement import Host, Placement, place_workers
 from mjfleet.registry import FoundTask
 from mjfleet.runs.resume_choice import Resume
+from mjfleet.worker.rank_environment import Rank
+from mjfleet.worker.worker_args import WorkerArgs
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchPlan(Placement):
-    """Everything that is decided before a run starts."""
+class Host:
+    """A host, and what of it a run uses."""
 
+    name: str = LOCALHOST
+    devices: Devices
+    cores: int  # CPU cores that a process there may use.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedWorker:
+    """One worker: who it is and where it runs."""
+
+    rank: int
+    host: str
+    device: str  # torch's name: "cuda:0", or "cpu".
+    physical: str  # What the driver calls that GPU; empty on the CPU.
     seed: int
-    envs_per_worker: int | None
-    """None, with --dry-run alone: to be found by measuring."""
-    steps_per_iteration: int | None
-    """Environment steps of all workers in one iteration; None: it depends on the environments."""
-    max_iterations: int
-    run_dir: Path
-    goes_on: bool
-    """Whether the run directory is that of an earlier run, which continues."""
-    checkpoint: Path | None
-    """Where training continues from; None: it begins."""
-    is_restart: bool
-    """Whether the run was started again after a fault, by itself."""
+    threads: int
+    log_file: Path | None = None  # None: it prints into the launcher's own output, or nowhere.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """Everything that is decided before a run starts; `name_files` completes it."""
+
+    task: str
+    task_folder: Path
+    config: TrainConfig  # With the environments of each worker, except for `auto`.
+    launcher: Literal["in-process", "torchrunx", "hosts", "outer"]
+    """Who starts the workers. torchrunx: a host agent on this host, hosts: one on each of several;
+    outer: something else has started them, such as torchrun."""
+    world_size: int
+    workers: tuple[PlannedWorker, ...]  # By rank: all that we start, else those on this host.
+    rank: Rank  # This process's place among the workers, if it is one.
+    backend: Literal["nccl", "gloo"] | None  # torch.distributed's; None: there is only one worker.
+    engine: Literal["warp", "native"]
+    threads: int  # CPU threads of each worker on the first host.
+    goes_on: bool  # Whether the run directory is that of an earlier run, which continues.
+    checkpoint: Path | None  # Where training continues from; None: it begins.
+    is_restart: bool  # Whether the run was started again after a fault, by itself.
+    notes: tuple[str, ...]  # What the user should be told about these decisions.
+    run_dir: Path = Path()
     torchrunx_log_dir: Path | None = None
     torchrunx_log_dir_source: str = ""
-    notes: tuple[str, ...] = ()
-    """What the user should be told about these decisions."""
+
+    @property
+    def has_host_agents(self) -> bool:
+        """Whether host agents start the workers."""
+        return self.launcher in ("torchrunx", "hosts")
+
+    @property
+    def envs_per_worker(self) -> int | None:
+        """None: to be found by measuring."""
+        return None if self.config.env.num_envs == "auto" else self.config.num_envs
+
+    @property
+    def steps_per_iteration(self) -> int | None:
+        """Environment steps of all workers in one iteration; None: not known yet."""
+        steps = self.world_size * self.config.agent.num_steps_per_env
+        return self.envs_per_worker and steps * self.envs_per_worker
+
+    def worker_args(self) -> WorkerArgs:
+        """Return what all workers need to know."""
+        return WorkerArgs(
+            task=self.task,
+            task_folder=str(self.task_folder),
+            config=to_dict(self.config),
+            devices=tuple(worker.device for worker in self.workers),
+            engine=self.engine,
+            threads=self.threads,
+            run_dir=str(self.run_dir),
+            backend=self.backend,
+            local=self.launcher != "outer",
+            checkpoint=str(self.checkpoint) if self.checkpoint else None,
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return the plan's entries in run.json."""
+        agent = self.config.agent
+        return {name: value for name, value in asdict(self).items() if name != "config"} | {
+            "seed": agent.seed,
+            "max_iterations": agent.max_iterations,
+            "envs_per_worker": self.envs_per_worker,
+            "steps_per_iteration": self.steps_per_iteration,
+        }
 
 
 def make_plan(
@@ -43,53 +114,78 @@ def make_plan(
     config: TrainConfig,
     hosts: Sequence[Host],
     environ: Mapping[str, str],
-    now: datetime,
     resume: Resume | None = None,
     is_restart: bool = False,
 ) -> LaunchPlan:
-    """Decide everything.
+    """Decide which worker runs where, with what.
 
     Args:
         found: the task and its folder.
-        config: the resolved configuration, with the environments of each worker.
-        hosts: as in `place_workers`.
+        config: the resolved configuration.
+        hosts: those that workers run on; one that is called LOCALHOST is this one alone.
         environ: environment variables.
-        now: the time that names the run directory.
         resume: the run that continues; None: a new run.
         is_restart: whether it does so by itself.
 
     Raises:
-        UserError: devices, threads, engine or backend do not fit each other.
+        UserError: devices, threads, environments, engine or backend do not fit each other.
     """
-    placement = place_workers(found, config, hosts, environ)
-    agent, world_size = config.agent, placement.world_size
-    envs = None if config.env.num_envs == "auto" else config.num_envs
-    plan = LaunchPlan(
-        **vars(placement),
-        seed=agent.seed,
-        envs_per_worker=envs,
-        steps_per_iteration=envs and world_size * envs * agent.num_steps_per_env,
-        max_iterations=agent.max_iterations,
-        run_dir=(resume and resume.run_dir) or Path(),
+    outer = Rank.from_environ(environ)
+    if found.task.observation_sizes is not None:
+        found.check_groups(config, found.task.observation_sizes)
+    _refuse_contradictions(config, hosts, outer)
+    devices, is_local = hosts[0].devices, hosts[0].name == LOCALHOST
+    first = outer.rank - outer.local_rank if outer else 0
+    workers: list[PlannedWorker] = []
+    for host in hosts:
+        names = host.devices.names
+        threads = _threads(config, host.cores, len(names))
+        for name, physical in zip_longest(names, host.devices.physical, fillvalue=""):
+            rank = first + len(workers)
+            workers.append(
+                PlannedWorker(
+                    rank=rank,
+                    host=host.name,
+                    device=name,
+                    physical=physical,
+                    seed=config.agent.seed + rank,
+                    threads=threads,
+                )
+            )
+    world_size = outer.world_size if outer else len(workers)
+    # A worker that is to be started again needs a process that outlives it.
+    needs_agent = world_size > 1 or config.max_restarts > 0
+    launcher = "outer" if outer else "torchrunx" if needs_agent else "in-process"
+    engine = "warp" if devices.indices else "native"
+    config = _divide_envs(config, world_size)
+    return LaunchPlan(
+        task=found.name,
+        task_folder=found.folder,
+        config=config,
+        launcher=launcher if is_local else "hosts",
+        world_size=world_size,
+        workers=tuple(workers),
+        rank=outer or Rank(),
+        backend=choose_backend(config, devices) if world_size > 1 else None,
+        engine=engine if config.engine == "auto" else config.engine,
+        threads=workers[0].threads,
         goes_on=bool(resume and resume.run_dir),
         checkpoint=resume.checkpoint if resume else None,
         is_restart=is_restart,
         notes=(*_notes(config, hosts, world_size), *(resume.notes if resume else ())),
+        run_dir=(resume and resume.run_dir) or Path(),
     )
-    return name_files(plan, config, environ, now)
 
 
-def name_files(
-    plan: LaunchPlan, config: TrainConfig, environ: Mapping[str, str], when: datetime
-) -> LaunchPlan:
+def name_files(plan: LaunchPlan, environ: Mapping[str, str], when: datetime) -> LaunchPlan:
     """Return the plan with run directory, unless it goes on, and log files named by a time."""
-    name = when.strftime("%Y-%m-%d_%H-%M-%S")
-    name += f"_{config.agent.run_name}" if config.agent.run_name else ""
-    run_dir = Path(config.log_root) / config.agent.experiment_name / name
-    run_dir = plan.run_dir if plan.goes_on else run_dir
+    config, run_dir, workers = plan.config, plan.run_dir, plan.workers
+    if not plan.goes_on:
+        suffix = f"_{config.agent.run_name}" if config.agent.run_name else ""
+        run_dir = Path(config.log_root, config.agent.experiment_name)
+        run_dir /= when.strftime("%Y-%m-%d_%H-%M-%S") + suffix
     log_dir, source = choose_log_directory(config, environ, run_dir)
-    workers = plan.workers
-    if log_dir and plan.launcher in ("torchrunx", "hosts"):
+    if log_dir and plan.has_host_agents:
         folder = log_dir / when.isoformat(timespec="seconds")
         firsts = {worker.host: worker.rank for worker in reversed(workers)}
         workers = tuple(
@@ -114,27 +210,25 @@ def describe(plan: LaunchPlan) -> str:
         "outer": "started already",
     }[plan.launcher]
     talk = f", which talk by {plan.backend}" if plan.backend else ""
-    envs = "found when training begins"
-    if plan.envs_per_worker is not None:
-        total = plan.envs_per_worker * plan.world_size
-        envs = f"{plan.envs_per_worker} per worker, {total} in total"
-    log_dir = plan.torchrunx_log_dir or "none"
+    envs, log_dir = "found when training begins", plan.torchrunx_log_dir or "none"
+    if each := plan.envs_per_worker:
+        envs = f"{each} per worker, {each * plan.world_size} in total"
     lines = {
         "task": f"{plan.task} ({plan.task_folder})",
         "workers": f"{plan.world_size}, {who}{talk}",
         "engine": plan.engine,
         "worlds": envs,
         "steps per iteration": plan.steps_per_iteration or "as many as the worlds allow",
-        "iterations": plan.max_iterations,
-        "run directory": f"{plan.run_dir}, which goes on" if plan.goes_on else plan.run_dir,
+        "iterations": plan.config.agent.max_iterations,
+        "run directory": f"{plan.run_dir}{', which goes on' if plan.goes_on else ''}",
         "goes on from": plan.checkpoint or "nothing, it begins",
         "torchrunx log directory": f"{log_dir} ({plan.torchrunx_log_dir_source})",
     }
     table = [("rank", "host", "device", "seed", "threads", "log file")]
-    no_file = "none" if plan.launcher in ("torchrunx", "hosts") else "none: it prints here"
+    no_file = "none" if plan.has_host_agents else "none: it prints here"
     for w in plan.workers:
         device = f"{w.device} (the machine's {w.physical})" if w.physical else w.device
-        log_file = str(w.log_file) if w.log_file else no_file
+        log_file = str(w.log_file or no_file)
         table.append((str(w.rank), w.host, device, str(w.seed), str(w.threads), log_file))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     rows = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
@@ -142,17 +236,75 @@ def describe(plan: LaunchPlan) -> str:
     return "\n".join([*plain, "", *rows, *(["", *plan.notes] if plan.notes else [])])
 
 
-def _notes(config: TrainConfig, hosts: Sequence[Host], world_size: int) -> tuple[str, ...]:
-    notes = []
-    if hosts[0].devices.note:
-        notes.append(f"{hosts[0].devices.note}: training on the CPU")
-    if config.total_envs is not None:
-        notes.append(
-            f"--total-envs {config.total_envs}: {config.num_envs} worlds for each of "
-            f"{world_size} workers"
+def _refuse_contradictions(config: TrainConfig, hosts: Sequence[Host], outer: Rank | None) -> None:
+    """Raise an error for flags that do not fit the hosts, or who has started the workers."""
+    first, *_ = hosts
+    without = [host.name for host in hosts if not host.devices.indices]
+    if first.devices.indices and without:
+        raise UserError(
+            f"{first.name} has GPUs to train on, but not {', '.join(without)}: leave it out, or "
+            "train on all CPUs with --gpu-ids None."
         )
+    if first.devices.indices and config.engine == "native":
+        raise UserError("--engine native runs on the CPU only: add --gpu-ids None, or use warp.")
+    if outer and config.max_restarts:
+        raise UserError(
+            f"--max-restarts is {config.max_restarts}, but something else has started these "
+            "workers, such as torchrun, and has to start them again."
+        )
+    if outer and config.env.num_envs == "auto":
+        raise UserError(
+            "--env.num-envs auto measures before workers are started, but something else has "
+            "started these, such as torchrun: give a number, such as the one that `auto` finds "
+            "without it."
+        )
+    if first.name != LOCALHOST and config.env.num_envs == "auto":
+        raise UserError(
+            "--env.num-envs auto measures on one host: give a number, such as the one that `auto` "
+            "finds on the slowest of them."
+        )
+
+
+def _threads(config: TrainConfig, cores: int, workers: int) -> int:
+    """Return the threads of each of a host's workers: together no more than it has cores."""
+    wanted = config.cpu_threads
+    if wanted is None:
+        return max(1, cores // workers)
+    if not workers <= wanted <= cores:
+        limit = f"at least {workers}, one for each worker"
+        if wanted > cores:
+            limit = f"at most {cores}, the cores that this process may use"
+        raise UserError(f"--cpu-threads is {wanted}; it must be {limit}.")
+    return wanted // workers
+
+
+def _divide_envs(config: TrainConfig, world_size: int) -> TrainConfig:
+    """Return the configuration with the environments of each worker, if those of all were given."""
+    if config.eval_interval is not None and config.eval_envs < world_size:
+        raise UserError(
+            f"--eval-envs is {config.eval_envs}; it must be at least {world_size}, the number of "
+            "workers, which share them."
+        )
+    total = config.total_envs
+    if total is None:
+        return config
+    each, rest = divmod(total, world_size)
+    if rest or not each:
+        near = [n for n in (each * world_size, (each + 1) * world_size) if n]
+        raise UserError(
+            f"--total-envs is {total}; it must be a multiple of {world_size}, the number of "
+            f"workers, such as {' or '.join(map(str, near))}."
+        )
+    return config.with_num_envs(each)
+
+
+def _notes(config: TrainConfig, hosts: Sequence[Host], world_size: int) -> Iterator[str]:
+    if hosts[0].devices.note:
+        yield f"{hosts[0].devices.note}: training on the CPU"
+    if config.total_envs is not None:
+        envs = f"{config.num_envs} worlds for each of {world_size} workers"
+        yield f"--total-envs {config.total_envs}: {envs}"
     for host in hosts:
         workers = len(host.devices.names)
         if workers > host.cores:
-            notes.append(f"{workers} workers share {host.cores} CPU cores and will be slow")
-    return tuple(notes)
+            yield f"{workers} workers share {host.cores} CPU cores and will be slow"

@@ -10,25 +10,18 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from mjfleet.autotune.num_envs_search import find_num_envs, recall
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.errors import WorkerError
-from mjfleet.launch.devices import choose_devices, needs_gpus
+from mjfleet.launch.devices import choose_devices
 from mjfleet.launch.host_environment import take_variables, without_values
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from mjfleet.launch.host_starter import HostConnections
-from mjfleet.launch.launch_plan import LaunchPlan, describe, make_plan, name_files
-from mjfleet.launch.placement import (
-    Host,
-    Placement,
-    divide_envs,
-    make_worker_args,
-    place_workers,
-)
+from mjfleet.launch.launch_plan import Host, LaunchPlan, describe, make_plan, name_files
 from mjfleet.launch.planned_run import FAILED, run_plan
 from mjfleet.launch.preflight import reach_hosts
 from mjfleet.launch.restart_policy import wait_for_restart
@@ -36,7 +29,7 @@ from mjfleet.registry import FoundTask
 from mjfleet.runs.resume_choice import Resume, find_resume
 from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.utils.console import print_line
-from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name
+from mjfleet.utils.hardware_names import cpu_name, gpu_name
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.under_torchrun import begun_run, note_run
@@ -57,33 +50,34 @@ def launch_training(
         UserError: the configuration asks for what cannot be had.
         WorkerError: workers that torchrun has started again do not find each other.
     """
+
+    def find_again(run_dir: str) -> Resume:
+        """Find the newest checkpoint of a run of this configuration; lock the run on rank 0."""
+        experiment = Path(config.log_root, config.agent.experiment_name)
+        return find_resume(run_dir, found.name, experiment, os.environ.get("RANK", "0") == "0")
+
     config = replace(config, env_var=take_variables(config.env_var, os.environ))
     is_restart = False
     if not config.dry_run and (begun := _begun_already(config)):
         if resume and resume.lock is not None:
             os.close(resume.lock)
-        resume, is_restart = _find_again(found, config, begun), True
+        resume, is_restart = find_again(begun), True
         config = from_dict(config, resume.config)
     while True:
-        code, config, run_dir = _attempt(found, config, resume, is_restart, arguments)
-        if run_dir is None:
+        code, plan = _attempt(found, config, resume, is_restart, arguments)
+        if plan is None:
             return code
+        config, run_dir = plan.config, plan.run_dir
         if code == FAILED and config.max_restarts:
             code = wait_for_restart(run_dir, config.max_restarts)
             if code is None:
-                resume, is_restart = _find_again(found, config, str(run_dir)), True
+                resume, is_restart = find_again(str(run_dir)), True
                 continue
         print_line(f"run directory: {run_dir}")
         if code and list((run_dir / "checkpoints").glob("model_*.pt")):
             resume_command = f"{found.name} --resume {shlex.quote(str(run_dir))}"
             print_line(f"go on with: {_train_command()} {resume_command}")
         return code
-
-
-def _find_again(found: FoundTask, config: TrainConfig, run_dir: str) -> Resume:
-    """Find the newest checkpoint of a run of this configuration; lock the run on rank 0."""
-    experiment = Path(config.log_root, config.agent.experiment_name)
-    return find_resume(run_dir, found.name, experiment, os.environ.get("RANK", "0") == "0")
 
 
 def _begun_already(config: TrainConfig) -> str | None:
@@ -106,12 +100,11 @@ def _attempt(
     resume: Resume | None,
     is_restart: bool,
     arguments: Sequence[str],
-) -> tuple[int, TrainConfig, Path | None]:
+) -> tuple[int, LaunchPlan | None]:
     """Resolve hosts and environments, plan, create the run directory, train.
 
     Returns:
-        The exit code, the configuration with the number of environments, and the run directory, if
-        this process has made it or opened it again.
+        The exit code, and the plan, if this process has made the run directory or opened it again.
     """
     with ExitStack() as stack:
         with StopRequest().installed():
@@ -123,75 +116,74 @@ def _attempt(
                 connections, hosts = stack.enter_context(
                     reach_hosts(names, found, config, is_restart)
                 )
-            placement = place_workers(found, config, hosts, os.environ)
-            config = divide_envs(config, placement.world_size)
-            done, total = resume and resume.iteration, config.agent.max_iterations
-            if (done or 0) >= total and not config.dry_run:
-                if placement.rank.rank == 0:
-                    have = f"{resume and resume.checkpoint} has all of"
-                    have += f" --agent.max-iterations {total}"
+            plan = make_plan(found, config, hosts, os.environ, resume, is_restart)
+            is_first, total = plan.rank.rank == 0, config.agent.max_iterations
+            if resume and (resume.iteration or 0) >= total and not config.dry_run:
+                if is_first:
+                    have = f"{resume.checkpoint} has all of --agent.max-iterations {total}"
                     print_line(f"nothing is left to do: {have}; a greater total trains on")
-                return 0, config, None
-            config, note = _with_envs(config, placement)
-        if placement.launcher in ("torchrunx", "hosts") and not config.dry_run:
+                return 0, None
+            plan = _with_envs(plan)
+        plan = name_files(plan, os.environ, datetime.now())
+        if config.dry_run:
+            if is_first:
+                print_line(describe(plan))
+            return 0, None
+        if plan.has_host_agents:
             connections = connections or stack.enter_context(HostConnections(names, config))
             connections.send({"prepare": True})
-        plan = make_plan(found, config, hosts, os.environ, datetime.now(), resume, is_restart)
-        plan = replace(plan, notes=(*plan.notes, *note))
-        if config.dry_run:
-            if plan.rank.rank == 0:
-                print_line(describe(plan))
-            return 0, config, None
         run_dir = None
-        if plan.rank.rank == 0:
-            argv = ["train", *without_values(arguments)]
-            plan, run_dir = _create_run_dir(plan, config, argv, resume)
+        if is_first:
+            lock = resume.lock if resume else None
+            plan, run_dir = _create_run_dir(plan, ["train", *without_values(arguments)], lock)
             note_run(plan.run_dir)
             for line in (f"run directory: {plan.run_dir}", *plan.notes):
                 print_line(line)
             if plan.checkpoint:
                 print_line(f"going on from {plan.checkpoint}")
-        code = run_plan(plan, config, run_dir, connections)
-        return code, config, plan.run_dir if run_dir else None
+        code = run_plan(plan, run_dir, connections)
+        return code, plan if run_dir else None
 
 
 def _this_host(config: TrainConfig) -> Host:
     """Return this host, and what of it the run uses."""
     outer = Rank.from_environ(os.environ)
     started = outer.local_world_size if outer else None
-    num_gpus = count_gpus() if needs_gpus(config) else 0
-    devices = choose_devices(config, os.environ, num_gpus, started)
+    devices = choose_devices(config, os.environ, started=started)
     return Host(devices=devices, cores=len(os.sched_getaffinity(0)))
 
 
-def _with_envs(config: TrainConfig, placement: Placement) -> tuple[TrainConfig, tuple[str, ...]]:
+def _with_envs(plan: LaunchPlan) -> LaunchPlan:
     """Replace `--env.num-envs auto` by a number; --dry-run only looks up what was found before."""
-    if config.env.num_envs != "auto":
-        return config, ()
-    args = make_worker_args(placement, config)
-    devices = [gpu_name(w.physical) if w.physical else cpu_name() for w in placement.workers]
-    if not config.dry_run:
-        return config.with_num_envs(find_num_envs(args, devices)), ()
-    if known := recall(args, devices):
-        note = f"--env.num-envs auto: worlds as measured at {known.when}"
-        return config.with_num_envs(known.num_envs), (note,)
-    return config, ()
+    if plan.envs_per_worker is not None:
+        return plan
+    args, notes = plan.worker_args(), plan.notes
+    devices = [gpu_name(w.physical) if w.physical else cpu_name() for w in plan.workers]
+    if not plan.config.dry_run:
+        num_envs = find_num_envs(args, devices)
+    elif known := recall(args, devices):
+        num_envs = known.num_envs
+        notes = (*notes, f"--env.num-envs auto: worlds as measured at {known.when}")
+    else:
+        return plan
+    return replace(plan, config=plan.config.with_num_envs(num_envs), notes=notes)
 
 
 def _create_run_dir(
-    plan: LaunchPlan, config: TrainConfig, argv: Sequence[str], resume: Resume | None
+    plan: LaunchPlan, argv: Sequence[str], lock: int | None
 ) -> tuple[LaunchPlan, RunDirectory]:
     """Create the run directory, named by the next second if another run took the same name."""
-    when, lock = datetime.now(), resume.lock if resume else None
+    when = datetime.now()
     while True:
         log_file = plan.workers[0].log_file
         folder, source = plan.torchrunx_log_dir, plan.torchrunx_log_dir_source
         logs = log_file and log_file.parent, f"torchrunx log directory {folder} ({source})"
         try:
-            return plan, RunDirectory(plan.run_dir, config, argv, asdict(plan), lock, *logs)
+            record = plan.record()
+            return plan, RunDirectory(plan.run_dir, plan.config, argv, record, lock, *logs)
         except FileExistsError:
             when += timedelta(seconds=1)
-            plan = name_files(plan, config, os.environ, when)
+            plan = name_files(plan, os.environ, when)
 
 
 def _train_command() -> str:

@@ -17,8 +17,7 @@ from typing import BinaryIO
 
 logger = logging.getLogger(__name__)
 
-ERASE_LINE = b"\x1b[2K"
-"""What rich writes for each line of a view before it draws it anew."""
+ERASE_LINE = b"\x1b[2K"  # What rich writes for each line of a view before it draws it anew.
 CONTROL = re.compile(rb"\x1b\[[^a-zA-Z]*[a-zA-Z]")
 
 
@@ -41,8 +40,7 @@ class OutputRelay:
         self._thread = threading.Thread(target=self._pump, name="relay", daemon=True)
 
     def __enter__(self) -> "OutputRelay":
-        for stream in (1, 2):
-            self._channels[stream] = _channel(stream)
+        self._channels = {stream: _channel(stream) for stream in (1, 2)}
         self._thread.start()
         return self
 

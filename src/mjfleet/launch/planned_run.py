@@ -2,17 +2,14 @@
 
 import logging
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mjfleet.config import TrainConfig
 from mjfleet.errors import Stopped, UserError
 from mjfleet.launch.host_starter import HostConnections
 from mjfleet.launch.launch_plan import LaunchPlan
-from mjfleet.launch.placement import make_worker_args
 from mjfleet.launch.run_supervisor import supervise
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_directory import RunDirectory
@@ -24,58 +21,48 @@ from mjfleet.worker.in_process_worker import train_in_process
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.under_torchrun import note_run
 
-FAILED = 1
-"""The exit code of a run that has failed."""
-FEW_ITERATIONS = 10
-"""Curves of a shorter run are not drawn."""
-DRAW_SECONDS = 15.0
-"""matplotlib's first start on a machine with many fonts takes several."""
+FAILED = 1  # The exit code of a run that has failed.
+FEW_ITERATIONS = 10  # Curves of a shorter run are not drawn.
+DRAW_SECONDS = 15.0  # matplotlib's first start on a machine with many fonts takes several.
 
 logger = logging.getLogger(__name__)
 
 
 def run_plan(
-    plan: LaunchPlan,
-    config: TrainConfig,
-    run_dir: RunDirectory | None,
-    connections: HostConnections | None,
+    plan: LaunchPlan, run_dir: RunDirectory | None, connections: HostConnections | None
 ) -> int:
     """Train by the plan, record how that ends, and return the exit code.
 
     Args:
         plan: who runs where.
-        config: the configuration.
         run_dir: the run's directory; None on ranks other than 0 that something else has started.
         connections: lead to the host agents; None: this process is the worker.
 
     Raises:
         UserError: a worker found a mistake of the user's; the run directory is as it was before.
     """
-    is_for_a_person = PARENT_VARIABLE not in os.environ  # Not for a benchmark, for instance.
     ending = _Ending(plan, run_dir)
     say = print_line if run_dir else lambda text: None
     stop = StopRequest(say=say, force=lambda number: ending.record("stopped"))
-    args = make_worker_args(plan, config, str(plan.run_dir), plan.checkpoint)
     try:
         with stop.installed():
             if connections:
-                outcome = supervise(plan, args, connections, stop)
+                outcome = supervise(plan, connections, stop)
             else:
-                outcome = train_in_process(args, plan.rank, stop, ending.fail)
+                outcome = train_in_process(plan.worker_args(), plan.rank, stop, ending.fail)
     except Stopped as stopped:
         ending.record("stopped")
         code = 128 + stopped.signal_number
     except UserError as error:
         code = ending.give_back(str(error))
     except FailedError as failed:
-        is_from_signal = failed.failure.is_secondary and connections is not None
-        code = ending.fail(failed, stop.received, is_from_signal)
+        code = ending.fail(failed, stop.received)
     except BaseException:
         ending.record("failed")
         raise
     else:
         ending.record("finished" if outcome.stopped_by is None else "stopped")
-        if run_dir and is_for_a_person:
+        if run_dir and PARENT_VARIABLE not in os.environ:  # A benchmark, say, looks at no curves.
             draw_curves(plan.run_dir)
         # Workers that a host agent has started know SIGINT alone, whatever was received here.
         code = 128 + (stop.received or outcome.stopped_by) if outcome.stopped_by else 0
@@ -101,21 +88,18 @@ class _Ending:
         if self.run_dir:
             self.run_dir.end(status, **details)
 
-    def fail(
-        self, failed: FailedError, signal: int | None = None, is_from_signal: bool = False
-    ) -> int:
+    def fail(self, failed: FailedError, signal: int | None = None) -> int:
         """Record and print a failure; return the exit code.
 
         Args:
             failed: the failure. A mistake of the user's gives the run directory back instead.
-            signal: the one that asked the run to stop before.
-            is_from_signal: whether that explains the failure.
+            signal: the one that asked the run to stop before, if one did.
         """
-        failure = failed.failure
+        failure, is_outer = failed.failure, self.plan.launcher == "outer"
         if failure.is_users_mistake:
             return self.give_back(failure.message)
-        if signal is not None and is_from_signal:
-            self.record("stopped")
+        if signal is not None and failure.is_secondary and self.plan.has_host_agents:
+            self.record("stopped")  # The signal explains the failure.
             return 128 + signal
         self.record(
             "failed",
@@ -126,8 +110,7 @@ class _Ending:
         )
         # Each worker that something else has started prints a report of its own failure alone.
         is_own = failure.rank == self.plan.rank.rank and not failure.is_secondary
-        is_reported = self.plan.launcher != "outer" or is_own
-        print(failure.report if is_reported else failure.summary, file=sys.stderr)
+        print(failure.report if is_own or not is_outer else failure.summary, file=sys.stderr)
         if failed.record:
             print(f"Recorded in {failed.record}", file=sys.stderr)
         return FAILED
@@ -149,28 +132,24 @@ class _Ending:
 
 
 def draw_curves(run_dir: Path, patience: float = DRAW_SECONDS) -> None:
-    """Draw what `mjfleet plot` draws, in a child process. A failure is a warning; a signal ends it.
+    """Draw what `mjfleet plot` draws, in a child process that has so many seconds.
 
-    Args:
-        run_dir: the run.
-        patience: seconds that it may take.
+    A failure is a warning; a signal ends it.
     """
     if completed_iterations(run_dir) < FEW_ITERATIONS:
         return
-    why = None
+    command = python_module("mjfleet.cli.dispatcher", "plot", str(run_dir))
     try:
-        command = python_module("mjfleet.cli.dispatcher", "plot", str(run_dir))
         with StopRequest().installed(), ChildProcess(command) as child:
             code = child.wait(patience)
+            if code == 0:
+                print_line(child.output().decode(errors="replace").strip())
+                return
+            why = (child.errors().strip() or child.how_it_ended()).splitlines()[-1]
             if code is None:
                 why = f"it took longer than {patience:g} s"
-            elif code:
-                why = (child.errors().strip() or child.how_it_ended()).splitlines()[-1]
-            else:
-                print_line(child.output().decode(errors="replace").strip())
     except Stopped:
         return
-    except (OSError, subprocess.SubprocessError) as error:
+    except OSError as error:
         why = in_a_line(error)
-    if why:
-        logger.warning("the run's curves were not drawn (`mjfleet plot` tries again): %s", why)
+    logger.warning("the run's curves were not drawn (`mjfleet plot` tries again): %s", why)

@@ -2,28 +2,26 @@
 
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from typing import IO
 
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import VISIBLE, choose_devices, needs_gpus
 from mjfleet.launch.host_facts import HostFacts, host_facts
 from mjfleet.launch.host_starter import HostConnection, HostConnections, refuse
-from mjfleet.launch.placement import Host
+from mjfleet.launch.launch_plan import Host
 from mjfleet.launch.rendezvous import find_rendezvous
 from mjfleet.registry import FoundTask
 from mjfleet.utils.console import print_line
 
-FACTS_SECONDS = 30.0
-"""How long a host may take to be connected and to say what it has."""
-AWAY_SECONDS = 600.0
-"""How long hosts that a run needs to start again may be away."""
-AGAIN_SECONDS = 5.0
-"""Time between two attempts to reach them."""
-NAMED = 3
-"""How many files a message names."""
+FACTS_SECONDS = 30.0  # How long a host may take to be connected and to say what it has.
+AWAY_SECONDS = 600.0  # How long hosts that a run needs to start again may be away.
+AGAIN_SECONDS = 5.0  # Time between two attempts to reach them.
+NAMED = 3  # How many files a message names.
 
 
 class _AwayError(UserError):
@@ -43,17 +41,15 @@ def reach_hosts(
         UserError: see `preflight`.
     """
     deadline = time.monotonic() + AWAY_SECONDS
-    is_announced = False
-    while True:
+    for attempt in count():
         with HostConnections(names, config) as connections:
             try:
                 hosts = preflight(connections, found, config, is_restart)
             except _AwayError as error:
                 if time.monotonic() > deadline:
                     raise
-                if not is_announced:
+                if attempt == 0:
                     print_line(f"{error}\nThey have {AWAY_SECONDS:g} s to come back.")
-                    is_announced = True
             else:
                 yield connections, hosts
                 return
@@ -71,21 +67,19 @@ def preflight(
     Raises:
         UserError: something is missing; the message names all that is missing on any host.
     """
-    asked = list(connections)
     with _token(config) as token:
         folder, packages = str(found.folder), config.agent.packages
-        question = {"task_folder": folder, "token": token, "packages": packages}
+        question = {"task_folder": folder, "token": token.name, "packages": packages}
         question["counts_gpus"] = needs_gpus(config)
-        answers = connections.ask(asked, {"facts": question}, FACTS_SECONDS)
-        here = host_facts(folder, token, packages)
+        answers = connections.ask(list(connections), {"facts": question}, FACTS_SECONDS)
+    here = host_facts(folder, "", packages)
     facts = {host: HostFacts(**a["facts"]) for host, a in answers.items() if "facts" in a}
-    lost = {host: answers[host]["error"] for host in asked if host not in facts}
+    problems = {host: [a["error"]] for host, a in answers.items() if host not in facts}
     if is_restart and config.min_hosts is not None and len(facts) >= config.min_hosts:
-        for host, why in lost.items():
+        for host, (why,) in problems.items():
             print_line(f"goes on without {host}: {why}")
-        connections.leave_out(lost)
-        lost = {}
-    problems = {host: [why] for host, why in lost.items()}
+        connections.leave_out(problems)
+        problems = {}
     if is_restart:
         refuse(problems, _AwayError)
     hosts = []
@@ -111,23 +105,20 @@ def preflight(
     return hosts
 
 
-@contextmanager
-def _token(config: LaunchConfig) -> Iterator[str]:
+def _token(config: LaunchConfig) -> IO[bytes]:
     """Make a file for a moment, at the log root or where that would be made.
 
     A host that sees the file shares the folder.
     """
     root = Path(config.log_root).absolute()
     folder = next(path for path in (root, *root.parents) if path.is_dir())
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(tempfile.NamedTemporaryFile(dir=folder, prefix=".mjfleet-"))
-        except OSError as error:
-            raise UserError(f"--log-root {config.log_root}: {error.strerror}.") from None
-        yield file.name
+    try:
+        return tempfile.NamedTemporaryFile(dir=folder, prefix=".mjfleet-")
+    except OSError as error:
+        raise UserError(f"--log-root {config.log_root}: {error.strerror}.") from None
 
 
-def _differences(seen: HostFacts, here: HostFacts, found: FoundTask) -> Iterable[str]:
+def _differences(seen: HostFacts, here: HostFacts, found: FoundTask) -> Iterator[str]:
     """Yield in words what a host has that differs from this one."""
     for name, version in here.versions.items():
         if seen.versions[name] != version:

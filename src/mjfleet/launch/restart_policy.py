@@ -13,7 +13,6 @@ from mjfleet.worker.stop_signals import StopRequest
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
-"""Each pause is twice as long as the one before."""
 
 
 def wait_for_restart(run_dir: Path, max_restarts: int) -> int | None:
@@ -50,11 +49,11 @@ def why_not(run_dir: Path, max_restarts: int) -> str | None:
     restarts = len(_restarts(attempts))
     if restarts >= max_restarts:
         return f"it was started again {restarts} times, all of --max-restarts"
-    if last["is_restart"]:
+    kind, iteration = last.get("kind"), last.get("iteration")
+    is_unlucky = kind in ("Killed", "Agent", "Lost") and not iteration
+    if last["is_restart"] and not is_unlucky:
         before = attempts[-2]
-        same = all(before.get(what) == last.get(what) for what in ("kind", "iteration"))
-        unlucky = last.get("kind") in ("Killed", "Agent", "Lost") and not last.get("iteration")
-        if same and not unlucky:
+        if (before.get("kind"), before.get("iteration")) == (kind, iteration):
             return "the same fault has come back in the same iteration"
     return None
 

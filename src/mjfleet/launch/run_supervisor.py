@@ -9,24 +9,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 
 from mjfleet.launch.host_messages import Message
 from mjfleet.launch.host_starter import HostConnection, HostConnections
-from mjfleet.launch.launch_plan import LaunchPlan
+from mjfleet.launch.launch_plan import LaunchPlan, PlannedWorker
 from mjfleet.launch.output_relay import OutputRelay
-from mjfleet.launch.placement import PlannedWorker
 from mjfleet.launch.worker_watchdog import ALONE_SECONDS, WorkerStatus
 from mjfleet.utils.atomic_write import append
 from mjfleet.worker.failure_record import FailedError, Failure
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
-from mjfleet.worker.worker_args import HostArgs, Outcome, WorkerArgs
+from mjfleet.worker.worker_args import HostArgs, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +36,11 @@ END_SECONDS = 10.0
 """How long host agents may take to end their workers and to send what these have left."""
 
 
-def supervise(
-    plan: LaunchPlan, args: WorkerArgs, connections: HostConnections, stop: StopRequest
-) -> Outcome:
+def supervise(plan: LaunchPlan, connections: HostConnections, stop: StopRequest) -> Outcome:
     """Run all workers of all hosts until they are done.
 
     Args:
         plan: who runs where.
-        args: what all workers are told; completed here for each host.
         connections: lead to the host agents, which have ended when this returns.
         stop: asks the workers to stop.
 
@@ -56,8 +52,10 @@ def supervise(
         relay = stack.enter_context(OutputRelay(plan.workers[0].log_file))
         stack.enter_context(connections)
         if not all(host.is_here for host in connections):
-            stack.enter_context(_without_suspension())
-        supervisor = RunSupervisor(plan, args, connections, relay)
+            # Other hosts would take a launcher that Ctrl-Z suspends for lost.
+            before = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+            stack.callback(signal.signal, signal.SIGTSTP, before)
+        supervisor = RunSupervisor(plan, connections, relay)
         supervisor.start()
         with stop.deferred(supervisor.stop, relay.say):
             return supervisor.follow(stop)
@@ -65,15 +63,13 @@ def supervise(
 
 @dataclass
 class _Host:
-    """What is known of the workers of a host."""
+    """What is known of the workers of a host; times are those of the monotonic clock."""
 
     first_rank: int
     status: WorkerStatus | None = None
-    heard: float = 0.0
-    """When the status came, by the monotonic clock."""
+    heard: float = 0.0  # When the status came.
     failure: Failure | None = None
-    failed: float = 0.0
-    """When the failure came."""
+    failed: float = 0.0  # When the failure came.
     outcome: Outcome | None = None
 
     @property
@@ -84,12 +80,9 @@ class _Host:
 class RunSupervisor:
     """What the host agents say of all workers, and what follows from it."""
 
-    def __init__(
-        self, plan: LaunchPlan, args: WorkerArgs, connections: HostConnections, relay: OutputRelay
-    ) -> None:
-        self._plan, self._args = plan, args
-        self._connections = connections
-        self._relay = relay
+    def __init__(self, plan: LaunchPlan, connections: HostConnections, relay: OutputRelay) -> None:
+        self._plan, self._connections, self._relay = plan, connections, relay
+        self._args = plan.worker_args()
         self._hosts: dict[HostConnection, _Host] = {}
         self._all_hang = False
         self._lost_files: set[str] = set()
@@ -124,9 +117,9 @@ class RunSupervisor:
         checkpoint = self._plan.checkpoint
         if checkpoint and node > 0 and not host.is_here:
             host.send_file(checkpoint.name, checkpoint.read_bytes())
-            checkpoint_name = checkpoint.name
-        else:
-            checkpoint_name = name(checkpoint) if checkpoint else None
+            checkpoint = Path(checkpoint.name)
+        elif checkpoint:
+            checkpoint = Path(name(checkpoint))
         part = None
         if self._connections.meeting:
             address, port = self._connections.meeting
@@ -145,7 +138,7 @@ class RunSupervisor:
             run_dir="run" if node > 0 else name(self._plan.run_dir),
             terminal=self._relay.paths if node == 0 and host.is_here else None,
             log_files=tuple(log(f"{host}[{i}].log") or os.devnull for i in range(len(workers))),
-            checkpoint=checkpoint_name,
+            checkpoint=checkpoint and str(checkpoint),
         )
         agent_log = log(f"{host}.log")
         return {"run": asdict(args), "agent_log": agent_log, "sends_files": sends_files}
@@ -159,14 +152,11 @@ class RunSupervisor:
 
     def follow(self, stop: StopRequest) -> Outcome:
         """Wait until all workers are done, or the first has failed."""
-        hosts = self._hosts.values()
-        while True:
-            outcomes = [host.outcome for host in hosts]
+        while (failure := self._cause()) is None:
+            outcomes = [host.outcome for host in self._hosts.values()]
             if outcomes[0] and all(outcomes):
                 return outcomes[0]
             stop.check()
-            if failure := self._cause():
-                break
             self._receive(LOOK_SECONDS)
         # Let the other hosts' workers write what they have before they are killed.
         patient = failure.kind not in ("Lost", "Hang") and not failure.is_users_mistake
@@ -181,16 +171,13 @@ class RunSupervisor:
         A secondary failure counts only when every other host has ended, or has shown since then
         that it has not failed itself.
         """
-        failed = [
-            (h.failure.is_secondary, h.failed, h.failure) for h in self._hosts.values() if h.failure
-        ]
+        hosts = self._hosts.values()
+        failed = [(h.failure.is_secondary, h.failed, h.failure) for h in hosts if h.failure]
         if not failed:
             return None
         is_secondary, when, failure = min(failed, key=itemgetter(0, 1))
-        others = [host for host in self._hosts.values() if not host.has_ended]
-        if is_secondary and any(host.heard < when + ALONE_SECONDS for host in others):
-            return None
-        return failure
+        waits = any(not h.has_ended and h.heard < when + ALONE_SECONDS for h in hosts)
+        return None if is_secondary and waits else failure
 
     def _receive_until_ended(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -199,12 +186,10 @@ class RunSupervisor:
 
     def _receive(self, seconds: float) -> None:
         """Take one message, if one comes within so many seconds, and all that have come already."""
-        received = self._connections.receive(seconds)
-        while received is not None:
-            host, message = received
-            if host in self._hosts:  # Not one that was left out.
-                self._take(host, message)
-            received = self._connections.receive(0.0)
+        while received := self._connections.receive(seconds):
+            if received[0] in self._hosts:  # Not one that was left out.
+                self._take(*received)
+            seconds = 0.0
 
     def _take(self, connection: HostConnection, message: Message | None) -> None:
         host, now = self._hosts[connection], time.monotonic()
@@ -219,7 +204,13 @@ class RunSupervisor:
             case {"outcome": outcome}:
                 host.outcome = Outcome(**outcome)
             case None if not host.has_ended:
-                host.failure, host.failed = self._lost(connection, host), now
+                why = f"this host is lost: {connection.why_lost()}"
+                rank = Rank(rank=host.first_rank)
+                lost = Failure.seen("Lost", why, self._args, rank, Heartbeat())
+                if not connection.is_here:
+                    lost = replace(lost, host=connection.name)
+                lost.write(self._plan.run_dir)
+                host.failure, host.failed = lost, now
 
     def _look_for_hang(self) -> None:
         """Tell all hosts when no worker of any moves: each then finds out why its own do not."""
@@ -241,25 +232,3 @@ class RunSupervisor:
             except OSError as error:
                 logger.warning("%s of %s ends here: %s", name, host, error.strerror)
                 self._lost_files.add(name)
-
-    def _lost(self, connection: HostConnection, host: _Host) -> Failure:
-        seen = Failure.seen(
-            "Lost",
-            f"this host is lost: {connection.why_lost()}",
-            self._args,
-            Rank(rank=host.first_rank),
-            Heartbeat(),
-        )
-        failure = replace(seen, host=seen.host if connection.is_here else connection.name)
-        failure.write(self._plan.run_dir)
-        return failure
-
-
-@contextmanager
-def _without_suspension() -> Iterator[None]:
-    """Ignore Ctrl-Z: other hosts would take a launcher that is suspended for lost."""
-    before = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTSTP, before)

@@ -14,12 +14,11 @@ from typing import Literal
 import tyro
 
 from mjfleet.cli.flags import parse_flags
-from mjfleet.config import from_dict
+from mjfleet.config import LaunchConfig, from_dict
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import select_devices
+from mjfleet.launch.devices import choose_devices
 from mjfleet.registry import FoundTask, discover
 from mjfleet.utils.console import in_a_line, print_line
-from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.worker.thread_limits import prepare
 
 WORLDS = 32
@@ -40,7 +39,7 @@ def check_task(arguments: Sequence[str]) -> int:
     parsed = parse_flags(CheckTaskArguments, arguments, "mjfleet check-task")
     found = discover(os.environ, parsed.tasks_dir).find(parsed.name)
     config = from_dict(found.defaults(), {"env": {"num_envs": WORLDS}})
-    (device,) = select_devices("auto", os.environ, count_gpus()).names
+    (device,) = choose_devices(LaunchConfig(), os.environ).names
     places: list[tuple[Literal["native", "warp"], str]] = [("native", "cpu"), ("warp", device)]
     prepare()
     from mjfleet.env.factory import build_env, on_device

@@ -15,13 +15,11 @@ from mjfleet.config import LaunchConfig, to_dict
 from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.validation import Checked, Positive
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import choose_devices, needs_gpus
-from mjfleet.launch.placement import choose_backend
+from mjfleet.launch.devices import choose_backend, choose_devices, needs_gpus
 from mjfleet.tools.doctor import device_checks, host_checks
 from mjfleet.tools.doctor.check_process import make_check
 from mjfleet.tools.doctor.host_checks import Finding
 from mjfleet.utils.console import print_line
-from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, WorkerArgs
@@ -87,7 +85,7 @@ def _diagnose(config: LaunchConfig) -> Iterator[tuple[str, Finding]]:
         if driver.status == "FAIL":
             yield "driver", driver
             return  # To count the GPUs could hang or crash this process too.
-        devices = choose_devices(config, os.environ, count_gpus() if uses_gpus else 0)
+        devices = choose_devices(config, os.environ)
         backend = choose_backend(config, devices) if len(devices.names) > 1 else None
         yield "driver", driver
         why = f" ({devices.note})" if devices.note else ""

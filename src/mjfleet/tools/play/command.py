@@ -16,13 +16,12 @@ from mjfleet.config import EnvConfig, TrainConfig, from_dict
 from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.validation import Checked, OptionalCount, at_least, between
 from mjfleet.errors import UserError, run_command
-from mjfleet.launch.devices import choose_devices, needs_gpus
-from mjfleet.launch.placement import Host, Placement, place_workers
+from mjfleet.launch.devices import choose_devices
+from mjfleet.launch.launch_plan import Host, LaunchPlan, make_plan
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.resume_choice import find_resume, read_recorded, take_tasks_dir
 from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing
 from mjfleet.utils.console import print_line
-from mjfleet.utils.hardware_names import count_gpus
 from mjfleet.utils.packages import need_extra
 from mjfleet.video.render_process import render
 from mjfleet.worker.stop_signals import StopRequest
@@ -160,7 +159,7 @@ def _check_output(parsed: PlayArguments) -> None:
 
 def _place(
     found: FoundTask, parsed: PlayArguments, trained: TrainConfig
-) -> tuple[TrainConfig, Placement]:
+) -> tuple[TrainConfig, LaunchPlan]:
     """Choose device, engine and threads by the rules of training."""
     config = replace(
         trained,
@@ -169,11 +168,11 @@ def _place(
         cpu_workers=None,
         resume=None,
     )
-    devices = choose_devices(config, os.environ, count_gpus() if needs_gpus(config) else 0)
+    devices = choose_devices(config, os.environ)
     if len(devices.names) > 1:
         raise UserError("--gpu-ids: `play` uses one GPU.")
     host = Host(devices=devices, cores=len(os.sched_getaffinity(0)))
-    return config, place_workers(found, config, [host], {})
+    return config, make_plan(found, config, [host], {})
 
 
 def _view(player: Player, name: str, folder: Path | None, parsed: PlayArguments) -> None:
