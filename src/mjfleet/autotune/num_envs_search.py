@@ -6,6 +6,7 @@ Runs in the launching process, which imports nothing heavy, before anything is c
 import hashlib
 import json
 import os
+import select
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -29,16 +30,11 @@ from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.thread_limits import thread_variables
 from mjfleet.worker.worker_args import WorkerArgs
 
-SMALLEST, LARGEST = 256, 1 << 20
-"""Environments per worker that are tried first, and at most."""
-BUDGET_SECONDS = 60.0
-"""For all trials but the first, which may have to compile kernels."""
-GAIN = 1.05
-"""Twice as many environments are worth it where throughput grows by this factor."""
-FULL = 0.85
-"""Share of the memory in use at which too little is left for anything else."""
-STDERR_LINES = 30
-"""How many of a failed trial's last lines are shown."""
+SMALLEST, LARGEST = 256, 1 << 20  # Environments per worker that are tried first, and at most.
+BUDGET_SECONDS = 60.0  # For all trials but the first, which may have to compile kernels.
+GAIN = 1.05  # Twice as many environments are worth it where throughput grows by this factor.
+FULL = 0.85  # Share of the memory in use at which too little is left for anything else.
+STDERR_LINES = 30  # How many of a failed trial's last lines are shown.
 IRRELEVANT = (
     "seed", "max_iterations", "save_interval", "init_at_random_ep_len", "experiment_name",
     "run_name", "logger", "wandb",
@@ -59,7 +55,7 @@ class Answer:
     @property
     def num_envs(self) -> int:
         """The number of environments per worker that suits every worker."""
-        return min(choose(curve) for curve in self.curves)
+        return min(map(choose, self.curves))
 
     def table(self) -> str:
         """Format the throughput of all workers, and the memory of the one that has least left."""
@@ -75,10 +71,8 @@ class Answer:
 def find_num_envs(args: WorkerArgs, device_names: Sequence[str], largest: int = LARGEST) -> int:
     """Return the number of environments per worker: as measured earlier, or measured now.
 
-    Args:
-        args: what is to be trained by this host's workers; its number of environments is ignored.
-        device_names: the model of each worker's device.
-        largest: environments per worker that are tried at most.
+    What `args` says of that number is ignored; `device_names` are the models of the workers'
+    devices.
 
     Raises:
         UserError: a trial found a mistake of the user's.
@@ -96,14 +90,7 @@ def find_num_envs(args: WorkerArgs, device_names: Sequence[str], largest: int = 
 
 
 def choose(curve: Curve) -> int:
-    """Return the number of environments up to which every doubling was worth it.
-
-    Examples:
-        >>> speeds = {256: 100.0, 512: 190.0, 1024: 195.0}
-        >>> choose([TrialResult(num_envs=n, steps_per_second=s, memory=0.1)
-        ...         for n, s in speeds.items()])
-        512
-    """
+    """Return the number of environments up to which every doubling was worth it."""
     chosen = curve[0]
     for before, after in pairwise(curve):
         if after.memory >= FULL or after.steps_per_second < GAIN * before.steps_per_second:
@@ -130,19 +117,15 @@ def recall(args: WorkerArgs, device_names: Sequence[str]) -> Answer | None:
     try:
         entry = _read_cache()[_key(args, device_names)]
         curves = [[TrialResult(**result) for result in curve] for curve in entry["curves"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return None
     return Answer(entry["when"], curves) if curves and all(curves) else None
 
 
 def remember(args: WorkerArgs, device_names: Sequence[str], answer: Answer) -> bool:
     """Keep an answer, if possible; a damaged file is replaced."""
-    try:
-        entries = _read_cache()
-    except (OSError, ValueError):
-        entries = {}
-    entries[_key(args, device_names)] = {"task": args.task, **asdict(answer)}
-    text = json.dumps(entries, indent=1) + "\n"
+    entry = {"task": args.task, **asdict(answer)}
+    text = json.dumps(_read_cache() | {_key(args, device_names): entry}, indent=1) + "\n"
     try:
         cache_file().parent.mkdir(parents=True, exist_ok=True)
         write_atomically(cache_file(), lambda file: file.write(text.encode()))
@@ -152,10 +135,11 @@ def remember(args: WorkerArgs, device_names: Sequence[str], answer: Answer) -> b
 
 
 def _read_cache() -> dict[str, Any]:
-    entries = json.loads(cache_file().read_text())
-    if not isinstance(entries, dict):
-        raise ValueError(f"{cache_file()} holds no mapping")
-    return entries
+    try:
+        entries = json.loads(cache_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    return entries if isinstance(entries, dict) else {}
 
 
 def _key(args: WorkerArgs, device_names: Sequence[str]) -> str:
@@ -180,51 +164,32 @@ def _key(args: WorkerArgs, device_names: Sequence[str]) -> str:
 
 def _measure(args: WorkerArgs, largest: int) -> list[Curve]:
     """Have all workers train with the same number at the same time: they share the machine."""
-    patience = args.config["hang_timeout"]
     with StopRequest().installed(), ExitStack() as stack:
         trials = [stack.enter_context(_Trials(args, place)) for place in range(len(args.devices))]
         devices = ", ".join(args.devices)
         print_line(f"--env.num-envs auto: measuring how many worlds train fastest on {devices}")
-        _wait(trials, patience)
+        for trial in trials:
+            trial.receive()
         num_envs, deadline = SMALLEST, float("inf")
         while num_envs <= largest:
             # Where a doubling seems to gain nothing, the machine may have been busy: try again.
-            for numbers in ([num_envs], [num_envs // 2, num_envs]):
+            for number in (num_envs, num_envs // 2, num_envs):
                 for trial in trials:
-                    trial.ask(numbers)
-                if not _wait(trials, patience):
-                    return [trial.curve() for trial in trials]
-                curves = [trial.curve() for trial in trials]
-                if all(choose(curve) == num_envs for curve in curves):
+                    trial.ask(number)
+                if not all(trial.receive() for trial in trials):
+                    return [trial.curve for trial in trials]
+                if all(choose(trial.curve) == num_envs for trial in trials):
                     break
             if num_envs == SMALLEST:
                 deadline = time.monotonic() + BUDGET_SECONDS
             num_envs *= 2
             steps = 3 * num_envs * args.config["agent"]["num_steps_per_env"]
+            curves = [trial.curve for trial in trials]
             expected = steps / min(curve[-1].steps_per_second for curve in curves)
             # The smallest answer counts: when one worker is done, the others need not go on.
             if any(map(is_done, curves)) or time.monotonic() + expected > deadline:
                 break
-        return [trial.curve() for trial in trials]
-
-
-def _wait(trials: Sequence["_Trials"], patience: float) -> bool:
-    """Wait for the results of all trials; return False if one has ended for want of memory.
-
-    Raises:
-        UserError: a trial found a mistake of the user's.
-        WorkerError: a trial failed, or took longer than `patience` seconds; 0: no limit.
-    """
-    deadline = time.monotonic() + (patience or float("inf"))
-    while any(len(trial.lines()) <= trial.asked for trial in trials):
-        if any(trial.has_ended() for trial in trials):
-            return False
-        if time.monotonic() > deadline:
-            raise WorkerError(
-                f"--env.num-envs auto: measured nothing for {patience:g} s (--hang-timeout)"
-            )
-        time.sleep(0.02)
-    return True
+        return [trial.curve for trial in trials]
 
 
 class _Trials(ChildProcess):
@@ -232,46 +197,49 @@ class _Trials(ChildProcess):
 
     def __init__(self, args: WorkerArgs, place: int) -> None:
         """Start the process with the environment variables that the worker will have."""
-        self.device = args.devices[place]
-        self.asked = 0
+        self._device, self._patience = args.devices[place], args.config["hang_timeout"] or None
+        self._best: dict[int, TrialResult] = {}
         rank, variables = args.rank_of(place), {}
         if rank.world_size > 1:
             places = {"RANK": place, "LOCAL_RANK": place, "WORLD_SIZE": rank.world_size}
             variables = thread_variables(args.threads) | {k: str(v) for k, v in places.items()}
         request = json.dumps([asdict(args), asdict(rank)])
         command = python_module("mjfleet.autotune.num_envs_trial", request)
-        super().__init__(command, environ=variables, stdin=subprocess.PIPE)
+        super().__init__(command, environ=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def ask(self, numbers: Sequence[int]) -> None:
-        """Have it train with each of these numbers; a process that has ended is not asked."""
-        assert self.stdin
-        self.asked += len(numbers)
-        with suppress(BrokenPipeError):
-            self.stdin.write("".join(f"{number}\n" for number in numbers).encode())
-            self.stdin.flush()
-
-    def lines(self) -> list[dict[str, Any]]:
-        """Return what it has printed, or raise the user's mistake that it has found."""
-        lines = [json.loads(line) for line in self.output().rpartition(b"\n")[0].splitlines()]
-        if lines and "mistake" in lines[-1]:
-            raise UserError(lines[-1]["mistake"])
-        return lines
-
+    @property
     def curve(self) -> Curve:
-        """Return the fastest result for each number of environments."""
-        best: dict[int, TrialResult] = {}
-        for result in (TrialResult(**line) for line in self.lines()[1:]):
-            other = best.get(result.num_envs, result)
-            best[result.num_envs] = max(result, other, key=lambda r: r.steps_per_second)
-        return list(best.values())
+        """The fastest result for each number of environments."""
+        return list(self._best.values())
 
-    def has_ended(self) -> bool:
-        """Return whether it has ended for want of memory; raise if it has failed otherwise."""
-        code = self.exit_code()
-        if code is None:
+    def ask(self, num_envs: int) -> None:
+        """Have it train with a number of environments."""
+        assert self.stdin
+        with suppress(BrokenPipeError):  # It has ended, as `receive` finds.
+            os.write(self.stdin.fileno(), b"%d\n" % num_envs)
+
+    def receive(self) -> bool:
+        """Wait until it is ready or has trained; return False if it ended for want of memory.
+
+        Raises:
+            UserError: it has found a mistake of the user's.
+            WorkerError: it has failed otherwise, or was silent for the hang time-out.
+        """
+        assert self.stdout
+        if not select.select([self.stdout], [], [], self._patience)[0]:
+            waited = f"{self._patience:g} s (--hang-timeout)"
+            raise WorkerError(f"--env.num-envs auto: measured nothing for {waited}")
+        if line := self.stdout.readline():
+            told = json.loads(line)
+            if "mistake" in told:
+                raise UserError(told["mistake"])
+            if told:
+                new = TrialResult(**told)
+                old = self._best.get(new.num_envs, new)
+                self._best[new.num_envs] = max(old, new, key=lambda one: one.steps_per_second)
+            return True
+        if self.wait() in (0, -SIGKILL) and self._best:  # Linux kills for want of memory.
             return False
-        if len(self.lines()) < 2 or code not in (0, -SIGKILL):  # Linux kills for want of memory.
-            last = "\n".join(self.errors().rstrip().splitlines()[-STDERR_LINES:])
-            failed = f"--env.num-envs auto: measuring on {self.device} failed"
-            raise WorkerError(f"{last}\n{failed}: {self.how_it_ended()}".lstrip())
-        return True
+        last = "\n".join(self.errors().rstrip().splitlines()[-STDERR_LINES:])
+        failed = f"--env.num-envs auto: measuring on {self._device} failed"
+        raise WorkerError(f"{last}\n{failed}: {self.how_it_ended()}".lstrip())

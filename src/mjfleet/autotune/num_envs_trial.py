@@ -7,10 +7,11 @@ standard input and prints a TrialResult as a line of JSON. Importing this import
 import gc
 import json
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from mjfleet.worker.worker_args import WorkerArgs
 
 PERIOD_SECONDS = 0.5
 """After a first iteration, two periods are timed: each lasts this long, or one iteration."""
+OUT_OF_MEMORY = "(?i)out of memory|failed to allocate|allocate memory|alloc_failed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +36,8 @@ class TrialResult:
     """What training with a number of environments is like."""
 
     num_envs: int
-    steps_per_second: float
-    """Environment steps of this worker, learning included."""
-    memory: float
-    """Share of its device's memory that is in use, by any process: 0 to 1."""
+    steps_per_second: float  # Environment steps of this worker, learning included.
+    memory: float  # Share of its device's memory that is in use, by any process: 0 to 1.
 
 
 def main(args: dict[str, Any], rank: dict[str, Any]) -> int:
@@ -52,7 +52,7 @@ def main(args: dict[str, Any], rank: dict[str, Any]) -> int:
             for line in _trials(WorkerArgs(**args), Rank(**rank)):
                 print(json.dumps(line), file=output, flush=True)
         except UserError as error:
-            print(json.dumps({"mistake": str(error)}), file=output, flush=True)
+            print(json.dumps({"mistake": str(error)}), file=output)
             return 2
     return 0
 
@@ -74,7 +74,9 @@ def _trials(args: WorkerArgs, rank: Rank) -> Iterator[dict[str, Any]]:
             try:
                 result = _train(found, args, rank, int(line))
             except (MemoryError, RuntimeError) as error:
-                if count and _is_out_of_memory(error):
+                # warp and other libraries say in the text alone that memory is missing.
+                is_out = isinstance(error, MemoryError) or re.search(OUT_OF_MEMORY, str(error))
+                if count and is_out:
                     return
                 raise
             yield asdict(result)
@@ -95,37 +97,25 @@ def _train(found: FoundTask, args: WorkerArgs, rank: Rank, num_envs: int) -> Tri
     agent, device = replace(config.agent, max_iterations=sys.maxsize), args.devices[rank.local_rank]
     env = build_env(found, config, args.engine, device, args.threads, rank=rank.rank)
     runner = Runner(env, agent, device, args.threads, found.load)
-    ends: list[float] = []
+    ends: list[float] = []  # When iterations ended: that before this period, and those in it.
+    rates: list[float] = []  # Iterations per second of each period.
 
     def stop_signal() -> int | None:
         ends.append(time.monotonic())
-        return signal.SIGTERM if len(_rates(ends)) == 2 else None
+        if (seconds := ends[-1] - ends[0]) >= PERIOD_SECONDS:
+            rates.append((len(ends) - 1) / seconds)
+            del ends[:-1]
+        return signal.SIGTERM if len(rates) == 2 else None
 
     runner.train(lambda _: None, stop_signal)
     # Other work of the machine makes a period slower, never faster.
-    speed = max(_rates(ends)) * num_envs * agent.num_steps_per_env
+    speed = max(rates) * num_envs * agent.num_steps_per_env
     if device == "cpu":
-        free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
+        memory = psutil.virtual_memory().percent / 100
     else:
         free, total = torch.cuda.mem_get_info(device)
-    return TrialResult(num_envs=num_envs, steps_per_second=speed, memory=1 - free / total)
-
-
-def _rates(ends: Sequence[float]) -> list[float]:
-    """Return the iterations per second of each period, from the times at which iterations ended."""
-    rates, first = [], 0
-    for index, end in enumerate(ends):
-        if index > first and end - ends[first] >= PERIOD_SECONDS:
-            rates.append((index - first) / (end - ends[first]))
-            first = index
-    return rates
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether memory is missing: warp and other libraries say so in the text alone."""
-    text = str(error).lower()
-    words = ("out of memory", "failed to allocate", "allocate memory", "alloc_failed")
-    return isinstance(error, MemoryError) or any(word in text for word in words)
+        memory = 1 - free / total
+    return TrialResult(num_envs=num_envs, steps_per_second=speed, memory=memory)
 
 
 if __name__ == "__main__":
