@@ -36,13 +36,10 @@ def choose_devices(
     num_gpus: int | None = None,
     started: int | None = None,
 ) -> Devices:
-    """Choose a host's devices by --gpu-ids, --cpu-workers, --engine and --backend.
+    """Choose a host's devices by the flags and by CUDA_VISIBLE_DEVICES.
 
-    Args:
-        config: the flags.
-        environ: environment variables, of which only CUDA_VISIBLE_DEVICES matters.
-        num_gpus: GPUs that the host has, visible or not; None: those of this host.
-        started: how many workers something else, such as torchrun, has started on the host.
+    The host has `num_gpus`, visible or not; None: as many as this one. Something else, such as
+    torchrun, may have `started` workers on it.
 
     Raises:
         UserError: a GPU was asked for that is not visible, or one twice, or
@@ -82,15 +79,11 @@ def choose_devices(
             raise UserError(f"{flag}: {why}; use --gpu-ids None to train on the CPU.")
         return replace(on_cpu, note=why)
     can_share = config.backend == "gloo"
+    indices = tuple(range(len(visible) if request == "all" else started or 1))
     if isinstance(request, list):
         indices = tuple(request)
-    elif request == "all":
-        indices = tuple(range(len(visible)))
-    elif len(visible) == 1 and (can_share or VISIBLE in environ):
-        # A scheduler may show each worker one GPU, its own.
-        indices = (0,) * (started or 1)
-    else:
-        indices = tuple(range(started or 1))
+    elif len(visible) == 1 and (can_share or VISIBLE in environ) and request == "auto":
+        indices = (0,) * len(indices)  # A scheduler may show each worker one GPU, its own.
     for index in indices:
         if not 0 <= index < len(visible):
             listed = f" ({VISIBLE}={environ[VISIBLE]})" if VISIBLE in environ else ""

@@ -23,7 +23,7 @@ import psutil
 
 from mjfleet.launch.host_facts import host_facts
 from mjfleet.launch.host_messages import LOST_SECONDS, PIECE, HostChannel, Message
-from mjfleet.launch.worker_watchdog import WorkerStatus, WorkerWatchdog
+from mjfleet.launch.worker_watchdog import WorkerStatus
 from mjfleet.utils.atomic_write import append
 from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.worker.failure_record import Failure
@@ -43,11 +43,8 @@ STATUS_SECONDS = 1.0  # How often the status of the workers is sent at least.
 class HostAgent:
     """Does what the launcher says, one thing after another; what cannot wait, at once.
 
-    Args:
-        reader: file descriptor of the messages from the launcher.
-        writer: that of the messages to it.
-        folder: for files of this run: heartbeats, and what is sent to the launcher.
-        patience: see `HostChannel`.
+    The folder is for files of this run: heartbeats, and what is sent to the launcher. For the rest
+    see `HostChannel`.
     """
 
     def __init__(self, reader: int, writer: int, folder: Path, patience: float | None) -> None:
@@ -56,7 +53,6 @@ class HostAgent:
         self._listener: socket.socket | None = None
         self._has_begun = False
         self._workers: WorkerProcesses | None = None
-        self._watchdog: WorkerWatchdog | None = None
         self._told: tuple[WorkerStatus | None, float] = (None, 0.0)
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._channel = HostChannel(reader, writer, self._receive, patience)
@@ -86,8 +82,8 @@ class HostAgent:
             case {"stop": _}:
                 self._signal(signal.SIGINT)
             case {"all_hang": all_hang}:
-                if self._watchdog:
-                    self._watchdog.all_hang = all_hang
+                if self._workers:
+                    self._workers.watchdog.all_hang = all_hang
             case {"kill": _}:
                 self._signal(signal.SIGKILL)
             case None if not self._has_begun:
@@ -125,14 +121,11 @@ class HostAgent:
             self._address = connection.getsockname()[0]
         return {"connected": self._address}
 
-    def _run(self, args: WorkerArgs, agent_log: str | None, sends_files: bool) -> None:
+    def _run(self, args: WorkerArgs, agent_log: str, sends_files: bool) -> None:
         """Run this host's workers to their end, and say how they have ended.
 
-        Args:
-            args: what they do. Relative paths are those of files that only the launcher's host
-                keeps, if there are such files.
-            agent_log: the log of torchrunx's agent.
-            sends_files: whether there are: files are then made in the folder, and sent.
+        With `sends_files`, relative paths are those of files that only the launcher's host keeps:
+        they are made in the folder, and sent. `agent_log` is the log of torchrunx's agent.
         """
         self._has_begun = True
         from mjfleet.launch.worker_processes import WorkerProcesses
@@ -140,7 +133,6 @@ class HostAgent:
         if self._listener:
             self._listener.close()  # The port is rank 0's from now on.
         folder = self._folder if sends_files else Path()
-        own_log = folder / agent_log if agent_log else None
         args = replace(
             args,
             part=args.part and replace(args.part, network=_network(self._address)),
@@ -152,37 +144,31 @@ class HostAgent:
         )
         # Without this, torch warns of each address that has no name.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        logs = [Path(name) for name in (*args.log_files, own_log or os.devnull)]
-        files = GrowingFiles(self._channel, folder, logs if sends_files else [])
-        if sends_files:
-            Path(args.run_dir).mkdir(exist_ok=True)
-        watchdog = WorkerWatchdog(args)
-        with WorkerProcesses(args, own_log) as workers:
-            self._watchdog, self._workers = watchdog, workers
+        logs = [Path(name) for name in (*args.log_files, folder / agent_log)]
+        files = GrowingFiles(self._channel, self._folder, logs)
+        Path(args.run_dir).mkdir(exist_ok=True)
+        with WorkerProcesses(args, logs[-1]) as workers:
+            self._workers = workers
 
             def report() -> None:
                 if self._channel.is_disconnected:
                     workers.send_signal(signal.SIGKILL)  # Also if they have only just started.
                 files.send_new()
-                status, now = watchdog.status, time.monotonic()
+                status, now = workers.watchdog.status, time.monotonic()
                 if status != self._told[0] or now - self._told[1] > STATUS_SECONDS:
                     self._told = status, now
                     self._channel.send({"status": asdict(status)})
 
-            end = workers.follow(watchdog, report)
-        self._workers = self._watchdog = None
-        if sends_files:
-            files.send_rest(folder.glob("*/failures/*"))
+            end = workers.follow(report)
+        self._workers = None
+        files.send_rest(self._folder.glob("*/failures/*"))
         self._channel.send({"failure" if isinstance(end, Failure) else "outcome": asdict(end)})
 
 
 class GrowingFiles:
-    """Sends what is appended to files that the launcher keeps.
+    """Sends what is appended to files to the launcher; those outside of a folder stay here.
 
-    Args:
-        channel: leads to the launcher.
-        folder: that of all files, which are sent under their names in it.
-        paths: the files, of which some may not exist yet. Those elsewhere are not sent.
+    Their names in the folder are sent, too. Some may not exist yet.
     """
 
     def __init__(self, channel: HostChannel, folder: Path, paths: Iterable[Path]) -> None:
@@ -217,8 +203,8 @@ def _network(address: str) -> dict[str, str]:
     """
     found = [
         interface
-        for interface, addresses in psutil.net_if_addrs().items()
-        if address in [known.address for known in addresses]
+        for interface, known in psutil.net_if_addrs().items()
+        if address in [one.address for one in known]
     ]
     chosen = {name: os.environ.get(name, *found[:1]) for name in LOOPBACK_ALONE}
     return {name: value for name, value in chosen.items() if value}

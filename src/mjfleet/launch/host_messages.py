@@ -30,8 +30,8 @@ class HostChannel:
     nothing was heard from it for too long.
 
     Args:
-        reader: the file descriptor to read from. The channel closes it in the end.
-        writer: the one to write to. Likewise.
+        reader: the file descriptor to read from. The channel closes both in the end.
+        writer: the one to write to.
         receive: called with each message, in a thread; with None once the peer has disconnected.
         patience: seconds of silence after which the peer counts as lost; None: only a closed pipe
             does, because the peer runs on this host.

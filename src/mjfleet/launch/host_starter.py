@@ -39,13 +39,10 @@ _BOOT = (
 """Reads the environment variables that travel, then becomes the host agent."""
 
 
-class HostConnection:
-    """A host of the run, with the host agent on it.
+class HostConnection(HostChannel):
+    """A host of the run, and the channel to the host agent on it.
 
-    Args:
-        name: what the user calls the host.
-        config: says how to call ssh, and which variables travel.
-        inbox: receives each message with this connection, and None after the last one.
+    `inbox` receives each message with this connection, and None after the last one.
     """
 
     def __init__(self, name: str, config: LaunchConfig, inbox: "Inbox") -> None:
@@ -65,7 +62,7 @@ class HostConnection:
         self._process = ChildProcess(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdin
         assert self._process.stdout
-        self._channel = HostChannel(
+        super().__init__(
             os.dup(self._process.stdout.fileno()),
             os.dup(self._process.stdin.fileno()),
             lambda message: inbox.put((self, message)),
@@ -73,14 +70,13 @@ class HostConnection:
             greeting=greeting,
         )
         self._process.stdin.close()
-        self.send, self.send_file = self._channel.send, self._channel.send_file
 
     def __str__(self) -> str:
         return self.name
 
     def why_lost(self) -> str:
         """Return in words why the host agent has disconnected."""
-        if self._channel.is_silent:
+        if self.is_silent:
             return f"it was silent for {LOST_SECONDS:g} s: it is down, or the network is cut"
         code = self._process.wait(1.0)
         last = " ".join(self._process.errors().split("\n")[-4:]).strip()
@@ -93,13 +89,9 @@ class HostConnection:
             return f"it has no {sys.executable}, which is Python here"
         return f"its host agent has ended ({self._process.how_it_ended()}): {last}".rstrip(": ")
 
-    def disconnect(self) -> None:
-        """Have the host agent end all that it has started."""
-        self._channel.close(0.0)
-
     def end(self, deadline: float) -> None:
         """Wait until it has ended; at the deadline, end the process here, which ends the rest."""
-        if not self._channel.is_silent:
+        if not self.is_silent:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         self._process.end()
 
@@ -138,7 +130,7 @@ class HostConnections:
     def __exit__(self, *_: object) -> None:
         """End everything on all hosts, within END_SECONDS."""
         for host in self._started:
-            host.disconnect()
+            host.close(0.0)
         deadline = time.monotonic() + END_SECONDS
         for host in self._started:
             host.end(deadline)

@@ -119,13 +119,8 @@ def make_plan(
 ) -> LaunchPlan:
     """Decide which worker runs where, with what.
 
-    Args:
-        found: the task and its folder.
-        config: the resolved configuration.
-        hosts: those that workers run on; one that is called LOCALHOST is this one alone.
-        environ: environment variables.
-        resume: the run that continues; None: a new run.
-        is_restart: whether it does so by itself.
+    One host that is called LOCALHOST is this one alone. `resume` is the run that continues; does it
+    so by itself, after a fault, it `is_restart`.
 
     Raises:
         UserError: devices, threads, environments, engine or backend do not fit each other.

@@ -40,11 +40,8 @@ def launch_training(
 ) -> int:
     """Train until the run has ended for good; return the exit code.
 
-    Args:
-        found: the task.
-        config: its configuration; with `dry_run` the plan is printed and nothing is run.
-        resume: the run that continues, if one does.
-        arguments: those of the command, for the run's record.
+    With `dry_run` the plan is printed and nothing is run. `resume` is the run that continues, if
+    one does; the command's arguments are for the run's record.
 
     Raises:
         UserError: the configuration asks for what cannot be had.

@@ -6,14 +6,14 @@ import os
 import pty
 import queue
 import re
-import selectors
+import select
 import termios
 import threading
 import time
 import tty
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 logger = logging.getLogger(__name__)
 
@@ -32,16 +32,15 @@ class OutputRelay:
 
     def __init__(self, log_file: Path | None) -> None:
         self._log: BinaryIO | None = log_file.open("ab", buffering=0) if log_file else None
-        self._channels: dict[int, tuple[int, int]] = {}
+        self._channels = {stream: _channel(stream) for stream in (1, 2)}
         self._silent: set[int] = set()
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._view = b""  # On a terminal: the view as it was last drawn, else an unfinished line.
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._pump, name="relay", daemon=True)
-
-    def __enter__(self) -> "OutputRelay":
-        self._channels = {stream: _channel(stream) for stream in (1, 2)}
         self._thread.start()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,22 +65,19 @@ class OutputRelay:
         self._said.put(text)
 
     def _pump(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            for stream, (end, _) in self._channels.items():
-                os.set_blocking(end, False)
-                selector.register(end, selectors.EVENT_READ, stream)
-            while True:
-                # Asked before the look: what comes later is not from a worker of this run.
-                ended = self._ended.is_set()
-                for stream, (_, end) in self._channels.items():
-                    _pass_on_size(stream, end)
-                with suppress(queue.Empty):
-                    self._print_above(self._said.get_nowait())
-                ready = selector.select(timeout=0 if ended else 0.1)
-                for key, _ in ready:
-                    self.pass_on(key.data, os.read(key.fd, 65536))
-                if ended and not ready and self._said.empty():
-                    return
+        streams = {reader: stream for stream, (reader, _) in self._channels.items()}
+        while True:
+            # Asked before the look: what comes later is not from a worker of this run.
+            ended = self._ended.is_set()
+            for stream, (_, writer) in self._channels.items():
+                _pass_on_size(stream, writer)
+            with suppress(queue.Empty):
+                self._print_above(self._said.get_nowait())
+            ready, _, _ = select.select(streams, [], [], 0 if ended else 0.1)
+            for reader in ready:
+                self.pass_on(streams[reader], os.read(reader, 65536))
+            if ended and not ready and self._said.empty():
+                return
 
     def pass_on(self, stream: int, data: bytes) -> None:
         """Write output of rank 0 to the log file and to this process's own output."""

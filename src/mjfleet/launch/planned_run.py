@@ -33,10 +33,8 @@ def run_plan(
 ) -> int:
     """Train by the plan, record how that ends, and return the exit code.
 
-    Args:
-        plan: who runs where.
-        run_dir: the run's directory; None on ranks other than 0 that something else has started.
-        connections: lead to the host agents; None: this process is the worker.
+    There is no run directory on ranks other than 0 that something else has started. The connections
+    lead to the host agents; None: this process is the worker.
 
     Raises:
         UserError: a worker found a mistake of the user's; the run directory is as it was before.
@@ -91,9 +89,8 @@ class _Ending:
     def fail(self, failed: FailedError, signal: int | None = None) -> int:
         """Record and print a failure; return the exit code.
 
-        Args:
-            failed: the failure. A mistake of the user's gives the run directory back instead.
-            signal: the one that asked the run to stop before, if one did.
+        A mistake of the user's gives the run directory back instead. `signal` is the one that asked
+        the run to stop before, if one did.
         """
         failure, is_outer = failed.failure, self.plan.launcher == "outer"
         if failure.is_users_mistake:

@@ -37,12 +37,7 @@ END_SECONDS = 10.0
 
 
 def supervise(plan: LaunchPlan, connections: HostConnections, stop: StopRequest) -> Outcome:
-    """Run all workers of all hosts until they are done.
-
-    Args:
-        plan: who runs where.
-        connections: lead to the host agents, which have ended when this returns.
-        stop: asks the workers to stop.
+    """Run all workers of all hosts until they are done. All host agents have ended afterwards.
 
     Raises:
         FailedError: a worker failed, hung or was killed, or a host was lost.
@@ -109,18 +104,17 @@ class RunSupervisor:
         def name(path: Path) -> str:
             return str(path.absolute() if sends_files else path)
 
-        def log(file: str) -> str | None:
-            if not host.is_here:
-                return file
-            return name(self._logs / file) if self._logs else None
+        def log(file: str) -> str:
+            if host.is_here:
+                return name(self._logs / file) if self._logs else os.devnull
+            return file
 
-        checkpoint = self._plan.checkpoint
+        checkpoint, part = self._plan.checkpoint, None
         if checkpoint and node > 0 and not host.is_here:
             host.send_file(checkpoint.name, checkpoint.read_bytes())
             checkpoint = Path(checkpoint.name)
         elif checkpoint:
             checkpoint = Path(name(checkpoint))
-        part = None
         if self._connections.meeting:
             address, port = self._connections.meeting
             part = HostArgs(
@@ -137,11 +131,10 @@ class RunSupervisor:
             part=part,
             run_dir="run" if node > 0 else name(self._plan.run_dir),
             terminal=self._relay.paths if node == 0 and host.is_here else None,
-            log_files=tuple(log(f"{host}[{i}].log") or os.devnull for i in range(len(workers))),
+            log_files=tuple(log(f"{host}[{i}].log") for i in range(len(workers))),
             checkpoint=checkpoint and str(checkpoint),
         )
-        agent_log = log(f"{host}.log")
-        return {"run": asdict(args), "agent_log": agent_log, "sends_files": sends_files}
+        return {"run": asdict(args), "agent_log": log(f"{host}.log"), "sends_files": sends_files}
 
     def stop(self) -> bool:
         """Ask all workers to stop after this iteration; return whether all have begun training."""

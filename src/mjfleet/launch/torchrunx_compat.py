@@ -45,10 +45,9 @@ class ForkedAgent:
     """torchrunx's agent, forked from this process, and its workers: a process group of their own.
 
     A fork has torch imported already. In this process, CUDA is not initialised, and torch has no
-    threads.
+    threads. `environ` is added to the environment variables of the agent and the workers.
 
-    Args:
-        environ: environment variables of the agent and the workers, besides those of this process.
+    From now on torchrunx starts this agent, and keeps to the loopback interface, in this process.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -56,10 +55,20 @@ class ForkedAgent:
         self._pid: int | None = None
         self._lock = threading.Lock()
         self._is_closed = False
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        # Removes the semaphores of processes that are killed; its own group never is.
+        resource_tracker.ensure_running()
+        loopback = SimpleNamespace(getfqdn=lambda: LOOPBACK)
+        for module, name, ours in (
+            (torchrunx.launcher, "socket", loopback),
+            (torchrunx.agent, "socket", loopback),
+            (torchrunx.launcher, "LauncherAgentGroup", _LoopbackGroup),
+            (torchrunx.launcher, "execute_command", self.execute),
+        ):
+            setattr(module, name, ours)
 
-    def execute(self, command: str, hostname: str, **_: Any) -> tuple[str, str]:
+    def execute(self, command: str, **_: Any) -> tuple[str, str]:
         """Take the place of torchrunx's `execute_command`, which starts an agent and ends it."""
-        del hostname
         arguments = shlex.split(command.partition("-m torchrunx ")[2])
         with self._lock:
             # Other commands are to end the agent, which this process does itself.
@@ -124,21 +133,6 @@ class _LoopbackGroup(LauncherAgentGroup[T]):
         )
 
 
-def use_agent(agent: ForkedAgent) -> None:
-    """Have torchrunx start this agent, and keep to the loopback interface, in this process."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    # Processes that are killed leave semaphores to this one, which is in no group that is killed.
-    resource_tracker.ensure_running()
-    loopback = SimpleNamespace(getfqdn=lambda: LOOPBACK)
-    for module, name, ours in (
-        (torchrunx.launcher, "socket", loopback),
-        (torchrunx.agent, "socket", loopback),
-        (torchrunx.launcher, "LauncherAgentGroup", _LoopbackGroup),
-        (torchrunx.launcher, "execute_command", agent.execute),
-    ):
-        setattr(module, name, ours)
-
-
 def end_helpers() -> None:
     """End torchrunx's log server, and have the resource tracker remove what was left."""
     if (tracker := resource_tracker.getfd()) is not None:
@@ -151,11 +145,9 @@ def end_helpers() -> None:
     psutil.wait_procs(helpers)
 
 
-def agent_handlers(path: Path | None) -> list[logging.Handler]:
+def agent_handlers(path: Path) -> list[logging.Handler]:
     """Make the agent's log file, in torchrunx's log server, which is a fork of this process."""
     die_with_parent()
-    if path is None:
-        return []
     handler = logging.FileHandler(path)
     handler.addFilter(get_handler_filter(LOCALHOST, None))
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

@@ -5,10 +5,7 @@ after torch has given the other workers half a minute to end, and a hang never: 
 both earlier.
 """
 
-import math
-import signal
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -19,7 +16,7 @@ from typing import Any, Self
 import torchrunx
 
 from mjfleet.launch.host_names import LOCALHOST
-from mjfleet.launch.torchrunx_compat import ForkedAgent, agent_handlers, end_helpers, use_agent
+from mjfleet.launch.torchrunx_compat import ForkedAgent, agent_handlers, end_helpers
 from mjfleet.launch.worker_watchdog import WorkerWatchdog, killed_by
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import Failure
@@ -41,15 +38,14 @@ LOOK_SECONDS = 0.1
 
 
 class WorkerProcesses:
-    """torchrunx's agent and the workers of this host. On leaving the block nothing of them is left.
+    """torchrunx's agent, which logs into a file of its own, and the workers of this host.
 
-    Args:
-        args: what the workers do.
-        agent_log: the agent's own log; None: none.
+    On leaving the block nothing of them is left.
     """
 
-    def __init__(self, args: WorkerArgs, agent_log: Path | None) -> None:
+    def __init__(self, args: WorkerArgs, agent_log: Path) -> None:
         self._args, self._agent_log = args, agent_log
+        self.watchdog = WorkerWatchdog(args)
         variables = {
             # torch's elastic agent leaves temporary files behind.
             "TMPDIR": args.scratch,
@@ -57,7 +53,7 @@ class WorkerProcesses:
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM",
         }
         self._agent = ForkedAgent(thread_variables(args.threads) | LOOPBACK_ALONE | variables)
-        use_agent(self._agent)
+        self.send_signal = self._agent.send_signal  # The agent ignores SIGINT.
         self._launcher = torchrunx.Launcher(
             hostnames=[LOCALHOST],
             workers_per_host=len(args.devices),
@@ -76,22 +72,15 @@ class WorkerProcesses:
         wait([self._ended], timeout=END_SECONDS)
         end_helpers()
 
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to all workers and their agent, which ignores SIGINT."""
-        self._agent.send_signal(number)
-
-    def follow(self, watchdog: WorkerWatchdog, report: Callable[[], object]) -> Outcome | Failure:
+    def follow(self, report: Callable[[], object]) -> Outcome | Failure:
         """Wait until all workers are done, or one has failed, hung or been killed.
 
-        Args:
-            watchdog: looks after the workers.
-            report: called again and again meanwhile.
+        `report` is called again and again meanwhile.
         """
-        gone_since = math.inf
         while True:
-            if outcome := watchdog.outcome:
+            if outcome := self.watchdog.outcome:
                 return outcome
-            failure = watchdog.failure()
+            failure = self.watchdog.failure()
             if failure and failure.kind == "Killed":
                 # By the system, or with the agent, which may be seen a moment later.
                 wait_until(self._agent.has_ended, DYING_SECONDS, nap=0.01)
@@ -99,22 +88,23 @@ class WorkerProcesses:
                 return self._agent_failed(f"was {killed_by(self._agent.killed_by)}")
             if failure:
                 break
-            if self._ended.done() or self._agent.has_ended():
-                gone_since = min(gone_since, time.monotonic())
-                if time.monotonic() - gone_since > AGENT_GONE_SECONDS:
-                    error = self._ended.exception() if self._ended.done() else None
-                    what = f": {str(error) or repr(error)}" if error else ""
-                    log = f"; its log is {self._agent_log}" if self._agent_log else ""
-                    return self._agent_failed(f"has ended{what}{log}")
+            is_gone = self._ended.done() or self._agent.has_ended()
+            if is_gone and not wait_until(
+                lambda: self.watchdog.outcome or self.watchdog.failure(), AGENT_GONE_SECONDS
+            ):
+                error = self._ended.exception() if self._ended.done() else None
+                what = f": {str(error) or repr(error)}" if error else ""
+                log = f"; its log is {self._agent_log}" if self._agent_log.is_file() else ""
+                return self._agent_failed(f"has ended{what}{log}")
             report()
-            watchdog.wait(LOOK_SECONDS)
+            self.watchdog.wait(LOOK_SECONDS)
         if failure.kind == "Exited" and not failure.traceback:
             wait([self._ended], timeout=GRACE_SECONDS)
             if self._ended.done() and (error := self._ended.exception()):
                 failure = replace(failure, message=f"{failure.message}; torchrunx says: {error!r}")
         # Let the others write what they have: they notice that one is missing.
         if failure.kind != "Hang" and not failure.is_users_mistake:
-            wait_until(watchdog.is_gone, GRACE_SECONDS)
+            wait_until(self.watchdog.is_gone, GRACE_SECONDS)
         return failure
 
     def _launch(self) -> None:

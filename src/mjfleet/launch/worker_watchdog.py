@@ -43,12 +43,9 @@ class WorkerStatus:
 
 
 class WorkerWatchdog:
-    """What is known of each worker of this host.
+    """What is known of each worker of this host. It is made before any of them starts.
 
     Set `all_hang` while the launcher says that no worker of any host moves: only then it is a hang.
-
-    Args:
-        args: what the workers do. The files of their heartbeats are made here, before any starts.
     """
 
     def __init__(self, args: WorkerArgs) -> None:
