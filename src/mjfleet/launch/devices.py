@@ -16,12 +16,9 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 class Devices:
     """The devices of a host that a run uses, one for each worker; no index means the CPU."""
 
-    indices: tuple[int, ...] = ()
-    """CUDA device indices, as torch and warp count them: into CUDA_VISIBLE_DEVICES if set."""
-    physical: tuple[str, ...] = ()
-    """The same devices as the driver names them: a number, a GPU UUID or a MIG UUID."""
-    note: str = ""
-    """Why the CPU was chosen, where the user may have expected a GPU."""
+    indices: tuple[int, ...] = ()  # As torch and warp count: into CUDA_VISIBLE_DEVICES if set.
+    physical: tuple[str, ...] = ()  # As the driver says: a number, a GPU UUID or a MIG UUID.
+    note: str = ""  # Why the CPU was chosen, where the user may have expected a GPU.
     cpu_workers: int = 1
 
     @property

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 PREFIX = "mjfleet-"
 """Of folders for temporary files: the number and the host of the process that made them follow."""
 CONNECT_SECONDS = 5.0  # How long the first host may take to answer another one.
-END_SECONDS = 30.0
-"""How long the host agent may take to end before it is forced. Workers are killed at once."""
+END_SECONDS = 30.0  # How long it may take to end; workers are killed at once.
 STATUS_SECONDS = 1.0  # How often the status of the workers is sent at least.
 
 

@@ -10,8 +10,7 @@ from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
 from mjfleet.worker.rank_environment import Rank
 
-LOCALHOST = "localhost"
-"""Name of the one host of a run without --hosts, also in the names of log files."""
+LOCALHOST = "localhost"  # The one host of a run without --hosts, also in names of log files.
 
 
 def choose_hosts(config: LaunchConfig, environ: Mapping[str, str]) -> list[str]:

@@ -30,10 +30,8 @@ from mjfleet.worker.worker_args import HostArgs, Outcome
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
-GRACE_SECONDS = 5.0
-"""How long the workers of other hosts may take to end by themselves once one has failed."""
-END_SECONDS = 10.0
-"""How long host agents may take to end their workers and to send what these have left."""
+GRACE_SECONDS = 5.0  # For the workers of other hosts to end by themselves once one has failed.
+END_SECONDS = 10.0  # For host agents to end their workers and to send what these have left.
 
 
 def supervise(plan: LaunchPlan, connections: HostConnections, stop: StopRequest) -> Outcome:

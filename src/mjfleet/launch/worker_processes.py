@@ -25,14 +25,10 @@ from mjfleet.worker.thread_limits import thread_variables
 from mjfleet.worker.torchrunx_entrypoint import train_as_torchrunx_worker
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, Outcome, WorkerArgs
 
-AGENT_TIMEOUT_SECONDS = 600
-"""How long launcher and agent of torchrunx wait for each other: the agent is silent while its
-workers exit."""
+AGENT_TIMEOUT_SECONDS = 600  # torchrunx's agent may be silent so long, while its workers exit.
 DYING_SECONDS = 0.5  # How long after its workers an agent that was killed may seem to live.
-AGENT_GONE_SECONDS = 5.0
-"""How long workers may still be seen to end once torchrunx or its agent has."""
-GRACE_SECONDS = 3.0
-"""How long the other workers may take to end by themselves once one has failed."""
+AGENT_GONE_SECONDS = 5.0  # How long workers may still be seen to end once the agent has.
+GRACE_SECONDS = 3.0  # For the other workers to end by themselves once one has failed.
 END_SECONDS = 5.0
 LOOK_SECONDS = 0.1
 

@@ -23,8 +23,7 @@ from mjfleet.worker.failure_record import (
 from mjfleet.worker.heartbeat import HangDetector, Heartbeat
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
-ALONE_SECONDS = SECONDARY_SECONDS + 1.0
-"""How long a secondary failure may stay the only one before it is reported."""
+ALONE_SECONDS = SECONDARY_SECONDS + 1.0  # For which a secondary failure waits for its cause.
 NAP_SECONDS = 0.02
 STACKS_SECONDS = 3.0  # How long workers may take to write their stacks.
 STATES = {
