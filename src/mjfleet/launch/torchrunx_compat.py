@@ -94,18 +94,8 @@ class ForkedAgent:
             self._is_closed = True
             self.send_signal(signal.SIGKILL)
 
-    def has_ended(self) -> bool:
-        """Return whether the agent has ended."""
-        return self._end() is not None
-
-    @property
-    def killed_by(self) -> int | None:
-        """The signal that ended the agent, if one did."""
-        end = self._end()
-        return end.si_status if end and end.si_code in (os.CLD_KILLED, os.CLD_DUMPED) else None
-
-    def _end(self) -> os.waitid_result | None:
-        """Ask without reaping the agent, which would free the number of its group."""
+    def end(self) -> os.waitid_result | None:
+        """Return how the agent has ended, if it has, unreaped: its group keeps its number."""
         if self._pid is None:
             return None
         return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

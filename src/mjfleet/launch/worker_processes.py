@@ -5,6 +5,7 @@ after torch has given the other workers half a minute to end, and a hang never: 
 both earlier.
 """
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -79,12 +80,12 @@ class WorkerProcesses:
             failure = self.watchdog.failure()
             if failure and failure.kind == "Killed":
                 # By the system, or with the agent, which may be seen a moment later.
-                wait_until(self._agent.has_ended, DYING_SECONDS, nap=0.01)
-            if self._agent.killed_by is not None:
-                return self._agent_failed(f"was {killed_by(self._agent.killed_by)}")
+                wait_until(self._agent.end, DYING_SECONDS, nap=0.01)
+            if (end := self._agent.end()) and end.si_code != os.CLD_EXITED:
+                return self._agent_failed(f"was {killed_by(end.si_status)}")
             if failure:
                 break
-            is_gone = self._ended.done() or self._agent.has_ended()
+            is_gone = self._ended.done() or end
             if is_gone and not wait_until(
                 lambda: self.watchdog.outcome or self.watchdog.failure(), AGENT_GONE_SECONDS
             ):
