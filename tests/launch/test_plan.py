@@ -9,8 +9,8 @@ import pytest
 
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import Devices
-from mjfleet.launch.launch_plan import Host, LaunchPlan, make_plan, name_files
+from mjfleet.launch.devices import Devices, Host
+from mjfleet.launch.launch_plan import LaunchPlan, make_plan, name_files
 from mjfleet.registry import discover
 
 CPU, GPU = Devices(), Devices((1,), ("3",))

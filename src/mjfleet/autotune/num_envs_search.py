@@ -9,7 +9,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -144,15 +144,12 @@ def _read_cache() -> dict[str, Any]:
 
 def _key(args: WorkerArgs, device_names: Sequence[str]) -> str:
     """Return a digest of everything that throughput depends on."""
-
-    def without(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-        return {name: value for name, value in config.items() if name not in names}
-
+    env, agent = args.config["env"].items(), args.config["agent"].items()
     everything = {
         "task": args.task,
         "files": digests(Path(args.task_folder)),
-        "env": without(args.config["env"], ["num_envs"]),
-        "agent": without(args.config["agent"], IRRELEVANT),
+        "env": {name: value for name, value in env if name != "num_envs"},
+        "agent": {name: value for name, value in agent if name not in IRRELEVANT},
         "engine": args.engine,
         "devices": list(device_names),
         "cores": len(os.sched_getaffinity(0)),

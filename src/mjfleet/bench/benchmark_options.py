@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from mjfleet.config import TrainConfig, from_dict
+from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.config.launch_config import FOLDER, GPUS, GpuRequest
 from mjfleet.config.validation import Checked, Count, OptionalCount, Rule
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import Devices, choose_devices
-from mjfleet.launch.launch_plan import Host, make_plan
+from mjfleet.launch.devices import Devices, Host, choose_devices
+from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import FoundTask
 from mjfleet.worker.worker_args import WorkerArgs
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
+from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.utils.hardware_names import count_gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -25,6 +26,15 @@ class Devices:
     def names(self) -> tuple[str, ...]:
         """torch's name of each worker's device."""
         return tuple(f"cuda:{index}" for index in self.indices) or ("cpu",) * self.cpu_workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A host, and what of it a run uses."""
+
+    name: str = LOCALHOST
+    devices: Devices
+    cores: int  # CPU cores that a process there may use.
 
 
 def choose_devices(

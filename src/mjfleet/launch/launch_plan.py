@@ -12,22 +12,13 @@ from typing import Any, Literal
 
 from mjfleet.config import TrainConfig, to_dict
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import Devices, choose_backend
+from mjfleet.launch.devices import Host, choose_backend
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.launch.log_directory import choose_log_directory
 from mjfleet.registry import FoundTask
 from mjfleet.runs.resume_choice import Resume
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import WorkerArgs
-
-
-@dataclass(frozen=True, kw_only=True)
-class Host:
-    """A host, and what of it a run uses."""
-
-    name: str = LOCALHOST
-    devices: Devices
-    cores: int  # CPU cores that a process there may use.
 
 
 @dataclass(frozen=True, kw_only=True)

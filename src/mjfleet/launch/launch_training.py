@@ -17,11 +17,11 @@ from pathlib import Path
 from mjfleet.autotune.num_envs_search import find_num_envs, recall
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.errors import WorkerError
-from mjfleet.launch.devices import choose_devices
+from mjfleet.launch.devices import Host, choose_devices
 from mjfleet.launch.host_environment import take_variables, without_values
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from mjfleet.launch.host_starter import HostConnections
-from mjfleet.launch.launch_plan import Host, LaunchPlan, describe, make_plan, name_files
+from mjfleet.launch.launch_plan import LaunchPlan, describe, make_plan, name_files
 from mjfleet.launch.planned_run import FAILED, run_plan
 from mjfleet.launch.preflight import reach_hosts
 from mjfleet.launch.restart_policy import wait_for_restart

@@ -10,10 +10,9 @@ from typing import IO
 
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import VISIBLE, choose_devices, needs_gpus
+from mjfleet.launch.devices import VISIBLE, Host, choose_devices, needs_gpus
 from mjfleet.launch.host_facts import HostFacts, host_facts
 from mjfleet.launch.host_starter import HostConnection, HostConnections, refuse
-from mjfleet.launch.launch_plan import Host
 from mjfleet.launch.rendezvous import find_rendezvous
 from mjfleet.registry import FoundTask
 from mjfleet.utils.console import print_line

@@ -16,8 +16,8 @@ from mjfleet.config import EnvConfig, TrainConfig, from_dict
 from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.validation import Checked, OptionalCount, at_least, between
 from mjfleet.errors import UserError, run_command
-from mjfleet.launch.devices import choose_devices
-from mjfleet.launch.launch_plan import Host, LaunchPlan, make_plan
+from mjfleet.launch.devices import Host, choose_devices
+from mjfleet.launch.launch_plan import LaunchPlan, make_plan
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.resume_choice import find_resume, read_recorded, take_tasks_dir
 from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing
