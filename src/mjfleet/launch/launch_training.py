@@ -16,7 +16,6 @@ from pathlib import Path
 
 from mjfleet.autotune.num_envs_search import find_num_envs, recall
 from mjfleet.config import TrainConfig, from_dict
-from mjfleet.errors import WorkerError
 from mjfleet.launch.devices import Host, choose_devices
 from mjfleet.launch.host_environment import take_variables, without_values
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
@@ -48,14 +47,18 @@ def launch_training(
         WorkerError: workers that torchrun has started again do not find each other.
     """
 
+    is_rank_0 = os.environ.get("RANK", "0") == "0"
+
     def find_again(run_dir: str) -> Resume:
         """Find the newest checkpoint of a run of this configuration; lock the run on rank 0."""
         experiment = Path(config.log_root, config.agent.experiment_name)
-        return find_resume(run_dir, found.name, experiment, os.environ.get("RANK", "0") == "0")
+        return find_resume(run_dir, found.name, experiment, is_rank_0)
 
     config = replace(config, env_var=take_variables(config.env_var, os.environ))
-    is_restart = False
-    if not config.dry_run and (begun := _begun_already(config)):
+    is_restart, timeout = False, timedelta(seconds=config.collective_timeout)
+    if not config.dry_run and (begun := begun_run(timeout)):
+        if is_rank_0:
+            print_line("torchrun has started these workers again")
         if resume and resume.lock is not None:
             os.close(resume.lock)
         resume, is_restart = find_again(begun), True
@@ -75,20 +78,6 @@ def launch_training(
             resume_command = f"{found.name} --resume {shlex.quote(str(run_dir))}"
             print_line(f"go on with: {_train_command()} {resume_command}")
         return code
-
-
-def _begun_already(config: TrainConfig) -> str | None:
-    """Return the run that these workers continue, because torchrun has started them again."""
-    rank = Rank.from_environ(os.environ)
-    if rank is None:
-        return None
-    try:
-        begun = begun_run(rank, timedelta(seconds=config.collective_timeout))
-    except TimeoutError as error:
-        raise WorkerError(f"rank {rank.rank}: {error}") from None
-    if begun and rank.rank == 0:
-        print_line("torchrun has started these workers again")
-    return begun
 
 
 def _attempt(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from mjfleet.errors import WorkerError
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import Failure
@@ -93,15 +94,20 @@ def meet(
     return PrefixStore(first, store), known
 
 
-def begun_run(rank: Rank, timeout: timedelta) -> str | None:
-    """Return the run that earlier workers of the same agents have begun; None: there is none.
+def begun_run(timeout: timedelta) -> str | None:
+    """Return the run that these workers continue, because torchrun has started them again.
 
     Raises:
-        TimeoutError: another worker has not come to agree on it.
+        WorkerError: another worker has not come to agree on it.
     """
+    if (rank := Rank.from_environ(os.environ)) is None:
+        return None
     note, store = _note(), meeting_store(rank)
     known = note.read_text() if note and note.exists() else None
-    return (meet(store, rank, timeout, known)[1] if store else known) or None
+    try:
+        return (meet(store, rank, timeout, known)[1] if store else known) or None
+    except TimeoutError as error:
+        raise WorkerError(f"rank {rank.rank}: {error}") from None
 
 
 def note_run(run_dir: Path | None) -> None:
