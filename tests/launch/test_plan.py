@@ -68,7 +68,7 @@ def test_torchrunx_log_dir_precedence(variable, flag, expected, source) -> None:
         (CPUS, {}, {"cpu_threads": 1}, ["--cpu-threads is 1", "at least 2"]),
         (CPU, {"WORLD_SIZE": "2"}, {}, ["WORLD_SIZE=2", "RANK"]),
         (CPU, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}, {}, ["MASTER_ADDR", "missing"]),
-        (CPU, OUTER | {"RANK": "2"}, {}, ["RANK=2", "no place"]),
+        (CPU, OUTER | {"RANK": "2"}, {}, ["RANK=2", "contradict each other"]),
         (CPU, OUTER | {"RANK": "x"}, {}, ["RANK=x"]),
         (CPU, OUTER | {"SLURM_NNODES": "2"}, {}, ["LOCAL_WORLD_SIZE missing"]),
         (CPUS, {}, {"backend": "nccl"}, ["--backend nccl", "gloo"]),
