@@ -108,11 +108,11 @@ def play(arguments: Sequence[str]) -> int:
     policy = parsed.actions or policy
     assert policy is not None
     _check_output(parsed)
-    config, placement = _place(found, parsed, trained)
+    config, plan = _place(found, parsed, trained)
     worlds = config.num_envs
-    print_line(f"playing {policy}: {worlds} worlds, {placement.engine} engine")
+    print_line(f"playing {policy}: {worlds} worlds, {plan.engine} engine")
     name = policy.name if isinstance(policy, Path) else f"{policy} actions"
-    with StopRequest().installed(), playing(found, config, placement, policy) as player:
+    with StopRequest().installed(), playing(found, config, plan, policy) as player:
         if parsed.viewer:
             _view(player, name, folder, parsed)
             return 0

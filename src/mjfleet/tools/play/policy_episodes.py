@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mjfleet.config import TrainConfig
-from mjfleet.launch.placement import Placement
+from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.registry import FoundTask
 from mjfleet.worker.thread_limits import prepare
 
@@ -42,7 +42,7 @@ class Player:
 
 @contextmanager
 def playing(
-    found: FoundTask, config: TrainConfig, placement: Placement, policy: Path | Actions
+    found: FoundTask, config: TrainConfig, plan: LaunchPlan, policy: Path | Actions
 ) -> Iterator[Player]:
     """Build the environment and its policy, a checkpoint; inside the block nothing is learned."""
     prepare()
@@ -51,7 +51,7 @@ def playing(
     from mjfleet.env.factory import build_env, on_device
     from mjfleet.rl.checkpoint_files import seed_everything
 
-    engine, device, threads = placement.engine, placement.workers[0].device, placement.threads
+    engine, device, threads = plan.engine, plan.workers[0].device, plan.threads
     seed_everything(config.agent.seed)
     with on_device(engine, device), torch.inference_mode():
         env = build_env(found, config, engine, device, threads)
