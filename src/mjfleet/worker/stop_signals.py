@@ -55,7 +55,6 @@ class StopRequest:
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
             controlled.discard(signal.SIGHUP)  # nohup: the run is to outlive its terminal.
         before = {number: signal.signal(number, self._handle) for number in controlled}
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, controlled)  # Blocked during a restart.
         try:
             with self._watching_for_second():
                 yield self
