@@ -112,8 +112,7 @@ class WandbConfig(Checked, flags="agent.wandb."):
     notes: str | None = None
     """Notes about the run; None: WANDB_NOTES."""
     mode: Literal["online", "offline", "disabled"] | None = None
-    """Where the run is recorded: on the server, in the run directory, or nowhere; None:
-    WANDB_MODE."""
+    """Record the run on the server, in the run directory, or nowhere; None: WANDB_MODE."""
     checkpoints: bool = False
     """Whether checkpoints are uploaded, as versions of the artifact `model-<id of the run>`."""
 

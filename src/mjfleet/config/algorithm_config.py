@@ -97,5 +97,4 @@ class PPOConfig(Checked, flags="agent.algorithm."):
     """How gradients are computed: in closed form, which is faster, or by autograd. `auto`: in
     closed form where the networks, the distribution and the device (CPU) allow it."""
     learning_threads: OptionalCount = None
-    """CPU threads that share an update in closed form; None: as many as help, at most the worker's
-    share of the cores."""
+    """CPU threads of an update in closed form; None: as many as help, at most the worker's."""

@@ -52,11 +52,9 @@ class LaunchConfig(Checked):
     total_envs: OptionalCount = None
     """Environments of all workers together, divided evenly, instead of a number per worker."""
     engine: Literal["auto", "warp", "native"] = "auto"
-    """`warp` (MuJoCo-Warp) or `native` (MuJoCo's thread pool, CPU only); `auto`: warp on a GPU,
-    native on the CPU."""
+    """`warp` (MuJoCo-Warp), `native` (MuJoCo's threads, CPU only); `auto`: warp on a GPU only."""
     cpu_threads: OptionalCount = None
-    """CPU threads for simulation and learning, divided among the workers; `None`: one for each core
-    that this process may use."""
+    """CPU threads of all workers together; `None`: one for each core that this process may use."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """How workers communicate; `auto`: nccl on GPUs, gloo on the CPU."""
     collective_timeout: Positive = 900.0
@@ -66,8 +64,7 @@ class LaunchConfig(Checked):
     max_restarts: Annotated[int, at_least(0)] = 0
     """How often the run restarts automatically after a fault, from its newest checkpoint."""
     resume: str | None = None
-    """What to resume: a run directory, the beginning of a run's name, a checkpoint, or `latest`,
-    the experiment's newest run."""
+    """Run directory, start of its name, checkpoint, or `latest`: the experiment's newest run."""
     keep_checkpoints: OptionalCount = None
     """How many of the newest checkpoints are kept; `None`: all."""
     save_worlds: bool = True
@@ -85,8 +82,7 @@ class LaunchConfig(Checked):
     log_root: Annotated[str, FOLDER] = "logs"
     """Folder under which run directories are made."""
     torchrunx_log_dir: str | None = None
-    """Folder of workers' logs; `""`: no logs; `None`: in the run directory. The variable
-    TORCHRUNX_LOG_DIR overrides this flag."""
+    """Folder of workers' logs; `""`: none; `None`: the run directory. TORCHRUNX_LOG_DIR wins."""
     tasks_dir: str | None = None
     """Folder of task folders to search first, before those of MJFLEET_TASKS."""
     config: str | None = None

@@ -13,7 +13,7 @@ from mjfleet.cli.flags import parse_flags
 
 @dataclass(frozen=True, kw_only=True)
 class InspectArguments:
-    """Show which number of which world went bad first, in the dump of a run that diverged."""
+    """Show which number went bad first, and in which world, from the dump of a diverged run."""
 
     file: tyro.conf.Positional[str]
     """The dump: failures/nan_rank<r>.npz in the run directory."""

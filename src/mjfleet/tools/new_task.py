@@ -28,7 +28,7 @@ class NewTaskArguments:
     name: tyro.conf.Positional[str]
     """Name of the task and of its folder, such as `my-robot`."""
     tasks_dir: str = "tasks"
-    """Folder of task folders in which it is created."""
+    """Folder in which the task's folder is made."""
 
 
 def new_task(arguments: Sequence[str]) -> int:
