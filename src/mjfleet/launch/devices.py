@@ -165,7 +165,7 @@ def _check_started(what: str, devices: int, started: int | None) -> None:
     if started is not None and devices != started:
         raise UserError(
             f"{what} is for {_count(devices, 'worker')} on this host, but {started} were started "
-            "(LOCAL_WORLD_SIZE): give both the same number."
+            "(LOCAL_WORLD_SIZE): the two numbers must be equal."
         )
 
 

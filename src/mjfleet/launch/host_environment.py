@@ -24,7 +24,7 @@ def take_variables(asked: Sequence[str], environ: MutableMapping[str, str]) -> l
         if equals:
             environ[name] = value
         elif name not in environ:
-            raise UserError(f"--env-var {name}: it is not set here; {name}=VALUE sets it.")
+            raise UserError(f"--env-var {name}: it is not set here; write {name}=VALUE instead.")
     return [item.partition("=")[0] for item in asked]
 
 

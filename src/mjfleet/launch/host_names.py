@@ -27,7 +27,7 @@ def choose_hosts(config: LaunchConfig, environ: Mapping[str, str]) -> list[str]:
     if Rank.from_environ(environ):
         if names:
             raise UserError(
-                "--hosts starts workers, but something else has started these, such as torchrun."
+                "--hosts starts workers itself, but torchrun or a scheduler has started these."
             )
         return [LOCALHOST]
     # Of several processes that srun has started, none starts workers on other nodes.
@@ -39,8 +39,8 @@ def choose_hosts(config: LaunchConfig, environ: Mapping[str, str]) -> list[str]:
     if len(here) > 1:
         addresses = ", ".join(f"{name} is {_resolve(name)}" for name in here)
         raise UserError(
-            f"--hosts: {' and '.join(here)} are both this host, by what their names resolve to "
-            f"here: {addresses}. Look at /etc/hosts, or name addresses."
+            f"--hosts: {' and '.join(here)} are both this host, since their names resolve to "
+            f"{addresses} here. Correct /etc/hosts, or give addresses instead of names."
         )
     if config.min_hosts is not None and config.min_hosts > max(1, len(names)):
         raise UserError(f"--min-hosts is {config.min_hosts}, but there are {len(names)} hosts.")
@@ -64,7 +64,7 @@ def is_here(name: str) -> bool:
 def _slurm_hosts(environ: Mapping[str, str]) -> list[str]:
     nodes = environ.get("SLURM_JOB_NODELIST")
     if nodes is None:
-        raise UserError("--hosts slurm: this is no SLURM allocation, which salloc or sbatch makes.")
+        raise UserError("--hosts slurm: this is no SLURM allocation; salloc or sbatch makes one.")
     try:
         return expand_hostlist(nodes)
     except BadHostlist as error:

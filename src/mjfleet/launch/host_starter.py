@@ -112,7 +112,7 @@ class HostConnections:
         if config.ssh_config is not None and not os.path.isfile(config.ssh_config):
             raise UserError(f"--ssh-config {config.ssh_config}: there is no such file.")
         if list(names) != [LOCALHOST] and shutil.which("ssh") is None:
-            raise UserError("--hosts takes ssh, which is not installed here.")
+            raise UserError("--hosts needs ssh, which is not installed here.")
         self._inbox: Inbox = queue.SimpleQueue()
         self._started: list[HostConnection] = []
         self._left_out: set[HostConnection] = set()

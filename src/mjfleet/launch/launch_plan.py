@@ -228,26 +228,25 @@ def _refuse_contradictions(config: TrainConfig, hosts: Sequence[Host], outer: Ra
     without = [host.name for host in hosts if not host.devices.indices]
     if first.devices.indices and without:
         raise UserError(
-            f"{first.name} has GPUs to train on, but not {', '.join(without)}: leave it out, or "
-            "train on all CPUs with --gpu-ids None."
+            f"{first.name} has GPUs to train on, {', '.join(without)} has none: leave out hosts "
+            "without GPUs, or train on the CPUs of all with --gpu-ids None."
         )
     if first.devices.indices and config.engine == "native":
         raise UserError("--engine native runs on the CPU only: add --gpu-ids None, or use warp.")
     if outer and config.max_restarts:
         raise UserError(
-            f"--max-restarts is {config.max_restarts}, but something else has started these "
-            "workers, such as torchrun, and has to start them again."
+            f"--max-restarts is {config.max_restarts}, but torchrun or a scheduler has started "
+            "these workers and has to restart them."
         )
     if outer and config.env.num_envs == "auto":
         raise UserError(
-            "--env.num-envs auto measures before workers are started, but something else has "
-            "started these, such as torchrun: give a number, such as the one that `auto` finds "
-            "without it."
+            "--env.num-envs auto measures before workers are started, but torchrun or a scheduler "
+            "has started these: give a number, such as the one that `auto` finds without it."
         )
     if first.name != LOCALHOST and config.env.num_envs == "auto":
         raise UserError(
             "--env.num-envs auto measures on one host: give a number, such as the one that `auto` "
-            "finds on the slowest of them."
+            "finds on the slowest host."
         )
 
 

@@ -107,7 +107,7 @@ def _attempt(
             if resume and (resume.iteration or 0) >= total and not config.dry_run:
                 if is_first:
                     have = f"{resume.checkpoint} has all of --agent.max-iterations {total}"
-                    print_line(f"nothing is left to do: {have}; a greater total trains on")
+                    print_line(f"nothing is left to do: {have}; raise it to train further")
                 return 0, None
             plan = _with_envs(plan)
         plan = name_files(plan, os.environ, datetime.now())

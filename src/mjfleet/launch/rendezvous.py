@@ -25,15 +25,15 @@ def find_rendezvous(
         known = [f"{facts[host].launcher_address} by {host}" for host in others if not host.is_here]
         seen_as = f"; this host is seen as {', '.join(known)}" if known else ""
         raise UserError(
-            f"{source} is {address}, which is each host's own: others cannot reach {first} by it. "
+            f"{source} is {address}, a loopback address: other hosts cannot reach {first} there. "
             "Debian's /etc/hosts gives a host's own name such an address. "
-            f"--launcher-address names one that they can reach{seen_as}."
+            f"Set --launcher-address to one that they can reach{seen_as}."
         )
     answer = connections.ask([first], {"listen": address}, CONNECT_SECONDS)[first]
     if "error" in answer:
         raise UserError(
             f"{first} cannot listen on {address} ({answer['error']}), which is {source}. "
-            "--launcher-address names an address of it that the others reach."
+            "Set --launcher-address to an address of it that the others reach."
         )
     port: int = answer["port"]
     answers = connections.ask(others, {"connect": [address, port]}, 2 * CONNECT_SECONDS)

@@ -5,6 +5,7 @@ Runs in the process that the user started. Importing this file imports nothing h
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import tyro
 
@@ -15,7 +16,7 @@ from mjfleet.cli.flags import parse_flags
 class InspectArguments:
     """Show which number went bad first, and in which world, from the dump of a diverged run."""
 
-    file: tyro.conf.Positional[str]
+    file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE")]
     """The dump: failures/nan_rank<r>.npz in the run directory."""
 
 

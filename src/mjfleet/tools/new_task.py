@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Annotated
 
 import tyro
 
@@ -25,7 +26,7 @@ NEXT = ("train {} --dry-run", "mjfleet check-task {}", "train {}", "play {} --re
 class NewTaskArguments:
     """Write a small task that can be trained: a model, an environment and default numbers."""
 
-    name: tyro.conf.Positional[str]
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """Name of the task and of its folder, such as `my-robot`."""
     tasks_dir: str = "tasks"
     """Folder in which the task's folder is made."""

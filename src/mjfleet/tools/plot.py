@@ -6,7 +6,7 @@ Runs in the process that the user started; matplotlib is imported once something
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -34,7 +34,7 @@ Line = tuple[Sequence[float], Sequence[float]]
 class PlotArguments:
     """Draw curves of runs. Runs that differ only in their seed are drawn as a mean and a range."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]]
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN ...")]
     """Run directories, beginnings of runs' names, or `latest`."""
     x: Literal["steps", "minutes"] = "steps"
     """The x-axis: environment steps of all workers, or minutes of training."""

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -28,7 +28,7 @@ WORLDS = 32
 class CheckTaskArguments:
     """Run a task with random actions for some steps on each engine, and look for mistakes."""
 
-    name: tyro.conf.Positional[str]
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")]
     """The task."""
     tasks_dir: str | None = None
     """Folder of task folders that is searched first."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -26,7 +26,7 @@ PAGE_FOLDER = Path(__file__).with_name("page")
 class ReportArguments:
     """Write an HTML page about a run, complete in one file, with curves and videos."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Run directory, beginning of a run's name, or `latest`."""
     output: str | None = None
     """File to write; `None`: report.html in the run directory."""
