@@ -30,9 +30,9 @@ class RoughEnv(Go1Env):
         terrain = make_terrain(cfg.levels, cfg.columns, cfg.terrain_seed)
         self.ground = torch.as_tensor(terrain.heights, device=device)
         self.origins = torch.as_tensor(terrain.origins, device=device)
-        self.column = self.world_ids % cfg.columns
+        self.column = self.env_ids % cfg.columns
         levels = cfg.levels if self.is_evaluation else min(cfg.start_levels, cfg.levels)
-        self.level = self.world_ids // cfg.columns % levels
+        self.level = self.env_ids // cfg.columns % levels
         """Level of each environment's ground, from 0 to `levels` - 1."""
         self.walked = torch.zeros(self.num_envs, device=device)
         """Distance covered in this episode in the commanded direction, m."""

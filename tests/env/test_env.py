@@ -194,6 +194,13 @@ def test_a_done_world_observes_the_start_of_its_next_episode() -> None:
     assert env.action[1].tolist() == [0.0, 0.0]
 
 
+def test_environments_are_numbered_and_the_earlier_name_says_so() -> None:
+    env = reach()
+    assert env.env_ids.tolist() == [0, 1, 2]
+    with pytest.raises(UserError, match="world_ids must now be called env_ids"):
+        _ = env.world_ids
+
+
 def test_observations_are_copies_of_the_live_state() -> None:
     env = reach()
     before, _, _, _ = env.step(torch.ones(3, 2))

@@ -147,7 +147,7 @@ def test_a_world_lives_through_the_same_whoever_has_it() -> None:
 
     def reached(first: int, count: int) -> float:
         env = make_env(share=EnvShard(first, count, 6))
-        assert env.world_ids.tolist() == list(range(first, first + count))
+        assert env.env_ids.tolist() == list(range(first, first + count))
         return Evaluator(env, 1).evaluate(policy, lambda: None).returns
 
     each = [reached(world, 1) for world in range(6)]

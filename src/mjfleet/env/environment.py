@@ -88,9 +88,9 @@ class Env(VecEnv, Generic[C]):
         self._shard = shard
         self.is_evaluation = shard is not None
         """Whether policies are evaluated here. A curriculum should then start with all levels."""
-        self.world_ids = torch.arange(self.num_envs, device=self.device)
+        self.env_ids = torch.arange(self.num_envs, device=self.device)
         """Numbers of the environments, `(num_envs,)`, long: 0 to `num_envs` - 1 in training."""
-        self.world_ids += shard.first if shard else 0
+        self.env_ids += shard.first if shard else 0
         # Seeds of torch's own generator, which draws the actions, are below 2^31.
         self.generator = torch.Generator(self.device).manual_seed(seed + 2**31)
         self.num_actions = self.count_actions()
@@ -202,6 +202,11 @@ class Env(VecEnv, Generic[C]):
         """The environment itself. rsl_rl asks for it, since environments may be wrapped."""
         return self
 
+    @property
+    def world_ids(self) -> torch.Tensor:
+        """The earlier name of `env_ids`, which a task is told."""
+        raise UserError(f"{type(self).__name__}.world_ids must now be called env_ids.")
+
     def get_observations(self) -> TensorDict:
         """Return the current observations: each group `(num_envs, size)`, float32."""
         return self._observations
@@ -237,7 +242,7 @@ class Env(VecEnv, Generic[C]):
             self.recorder.after_rewards(terms)
         failed = self.terminated()
         if self.on_nan == "reset":
-            bad = self._bad_worlds(terms)
+            bad = self._bad_envs(terms)
             self._nan_resets += bad.sum()
             terms = terms.masked_fill(bad, 0.0)
             failed = failed | bad
@@ -273,7 +278,7 @@ class Env(VecEnv, Generic[C]):
         return from_totals(totals, steps, self.reward_names, self.metric_names)
 
     def warnings(self) -> dict[str, int]:
-        """Return the number of worlds with a warning since the last call, for every kind.
+        """Return the number of environments with a warning since the last call, for every kind.
 
         The kinds are the simulation's, and NAN: resets because a number was not finite. Waits for
         the device.
@@ -294,7 +299,7 @@ class Env(VecEnv, Generic[C]):
         drawn = random(count, size, generator=self.generator, device=self.device)
         return drawn[shard.first : shard.first + shard.count] if shard else drawn
 
-    def _bad_worlds(self, terms: torch.Tensor) -> torch.Tensor:
+    def _bad_envs(self, terms: torch.Tensor) -> torch.Tensor:
         """Return where a state, a reward, or the observation before this step, is not finite."""
         bad = self._unseeable | ~terms.isfinite().all(dim=0)
         for name in RESULTS:
