@@ -48,7 +48,7 @@ def test_it_answers_questions_and_leaves_nothing(folder: Path) -> None:
 def test_one_that_imports_torch_ends_as_soon_as_the_launcher_is_gone(folder: Path) -> None:
     begun = time.monotonic()
     with HostConnections([LOCALHOST], LaunchConfig()) as connections:
-        connections.send({"prepare": True})
+        connections.send({"prepare": ["native", 1]})
     assert time.monotonic() - begun < PATIENCE
     assert not list((folder / "tmp").glob("mjfleet-*"))
 

@@ -27,6 +27,7 @@ from mjfleet.launch.worker_watchdog import WorkerStatus
 from mjfleet.utils.atomic_write import append
 from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.worker.failure_record import Failure
+from mjfleet.worker.thread_limits import prepare, thread_variables
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, HostArgs, WorkerArgs
 
 if TYPE_CHECKING:
@@ -34,6 +35,15 @@ if TYPE_CHECKING:
 
 PREFIX = "mjfleet-"
 """Of folders for temporary files: the number and the host of the process that made them follow."""
+WORKER_MODULES = (
+    "mjfleet.launch.worker_processes",
+    "mjfleet.env.factory",
+    "mjfleet.rl.checkpoint_contents",
+    "mjfleet.rl.runner",
+    "mjfleet.worker.rank0_logging",
+    "mjfleet.worker.torch_process_group",
+)
+"""What workers, which are forks of this process, need to import, besides the engine."""
 CONNECT_SECONDS = 5.0  # How long the first host may take to answer another one.
 END_SECONDS = 30.0  # How long it may take to end; workers are killed at once.
 STATUS_SECONDS = 1.0  # How often the status of the workers is sent at least.
@@ -68,8 +78,8 @@ class HostAgent:
                     self._reply(self._connect, address, port)
                 case {"file": name, "data": data}:
                     append(self._folder / Path(name).name, data)
-                case {"prepare": _}:
-                    import_module("mjfleet.launch.worker_processes")  # It imports torch.
+                case {"prepare": [engine, threads]}:
+                    _import_for_workers(engine, threads)
                 case {"run": args, "agent_log": agent_log, "sends_files": sends_files}:
                     part = args["part"] and HostArgs(**args["part"])
                     self._run(WorkerArgs(**args | {"part": part}), agent_log, sends_files)
@@ -207,6 +217,14 @@ def _network(address: str) -> dict[str, str]:
     ]
     chosen = {name: os.environ.get(name, *found[:1]) for name in LOOPBACK_ALONE}
     return {name: value for name, value in chosen.items() if value}
+
+
+def _import_for_workers(engine: str, threads: int) -> None:
+    """Import what the workers need, with the settings that count while it is imported."""
+    os.environ |= thread_variables(threads)
+    prepare()
+    for module in (*WORKER_MODULES, f"mjfleet.sim.{engine}_engine"):
+        import_module(module)
 
 
 def _remove_stale_folders() -> None:

@@ -117,7 +117,9 @@ def _attempt(
             return 0, None
         if plan.has_host_agents:
             connections = connections or stack.enter_context(HostConnections(names, config))
-            connections.send({"prepare": True})
+            threads = {worker.host: worker.threads for worker in plan.workers}
+            for host in connections:
+                host.send({"prepare": [plan.engine, threads[host.name]]})
         run_dir = None
         if is_first:
             lock = resume.lock if resume else None

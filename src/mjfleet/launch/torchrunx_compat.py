@@ -2,12 +2,14 @@
 
 Read in torchrunx 0.4.0. Each change could go if upstream offered what is named here:
 
-- Its launcher, log server and process group listen on all interfaces, under the name that
-  `socket.getfqdn` finds: an argument of `Launcher` for the address to bind.
+- Its launcher and process group listen on all interfaces, under the name that `socket.getfqdn`
+  finds: an argument of `Launcher` for the address to bind.
 - It starts its agent by a shell command, in which Python imports torch anew: an argument of
   `Launcher` for the function that starts and ends an agent.
-- Workers send what they print through a log server that drops bytes that are no UTF-8. They undo
-  that themselves (worker/torchrunx_entrypoint.py): an argument of `Launcher` to leave output alone.
+- Its agent has torch spawn the workers, each of which imports everything anew: an argument for the
+  start method, and an agent that forks before it has threads.
+- Output goes through a log server, which unpickles what any user of the host sends it: an argument
+  of `Launcher` to leave output alone. There is no such server here.
 """
 
 import logging
@@ -19,39 +21,43 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psutil
 import torch.distributed as dist
 import torchrunx.agent
 import torchrunx.launcher
+import torchrunx.worker
+from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 from torchrunx.utils.comm import LauncherAgentGroup
-from torchrunx.utils.log_handling import get_handler_filter
 
-from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
 from mjfleet.worker.torch_process_group import LOOPBACK, listening_store
 
 T = TypeVar("T")
+WAIT_SECONDS = 0.1
 
 
 class ForkedAgent:
     """torchrunx's agent, forked from this process, and its workers: a process group of their own.
 
-    A fork has torch imported already. In this process, CUDA is not initialised, and torch has no
-    threads. `environ` is added to the environment variables of the agent and the workers.
+    A fork has imported what this process has, and shares its memory. In this process, CUDA is not
+    initialised, and torch has no threads. `environ` is added to the environment variables of the
+    agent and the workers; the agent logs to the file `log`.
 
     From now on torchrunx starts this agent, and keeps to the loopback interface, in this process.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
+    def __init__(self, num_workers: int, environ: Mapping[str, str], log: Path) -> None:
+        self._arguments = num_workers, environ, log
         self._pid: int | None = None
         self._lock = threading.Lock()
         self._is_closed = False
@@ -59,13 +65,14 @@ class ForkedAgent:
         # Removes the semaphores of processes that are killed; its own group never is.
         resource_tracker.ensure_running()
         loopback = SimpleNamespace(getfqdn=lambda: LOOPBACK)
-        for module, name, ours in (
-            (torchrunx.launcher, "socket", loopback),
-            (torchrunx.agent, "socket", loopback),
-            (torchrunx.launcher, "LauncherAgentGroup", _LoopbackGroup),
-            (torchrunx.launcher, "execute_command", self.execute),
-        ):
-            setattr(module, name, ours)
+        _replace(torchrunx.agent, socket=loopback)
+        _replace(
+            torchrunx.launcher,
+            socket=loopback,
+            LauncherAgentGroup=_LoopbackGroup,
+            execute_command=self.execute,
+            start_logging_server=lambda args, stop: None,
+        )
 
     def execute(self, command: str, **_: Any) -> tuple[str, str]:
         """Take the place of torchrunx's `execute_command`, which starts an agent and ends it."""
@@ -74,7 +81,7 @@ class ForkedAgent:
             # Other commands are to end the agent, which this process does itself.
             if arguments and not self._is_closed:
                 fork = multiprocessing.get_context("fork")
-                process = fork.Process(target=_run_agent, args=(arguments, self._environ))
+                process = fork.Process(target=_run_agent, args=(arguments, *self._arguments))
                 process.start()
                 assert process.pid
                 with suppress(OSError):  # The agent does so as well: one of both is first.
@@ -101,15 +108,94 @@ class ForkedAgent:
         return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
 
-def _run_agent(arguments: list[str], environ: Mapping[str, str]) -> None:
+class ForkedWorkers:
+    """The workers of this host, in place of the processes that torch spawns for torchrunx's agent.
+
+    They are forked before the agent has threads, and wait for what torchrunx has them run.
+    """
+
+    def __init__(self, number: int) -> None:
+        fork = multiprocessing.get_context("fork")
+        self._pipes = [fork.Pipe(duplex=False) for _ in range(number)]
+        self._processes = [
+            fork.Process(target=_run_worker, args=(receiver,)) for receiver, _ in self._pipes
+        ]
+        # A worker that is asked to stop before it can take a signal takes it later.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        for process in self._processes:
+            process.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        self.pids = [process.pid or 0 for process in self._processes]
+
+    def start(self, *, entrypoint: object, args: Mapping[int, object], **_: object) -> Self:
+        """Take the place of torch's `start_processes`."""
+        for local_rank, pipe in enumerate(self._pipes):
+            pipe[1].send((entrypoint, args[local_rank]))
+        return self
+
+    def wait(self, timeout: float) -> RunProcsResult | None:
+        """Return how the workers have ended, once all have; None after so many seconds.
+
+        None is reaped before: the watchdog looks at each as it has ended.
+        """
+        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        deadline = time.monotonic() + timeout
+        while any(os.waitid(os.P_PID, pid, ended) is None for pid in self.pids):
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(WAIT_SECONDS)
+        codes = enumerate(process.exitcode for process in self._processes)
+        failures = {
+            rank: SimpleNamespace(message=f"exit code {code}") for rank, code in codes if code
+        }
+        values = dict.fromkeys(range(len(self._processes)))
+        return RunProcsResult(values, failures)  # pyright: ignore[reportArgumentType]
+
+    def close(self) -> None:
+        """Kill the workers that are left."""
+        for process in self._processes:
+            process.kill()
+
+
+def _run_worker(receiver: Connection) -> None:
+    """Wait in a forked process for what it is to run, and run it."""
+    die_with_parent()
+    entrypoint, arguments = receiver.recv()
+    entrypoint(*arguments)
+
+
+def _run_agent(
+    arguments: list[str], num_workers: int, environ: Mapping[str, str], log: Path
+) -> None:
     """Run torchrunx's agent in a forked process."""
     with suppress(OSError):
         os.setpgid(0, 0)
     die_with_parent()
     os.environ |= {**environ, PARENT_VARIABLE: str(os.getpid())}
     tempfile.tempdir = None
+    for module in (torchrunx.agent, torchrunx.worker):
+        _replace(
+            module,
+            log_records_to_socket=lambda **_: None,
+            redirect_stdio_to_logger=lambda logger: None,
+        )
+    workers = ForkedWorkers(num_workers)
+    processes = SimpleNamespace(
+        start_processes=workers.start, DefaultLogsSpecs=lambda log_dir: None
+    )
+    _replace(torchrunx.agent, dist_mp=processes)
+    file = log.open("a")
+    for number in (1, 2):
+        os.dup2(file.fileno(), number)
+    form = "%(asctime)s %(levelname)s %(message)s"
+    logging.basicConfig(stream=file, level=logging.INFO, format=form, force=True)
     sys.argv[1:] = arguments
     runpy.run_module("torchrunx", run_name="__main__")
+
+
+def _replace(module: object, **names: object) -> None:
+    for name, ours in names.items():
+        setattr(module, name, ours)
 
 
 class _LoopbackGroup(LauncherAgentGroup[T]):
@@ -124,7 +210,7 @@ class _LoopbackGroup(LauncherAgentGroup[T]):
 
 
 def end_helpers() -> None:
-    """End torchrunx's log server, and have the resource tracker remove what was left."""
+    """End torchrunx's helper process, and have the resource tracker remove what was left."""
     if (tracker := resource_tracker.getfd()) is not None:
         os.close(tracker)
     helpers = psutil.Process().children()
@@ -133,12 +219,3 @@ def end_helpers() -> None:
             if "resource_tracker" not in " ".join(helper.cmdline()):
                 helper.kill()
     psutil.wait_procs(helpers)
-
-
-def agent_handlers(path: Path) -> list[logging.Handler]:
-    """Make the agent's log file, in torchrunx's log server, which is a fork of this process."""
-    die_with_parent()
-    handler = logging.FileHandler(path)
-    handler.addFilter(get_handler_filter(LOCALHOST, None))
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    return [handler]

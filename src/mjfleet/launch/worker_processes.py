@@ -1,8 +1,7 @@
 """This host's workers, started through torchrunx. Runs in the host agent, which imports torch here.
 
-torchrunx starts an agent, which starts the workers and watches them. It reports a failure only
-after torch has given the other workers half a minute to end, and a hang never: the watchdog sees
-both earlier.
+torchrunx starts an agent, which starts the workers and waits until all have ended: the watchdog
+sees failures and hangs.
 """
 
 import os
@@ -10,14 +9,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import torchrunx
 
 from mjfleet.launch.host_names import LOCALHOST
-from mjfleet.launch.torchrunx_compat import ForkedAgent, agent_handlers, end_helpers
+from mjfleet.launch.torchrunx_compat import ForkedAgent, end_helpers
 from mjfleet.launch.worker_watchdog import WorkerWatchdog, killed_by
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import Failure
@@ -43,20 +41,16 @@ class WorkerProcesses:
     def __init__(self, args: WorkerArgs, agent_log: Path) -> None:
         self._args, self._agent_log = args, agent_log
         self.watchdog = WorkerWatchdog(args)
-        variables = {
-            # torch's elastic agent leaves temporary files behind.
-            "TMPDIR": args.scratch,
-            # It would handle SIGINT, by which workers are asked to stop.
-            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM",
-        }
-        self._agent = ForkedAgent(thread_variables(args.threads) | LOOPBACK_ALONE | variables)
+        # The agent leaves temporary files behind.
+        variables = thread_variables(args.threads) | LOOPBACK_ALONE | {"TMPDIR": args.scratch}
+        self._agent = ForkedAgent(len(args.devices), variables, agent_log)
         self.send_signal = self._agent.send_signal  # The agent ignores SIGINT.
         self._launcher = torchrunx.Launcher(
             hostnames=[LOCALHOST],
             workers_per_host=len(args.devices),
             backend=None,  # The workers make a process group of their own.
             agent_timeout=AGENT_TIMEOUT_SECONDS,
-        ).set_logging_handlers(partial(agent_handlers, agent_log))
+        ).set_logging_handlers(None)
         self._ended: Future[Any] = Future()
 
     def __enter__(self) -> Self:

@@ -1,7 +1,6 @@
 """What a worker that torchrunx has started does first and last. Runs in that worker."""
 
 import faulthandler
-import logging
 import os
 import signal
 import sys
@@ -51,6 +50,7 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
     stop = StopRequest([signal.SIGINT], say=lambda text: None)
     try:
         with stop.installed():
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             outcome = train_worker(args, rank, stop, heartbeat)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -76,18 +76,12 @@ def _join_other_hosts(part: HostArgs, rank: Rank) -> None:
 
 
 def _redirect_output(stdout: str, stderr: str) -> None:
-    """Write to files, not to torchrunx's log server, which drops lines and fails on odd bytes."""
     for stream, path in ((sys.stdout, stdout), (sys.stderr, stderr)):
         stream.flush()
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY, 0o644)
         os.dup2(file, stream.fileno())
         os.close(file)
     sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
-    root = logging.getLogger()
-    root.handlers.clear()
-    root.setLevel(logging.WARNING)
-    logging.captureWarnings(False)
-    logging.setLogRecordFactory(logging.LogRecord)
 
 
 def _fail(error: BaseException, args: WorkerArgs, rank: Rank, heartbeat: Heartbeat) -> NoReturn:
