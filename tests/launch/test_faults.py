@@ -193,7 +193,7 @@ def test_a_run_starts_again_after_faults_but_not_for_ever(run: Run, tmp_path: Pa
 
 
 def members_of(launcher: psutil.Process) -> dict[str, list[psutil.Process]]:
-    """The processes of a run by what they are; torchrunx's log server passes for an agent."""
+    """The processes of a run by what they are."""
 
     def living(parents: list[psutil.Process]) -> list[psutil.Process]:
         children = [child for parent in parents for child in parent.children()]
