@@ -13,6 +13,8 @@ SOURCE = REPOSITORY / "src/mjfleet"
 MODULES = sorted(SOURCE.rglob("*.py"))
 PATCHES = SOURCE / "launch/torchrunx_compat.py"
 """The one module that changes another package."""
+SETTINGS = {"config", "backends"}
+"""Where warp and torch keep their users' settings."""
 FORBIDDEN = {
     "sys.meta_path": "adds to the import system",
     "os.sched_yield": "spins",
@@ -66,7 +68,7 @@ def changes_to_others(tree: ast.Module) -> Iterator[str]:
             elif (
                 isinstance(target, ast.Attribute)
                 and name.partition(".")[0] in others
-                and "config" not in name.split(".")  # Where packages keep their users' settings.
+                and not SETTINGS & {*name.split(".")}
             ):
                 yield f"line {target.lineno}: assigns to {name}"
         if isinstance(node, ast.Call):

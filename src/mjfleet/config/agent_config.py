@@ -125,6 +125,8 @@ class AgentConfig(Checked, flags="agent."):
     """Library whose PPO learns from the rollouts: rsl_rl, or skrl in PyTorch or in JAX."""
     seed: Annotated[int, between(0, 2**31 - 1)] = 1
     """Seed of all random numbers; worker r uses seed + r."""
+    tf32: bool = True
+    """Whether GPUs round the factors of matrix products to TensorFloat-32 (10 bits): faster."""
     num_steps_per_env: Count = 24
     """Steps of each environment per rollout."""
     max_iterations: Count = 300

@@ -55,6 +55,10 @@ class LaunchConfig(Checked):
     """`warp` (MuJoCo-Warp), `native` (MuJoCo's threads, CPU only); `auto`: warp on a GPU only."""
     cpu_threads: OptionalCount = None
     """CPU threads of all workers together; `None`: one for each core that this process may use."""
+    numa: Literal["auto", "off"] = "auto"
+    """`auto`: a GPU's worker keeps to the cores of the GPU's NUMA node."""
+    deterministic: bool = False
+    """Whether a GPU computes the same bits each time, as CPUs do; slower."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """How workers communicate; `auto`: nccl on GPUs, gloo on the CPU."""
     collective_timeout: Positive = 900.0

@@ -46,10 +46,11 @@ def build_env(
     if shard is not None:
         num_envs, seed = shard.count, EVALUATION_SEED
     cfg = replace(config.env, num_envs=num_envs)
-    model, limits = env_class.make_model(cfg), {"nconmax": cfg.nconmax, "njmax": cfg.njmax}
+    model = env_class.make_model(cfg)
+    of_warp = {"nconmax": cfg.nconmax, "njmax": cfg.njmax, "deterministic": config.deterministic}
     with while_compiling():
         sim = make_simulation(
-            engine, model, num_envs, device=device, num_threads=num_threads, **limits
+            engine, model, num_envs, device=device, num_threads=num_threads, **of_warp
         )
     env = env_class(cfg, sim, seed, shard)
     env.on_nan = config.on_nan

@@ -18,6 +18,7 @@ def make_simulation(
     num_threads: int = 1,
     nconmax: int | None = None,
     njmax: int | None = None,
+    deterministic: bool = False,
 ) -> Simulation:
     """Build the worlds. Imports the chosen engine only.
 
@@ -29,6 +30,7 @@ def make_simulation(
         num_threads: threads of the native engine.
         nconmax: maximum number of contacts per world on warp; None: estimated from the model.
         njmax: maximum number of constraint rows per world on warp; None: estimated.
+        deterministic: whether warp computes the same bits each time on a GPU, as it does on a CPU.
     """
     if engine == "native":
         from mjfleet.sim.native_engine import NativeSimulation
@@ -36,4 +38,4 @@ def make_simulation(
         return NativeSimulation(model, num_envs, num_threads)
     from mjfleet.sim.warp_engine import WarpSimulation
 
-    return WarpSimulation(model, num_envs, device, nconmax, njmax)
+    return WarpSimulation(model, num_envs, device, nconmax, njmax, deterministic)

@@ -44,6 +44,7 @@ class WarpSimulation(Simulation):
         device: str,
         nconmax: int | None = None,
         njmax: int | None = None,
+        deterministic: bool = False,
     ) -> None:
         super().__init__(model, num_envs, device)
         self.warning_kinds = tuple(str(kind.name) for kind in mjw.OverflowType.ALL & ~_LIMITS)
@@ -56,6 +57,7 @@ class WarpSimulation(Simulation):
         self._derived = False
         with wp.ScopedDevice(device):
             self._model = mjw.put_model(model)
+            self._model.opt.deterministic = deterministic
             self._model.opt.warn_overflow = 0  # Kernels would print; `warnings` reports instead.
             start = mujoco.MjData(model)
             self._data = mjw.put_data(model, start, nworld=num_envs, nconmax=nconmax, njmax=njmax)

@@ -54,6 +54,7 @@ def train_worker(
 
     from mjfleet.env.factory import on_device
     from mjfleet.rl.checkpoint_files import seed_everything
+    from mjfleet.worker.gpu_settings import apply_settings
     from mjfleet.worker.rank0_logging import train_and_log
     from mjfleet.worker.torch_process_group import process_group
 
@@ -66,6 +67,7 @@ def train_worker(
         on_device(args.engine, device),
         process_group(args, rank, config.collective_timeout) as collectives,
     ):
+        apply_settings(config, device)
         run_dir, checkpoint = args.run_dir, args.checkpoint or ""
         if not args.part:  # On hosts that we started workers on, run directories differ.
             run_dir = collectives.all_gather_text(run_dir)[0] or ""

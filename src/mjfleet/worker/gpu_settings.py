@@ -1,0 +1,48 @@
+"""Precision and determinism of torch in a worker, and the cores next to its GPU. Imports torch."""
+
+import os
+
+import pynvml
+import torch
+
+from mjfleet.config import TrainConfig
+
+
+def apply_settings(config: TrainConfig, device: str) -> None:
+    """Apply `--agent.tf32`, `--deterministic` and `--numa` to this process.
+
+    Call it before anything is computed on the GPU.
+    """
+    precision = "tf32" if config.agent.tf32 else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = precision
+    torch.backends.cudnn.fp32_precision = precision
+    if config.deterministic:
+        # Without it cuBLAS chooses its algorithm by how streams happen to overlap.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    if config.numa == "auto" and device != "cpu":
+        _use_near_cores(device)
+
+
+def _use_near_cores(device: str) -> None:
+    """Keep to the cores of the GPU's NUMA node, of those that this process may use.
+
+    Nothing changes where NVML does not know them, or none of them may be used.
+    """
+    try:
+        pynvml.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        words = pynvml.nvmlDeviceGetCpuAffinity(handle, ((os.cpu_count() or 1) + 63) // 64)
+    except pynvml.NVMLError:
+        return
+    near = near_cores(list(words), os.sched_getaffinity(0))
+    if near:
+        os.sched_setaffinity(0, near)
+
+
+def near_cores(words: list[int], allowed: set[int]) -> set[int]:
+    """Return the allowed cores whose bits are set in words of 64 bits, as NVML gives them."""
+    return {
+        core for core in allowed if core // 64 < len(words) and words[core // 64] >> core % 64 & 1
+    }

@@ -1,0 +1,56 @@
+"""Precision, determinism, and the cores next to a GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mjfleet.worker.gpu_settings import near_cores
+
+from ..conftest import Run, only_run, rows
+
+SETTINGS = """
+import torch
+from mjfleet.config import AgentConfig, TrainConfig
+from mjfleet.worker.gpu_settings import apply_settings
+apply_settings(TrainConfig(agent=AgentConfig(tf32={tf32}), deterministic={deterministic}), "cpu")
+print(torch.backends.cuda.matmul.fp32_precision, torch.are_deterministic_algorithms_enabled())
+"""
+
+
+@pytest.mark.parametrize(
+    ("tf32", "deterministic", "shown"),
+    [(True, False, "tf32 False"), (False, True, "ieee True")],
+)
+def test_precision_and_determinism_are_those_of_the_flags(
+    tf32: bool, deterministic: bool, shown: str
+) -> None:
+    code = SETTINGS.format(tf32=tf32, deterministic=deterministic)
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=os.environ
+    )
+    assert result.stdout.strip() == shown
+
+
+def test_near_cores_are_the_allowed_ones_among_those_of_nvml() -> None:
+    assert near_cores([0b1010, 0b1], {0, 1, 2, 3, 64, 65, 200}) == {1, 3, 64}
+    assert near_cores([], {0, 1}) == set()
+
+
+@pytest.mark.parametrize("engine", ["native", "warp"])
+def test_deterministic_training_learns_the_same_on_a_cpu(
+    run: Run, tmp_path: Path, engine: str
+) -> None:
+    flags = ("--engine", engine, "--env.num-envs", "8", "--agent.max-iterations", "2")
+    flags = (*flags, "--gpu-ids", "None", "--eval-interval", "2", "--eval-envs", "2")
+    kept = ("mean_reward", "loss/value", "loss/surrogate", "loss/entropy")
+    seen = []
+    for more in ((), ("--deterministic",)):
+        folder = tmp_path / str(len(more))
+        folder.mkdir()
+        result = run("train", "cartpole-balance", *flags, *more, "--log-root", str(folder / "logs"))
+        assert result.returncode == 0, result.stderr
+        seen.append([{name: row[name] for name in kept} for row in rows(only_run(folder))])
+    assert seen[0] == seen[1]
