@@ -1,10 +1,12 @@
 """Means over episodes: the newest ones, enough of them, and nothing where none has ended."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from mjfleet.env import EpisodeStatistics
+from mjfleet.rl.gpu_usage import GpuUsage, read_usage, usage_columns
 from mjfleet.rl.rank_statistics import (
     EpisodeWindow,
     RankReport,
@@ -65,6 +67,26 @@ def test_a_report_arrives_as_it_was_sent() -> None:
     sent = replace(sent, evaluation=replace(ended(2, 5.0), metrics=metrics), eval_seconds=0.5)
     own = replace(report(), evaluation=replace(ended(1, 0.0), metrics={"speed": (0.0, 0.0)}))
     assert from_numbers(own, to_numbers(sent)) == sent
+
+
+def test_the_usage_of_all_gpus_is_in_columns_of_their_own() -> None:
+    first = GpuUsage(memory=3.0, utilization=50.0, temperature=61.0)
+    second = GpuUsage(memory=2.0, utilization=100.0, temperature=70.0)
+    unknown = GpuUsage(memory=math.nan, utilization=math.nan, temperature=math.nan)
+    own = replace(report(), gpu=unknown)
+    assert from_numbers(own, to_numbers(replace(report(), gpu=first))).gpu == first
+    both = {"gpu_memory": 3.0, "gpu_utilization": 75.0, "gpu_temperature": 70.0}
+    assert usage_columns([first, second]) == usage_columns([first, unknown, second]) == both
+    assert usage_columns([unknown]) == dict.fromkeys(both)
+    assert usage_columns([None, None]) == {}
+
+
+@pytest.mark.gpu
+def test_nvml_knows_the_usage_of_a_gpu() -> None:
+    usage = read_usage("cuda:0")
+    assert usage is not None
+    assert usage.memory > 0
+    assert 0 <= usage.utilization <= 100
 
 
 def test_episodes_of_all_ranks_are_added_up() -> None:

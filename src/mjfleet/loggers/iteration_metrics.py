@@ -28,6 +28,7 @@ class IterationMetrics:
     nan_resets: int = 0  # Number of resets because a state, reward or observation was not finite.
     # Results of the evaluation, by column without `eval/`. None: no evaluation was due.
     evaluation: dict[str, float | None] = field(default_factory=dict)
+    gpu: dict[str, float | None] = field(default_factory=dict)  # Empty on CPUs.
 
     def row(self) -> dict[str, float | int | None]:
         """Return the columns of metrics.csv. Every row of a run has the same names."""
@@ -53,4 +54,5 @@ class IterationMetrics:
             "collective_seconds": self.collective_seconds,
             "sim_warnings": sum(self.warnings.values()),
             "nan_resets": self.nan_resets,
+            **self.gpu,
         }

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from mjfleet.env import NAN, EpisodeStatistics
 from mjfleet.loggers.iteration_metrics import IterationMetrics
+from mjfleet.rl.gpu_usage import GpuUsage, usage_columns
 
 T = TypeVar("T")
 
@@ -30,6 +31,7 @@ class RankReport:
     checksum: int  # See replica_checksum.py.
     evaluation: EpisodeStatistics | None = None  # None on all ranks if no evaluation was due.
     eval_seconds: float = 0.0
+    gpu: GpuUsage | None = None  # None on CPUs.
 
 
 def to_numbers(tree: Any) -> list[float]:
@@ -101,6 +103,7 @@ def summarize(
         nan_resets=warnings.pop(NAN),
         warnings={kind: number for kind, number in warnings.items() if number},
         evaluation=evaluation,
+        gpu=usage_columns([report.gpu for report in reports]),
     )
 
 

@@ -20,6 +20,7 @@ from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.cuda_graphs import Capture, GraphedRollout
 from mjfleet.rl.evaluator import Evaluator
+from mjfleet.rl.gpu_usage import read_usage
 from mjfleet.rl.phase import HeartbeatBase, Phase
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.rank_statistics import RankReport
@@ -177,6 +178,7 @@ class Runner:
             checksum=checksum(self.alg) if self.alg.is_distributed else 0,
             evaluation=evaluation,
             eval_seconds=evaluated - learned,
+            gpu=read_usage(self.device),
         )
         gathered = self.collectives.all_gather(rank_statistics.to_numbers(own))
         reports = [rank_statistics.from_numbers(own, numbers) for numbers in gathered]
