@@ -44,7 +44,7 @@ def test_a_task_in_another_folder_is_called_with_it(run: Run, tmp_path: Path) ->
 
 REFUSED = [
     ([], ["Name of the task"]),
-    (["2dof"], ["'2dof'", "a letter first"]),
+    (["2dof"], ["'2dof'", "begin with a letter"]),
     (["a/b"], ["'a/b'", "letters, digits"]),
     (["../arm"], ["letters, digits"]),
     (["taken"], ["tasks/taken cannot be made: Directory not empty"]),
