@@ -280,7 +280,7 @@ def test_a_run_that_has_trained_is_kept_whatever_the_task_raises(run: Run, tmp_p
 
 
 FAULTS = {
-    "no subclass of Env": {"env.py": "class SpoiltEnv: pass"},
+    "not a subclass of Env": {"env.py": "class SpoiltEnv: pass"},
     "has no `SpoiltEnv`": {"env.py": "import torch"},
     "lacks apply, rewards": {
         "env.py": SPOILT_ENV.replace("apply", "aply").replace("rewards", "reward")
