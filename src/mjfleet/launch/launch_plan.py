@@ -106,12 +106,10 @@ def make_plan(
     hosts: Sequence[Host],
     environ: Mapping[str, str],
     resume: Resume | None = None,
-    is_restart: bool = False,
 ) -> LaunchPlan:
     """Decide which worker runs where, with what.
 
-    One host that is called LOCALHOST is this one alone. `resume` is the run that continues; does it
-    so by itself, after a fault, it `is_restart`.
+    One host that is called LOCALHOST is this one alone. `resume` is the run that continues, if any.
 
     Raises:
         UserError: devices, threads, environments, engine or backend do not fit each other.
@@ -157,7 +155,7 @@ def make_plan(
         threads=workers[0].threads,
         goes_on=bool(resume and resume.run_dir),
         checkpoint=resume.checkpoint if resume else None,
-        is_restart=is_restart,
+        is_restart=bool(resume and resume.is_restart),
         notes=(*_notes(config, hosts, world_size), *(resume.notes if resume else ())),
         run_dir=(resume and resume.run_dir) or Path(),
     )

@@ -52,26 +52,26 @@ def launch_training(
     def find_again(run_dir: str) -> Resume:
         """Find the newest checkpoint of a run of this configuration; lock the run on rank 0."""
         experiment = Path(config.log_root, config.agent.experiment_name)
-        return find_resume(run_dir, found.name, experiment, is_rank_0)
+        return replace(find_resume(run_dir, found.name, experiment, is_rank_0), is_restart=True)
 
     config = replace(config, env_var=take_variables(config.env_var, os.environ))
-    is_restart, timeout = False, timedelta(seconds=config.collective_timeout)
+    timeout = timedelta(seconds=config.collective_timeout)
     if not config.dry_run and (begun := begun_run(timeout)):
         if is_rank_0:
             print_line("torchrun has started these workers again")
         if resume and resume.lock is not None:
             os.close(resume.lock)
-        resume, is_restart = find_again(begun), True
+        resume = find_again(begun)
         config = from_dict(config, resume.config)
     while True:
-        code, plan = _attempt(found, config, resume, is_restart, arguments)
+        code, plan = _attempt(found, config, resume, arguments)
         if plan is None:
             return code
         config, run_dir = plan.config, plan.run_dir
         if code == FAILED and config.max_restarts:
             code = wait_for_restart(run_dir, config.max_restarts)
             if code is None:
-                resume, is_restart = find_again(str(run_dir)), True
+                resume = find_again(str(run_dir))
                 continue
         print_line(f"run directory: {run_dir}")
         if code and list((run_dir / "checkpoints").glob("model_*.pt")):
@@ -84,7 +84,6 @@ def _attempt(
     found: FoundTask,
     config: TrainConfig,
     resume: Resume | None,
-    is_restart: bool,
     arguments: Sequence[str],
 ) -> tuple[int, LaunchPlan | None]:
     """Resolve hosts and environments, plan, create the run directory, train.
@@ -99,10 +98,11 @@ def _attempt(
             if names == [LOCALHOST]:
                 hosts = [_this_host(config)]
             else:
+                is_restart = bool(resume and resume.is_restart)
                 connections, hosts = stack.enter_context(
                     reach_hosts(names, found, config, is_restart)
                 )
-            plan = make_plan(found, config, hosts, os.environ, resume, is_restart)
+            plan = make_plan(found, config, hosts, os.environ, resume)
             is_first, total = plan.rank.rank == 0, config.agent.max_iterations
             if resume and (resume.iteration or 0) >= total and not config.dry_run:
                 if is_first:

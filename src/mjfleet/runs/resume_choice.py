@@ -26,6 +26,7 @@ class Resume:
     config: dict[str, Any]  # The configuration of that run, empty without a run directory.
     notes: tuple[str, ...] = ()  # What the user should know about the choice.
     lock: int | None = None  # Open descriptor that keeps other processes from continuing the run.
+    is_restart: bool = False  # Whether the run continues by itself, after a fault.
 
     @property
     def iteration(self) -> int | None:
