@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as fn
 
 BLOCK_ACTIVATIONS = 2**18
 """Activations of the widest layer that are computed at a time. They fit in a CPU's cache."""
@@ -15,39 +16,28 @@ SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 """Alpha and scale (Klambauer et al. 2017, arXiv:1706.02515)."""
 
 aten = torch.ops.aten
-
-
-ELU = (
-    lambda x, y: aten.elu.out(x, 1.0, 1.0, 1.0, out=y),
-    lambda g, y: aten.elu_backward.grad_input(g, 1.0, 1.0, 1.0, True, y, grad_input=g),
-)
+ELU = fn.elu_, lambda g, y: aten.elu_backward.grad_input(g, 1.0, 1.0, 1.0, True, y, grad_input=g)
 ACTIVATIONS: dict[type[nn.Module], tuple[Callable[..., object], Callable[..., object]]] = {
     nn.ELU: ELU,
     nn.CELU: ELU,
     nn.SELU: (
-        lambda x, y: aten.elu.out(x, *SELU, 1.0, out=y),
+        fn.selu_,
         lambda g, y: aten.elu_backward.grad_input(g, *SELU, 1.0, True, y, grad_input=g),
     ),
-    nn.ReLU: (
-        lambda x, y: torch.clamp(x, min=0.0, out=y),
-        lambda g, y: aten.threshold_backward.grad_input(g, y, 0.0, grad_input=g),
-    ),
+    nn.ReLU: (fn.relu_, lambda g, y: aten.threshold_backward.grad_input(g, y, 0.0, grad_input=g)),
     nn.LeakyReLU: (
-        lambda x, y: aten.leaky_relu.out(x, 0.01, out=y),
+        fn.leaky_relu_,
         lambda g, y: aten.leaky_relu_backward.grad_input(g, y, 0.01, True, grad_input=g),
     ),
-    nn.Tanh: (
-        lambda x, y: torch.tanh(x, out=y),
-        lambda g, y: aten.tanh_backward.grad_input(g, y, grad_input=g),
-    ),
+    nn.Tanh: (torch.Tensor.tanh_, lambda g, y: aten.tanh_backward.grad_input(g, y, grad_input=g)),
     nn.Sigmoid: (
-        lambda x, y: torch.sigmoid(x, out=y),
+        torch.Tensor.sigmoid_,
         lambda g, y: aten.sigmoid_backward.grad_input(g, y, grad_input=g),
     ),
-    nn.Identity: (lambda x, y: y.copy_(x), lambda g, y: None),
+    nn.Identity: (lambda y: y, lambda g, y: None),
 }
-"""For each activation, what writes its output y, and what multiplies a gradient by its derivative,
-which follows from y. Constants are the defaults of torch, which rsl_rl takes."""
+"""For each activation, what computes its output y in place, and what multiplies a gradient by its
+derivative, which follows from y. Constants are the defaults of torch, which rsl_rl takes."""
 
 
 class CpuNetwork:
@@ -77,13 +67,13 @@ class CpuNetwork:
         self._activate, self._activate_backward = ACTIVATIONS[type(mlp[1])]
         like = self._layers[0][0]
         self._room = [
-            tuple(like.new_empty(self.num_rows, layer.out_features) for _ in range(3))
+            tuple(like.new_empty(self.num_rows, layer.out_features) for _ in range(2))
             for layer in linears
         ]
         self._views: dict[int, list[tuple[torch.Tensor, ...]]] = {}
 
     def _layer_views(self, num_rows: int) -> list[tuple[torch.Tensor, ...]]:
-        """Return room for each layer's sums, outputs and gradients by its sums."""
+        """Return room for each layer's outputs, and for gradients by what it activates."""
         if num_rows not in self._views:
             self._views[num_rows] = [tuple(x[:num_rows] for x in room) for room in self._room]
         return self._views[num_rows]
@@ -95,11 +85,10 @@ class CpuNetwork:
         """
         last = len(self._layers) - 1
         views = self._layer_views(len(rows))
-        for i, ((weight, bias), (x, y, _)) in enumerate(zip(self._layers, views, strict=True)):
-            torch.addmm(bias, rows, weight.t(), out=y if i == last else x)
+        for i, ((weight, bias), (outputs, _)) in enumerate(zip(self._layers, views, strict=True)):
+            rows = torch.addmm(bias, rows, weight.t(), out=outputs)
             if i < last:
-                self._activate(x, y)
-            rows = y
+                self._activate(rows)
         return rows
 
     def predict(self, rows: torch.Tensor, outputs: torch.Tensor) -> None:
@@ -116,7 +105,7 @@ class CpuNetwork:
         gradient = by_output
         views = self._layer_views(len(rows))
         for i in reversed(range(len(self._layers))):
-            _, inputs, by_input = views[i - 1] if i else (rows, rows, rows)
+            inputs, by_input = views[i - 1] if i else (rows, rows)
             by_weight, by_bias = self._gradients[i]
             by_weight.addmm_(gradient.t(), inputs)
             by_bias += gradient.sum(dim=0)

@@ -184,4 +184,4 @@ def _means(each: Sequence[EpisodeStatistics], term_names: Sequence[str]) -> dict
 
 def _quotients(metrics: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
     """Return the task's own metrics. None: the divisor is zero."""
-    return {name: total / by if by else None for name, (total, by) in metrics.items()}
+    return {name: sums[0] / sums[1] if sums[1] else None for name, sums in metrics.items()}
