@@ -19,7 +19,7 @@ class Clock:
 
     def hangs_after(self, seconds: float, detector: HangDetector) -> bool:
         """What a detector says that is asked every second."""
-        end = self.now + seconds
+        end, answer = self.now + seconds, False
         while self.now < end:
             self.now += 1.0
             answer = detector.hangs()
