@@ -19,7 +19,7 @@ from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate, build_algorithm, rsl
 from mjfleet.rl.adapters.skrl_adapter import TorchPPO
 from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
 from mjfleet.rl.algorithm import Algorithm
-from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.collectives import PIECE, Collectives
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.replica_checksum import OutOfStepError
@@ -145,6 +145,27 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             process.join()
     assert [process.exitcode for process in processes] == [0] * WORLD_SIZE
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(WORLD_SIZE)]
+
+
+LENGTHS = (2 * PIECE + 5, 3)
+"""Bytes that each rank sends: several pieces, and less than one."""
+
+
+def exchange(ranks: Ranks, folder: str) -> dict[str, Any]:
+    """A text, or none, and bytes of every rank."""
+    collectives, rank = ranks.collectives, ranks.rank
+    data = bytes(i % 251 for i in range(LENGTHS[rank]))
+    return {
+        "texts": collectives.all_gather_text("né\n" if rank else None),
+        "bytes": collectives.gather_bytes(data),
+    }
+
+
+def test_texts_and_bytes_of_any_length_arrive(found: list[dict[str, Any]]) -> None:
+    first, second = (rank["exchange"] for rank in found)
+    assert first["texts"] == second["texts"] == [None, "né\n"]
+    assert first["bytes"] == [bytes(i % 251 for i in range(length)) for length in LENGTHS]
+    assert second["bytes"] is None
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -476,8 +497,8 @@ def test_ranks_know_stop_and_fail_together(found: list[dict[str, Any]]) -> None:
 
 
 PARTS = (
-    learn_fast, learn_both_ways, learn_with_skrl, follow_gradients, count_reductions, normalise,
-    train,
+    exchange, learn_fast, learn_both_ways, learn_with_skrl, follow_gradients, count_reductions,
+    normalise, train,
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -103,7 +103,7 @@ def _find_sizes(worker: Mapping[str, Any]) -> dict[str, int]:
             sizes["report"] = len(values)
             return super().all_gather(values)
 
-        def gather_bytes(self, data: bytes) -> list[bytes] | None:
+        def gather_bytes(self, data: bytes) -> Sequence[bytes | bytearray] | None:
             sizes["state"] = len(data)
             return super().gather_bytes(data)
 

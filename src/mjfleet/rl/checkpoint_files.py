@@ -50,7 +50,7 @@ def pack(state: Any) -> bytes:
     return buffer.getvalue()
 
 
-def unpack(data: bytes) -> Any:
+def unpack(data: bytes | bytearray) -> Any:
     """Return the state that `pack` was given, with its tensors on the CPU."""
     return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
 

@@ -1,5 +1,6 @@
 """Communication between the ranks of a run, and the time each spends in it. Runs in a worker."""
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,10 +8,14 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+PIECE = 2**20
+"""Bytes of each rank that travel at a time."""
+
 
 class Collectives:
     """Sums and gathers over all ranks. With one rank nothing is sent and nothing changes.
 
+    What arrives is numbers, never pickled objects, which could run code.
     Tensors are on the backend's device: the GPU with NCCL, the CPU with gloo.
     """
 
@@ -46,17 +51,28 @@ class Collectives:
 
     def all_gather_text(self, text: str | None) -> list[str | None]:
         """Return a text of every rank. This is slow, and not meant for the training loop."""
-        gathered: list[str | None] = [text] * self.world_size
-        if self.world_size > 1:
-            dist.all_gather_object(gathered, text)
-        return gathered
+        data = json.dumps(text).encode()
+        size = int(max(size for (size,) in self.all_gather([len(data)])))
+        padded = self.all_gather(list(data.ljust(size)))
+        return [json.loads(bytes(map(int, numbers))) for numbers in padded]
 
-    def gather_bytes(self, data: bytes) -> list[bytes] | None:
-        """Return the data of every rank on rank 0, and None on the other ranks."""
-        gathered = [data] * self.world_size if self.rank == 0 else None
-        if self.world_size > 1:
+    def gather_bytes(self, data: bytes) -> Sequence[bytes | bytearray] | None:
+        """Return the data of every rank on rank 0, and None on the other ranks.
+
+        It travels in pieces of PIECE bytes, so that the device holds one of each rank at a time.
+        """
+        if self.world_size == 1:
+            return [data]
+        sizes = [int(size) for (size,) in self.all_gather([len(data)])]
+        gathered = [bytearray() for _ in sizes] if self.rank == 0 else None
+        for start in range(0, max(sizes), PIECE):
+            part = bytearray(data[start : start + PIECE].ljust(PIECE))
+            own = torch.frombuffer(part, dtype=torch.uint8).to(self._device)
+            pieces = None if gathered is None else [torch.empty_like(own) for _ in sizes]
             with self._timed():
-                dist.gather_object(data, gathered)
+                dist.gather(own, pieces)
+            for whole, piece, size in zip(gathered or (), pieces or (), sizes, strict=False):
+                whole.extend(piece[: max(0, size - start)].cpu().numpy().tobytes())
         return gathered
 
     def take_seconds(self) -> float:
