@@ -218,7 +218,7 @@ def test_checkpoints_that_do_not_fit_are_refused(
     assert "of the task cartpole-swingup, not of cartpole-balance" in refused(
         path, agent(4), "cartpole-balance"
     )
-    assert "has 2 iterations, all of" in refused(path, agent(2))
+    assert "has 2 iterations, and --agent.max-iterations is 2" in refused(path, agent(2))
     torch.save({"actor_state_dict": Bomb()}, tmp_path / "bomb.pt")
     assert "could run somebody's code" in refused(tmp_path / "bomb.pt", agent(4))
     (tmp_path / "bomb.pkl").write_bytes(pickle.dumps(Bomb(), protocol=2))
