@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
@@ -76,11 +76,11 @@ class NanDump:
         return data
 
 
-def save(path: Path, model: mujoco.MjModel, arrays: Mapping[str, np.ndarray]) -> None:
+def save(path: Path, model: mujoco.MjModel, arrays: Mapping[str, Any]) -> None:
     """Write a dump, whole or not at all, and create its folder if needed."""
     binary = np.empty(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, binary)
-    everything = {**arrays, "model": binary, "mujoco": np.array(mujoco.__version__)}
+    everything = {**arrays, "model": binary, "mujoco": mujoco.__version__}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda file: np.savez_compressed(file, **everything))
 

@@ -97,15 +97,10 @@ class RolloutGuard:
 
     def _dump(self, to: DumpTo, arrays: dict[str, np.ndarray], iteration: int) -> str:
         """Write the dump; return the command that explains it, or why it could not be written."""
-        facts = {
-            "num_envs": self._env.num_envs,
-            "iteration": iteration,
-            "decimation": self._env.cfg.decimation,
-            "task": to.task,
-        }
-        arrays = arrays | {name: np.array(value) for name, value in facts.items()}
+        env = self._env
+        facts = {"task": to.task, "iteration": iteration, "num_envs": env.num_envs}
         try:
-            save(to.path, self._env.sim.model, arrays)
+            save(to.path, env.sim.model, {**arrays, **facts, "decimation": env.cfg.decimation})
         except Exception as error:
             # This error must not hide the trouble, which all ranks report together.
             return f"no dump of it could be written to {to.path}: {error}"

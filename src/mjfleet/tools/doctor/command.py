@@ -88,9 +88,8 @@ def _diagnose(config: LaunchConfig) -> Iterator[tuple[str, Finding]]:
         devices = choose_devices(config, os.environ)
         backend = choose_backend(config, devices) if len(devices.names) > 1 else None
         yield "driver", driver
-        why = f" ({devices.note})" if devices.note else ""
-        if devices.physical:
-            why = f" (the machine's {', '.join(devices.physical)})"
+        physical = f"the machine's {', '.join(devices.physical)}" if devices.physical else ""
+        why = f" ({physical or devices.note})" if physical or devices.note else ""
         yield "devices", Finding("ok", ", ".join(devices.names) + why)
         yield from _check_devices(replace(args, devices=devices.names, backend=backend))
 
