@@ -35,7 +35,7 @@ def read_rows(path: Path, last: float = math.inf) -> tuple[list[str], list[dict[
     return columns, [rows[iteration] for iteration in sorted(rows)]
 
 
-def matching_columns(wanted: str, columns: Sequence[str]) -> list[str]:
+def columns_of(wanted: str, columns: Sequence[str]) -> list[str]:
     """Return the columns that a name means; one that ends in a slash means all that begin so."""
     return [c for c in columns if c == wanted or (wanted[-1:] == "/" and c.startswith(wanted))]
 

@@ -13,7 +13,7 @@ import tyro
 from mjfleet.cli.flags import parse_flags
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
-from mjfleet.runs.metrics_csv import METRICS_FILE, matching_columns, read_rows, seconds_spent, value
+from mjfleet.runs.metrics_csv import METRICS_FILE, columns_of, read_rows, seconds_spent, value
 from mjfleet.runs.run_lookup import find_run
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
@@ -80,7 +80,7 @@ def plot(arguments: Sequence[str]) -> int:
     known = list(dict.fromkeys(column for run in runs for column in run.rows[0]))
     groups, panels = _group(runs), []
     for wanted in parsed.columns:
-        found = matching_columns(wanted, known)
+        found = columns_of(wanted, known)
         if not found and parsed.columns is not DEFAULT_COLUMNS:
             raise UserError(f"--columns {wanted}: there is no such column; of these: {known}.")
         panels += [panel for column in found if (panel := _panel(groups, column, parsed.x)).lines]

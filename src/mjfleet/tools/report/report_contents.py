@@ -15,14 +15,7 @@ from mjfleet.config import to_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import discover, find_task
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
-from mjfleet.runs.metrics_csv import (
-    METRICS_FILE,
-    Rows,
-    matching_columns,
-    read_rows,
-    seconds_spent,
-    value,
-)
+from mjfleet.runs.metrics_csv import METRICS_FILE, Rows, columns_of, read_rows, seconds_spent, value
 from mjfleet.runs.run_json import RECORD_FILE, now
 from mjfleet.runs.run_lookup import record_of
 from mjfleet.runs.run_summary import summarise
@@ -194,7 +187,7 @@ def _curves(known: Sequence[str], rows: Rows) -> dict[str, Any]:
     headings: dict[str, str] = {}
     for heading, names in GROUPS.items():
         for name in names:
-            headings |= dict.fromkeys(matching_columns(name, known), heading)
+            headings |= dict.fromkeys(columns_of(name, known), heading)
     headings |= {c: OTHERS for c in known if c not in headings and c not in NO_CURVES}
     groups: dict[str, list[Curve]] = {}
     for column, heading in headings.items():
