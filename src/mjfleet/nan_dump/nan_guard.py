@@ -44,13 +44,9 @@ class RolloutGuard:
         """
         rollout = self._rollout(storage)
         # With on_nan="reset", bad states are reset; what is learned from must be finite.
-        learned_from = ("observation/", "action", "reward")
-        checked = [
-            part
-            for name, parts in rollout.items()
-            if self._env.on_nan == "stop" or name.startswith(learned_from)
-            for part in parts
-        ]
+        all_must, learned_from = self._env.on_nan == "stop", ("observation/", "action", "reward")
+        names = [name for name in rollout if all_must or name.startswith(learned_from)]
+        checked = [part for name in names for part in rollout[name]]
         # A sum is finite only if all its terms are, and costs a fraction of looking at each.
         sums = torch.stack([values.sum(dtype=torch.float64) for values in checked])
         if sums.isfinite().all():

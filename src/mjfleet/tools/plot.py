@@ -154,10 +154,8 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
         handles = [Line2D([], [], color=f"C{i}", label=label) for i, label in enumerate(labels)]
         figure.legend(handles=handles, loc="outside upper center", ncols=min(columns, 2))
     kind = path.suffix.removeprefix(".")
-    metadata = {"Software": None} if kind == "png" else None
-    write_atomically(
-        path, lambda file: figure.savefig(file, format=kind, dpi=120, metadata=metadata)
-    )
+    about = {"Software": None} if kind == "png" else None
+    write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=120, metadata=about))
 
 
 def _draw_panel(axes: Any, panel: Panel, labels: Sequence[str]) -> None:

@@ -24,9 +24,7 @@ MIN_ARROW = 1e-3  # m; shorter arrows are left out.
 FONT = ImageFont.load_default(14)
 
 
-def write_video(
-    recording: StateRecording, path: Path, pause: Callable[[], object] = lambda: None
-) -> None:
+def write_video(recording: StateRecording, path: Path, pause: Callable[[], object]) -> None:
     """Write a recording as H.264 in real time, whole or not at all; `pause` after each picture.
 
     Raises:
@@ -55,7 +53,7 @@ def pictures(recording: StateRecording, every: int) -> Iterator[Image.Image]:
     across = 1 if num_envs == 1 else 2
     width, height = WIDTH // across, HEIGHT // across
     names = [name for name in recording.steps if name.startswith(ARROW)]
-    stage = _Stage(recording, names, width, height)
+    stage = _Stage(recording, names, across)
     for step in range(0, steps, every):
         picture = Image.new("RGB", (WIDTH, HEIGHT))
         pen = ImageDraw.Draw(picture)
@@ -95,14 +93,12 @@ def returns_so_far(times: np.ndarray, rewards: np.ndarray, step_dt: float) -> np
 class _Stage:
     """A model, its renderer, and the camera."""
 
-    def __init__(
-        self, recording: StateRecording, arrows: list[str], width: int, height: int
-    ) -> None:
+    def __init__(self, recording: StateRecording, arrows: list[str], across: int) -> None:
         self._steps, self._arrows = recording.steps, arrows
         assets = {"model.mjb": recording.model.tobytes()}
         self._model = model = mujoco.MjModel.from_binary_path("model.mjb", assets)
         self._data = mujoco.MjData(model)
-        width, height = SUPERSAMPLING * width, SUPERSAMPLING * height
+        width, height = SUPERSAMPLING * WIDTH // across, SUPERSAMPLING * HEIGHT // across
         model.vis.global_.offwidth, model.vis.global_.offheight = width, height
         # Invisible in pictures of this size, and without a GPU it saves a third of the time.
         quality = model.vis.quality

@@ -52,9 +52,7 @@ class SyncCheck(TorchFunctionMode):
             if method := getattr(env, name, None):
                 setattr(env, name, partial(self._call, name, method))
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, keywords = getattr(func, "__name__", ""), kwargs or {}
         todo = _what_to_do(name, args, keywords)
         if todo and (place := self._place()):

@@ -55,8 +55,8 @@ def export(arguments: Sequence[str]) -> int:
     need_extra("export", f"--format {parsed.format}", packages)
     task, trained = find_trained(parsed.run, Path(parsed.log_root))
     output = Path(parsed.output or trained.run_dir / f"exported/policy{suffix}")
-    metadata_file = output.with_suffix(".json")
-    _check_output(output, metadata_file, suffix)
+    json_file = output.with_suffix(".json")
+    _check_output(output, json_file, suffix)
     found = discover(os.environ, parsed.tasks_dir or take_tasks_dir(trained.config)).find(task)
     config = from_dict(found.defaults(), trained.config)
     num_envs = config.env.num_envs
@@ -101,23 +101,21 @@ def export(arguments: Sequence[str]) -> int:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, lambda file: file.write(graph))
-        write_atomically(metadata_file, lambda file: file.write(metadata.encode()))
+        write_atomically(json_file, lambda file: file.write(metadata.encode()))
     except OSError as error:
         raise UserError(f"{output}: {error.strerror}.") from None
-    print_line(f"wrote {output} and {metadata_file.name}")
+    print_line(f"wrote {output} and {json_file.name}")
     return 0
 
 
-def _check_output(output: Path, metadata_file: Path, suffix: str) -> None:
+def _check_output(output: Path, json_file: Path, suffix: str) -> None:
     """Refuse to replace a checkpoint, or a file that `mjfleet export` has not written."""
     if output.suffix != suffix:
         raise UserError(f"--output {output}: its name must end in {suffix}.")
     if iteration_of(output) is not None and output.exists():
         raise UserError(f"--output {output} exists and is named like a checkpoint.")
     marker = f'"{VERSION_ENTRY}"'
-    if metadata_file.is_file() and marker in metadata_file.read_text(errors="replace"):
+    if json_file.is_file() and marker in json_file.read_text(errors="replace"):
         return
-    if metadata_file.exists():
-        raise UserError(
-            f"--output {output}: {metadata_file} exists and was not written by an export."
-        )
+    if json_file.exists():
+        raise UserError(f"--output {output}: {json_file} exists and was not written by an export.")

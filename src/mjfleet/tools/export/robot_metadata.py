@@ -77,6 +77,7 @@ def _actuators(model: mujoco.MjModel) -> dict[str, list[Any] | None]:
     """Return lists in the order of the model's actuators; None for what an actuator lacks."""
     joints = [_joint_of(model, i) for i in range(model.nu)]
     gains = [_gains(model, i) for i in range(model.nu)]
+    ranges = zip(model.actuator_ctrlrange.tolist(), model.actuator_ctrllimited, strict=True)
     pose, key = None, mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, HOME)
     if key >= 0:
         qpos, at = model.key_qpos[key], model.jnt_qposadr
@@ -89,10 +90,7 @@ def _actuators(model: mujoco.MjModel) -> dict[str, list[Any] | None]:
         "kv": [kv for _, kv in gains],
         "gear": model.actuator_gear[:, 0].tolist(),
         "torque_limits": [_torque_limits(model, i, joint) for i, joint in enumerate(joints)],
-        "control_ranges": [
-            model.actuator_ctrlrange[i].tolist() if model.actuator_ctrllimited[i] else None
-            for i in range(model.nu)
-        ],
+        "control_ranges": [ends if is_limited else None for ends, is_limited in ranges],
     }
 
 

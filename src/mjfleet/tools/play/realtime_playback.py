@@ -129,9 +129,7 @@ class Playback:
         return found[-1] if found else None
 
 
-def watch(
-    playback: Playback, show: Callable[[], object], is_open: Callable[[], bool] = lambda: True
-) -> None:
+def watch(playback: Playback, show: Callable[[], object], is_open: Callable[[], bool]) -> None:
     """Play in real time, and call `show` up to 60 times a second, while `is_open`."""
     before = looked = time.perf_counter()
     while is_open():

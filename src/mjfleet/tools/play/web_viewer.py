@@ -32,7 +32,7 @@ def show_in_browser(playback: Playback, host: str, port: int) -> None:
         display = WebDisplay(server, playback)
         name = socket.gethostname() if host == "0.0.0.0" else host
         print_line(f"open http://{name}:{server.get_port()} in a browser; Ctrl-C ends it")
-        watch(playback, display.show)
+        watch(playback, display.show, is_open=lambda: True)  # Pages may be opened again.
     finally:
         server.stop()
 
