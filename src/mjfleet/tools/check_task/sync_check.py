@@ -24,16 +24,11 @@ TENSOR = "keep it a tensor"
 WHERE = "compute it for all worlds and choose with torch.where"
 SETUP = "make the tensor once, in setup()"
 WAITS = {
-    **dict.fromkeys(
-        ("item", "tolist", "cpu", "numpy", "__array__", "__float__", "__int__", "__index__",
-         "__complex__", "__repr__", "__format__"),
-        TENSOR,
-    ),
-    **dict.fromkeys(
-        ("__bool__", "__contains__", "is_nonzero", "equal", "allclose", "nonzero", "argwhere",
-         "masked_select", "unique", "unique_consecutive", "bincount"),
-        WHERE,
-    ),
+    **dict.fromkeys(("item", "tolist", "cpu", "numpy", "__array__", "__float__", "__int__",
+                     "__index__", "__complex__", "__repr__", "__format__"), TENSOR),
+    **dict.fromkeys(("__bool__", "__contains__", "is_nonzero", "equal", "allclose", "nonzero",
+                     "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"),
+                    WHERE),
     "from_numpy": SETUP,
 }  # fmt: skip
 """Functions of torch that wait for the device, each with what to do instead."""

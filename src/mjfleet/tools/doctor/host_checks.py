@@ -50,10 +50,8 @@ def check_machine(args: WorkerArgs, rank: Rank) -> Finding:
     import psutil
 
     memory, cores = psutil.virtual_memory(), len(os.sched_getaffinity(0))
-    found = (
-        f"{cores} of {os.cpu_count()} CPU cores may be used; "
-        f"{size(memory.available)} of {size(memory.total)} memory free"
-    )
+    found = f"{cores} of {os.cpu_count()} CPU cores may be used"
+    found += f"; {size(memory.available)} of {size(memory.total)} memory free"
     if len(args.devices) > cores:
         return Finding("warn", f"{found}; {len(args.devices)} workers share them")
     return Finding("ok", found)

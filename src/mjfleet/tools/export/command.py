@@ -59,11 +59,9 @@ def export(arguments: Sequence[str]) -> int:
     _check_output(output, json_file, suffix)
     found = discover(os.environ, parsed.tasks_dir or take_tasks_dir(trained.config)).find(task)
     config = from_dict(found.defaults(), trained.config)
-    num_envs = config.env.num_envs
-    config = replace(
-        config.with_num_envs(MAX_ENVS if num_envs == "auto" else min(num_envs, MAX_ENVS)),
-        agent=replace(config.agent, torch_compile_mode=None),
-    )
+    num_envs, agent = config.env.num_envs, replace(config.agent, torch_compile_mode=None)
+    num_envs = MAX_ENVS if num_envs == "auto" else min(num_envs, MAX_ENVS)
+    config = replace(config.with_num_envs(num_envs), agent=agent)
     for note in trained.notes:
         print_line(note)
     print_line(f"exporting {trained.checkpoint}")
@@ -90,10 +88,8 @@ def export(arguments: Sequence[str]) -> int:
     graph = make_graph(policy, parsed.format, metadata)
     sizes = [group["size"] for group in entries["observations"]]
     difference, tolerance = compare(policy, sizes, parsed.format, graph)
-    print_line(
-        f"{COMPARED:,} random observations: actions differ by at most {difference:.2g} from the "
-        "checkpoint's"
-    )
+    result = f"actions differ by at most {difference:.2g} from the checkpoint's"
+    print_line(f"{COMPARED:,} random observations: {result}")
     if not difference <= tolerance:  # True for NaN as well.
         why = f"rounding explains {tolerance:.2g} at most: nothing was written"
         print(f"error: {why}", file=sys.stderr)

@@ -98,10 +98,8 @@ def _play_onnx(graph: bytes, steps: torch.Tensor) -> torch.Tensor:
 
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     _, *inputs = session.get_inputs()
-    memory: dict[str, Any] = {
-        part.name: np.zeros((part.shape[0], steps.shape[1], part.shape[2]), np.float32)
-        for part in inputs
-    }
+    shapes = {part.name: (part.shape[0], steps.shape[1], part.shape[2]) for part in inputs}
+    memory: dict[str, Any] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     actions = []
     for step in steps:
         newest, *after = session.run(None, {OBSERVATIONS: step.numpy()} | memory)

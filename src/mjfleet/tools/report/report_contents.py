@@ -71,10 +71,8 @@ def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
     except UserError as error:
         problems.append(str(error))
     defaults = _task_defaults(record)
-    settings = [
-        {"flag": flag, "value": given, "default": (defaults or {}).get(flag)}
-        for flag, given in config.items()
-    ]
+    known = defaults or {}
+    settings = [{"flag": f, "value": v, "default": known.get(f)} for f, v in config.items()]
     columns, rows = read_rows(run_dir / METRICS_FILE)
     failures, unread = _failures(run_dir, max(1, len(record.get("attempts") or [])))
     return {
@@ -154,10 +152,8 @@ def _time_spent(rows: Rows) -> list[dict[str, Any]]:
     """Return where the time of an iteration went: mean seconds, and the share from 0 to 1."""
     if not rows or not (whole := seconds_spent(rows)[-1] / len(rows)):
         return []
-    parts = {
-        name: fmean(value(row, f"{column}_seconds") or 0.0 for row in rows)
-        for name, column in (("collecting", "collect"), ("learning", "learn"))
-    }
+    columns = {"collecting": "collect_seconds", "learning": "learn_seconds"}
+    parts = {n: fmean(value(row, c) or 0.0 for row in rows) for n, c in columns.items()}
     parts["everything else"] = max(0.0, whole - sum(parts.values()))
     return [{"name": n, "seconds": s, "share": s / whole} for n, s in parts.items()]
 
