@@ -108,7 +108,10 @@ def play(arguments: Sequence[str]) -> int:
     policy = parsed.actions or policy
     assert policy is not None
     _check_output(parsed)
-    config, plan = _place(found, parsed, trained)
+    own = {name: getattr(parsed, name) for name in ("gpu_ids", "engine", "cpu_threads", "env")}
+    agent = replace(trained.agent, seed=parsed.seed)
+    config = replace(trained, **own, agent=agent, cpu_workers=None, resume=None)
+    plan = _place(found, config)
     worlds = config.num_envs
     print_line(f"playing {policy}: {worlds} worlds, {plan.engine} engine")
     name = policy.name if isinstance(policy, Path) else f"{policy} actions"
@@ -157,22 +160,13 @@ def _check_output(parsed: PlayArguments) -> None:
             raise UserError(f"--video {video}: {video.parent}: {error.strerror}.") from None
 
 
-def _place(
-    found: FoundTask, parsed: PlayArguments, trained: TrainConfig
-) -> tuple[TrainConfig, LaunchPlan]:
+def _place(found: FoundTask, config: TrainConfig) -> LaunchPlan:
     """Choose device, engine and threads by the rules of training."""
-    config = replace(
-        trained,
-        **{name: getattr(parsed, name) for name in ("gpu_ids", "engine", "cpu_threads", "env")},
-        agent=replace(trained.agent, seed=parsed.seed),
-        cpu_workers=None,
-        resume=None,
-    )
     devices = choose_devices(config, os.environ)
     if len(devices.names) > 1:
         raise UserError("--gpu-ids: `play` uses one GPU.")
     host = Host(devices=devices, cores=len(os.sched_getaffinity(0)))
-    return config, make_plan(found, config, [host], {})
+    return make_plan(found, config, [host], {})
 
 
 def _view(player: Player, name: str, folder: Path | None, parsed: PlayArguments) -> None:

@@ -75,10 +75,8 @@ def playing(
         yield player
 
 
-def evaluate(
-    player: Player, episodes: int, video_title: str | None
-) -> "tuple[str, StateRecording | None]":
-    """Play at least so many episodes; return a table of their sums and, with a title, a recording.
+def evaluate(player: Player, count: int, title: str | None) -> "tuple[str, StateRecording | None]":
+    """Play at least `count` episodes; return a table of their sums and, with a title, a recording.
 
     Each world plays the same number of episodes from its first reset on, so that short episodes do
     not count for more than long ones. The recording shows the first worlds for the length of an
@@ -89,7 +87,7 @@ def evaluate(
     from mjfleet.video.video_recorder import StateRecorder
 
     env, recorder = player.env, None
-    if video_title is not None:
+    if title is not None:
         env.recorder = StepRecorder(num_steps=1)
         recorder = StateRecorder(env, env.recorder, env.cfg.episode_seconds)
 
@@ -98,8 +96,8 @@ def evaluate(
         if recorder:
             recorder.take()
 
-    rows = play_episodes(env, player.act, -(-episodes // env.num_envs), after_step)
-    recording = recorder.finish(video_title) if recorder and video_title else None
+    rows = play_episodes(env, player.act, -(-count // env.num_envs), after_step)
+    recording = recorder.finish(title) if recorder and title else None
     return _table(env, rows), recording
 
 
