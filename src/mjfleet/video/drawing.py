@@ -25,12 +25,7 @@ FONT = ImageFont.load_default(14)
 
 
 def write_video(recording: StateRecording, path: Path, pause: Callable[[], object]) -> None:
-    """Write a recording as H.264 in real time, whole or not at all; `pause` after each picture.
-
-    Raises:
-        OSError: the file cannot be written.
-        Exception: whatever keeps MuJoCo from drawing.
-    """
+    """Write a recording as H.264 in real time, whole or not at all; `pause` after each picture."""
     every = max(1, round(1 / (MAX_RATE * recording.step_dt)))
     rate = Fraction(1 / (every * recording.step_dt)).limit_denominator(1000)
     video = io.BytesIO()

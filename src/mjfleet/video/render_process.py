@@ -50,11 +50,7 @@ class RenderProcess(ChildProcess):
             super().__init__(command, stdin=file, new_session=False)
 
     def is_done(self) -> bool:
-        """Return whether the file exists.
-
-        Raises:
-            RenderingError: it never will.
-        """
+        """Return whether the file exists; raise a RenderingError if it never will."""
         if code := self.exit_code():
             lines = [line for line in self.errors().splitlines() if line.strip()]
             last = lines[-1] if lines else self.how_it_ended()

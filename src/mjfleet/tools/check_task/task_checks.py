@@ -25,12 +25,7 @@ Signals = dict[str, torch.Tensor]
 
 
 def check(env: Env[Any], agent: AgentConfig) -> tuple[Signals, list[str]]:
-    """Run a new environment with an untrained policy's actions; return signals and mistakes.
-
-    Raises:
-        UserError: a method returned tensors of other shapes or dtypes than before.
-        Exception: the task's code raised it.
-    """
+    """Run a new environment with an untrained policy's actions; return signals and mistakes."""
     calls = SyncCheck(env)
     env.recorder = StepRecorder(STEPS)
     env.recorder.shown = env.num_envs

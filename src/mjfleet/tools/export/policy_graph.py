@@ -71,14 +71,11 @@ def _torchscript(policy: Any, metadata: str) -> bytes:
 
 @torch.inference_mode()
 def compare(policy: Any, sizes: Sequence[int], kind: Format, graph: bytes) -> tuple[float, float]:
-    """Return how far a graph's actions are from the policy's, for COMPARED random observations.
+    """Return the largest difference of a graph's actions from the policy's, and what is tolerated.
 
-    Observations are drawn from the normaliser's normal distribution, if there is one, else from the
-    standard one. A recurrent network sees them as one episode. `sizes` are those of the policy's
-    observation groups, `graph` is the content of the file.
-
-    Returns:
-        The largest difference of an action, and the largest one that is tolerated.
+    COMPARED random observations are drawn from the normaliser's normal distribution, or without one
+    from the standard one. A recurrent network sees them as one episode. `sizes` are those of the
+    policy's observation groups, `graph` is the content of the file.
     """
     rows = torch.randn(COMPARED, policy.obs_dim, generator=torch.Generator().manual_seed(0))
     if policy.obs_normalization:

@@ -89,11 +89,7 @@ def _draw_arrows(playback: Playback, scene: mujoco.MjvScene | None) -> None:
 
 
 def check_display() -> None:
-    """Check that a window can be opened; without one, MuJoCo would wait for ever.
-
-    Raises:
-        UserError: there is no display, or none with OpenGL.
-    """
+    """Raise a UserError without a display with OpenGL, for which MuJoCo would wait for ever."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # GLFW warns about the same.
         try:
