@@ -5,7 +5,6 @@ import os
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
@@ -35,18 +34,6 @@ GROUPS = {
 """Headings of curves and the columns below them; a slash stands for all that begin so."""
 OTHERS = "Others"
 NO_CURVES = ("iteration", "world_size", "total_steps", "steps_per_second", "slowest_rank")
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A column of metrics.csv."""
-
-    column: str
-    values: list[float | None]  # At most MAX_POINTS, each a mean over some iterations.
-    first: float
-    last: float
-    least: float
-    greatest: float
 
 
 def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
@@ -185,19 +172,19 @@ def _curves(known: Sequence[str], rows: Rows) -> dict[str, Any]:
         for name in names:
             headings |= dict.fromkeys(columns_of(name, known), heading)
     headings |= {c: OTHERS for c in known if c not in headings and c not in NO_CURVES}
-    groups: dict[str, list[Curve]] = {}
+    groups: dict[str, list[dict[str, Any]]] = {}
     for column, heading in headings.items():
         curve = _curve(column, rows, each)
         # An unknown column, such as a count of warnings, is shown once it changes.
-        if curve is not None and (heading != OTHERS or curve.least < curve.greatest):
+        if curve is not None and (heading != OTHERS or curve["least"] < curve["greatest"]):
             groups.setdefault(heading, []).append(curve)
     ends = range(each - 1, len(rows) + each - 1, each)
     thin = {x: [_round(at[min(i, len(at) - 1)]) for i in ends] for x, at in along.items()}
-    columns = {curve.column: curve.values for some in groups.values() for curve in some}
+    columns = {curve["column"]: curve["means"] for some in groups.values() for curve in some}
     return {"curves": groups, "along": thin, "columns": columns, "iterations_per_point": each}
 
 
-def _curve(column: str, rows: Rows, each: int) -> Curve | None:
+def _curve(column: str, rows: Rows, each: int) -> dict[str, Any] | None:
     """Return a column with means over `each` iterations; None if it has no values."""
     values = [value(row, column) for row in rows]
     if not (known := [v for v in values if v is not None]):
@@ -205,7 +192,8 @@ def _curve(column: str, rows: Rows, each: int) -> Curve | None:
     points = (values[i : i + each] for i in range(0, len(values), each))
     some = ([v for v in point if v is not None] for point in points)
     means = [_round(fmean(found)) if found else None for found in some]
-    return Curve(column, means, known[0], known[-1], min(known), max(known))
+    numbers = {"first": known[0], "last": known[-1], "least": min(known), "greatest": max(known)}
+    return {"column": column, "means": means, **numbers}
 
 
 def _round(number: float) -> float:
