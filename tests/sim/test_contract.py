@@ -1,6 +1,7 @@
 """One contract, every engine: what a task author may rely on."""
 
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import pytest
@@ -24,7 +25,7 @@ def load(name: str) -> mujoco.MjModel:
     return mujoco.MjModel.from_xml_path(str(MODELS[name]))
 
 
-def build(engine: str, model: mujoco.MjModel, **options: int) -> Simulation:
+def build(engine: str, model: mujoco.MjModel, **options: Any) -> Simulation:
     if engine == "native":
         return make_simulation("native", model, WORLDS, num_threads=2)
     device = "cuda:0" if engine == "cuda" else "cpu"
