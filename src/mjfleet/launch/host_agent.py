@@ -151,8 +151,6 @@ class HostAgent:
             temporary=tempfile.gettempdir(),
             scratch=str(self._folder),
         )
-        # Without this, torch warns of each address that has no name.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         logs = [Path(name) for name in (*args.log_files, folder / agent_log)]
         files = GrowingFiles(self._channel, self._folder, logs)
         Path(args.run_dir).mkdir(exist_ok=True)
@@ -222,6 +220,8 @@ def _network(address: str) -> dict[str, str]:
 def _import_for_workers(engine: str, threads: int) -> None:
     """Import what the workers need, with the settings that count while it is imported."""
     os.environ |= thread_variables(threads)
+    # Without this, torch warns of each address that has no name.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     prepare()
     for module in (*WORKER_MODULES, f"mjfleet.sim.{engine}_engine"):
         import_module(module)

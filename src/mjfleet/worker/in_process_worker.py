@@ -69,12 +69,12 @@ def train_in_process(
             stop.check()  # An import that a signal has interrupted can fail when it is repeated.
         # torchrun stops a worker that has lost another one, while it handles that.
         cause = error.__context__ if isinstance(error, Stopped) else error
-        failure = Failure.of(cause, args, rank, heartbeat) if cause else None
-        if failure is None or (isinstance(error, Stopped) and not failure.is_secondary):
-            raise
-        if isinstance(error, UserError) and not heartbeat.has_begun:
-            raise
         with stop.deferred(say=lambda text: None):
+            failure = Failure.of(cause, args, rank, heartbeat) if cause else None
+            if failure is None or (isinstance(error, Stopped) and not failure.is_secondary):
+                raise
+            if isinstance(error, UserError) and not heartbeat.has_begun:
+                raise
             failed = recorded(failure)
             if not failure.is_secondary:
                 tell_cause(failure)

@@ -61,6 +61,7 @@ class WebDisplay:
         self._scene.set_refresh_handler(lambda: None)
         self._arrows: dict[str, viser.ArrowsHandle] = {}
         self._sliders: dict[str, viser.GuiSliderHandle[float]] = {}
+        self._is_by_hand = False
         self._drawn = (-1, -1, 0.0)
         self._before, self._steps_before = time.perf_counter(), playback.steps
         self._build()
@@ -111,6 +112,8 @@ class WebDisplay:
                 return  # Set by `_write` to the task's command.
             if event.target is not by_hand:
                 by_hand.value = True
+            # From now on `_write` leaves the sliders where they are.
+            self._is_by_hand = by_hand.value
             held = {name: slider.value for name, slider in self._sliders.items()}
             playback.later(lambda: playback.override_commands(held if by_hand.value else None))
 
@@ -166,7 +169,7 @@ class WebDisplay:
         rows = [(name, f"{step:.3g}", f"{sums:.4g}") for name, step, sums in terms]
         rows += [(name, f"{value:.3g}", "") for name, value in metrics.items()]
         self._numbers.content = _table([("", "step", "episode"), *rows])
-        if not playback.env.command_override:
+        if not self._is_by_hand:
             commands = playback.env.commands()
             for name, slider in self._sliders.items():
                 values, low, high = commands[name]
