@@ -4,11 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mjfleet.registry import discover
+from mjfleet.runs.config_yaml import write_config
+
 from ..conftest import Run
+
+BUNDLED = discover({}).tasks
 
 HEAVY = (
     "torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "wandb", "torchrunx", "skrl",
@@ -217,6 +223,35 @@ def test_flags_win_over_the_file_and_the_file_over_the_task(run: Run, tmp_path: 
     assert "worlds: 64 per worker" in lines
     assert "iterations: 7" in lines
     assert "localhost cpu 9 " in lines
+
+
+def test_a_configuration_of_another_task_is_refused(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    others = BUNDLED["cartpole-swingup"].defaults()
+    agent = replace(others.agent, max_iterations=7, run_name="theirs")
+    write_config(file, "cartpole-swingup", replace(others, agent=agent))
+    text = file.read_text()
+    command = ("cartpole-balance", "--config", "config.yaml", "--env.num-envs", "8")
+    result = run("train", *command)
+    assert result.returncode == 2
+    for words in ("config.yaml", "cartpole-swingup", "cartpole-balance", "line `task`"):
+        assert words in result.stderr
+    assert list(tmp_path.iterdir()) == [file]
+
+    # Without the line, its values are used, but not its experiment's and its run's name. Both tasks
+    # have the same environment's class.
+    file.write_text(text.replace("task: cartpole-swingup\n", "", 1))
+    result = run("train", *command, "--dry-run")
+    assert result.returncode == 0, result.stderr
+    lines = " ".join(result.stdout.split())
+    assert "iterations: 7" in lines
+    assert "run directory: logs/cartpole-balance/" in lines
+    assert "theirs" not in lines
+
+    # The task itself reads the file as it is.
+    file.write_text(text)
+    result = run("train", "cartpole-swingup", *command[1:], "--dry-run")
+    assert "_theirs" in result.stdout
 
 
 def test_a_log_root_that_cannot_be_made_is_refused(run: Run, tmp_path: Path) -> None:

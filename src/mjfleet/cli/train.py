@@ -42,6 +42,8 @@ def train(arguments: Sequence[str]) -> int:
         )
     found = registry.find(name)
     resume = None if asks_for_help else _resume(found, flags)
+    if resume is None:
+        _drop_names_of_others(data, name, registry)
     config = parse(found, flags, resume.config if resume else data)
     need_extra("skrl", f"--agent.library {config.agent.library}", config.agent.packages)
     from mjfleet.launch.launch_training import launch_training  # Help does not wait for it.
@@ -70,7 +72,19 @@ def _base(arguments: Sequence[str]) -> dict[str, Any]:
         )
     if wanted is not None:
         return read_recorded(wanted)
-    return {} if file is None else read_config(file)
+    task = next((word for word in arguments[:1] if not word.startswith("-")), None)
+    return {} if file is None else read_config(file, task=task)
+
+
+def _drop_names_of_others(data: dict[str, Any], task: str, registry: Registry) -> None:
+    """Remove the names of experiment and run from the data of a file of another task's run.
+
+    The file does not name its task; the experiment has the other task's name.
+    """
+    agent, others = data.get("agent"), [name for name in registry.tasks if name != task]
+    if isinstance(agent, dict) and agent.get("experiment_name") in others:
+        names = ("experiment_name", "run_name")
+        data["agent"] = {name: value for name, value in agent.items() if name not in names}
 
 
 def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> TrainConfig:

@@ -8,18 +8,20 @@ from mjfleet.errors import UserError
 from mjfleet.utils.atomic_write import write_atomically
 
 CONFIG_FILE = "config.yaml"
+TASK_ENTRY = "task"  # Names the task whose configuration the file holds.
 NOT_RECORDED = ("resume", "config", "dry_run")  # Flags that belong to one command, not to the run.
 
 
-def read_config(path: str, name: str | None = None) -> dict[str, Any]:
+def read_config(path: str, name: str | None = None, task: str | None = None) -> dict[str, Any]:
     """Return the content of a YAML file, which may be a part of a configuration.
 
     Args:
         path: the file.
         name: how messages name the file. None: `--config` and its path.
+        task: the task that the configuration is wanted for; None: the one that it is of.
 
     Raises:
-        UserError: the file cannot be read, or is not a mapping of names.
+        UserError: the file cannot be read, is not a mapping of names, or is of another task.
     """
     import yaml
 
@@ -32,14 +34,20 @@ def read_config(path: str, name: str | None = None) -> dict[str, Any]:
         raise UserError(f"{name}: not YAML: {error}") from None
     if not isinstance(data, dict):
         raise UserError(f"{name}: must hold a mapping such as `agent: {{seed: 2}}`.")
+    its_task = data.pop(TASK_ENTRY, None)
+    if None not in (task, its_task) and its_task != task:
+        raise UserError(
+            f"{name} is of the task {its_task}, not of {task}: train {its_task} with it, or remove "
+            f"its line `{TASK_ENTRY}` to use its values for {task} anyway."
+        )
     return data
 
 
 def write_config(path: Path, task: str, config: TrainConfig) -> None:
-    """Write every value of a configuration under the names that `--config` reads."""
+    """Write the task and every value of a configuration, as `--config` reads them."""
     import yaml
 
     header = f"# Train again with: train {task} --config {path.resolve()}\n"
     plain = {name: value for name, value in to_dict(config).items() if name not in NOT_RECORDED}
-    text = header + yaml.safe_dump(plain, sort_keys=False)
+    text = header + yaml.safe_dump({TASK_ENTRY: task, **plain}, sort_keys=False)
     write_atomically(path, lambda file: file.write(text.encode()))
