@@ -115,16 +115,38 @@ def test_every_state_of_a_run_has_a_page(trained: Path, page: Page) -> None:
     with (trained / "metrics.csv").open("a") as file:
         file.write("5,garbage\n")
     (trained / "run.json").write_text('{"task": "cartpole-balance"}')
-    assert "1 of its rows cannot be read" in words(page(trained))
+    said = words(page(trained))
+    assert "1 of its rows cannot be read" in said
+    assert "does not record its task's defaults" in said
 
-    # It has just begun, and its task's folder is elsewhere.
+    # It has just begun.
     (trained / "metrics.csv").unlink()
     said = with_record(task="unheard-of", status="running", ended=None)
     assert "No iteration has been completed yet" in said
-    assert "its defaults are not known" in said
 
     (trained / "run.json").write_text("{")
     assert "its run.json" in words(page(trained))
+
+
+def test_no_code_runs_that_a_run_names(
+    trained: Path, page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evil, ran = tmp_path / "evil/task", tmp_path / "ran"
+    evil.mkdir(parents=True)
+    (evil / "config.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    record = json.loads((trained / "run.json").read_text())
+    record["plan"]["task_folder"] = str(evil)
+    (trained / "run.json").write_text(json.dumps(record))
+    config = (trained / "config.yaml").read_text()
+    config = config.replace("tasks_dir: null", f"tasks_dir: {evil.parent}")
+    (trained / "config.yaml").write_text(config)
+    monkeypatch.chdir(trained.parents[1])
+    (tmp_path / "tasks").symlink_to(evil.parent)  # `train` searches a folder of this name.
+    page(trained)
+    run = str(trained)
+    for command in (["runs", "--log-root", "."], ["plot", run, "--output", "curves.png"]):
+        assert run_command(mjfleet, command) == 0
+    assert not ran.exists()
 
 
 def test_mistakes_are_answered_and_nothing_is_written(

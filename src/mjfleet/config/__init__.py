@@ -12,12 +12,12 @@ from mjfleet.config.agent_config import (
     WandbConfig,
 )
 from mjfleet.config.algorithm_config import PPOConfig, RndConfig, SymmetryConfig
-from mjfleet.config.dict_conversion import from_dict, to_dict
+from mjfleet.config.dict_conversion import by_dotted_name, from_dict, to_dict
 from mjfleet.config.launch_config import LaunchConfig
 from mjfleet.config.train_config import EnvConfig, Task, TrainConfig
 
 __all__ = [
     "ActorConfig", "AgentConfig", "CriticConfig", "DistributionConfig", "EnvConfig", "LaunchConfig",
     "ObsGroups", "PPOConfig", "RndConfig", "SymmetryConfig", "Task", "TrainConfig", "WandbConfig",
-    "from_dict", "to_dict",
+    "by_dotted_name", "from_dict", "to_dict",
 ]  # fmt: skip

@@ -15,6 +15,17 @@ def to_dict(config: Any) -> dict[str, Any]:
     return {f.name: _plain(getattr(config, f.name)) for f in fields(config)}
 
 
+def by_dotted_name(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings by names such as `agent.algorithm.gamma`."""
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        if isinstance(value, Mapping) and value:
+            found |= by_dotted_name(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return to_dict(value)

@@ -123,7 +123,8 @@ def _attempt(
         run_dir = None
         if is_first:
             lock = resume.lock if resume else None
-            plan, run_dir = _create_run_dir(plan, ["train", *without_values(arguments)], lock)
+            argv = ["train", *without_values(arguments)]
+            plan, run_dir = _create_run_dir(plan, found.defaults(), argv, lock)
             note_run(plan.run_dir)
             for line in (f"run directory: {plan.run_dir}", *plan.notes):
                 print_line(line)
@@ -158,7 +159,7 @@ def _with_envs(plan: LaunchPlan) -> LaunchPlan:
 
 
 def _create_run_dir(
-    plan: LaunchPlan, argv: Sequence[str], lock: int | None
+    plan: LaunchPlan, defaults: TrainConfig, argv: Sequence[str], lock: int | None
 ) -> tuple[LaunchPlan, RunDirectory]:
     """Create the run directory, named by the next second if another run took the same name."""
     when = datetime.now()
@@ -168,7 +169,8 @@ def _create_run_dir(
         logs = log_file and log_file.parent, f"torchrunx log directory {folder} ({source})"
         try:
             record = plan.record()
-            return plan, RunDirectory(plan.run_dir, plan.config, argv, record, lock, *logs)
+            run_dir = RunDirectory(plan.run_dir, plan.config, defaults, argv, record, lock, *logs)
+            return plan, run_dir
         except FileExistsError:
             when += timedelta(seconds=1)
             plan = name_files(plan, os.environ, when)

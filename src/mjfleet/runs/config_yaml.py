@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mjfleet.config import TrainConfig, to_dict
+from mjfleet.config import TrainConfig, by_dotted_name, to_dict
 from mjfleet.errors import UserError
 from mjfleet.utils.atomic_write import write_atomically
 
@@ -48,6 +48,19 @@ def write_config(path: Path, task: str, config: TrainConfig) -> None:
     import yaml
 
     header = f"# Train again with: train {task} --config {path.resolve()}\n"
-    plain = {name: value for name, value in to_dict(config).items() if name not in NOT_RECORDED}
-    text = header + yaml.safe_dump({TASK_ENTRY: task, **plain}, sort_keys=False)
+    text = header + yaml.safe_dump({TASK_ENTRY: task, **_recorded(config)}, sort_keys=False)
     write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def changed_values(config: TrainConfig, defaults: TrainConfig) -> dict[str, dict[str, Any]]:
+    """Return `value` and `default` of what differs from a task's defaults, by dotted name."""
+    values, known = by_dotted_name(_recorded(config)), by_dotted_name(_recorded(defaults))
+    return {
+        name: {"value": value, "default": known.get(name)}
+        for name, value in values.items()
+        if value != known.get(name)
+    }
+
+
+def _recorded(config: TrainConfig) -> dict[str, Any]:
+    return {name: value for name, value in to_dict(config).items() if name not in NOT_RECORDED}

@@ -13,7 +13,7 @@ from typing import Any
 
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
-from mjfleet.runs.config_yaml import CONFIG_FILE, write_config
+from mjfleet.runs.config_yaml import CONFIG_FILE, changed_values, write_config
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_json import RECORD_FILE, git_state, now, read_record, write_record
 from mjfleet.utils.packages import stack_versions
@@ -31,6 +31,7 @@ class RunDirectory:
         self,
         path: Path,
         config: TrainConfig,
+        defaults: TrainConfig,
         argv: Sequence[str],
         plan: Mapping[str, Any],
         lock: int | None,
@@ -41,6 +42,7 @@ class RunDirectory:
 
         Args:
             path, config, argv: of the run; `argv` is recorded in run.json.
+            defaults: the task's; run.json records where the configuration differs from them.
             plan: the launch plan, for run.json, which tells more about this attempt to train.
             lock: the lock of a run that continues; see `lock_run`.
             log_folder, log_folder_name: folder of the workers' logs, and how messages name it.
@@ -66,7 +68,7 @@ class RunDirectory:
         if not plan["goes_on"]:
             self._lock = lock_run(path)
         try:
-            self._record(config, argv, plan)
+            self._record(config, changed_values(config, defaults), argv, plan)
         except OSError as error:
             self.discard()
             raise UserError(f"{path}: {error.strerror}.") from None
@@ -105,7 +107,13 @@ class RunDirectory:
         folder.mkdir()
         self._undo.callback(shutil.rmtree, folder, ignore_errors=True)
 
-    def _record(self, config: TrainConfig, argv: Sequence[str], plan: Mapping[str, Any]) -> None:
+    def _record(
+        self,
+        config: TrainConfig,
+        changed: Mapping[str, Any],
+        argv: Sequence[str],
+        plan: Mapping[str, Any],
+    ) -> None:
         """Write config.yaml and run.json."""
         if plan["goes_on"]:
             for path in (self.path / CONFIG_FILE, self.path / RECORD_FILE):
@@ -133,6 +141,7 @@ class RunDirectory:
             seed=config.agent.seed,
             host=os.uname().nodename,
             pid=os.getpid(),
+            changed=changed,
             plan=plan,
             versions=stack_versions(*config.agent.packages),
             git=git_state([package, plan["task_folder"]]),

@@ -10,9 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mjfleet.config import to_dict
+from mjfleet.config import by_dotted_name
 from mjfleet.errors import UserError
-from mjfleet.registry import discover, find_task
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.metrics_csv import METRICS_FILE, Rows, columns_of, read_rows, seconds_spent, value
 from mjfleet.runs.run_json import RECORD_FILE, now
@@ -54,12 +53,9 @@ def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
     with suppress(UserError):  # The summary contains it.
         record = record_of(run_dir)
     try:
-        config = _by_flag(read_config(str(run_dir / CONFIG_FILE), CONFIG_FILE))
+        config = by_dotted_name(read_config(str(run_dir / CONFIG_FILE), CONFIG_FILE))
     except UserError as error:
         problems.append(str(error))
-    defaults = _task_defaults(record)
-    known = defaults or {}
-    settings = [{"flag": f, "value": v, "default": known.get(f)} for f, v in config.items()]
     columns, rows = read_rows(run_dir / METRICS_FILE)
     failures, unread = _failures(run_dir, max(1, len(record.get("attempts") or [])))
     return {
@@ -67,9 +63,8 @@ def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
         "summary": summary,
         "record": record,
         "problems": problems + unread,
-        "settings": settings,
-        # None: the task's folder is not on this machine.
-        "changed": [s for s in settings if s["value"] != s["default"]] if defaults else None,
+        "settings": [{"flag": _flag(name), "value": given} for name, given in config.items()],
+        "changed": _changed(record),
         "total_steps": value(rows[-1], "total_steps") if rows else None,
         **_curves(columns, rows),
         "time_spent": _time_spent(rows),
@@ -80,25 +75,19 @@ def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
     }
 
 
-def _by_flag(config: Mapping[str, Any], prefix: str = "--") -> dict[str, Any]:
-    """Return the values of a configuration by the names of their flags."""
-    found: dict[str, Any] = {}
-    for name, given in config.items():
-        flag = prefix + str(name).replace("_", "-")
-        found |= _by_flag(given, f"{flag}.") if isinstance(given, Mapping) else {flag: given}
-    return found
+def _flag(name: object) -> str:
+    return "--" + str(name).replace("_", "-")
 
 
-def _task_defaults(record: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the current defaults of the run's task by flag; None if the task is not found."""
-    name, folder = str(record.get("task")), (record.get("plan") or {}).get("task_folder")
-    with suppress(UserError):
-        try:
-            found = find_task(name, Path(str(folder)))
-        except UserError:  # The run comes from another machine.
-            found = discover(os.environ).find(name)
-        return _by_flag(to_dict(found.defaults()))
-    return None
+def _changed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Return what differed from the task's defaults when the run started; None: not recorded."""
+    changed = record.get("changed")
+    if not isinstance(changed, dict):
+        return None
+    some = ((name, both) for name, both in changed.items() if isinstance(both, dict))
+    return [
+        {"flag": _flag(n), "value": b.get("value"), "default": b.get("default")} for n, b in some
+    ]
 
 
 def _failures(run_dir: Path, last: int) -> tuple[dict[int, list[dict[str, Any]]], list[str]]:
