@@ -74,6 +74,11 @@ def _words_or_numbers(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
     )
 
 
+def is_given(arguments: Sequence[str], flag: str) -> bool:
+    """Return whether a flag without a value is given."""
+    return any(argument.replace("_", "-") == flag for argument in arguments)
+
+
 def peek(arguments: Sequence[str], flag: str) -> str | None:
     """Return the last value of a flag that decides how the rest is parsed; None: not given."""
     value = None

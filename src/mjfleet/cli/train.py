@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mjfleet.cli.flags import parse_flags, peek
+from mjfleet.cli.flags import is_given, parse_flags, peek
 from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.errors import UserError, run_command
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
@@ -58,9 +58,9 @@ def _resume(found: FoundTask, flags: Sequence[str]) -> Resume | None:
     default = found.defaults()
     log_root = peek(flags, "--log-root") or default.log_root
     experiment = peek(flags, "--agent.experiment-name") or default.agent.experiment_name
-    is_dry_run = any(flag.replace("_", "-") == "--dry-run" for flag in flags)
-    take_lock = not is_dry_run and os.environ.get("RANK", "0") == "0"
-    return find_resume(wanted, found.name, Path(log_root, experiment), take_lock)
+    take_lock = not is_given(flags, "--dry-run") and os.environ.get("RANK", "0") == "0"
+    trust = is_given(flags, "--trust")
+    return find_resume(wanted, found.name, Path(log_root, experiment), take_lock, trust)
 
 
 def _base(arguments: Sequence[str]) -> dict[str, Any]:
@@ -70,10 +70,11 @@ def _base(arguments: Sequence[str]) -> dict[str, Any]:
         raise UserError(
             "--config and --resume: give one; a resumed run keeps its own configuration."
         )
+    trust = is_given(arguments, "--trust")
     if wanted is not None:
-        return read_recorded(wanted)
+        return read_recorded(wanted, trust)
     task = next((word for word in arguments[:1] if not word.startswith("-")), None)
-    return {} if file is None else read_config(file, task=task)
+    return {} if file is None else read_config(file, task=task, trust=trust)
 
 
 def _drop_names_of_others(data: dict[str, Any], task: str, registry: Registry) -> None:

@@ -91,6 +91,9 @@ class LaunchConfig(Checked):
     """Folder of task folders to search first, before those of MJFLEET_TASKS."""
     config: str | None = None
     """File to start from, such as the config.yaml of an earlier run; flags override it."""
+    trust: bool = False
+    """Accept hosts, environment variables, folders and W&B project from a configuration of somebody
+    else; look at it first. A configuration of your own runs needs no flag."""
     plain: bool = False
     """Print one line per iteration instead of a live view; always so without a terminal."""
     quiet: bool = False

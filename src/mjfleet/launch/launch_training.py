@@ -52,7 +52,8 @@ def launch_training(
     def find_again(run_dir: str) -> Resume:
         """Find the newest checkpoint of a run of this configuration; lock the run on rank 0."""
         experiment = Path(config.log_root, config.agent.experiment_name)
-        return replace(find_resume(run_dir, found.name, experiment, is_rank_0), is_restart=True)
+        resume = find_resume(run_dir, found.name, experiment, is_rank_0, trust=True)
+        return replace(resume, is_restart=True)
 
     config = replace(config, env_var=take_variables(config.env_var, os.environ))
     timeout = timedelta(seconds=config.collective_timeout)

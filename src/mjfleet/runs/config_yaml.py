@@ -5,20 +5,25 @@ from typing import Any
 
 from mjfleet.config import TrainConfig, by_dotted_name, to_dict
 from mjfleet.errors import UserError
+from mjfleet.runs.foreign_files import leave_out_placement, signature
 from mjfleet.utils.atomic_write import write_atomically
 
 CONFIG_FILE = "config.yaml"
 TASK_ENTRY = "task"  # Names the task whose configuration the file holds.
-NOT_RECORDED = ("resume", "config", "dry_run")  # Flags that belong to one command, not to the run.
+NOT_RECORDED = ("resume", "config", "trust", "dry_run")  # Flags of one command, not of the run.
 
 
-def read_config(path: str, name: str | None = None, task: str | None = None) -> dict[str, Any]:
+def read_config(
+    path: str, name: str | None = None, task: str | None = None, trust: bool = False
+) -> dict[str, Any]:
     """Return the content of a YAML file, which may be a part of a configuration.
 
     Args:
         path: the file.
         name: how messages name the file. None: `--config` and its path.
         task: the task that the configuration is wanted for; None: the one that it is of.
+        trust: whether to keep values that only the user decides if the user has not signed them;
+            see foreign_files.py.
 
     Raises:
         UserError: the file cannot be read, is not a mapping of names, or is of another task.
@@ -27,7 +32,8 @@ def read_config(path: str, name: str | None = None, task: str | None = None) -> 
 
     name = name or f"--config {path}"
     try:
-        data = yaml.safe_load(Path(path).read_text())
+        text = Path(path).read_text()
+        data = yaml.safe_load(text)
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -40,6 +46,8 @@ def read_config(path: str, name: str | None = None, task: str | None = None) -> 
             f"{name} is of the task {its_task}, not of {task}: train {its_task} with it, or remove "
             f"its line `{TASK_ENTRY}` to use its values for {task} anyway."
         )
+    if not trust:
+        leave_out_placement(data, text, name)
     return data
 
 
@@ -48,7 +56,9 @@ def write_config(path: Path, task: str, config: TrainConfig) -> None:
     import yaml
 
     header = f"# Train again with: train {task} --config {path.resolve()}\n"
-    text = header + yaml.safe_dump({TASK_ENTRY: task, **_recorded(config)}, sort_keys=False)
+    values = _recorded(config)
+    text = header + signature(values)
+    text += yaml.safe_dump({TASK_ENTRY: task, **values}, sort_keys=False)
     write_atomically(path, lambda file: file.write(text.encode()))
 
 

@@ -42,7 +42,9 @@ class Trained(Resume):
     checkpoint: Path
 
 
-def find_resume(wanted: str, task: str, experiment: Path, take_lock: bool = False) -> Resume:
+def find_resume(
+    wanted: str, task: str, experiment: Path, take_lock: bool = False, trust: bool = False
+) -> Resume:
     """Return what `--resume` means.
 
     Args:
@@ -50,6 +52,7 @@ def find_resume(wanted: str, task: str, experiment: Path, take_lock: bool = Fals
         task: the task to train.
         experiment: the folder in which `latest` looks for runs, under the log root.
         take_lock: whether to lock the run before looking for its newest checkpoint.
+        trust: as for `read_config`.
 
     Raises:
         UserError: the run or file does not exist, is damaged, is being trained, or belongs to
@@ -66,7 +69,7 @@ def find_resume(wanted: str, task: str, experiment: Path, take_lock: bool = Fals
     if run_dir is None:
         checkpoint, _ = _choose(path, FLAG)
         return Resume(None, checkpoint, {}, (f"a new run begins with {path}",))
-    recorded, config = _recorded(run_dir, FLAG)
+    recorded, config = _recorded(run_dir, FLAG, trust)
     if recorded != task:
         raise UserError(
             f"{FLAG}{run_dir} is a run of the task {recorded}, not of {task}: "
@@ -77,8 +80,10 @@ def find_resume(wanted: str, task: str, experiment: Path, take_lock: bool = Fals
     return Resume(run_dir, checkpoint, config, notes, lock)
 
 
-def find_trained(wanted: str, log_root: Path) -> tuple[str, Trained]:
+def find_trained(wanted: str, log_root: Path, trust: bool) -> tuple[str, Trained]:
     """Return the task and the policy of a run, which a word or one of its checkpoints names.
+
+    `trust` is as for `read_config`.
 
     Raises:
         UserError: the run or file does not exist, is damaged, or has no checkpoint.
@@ -90,17 +95,17 @@ def find_trained(wanted: str, log_root: Path) -> tuple[str, Trained]:
             f"{wanted} is neither a run directory, nor a checkpoint in one "
             "(<run directory>/checkpoints/model_<n>.pt)."
         )
-    task, config = _recorded(run_dir)
+    task, config = _recorded(run_dir, trust=trust)
     checkpoint, notes = _choose(path)
     if checkpoint is None:
         raise UserError(f"{path} has no checkpoint yet.")
     return task, Trained(run_dir, checkpoint, config, notes)
 
 
-def read_recorded(wanted: str) -> dict[str, Any]:
+def read_recorded(wanted: str, trust: bool) -> dict[str, Any]:
     """Return the configuration of the run that `--resume` names by its path, else nothing."""
     run_dir = None if wanted == LATEST else _run_of(Path(wanted))
-    return _recorded(run_dir, FLAG)[1] if run_dir else {}
+    return _recorded(run_dir, FLAG, trust)[1] if run_dir else {}
 
 
 def take_tasks_dir(recorded: dict[str, Any]) -> str | None:
@@ -157,10 +162,11 @@ def _run_of(path: Path) -> Path | None:
     return folder.parent if is_checkpoint and (folder.parent / RECORD_FILE).is_file() else None
 
 
-def _recorded(run_dir: Path, flag: str = "") -> tuple[str, dict[str, Any]]:
+def _recorded(run_dir: Path, flag: str = "", trust: bool = False) -> tuple[str, dict[str, Any]]:
     """Return the task of a run and its configuration."""
     try:
         task = record_of(run_dir)["task"]
     except UserError as error:
         raise UserError(f"{flag}{run_dir}: {error}") from None
-    return task, read_config(str(run_dir / CONFIG_FILE), f"{flag}{run_dir}: its {CONFIG_FILE}")
+    name = f"{flag}{run_dir}: its {CONFIG_FILE}"
+    return task, read_config(str(run_dir / CONFIG_FILE), name, trust=trust)

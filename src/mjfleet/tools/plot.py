@@ -102,7 +102,8 @@ def _read(folder: Path) -> Run:
     _, rows = read_rows(file)
     if not rows:
         raise UserError(f"{folder}: its {METRICS_FILE} has no rows yet.")
-    config: dict[str, Any] = read_config(str(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+    name = str(folder / CONFIG_FILE)
+    config: dict[str, Any] = read_config(name, name, trust=True)  # Only compared.
     agent = {k: v for k, v in config.get("agent", {}).items() if k not in ("seed", "run_name")}
     return Run(folder, rows, str((agent, config.get("env"), config.get("engine"))))
 

@@ -46,6 +46,8 @@ class ExportArguments:
     """Folder that holds the run directories."""
     tasks_dir: str | None = None
     """Folder of task folders that is searched first; `None`: the folder that the run used."""
+    trust: bool = False
+    """Accept a run of somebody else that says with whose code to run; look at it first."""
 
 
 def export(arguments: Sequence[str]) -> int:
@@ -53,7 +55,7 @@ def export(arguments: Sequence[str]) -> int:
     parsed = parse_flags(ExportArguments, arguments, "mjfleet export")
     suffix, packages = FORMATS[parsed.format]
     need_extra("export", f"--format {parsed.format}", packages)
-    task, trained = find_trained(parsed.run, Path(parsed.log_root))
+    task, trained = find_trained(parsed.run, Path(parsed.log_root), parsed.trust)
     output = Path(parsed.output or trained.run_dir / f"exported/policy{suffix}")
     json_file = output.with_suffix(".json")
     _check_output(output, json_file, suffix)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mjfleet.cli.flags import parse_flags, peek
+from mjfleet.cli.flags import is_given, parse_flags, peek
 from mjfleet.config import EnvConfig, TrainConfig, from_dict
 from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.validation import Checked, OptionalCount, at_least, between
@@ -62,6 +62,8 @@ class PlayArguments(Checked):
     """Folder that holds the run directories."""
     tasks_dir: str | None = None
     """Folder of task folders that is searched first, before those of MJFLEET_TASKS."""
+    trust: bool = False
+    """Accept a run of somebody else that says with whose code to run; look at it first."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """The task's environment, by default as in the run."""
 
@@ -84,7 +86,8 @@ def main() -> None:
 def play(arguments: Sequence[str]) -> int:
     """Play episodes and print their table, or open a viewer until it is closed."""
     asked, wants_help = peek(arguments, "--resume"), bool({"-h", "--help"} & set(arguments))
-    recorded = read_recorded(asked) if asked else {}
+    trust = is_given(arguments, "--trust")
+    recorded = read_recorded(asked, trust) if asked else {}
     registry = discover(os.environ, peek(arguments, "--tasks-dir") or take_tasks_dir(recorded))
     if not arguments or arguments[0].startswith("-"):
         print_line(f"usage: play <task> [flags]\n\ntasks: {', '.join(registry.tasks)}")
@@ -93,7 +96,8 @@ def play(arguments: Sequence[str]) -> int:
     trained, policy, folder = from_dict(found.defaults(), recorded), None, None
     if asked and not (peek(flags, "--actions") or wants_help):
         log_root = peek(flags, "--log-root") or PlayArguments.log_root
-        resume = find_resume(asked, found.name, Path(log_root, trained.agent.experiment_name))
+        experiment = Path(log_root, trained.agent.experiment_name)
+        resume = find_resume(asked, found.name, experiment, trust=trust)
         trained, policy = from_dict(found.defaults(), resume.config), resume.checkpoint
         if policy is None:
             raise UserError(f"--resume {asked}: {'; '.join(resume.notes)}.")

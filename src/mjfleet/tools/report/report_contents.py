@@ -53,7 +53,7 @@ def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
     with suppress(UserError):  # The summary contains it.
         record = record_of(run_dir)
     try:
-        config = by_dotted_name(read_config(str(run_dir / CONFIG_FILE), CONFIG_FILE))
+        config = by_dotted_name(read_config(str(run_dir / CONFIG_FILE), CONFIG_FILE, trust=True))
     except UserError as error:
         problems.append(str(error))
     columns, rows = read_rows(run_dir / METRICS_FILE)

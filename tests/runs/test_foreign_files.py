@@ -1,0 +1,211 @@
+"""A configuration from somebody else says what is learned, not where or with whose code."""
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import yaml
+
+from mjfleet.config import AgentConfig, LaunchConfig, to_dict
+from mjfleet.registry import discover
+from mjfleet.runs.config_yaml import read_config, write_config
+from mjfleet.runs.foreign_files import PLACEMENT
+
+from ..conftest import TESTS, Run, only_run, write_task
+
+TASK = "cartpole-balance"
+RUN = TESTS / "data" / "cartpole-balance-9159368"
+ANYBODYS = """
+gpu_ids cpu_workers total_envs engine cpu_threads numa deterministic backend collective_timeout
+hang_timeout max_restarts keep_checkpoints save_worlds eval_interval eval_envs video_interval on_nan
+plain quiet dry_run
+agent.library agent.seed agent.tf32 agent.num_steps_per_env agent.max_iterations agent.save_interval
+agent.init_at_random_ep_len agent.experiment_name agent.run_name agent.logger agent.wandb.group
+agent.wandb.tags agent.wandb.notes agent.torch_compile_mode agent.obs_groups.actor
+agent.obs_groups.critic agent.obs_groups.rnd_state
+agent.actor.class_name agent.actor.hidden_dims agent.actor.activation agent.actor.obs_normalization
+agent.actor.rnn_type agent.actor.rnn_hidden_dim agent.actor.rnn_num_layers
+agent.actor.distribution.class_name agent.actor.distribution.init_std
+agent.actor.distribution.std_type agent.actor.distribution.std_range
+agent.actor.distribution.learn_std
+agent.critic.class_name agent.critic.hidden_dims agent.critic.activation
+agent.critic.obs_normalization agent.critic.rnn_type agent.critic.rnn_hidden_dim
+agent.critic.rnn_num_layers
+agent.algorithm.num_learning_epochs agent.algorithm.num_mini_batches agent.algorithm.learning_rate
+agent.algorithm.schedule agent.algorithm.desired_kl agent.algorithm.gamma agent.algorithm.lam
+agent.algorithm.clip_param agent.algorithm.use_clipped_value_loss agent.algorithm.value_loss_coef
+agent.algorithm.entropy_coef agent.algorithm.max_grad_norm agent.algorithm.optimizer
+agent.algorithm.normalize_advantage_per_mini_batch agent.algorithm.use_mixed_precision
+agent.algorithm.backprop agent.algorithm.learning_threads
+agent.algorithm.rnd_cfg.weight agent.algorithm.rnd_cfg.num_outputs
+agent.algorithm.rnd_cfg.predictor_hidden_dims agent.algorithm.rnd_cfg.target_hidden_dims
+agent.algorithm.rnd_cfg.activation agent.algorithm.rnd_cfg.state_normalization
+agent.algorithm.rnd_cfg.reward_normalization agent.algorithm.rnd_cfg.learning_rate
+agent.algorithm.symmetry_cfg.data_augmentation_func
+agent.algorithm.symmetry_cfg.use_data_augmentation agent.algorithm.symmetry_cfg.use_mirror_loss
+agent.algorithm.symmetry_cfg.mirror_loss_coeff
+"""
+"""The values that may come from any file. A new field belongs here if it decides what is learned or
+with how much of a machine, and into PLACEMENT if it decides where, as whom, or with whose code."""
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a user's key, empty."""
+    folder = tmp_path_factory.mktemp("state")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    return folder
+
+
+def dotted_names(kind: type[Any], prefix: str = "") -> Iterator[str]:
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        options = [hints[field.name], *get_args(hints[field.name])]
+        inner = next((o for o in options if isinstance(o, type) and is_dataclass(o)), None)
+        if inner:
+            yield from dotted_names(inner, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}"
+
+
+def test_every_field_says_whether_it_may_come_from_any_file() -> None:
+    names = {*dotted_names(LaunchConfig), *dotted_names(AgentConfig, "agent.")}
+    anybodys = {*ANYBODYS.split()}
+    assert not PLACEMENT & anybodys
+    assert names == PLACEMENT | anybodys
+
+
+def write(tmp_path: Path, **changes: Any) -> Path:
+    """Write a configuration as a run does."""
+    config = replace(discover({}).tasks[TASK].defaults(), **changes)
+    write_config(tmp_path / "config.yaml", TASK, config)
+    return tmp_path / "config.yaml"
+
+
+def test_ones_own_file_keeps_its_values_and_may_be_edited(
+    tmp_path: Path, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path, hosts=["a", "b"], log_root="/data")
+    (key,) = [path for path in state.rglob("*") if path.is_file()]
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert len(key.read_bytes()) == 32
+    text = file.read_text().replace("decimation: 5", "decimation: 4")
+    file.write_text(text)
+    data = read_config(str(file))
+    assert (data["hosts"], data["log_root"], data["env"]["decimation"]) == (["a", "b"], "/data", 4)
+    assert capsys.readouterr().err == ""
+
+    # Another host is not what was signed; neither are fewer.
+    for hosts in ("hosts:\n- a\n- evil", "hosts: []"):
+        file.write_text(text.replace("hosts:\n- a\n- b", hosts))
+        data = read_config(str(file))
+        assert "log_root" not in data
+        assert not data.get("hosts")
+        assert data["env"]["decimation"] == 4
+        said = capsys.readouterr().err
+        assert "log_root" in said
+        assert "--trust" in said
+        assert read_config(str(file), trust=True)["log_root"] == "/data"
+
+    # Another user has another key; one that others can read proves nothing.
+    file.write_text(text)
+    key.chmod(0o644)
+    assert "hosts" not in read_config(str(file))
+    key.chmod(0o600)
+    assert "hosts" in read_config(str(file))
+    key.write_bytes(os.urandom(32))
+    assert "hosts" not in read_config(str(file))
+
+
+def test_without_a_home_nothing_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    file = write(tmp_path, log_root="/data")
+    data = read_config(str(file))
+    assert "log_root" not in data
+    assert data["env"] == to_dict(discover({}).tasks[TASK].task.env)
+
+
+def evil_run(tmp_path: Path, **values: Any) -> Path:
+    """A run directory whose config.yaml has these values, with a false signature."""
+    run_dir = Path(shutil.copytree(RUN, tmp_path / "logs" / TASK / RUN.name))
+    data = yaml.safe_load((run_dir / "config.yaml").read_text()) | values
+    text = "# Signed with a key of the user who trained: é00\n" + yaml.safe_dump(data)
+    (run_dir / "config.yaml").write_text(text)
+    return run_dir
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train", TASK, "--dry-run", "--resume", "{run}"),
+        ("train", TASK, "--dry-run", "--config", "{run}/config.yaml"),
+        ("play", TASK, "--episodes", "1", "--resume", "{run}/checkpoints/model_3.pt"),
+        ("mjfleet", "export", "{run}", "--format", "torchscript"),
+    ],
+    ids=("resume", "config", "play", "export"),
+)
+def test_tasks_of_somebody_else_run_only_if_trusted(
+    run: Run, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    ran = tmp_path / "ran"
+    config = f"open({str(ran)!r}, 'w')\nTASKS = {{}}\n"
+    tasks = write_task(tmp_path / "theirs", "evil", config).parent
+    folder = str(evil_run(tmp_path, tasks_dir=str(tasks)))
+    typed = [word.replace("{run}", folder) for word in command]
+    result = run(*typed)
+    assert result.returncode == 0, result.stderr
+    assert not ran.exists()
+    (line,) = [line for line in result.stderr.splitlines() if "--trust" in line]
+    assert "tasks_dir" in line
+    result = run(*typed, "--trust")
+    assert result.returncode == 0, result.stderr
+    assert ran.exists()
+    assert "left out" not in result.stderr
+
+
+def test_variables_of_somebody_else_act_only_if_trusted(run: Run, tmp_path: Path) -> None:
+    ran, theirs = tmp_path / "ran", tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    variables = {"env_var": [f"PYTHONPATH={theirs}"], "cpu_workers": 2}
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(variables))
+    flags = ("--env.num-envs", "8", "--agent.max-iterations", "1", "--config", "theirs.yaml")
+    result = run("train", TASK, *flags)
+    assert result.returncode == 0, result.stderr
+    assert "left out env_var" in result.stderr
+    assert not ran.exists()
+    result = run("train", TASK, *flags, "--trust", "--agent.run-name", "trusted")
+    assert result.returncode == 0, result.stderr
+    assert ran.exists()
+
+
+def test_hosts_of_somebody_else_are_reached_only_if_trusted(run: Run, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    (tmp_path / "ssh").write_text(f"Host *\n  ProxyCommand touch {ran}\n")
+    hosts = {"hosts": ["localhost", "elsewhere"], "ssh_config": str(tmp_path / "ssh")}
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(hosts))
+    command = ("train", TASK, "--config", "theirs.yaml", "--dry-run")
+    result = run(*command)
+    assert result.returncode == 0, result.stderr
+    assert "left out hosts, ssh_config" in result.stderr
+    assert not ran.exists()
+    if shutil.which("ssh"):
+        assert run(*command, "--trust").returncode != 0
+        assert ran.exists()
+
+
+def test_ones_own_run_goes_on_without_a_flag(run: Run, tmp_path: Path) -> None:
+    flags = ("--env.num-envs", "8", "--agent.max-iterations", "1", "--torchrunx-log-dir", "there")
+    first = run("train", TASK, *flags)
+    assert first.returncode == 0, first.stderr
+    again = run("train", TASK, "--resume", "latest", "--agent.max-iterations", "2")
+    assert again.returncode == 0, again.stderr
+    assert "left out" not in again.stderr
+    data = yaml.safe_load((only_run(tmp_path) / "config.yaml").read_text())
+    assert data["torchrunx_log_dir"] == "there"
