@@ -40,6 +40,7 @@ def temporary_files() -> Iterator[None]:
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("TMPDIR", folder)
+        patch.setenv("XDG_STATE_HOME", f"{folder}/state")  # The key that signs configurations.
         patch.setattr(tempfile, "tempdir", folder)
         yield
 
