@@ -177,10 +177,10 @@ def _put_back(saved: Any, now: Any, device: torch.device) -> Any:
         now: the current value, or None.
         device: the device of tensors that replace None.
     """
+    if isinstance(saved, str) and saved == _OF_SIM:
+        return now  # The simulation restores it.
     result = now
     match saved, now:
-        case str(), _ if saved == _OF_SIM:
-            pass
         case _, torch.Generator() | np.random.Generator() | random.Random():
             set_generator_state(now, saved)
         case _, Enum():
