@@ -427,14 +427,13 @@ def train(ranks: Ranks, folder: str) -> dict[str, Any]:
     found["signal"] = runner.train(lambda _: None, signal_received)
     found["stopped"] = runner.current_learning_iteration
 
-    # Rank 1 changes a parameter by the least there is.
+    # Rank 1 changes a parameter by little, but by more than the next update's rounding hides.
     runner = ranks.runner(agent())
 
     def disturb(metrics: Any) -> None:
         if ranks.rank == 1 and metrics.iteration == 2:
             with torch.no_grad():
-                parameter = next(runner.alg.actor.parameters())
-                parameter[0] = torch.nextafter(parameter[0], torch.tensor(9.0))
+                next(runner.alg.actor.parameters())[0] += 1e-6
 
     try:
         runner.train(disturb, lambda: None)
