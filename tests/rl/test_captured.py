@@ -115,6 +115,12 @@ def test_the_task_that_new_task_writes(
     assert_same(caplog, found, found.load(found.task.env_class))
 
 
+def test_updates_in_mixed_precision(caplog: pytest.LogCaptureFixture) -> None:
+    agent = from_dict(SWINGUP.task.agent, {"algorithm": {"use_mixed_precision": True}})
+    found = replace(SWINGUP, task=replace(SWINGUP.task, agent=agent))
+    assert_same(caplog, found, SWINGUP_ENV)
+
+
 class SwapsTensors(SWINGUP_ENV):
     """Two tensors take turns, as newest and previous action do."""
 

@@ -43,6 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "autograd": {"algorithm": {"backprop": "autograd"}},
     "autograd, values clipped": {"algorithm": {"backprop": "autograd", "clip_param": 0.05}},
+    "mixed precision": {"normalised": True, "algorithm": {"use_mixed_precision": True}},
 }
 
 
@@ -129,6 +130,16 @@ def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str, tolerance: floa
     torch.testing.assert_close(losses, their_losses, rtol=1e-4, atol=1e-5)
 
 
+def test_mixed_precision_rounds_gradients_and_no_more() -> None:
+    rounded, exact = (
+        learn(PPO, agent(algorithm={"use_mixed_precision": is_mixed, "optimizer": "sgd"}), 1)[0]
+        for is_mixed in (True, False)
+    )
+    differences = [v - weights(exact)[key] for key, v in weights(rounded).items()]
+    assert 0 < max(d.abs().max().item() for d in differences) < 1e-3
+    assert all(p.dtype == torch.float32 for p in rounded.actor.parameters())
+
+
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_threads_that_share_an_update_end_with_the_same(threads: int, tolerance: float) -> None:
     ours, losses = learn(PPO, agent(algorithm={"learning_threads": threads}), updates=1)
@@ -141,8 +152,12 @@ def test_gradients_in_closed_form_are_refused_where_there_are_none() -> None:
     closed = {"backprop": "closed-form"}
     learn(PPO, agent(algorithm=closed), updates=1)
     distribution = {"class_name": "HeteroscedasticGaussianDistribution"}
-    with pytest.raises(UserError, match=r"--agent\.algorithm\.backprop closed-form"):
-        learn(PPO, agent(algorithm=closed, distribution=distribution), updates=1)
+    for config in (
+        agent(algorithm=closed, distribution=distribution),
+        agent(algorithm=closed | {"use_mixed_precision": True}),
+    ):
+        with pytest.raises(UserError, match=r"--agent\.algorithm\.backprop closed-form"):
+            learn(PPO, config, updates=1)
 
 
 @pytest.mark.parametrize(("first", "second"), [(PPO, None), (None, PPO), (PPO, PPO)])
@@ -173,7 +188,6 @@ UNKNOWN: dict[str, dict[str, Any]] = {
     "recurrent": {"actor": {"class_name": "RNNModel"}},
     "distillation": {"algorithm": {"rnd_cfg": {"weight": 0.1}}},
     "rmsprop": {"algorithm": {"optimizer": "rmsprop"}},
-    "mixed precision": {"algorithm": {"use_mixed_precision": True}},
 }
 
 

@@ -88,13 +88,13 @@ class PPOConfig(Checked, flags="agent.algorithm."):
     normalize_advantage_per_mini_batch: bool = False
     """Whether advantages are normalised per minibatch instead of over the whole rollout."""
     use_mixed_precision: bool = False
-    """Whether forward pass and loss use bfloat16 where that is safe."""
+    """Whether forward pass and loss of an update use bfloat16 where that is safe."""
     rnd_cfg: RndConfig | None = None
     """Random network distillation; set in the task's configuration or in a file."""
     symmetry_cfg: SymmetryConfig | None = None
     """Symmetry augmentation; set in the task's configuration or in a file."""
     backprop: Literal["auto", "closed-form", "autograd"] = "auto"
     """How gradients are computed: in closed form, which is faster, or by autograd. `auto`: in
-    closed form where the networks, the distribution and the device (CPU) allow it."""
+    closed form where networks, distribution, precision and device (CPU) allow it."""
     learning_threads: OptionalCount = None
     """CPU threads of an update in closed form; None: as many as help, at most the worker's."""

@@ -28,19 +28,22 @@ class AutogradBackprop:
         """Write the gradients of the minibatch's loss, its parts and its KL divergence."""
         config, actor = self._config, self._actor
         self._gradient.flat.zero_()
-        actor.distribution.update(actor.mlp(batch.actor_inputs))
-        ratio = torch.exp(actor.get_output_log_prob(batch.actions) - batch.log_probs)
-        surrogate = -torch.minimum(batch.advantages * ratio, batch.limits).mean()
-        entropy = actor.output_entropy.mean()
-        values = self._critic.mlp(batch.critic_inputs)
-        errors = (values - batch.returns).square()
-        if config.use_clipped_value_loss:
-            change = (values - batch.values).clamp(-config.clip_param, config.clip_param)
-            errors = torch.maximum(errors, (batch.values + change - batch.returns).square())
-        value = errors.mean()
-        loss = surrogate + config.value_loss_coef * value - config.entropy_coef * entropy
+        # Its cache of rounded weights is of no use, and would outlive the capture of a graph.
+        rounds = config.use_mixed_precision
+        with torch.autocast(batch.actions.device.type, torch.bfloat16, rounds, cache_enabled=False):
+            actor.distribution.update(actor.mlp(batch.actor_inputs))
+            ratio = torch.exp(actor.get_output_log_prob(batch.actions) - batch.log_probs)
+            surrogate = -torch.minimum(batch.advantages * ratio, batch.limits).mean()
+            entropy = actor.output_entropy.mean()
+            values = self._critic.mlp(batch.critic_inputs)
+            errors = (values - batch.returns).square()
+            if config.use_clipped_value_loss:
+                change = (values - batch.values).clamp(-config.clip_param, config.clip_param)
+                errors = torch.maximum(errors, (batch.values + change - batch.returns).square())
+            value = errors.mean()
+            loss = surrogate + config.value_loss_coef * value - config.entropy_coef * entropy
+            with torch.no_grad():
+                old, new = (batch.means, batch.stds), actor.output_distribution_params
+                kl = actor.get_kl_divergence(old, new).mean()
+                self._gradient.measures.copy_(torch.stack((value, surrogate, entropy, kl)))
         loss.backward()
-        with torch.no_grad():
-            old, new = (batch.means, batch.stds), actor.output_distribution_params
-            kl = actor.get_kl_divergence(old, new).mean()
-            self._gradient.measures.copy_(torch.stack((value, surrogate, entropy, kl)))

@@ -41,7 +41,6 @@ class PPO(Algorithm):
             "a recurrent network": agent.is_recurrent,
             "random network distillation": algorithm.rnd_cfg is not None,
             "symmetry": algorithm.symmetry_cfg is not None,
-            "mixed precision": algorithm.use_mixed_precision,
             "torch.compile": agent.torch_compile_mode is not None,
             f"the optimiser {algorithm.optimizer}": algorithm.optimizer == "rmsprop",
         }
@@ -154,12 +153,12 @@ class PPO(Algorithm):
     def _make_backprop(self) -> CpuBackprop | AutogradBackprop:
         """Choose how gradients are computed, see PPOConfig.backprop."""
         networks, config = (self.actor, self.critic), self.config
-        is_on_cpu = self.device == "cpu" and self._capture is None
-        is_known = is_on_cpu and CpuBackprop.supports(*networks)
+        is_plain = self._capture is None and not config.use_mixed_precision
+        is_known = self.device == "cpu" and is_plain and CpuBackprop.supports(*networks)
         if config.backprop == "closed-form" and not is_known:
             raise UserError(
-                "--agent.algorithm.backprop closed-form needs a CPU, GaussianDistribution, and one "
-                "of the activations elu, selu, relu, crelu, lrelu, tanh, sigmoid, identity. "
+                "--agent.algorithm.backprop closed-form needs a CPU, full precision, "
+                "GaussianDistribution, and one of the activations elu, selu, relu, crelu, lrelu, tanh, sigmoid, identity. "
                 "Otherwise `auto` uses autograd."
             )
         if config.backprop == "autograd" or not is_known:
