@@ -158,8 +158,8 @@ class PPO(Algorithm):
         if config.backprop == "closed-form" and not is_known:
             raise UserError(
                 "--agent.algorithm.backprop closed-form needs a CPU, full precision, "
-                "GaussianDistribution, and one of the activations elu, selu, relu, crelu, lrelu, tanh, sigmoid, identity. "
-                "Otherwise `auto` uses autograd."
+                "GaussianDistribution, and one of the activations elu, selu, relu, crelu, lrelu, "
+                "tanh, sigmoid, identity. Otherwise `auto` uses autograd."
             )
         if config.backprop == "autograd" or not is_known:
             return AutogradBackprop(*networks, self.gradient, config)
