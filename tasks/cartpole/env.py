@@ -1,7 +1,7 @@
 """Cart-pole balance and swing-up, as dm_control/suite/cartpole.py defines them."""
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -43,6 +43,17 @@ class CartpoleEnv(Env[CartpoleConfig]):
         small_control = (4 + (1 - self.sim.ctrl[:, 0].square()).clamp(min=0)) / 5
         small_velocity = (1 + gaussian(self.sim.qvel[:, 1], margin=5.0)) / 2
         return {"balance": upright * small_control * small_velocity * centered}
+
+    def deployment(self) -> dict[str, Any]:
+        """Return what a robot's program must know: the numbers it observes, what an action means."""
+        parts = [
+            {"name": "cart", "size": 1, "unit": "m", "meaning": "position on the rail"},
+            {"name": "cosine", "size": 1, "meaning": "of the pole's angle, 0 when upright"},
+            {"name": "sine", "size": 1},
+            {"name": "cart_speed", "size": 1, "unit": "m/s"},
+            {"name": "pole_speed", "size": 1, "unit": "rad/s"},
+        ]
+        return {"observations": {"actor": parts}, "force": "gear * action, within [-1, 1], in N"}
 
 
 def gaussian(x: torch.Tensor, margin: float) -> torch.Tensor:

@@ -194,6 +194,22 @@ def test_a_done_world_observes_the_start_of_its_next_episode() -> None:
     assert env.action[1].tolist() == [0.0, 0.0]
 
 
+def test_a_reset_sees_how_long_the_episode_was_that_has_ended() -> None:
+    class LongEnv(ReachEnv):
+        def reset_worlds(self, mask: torch.Tensor) -> None:
+            super().reset_worlds(mask)
+            self.lengths = self.episode_length_buf.clone()
+
+    cfg = EnvConfig(num_envs=3, decimation=2, episode_seconds=100 * 2 * 0.004)
+    env = LongEnv(cfg, make_simulation("native", LongEnv.make_model(cfg), 3), seed=0)
+    for _ in range(4):
+        env.step(torch.zeros(3, 2))
+    env.failing[1] = True
+    env.step(torch.zeros(3, 2))
+    assert env.lengths.tolist() == [5, 5, 5]
+    assert env.episode_length_buf.tolist() == [5, 0, 5]
+
+
 def test_environments_are_numbered_and_the_earlier_name_says_so() -> None:
     env = reach()
     assert env.env_ids.tolist() == [0, 1, 2]

@@ -143,7 +143,8 @@ class Env(VecEnv, Generic[C]):
     def reset_worlds(self, mask: torch.Tensor) -> None:
         """Write an initial state where `mask` `(num_envs,)` is true.
 
-        The model's default state is there already. `forward` is called afterwards.
+        The model's default state is there already. `forward` is called afterwards, and
+        `episode_length_buf` set to 0: it still tells how long the episode was that has ended.
         """
 
     @abstractmethod
@@ -319,9 +320,9 @@ class Env(VecEnv, Generic[C]):
 
     def _reset(self, mask: torch.Tensor) -> None:
         self.sim.reset(mask)
-        self.episode_length_buf.masked_fill_(mask, 0)
         self.action = self.action.masked_fill(mask.unsqueeze(1), 0.0)
         self.reset_worlds(mask)
+        self.episode_length_buf.masked_fill_(mask, 0)
         self.sim.forward(mask)
 
     def _observe(self) -> TensorDict:

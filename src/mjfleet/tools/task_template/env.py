@@ -1,6 +1,7 @@
 """A planar arm with two motors that brings its fingertip to a target."""
 
 import math
+from typing import Any
 
 import torch
 
@@ -51,6 +52,16 @@ class ReacherEnv(Env[ReacherConfig]):
             "reach": torch.exp(-(distance / 0.05).square()),
             "effort": -self.cfg.effort_weight * effort,
         }
+
+    def deployment(self) -> dict[str, Any]:
+        """Return what a robot's program must know: the actor's numbers, what an action means."""
+        parts = [
+            {"name": "cosines", "size": 2, "meaning": "of shoulder and elbow"},
+            {"name": "sines", "size": 2},
+            {"name": "speeds", "size": 2, "unit": "5 rad/s"},
+            {"name": "way", "size": 2, "unit": "0.2 m", "meaning": "to the target, x and y"},
+        ]
+        return {"observations": {"actor": parts}, "torques": "gear * actions, within [-1, 1]"}
 
     def way_to_target(self) -> torch.Tensor:
         """Return the vector from fingertip to target, `(num_envs, 2)`, in m."""
