@@ -15,9 +15,9 @@ import yaml
 
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.env.env_state import EnvState
+from mjfleet.env.random_numbers import seed_everything
 from mjfleet.errors import UserError
 from mjfleet.rl.checkpoint_contents import Checkpointer
-from mjfleet.rl.checkpoint_files import seed_everything
 from mjfleet.rl.checkpoint_schedule import CheckpointError
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation

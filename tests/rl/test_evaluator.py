@@ -9,8 +9,8 @@ import torch
 
 from mjfleet.config import AgentConfig
 from mjfleet.env import Env, EnvShard
+from mjfleet.env.random_numbers import own_random_numbers, seed_everything
 from mjfleet.rl.checkpoint_contents import Checkpointer
-from mjfleet.rl.checkpoint_files import own_random_numbers, seed_everything
 from mjfleet.rl.evaluator import Evaluator, play_episodes
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation

@@ -63,7 +63,7 @@ def _trials(args: WorkerArgs, rank: Rank) -> Iterator[dict[str, Any]]:
     import torch
 
     from mjfleet.env.factory import on_device
-    from mjfleet.rl.checkpoint_files import seed_everything
+    from mjfleet.env.random_numbers import seed_everything
 
     found = find_task(args.task, Path(args.task_folder))
     device = args.devices[rank.local_rank]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from mjfleet.config import from_dict
 from mjfleet.env.factory import build_env, on_device
+from mjfleet.env.random_numbers import seed_everything
 from mjfleet.registry import find_task
-from mjfleet.rl.checkpoint_files import seed_everything
 from mjfleet.worker.worker_args import WorkerArgs
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mjfleet.env import random_numbers
 from mjfleet.env.env_state import EnvState
 from mjfleet.errors import UserError
 from mjfleet.rl import checkpoint_files as files
@@ -145,7 +146,7 @@ class Checkpointer:
         runner = self._runner
         place = runner.agent.seed + runner.collectives.rank
         seed = (place + 1_000_003 * runner.current_learning_iteration) % 2**31
-        files.seed_everything(seed)
+        random_numbers.seed_everything(seed)
         runner.env.generator.manual_seed(seed + 2**31)
 
     def _shape(self) -> dict[str, Any]:
@@ -181,7 +182,7 @@ class Checkpointer:
         # Copied, because a view of a buffer would be saved with the rest of that buffer.
         fields = {k: v.to("cpu", copy=True) for k, v in runner.env.sim.state().items()}
         return {
-            "random": files.random_states(runner.device),
+            "random": random_numbers.random_states(runner.device),
             "sim": {k: v for k, v in fields.items() if v.numel()},
             "env": self._env_state.changed(),
             "memories": [m.get_hidden_state() for m in (runner.alg.actor, runner.alg.critic)],
@@ -201,7 +202,7 @@ class Checkpointer:
                 model.reset(hidden_state=memory.to(runner.device))
         if state["novelty"] is not None and (average := self._novelty_average()):
             average.avg = state["novelty"].to(runner.device)
-        files.restore_random_states(state["random"], runner.device)
+        random_numbers.restore_random_states(state["random"], runner.device)
         runner.is_resumed = True
         return other_shape
 

@@ -1,17 +1,13 @@
-"""A checkpoint as a file, the random states in it, and its networks' shapes. Runs in a worker.
+"""A checkpoint as a file, and its networks' shapes. Runs in a worker.
 
 The format is rsl_rl's. mjfleet's own state is a dictionary under the key OWN.
 """
 
 import io
 import pickle
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from mjfleet.errors import UserError
@@ -53,51 +49,6 @@ def pack(state: Any) -> bytes:
 def unpack(data: bytes | bytearray) -> Any:
     """Return the state that `pack` was given, with its tensors on the CPU."""
     return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-
-
-def random_states(device: str) -> dict[str, Any]:
-    """Return the states of this process's random generators: Python's, NumPy's and torch's."""
-    numpy: Any = np.random.get_state()
-    name, keys, *rest = numpy
-    states = {
-        "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
-        "torch": torch.get_rng_state(),
-    }
-    return states if device == "cpu" else states | {"cuda": torch.cuda.get_rng_state(device)}
-
-
-def restore_random_states(states: dict[str, Any], device: str) -> None:
-    """Restore the states that `random_states` returned."""
-    version, internal, gauss = states["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, *rest = states["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(states["torch"])
-    if "cuda" in states and device != "cpu":
-        torch.cuda.set_rng_state(states["cuda"], device)
-
-
-@contextmanager
-def own_random_numbers(seed: int, device: str) -> Iterator[None]:
-    """Seed the random generators of this process for a block; restore their states after it."""
-    before = random_states(device)
-    seed_everything(seed)
-    try:
-        yield
-    finally:
-        restore_random_states(before, device)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the random generators of this process.
-
-    torch's first numbers are similar for all small seeds, and they initialise the networks: those
-    of cart-pole learned a quarter more slowly than others. torch thus gets a hash of the seed.
-    """
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
 
 
 def check_shapes(path: Path, saved: dict[str, Any], built: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mjfleet.env import Env
-from mjfleet.rl.checkpoint_files import random_states, restore_random_states
+from mjfleet.env.random_numbers import random_states, restore_random_states
 from mjfleet.rl.pinned_state import CaptureError, PinnedState
 from mjfleet.sim.simulation import no_garbage_collection
 

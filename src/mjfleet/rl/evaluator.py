@@ -9,7 +9,7 @@ from mjfleet.env import Env, EpisodeStatistics
 from mjfleet.env.env_state import EnvState
 from mjfleet.env.environment import EVALUATION_SEED
 from mjfleet.env.episode_statistics import from_totals
-from mjfleet.rl.checkpoint_files import own_random_numbers
+from mjfleet.env.random_numbers import own_random_numbers
 
 LOOK_STEPS = 50
 """Steps between two checks whether all episodes have ended. Each check waits for the device."""

@@ -53,7 +53,7 @@ def train_worker(
     import rich.style  # noqa: F401  It draws one of Python's random numbers: before they are seeded.
 
     from mjfleet.env.factory import on_device
-    from mjfleet.rl.checkpoint_files import seed_everything
+    from mjfleet.env.random_numbers import seed_everything
     from mjfleet.worker.gpu_settings import apply_settings
     from mjfleet.worker.rank0_logging import train_and_log
     from mjfleet.worker.torch_process_group import process_group
@@ -105,9 +105,9 @@ def _build(
 
     from mjfleet.env.environment import EVALUATION_SEED, EnvShard
     from mjfleet.env.factory import build_env
+    from mjfleet.env.random_numbers import own_random_numbers
     from mjfleet.nan_dump.nan_guard import DumpTo
     from mjfleet.rl.checkpoint_contents import Checkpointer
-    from mjfleet.rl.checkpoint_files import own_random_numbers
     from mjfleet.rl.evaluator import Evaluator
     from mjfleet.rl.runner import Runner
     from mjfleet.worker.first_compilation import local_rank_0_first

@@ -43,7 +43,7 @@ def check_task(arguments: Sequence[str]) -> int:
     places: list[tuple[Literal["native", "warp"], str]] = [("native", "cpu"), ("warp", device)]
     prepare()
     from mjfleet.env.factory import build_env, on_device
-    from mjfleet.rl.checkpoint_files import seed_everything
+    from mjfleet.env.random_numbers import seed_everything
     from mjfleet.tools.check_task.task_checks import STEPS, check, disagreements
 
     seen = []

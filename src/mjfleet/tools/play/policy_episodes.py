@@ -49,7 +49,7 @@ def playing(
     import torch
 
     from mjfleet.env.factory import build_env, on_device
-    from mjfleet.rl.checkpoint_files import seed_everything
+    from mjfleet.env.random_numbers import seed_everything
 
     engine, device, threads = plan.engine, plan.workers[0].device, plan.threads
     seed_everything(config.agent.seed)
