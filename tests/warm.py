@@ -12,6 +12,13 @@ from typing import Any
 
 from mjfleet.worker.thread_limits import prepare
 
+MODULES = (
+    "mujoco.batch", "mjfleet.env", "mjfleet.rl.runner", "mjfleet.sim.warp_engine",
+    "mjfleet.cli.train", "mjfleet.launch.launch_training", "mjfleet.worker.in_process_worker",
+    "mjfleet.worker.rank0_logging",
+)  # fmt: skip
+"""What most requests import."""
+
 
 def next_request() -> dict[str, Any]:
     """Wait, answer, fork: returns in a new process for each request, and never in this one."""
@@ -41,6 +48,6 @@ def become(request: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     prepare()
-    for heavy in ("mujoco.batch", "mjfleet.env", "mjfleet.rl.runner", "mjfleet.sim.warp_engine"):
-        importlib.import_module(heavy)
+    for name in MODULES:
+        importlib.import_module(name)
     importlib.import_module(become(next_request())).main()

@@ -1,4 +1,4 @@
-"""A worker's place, read from the variables of torchrun and of SLURM's srun."""
+"""A worker's place, read from the variables of torchrun, SLURM's srun and mpirun."""
 
 import pytest
 
@@ -45,6 +45,40 @@ def test_what_is_set_already_stays() -> None:
     batch = {name: value for name, value in STEP.items() if "STEP" not in name}
     assert torchrun_variables(batch) == {}
     assert torchrun_variables(STEP | {"SLURM_STEP_NUM_TASKS": "1"}) == {}
+
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}  # fmt: skip
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+
+
+def test_a_process_of_mpirun_is_a_worker() -> None:
+    met = {"MASTER_ADDR": "a", "MASTER_PORT": "5"}
+    assert torchrun_variables(OPEN_MPI | met) == {
+        "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
+    }  # fmt: skip
+    one_host = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+    found = [torchrun_variables(one_host | {"PMIX_NAMESPACE": job}) for job in ("1@1", "1@1", "2")]
+    assert found[0]["MASTER_ADDR"] == "127.0.0.1"
+    assert found[0] == found[1] != found[2]
+    assert torchrun_variables(MPICH | {"MASTER_PORT": "5"})["MASTER_ADDR"] == "127.0.0.1"
+    assert torchrun_variables({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        (OPEN_MPI, "need MASTER_ADDR and MASTER_PORT to meet"),
+        (MPICH, "need MASTER_PORT to meet"),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "MPI_LOCALRANKID, MPI_LOCALNRANKS"),
+        ({"JAX_WORLD_SIZE": "2", "JAX_RANK": "1"}, "skrl's JAX launcher"),
+    ],
+)
+def test_processes_that_cannot_meet_are_refused(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        torchrun_variables(environ)
 
 
 TORCHRUN = {

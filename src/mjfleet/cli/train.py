@@ -1,6 +1,6 @@
 """The command `train`, also `mjfleet train` and `python -m mjfleet.cli.train`.
 
-Runs in the launcher, and in each worker that torchrun or srun has started.
+Runs in the launcher, and in each worker that torchrun, srun or mpirun has started.
 """
 
 import os
@@ -23,12 +23,12 @@ from mjfleet.worker.rank_environment import torchrun_variables
 
 def main() -> None:
     """Run the command line `train`."""
-    os.environ.update(torchrun_variables(os.environ))
     sys.exit(run_command(train, sys.argv[1:]))
 
 
 def train(arguments: Sequence[str]) -> int:
     """Parse the arguments and train; return the exit code."""
+    os.environ.update(torchrun_variables(os.environ))
     data = _base(arguments)
     registry = discover(os.environ, peek(arguments, "--tasks-dir") or take_tasks_dir(data))
     asks_for_help = bool({"-h", "--help"} & set(arguments))

@@ -1,15 +1,23 @@
-"""A worker's place among all workers, read from torchrun's or srun's environment variables.
+"""A worker's place among all workers, read from the variables of torchrun, srun or mpirun.
 
 Runs in the launching process and in workers. Imports nothing heavy.
 """
 
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hostlist import expand_hostlist
 
 from mjfleet.errors import RankError
+
+MPI = {
+    "Open MPI": [f"OMPI_COMM_WORLD_{n}" for n in ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE")],
+    "jsrun": [f"JSM_NAMESPACE_{n}" for n in ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE")],
+    "MPICH or Intel MPI": ["PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"],
+}
+"""Where launchers of MPI programs say RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,21 +69,40 @@ class Rank:
 
 
 def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return torchrun's variables for a task of a SLURM step (`srun`); {} if this is none.
+    """Return torchrun's variables for a process that srun or mpirun has started; {} for others.
 
-    Variables that are set already are left out: WORLD_SIZE says that the task has a place,
-    MASTER_ADDR and MASTER_PORT where to meet. By default workers meet on the first host of the
-    step, at a port from 20000 to 39999 computed from the numbers of job and step.
+    Variables that are set already are left out: WORLD_SIZE says that the process has a place,
+    MASTER_ADDR and MASTER_PORT where workers meet.
+
+    Raises:
+        RankError: another launcher has started several processes, and they cannot find each other.
+    """
+    if "WORLD_SIZE" in environ:
+        return {}
+    if environ.get("JAX_WORLD_SIZE", "1") != "1":
+        raise RankError(
+            f"JAX_WORLD_SIZE={environ['JAX_WORLD_SIZE']}: skrl's JAX launcher has started this "
+            "process. Run `train` without it: mjfleet starts its own workers, one for each device."
+        )
+    found = _of_srun(environ) or _of_mpirun(environ)
+    return {name: value for name, value in found.items() if name not in environ}
+
+
+def _of_srun(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a task of a SLURM step.
+
+    Workers meet on the first host of the step, at a port from 20000 to 39999 computed from the
+    numbers of job and step.
     """
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if tasks == "1" or "WORLD_SIZE" in environ:
+    if tasks == "1":
         return {}
     node, per_node = int(environ["SLURM_NODEID"]), []
     # For example "2(x3),1": two tasks on each of three nodes, one on the fourth.
     for count, repeats in re.findall(r"(\d+)(?:\(x(\d+)\))?", environ["SLURM_STEP_TASKS_PER_NODE"]):
         per_node += [count] * int(repeats or 1)
     step = 16 * int(environ["SLURM_JOB_ID"]) + int(environ["SLURM_STEP_ID"])
-    found = {
+    return {
         "RANK": environ["SLURM_PROCID"],
         "LOCAL_RANK": environ["SLURM_LOCALID"],
         "WORLD_SIZE": tasks,
@@ -84,4 +111,36 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
         "MASTER_ADDR": expand_hostlist(environ["SLURM_STEP_NODELIST"])[0],
         "MASTER_PORT": str(20000 + step % 20000),
     }
-    return {name: value for name, value in found.items() if name not in environ}
+
+
+def _of_mpirun(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a process that a launcher of MPI programs has started.
+
+    Processes of one host meet on it, at a port from 20000 to 39999 computed from Open MPI's name
+    of the job. Others need MASTER_ADDR and MASTER_PORT.
+    """
+    for launcher, (rank, local_rank, size, local_size) in MPI.items():
+        if environ.get(size, "1") == "1":
+            continue
+        if missing := [name for name in (rank, local_rank, local_size) if name not in environ]:
+            raise RankError(f"{launcher} has set {size}, but not {', '.join(missing)}.")
+        found = {
+            "RANK": environ[rank],
+            "LOCAL_RANK": environ[local_rank],
+            "WORLD_SIZE": environ[size],
+            "LOCAL_WORLD_SIZE": environ[local_size],
+        }
+        if environ[local_size] == environ[size]:
+            found["MASTER_ADDR"] = "127.0.0.1"
+            if job := environ.get("PMIX_NAMESPACE"):
+                found["MASTER_PORT"] = str(20000 + zlib.crc32(job.encode()) % 20000)
+        needed = ("MASTER_ADDR", "MASTER_PORT")
+        if missing := [name for name in needed if name not in found and name not in environ]:
+            raise RankError(
+                f"{launcher} has started {environ[size]} processes, which need "
+                f"{' and '.join(missing)} to meet: the address of rank 0's host and a free port, "
+                "passed on by the launcher's option for environment variables (-x or -genv). Or "
+                "run `train` without it: mjfleet starts its own workers, on other hosts by --hosts."
+            )
+        return found
+    return {}
