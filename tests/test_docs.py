@@ -32,12 +32,12 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 MIGRATION = (REPOSITORY / "docs/migrate.md").read_text()
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z0-9]+(?!\.[a-z.-]*\*|[a-z-])")
 OTHERS = {
-    "--bind-to", "--check", "--compile-bytecode", "--cpus-per-task", "--extra", "--figures", "--gpus-per-task",
-    "--help", "--kills", "--log-dir", "--logdir", "--master-addr", "--master-port", "--mjcf",
-    "--nnodes", "--no-install-recommends", "--node-rank", "--nodes", "--nproc-per-node", "--ntasks",
-    "--ntasks-per-node", "--open-mode", "--output", "--rdzv-backend", "--rdzv-endpoint",
-    "--rdzv-id", "--requeue", "--shm-size", "--shutdown-timeout", "--signal", "--time", "--ulimit",
-    "--wheel",
+    "--bind-to", "--check", "--compile-bytecode", "--cpus-per-task", "--extra", "--figures",
+    "--gpus-per-task", "--help", "--kills", "--log-dir", "--logdir", "--master-addr",
+    "--master-port", "--mjcf", "--nnodes", "--no-install-recommends", "--node-rank", "--nodes",
+    "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--open-mode", "--output",
+    "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--requeue", "--shm-size",
+    "--shutdown-timeout", "--signal", "--time", "--ulimit", "--wheel",
 }  # fmt: skip
 """Flags of other programs, and `--help`."""
 
