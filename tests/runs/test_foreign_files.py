@@ -21,9 +21,9 @@ from ..conftest import TESTS, Run, only_run, write_task
 TASK = "cartpole-balance"
 RUN = TESTS / "data" / "cartpole-balance-9159368"
 ANYBODYS = """
-gpu_ids cpu_workers total_envs engine cpu_threads numa deterministic backend collective_timeout
-hang_timeout max_restarts keep_checkpoints save_worlds eval_interval eval_envs video_interval on_nan
-plain quiet dry_run
+gpu_ids cpu_workers total_envs total_steps engine cpu_threads numa deterministic backend
+collective_timeout hang_timeout max_restarts keep_checkpoints save_worlds eval_interval eval_envs
+video_interval on_nan plain quiet dry_run
 agent.library agent.seed agent.tf32 agent.num_steps_per_env agent.max_iterations agent.save_interval
 agent.init_at_random_ep_len agent.experiment_name agent.run_name agent.logger agent.wandb.group
 agent.wandb.tags agent.wandb.notes agent.torch_compile_mode agent.obs_groups.actor

@@ -103,6 +103,13 @@ def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> Tr
                 "--total-envs and --env.num-envs: give one, for all workers or for each."
             )
         config = replace(config, total_envs=None)
+    if peek(flags, "--agent.max-iterations") is not None:
+        if peek(flags, "--total-steps") is not None:
+            raise UserError(
+                "--total-steps and --agent.max-iterations: give one, the length of training in "
+                "steps of all workers or in iterations."
+            )
+        config = replace(config, total_steps=None)
     # Written into the run directory, the task must be found from anywhere.
     folder = found.folder.parent
     return replace(config, tasks_dir=None if folder == bundled_tasks() else str(folder))

@@ -51,6 +51,9 @@ class LaunchConfig(Checked):
     Those of torch, MuJoCo, Warp, NCCL, gloo, OpenMP and W&B are passed on anyway."""
     total_envs: OptionalCount = None
     """Environments of all workers together, divided evenly, instead of a number per worker."""
+    total_steps: OptionalCount = None
+    """Environment steps of all workers together, at least, to train for, whatever the number of
+    workers; instead of --agent.max-iterations."""
     engine: Literal["auto", "warp", "native"] = "auto"
     """`warp` (MuJoCo-Warp), `native` (MuJoCo's threads, CPU only); `auto`: warp on a GPU only."""
     cpu_threads: OptionalCount = None

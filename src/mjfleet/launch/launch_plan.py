@@ -197,13 +197,16 @@ def describe(plan: LaunchPlan) -> str:
     envs, log_dir = "found when training begins", plan.torchrunx_log_dir or "none"
     if each := plan.envs_per_worker:
         envs = f"{each} per worker, {each * plan.world_size} in total"
+    iterations = str(plan.config.agent.max_iterations)
+    if plan.config.total_steps and plan.steps_per_iteration is None:
+        iterations = "as many as --total-steps needs"
     lines = {
         "task": f"{plan.task} ({plan.task_folder})",
         "workers": f"{plan.world_size}, {who}{talk}",
         "engine": plan.engine,
         "worlds": envs,
         "steps per iteration": plan.steps_per_iteration or "as many as the worlds allow",
-        "iterations": plan.config.agent.max_iterations,
+        "iterations": iterations,
         "run directory": f"{plan.run_dir}{', which goes on' if plan.goes_on else ''}",
         "goes on from": plan.checkpoint or "nothing, it begins",
         "torchrunx log directory": f"{log_dir} ({plan.torchrunx_log_dir_source})",

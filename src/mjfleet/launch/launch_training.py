@@ -4,6 +4,7 @@ One worker that is not to be started again trains in this process, as do workers
 srun has started. All others are started by a host agent on each host.
 """
 
+import math
 import os
 import shlex
 import shutil
@@ -25,6 +26,7 @@ from mjfleet.launch.planned_run import FAILED, run_plan
 from mjfleet.launch.preflight import reach_hosts
 from mjfleet.launch.restart_policy import wait_for_restart
 from mjfleet.registry import FoundTask
+from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
 from mjfleet.runs.resume_choice import Resume, find_resume
 from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.utils.console import print_line
@@ -104,13 +106,16 @@ def _attempt(
                     reach_hosts(names, found, config, is_restart)
                 )
             plan = make_plan(found, config, hosts, os.environ, resume)
-            is_first, total = plan.rank.rank == 0, config.agent.max_iterations
+            plan = _with_iterations(_with_envs(plan), resume)
+            is_first, total = plan.rank.rank == 0, plan.config.agent.max_iterations
             if resume and (resume.iteration or 0) >= total and not config.dry_run:
                 if is_first:
-                    have = f"{resume.checkpoint} has all of --agent.max-iterations {total}"
+                    length = f"--agent.max-iterations {total}"
+                    if config.total_steps is not None:
+                        length = f"--total-steps {config.total_steps}"
+                    have = f"{resume.checkpoint} has all of {length}"
                     print_line(f"nothing is left to do: {have}; raise it to train further")
                 return 0, None
-            plan = _with_envs(plan)
         plan = name_files(plan, os.environ, datetime.now())
         if config.dry_run:
             if is_first:
@@ -157,6 +162,22 @@ def _with_envs(plan: LaunchPlan) -> LaunchPlan:
     else:
         return plan
     return replace(plan, config=plan.config.with_num_envs(num_envs), notes=notes)
+
+
+def _with_iterations(plan: LaunchPlan, resume: Resume | None) -> LaunchPlan:
+    """Replace --agent.max-iterations by the iterations that --total-steps needs, if it is given."""
+    total, each = plan.config.total_steps, plan.steps_per_iteration
+    if total is None or each is None:
+        return plan
+    iterations = steps = 0
+    if resume and resume.run_dir and resume.iteration:
+        iterations = resume.iteration
+        _, rows = read_rows(resume.run_dir / METRICS_FILE, iterations)
+        steps = int((rows and value(rows[-1], "total_steps")) or iterations * each)
+    iterations += max(0, math.ceil((total - steps) / each))
+    agent = replace(plan.config.agent, max_iterations=iterations)
+    notes = (*plan.notes, f"--total-steps {total}: {iterations} iterations, of {each} steps each")
+    return replace(plan, config=replace(plan.config, agent=agent), notes=notes)
 
 
 def _create_run_dir(
