@@ -72,6 +72,8 @@ def test_every_task_takes_auto_for_its_worlds() -> None:
         (lambda: DistributionConfig(init_std=0), ["--agent.actor.distribution.init-std"]),
         (lambda: ObsGroups(critic=()), ["--agent.obs-groups.critic"]),
         (lambda: TrainConfig(gpu_ids=[]), ["--gpu-ids", "`all`"]),
+        (lambda: TrainConfig(gpu_ids=[0] * 10**6), ["--gpu-ids", "1 to 1024 GPU indices"]),
+        (lambda: TrainConfig(cpu_workers=10**6), ["--cpu-workers is 1000000", "1 and 1024"]),
         (lambda: TrainConfig(log_root=""), ["--log-root"]),
         (
             lambda: TrainConfig(env=EnvConfig(num_envs=1), agent=AgentConfig(num_steps_per_env=2)),

@@ -148,7 +148,7 @@ ERRORS = [
     (["--gpu-ids", "0", "cartpole-balance"], ["the task comes first"]),
     (["cartpole-balance", "--gpu-ids", "0"], ["--gpu-ids 0", "--gpu-ids None"]),
     (["cartpole-balance", "--gpu-ids", "x"], ["--gpu-ids"]),
-    (["cartpole-balance", "--gpu-ids"], ["--gpu-ids is []", "one or more GPU indices"]),
+    (["cartpole-balance", "--gpu-ids"], ["--gpu-ids is []", "1 to 1024 GPU indices"]),
     (["cartpole-balance", "--env.nun-envs", "3"], ["--env.nun-envs", "--env.num-envs"]),
     (["cartpole-balance", "--env.num-envs", "0"], ["--env.num-envs is 0", "at least 1"]),
     (
@@ -164,7 +164,7 @@ ERRORS = [
     (["cartpole-balance", "--cpu-threads", "9999"], ["--cpu-threads is 9999", "at most"]),
     (["cartpole-balance", "--config", "missing.yaml"], ["missing.yaml", "No such file"]),
     (["cartpole-balance", "--tasks-dir", "missing"], ["--tasks-dir names 'missing'"]),
-    (["cartpole-balance", "--cpu-workers", "0"], ["--cpu-workers is 0", "at least 1"]),
+    (["cartpole-balance", "--cpu-workers", "0"], ["--cpu-workers is 0", "between 1 and 1024"]),
     (["cartpole-balance", "--cpu-workers", "2", "--gpu-ids", "0", "1"], ["choose one of them"]),
     (["cartpole-balance", "--backend", "nccl", "--cpu-workers", "2"], ["connects GPUs only"]),
     (["cartpole-balance", "--collective-timeout", "0"], ["greater than 0"]),

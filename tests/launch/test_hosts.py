@@ -46,6 +46,9 @@ def test_a_slurm_allocation_of_several_nodes_names_the_hosts() -> None:
         choose_hosts(LaunchConfig(hosts=["slurm"]), {})
     with pytest.raises(UserError, match=r"SLURM_JOB_NODELIST=n\[1"):
         choose_hosts(LaunchConfig(), inside | {"SLURM_JOB_NODELIST": "n[1"})
+    for too_many in ("n[1-9999]", "n[1-99999999]"):
+        with pytest.raises(UserError, match="SLURM_JOB_NODELIST=n"):
+            choose_hosts(LaunchConfig(), inside | {"SLURM_JOB_NODELIST": too_many})
 
 
 def test_variables_travel_and_their_values_are_not_recorded() -> None:
@@ -67,9 +70,10 @@ def test_variables_travel_and_their_values_are_not_recorded() -> None:
 @pytest.mark.parametrize(
     ("hosts", "words"),
     [
-        (["-oProxyCommand=x"], "names of different hosts"),
-        (["a", "a"], "names of different hosts"),
+        (["-oProxyCommand=x"], "names of at most"),
+        (["a", "a"], "names of at most"),
         (["localhost", "127.0.0.1"], "are both this host"),
+        ([f"node{i}" for i in range(2000)], "at most 1024 different hosts"),
     ],
 )
 def test_names_that_are_no_hosts_are_refused(hosts: list[str], words: str) -> None:

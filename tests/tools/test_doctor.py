@@ -136,7 +136,7 @@ def test_a_signal_ends_it_and_its_children(tmp_path: Path, scratch: Path, number
     [
         (["--gpu-ids", "0"], ["--gpu-ids 0", "--gpu-ids None"]),
         (["--gpu-ids", "x"], ["--gpu-ids x", "must be GPU indices"]),
-        (["--cpu-workers", "0"], ["--cpu-workers is 0", "at least 1"]),
+        (["--cpu-workers", "0"], ["--cpu-workers is 0", "between 1 and 1024"]),
         (["--cpu-workers", "2", "--backend", "nccl"], ["connects GPUs only"]),
         (["--timeout", "0"], ["--timeout is 0", "greater than 0"]),
         (["--log-root", ""], ["--log-root is ''", "a folder"]),

@@ -1,5 +1,7 @@
 """A worker's place, read from the variables of torchrun, SLURM's srun and mpirun."""
 
+import re
+
 import pytest
 
 from mjfleet.errors import UserError
@@ -81,6 +83,27 @@ def test_processes_that_cannot_meet_are_refused(environ: dict[str, str], said: s
         torchrun_variables(environ)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SLURM_STEP_NODELIST": "n[1-99999999]"},
+        {"SLURM_STEP_NODELIST": ""},
+        {"SLURM_NODEID": "one"},
+        {"SLURM_NODEID": "2"},
+        {"SLURM_STEP_TASKS_PER_NODE": "2(x1)"},
+    ],
+)
+def test_a_step_that_cannot_be_is_told(changes: dict[str, str]) -> None:
+    ((name, value),) = changes.items()
+    with pytest.raises(UserError, match=re.escape(f"{name}={value}")):
+        torchrun_variables(STEP | changes)
+
+
+def test_a_step_may_have_any_number_of_hosts() -> None:
+    wide = STEP | {"SLURM_STEP_TASKS_PER_NODE": "4(x99999999999),1"}
+    assert torchrun_variables(wide)["LOCAL_WORLD_SIZE"] == "4"
+
+
 TORCHRUN = {
     "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
     "MASTER_ADDR": "a", "MASTER_PORT": "1",
@@ -107,6 +130,7 @@ def test_without_them_there_is_no_place() -> None:
         ({"LOCAL_RANK": "2"}, "LOCAL_RANK=2"),
         ({"MASTER_PORT": None}, "MASTER_PORT missing"),
         ({"SLURM_NNODES": "2", "LOCAL_WORLD_SIZE": None}, "LOCAL_WORLD_SIZE missing"),
+        ({"WORLD_SIZE": "9" * 9, "LOCAL_WORLD_SIZE": "9" * 9}, "at most 1024 workers"),
     ],
 )
 def test_a_place_that_cannot_be_is_told(changes: dict[str, str | None], said: str) -> None:

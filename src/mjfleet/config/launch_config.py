@@ -12,14 +12,21 @@ from mjfleet.config.validation import (
     Positive,
     Rule,
     at_least,
+    between,
+    optional,
 )
 
+MAX_WORKERS = 1024  # Of a host.
+MAX_HOSTS = 1024
 GpuRequest = list[int] | Literal["auto", "all"] | None
-GPUS = Rule(lambda v: v != [], "one or more GPU indices, `all`, `auto`, or `None` for the CPU")
+GPUS = Rule(
+    lambda v: not isinstance(v, list) or 0 < len(v) <= MAX_WORKERS,
+    f"1 to {MAX_WORKERS} GPU indices, `all`, `auto`, or `None` for the CPU",
+)
 HOST = r"[\w.:%@][\w.:%@-]*"  # What begins with a dash would be an option of ssh's.
 HOSTS = Rule(
-    lambda v: len(set(v)) == len(v) and all(re.fullmatch(HOST, name) for name in v),
-    "names of different hosts, or `slurm`",
+    lambda v: len(set(v)) == len(v) <= MAX_HOSTS and all(re.fullmatch(HOST, name) for name in v),
+    f"names of at most {MAX_HOSTS} different hosts, or `slurm`",
 )
 VARIABLES = Rule(
     lambda v: all(re.match(r"[A-Za-z_]\w*(=|$)", item) for item in v),
@@ -35,7 +42,7 @@ class LaunchConfig(Checked):
     gpu_ids: Annotated[GpuRequest, GPUS] = "auto"
     """`auto` (GPU 0 if there is one, else the CPU), `all`, `None` (the CPU), or indices of visible
     GPUs. Each GPU gets one worker."""
-    cpu_workers: OptionalCount = None
+    cpu_workers: Annotated[int | None, optional(between(1, MAX_WORKERS))] = None
     """Number of workers on the CPU; `None`: one, if no GPU is used."""
     hosts: Annotated[list[str], HOSTS] = field(default_factory=list)
     """Hosts to train on, by names that ssh knows, or `slurm`; by default this host, or those of a

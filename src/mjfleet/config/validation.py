@@ -8,6 +8,8 @@ from typing import Annotated, Any, ClassVar
 
 from mjfleet.errors import UserError
 
+SHOWN = 200  # Characters of a wrong value that a message shows.
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -92,4 +94,7 @@ def check(owner: Any, **rules: Rule) -> None:
     for name, rule in rules.items():
         value, flag = getattr(owner, name), f"{owner.flags}{name}".replace("_", "-")
         if not rule.holds(value):
-            raise UserError(f"--{flag} is {value!r}; it must be {rule.allowed}.")
+            shown = repr(value)
+            if len(shown) > SHOWN:
+                shown = f"{shown[:SHOWN]}..."
+            raise UserError(f"--{flag} is {shown}; it must be {rule.allowed}.")

@@ -7,6 +7,7 @@ from contextlib import suppress
 from hostlist import BadHostlist, expand_hostlist
 
 from mjfleet.config import LaunchConfig
+from mjfleet.config.launch_config import MAX_HOSTS
 from mjfleet.errors import UserError
 from mjfleet.worker.rank_environment import Rank
 
@@ -66,9 +67,15 @@ def _slurm_hosts(environ: Mapping[str, str]) -> list[str]:
     if nodes is None:
         raise UserError("--hosts slurm: this is no SLURM allocation; salloc or sbatch makes one.")
     try:
-        return expand_hostlist(nodes)
+        names = expand_hostlist(nodes)
     except BadHostlist as error:
         raise UserError(f"--hosts slurm: SLURM_JOB_NODELIST={nodes}: {error}") from None
+    if len(names) > MAX_HOSTS:
+        raise UserError(
+            f"--hosts slurm: SLURM_JOB_NODELIST={nodes} are {len(names)} hosts; at most "
+            f"{MAX_HOSTS} can take part."
+        )
+    return names
 
 
 def _resolve(name: str) -> str | None:

@@ -7,9 +7,11 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
-from hostlist import expand_hostlist
+from hostlist import BadHostlist, expand_hostlist
 
+from mjfleet.config.launch_config import MAX_WORKERS
 from mjfleet.errors import RankError
 
 MPI = {
@@ -18,6 +20,11 @@ MPI = {
     "MPICH or Intel MPI": ["PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"],
 }
 """Where launchers of MPI programs say RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE."""
+STEP_VARIABLES = (
+    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID",
+    "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST",
+)  # fmt: skip
+"""Environment variables by which srun tells a task its place in a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +58,8 @@ class Rank:
             local_world_size = int(environ.get("LOCAL_WORLD_SIZE", world_size))
             if not (0 <= local_rank <= rank < world_size and local_rank < local_world_size):
                 raise ValueError("these contradict each other")
+            if local_world_size > MAX_WORKERS:
+                raise ValueError(f"a host can have at most {MAX_WORKERS} workers")
             node = environ.get("GROUP_RANK", environ.get("SLURM_NODEID", rank // local_world_size))
             return cls(
                 rank=rank,
@@ -93,20 +102,32 @@ def _of_srun(environ: Mapping[str, str]) -> dict[str, str]:
 
     Workers meet on the first host of the step, at a port from 20000 to 39999 computed from the
     numbers of job and step.
+
+    Raises:
+        RankError: SLURM's variables cannot be understood.
     """
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if tasks == "1":
+    if environ.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return {}
-    node, per_node = int(environ["SLURM_NODEID"]), []
+    try:
+        return _place_in_step(environ)
+    except (LookupError, ValueError, StopIteration, BadHostlist) as error:
+        given = ", ".join(f"{name}={environ.get(name, '')[:100]}" for name in STEP_VARIABLES)
+        raise RankError(f"srun's variables give this task no place: {given} ({error!r})") from None
+
+
+def _place_in_step(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return torchrun's variables for the place that SLURM's describe."""
+    node = int(environ["SLURM_NODEID"])
     # For example "2(x3),1": two tasks on each of three nodes, one on the fourth.
-    for count, repeats in re.findall(r"(\d+)(?:\(x(\d+)\))?", environ["SLURM_STEP_TASKS_PER_NODE"]):
-        per_node += [count] * int(repeats or 1)
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ["SLURM_STEP_TASKS_PER_NODE"])
+    ends = accumulate(int(repeats or 1) for _, repeats in groups)
+    per_node = next(count for (count, _), end in zip(groups, ends, strict=True) if node < end)
     step = 16 * int(environ["SLURM_JOB_ID"]) + int(environ["SLURM_STEP_ID"])
     return {
         "RANK": environ["SLURM_PROCID"],
         "LOCAL_RANK": environ["SLURM_LOCALID"],
-        "WORLD_SIZE": tasks,
-        "LOCAL_WORLD_SIZE": per_node[node],
+        "WORLD_SIZE": environ["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_WORLD_SIZE": per_node,
         "GROUP_RANK": str(node),
         "MASTER_ADDR": expand_hostlist(environ["SLURM_STEP_NODELIST"])[0],
         "MASTER_PORT": str(20000 + step % 20000),
