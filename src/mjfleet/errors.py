@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from mjfleet.utils.console import printable
+
 LOCAL_RANK_0_SECONDS = 3.0
 """How long the other workers of a host leave its first one to print the error they all have."""
 
@@ -42,12 +44,12 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
         # Where something else has started several workers on this host, the first one prints it.
         is_first = os.environ.get("LOCAL_RANK", "0") == "0"
         if is_first or os.environ.get("WORLD_SIZE", "1") == "1" or isinstance(error, RankError):
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {printable(str(error))}", file=sys.stderr)
         else:
             time.sleep(LOCAL_RANK_0_SECONDS)
         return 2
     except WorkerError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 1
     except Stopped as stopped:
         return 128 + stopped.signal_number

@@ -91,7 +91,7 @@ def test_damaged_runs_are_listed_and_hide_no_others(
         ("garbled", "run.json: "),
         ("bare", "run.json"),
         ("old", "run.json is incomplete"),
-        ("odd", "run.json is incomplete"),
+        ("odd", "run.json: its task is"),
         ("bits", "1 of its rows cannot be read"),
         ("lost", "metrics.csv: "),
     ):

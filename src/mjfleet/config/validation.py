@@ -44,6 +44,7 @@ FOLDER_NAME = Rule(
         v not in (".", "..")
         and not set(v) & set('/\\\0\n:*?"<>|')
         and v == v.strip()
+        and v.isprintable()
         and len(v) <= 100
     ),
     'a plain folder name (at most 100 letters, no slashes, none of :*?"<>|, no space around it)',

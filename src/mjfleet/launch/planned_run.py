@@ -14,7 +14,7 @@ from mjfleet.launch.run_supervisor import supervise
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.utils.child_process import ChildProcess, python_module
-from mjfleet.utils.console import in_a_line, print_line
+from mjfleet.utils.console import in_a_line, print_line, printable
 from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.worker.failure_record import FailedError
 from mjfleet.worker.in_process_worker import train_in_process
@@ -22,6 +22,7 @@ from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.under_torchrun import note_run
 
 FAILED = 1  # The exit code of a run that has failed.
+LONGEST_CAUSE = 10_000  # Characters of a cause in run.json; its record has all.
 FEW_ITERATIONS = 10  # Curves of a shorter run are not drawn.
 DRAW_SECONDS = 15.0  # matplotlib's first start on a machine with many fonts takes several.
 
@@ -100,14 +101,15 @@ class _Ending:
             return 128 + signal
         self.record(
             "failed",
-            cause=failure.summary,
+            cause=failure.summary[:LONGEST_CAUSE],
             kind=failure.kind,
             iteration=failure.iteration,
             is_asked_to_stop=signal is not None,
         )
         # Each worker that something else has started prints a report of its own failure alone.
         is_own = failure.rank == self.plan.rank.rank and not failure.is_secondary
-        print(failure.report if is_own or not is_outer else failure.summary, file=sys.stderr)
+        report = failure.report if is_own or not is_outer else failure.summary
+        print(printable(report), file=sys.stderr)
         if failed.record:
             print(f"Recorded in {failed.record}", file=sys.stderr)
         return FAILED

@@ -20,7 +20,9 @@ from mjfleet.launch.host_starter import HostConnection, HostConnections
 from mjfleet.launch.launch_plan import LaunchPlan, PlannedWorker
 from mjfleet.launch.output_relay import OutputRelay
 from mjfleet.launch.worker_watchdog import ALONE_SECONDS, WorkerStatus
+from mjfleet.runs.checkpoint_archive import CHECKPOINT_BYTES
 from mjfleet.utils.atomic_write import append
+from mjfleet.utils.safe_read import read_bytes
 from mjfleet.worker.failure_record import FailedError, Failure
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
@@ -109,7 +111,7 @@ class RunSupervisor:
 
         checkpoint, part = self._plan.checkpoint, None
         if checkpoint and node > 0 and not host.is_here:
-            host.send_file(checkpoint.name, checkpoint.read_bytes())
+            host.send_file(checkpoint.name, read_bytes(checkpoint, CHECKPOINT_BYTES))
             checkpoint = Path(checkpoint.name)
         elif checkpoint:
             checkpoint = Path(name(checkpoint))

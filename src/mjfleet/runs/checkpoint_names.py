@@ -1,5 +1,6 @@
 """The checkpoints of a run by their file names. Used in every process; imports no torch."""
 
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -9,13 +10,13 @@ BEST = "best.pt"  # The checkpoint of the policy with the best evaluation.
 def checkpoints_in(folder: Path) -> list[Path]:
     """Return the files model_<iteration>.pt of a folder, the oldest first."""
     found = [path for path in folder.glob("model_*.pt") if iteration_of(path) is not None]
-    return sorted(found, key=lambda path: iteration_of(path) or 0)
+    return sorted((p for p in found if not p.is_dir()), key=lambda path: iteration_of(path) or 0)
 
 
 def iteration_of(path: Path) -> int | None:
     """Return the number of iterations in a checkpoint's file name, or None without one."""
-    number = path.stem.removeprefix("model_")
-    return int(number) if path.stem != number and number.isdecimal() else None
+    number = re.fullmatch(r"model_([0-9]{1,12})", path.stem)
+    return int(number[1]) if number else None
 
 
 def set_aside(folder: Path, iteration: int) -> Path | None:
@@ -24,7 +25,8 @@ def set_aside(folder: Path, iteration: int) -> Path | None:
     Returns the new folder, or None if there was no newer checkpoint.
     """
     for path in folder.glob(".*.tmp"):
-        path.unlink()  # Written by a process that was killed.
+        if not path.is_dir():
+            path.unlink()  # Written by a process that was killed.
     newer = [path for path in checkpoints_in(folder) if (iteration_of(path) or 0) > iteration]
     if not newer:
         return None

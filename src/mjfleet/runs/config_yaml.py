@@ -7,8 +7,10 @@ from mjfleet.config import TrainConfig, by_dotted_name, to_dict
 from mjfleet.errors import UserError
 from mjfleet.runs.foreign_files import leave_out_placement, signature
 from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.utils.safe_read import read_bytes
 
 CONFIG_FILE = "config.yaml"
+CONFIG_BYTES = 2**16
 TASK_ENTRY = "task"  # Names the task whose configuration the file holds.
 NOT_RECORDED = ("resume", "config", "trust", "dry_run")  # Flags of one command, not of the run.
 
@@ -28,16 +30,17 @@ def read_config(
     Raises:
         UserError: the file cannot be read, is not a mapping of names, or is of another task.
     """
-    import yaml
+    from mjfleet.runs.plain_yaml import load_yaml
 
+    is_typed = name is None
     name = name or f"--config {path}"
     try:
-        text = Path(path).read_text()
-        data = yaml.safe_load(text)
+        text = read_bytes(Path(path), CONFIG_BYTES, may_link=is_typed)
+        data = load_yaml(text)
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{name}: not YAML: {error}") from None
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from None
     if not isinstance(data, dict):
         raise UserError(f"{name}: must hold a mapping such as `agent: {{seed: 2}}`.")
     its_task = data.pop(TASK_ENTRY, None)
@@ -47,7 +50,7 @@ def read_config(
             f"its line `{TASK_ENTRY}` to use its values for {task} anyway."
         )
     if not trust:
-        leave_out_placement(data, text, name)
+        leave_out_placement(data, text.decode(errors="replace"), name)
     return data
 
 

@@ -2,12 +2,20 @@
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import BinaryIO
+
+from mjfleet.utils.safe_read import open_regular
 
 METRICS_FILE = "metrics.csv"
 """Created as soon as training begins; without a header until the first iteration."""
+METRICS_BYTES = 2**30
+LINE_BYTES = 2**16
+MAX_COLUMNS = 1000
+MAX_DIGITS = 12  # Of an iteration.
 Rows = Sequence[dict[str, str]]
 
 
@@ -16,23 +24,44 @@ def read_rows(path: Path, last: float = math.inf) -> tuple[list[str], list[dict[
 
     Rows that a crash has left incomplete or garbled are skipped. If an iteration has two rows, the
     lower one counts, because it was trained later.
+
+    Raises:
+        OSError: there is a file, which cannot be read.
     """
-    if not path.exists():
-        return [], []
-    # The text after the last line break is an incomplete row, or empty.
-    head, *lines = path.read_bytes().decode(errors="replace").split("\n")[:-1] or [""]
-    columns = next(csv.reader([head]), [])
-    if "iteration" not in columns:
+    try:
+        file = open_regular(path, METRICS_BYTES)
+    except FileNotFoundError:
         return [], []
     rows: dict[int, dict[str, str]] = {}
-    for line in lines:
-        # All fields are numbers. csv.reader would join all rows after a stray quotation mark.
-        fields = line.rstrip("\r").split(",")
-        row = dict(zip(columns, fields, strict=False))
-        is_sound = len(fields) == len(columns) and all(map(_is_number_or_empty, fields))
-        if is_sound and row["iteration"].isdecimal() and int(row["iteration"]) <= last:
-            rows[int(row["iteration"])] = row
-    return columns, [rows[iteration] for iteration in sorted(rows)]
+    with file:
+        lines = (line.decode(errors="replace").rstrip("\r\n") for line in lines_of(file))
+        columns = next(csv.reader([next(lines, "")]), [])
+        if "iteration" not in columns or not len(set(columns)) == len(columns) <= MAX_COLUMNS:
+            return [], []
+        for line in lines:
+            # All fields are numbers. csv.reader would join all rows after a stray quotation mark.
+            fields = line.split(",")
+            row = dict(zip(columns, fields, strict=False))
+            is_sound = len(fields) == len(columns) and all(map(_is_number_or_empty, fields))
+            if is_sound and (number := iteration_in(row["iteration"])) and number <= last:
+                rows[number] = row
+    return columns, [rows[number] for number in sorted(rows)]
+
+
+def iteration_in(field: str | bytes) -> int | None:
+    """Return the number of an iteration, or None if a field is none."""
+    is_one = field.isdigit() and field.isascii() and len(field) <= MAX_DIGITS
+    return int(field) if is_one else None
+
+
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the complete lines of a file with their line breaks; skip those over LINE_BYTES."""
+    is_rest = False
+    while line := file.readline(LINE_BYTES):
+        is_end = line.endswith(b"\n")
+        if is_end and not is_rest:
+            yield line
+        is_rest = not is_end
 
 
 def columns_of(wanted: str, columns: Sequence[str]) -> list[str]:
@@ -41,13 +70,18 @@ def columns_of(wanted: str, columns: Sequence[str]) -> list[str]:
 
 
 def completed_iterations(run_dir: Path) -> int:
-    """Return the number of iterations in a run's metrics.csv."""
+    """Return the number of iterations in a run's metrics.csv.
+
+    Raises:
+        OSError: there is a file, which cannot be read.
+    """
     try:
-        *_, last = (run_dir / METRICS_FILE).read_text().splitlines()
+        with open_regular(run_dir / METRICS_FILE, METRICS_BYTES) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 2 * LINE_BYTES))
+            *_, last, _ = file.read(2 * LINE_BYTES).split(b"\n")
     except (FileNotFoundError, ValueError):
         return 0
-    number = last.partition(",")[0]
-    return int(number) if number.isdecimal() else 0
+    return iteration_in(last.partition(b",")[0]) or 0
 
 
 def seconds_spent(rows: Rows) -> list[float]:
@@ -62,9 +96,9 @@ def seconds_spent(rows: Rows) -> list[float]:
 
 
 def value(row: Mapping[str, str], column: str) -> float | None:
-    """Return a finite number of a row, or None without one."""
+    """Return a finite number of a row, or None without one, or with one too large to draw."""
     number = float(row.get(column) or math.nan)
-    return number if math.isfinite(number) else None
+    return number if abs(number) < 1e30 else None
 
 
 def _is_number_or_empty(field: str) -> bool:

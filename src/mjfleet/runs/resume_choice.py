@@ -1,17 +1,18 @@
 """Chooses the run and the checkpoint that `--resume` or a run's name means. Imports no torch."""
 
 import os
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mjfleet.errors import UserError
+from mjfleet.runs.checkpoint_archive import why_damaged
 from mjfleet.runs.checkpoint_names import checkpoints_in, iteration_of
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.run_directory import lock_run
 from mjfleet.runs.run_json import RECORD_FILE
 from mjfleet.runs.run_lookup import LATEST, find_run, record_of
+from mjfleet.utils.safe_read import folder_in
 
 FLAG = "--resume "  # How messages name what the user typed.
 
@@ -67,7 +68,8 @@ def find_resume(
             "the beginning of a run's name."
         )
     if run_dir is None:
-        checkpoint, _ = _choose(path, FLAG)
+        # What the user names may be a link.
+        checkpoint, _ = _choose(Path(os.path.realpath(path)) if path.is_symlink() else path, FLAG)
         return Resume(None, checkpoint, {}, (f"a new run begins with {path}",))
     recorded, config = _recorded(run_dir, FLAG, trust)
     if recorded != task:
@@ -120,16 +122,6 @@ def take_tasks_dir(recorded: dict[str, Any]) -> str | None:
     return folder if isinstance(folder, str) else None
 
 
-def why_damaged(checkpoint: Path) -> str | None:
-    """Return what the checksums of a checkpoint's file show to be wrong, or None."""
-    try:
-        with zipfile.ZipFile(checkpoint) as archive:
-            bad = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError) as error:
-        return str(error) or type(error).__name__
-    return f"{bad} does not match its check sum" if bad else None
-
-
 def _choose(path: Path, flag: str = "") -> tuple[Path | None, tuple[str, ...]]:
     """Return a checkpoint, or the newest undamaged one of a run directory, and notes about it."""
     if not path.is_dir():
@@ -139,7 +131,7 @@ def _choose(path: Path, flag: str = "") -> tuple[Path | None, tuple[str, ...]]:
                 "resume from its newest good checkpoint."
             )
         return path, ()
-    found = checkpoints_in(path / "checkpoints")
+    found = checkpoints_in(folder_in(path, "checkpoints"))
     notes: list[str] = []
     for checkpoint in reversed(found):
         damage = why_damaged(checkpoint)

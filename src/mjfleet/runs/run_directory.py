@@ -17,6 +17,7 @@ from mjfleet.runs.config_yaml import CONFIG_FILE, changed_values, write_config
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_json import RECORD_FILE, git_state, now, read_record, write_record
 from mjfleet.utils.packages import stack_versions
+from mjfleet.utils.safe_read import check_folder
 
 LOCK_SECONDS = 3.0
 """How long to wait for a lock: the processes of a run that has just ended may still hold it."""
@@ -68,10 +69,15 @@ class RunDirectory:
         if not plan["goes_on"]:
             self._lock = lock_run(path)
         try:
+            if plan["goes_on"]:
+                check_folder(path, may_link=["wandb"])  # Before anything in it is written or moved.
             self._record(config, changed_values(config, defaults), argv, plan)
         except OSError as error:
             self.discard()
             raise UserError(f"{path}: {error.strerror}.") from None
+        except UserError:
+            self.discard()
+            raise
 
     def discard(self) -> None:
         """Undo everything, since nothing has run: the files are as they were before."""

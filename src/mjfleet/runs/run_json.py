@@ -1,6 +1,7 @@
 """Reads and writes run.json: what was run, on which machine, and how each attempt ended."""
 
 import json
+import reprlib
 import subprocess
 from collections.abc import Iterable
 from datetime import datetime
@@ -8,8 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.utils.safe_read import read_json
 
 RECORD_FILE = "run.json"
+KINDS = {
+    "task": str, "status": str, "attempts": list, "plan": dict, "argv": list, "git": dict,
+    "versions": dict, "changed": dict,
+}  # fmt: skip
+"""The types of entries that other code relies on."""
 
 
 def now() -> str:
@@ -18,9 +25,26 @@ def now() -> str:
 
 
 def read_record(run_dir: Path) -> dict[str, Any]:
-    """Return the entries of run.json, none if the file does not exist yet."""
-    path = run_dir / RECORD_FILE
-    return json.loads(path.read_text()) if path.exists() else {}
+    """Return the entries of run.json, none if the file does not exist yet.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not JSON, or is not built as `write_record` builds it.
+    """
+    try:
+        record = read_json(run_dir / RECORD_FILE)
+    except FileNotFoundError:
+        return {}
+    if not isinstance(record, dict):
+        raise ValueError("it is no mapping")
+    for name, kind in KINDS.items():
+        if not isinstance(record.get(name, kind()), kind):
+            raise ValueError(f"its {name} is {reprlib.repr(record[name])}, not a {kind.__name__}")
+    workers = record.get("plan", {}).get("workers", [])
+    for name, some in {"attempts": record.get("attempts", []), "workers": workers}.items():
+        if not isinstance(some, list) or not all(isinstance(one, dict) for one in some):
+            raise ValueError(f"its {name} are no list of mappings")
+    return record
 
 
 def write_record(run_dir: Path, **entries: Any) -> None:

@@ -12,6 +12,7 @@ from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_names import checkpoints_in
 from mjfleet.runs.metrics_csv import METRICS_FILE
 from mjfleet.runs.run_json import RECORD_FILE, read_record
+from mjfleet.utils.console import in_a_line
 
 LATEST = "latest"
 LISTED = 5  # Number of runs that a message names at most.
@@ -22,7 +23,7 @@ def runs_in(root: Path, experiment: str | None = None) -> list[Path]:
     """Return the run directories under a log root, of one experiment or all, damaged ones too."""
     folders = root.glob("*/*") if experiment is None else (root / experiment).glob("*")
     files = (RECORD_FILE, METRICS_FILE)
-    return [path for path in folders if any(os.path.isfile(path / name) for name in files)]
+    return [path for path in folders if any(os.path.lexists(path / name) for name in files)]
 
 
 def record_of(run_dir: Path) -> dict[str, Any]:
@@ -33,9 +34,11 @@ def record_of(run_dir: Path) -> dict[str, Any]:
     """
     try:
         record = read_record(run_dir)
-    except (OSError, ValueError) as error:
-        raise UserError(f"its {RECORD_FILE}: {error}.") from None
-    if not isinstance(record, dict) or "task" not in record:
+    except OSError as error:
+        raise UserError(f"its {RECORD_FILE}: {error.strerror}.") from None
+    except ValueError as error:
+        raise UserError(f"its {RECORD_FILE}: {in_a_line(error)}.") from None
+    if "task" not in record:
         raise UserError(f"its {RECORD_FILE} names no task.")
     return record
 
@@ -44,7 +47,7 @@ def started_at(record: dict[str, Any]) -> float:
     """Return the start of a run in seconds since the epoch, or 0 if its record has none."""
     try:
         return datetime.fromisoformat(str(record.get("started"))).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
 
 

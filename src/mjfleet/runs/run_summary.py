@@ -2,6 +2,7 @@
 
 import math
 import os
+import reprlib
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.errors import UserError
-from mjfleet.runs.metrics_csv import METRICS_FILE
+from mjfleet.runs.metrics_csv import METRICS_BYTES, METRICS_FILE, iteration_in, lines_of
 from mjfleet.runs.run_directory import is_locked
 from mjfleet.runs.run_json import RECORD_FILE
 from mjfleet.runs.run_lookup import record_of, started_at
+from mjfleet.utils.console import in_a_line
+from mjfleet.utils.safe_read import open_regular
+
+MAX_SECONDS = 100 * 365 * 86400.0  # Of training; a table can show more, but no run has.
 
 
 @dataclass(kw_only=True)
@@ -49,13 +54,16 @@ def summarise(run_dir: Path) -> tuple[float, Summary]:
         _read_record(summary, run_dir, record)
     except (UserError, OSError) as error:
         problems.append(str(error))
-    except (LookupError, TypeError, ValueError) as error:
-        problems.append(f"its {RECORD_FILE} is incomplete: {type(error).__name__}: {error}.")
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        why = reprlib.repr(in_a_line(error))
+        problems.append(f"its {RECORD_FILE} is incomplete: {type(error).__name__}: {why}.")
     try:
         _read_metrics(summary, run_dir / METRICS_FILE)
     except FileNotFoundError:
         pass  # Created when training begins.
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        problems.append(f"its {METRICS_FILE}: {error.strerror}.")
+    except ValueError as error:
         problems.append(f"its {METRICS_FILE}: {error}.")
     summary.problem = " ".join(problems) or None
     return started, summary
@@ -71,13 +79,14 @@ def _bytes(run_dir: Path) -> int:
 
 
 def _read_record(summary: Summary, run_dir: Path, record: dict[str, Any]) -> None:
-    summary.task = str(record["task"])
-    summary.iterations = int(record.get("iterations", 0))
+    summary.task = record["task"]
+    summary.iterations = _count(record.get("iterations", 0))
     if _seconds(record["started"]):
         summary.started = record["started"]
     died = record["status"] == "running" and not is_locked(run_dir)
     plan, attempts = record["plan"], record["attempts"]
-    summary.max_iterations, summary.workers = int(plan["max_iterations"]), int(plan["world_size"])
+    summary.max_iterations = _count(plan["max_iterations"])
+    summary.workers = _count(plan["world_size"])
     summary.devices = list(dict.fromkeys(str(worker["device"]) for worker in plan["workers"]))
     # After an attempt that was killed, only the times of its files tell when it ended.
     files = [path for name in (RECORD_FILE, METRICS_FILE) if (path := run_dir / name).exists()]
@@ -86,13 +95,22 @@ def _read_record(summary: Summary, run_dir: Path, record: dict[str, Any]) -> Non
     ends.append(_seconds(attempts[-1]["ended"]) or until)
     begins = [_seconds(attempt["started"]) for attempt in attempts]
     spans = zip(begins, ends, strict=True)
-    summary.seconds = round(sum(max(0.0, end - begin) for begin, end in spans if begin and end), 1)
-    summary.status = "died" if died else str(record["status"])
+    seconds = sum(max(0.0, end - begin) for begin, end in spans if begin and end)
+    if seconds > MAX_SECONDS:
+        raise ValueError("its attempts took longer than a century")
+    summary.seconds = round(seconds, 1)
+    summary.status = "died" if died else record["status"]
+
+
+def _count(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{reprlib.repr(number)} is not a number of things")
+    return number
 
 
 def _seconds(when: str | None) -> float | None:
     """Return a time of run.json in seconds since the epoch."""
-    return None if when is None else datetime.fromisoformat(when).timestamp()
+    return None if when is None else datetime.fromisoformat(when).astimezone().timestamp()
 
 
 def _read_metrics(summary: Summary, file: Path) -> None:
@@ -102,26 +120,27 @@ def _read_metrics(summary: Summary, file: Path) -> None:
         OSError: the file cannot be read.
         ValueError: the header or some rows cannot be read.
     """
-    best, value, number, bad = -math.inf, b"", b"", 0
-    with file.open("rb") as lines:
-        columns = next(lines, b"").rstrip().split(b",")
-        if columns == [b""]:
+    best, value, number, bad = -math.inf, b"", 0, 0
+    with open_regular(file, METRICS_BYTES) as opened:
+        lines = lines_of(opened)
+        if not os.fstat(opened.fileno()).st_size:
             return
+        columns = next(lines, b"").rstrip().split(b",")
         if columns[0] != b"iteration" or b"mean_return" not in columns:
             raise ValueError("its first line names no iteration and mean_return")
         place = columns.index(b"mean_return")
         for line in lines:
             fields = line.split(b",", place + 1)
-            if len(fields) < place + 2 or not fields[0].isdigit():
-                bad += line.endswith(b"\n")  # Otherwise it is being written.
+            if len(fields) < place + 2 or not (iteration := iteration_in(fields[0])):
+                bad += 1
                 continue
             try:
                 if fields[place] and best < (mean := float(fields[place])) < math.inf:
                     best = mean
-                number, value = fields[0], fields[place]
+                number, value = iteration, fields[place]
             except ValueError:
                 bad += 1
-    summary.iterations = int(number or summary.iterations)
+    summary.iterations = number or summary.iterations
     summary.last_mean_return = float(value) if value and math.isfinite(float(value)) else None
     summary.best_mean_return = best if best > -math.inf else None
     if bad:

@@ -11,6 +11,9 @@ from mjfleet.cli.flags import parse_flags
 from mjfleet.errors import UserError
 from mjfleet.runs.run_lookup import runs_in
 from mjfleet.runs.run_summary import Summary, summarise
+from mjfleet.utils.console import printable
+
+LONGEST = 200  # Characters of a cell.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,7 @@ def runs(arguments: Sequence[str]) -> int:
         _print_table(summaries)
         for summary in summaries:
             if summary.problem:
-                print(f"{summary.run}: {summary.problem}", file=sys.stderr)
+                print(printable(f"{summary.run}: {summary.problem}"), file=sys.stderr)
     else:
         print(f"there is no run in {root}")
     return 0
@@ -47,6 +50,7 @@ def _print_table(summaries: Sequence[Summary]) -> None:
     from rich.console import Console
     from rich.filesize import decimal
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     for column in ("run", "task", "status"):
@@ -57,9 +61,9 @@ def _print_table(summaries: Sequence[Summary]) -> None:
         returns = (summary.last_mean_return, summary.best_mean_return)
         devices, workers = summary.devices or [""], summary.workers
         started = summary.started and datetime.fromisoformat(summary.started).astimezone()
-        table.add_row(
+        row = (
             summary.run,
-            summary.task,
+            summary.task or "",
             summary.status,
             f"{summary.iterations}/{summary.max_iterations or '?'}",
             *("" if value is None else f"{value:.4g}" for value in returns),
@@ -68,5 +72,7 @@ def _print_table(summaries: Sequence[Summary]) -> None:
             "" if summary.seconds is None else str(timedelta(seconds=round(summary.seconds))),
             decimal(summary.bytes),
         )
+        # A file may have any text: nothing of it is markup, or acts on the terminal.
+        table.add_row(*(Text(printable(cell[:LONGEST]).replace("\n", " ")) for cell in row))
     # Each run gets one line, which a narrow terminal wraps: narrow cells could not be read.
     Console(width=400).print(table)

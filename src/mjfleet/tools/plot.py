@@ -3,6 +3,7 @@
 Runs in the process that the user started; matplotlib is imported once something is drawn.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +17,11 @@ from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.metrics_csv import METRICS_FILE, columns_of, read_rows, seconds_spent, value
 from mjfleet.runs.run_lookup import find_run
 from mjfleet.utils.atomic_write import write_atomically
-from mjfleet.utils.console import print_line
+from mjfleet.utils.console import print_line, printable
+from mjfleet.utils.safe_read import folder_in
 
-MAX_SIDE_BY_SIDE = 4
+MAX_SIDE_BY_SIDE, MAX_PANELS = 4, 100
+LONGEST = 100  # Characters of a name in a picture.
 SUFFIXES = (".png", ".svg", ".pdf")
 X_LABELS = {"steps": "million environment steps", "minutes": "minutes"}
 DEFAULT_COLUMNS = (
@@ -74,7 +77,10 @@ def plot(arguments: Sequence[str]) -> int:
     if not parsed.runs:
         raise UserError("name one run directory or more: mjfleet plot logs/<experiment>/<run>")
     runs = [_read(find_run(name, name, Path(parsed.log_root))) for name in parsed.runs]
-    output = Path(parsed.output) if parsed.output else runs[-1].folder / "plots/curves.png"
+    if parsed.output:
+        output = Path(parsed.output)
+    else:
+        output = folder_in(runs[-1].folder, "plots") / "curves.png"
     if output.suffix not in SUFFIXES:
         raise UserError(f"--output {output}: its name must end in {', '.join(SUFFIXES)}.")
     known = list(dict.fromkeys(column for run in runs for column in run.rows[0]))
@@ -86,6 +92,8 @@ def plot(arguments: Sequence[str]) -> int:
         panels += [panel for column in found if (panel := _panel(groups, column, parsed.x)).lines]
     if not panels:
         raise UserError("the runs have no values in these columns yet.")
+    if len(panels) > MAX_PANELS:
+        raise UserError(f"--columns: these are {len(panels)}; at most {MAX_PANELS} can be drawn.")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         draw(output, panels)
@@ -97,14 +105,19 @@ def plot(arguments: Sequence[str]) -> int:
 
 def _read(folder: Path) -> Run:
     file = folder / METRICS_FILE
-    if not file.is_file():
+    if not os.path.lexists(file):
         raise UserError(f"{folder} is not a run directory: it has no {METRICS_FILE}.")
-    _, rows = read_rows(file)
+    try:
+        _, rows = read_rows(file)
+    except OSError as error:
+        raise UserError(f"{folder}: its {METRICS_FILE}: {error.strerror}.") from None
     if not rows:
         raise UserError(f"{folder}: its {METRICS_FILE} has no rows yet.")
     name = str(folder / CONFIG_FILE)
     config: dict[str, Any] = read_config(name, name, trust=True)  # Only compared.
-    agent = {k: v for k, v in config.get("agent", {}).items() if k not in ("seed", "run_name")}
+    agent = config.get("agent")
+    if isinstance(agent, dict):
+        agent = {k: v for k, v in agent.items() if k not in ("seed", "run_name")}
     return Run(folder, rows, str((agent, config.get("env"), config.get("engine"))))
 
 
@@ -132,7 +145,8 @@ def _lines(groups: Mapping[str, list[Run]], column: str, x: str) -> dict[str, li
     for name, runs in groups.items():
         for rows in (run.rows for run in runs):
             minutes = (seconds / 60 for seconds in seconds_spent(rows))
-            along = minutes if x == "minutes" else (float(r["total_steps"]) / 1e6 for r in rows)
+            steps = ((value(row, "total_steps") or 0.0) / 1e6 for row in rows)
+            along = minutes if x == "minutes" else steps
             values = [(at, value(row, column)) for at, row in zip(along, rows, strict=True)]
             if some := [(at, number) for at, number in values if number is not None]:
                 lines.setdefault(name, []).append(([at for at, _ in some], [v for _, v in some]))
@@ -141,6 +155,13 @@ def _lines(groups: Mapping[str, list[Run]], column: str, x: str) -> dict[str, li
 
 def draw(path: Path, panels: Sequence[Panel]) -> None:
     """Draw panels side by side into a file, PNG, SVG or PDF by its name."""
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False}):  # Names of columns and runs are no formulas.
+        _draw(path, panels)
+
+
+def _draw(path: Path, panels: Sequence[Panel]) -> None:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -152,7 +173,9 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
         _draw_panel(figure.add_subplot(rows, columns, place), panel, labels)
     if max(len(panel.lines) for panel in panels) > 1:
         # One legend is enough: a label has the same colour in all panels.
-        handles = [Line2D([], [], color=f"C{i}", label=label) for i, label in enumerate(labels)]
+        handles = [
+            Line2D([], [], color=f"C{i}", label=_shown(name)) for i, name in enumerate(labels)
+        ]
         figure.legend(handles=handles, loc="outside upper center", ncols=min(columns, 2))
     kind = path.suffix.removeprefix(".")
     about = {"Software": None} if kind == "png" else None
@@ -172,10 +195,14 @@ def _draw_panel(axes: Any, panel: Panel, labels: Sequence[str]) -> None:
             axes.plot(x, y, "o", color=colour, markersize=4)
     if panel.is_count:
         axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set(xlabel=panel.x, ylabel=panel.y)
+    axes.set(xlabel=panel.x, ylabel=_shown(panel.y))
     if not panel.of_runs:
         axes.set_ylim(0, 1.05 * axes.dataLim.y1)
     axes.grid(alpha=0.3)
+
+
+def _shown(name: str) -> str:
+    return printable(name[:LONGEST])
 
 
 def _band(lines: Sequence[Line]) -> tuple[Sequence[float], ...]:

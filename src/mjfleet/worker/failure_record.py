@@ -16,6 +16,7 @@ from pathlib import Path
 from mjfleet.errors import UserError
 from mjfleet.rl.phase import Phase
 from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.utils.safe_read import read_json
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import WorkerArgs
@@ -89,7 +90,7 @@ class Failure:
     @classmethod
     def read(cls, path: Path) -> "Failure":
         """Read a record; those of version 0.1 say `echo` for `is_secondary`."""
-        data = json.loads(path.read_text())
+        data = read_json(path)
         return cls(**{"is_secondary" if name == "echo" else name: data[name] for name in data})
 
     @property

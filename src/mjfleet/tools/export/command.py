@@ -24,6 +24,7 @@ from mjfleet.runs.resume_choice import find_trained, take_tasks_dir
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
+from mjfleet.utils.safe_read import JSON_BYTES, folder_in, read_bytes
 from mjfleet.worker.thread_limits import prepare
 
 MAX_ENVS = 64
@@ -56,7 +57,10 @@ def export(arguments: Sequence[str]) -> int:
     suffix, packages = FORMATS[parsed.format]
     need_extra("export", f"--format {parsed.format}", packages)
     task, trained = find_trained(parsed.run, Path(parsed.log_root), parsed.trust)
-    output = Path(parsed.output or trained.run_dir / f"exported/policy{suffix}")
+    if parsed.output:
+        output = Path(parsed.output)
+    else:
+        output = folder_in(trained.run_dir, "exported") / f"policy{suffix}"
     json_file = output.with_suffix(".json")
     _check_output(output, json_file, suffix)
     found = discover(os.environ, parsed.tasks_dir or take_tasks_dir(trained.config)).find(task)
@@ -113,7 +117,11 @@ def _check_output(output: Path, json_file: Path, suffix: str) -> None:
     if iteration_of(output) is not None and output.exists():
         raise UserError(f"--output {output} exists and is named like a checkpoint.")
     marker = f'"{VERSION_ENTRY}"'
-    if json_file.is_file() and marker in json_file.read_text(errors="replace"):
+    try:
+        if marker.encode() in read_bytes(json_file, JSON_BYTES):
+            return
+    except FileNotFoundError:
         return
-    if json_file.exists():
-        raise UserError(f"--output {output}: {json_file} exists and was not written by an export.")
+    except OSError as error:
+        raise UserError(f"--output {output}: {json_file}: {error.strerror}.") from None
+    raise UserError(f"--output {output}: {json_file} exists and was not written by an export.")

@@ -77,12 +77,12 @@ def _duration(seconds: Any) -> str:
     return str(timedelta(seconds=round(seconds))) if isinstance(seconds, int | float) else "-"
 
 
-def _local_time(moment: str) -> str:
-    """Return a time of run.json in this machine's time zone; other text as it is."""
+def _local_time(moment: Any) -> str:
+    """Return a time of run.json in this machine's time zone; anything else as text."""
     try:
         return f"{datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M:%S}"
-    except ValueError:
-        return moment
+    except (OverflowError, TypeError, ValueError):
+        return str(moment)
 
 
 def _as_typed(value: Any) -> str:

@@ -1,7 +1,7 @@
 """What a run's page shows, read from the files of its directory. Imports nothing heavy."""
 
-import json
 import os
+import stat
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from urllib.parse import quote
 
 from mjfleet.config import by_dotted_name
 from mjfleet.errors import UserError
@@ -18,6 +19,7 @@ from mjfleet.runs.run_json import RECORD_FILE, now
 from mjfleet.runs.run_lookup import record_of
 from mjfleet.runs.run_summary import summarise
 from mjfleet.utils.console import in_a_line
+from mjfleet.utils.safe_read import read_bytes, read_json
 
 MAX_VIDEOS = 3
 MAX_EMBEDDED_BYTES = 4_000_000  # Larger videos are linked instead of embedded.
@@ -32,6 +34,11 @@ GROUPS = {
 }  # fmt: skip
 """Headings of curves and the columns below them; a slash stands for all that begin so."""
 OTHERS = "Others"
+FAILURE = {
+    "rank": int, "iteration": int, "kind": str, "message": str, "traceback": str, "log": list,
+    "is_secondary": bool, "time": float,
+}  # fmt: skip
+"""What the page shows of a failure record."""
 NO_CURVES = ("iteration", "world_size", "total_steps", "steps_per_second", "slowest_rank")
 
 
@@ -43,7 +50,7 @@ def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
     Raises:
         UserError: it is not a run directory.
     """
-    if not any((run_dir / name).is_file() for name in (RECORD_FILE, METRICS_FILE)):
+    if not any(os.path.lexists(run_dir / name) for name in (RECORD_FILE, METRICS_FILE)):
         raise UserError(
             f"{run_dir} is not a run directory: it has neither {RECORD_FILE} nor {METRICS_FILE}."
         )
@@ -56,8 +63,10 @@ def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
         config = by_dotted_name(read_config(str(run_dir / CONFIG_FILE), CONFIG_FILE, trust=True))
     except UserError as error:
         problems.append(str(error))
-    columns, rows = read_rows(run_dir / METRICS_FILE)
-    failures, unread = _failures(run_dir, max(1, len(record.get("attempts") or [])))
+    columns, rows = [], []
+    with suppress(OSError):  # The summary contains it.
+        columns, rows = read_rows(run_dir / METRICS_FILE)
+    failures, unread = _failures(run_dir, max(1, len(record.get("attempts", ()))))
     return {
         "written": now(),
         "summary": summary,
@@ -71,7 +80,7 @@ def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
         "slowest": _slowest_ranks(rows),
         "videos": _videos(run_dir / "videos", page_folder),
         "failures": failures,
-        "dumps": sorted(map(str, run_dir.glob("failures/**/nan_rank*.npz"))),
+        "dumps": sorted(map(str, _files(run_dir / "failures", "**/nan_rank*.npz"))),
     }
 
 
@@ -97,31 +106,43 @@ def _failures(run_dir: Path, last: int) -> tuple[dict[int, list[dict[str, Any]]]
     """
     found: dict[int, list[dict[str, Any]]] = {}
     problems = []
-    for path in sorted(run_dir.glob("failures/**/rank*.json")):
+    for path in sorted(_files(run_dir / "failures", "**/rank*.json")):
         number = path.parent.name.removeprefix("attempt_")
         try:
-            failure = dict(json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError) as error:
+            data = read_json(path)
+        except OSError as error:
+            problems.append(f"{path.relative_to(run_dir)}: {error.strerror}.")
+        except ValueError as error:
             problems.append(f"{path.relative_to(run_dir)}: {in_a_line(error)}.")
         else:
+            data = data if isinstance(data, dict) else {}
             # Older records call it `echo`.
-            failure.setdefault("is_secondary", failure.pop("echo", False))
-            found.setdefault(int(number) if number.isdecimal() else last, []).append(failure)
+            data.setdefault("is_secondary", data.get("echo"))
+            failure = {n: data[n] for n, kind in FAILURE.items() if isinstance(data.get(n), kind)}
+            attempt = int(number) if number.isdecimal() and len(number) < 9 else last
+            found.setdefault(attempt, []).append({"is_secondary": False, "time": 0.0} | failure)
     for records in found.values():
-        records.sort(key=lambda failure: (failure["is_secondary"], failure.get("time", 0.0)))
+        records.sort(key=lambda failure: (failure["is_secondary"], failure["time"]))
     return found, problems
 
 
 def _videos(folder: Path, page_folder: Path) -> list[dict[str, str]]:
     """Return the newest videos with their names and sources: data URIs, or paths of large ones."""
-    paths = sorted(folder.glob("[!.]*.mp4"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = {path: path.lstat() for path in _files(folder, "[!.]*.mp4")}
+    found = {path: about for path, about in found.items() if stat.S_ISREG(about.st_mode)}
     videos = []
-    for path in paths[:MAX_VIDEOS]:
-        source = os.path.relpath(path, page_folder)
-        if path.stat().st_size <= MAX_EMBEDDED_BYTES:
-            source = f"data:video/mp4;base64,{b64encode(path.read_bytes()).decode()}"
+    for path in sorted(found, key=lambda path: found[path].st_mtime, reverse=True)[:MAX_VIDEOS]:
+        source = quote(os.path.relpath(path, page_folder))
+        if found[path].st_size <= MAX_EMBEDDED_BYTES:
+            content = b64encode(read_bytes(path, MAX_EMBEDDED_BYTES)).decode()
+            source = f"data:video/mp4;base64,{content}"
         videos.append({"name": path.stem.replace("_", " "), "source": source})
     return videos
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """Return files of a folder of the run, none if a link stands in its place."""
+    return [] if folder.is_symlink() else list(folder.glob(pattern))
 
 
 def _time_spent(rows: Rows) -> list[dict[str, Any]]:
