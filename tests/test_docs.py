@@ -119,6 +119,7 @@ def test_every_command_for_users_of_other_stacks_runs(
     assert run("train", "cartpole-balance", "--agent.run-name", "a", *small).returncode == 0
     (trained,) = tmp_path.glob("logs/*/*")
     monkeypatch.chdir(tmp_path)
+    Path("examples").symlink_to(REPOSITORY / "examples")
     commands = [shlex.split(command) for command in commands_here(MIGRATION)]
     assert len(commands) > 40
     run_name = f"{trained.name}/checkpoints/model_2"

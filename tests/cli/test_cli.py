@@ -1,6 +1,7 @@
 """The command line as an interface: help, errors, and what it must not import."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from mjfleet.cli.train import train
+from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.runs.config_yaml import write_config
 
-from ..conftest import Run
+from ..conftest import REPOSITORY, Run
 
 BUNDLED = discover({}).tasks
 
@@ -125,6 +128,21 @@ def test_the_newest_word_on_the_number_of_worlds_counts(run: Run, tmp_path: Path
     assert "10 per worker, 20 in total" in own.stdout
 
 
+@pytest.mark.parametrize("file", sorted((REPOSITORY / "examples").glob("*.*")))
+def test_a_file_is_a_whole_run(
+    file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert train(["--config", str(file), "--agent.seed", "5", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    name = re.search(r'run_name"?: "?([\w-]+)', file.read_text())
+    assert name
+    assert f"task: {file.stem} " in " ".join(shown.split())
+    assert f"_{name[1]}\n" in shown
+    assert train([f"--config={file}", "--total-steps", "7", "--dry-run"]) == 0
+    assert "--total-steps 7: 1 iterations" in capsys.readouterr().out
+
+
 def test_a_dry_run_measures_nothing(run: Run, tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text("env: {num_envs: auto}\n")
     flags = ("--config", "my.yaml", "--dry-run")
@@ -146,6 +164,7 @@ def test_the_cpu_is_announced_where_no_gpu_was_found(run: Run) -> None:
 ERRORS = [
     (["cartpole-balanse"], ["no task `cartpole-balanse`", "Did you mean cartpole-balance"]),
     (["--gpu-ids", "0", "cartpole-balance"], ["the task comes first"]),
+    (["--config", "my.yaml"], ["--config my.yaml: No such file"]),
     (["cartpole-balance", "--gpu-ids", "0"], ["--gpu-ids 0", "--gpu-ids None"]),
     (["cartpole-balance", "--gpu-ids", "x"], ["--gpu-ids"]),
     (["cartpole-balance", "--gpu-ids"], ["--gpu-ids is []", "1 to 1024 GPU indices"]),
@@ -211,6 +230,23 @@ def test_a_wrong_configuration_file_is_refused(
     assert result.returncode == 2
     for word in words:
         assert word in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("run.yaml", "env: {num_envs: 8}", "names no task"),
+        ("run.yaml", "task: [1]", "names no task"),
+        ("run.yaml", "task: walker", "no task `walker`"),
+        ("run.json", "{", "not YAML"),
+    ],
+)
+def test_a_file_that_is_to_name_the_task_must(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=said):
+        train(["--config", str(tmp_path / name)])
 
 
 def test_flags_win_over_the_file_and_the_file_over_the_task(run: Run, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from mjfleet.cli.flags import is_given, parse_flags, peek
 from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.errors import UserError, run_command
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
-from mjfleet.runs.config_yaml import read_config
+from mjfleet.runs.config_yaml import read_config, task_of
 from mjfleet.runs.resume_choice import Resume, find_resume, read_recorded, take_tasks_dir
 from mjfleet.utils.packages import need_extra
 from mjfleet.worker.rank_environment import torchrun_variables
@@ -29,6 +29,8 @@ def main() -> None:
 def train(arguments: Sequence[str]) -> int:
     """Parse the arguments and train; return the exit code."""
     os.environ.update(torchrun_variables(os.environ))
+    if arguments and arguments[0].startswith("-") and (file := peek(arguments, "--config")):
+        arguments = [task_of(file), *arguments]
     data = _base(arguments)
     registry = discover(os.environ, peek(arguments, "--tasks-dir") or take_tasks_dir(data))
     asks_for_help = bool({"-h", "--help"} & set(arguments))
@@ -38,7 +40,8 @@ def train(arguments: Sequence[str]) -> int:
     name, flags = arguments[0], arguments[1:]
     if name.startswith("-"):
         raise UserError(
-            f"the task comes first: train <task> {name} ... (`train --help` lists tasks)"
+            f"the task comes first: train <task> {name} ... (`train --help` lists tasks), unless "
+            "the file of --config names it"
         )
     found = registry.find(name)
     resume = None if asks_for_help else _resume(found, flags)

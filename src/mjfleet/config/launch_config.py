@@ -100,7 +100,8 @@ class LaunchConfig(Checked):
     tasks_dir: str | None = None
     """Folder of task folders to search first, before those of MJFLEET_TASKS."""
     config: str | None = None
-    """File to start from, such as the config.yaml of an earlier run; flags override it."""
+    """YAML or JSON file to start from, such as the config.yaml of an earlier run; flags override
+    it. Where it names its task, the command need not."""
     trust: bool = False
     """Accept hosts, environment variables, folders and W&B project from a configuration of somebody
     else; look at it first. A configuration of your own runs needs no flag."""

@@ -18,7 +18,7 @@ NOT_RECORDED = ("resume", "config", "trust", "dry_run")  # Flags of one command,
 def read_config(
     path: str, name: str | None = None, task: str | None = None, trust: bool = False
 ) -> dict[str, Any]:
-    """Return the content of a YAML file, which may be a part of a configuration.
+    """Return the content of a YAML or JSON file, which may be a part of a configuration.
 
     Args:
         path: the file.
@@ -30,19 +30,9 @@ def read_config(
     Raises:
         UserError: the file cannot be read, is not a mapping of names, or is of another task.
     """
-    from mjfleet.runs.plain_yaml import load_yaml
-
     is_typed = name is None
     name = name or f"--config {path}"
-    try:
-        text = read_bytes(Path(path), CONFIG_BYTES, may_link=is_typed)
-        data = load_yaml(text)
-    except OSError as error:
-        raise UserError(f"{name}: {error.strerror}.") from None
-    except ValueError as error:
-        raise UserError(f"{name}: {error}") from None
-    if not isinstance(data, dict):
-        raise UserError(f"{name}: must hold a mapping such as `agent: {{seed: 2}}`.")
+    text, data = _read(path, name, is_typed)
     its_task = data.pop(TASK_ENTRY, None)
     if None not in (task, its_task) and its_task != task:
         raise UserError(
@@ -54,11 +44,27 @@ def read_config(
     return data
 
 
+def task_of(path: str) -> str:
+    """Return the task that the file of `--config` is of.
+
+    Raises:
+        UserError: the file cannot be read, is not a mapping of names, or names no task.
+    """
+    _, data = _read(path, f"--config {path}", is_typed=True)
+    task = data.get(TASK_ENTRY)
+    if not isinstance(task, str):
+        raise UserError(
+            f"--config {path} names no task: add a line such as `task: cartpole-balance`, or name "
+            f"the task first: train <task> --config {path}"
+        )
+    return task
+
+
 def write_config(path: Path, task: str, config: TrainConfig) -> None:
     """Write the task and every value of a configuration, as `--config` reads them."""
     import yaml
 
-    header = f"# Train again with: train {task} --config {path.resolve()}\n"
+    header = f"# Train again with: train --config {path.resolve()}\n"
     values = _recorded(config)
     text = header + signature(values)
     text += yaml.safe_dump({TASK_ENTRY: task, **values}, sort_keys=False)
@@ -73,6 +79,23 @@ def changed_values(config: TrainConfig, defaults: TrainConfig) -> dict[str, dict
         for name, value in values.items()
         if value != known.get(name)
     }
+
+
+def _read(path: str, name: str, is_typed: bool) -> tuple[bytes, dict[str, Any]]:
+    """Return the text of a YAML or JSON file and the mapping that it holds."""
+    from mjfleet.runs.plain_yaml import load_yaml
+
+    try:
+        text = read_bytes(Path(path), CONFIG_BYTES, may_link=is_typed)
+        # YAML includes JSON, but for the tabs that indent some files.
+        data = load_yaml(text.expandtabs() if path.endswith(".json") else text)
+    except OSError as error:
+        raise UserError(f"{name}: {error.strerror}.") from None
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{name}: must hold a mapping such as `agent: {{seed: 2}}`.")
+    return text, data
 
 
 def _recorded(config: TrainConfig) -> dict[str, Any]:
