@@ -10,11 +10,16 @@ from typing import BinaryIO
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Create or replace `path` with what `write` writes. On a failure it stays as it was.
 
-    The content goes to a temporary file, which is flushed to disk and then renamed.
+    The content goes to a temporary file, which is flushed to disk and then renamed. A link is
+    replaced, not followed. A device or a pipe is written, because a file would take its place.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
     """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            write(file)
+        return
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with aside.open("wb") as file:

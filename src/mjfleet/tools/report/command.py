@@ -41,7 +41,9 @@ def report(arguments: Sequence[str]) -> int:
     page = render(read_contents(run_dir, output.parent))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(output, lambda file: file.write(page.encode()))
+        # What the user names may be a link, such as /dev/stdout; one in a run is replaced.
+        target = output.resolve() if parsed.output else output
+        write_atomically(target, lambda file: file.write(page.encode()))
     except OSError as error:
         raise UserError(f"--output {output}: {error.strerror}.") from None
     print_line(f"wrote {output}")
