@@ -1,13 +1,17 @@
 """Building an environment: what a task folder may get wrong is refused with one message."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from mjfleet.env.factory import build_env
 from mjfleet.errors import UserError
 from mjfleet.registry import find_task
 from mjfleet.tools.new_task import new_task
+
+from .test_env import BUNDLED
 
 
 def test_a_method_that_has_been_renamed_is_named(
@@ -25,3 +29,21 @@ def test_a_method_that_has_been_renamed_is_named(
     found = find_task("balance", other)
     with pytest.raises(UserError, match=r"arrows\(\).*debug_vis\(\)"):
         build_env(found, found.defaults(), "native", "cpu", 1)
+
+
+def test_room_on_warp_is_what_a_short_run_needs_unless_it_is_given() -> None:
+    found = BUNDLED["go1-velocity-flat"]
+    config = found.defaults().with_num_envs(4)
+    config = replace(config, env=replace(config.env, nconmax=17))
+    torch.manual_seed(3)
+    env = build_env(found, config, "warp", "cpu", 1)
+    numbers = torch.rand(2)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(2), numbers), "the short run has random numbers of its own"
+    for _ in range(32):
+        env.step(torch.randn_like(env.action))
+    assert not any(env.warnings().values())
+    use = env.sim.buffer_use
+    assert use is not None
+    assert 1.0 < use.contacts < use.nconmax == 17
+    assert 4 < use.constraints < use.njmax < 128

@@ -265,6 +265,24 @@ def test_a_checkpoint_is_loaded_between_replays(caplog: pytest.LogCaptureFixture
     assert results[0] == results[1]
 
 
+def test_a_rollout_is_captured_again_when_the_simulation_has_other_buffers() -> None:
+    def between(runner: Runner, iteration: int) -> None:
+        if iteration == 3:
+            sim = runner.env.sim
+            sim.restore(sim.state() | {"room": torch.tensor((99, 99))})
+
+    results, stubs = [], []
+    for by_graphs in (True, False):
+        env = build(SWINGUP, SWINGUP_ENV, "warp")
+        stubs.append(CudaGraphStub(env.sim))
+        runner = make_runner(SWINGUP, env, stubs[-1].capture if by_graphs else refuse)
+        results.append(learned(runner, between))
+    assert results[0] == results[1]
+    graphs = [(graph.replays, [o.name for o in graph.operations]) for graph in stubs[0].graphs]
+    # Captured in the second iteration, and again in the fourth.
+    assert [replays for replays, names in graphs if "simulation.step" in names] == [2, 3]
+
+
 def test_a_normalizer_that_nobody_protects_breaks_a_captured_rollout() -> None:
     found = BUNDLED["go1-velocity-flat"]
     env = build(found, found.load(found.task.env_class))

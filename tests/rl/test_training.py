@@ -1,6 +1,7 @@
 """Training from the command line: what a run leaves behind, and that it can be repeated."""
 
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -254,7 +255,7 @@ CROWDED = """
 """
 
 
-def test_lost_contacts_are_told_with_the_remedy(run: Run, tmp_path: Path) -> None:
+def test_lost_contacts_are_told_and_then_have_room(run: Run, tmp_path: Path) -> None:
     config = SPOILT_CONFIG.replace("ACTIONS", "2")
     env = SPOILT_ENV.replace("RAISE_AT", "-1").replace("SPOIL_AT", "-1")
     write_task(tmp_path / "tasks", "spoilt", config, env, CROWDED)
@@ -262,9 +263,14 @@ def test_lost_contacts_are_told_with_the_remedy(run: Run, tmp_path: Path) -> Non
         "train", "spoilt", "--engine", "warp", "--env.nconmax", "1", "--agent.max-iterations", "3"
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("contacts were dropped, raise --env.nconmax") == 1
-    run_dir = only_run(tmp_path, "spoilt")
-    assert all(int(row["sim_warnings"]) >= 8 for row in rows(run_dir))
+    first, *later = rows(only_run(tmp_path, "spoilt"))
+    assert int(first["sim_warnings"]) >= 8
+    assert float(first["contacts"]) > int(first["nconmax"]) == 1
+    assert [int(row["sim_warnings"]) for row in later] == [0, 0]
+    assert all(float(row["contacts"]) <= int(row["nconmax"]) for row in later)
+    told = [line for line in result.stdout.splitlines() if "--env.nconmax was 1" in line]
+    assert told
+    assert f"{math.ceil(float(first['contacts']))} would have sufficed" in told[0]
 
 
 def test_a_run_that_has_trained_is_kept_whatever_the_task_raises(run: Run, tmp_path: Path) -> None:

@@ -253,6 +253,50 @@ def test_warnings_read_from_the_device_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert found
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_buffers_that_overflow_are_enlarged_and_all_else_stays(device: str) -> None:
+    sims = [
+        make_simulation("warp", load("box"), WORLDS, device=device, nconmax=contacts, njmax=rows)
+        for contacts, rows in ((1, 4), (32, 64))
+    ]
+    small, ample = sims
+    for sim in sims:
+        assert sim.sensor("position").shape == (WORLDS, 3)
+        start_apart(sim)
+    small.step(20)
+    before = {name: value.clone() for name, value in small.state().items() if name != "room"}
+    places = [value.data_ptr() for value in small.state().values()][:-1]
+    found, use = small.warnings(), small.buffer_use
+    assert {"NEFC", "NARROWPHASE"} <= found.keys()
+    assert use is not None
+    assert (use.nconmax, use.njmax) == (1, 4)
+    assert (use.needed("nconmax"), use.needed("njmax")) == (2, 16)
+    assert small.layout == 1
+    after = small.state()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert [value.data_ptr() for value in after.values()][:-1] == places
+    for sim in sims:
+        sim.restore(before | {"room": torch.tensor((32, 64))})
+    for sim in sims:
+        sim.step(5)
+    assert small.warnings() == ample.warnings() == {}
+    assert torch.equal(small.qpos, ample.qpos)
+    assert torch.equal(small.sensordata, ample.sensordata)
+
+
+def test_a_restored_state_brings_its_room_along() -> None:
+    small, ample = (make_simulation("warp", load("box"), WORLDS, nconmax=n) for n in (1, 32))
+    ample.step(20)
+    small.restore({name: value.clone() for name, value in ample.state().items()})
+    for sim in (small, ample):
+        sim.step(20)
+    assert small.warnings() == {}
+    assert torch.equal(small.qpos, ample.qpos)
+    layout = small.layout
+    small.restore(make_simulation("warp", load("box"), WORLDS, nconmax=1).state())
+    assert small.layout == layout, "room is never taken away"
+
+
 def test_an_overflow_is_remembered_over_a_reset() -> None:
     sim = make_simulation("warp", load("box"), WORLDS, nconmax=1, njmax=64)
     sim.step(40)

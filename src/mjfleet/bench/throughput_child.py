@@ -136,8 +136,9 @@ def _warp(worker: WorkerArgs, sim: Simulation, decimation: int) -> BareEngine:
 
     model = mjw.put_model(sim.model)
     model.opt.warn_overflow = 0
-    sizes = {name: worker.config["env"][name] for name in ("nconmax", "njmax")}
-    data = mjw.put_data(sim.model, mujoco.MjData(sim.model), nworld=sim.num_envs, **sizes)
+    nconmax, njmax = sim.state()["room"].tolist()
+    sizes = {"nworld": sim.num_envs, "nconmax": nconmax, "njmax": njmax}
+    data = mjw.put_data(sim.model, mujoco.MjData(sim.model), **sizes)
 
     def plain() -> None:
         for _ in range(decimation):

@@ -25,9 +25,9 @@ class EnvConfig(Checked, flags="env."):
     episode_seconds: Positive = 20.0
     """Simulated seconds after which an episode times out."""
     nconmax: OptionalCount = None
-    """Contacts per environment that warp has room for; None: estimated from the model."""
+    """Contacts per environment that warp has room for at first; None: measured in a short run."""
     njmax: OptionalCount = None
-    """Constraint rows per environment that warp has room for; None: estimated from the model."""
+    """Constraint rows per environment that warp has room for at first; None: measured likewise."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Let `auto` also be a value where a task writes `num_envs: int = 256`."""

@@ -1,5 +1,6 @@
 """Builds a task's environment over its simulation, in every process that steps a task."""
 
+import copy
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -8,11 +9,16 @@ from typing import Any, Literal
 
 import torch
 
-from mjfleet.config import TrainConfig
+from mjfleet.config import EnvConfig, TrainConfig
 from mjfleet.env.environment import EVALUATION_SEED, Env, EnvShard
+from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
 from mjfleet.sim import make_simulation
+from mjfleet.sim.buffer_use import overflowed_sizes
+
+MEASURED_ENVS, MEASURED_STEPS = 64, 32
+"""Size of the short run that measures what room contacts and constraints need."""
 
 
 def build_env(
@@ -47,8 +53,11 @@ def build_env(
         num_envs, seed = shard.count, EVALUATION_SEED
     cfg = replace(config.env, num_envs=num_envs)
     model = env_class.make_model(cfg)
-    of_warp = {"nconmax": cfg.nconmax, "njmax": cfg.njmax, "deterministic": config.deterministic}
     with while_compiling():
+        if engine == "warp" and None in (cfg.nconmax, cfg.njmax):
+            cfg = _with_room(cfg, config, env_class, model, device)
+        of_warp: dict[str, Any] = {"nconmax": cfg.nconmax, "njmax": cfg.njmax}
+        of_warp["deterministic"] = config.deterministic
         sim = make_simulation(
             engine, model, num_envs, device=device, num_threads=num_threads, **of_warp
         )
@@ -66,6 +75,31 @@ def build_env(
             )
     found.check_groups(config, sizes)
     return env
+
+
+def _with_room(
+    cfg: EnvConfig, config: TrainConfig, env_class: type[Env[Any]], model: Any, device: str
+) -> EnvConfig:
+    """Return `cfg` with ample room for contacts and constraints where it says None.
+
+    A few environments take random actions for some steps, as an untrained policy does.
+    """
+    count = min(config.num_envs, MEASURED_ENVS)
+    std = config.agent.actor.distribution.init_std
+    names = "nconmax", "njmax"
+    given = {name: getattr(cfg, name) for name in names}
+    with own_random_numbers(config.agent.seed, device), torch.inference_mode():
+        sim = make_simulation("warp", copy.copy(model), count, device=device, **given)
+        env = env_class(replace(cfg, num_envs=count), sim, config.agent.seed)
+        env.on_nan = "reset"
+        overflows = True
+        while overflows:  # The room has then been enlarged.
+            env.reset()
+            for _ in range(MEASURED_STEPS):
+                env.step(std * torch.randn_like(env.action))
+            overflows = overflowed_sizes(sim.warnings())
+    assert sim.buffer_use is not None
+    return replace(cfg, **{name: given[name] or sim.buffer_use.ample(name) for name in names})
 
 
 def _env_class(found: FoundTask) -> type[Env[Any]]:

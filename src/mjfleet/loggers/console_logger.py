@@ -10,10 +10,6 @@ from mjfleet.utils.console import print_line
 REMEDIES = {
     "HFIELD": "contacts with a height field were dropped, make its grid coarser",
     **dict.fromkeys(
-        ("NARROWPHASE", "BROADPHASE", "CCD"), "contacts were dropped, raise --env.nconmax"
-    ),
-    **dict.fromkeys(("NEFC", "NJMAX_NNZ"), "constraints were dropped, raise --env.njmax"),
-    **dict.fromkeys(
         ("BADQPOS", "BADQVEL", "BADQACC"),
         "a number there was huge or not finite, and MuJoCo reset the world: the task wrote it, "
         "or the simulation went unstable and needs a smaller timestep",
@@ -26,7 +22,7 @@ OTHER_REMEDY = "see mjtWarning in MuJoCo's documentation, OverflowType in MuJoCo
 
 
 class ConsoleLogger:
-    """Shows each iteration, and each kind of warning of the simulation once.
+    """Shows each iteration, each overflow of a buffer, and each other kind of warning once.
 
     Args:
         max_iterations: number of iterations of the run.
@@ -54,9 +50,10 @@ class ConsoleLogger:
         if metrics.nan_resets:
             found["NAN"] = f"{metrics.nan_resets} times"
         for kind, where in found.items():
-            if kind not in self._warned:
+            told = metrics.overflows.get(kind)
+            if told or kind not in self._warned:
                 self._warned.add(kind)
-                print_line(f"warning: {kind} {where}; {REMEDIES.get(kind, OTHER_REMEDY)}")
+                print_line(f"warning: {kind} {where}; {told or REMEDIES.get(kind, OTHER_REMEDY)}")
         if self._live:
             self._live.iteration(metrics)
         elif self._view != "quiet":

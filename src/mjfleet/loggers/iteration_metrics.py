@@ -25,9 +25,11 @@ class IterationMetrics:
     wait_seconds: float  # Mean time for which the other ranks waited for the slowest one.
     collective_seconds: float  # The slowest rank's in collectives, where it waits for no other.
     warnings: dict[str, int]  # Worlds with a warning, by kind. Kinds without any are absent.
+    overflows: dict[str, str] = field(default_factory=dict)  # What each kind of overflow did.
     nan_resets: int = 0  # Number of resets because a state, reward or observation was not finite.
     # Results of the evaluation, by column without `eval/`. None: no evaluation was due.
     evaluation: dict[str, float | None] = field(default_factory=dict)
+    buffers: dict[str, float | None] = field(default_factory=dict)  # Empty on the native engine.
     gpu: dict[str, float | None] = field(default_factory=dict)  # Empty on CPUs.
 
     def row(self) -> dict[str, float | int | None]:
@@ -54,5 +56,6 @@ class IterationMetrics:
             "collective_seconds": self.collective_seconds,
             "sim_warnings": sum(self.warnings.values()),
             "nan_resets": self.nan_resets,
+            **self.buffers,
             **self.gpu,
         }

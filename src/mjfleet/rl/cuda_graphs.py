@@ -46,6 +46,7 @@ class GraphedRollout:
         self._capture = capture
         self.by_calls = False  # Whether to make the calls for now, so that they can be observed.
         self._captured: tuple[Any, PinnedState] | None = None
+        self._layout = 0  # The simulation's, of the capture.
         self._calls = 0
 
     def __call__(self) -> None:
@@ -54,7 +55,7 @@ class GraphedRollout:
         # The first rollout loads kernels, which is not allowed during a capture.
         if self._capture is None or self.by_calls or self._calls == 1:
             self._roll()
-        elif self._captured is None:
+        elif self._captured is None or self._layout != self._env.sim.layout:
             self._capture_rollout(self._capture)
         else:
             self._replay(*self._captured)
@@ -72,6 +73,7 @@ class GraphedRollout:
 
     def _capture_rollout(self, capture: Capture) -> None:
         """Capture a rollout, and compare it with the calls from the same state."""
+        self._captured, self._layout = None, self._env.sim.layout
         pinned = PinnedState({"env": self._env, "policy": self._policy}, ["env._steps"])
         restore = _remember(self._env, self._storage, pinned)
         self._roll()

@@ -50,6 +50,7 @@ class Evaluator:
             env.sim.restore(self._sim_state)
             self._env_state.restore_built()
             episodes = play_episodes(env, policy, after_step=after_step)
+            env.sim.warnings()  # Enlarges buffers that have overflowed, for the next evaluation.
         policy.reset(hidden_state=hidden_state)
         length, *rest = episodes.double().sum(dim=0).tolist()
         totals = len(episodes), length, sum(rest[: len(env.reward_names)]), *rest

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from mjfleet.env import NAN, EpisodeStatistics
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.rl.gpu_usage import GpuUsage, usage_columns
+from mjfleet.sim.buffer_use import BufferUse, buffer_columns, overflow_texts
 
 T = TypeVar("T")
 
@@ -32,6 +33,7 @@ class RankReport:
     evaluation: EpisodeStatistics | None = None  # None on all ranks if no evaluation was due.
     eval_seconds: float = 0.0
     gpu: GpuUsage | None = None  # None on CPUs.
+    buffers: BufferUse | None = None  # None on the native engine.
 
 
 def to_numbers(tree: Any) -> list[float]:
@@ -79,6 +81,7 @@ def summarize(
     """Return an iteration's metrics over all ranks, and add its episodes to the window."""
     whole, ranks = total(reports), len(reports)
     statistics, warnings = whole.statistics, dict(whole.warnings)
+    uses = [report.buffers for report in reports]
     window.add(statistics)
     newest = window.means(tuple(statistics.terms))
     rank, wait, collective = slowest(reports)
@@ -102,7 +105,9 @@ def summarize(
         collective_seconds=collective,
         nan_resets=warnings.pop(NAN),
         warnings={kind: number for kind, number in warnings.items() if number},
+        overflows=overflow_texts(uses, [report.warnings for report in reports]),
         evaluation=evaluation,
+        buffers=buffer_columns(uses),
         gpu=usage_columns([report.gpu for report in reports]),
     )
 

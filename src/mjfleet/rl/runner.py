@@ -179,6 +179,7 @@ class Runner:
             evaluation=evaluation,
             eval_seconds=evaluated - learned,
             gpu=read_usage(self.device),
+            buffers=self.env.sim.buffer_use,
         )
         gathered = self.collectives.all_gather(rank_statistics.to_numbers(own))
         reports = [rank_statistics.from_numbers(own, numbers) for numbers in gathered]

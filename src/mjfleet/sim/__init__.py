@@ -28,8 +28,8 @@ def make_simulation(
         num_envs: number of worlds.
         device: torch's device name, such as "cuda:0".
         num_threads: threads of the native engine.
-        nconmax: maximum number of contacts per world on warp; None: estimated from the model.
-        njmax: maximum number of constraint rows per world on warp; None: estimated.
+        nconmax: contacts per world that warp has room for; None: estimated from the model.
+        njmax: constraint rows per world that warp has room for; None: estimated.
         deterministic: whether warp computes the same bits each time on a GPU, as it does on a CPU.
     """
     if engine == "native":

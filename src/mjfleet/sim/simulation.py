@@ -11,6 +11,8 @@ import mujoco
 import numpy as np
 import torch
 
+from mjfleet.sim.buffer_use import BufferUse
+
 STATE_FIELDS = (
     "time", "qpos", "qvel", "act", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos",
     "mocap_quat",
@@ -51,6 +53,10 @@ class Simulation(ABC):
 
     warning_kinds: tuple[str, ...]
     """Every kind that `warnings` may report."""
+    buffer_use: BufferUse | None = None
+    """On warp, what was needed between the last two calls of `warnings`."""
+    layout: int = 0
+    """Number of times that buffers were replaced. Graphs of torch's from before are void."""
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, device: str) -> None:
         self.model = model
@@ -82,9 +88,10 @@ class Simulation(ABC):
     def warnings(self) -> dict[str, int]:
         """Return the number of worlds with a warning since the last call, by kind.
 
-        On warp the kinds are overflowed buffers, whose worlds lost contacts or constraints. On
-        native they are MuJoCo's warnings, such as worlds that became unstable and that MuJoCo
-        reset. Reads from the device once.
+        On warp the kinds are overflowed buffers, whose worlds lost contacts or constraints; those
+        for contacts and constraint rows are then enlarged, which changes `layout`. On native they
+        are MuJoCo's warnings, such as worlds that became unstable and that MuJoCo reset. Reads from
+        the device once.
         """
 
     @abstractmethod

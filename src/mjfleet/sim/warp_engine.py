@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 import mujoco
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 import warp as wp
 
+from mjfleet.sim.buffer_use import BufferUse, overflowed_sizes
 from mjfleet.sim.simulation import (
     ACCELERATION_FIELDS,
     INTEGRATION_FIELDS,
@@ -63,17 +65,15 @@ class WarpSimulation(Simulation):
             self._data = mjw.put_data(model, start, nworld=num_envs, nconmax=nconmax, njmax=njmax)
             self._mask = torch.ones(num_envs, dtype=torch.bool, device=self.device)
             self._mask_array = wp.from_torch(self._mask)
-            self._overflow = wp.to_torch(self._data.overflow)
-            self._overflowed = torch.zeros_like(self._overflow)
+            # Since `warnings` was called last.
+            self._overflowed, self._most_rows = wp.zeros(num_envs, int), wp.zeros(num_envs, int)
+            self._most_contacts = wp.zeros(1, int)
             bits = [int(mjw.OverflowType[kind]) for kind in self.warning_kinds]
-            self._kind_bits = self._overflow.new_tensor(bits)
-            # Running each kernel once compiles and loads it, which a capture must not do.
-            self._step(1, derived=True)
-            self._reset()
-            self._velocity_stage()
+            self._kind_bits = torch.tensor(bits, dtype=torch.int32, device=self.device)
+            self._load_kernels()
             # `reset_data` does not reset most of these.
-            fields = (wp.to_torch(getattr(self._data, name)) for name in ACCELERATION_FIELDS)
-            self._accelerations = [field.zero_() for field in fields]
+            live = (wp.to_torch(getattr(self._data, name)) for name in ACCELERATION_FIELDS)
+            self._accelerations = [field.zero_() for field in live]
 
     def step(self, n: int = 1) -> None:
         derived = self._derived
@@ -85,23 +85,46 @@ class WarpSimulation(Simulation):
 
     def reset(self, mask: torch.Tensor) -> None:
         self._mask.copy_(mask)
-        self._overflowed |= self._overflow  # Before the reset clears it.
         self._run(("reset",), self._reset)
         for field in self._accelerations:
             field.masked_fill_(mask.unsqueeze(1), 0.0)
 
     def warnings(self) -> dict[str, int]:
-        flags = (self._overflowed | self._overflow).unsqueeze(1)
-        counts = (flags & self._kind_bits).ne(0).sum(dim=0).tolist()
-        self._overflowed.zero_()
-        self._overflow.zero_()
-        return {kind: n for kind, n in zip(self.warning_kinds, counts, strict=True) if n}
+        noted = [wp.to_torch(x) for x in (self._overflowed, self._most_rows, self._most_contacts)]
+        overflowed, rows, contacts = noted
+        counts = (overflowed.unsqueeze(1) & self._kind_bits).ne(0).sum(dim=0)
+        most = [number.view(1) for number in rows.max(dim=0)]
+        numbers = torch.cat((counts, *most, contacts))
+        for tensor in (*noted, wp.to_torch(self._data.overflow)):
+            tensor.zero_()
+        return self._take_warnings(numbers.tolist())
+
+    def _take_warnings(self, numbers: list[int]) -> dict[str, int]:
+        """Note what the buffers needed, enlarge those that overflowed, and return the warnings."""
+        *counts, constraints, world, contacts = numbers
+        self.buffer_use = use = BufferUse(
+            contacts=contacts / self.num_envs,
+            nconmax=self._data.naconmax // self.num_envs,
+            constraints=constraints,
+            njmax=self._data.njmax,
+            world=world,
+        )
+        found = {kind: n for kind, n in zip(self.warning_kinds, counts, strict=True) if n}
+        self._make_room({size: use.doubled(size) for size in overflowed_sizes(found)})
+        return found
 
     def state(self) -> dict[str, torch.Tensor]:
         names = (*INTEGRATION_FIELDS, *ACCELERATION_FIELDS, "sensordata")
         arrays = {name: getattr(self._data, name, None) for name in names}
-        fields = {name: wp.to_torch(a) for name, a in arrays.items() if isinstance(a, wp.array)}
-        return fields | {f"model {name}": field for name, field in self._expanded.items()}
+        live = {name: wp.to_torch(a) for name, a in arrays.items() if isinstance(a, wp.array)}
+        room = torch.tensor((self._data.naconmax // self.num_envs, self._data.njmax))
+        expanded = {f"model {name}": field for name, field in self._expanded.items()}
+        return {**live, **expanded, "room": room}
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        if "room" in state:  # Sums over buffers of another size would be rounded differently.
+            self._make_room(dict(zip(("nconmax", "njmax"), state["room"].tolist(), strict=True)))
+        super().restore({name: value for name, value in state.items() if name != "room"})
 
     def set_const(self) -> None:
         for name in FOLLOWING:
@@ -142,9 +165,44 @@ class WarpSimulation(Simulation):
                 self._graphs[key] = capture.graph
             wp.capture_launch(self._graphs[key])
 
+    def _make_room(self, sizes: Mapping[str, int]) -> None:
+        """Enlarge the buffers to `nconmax` and `njmax`, where they are smaller.
+
+        All other arrays keep their addresses. Graphs that were captured before are void.
+        """
+        data = self._data
+        now = {"nconmax": data.naconmax // self.num_envs, "njmax": data.njmax}
+        larger = {name: max(size, sizes.get(name, 0)) for name, size in now.items()}
+        if larger == now:
+            return
+        before = {name: value.clone() for name, value in self.state().items()}
+        with wp.ScopedDevice(str(self.device)):
+            start = mujoco.MjData(self.model)
+            other = mjw.put_data(self.model, start, nworld=self.num_envs, **larger)
+            for field in fields(data):
+                old, new = getattr(data, field.name), getattr(other, field.name)
+                if not isinstance(old, wp.array) or old.shape != new.shape:
+                    setattr(data, field.name, new)
+            self._graphs.clear()
+            self.layout += 1
+            self._load_kernels()
+        super().restore({name: value for name, value in before.items() if name != "room"})
+
+    def _load_kernels(self) -> None:
+        """Run each kernel once, which compiles and loads it: a capture must not do that."""
+        self._step(1, derived=True)
+        self._reset()
+        self._velocity_stage()
+        for noted in (self._overflowed, self._most_rows, self._most_contacts):
+            noted.zero_()
+
     def _step(self, n: int, derived: bool) -> None:
+        data = self._data
+        needed = data.nacon, data.ncollision, data.nefc, data.overflow
+        noted = self._most_contacts, self._most_rows, self._overflowed
         for _ in range(n):
-            mjw.step(self._model, self._data)
+            mjw.step(self._model, data)
+            wp.launch(_note_use, self.num_envs, [*needed, *noted])
         if derived:
             self._velocity_stage()
 
@@ -174,6 +232,18 @@ class WarpSimulation(Simulation):
         # A matrix is 3 x 3 on warp, and 9 numbers in MuJoCo's own arrays.
         shape = np.shape(getattr(mujoco.MjData(self.model), name))
         return wp.to_torch(getattr(self._data, name)).view(self.num_envs, *shape)
+
+
+@wp.kernel(enable_backward=False)
+def _note_use(
+    nacon: Any, ncollision: Any, nefc: Any, overflow: Any, contacts: Any, rows: Any, overflowed: Any
+) -> None:
+    """Note what a step needed. mujoco_warp counts also what it had to drop."""
+    world = wp.tid()
+    rows[world] = wp.max(rows[world], nefc[world])
+    overflowed[world] = overflowed[world] | overflow[world]
+    if world == 0:
+        contacts[0] = wp.max(contacts[0], wp.max(nacon[0], ncollision[0]))
 
 
 def start_warp(device: str) -> None:
