@@ -4,6 +4,7 @@ Imports take most of the time of a short run. Each request is a line of JSON; th
 with the exit code, comes when the process that was forked for it has ended.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -50,4 +51,5 @@ if __name__ == "__main__":
     prepare()
     for name in MODULES:
         importlib.import_module(name)
+    gc.freeze()  # A collection after a fork would copy the pages of all that is imported.
     importlib.import_module(become(next_request())).main()
