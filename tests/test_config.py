@@ -2,9 +2,11 @@
 
 import ast
 import inspect
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -27,6 +29,7 @@ from mjfleet.config import (
     to_dict,
     train_config,
 )
+from mjfleet.config.field_kinds import INITIAL, LEARNING, NAMES, OPERATION, PLACEMENT
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.runs.config_yaml import read_config, write_config
@@ -115,6 +118,23 @@ def test_ppo_has_every_parameter_of_rsl_rl() -> None:
     # Gradients of all workers travel as one buffer, so that there are no buckets to size.
     how_it_is_computed = {"backprop", "learning_threads"}
     assert theirs - built_by_the_runner - {"grad_reduce_bucket_mb"} == ours - how_it_is_computed
+
+
+def dotted_names(kind: type[Any], prefix: str = "") -> Iterator[str]:
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        options = [hints[field.name], *get_args(hints[field.name])]
+        inner = next((o for o in options if isinstance(o, type) and is_dataclass(o)), None)
+        if inner:
+            yield from dotted_names(inner, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}"
+
+
+def test_every_field_says_who_may_set_it_and_whether_it_decides_what_is_learned() -> None:
+    kinds = (PLACEMENT, OPERATION, NAMES, INITIAL, LEARNING)
+    assert {*dotted_names(TrainConfig)} == frozenset.union(*kinds)
+    assert not any(one & other for one, other in combinations(kinds, 2))
 
 
 def test_every_field_is_documented_where_it_is_declared() -> None:

@@ -3,55 +3,21 @@
 import os
 import shutil
 import stat
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 import yaml
 
-from mjfleet.config import AgentConfig, LaunchConfig, to_dict
+from mjfleet.config import to_dict
 from mjfleet.registry import discover
 from mjfleet.runs.config_yaml import read_config, write_config
-from mjfleet.runs.foreign_files import PLACEMENT
 
 from ..conftest import TESTS, Run, only_run, write_task
 
 TASK = "cartpole-balance"
 RUN = TESTS / "data" / "cartpole-balance-9159368"
-ANYBODYS = """
-gpu_ids cpu_workers total_envs total_steps engine cpu_threads numa deterministic backend
-collective_timeout hang_timeout max_restarts keep_checkpoints save_worlds eval_interval eval_envs
-video_interval on_nan plain quiet dry_run
-agent.library agent.seed agent.tf32 agent.num_steps_per_env agent.max_iterations agent.save_interval
-agent.init_at_random_ep_len agent.experiment_name agent.run_name agent.logger agent.wandb.group
-agent.wandb.tags agent.wandb.notes agent.torch_compile_mode agent.obs_groups.actor
-agent.obs_groups.critic agent.obs_groups.rnd_state
-agent.actor.class_name agent.actor.hidden_dims agent.actor.activation agent.actor.obs_normalization
-agent.actor.rnn_type agent.actor.rnn_hidden_dim agent.actor.rnn_num_layers
-agent.actor.distribution.class_name agent.actor.distribution.init_std
-agent.actor.distribution.std_type agent.actor.distribution.std_range
-agent.actor.distribution.learn_std
-agent.critic.class_name agent.critic.hidden_dims agent.critic.activation
-agent.critic.obs_normalization agent.critic.rnn_type agent.critic.rnn_hidden_dim
-agent.critic.rnn_num_layers
-agent.algorithm.num_learning_epochs agent.algorithm.num_mini_batches agent.algorithm.learning_rate
-agent.algorithm.schedule agent.algorithm.desired_kl agent.algorithm.gamma agent.algorithm.lam
-agent.algorithm.clip_param agent.algorithm.use_clipped_value_loss agent.algorithm.value_loss_coef
-agent.algorithm.entropy_coef agent.algorithm.max_grad_norm agent.algorithm.optimizer
-agent.algorithm.normalize_advantage_per_mini_batch agent.algorithm.use_mixed_precision
-agent.algorithm.backprop agent.algorithm.learning_threads
-agent.algorithm.rnd_cfg.weight agent.algorithm.rnd_cfg.num_outputs
-agent.algorithm.rnd_cfg.predictor_hidden_dims agent.algorithm.rnd_cfg.target_hidden_dims
-agent.algorithm.rnd_cfg.activation agent.algorithm.rnd_cfg.state_normalization
-agent.algorithm.rnd_cfg.reward_normalization agent.algorithm.rnd_cfg.learning_rate
-agent.algorithm.symmetry_cfg.data_augmentation_func
-agent.algorithm.symmetry_cfg.use_data_augmentation agent.algorithm.symmetry_cfg.use_mirror_loss
-agent.algorithm.symmetry_cfg.mirror_loss_coeff
-"""
-"""The values that may come from any file. A new field belongs here if it decides what is learned or
-with how much of a machine, and into PLACEMENT if it decides where, as whom, or with whose code."""
 
 
 @pytest.fixture(autouse=True)
@@ -60,24 +26,6 @@ def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     folder = tmp_path_factory.mktemp("state")
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
     return folder
-
-
-def dotted_names(kind: type[Any], prefix: str = "") -> Iterator[str]:
-    hints = get_type_hints(kind)
-    for field in fields(kind):
-        options = [hints[field.name], *get_args(hints[field.name])]
-        inner = next((o for o in options if isinstance(o, type) and is_dataclass(o)), None)
-        if inner:
-            yield from dotted_names(inner, f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}"
-
-
-def test_every_field_says_whether_it_may_come_from_any_file() -> None:
-    names = {*dotted_names(LaunchConfig), *dotted_names(AgentConfig, "agent.")}
-    anybodys = {*ANYBODYS.split()}
-    assert not PLACEMENT & anybodys
-    assert names == PLACEMENT | anybodys
 
 
 def write(tmp_path: Path, **changes: Any) -> Path:

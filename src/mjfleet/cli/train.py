@@ -16,7 +16,8 @@ from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.errors import UserError, run_command
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.runs.config_yaml import read_config, task_of
-from mjfleet.runs.resume_choice import Resume, find_resume, read_recorded, take_tasks_dir
+from mjfleet.runs.fork import resume_or_fork
+from mjfleet.runs.resume_choice import Wanted, find_wanted, read_recorded, take_tasks_dir
 from mjfleet.utils.packages import need_extra
 from mjfleet.worker.rank_environment import torchrun_variables
 
@@ -44,26 +45,29 @@ def train(arguments: Sequence[str]) -> int:
             "the file of --config names it"
         )
     found = registry.find(name)
-    resume = None if asks_for_help else _resume(found, flags)
-    if resume is None:
+    wanted, resume = None if asks_for_help else _wanted(found, flags), None
+    if wanted is None:
         _drop_names_of_others(data, name, registry)
-    config = parse(found, flags, resume.config if resume else data)
+    config = parse(found, flags, wanted.config if wanted else data)
+    if wanted:
+        take_lock = not config.dry_run and os.environ.get("RANK", "0") == "0"
+        recorded = from_dict(found.defaults(), wanted.config)
+        resume, config = resume_or_fork(wanted, config, recorded, take_lock)
     need_extra("skrl", f"--agent.library {config.agent.library}", config.agent.packages)
     from mjfleet.launch.launch_training import launch_training  # Help does not wait for it.
 
     return launch_training(found, config, resume, arguments)
 
 
-def _resume(found: FoundTask, flags: Sequence[str]) -> Resume | None:
-    """Find the run to continue, whose configuration the flags change."""
+def _wanted(found: FoundTask, flags: Sequence[str]) -> Wanted | None:
+    """Find what `--resume` names, whose configuration the flags change."""
     if (wanted := peek(flags, "--resume")) is None:
         return None
     default = found.defaults()
     log_root = peek(flags, "--log-root") or default.log_root
     experiment = peek(flags, "--agent.experiment-name") or default.agent.experiment_name
-    take_lock = not is_given(flags, "--dry-run") and os.environ.get("RANK", "0") == "0"
     trust = is_given(flags, "--trust")
-    return find_resume(wanted, found.name, Path(log_root, experiment), take_lock, trust)
+    return find_wanted(wanted, found.name, Path(log_root, experiment), trust)
 
 
 def _base(arguments: Sequence[str]) -> dict[str, Any]:

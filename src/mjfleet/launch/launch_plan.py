@@ -16,7 +16,7 @@ from mjfleet.launch.devices import Host, choose_backend
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.launch.log_directory import choose_log_directory
 from mjfleet.registry import FoundTask
-from mjfleet.runs.resume_choice import Resume
+from mjfleet.runs.resume_choice import Parent, Resume
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import WorkerArgs
 
@@ -53,6 +53,7 @@ class LaunchPlan:
     goes_on: bool  # Whether the run directory is that of an earlier run, which continues.
     checkpoint: Path | None  # Where training continues from; None: it begins.
     is_restart: bool  # Whether the run was started again after a fault, by itself.
+    parent: Parent | None  # Of a new run that begins from another run's checkpoint.
     notes: tuple[str, ...]  # What the user should be told about these decisions.
     run_dir: Path = Path()
     torchrunx_log_dir: Path | None = None
@@ -156,6 +157,7 @@ def make_plan(
         goes_on=bool(resume and resume.run_dir),
         checkpoint=resume.checkpoint if resume else None,
         is_restart=bool(resume and resume.is_restart),
+        parent=resume.parent if resume else None,
         notes=(*_notes(config, hosts, world_size), *(resume.notes if resume else ())),
         run_dir=(resume and resume.run_dir) or Path(),
     )

@@ -170,9 +170,9 @@ def _with_iterations(plan: LaunchPlan, resume: Resume | None) -> LaunchPlan:
     if total is None or each is None:
         return plan
     iterations = steps = 0
-    if resume and resume.run_dir and resume.iteration:
+    if resume and resume.checkpoint and resume.iteration:
         iterations = resume.iteration
-        _, rows = read_rows(resume.run_dir / METRICS_FILE, iterations)
+        _, rows = read_rows(resume.checkpoint.parents[1] / METRICS_FILE, iterations)
         steps = int((rows and value(rows[-1], "total_steps")) or iterations * each)
     iterations += max(0, math.ceil((total - steps) / each))
     agent = replace(plan.config.agent, max_iterations=iterations)
@@ -192,7 +192,7 @@ def _create_run_dir(
         try:
             record = plan.record()
             run_dir = RunDirectory(plan.run_dir, plan.config, defaults, argv, record, lock, *logs)
-            return plan, run_dir
+            return replace(plan, checkpoint=run_dir.checkpoint), run_dir
         except FileExistsError:
             when += timedelta(seconds=1)
             plan = name_files(plan, os.environ, when)

@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 class WandbLogger(Logger):
     """A Weights & Biases run per run directory, which a resumed run continues.
 
+    A run of its own that began from another one's checkpoint names that one as `parent` in its
+    configuration there, with that one's id on W&B.
+
     Without a login or a reachable server, the run is recorded offline. Nothing asks for a login.
     """
 
@@ -43,8 +46,11 @@ class WandbLogger(Logger):
     def open(self) -> None:
         """Start the run, or continue it."""
         # W&B would choose an id only once the server has answered.
-        known = read_record(self._run_dir).get("wandb_id") or os.environ.get("WANDB_RUN_ID")
-        run_id = known or uuid.uuid4().hex[:16]
+        record, wanted = read_record(self._run_dir), os.environ.get("WANDB_RUN_ID")
+        if parent := record.get("parent"):
+            self._config["parent"] = parent
+            wanted = None if wanted == parent.get("wandb_id") else wanted
+        run_id = record.get("wandb_id") or wanted or uuid.uuid4().hex[:16]
         write_record(self._run_dir, wandb_id=run_id)
         # At exit, W&B's telemetry would wait for a server that does not answer.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")

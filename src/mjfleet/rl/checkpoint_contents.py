@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mjfleet.config import by_dotted_name, to_dict
+from mjfleet.config.field_kinds import decides_learning
 from mjfleet.env import random_numbers
 from mjfleet.env.env_state import EnvState
 from mjfleet.errors import UserError
@@ -22,14 +24,21 @@ class Checkpointer:
     """Writes and reads the checkpoints of a run. Each rank has one; rank 0's writes."""
 
     def __init__(
-        self, runner: Runner, task: str, folder: Path, keep: int | None, worlds: bool = True
+        self,
+        runner: Runner,
+        task: str,
+        folder: Path,
+        keep: int | None,
+        worlds: bool = True,
+        task_hash: str = "",
     ) -> None:
         """Remember the state of the runner's environment, which has not taken a step.
 
         If `folder` holds a BEST, its return is the best so far. `keep`: how many others are kept
         (None: all). `worlds`: whether they hold the worlds and random states of all ranks.
+        `task_hash`: of the task's code, see task_snapshot.py.
         """
-        self._runner, self._task = runner, task
+        self._runner, self._task, self._task_hash = runner, task, task_hash
         self._schedule = CheckpointSchedule(folder, runner.agent.save_interval, keep)
         self._keeps_worlds = worlds
         self._env_state = EnvState(runner.env)
@@ -70,13 +79,16 @@ class Checkpointer:
             if rank != 0:
                 return []
             before()
-            return paths if self._schedule.write(paths, self._state(ranks), is_last=is_last) else []
+            about = {"iteration": iteration, "task": self._task, "task_hash": self._task_hash}
+            data = files.pack_checkpoint(self._state(ranks), about)
+            return paths if self._schedule.write(paths, data, is_last=is_last) else []
 
     def resume(self, path: Path) -> list[str]:
         """Continue from a checkpoint.
 
-        With the same number of workers and worlds and the same engine, the whole state is restored.
-        Otherwise networks, optimiser and counters are, and the worlds begin anew.
+        With the same number of workers and worlds, the same engine, seed and numbers of the
+        environment, the whole state is restored. Otherwise networks, optimiser and counters are,
+        and the worlds begin anew.
 
         Returns:
             Descriptions of what could not be restored.
@@ -97,6 +109,9 @@ class Checkpointer:
         runner.window.restore(own["window"], runner.env.reward_names)
         then, now, ranks = own["shape"], self._shape(), own["ranks"]
         changed = [what for what in now if then.get(what) != now[what]]
+        saved, numbers = own.get("numbers", {}), self._numbers()
+        then, now = then | saved, now | numbers
+        changed += [what for what, old in saved.items() if numbers.get(what, old) != old]
         if "sim" in ranks[0] and not changed:
             if other_shape := self._restore_rank(ranks[runner.collectives.rank]):
                 names = ", ".join(other_shape)
@@ -160,12 +175,25 @@ class Checkpointer:
             "model": [model.nq, model.nv, model.na, model.nu, model.nbody, model.nsensordata],
         }
 
+    def _numbers(self) -> dict[str, Any]:
+        """Return the numbers with which an environment is built, by flag."""
+        agent = self._runner.agent
+        begun = {"seed": agent.seed, "init_at_random_ep_len": agent.init_at_random_ep_len}
+        values = by_dotted_name({"agent": begun, "env": to_dict(self._runner.env.cfg)})
+        return {
+            f"--{name.replace('_', '-')}": value
+            for name, value in values.items()
+            if decides_learning(name) and name != "env.num_envs"
+        }
+
     def _state(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the content of a checkpoint, given the states of all ranks."""
         runner = self._runner
         own = {
             "task": self._task,
+            "task_hash": self._task_hash,
             "shape": self._shape(),
+            "numbers": self._numbers(),
             "total_steps": runner.total_steps,
             "optimizer": runner.agent.algorithm.optimizer,
             "configured_learning_rate": runner.agent.algorithm.learning_rate,

@@ -4,13 +4,17 @@ The format is rsl_rl's. mjfleet's own state is a dictionary under the key OWN.
 """
 
 import io
+import json
 import pickle
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mjfleet.errors import UserError
+from mjfleet.runs.checkpoint_archive import ABOUT
 
 OWN = "mjfleet"
 
@@ -43,6 +47,14 @@ def pack(state: Any) -> bytes:
     """Return a state as bytes. Writing them to a file then raises an error with its reason."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def pack_checkpoint(state: Any, about: Mapping[str, Any]) -> bytes:
+    """Return a checkpoint as bytes, with what `checkpoint_archive.about` reads of it."""
+    buffer = io.BytesIO(pack(state))
+    with zipfile.ZipFile(buffer, "a") as archive:
+        archive.writestr(ABOUT, json.dumps(about))
     return buffer.getvalue()
 
 

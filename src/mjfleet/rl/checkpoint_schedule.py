@@ -3,9 +3,7 @@
 import logging
 import time
 from pathlib import Path
-from typing import Any
 
-from mjfleet.rl.checkpoint_files import pack
 from mjfleet.runs.checkpoint_names import BEST, checkpoints_in
 from mjfleet.utils.atomic_write import write_atomically
 
@@ -35,13 +33,12 @@ class CheckpointSchedule:
         names = [f"model_{iteration}.pt"] * is_due + [BEST] * is_best
         return [self._folder / name for name in names]
 
-    def write(self, paths: list[Path], state: dict[str, Any], *, is_last: bool) -> bool:
-        """Write the same state to several files; return whether that succeeded.
+    def write(self, paths: list[Path], data: bytes, *, is_last: bool) -> bool:
+        """Write the same checkpoint to several files; return whether that succeeded.
 
         Raises:
             CheckpointError: it has failed several times in a row.
         """
-        data = pack(state)
         for attempt in range(ATTEMPTS if is_last else 1):
             time.sleep(PAUSE_SECONDS if attempt else 0.0)
             path = paths[0]

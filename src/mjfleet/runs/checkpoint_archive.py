@@ -1,11 +1,16 @@
 """Looks at a checkpoint's file as a zip archive, before torch reads it. Imports no torch."""
 
+import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
-from mjfleet.utils.safe_read import open_regular
+from mjfleet.utils.safe_read import check_values, open_regular
 
 CHECKPOINT_BYTES = 2**40
+ABOUT = "archive/mjfleet.json"
+"""The record of what a checkpoint says of itself, for those who do not import torch."""
+ABOUT_BYTES = 10_000
 
 
 def why_damaged(checkpoint: Path, is_thorough: bool = True) -> str | None:
@@ -27,3 +32,20 @@ def why_damaged(checkpoint: Path, is_thorough: bool = True) -> str | None:
     except (zipfile.BadZipFile, EOFError, ValueError, RuntimeError, NotImplementedError) as error:
         return str(error) or type(error).__name__
     return f"{bad} does not match its check sum" if bad else None
+
+
+def about(checkpoint: Path) -> dict[str, Any]:
+    """Return what a checkpoint says of itself: `iteration`, `task`, `task_hash`.
+
+    Empty if it says nothing, as those of earlier versions and of rsl_rl, or cannot be read.
+    """
+    try:
+        with open_regular(checkpoint, CHECKPOINT_BYTES) as file, zipfile.ZipFile(file) as archive:
+            record = archive.getinfo(ABOUT)
+            if record.compress_type != zipfile.ZIP_STORED or record.file_size > ABOUT_BYTES:
+                return {}
+            found = json.loads(archive.read(record))
+        check_values(found)
+    except (OSError, KeyError, ValueError, RecursionError, zipfile.BadZipFile, NotImplementedError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -73,12 +73,15 @@ def write_config(path: Path, task: str, config: TrainConfig) -> None:
 
 def changed_values(config: TrainConfig, defaults: TrainConfig) -> dict[str, dict[str, Any]]:
     """Return `value` and `default` of what differs from a task's defaults, by dotted name."""
-    values, known = by_dotted_name(_recorded(config)), by_dotted_name(_recorded(defaults))
-    return {
-        name: {"value": value, "default": known.get(name)}
-        for name, value in values.items()
-        if value != known.get(name)
-    }
+    different = differences(config, defaults).items()
+    return {name: {"value": value, "default": default} for name, (value, default) in different}
+
+
+def differences(config: TrainConfig, other: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the values of both where the recorded ones differ, by dotted name."""
+    ours, theirs = by_dotted_name(_recorded(config)), by_dotted_name(_recorded(other))
+    pairs = {name: (ours.get(name), theirs.get(name)) for name in ours | theirs}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _read(path: str, name: str, is_typed: bool) -> tuple[bytes, dict[str, Any]]:

@@ -20,14 +20,9 @@ from platformdirs import user_state_path
 
 from mjfleet.config import LaunchConfig, TrainConfig, WandbConfig
 from mjfleet.config.dict_conversion import by_dotted_name, from_dict, to_dict
+from mjfleet.config.field_kinds import PLACEMENT
 from mjfleet.errors import UserError
 
-PLACEMENT = frozenset({
-    "hosts", "ssh_config", "launcher_address", "min_hosts", "env_var", "tasks_dir", "log_root",
-    "torchrunx_log_dir", "resume", "config", "trust", "agent.wandb.project", "agent.wandb.entity",
-    "agent.wandb.mode", "agent.wandb.checkpoints",
-})  # fmt: skip
-"""The values that only the user decides. All others may come from any file."""
 WANDB = "agent.wandb."
 SIGNED = "# Signed with a key of the user who trained: "
 KEY_BYTES = 32

@@ -1,12 +1,12 @@
 """Chooses the run and the checkpoint that `--resume` or a run's name means. Imports no torch."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mjfleet.errors import UserError
-from mjfleet.runs.checkpoint_archive import why_damaged
+from mjfleet.runs.checkpoint_archive import about, why_damaged
 from mjfleet.runs.checkpoint_names import checkpoints_in, iteration_of
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.run_directory import lock_run
@@ -18,21 +18,46 @@ FLAG = "--resume "  # How messages name what the user typed.
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """What `--resume` names."""
+
+    path: Path  # A run directory, or a checkpoint.
+    run_dir: Path | None  # None: the checkpoint is in no run directory.
+    config: dict[str, Any]  # The configuration of that run, empty without a run directory.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """Where a run of its own began that was trained from another run's checkpoint."""
+
+    run: str | None  # Experiment and name; None: the checkpoint was in no run directory.
+    checkpoint: str | None  # Its path; None: the other run had none yet.
+    iteration: int | None  # Iterations done in it; None: unknown.
+    changed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """`value`, and the `parent`'s, of what differs from the other run, by dotted name."""
+    wandb_id: str | None = None  # Of the other run.
+
+
+@dataclass(frozen=True)
 class Resume:
     """Where a run continues."""
 
-    run_dir: Path | None
-    """The run that continues. None: a new run starts from a checkpoint without a run directory."""
+    run_dir: Path | None  # The run that continues. None: a new run begins from the checkpoint.
     checkpoint: Path | None  # None: the run has no checkpoint yet and starts from the beginning.
     config: dict[str, Any]  # The configuration of that run, empty without a run directory.
     notes: tuple[str, ...] = ()  # What the user should know about the choice.
     lock: int | None = None  # Open descriptor that keeps other processes from continuing the run.
     is_restart: bool = False  # Whether the run continues by itself, after a fault.
+    parent: Parent | None = None  # Of a new run.
 
     @property
     def iteration(self) -> int | None:
-        """Iterations done, if the file's name tells them; 0 without a checkpoint."""
-        return iteration_of(self.checkpoint) if self.checkpoint else 0
+        """Iterations done, if the checkpoint tells them; 0 without a checkpoint."""
+        if self.checkpoint is None:
+            return 0
+        number = iteration_of(self.checkpoint)
+        number = about(self.checkpoint).get("iteration") if number is None else number
+        return number if isinstance(number, int) else None
 
 
 @dataclass(frozen=True)
@@ -43,21 +68,17 @@ class Trained(Resume):
     checkpoint: Path
 
 
-def find_resume(
-    wanted: str, task: str, experiment: Path, take_lock: bool = False, trust: bool = False
-) -> Resume:
-    """Return what `--resume` means.
+def find_wanted(wanted: str, task: str, experiment: Path, trust: bool = False) -> Wanted:
+    """Return what `--resume` names.
 
     Args:
         wanted: a run directory, a checkpoint, or a word for a run that `find_run` knows.
         task: the task to train.
         experiment: the folder in which `latest` looks for runs, under the log root.
-        take_lock: whether to lock the run before looking for its newest checkpoint.
         trust: as for `read_config`.
 
     Raises:
-        UserError: the run or file does not exist, is damaged, is being trained, or belongs to
-            another task.
+        UserError: the run or file does not exist, or belongs to another task.
     """
     path = find_run(wanted, FLAG + wanted, experiment.parent, experiment.name)
     run_dir = _run_of(path)
@@ -69,17 +90,34 @@ def find_resume(
         )
     if run_dir is None:
         # What the user names may be a link.
-        checkpoint, _ = _choose(Path(os.path.realpath(path)) if path.is_symlink() else path, FLAG)
-        return Resume(None, checkpoint, {}, (f"a new run begins with {path}",))
+        return Wanted(Path(os.path.realpath(path)) if path.is_symlink() else path, None, {})
     recorded, config = _recorded(run_dir, FLAG, trust)
     if recorded != task:
         raise UserError(
             f"{FLAG}{run_dir} is a run of the task {recorded}, not of {task}: "
             f"train {recorded} {FLAG}{run_dir}"
         )
-    lock = lock_run(run_dir) if take_lock else None
-    checkpoint, notes = _choose(path, FLAG)
-    return Resume(run_dir, checkpoint, config, notes, lock)
+    return Wanted(path, run_dir, config)
+
+
+def choose_checkpoint(wanted: Wanted, take_lock: bool = False) -> Resume:
+    """Return the run with its newest undamaged checkpoint, or with the one that is wanted.
+
+    `take_lock`: whether to lock the run before.
+
+    Raises:
+        UserError: there are only damaged checkpoints, or the run is being trained.
+    """
+    lock = lock_run(wanted.run_dir) if take_lock and wanted.run_dir else None
+    checkpoint, notes = _choose(wanted.path, FLAG)
+    return Resume(wanted.run_dir, checkpoint, wanted.config, notes, lock)
+
+
+def find_resume(
+    wanted: str, task: str, experiment: Path, take_lock: bool = False, trust: bool = False
+) -> Resume:
+    """Return what `--resume` means to go on in place: `find_wanted`, then `choose_checkpoint`."""
+    return choose_checkpoint(find_wanted(wanted, task, experiment, trust), take_lock)
 
 
 def find_trained(wanted: str, log_root: Path, trust: bool) -> tuple[str, Trained]:

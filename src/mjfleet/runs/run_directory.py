@@ -68,6 +68,8 @@ class RunDirectory:
                 raise UserError(f"{name}: {error.strerror}.") from None
         if not plan["goes_on"]:
             self._lock = lock_run(path)
+        self.checkpoint: Path | None = plan["checkpoint"]
+        """Where training continues from; a new run has a copy of its own."""
         try:
             if plan["goes_on"]:
                 check_folder(path, may_link=["wandb"])  # Before anything in it is written or moved.
@@ -121,12 +123,16 @@ class RunDirectory:
         plan: Mapping[str, Any],
     ) -> None:
         """Write config.yaml and run.json."""
+        record = read_record(self.path)
+        attempts = record.get("attempts", [])
+        (self.path / "checkpoints").mkdir(exist_ok=True)
         if plan["goes_on"]:
             for path in (self.path / CONFIG_FILE, self.path / RECORD_FILE):
                 self._undo.callback(path.write_bytes, path.read_bytes())
-        (self.path / "checkpoints").mkdir(exist_ok=True)
-        record = read_record(self.path)
-        attempts = record.get("attempts", [])
+            self._keep_config(len(attempts))
+        elif self.checkpoint:
+            copy = self.path / "checkpoints" / f"model_{plan['parent']['iteration'] or 0}.pt"
+            self.checkpoint = Path(shutil.copyfile(self.checkpoint, copy))
         if attempts and attempts[-1]["status"] == "running":  # It was killed, so recorded nothing.
             attempts[-1] |= {"status": "killed", "iterations": completed_iterations(self.path)}
         self._move_failures(len(attempts))
@@ -142,17 +148,28 @@ class RunDirectory:
         write_record(
             self.path,
             **({} if attempts else start | {"task": plan["task"]}),
+            **({"parent": plan["parent"]} if plan["parent"] else {}),
             status="running",
             ended=None,
             seed=config.agent.seed,
             host=os.uname().nodename,
             pid=os.getpid(),
             changed=changed,
-            plan=plan,
+            plan={name: entry for name, entry in plan.items() if name != "parent"},
             versions=stack_versions(*config.agent.packages),
             git=git_state([package, plan["task_folder"]]),
             attempts=[*attempts, this],
         )
+
+    def _keep_config(self, attempts: int) -> None:
+        """Copy the last attempt's config.yaml to configs/attempt_<number>.yaml."""
+        folder = self.path / "configs"
+        if not folder.exists():
+            folder.mkdir()
+            self._undo.callback(_remove_empty, folder)
+        copy = folder / f"attempt_{attempts}.yaml"
+        self._undo.callback(copy.unlink, missing_ok=True)
+        shutil.copyfile(self.path / CONFIG_FILE, copy)
 
     def _move_failures(self, attempts: int) -> None:
         """Move the last attempt's failure files into failures/attempt_<number>."""

@@ -14,7 +14,7 @@ from mjfleet.utils.safe_read import read_json
 RECORD_FILE = "run.json"
 KINDS = {
     "task": str, "status": str, "attempts": list, "plan": dict, "argv": list, "git": dict,
-    "versions": dict, "changed": dict,
+    "versions": dict, "changed": dict, "parent": dict,
 }  # fmt: skip
 """The types of entries that other code relies on."""
 

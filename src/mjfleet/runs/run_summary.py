@@ -36,6 +36,7 @@ class Summary:
     best_mean_return: float | None = None  # The greatest of any iteration.
     workers: int | None = None
     devices: list[str] | None = None  # Of the workers, each once.
+    parent: str | None = None  # The run from whose checkpoint it began, and at which iteration.
     started: str | None = None  # Time of the first start, with its zone.
     seconds: float | None = None  # Running time without the pauses between attempts.
     bytes: int = 0  # Size of all files.
@@ -81,6 +82,10 @@ def _bytes(run_dir: Path) -> int:
 def _read_record(summary: Summary, run_dir: Path, record: dict[str, Any]) -> None:
     summary.task = record["task"]
     summary.iterations = _count(record.get("iterations", 0))
+    if parent := record.get("parent"):
+        summary.parent = str(parent.get("run") or parent.get("checkpoint"))
+        if parent.get("iteration") is not None:
+            summary.parent += f" at iteration {parent['iteration']}"
     if _seconds(record["started"]):
         summary.started = record["started"]
     died = record["status"] == "running" and not is_locked(run_dir)

@@ -73,7 +73,8 @@ def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
         "record": record,
         "problems": problems + unread,
         "settings": [{"flag": _flag(name), "value": given} for name, given in config.items()],
-        "changed": _changed(record),
+        "changed": _changed(record, "default"),
+        "changed_from_parent": _changed(record.get("parent") or {}, "parent"),
         "total_steps": value(rows[-1], "total_steps") if rows else None,
         **_curves(columns, rows),
         "time_spent": _time_spent(rows),
@@ -88,15 +89,13 @@ def _flag(name: object) -> str:
     return "--" + str(name).replace("_", "-")
 
 
-def _changed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Return what differed from the task's defaults when the run started; None: not recorded."""
+def _changed(record: Mapping[str, Any], other: str) -> list[dict[str, Any]] | None:
+    """Return what differed from a `default` or the `parent` at the start; None: not recorded."""
     changed = record.get("changed")
     if not isinstance(changed, dict):
         return None
     some = ((name, both) for name, both in changed.items() if isinstance(both, dict))
-    return [
-        {"flag": _flag(n), "value": b.get("value"), "default": b.get("default")} for n, b in some
-    ]
+    return [{"flag": _flag(n), "value": b.get("value"), "other": b.get(other)} for n, b in some]
 
 
 def _failures(run_dir: Path, last: int) -> tuple[dict[int, list[dict[str, Any]]], list[str]]:

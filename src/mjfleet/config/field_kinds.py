@@ -1,0 +1,64 @@
+"""What each field of a configuration is: who may set it, and what a change makes of a resumed run.
+
+Names are dotted, as in config.yaml. Each field is in one of these sets; a task's own fields under
+`env.` are numbers of LEARNING.
+"""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+PLACEMENT = _names("""
+hosts ssh_config launcher_address min_hosts env_var tasks_dir log_root torchrunx_log_dir resume
+config trust agent.wandb.project agent.wandb.entity agent.wandb.mode agent.wandb.checkpoints
+""")
+"""Where, as whom or with whose code something runs. Only the user decides it, never somebody else's
+file; the others may come from any file. A run that is resumed goes on in place."""
+
+OPERATION = _names("""
+gpu_ids cpu_workers engine cpu_threads numa deterministic backend collective_timeout hang_timeout
+max_restarts keep_checkpoints save_worlds eval_interval eval_envs video_interval on_nan plain quiet
+dry_run total_steps env.nconmax env.njmax
+agent.tf32 agent.max_iterations agent.save_interval agent.logger agent.wandb.group agent.wandb.tags
+agent.wandb.notes agent.torch_compile_mode agent.algorithm.backprop agent.algorithm.learning_threads
+""")
+"""How long, on what and how exactly the same is computed, and what is logged and kept. A run that
+is resumed goes on in place."""
+
+NAMES = frozenset({"agent.experiment_name", "agent.run_name"})
+"""A run that is resumed under another name becomes a run of its own."""
+
+INITIAL = frozenset({"agent.actor.distribution.init_std"})
+"""What only a new policy begins with, so that it cannot be changed for one that goes on."""
+
+LEARNING = _names("""
+total_envs env.num_envs env.decimation env.episode_seconds
+agent.library agent.seed agent.num_steps_per_env agent.init_at_random_ep_len
+agent.obs_groups.actor agent.obs_groups.critic agent.obs_groups.rnd_state
+agent.actor.class_name agent.actor.hidden_dims agent.actor.activation agent.actor.obs_normalization
+agent.actor.rnn_type agent.actor.rnn_hidden_dim agent.actor.rnn_num_layers
+agent.actor.distribution.class_name agent.actor.distribution.std_type
+agent.actor.distribution.std_range agent.actor.distribution.learn_std
+agent.critic.class_name agent.critic.hidden_dims agent.critic.activation
+agent.critic.obs_normalization agent.critic.rnn_type agent.critic.rnn_hidden_dim
+agent.critic.rnn_num_layers
+agent.algorithm.num_learning_epochs agent.algorithm.num_mini_batches agent.algorithm.learning_rate
+agent.algorithm.schedule agent.algorithm.desired_kl agent.algorithm.gamma agent.algorithm.lam
+agent.algorithm.clip_param agent.algorithm.use_clipped_value_loss agent.algorithm.value_loss_coef
+agent.algorithm.entropy_coef agent.algorithm.max_grad_norm agent.algorithm.optimizer
+agent.algorithm.normalize_advantage_per_mini_batch agent.algorithm.use_mixed_precision
+agent.algorithm.rnd_cfg.weight agent.algorithm.rnd_cfg.num_outputs
+agent.algorithm.rnd_cfg.predictor_hidden_dims agent.algorithm.rnd_cfg.target_hidden_dims
+agent.algorithm.rnd_cfg.activation agent.algorithm.rnd_cfg.state_normalization
+agent.algorithm.rnd_cfg.reward_normalization agent.algorithm.rnd_cfg.learning_rate
+agent.algorithm.symmetry_cfg.data_augmentation_func
+agent.algorithm.symmetry_cfg.use_data_augmentation agent.algorithm.symmetry_cfg.use_mirror_loss
+agent.algorithm.symmetry_cfg.mirror_loss_coeff
+""")
+"""What decides what is learned. A run that is resumed with another value becomes one of its own."""
+
+
+def decides_learning(name: str) -> bool:
+    """Return whether a field decides what is learned, those of a task included."""
+    return name not in PLACEMENT | OPERATION | NAMES
