@@ -31,8 +31,7 @@ class RoughEnv(Go1Env):
         self.ground = torch.as_tensor(terrain.heights, device=device)
         self.origins = torch.as_tensor(terrain.origins, device=device)
         self.column = self.env_ids % cfg.columns
-        levels = cfg.levels if self.is_evaluation else min(cfg.start_levels, cfg.levels)
-        self.level = self.env_ids // cfg.columns % levels
+        self.level = self.env_ids // cfg.columns % min(cfg.start_levels, cfg.levels)
         """Level of each environment's ground, from 0 to `levels` - 1."""
         self.walked = torch.zeros(self.num_envs, device=device)
         """Distance covered in this episode in the commanded direction, m."""

@@ -6,11 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from mjfleet.env import Delay, Env, History, Timer, next_levels
+from mjfleet.env import Delay, Env, EnvShard, History, Timer, next_levels
 from mjfleet.env.env_state import EnvState
+from mjfleet.errors import UserError
 from mjfleet.sim import make_simulation
 
 from .test_env import BUNDLED, build_task
+
+FOUND = BUNDLED["cartpole-balance"]
+CartpoleEnv: Any = FOUND.load(FOUND.task.env_class)
 
 
 @pytest.fixture
@@ -103,3 +107,61 @@ def test_metrics_are_means_over_steps_or_quotients_of_sums() -> None:
         env.step(torch.zeros(2, 1))
     assert env.take_statistics().metrics == {"length": (12.0, 6.0), "ratio": (12.0, 12.0)}
     assert env.take_statistics().metrics == {"length": (0.0, 0.0), "ratio": (0.0, 0.0)}
+
+
+class LevelsEnv(CartpoleEnv):
+    """Starts as fast as its level says, which is renewed after the start has been written."""
+
+    model_file = str(FOUND.folder / "cartpole.xml")
+
+    def setup(self) -> None:
+        self.max_episode_length = 3
+        self.level = torch.zeros(self.num_envs, dtype=torch.long)
+
+    def reset_worlds(self, mask: torch.Tensor) -> None:
+        super().reset_worlds(mask)
+        start = self.level.unsqueeze(1).to(self.sim.qvel) + torch.zeros(2)
+        self.sim.qvel[:] = torch.where(mask.unsqueeze(1), start, self.sim.qvel)
+        self.level = next_levels(self, self.level, mask, ~mask, 5)
+
+
+class SomeLevelsEnv(LevelsEnv):
+    def levels_to_evaluate(self, count: int) -> range:
+        return range(1, count, 2)
+
+
+def judged(kind: type, first: int, count: int, total: int) -> Any:
+    cfg = replace(FOUND.task.env, num_envs=count)
+    sim = make_simulation("native", kind.make_model(cfg), count)
+    return kind(cfg, sim, 7, EnvShard(first, count, total))
+
+
+@pytest.mark.parametrize(
+    ("kind", "total", "levels"),
+    [
+        (LevelsEnv, 10, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]),
+        (LevelsEnv, 5, [0, 1, 2, 3, 4]),
+        (LevelsEnv, 2, [1, 3]),
+        (LevelsEnv, 1, [2]),
+        (SomeLevelsEnv, 4, [1, 1, 3, 3]),
+    ],
+)
+def test_an_evaluation_stays_on_all_levels_that_the_task_names(
+    kind: type, total: int, levels: list[int]
+) -> None:
+    env = judged(kind, 0, total, total)
+    assert env.sim.qvel[:, 0].tolist() == levels
+    for _ in range(2 * env.max_episode_length):
+        env.step(torch.zeros(total, 1))
+        assert env.level.tolist() == levels
+    shards = [judged(kind, first, 1, total) for first in range(total)]
+    assert [shard.level.item() for shard in shards] == levels
+
+
+def test_a_level_that_there_is_not_is_refused() -> None:
+    class WrongEnv(LevelsEnv):
+        def levels_to_evaluate(self, count: int) -> list[int]:
+            return [0, count]
+
+    with pytest.raises(UserError, match=r"levels_to_evaluate\(5\) returns \[0, 5\]"):
+        judged(WrongEnv, 0, 8, 8)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from mjfleet.config import AgentConfig
-from mjfleet.env import Env, EnvShard
+from mjfleet.env import Env, EnvShard, next_levels
 from mjfleet.env.random_numbers import own_random_numbers, seed_everything
+from mjfleet.errors import UserError
 from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.evaluator import Evaluator, play_episodes
 from mjfleet.rl.runner import Runner
@@ -241,3 +242,45 @@ def test_all_that_an_environment_may_keep_begins_anew() -> None:
         evaluator.evaluate(runner.get_inference_policy(), lambda: None) for _ in range(3)
     ]
     assert others == [first] * 2
+
+
+class LevelsEnv(ShortEnv):
+    """Each step is worth its level."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.level = torch.zeros(self.num_envs, dtype=torch.long)
+
+    def reset_worlds(self, mask: torch.Tensor) -> None:
+        super().reset_worlds(mask)
+        self.level = next_levels(self, self.level, ~mask, mask, 3)
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        return {"level": self.level.float()}
+
+
+def test_an_evaluation_has_a_figure_for_each_level_and_the_best_policy_goes_by_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def evaluator(total: int) -> Evaluator:
+        return Evaluator(make_env(LevelsEnv, EnvShard(0, total, total)), 2)
+
+    rows = train(*build(tmp_path, agent(2), evaluator(6)))
+    assert [rows[0][f"eval/level/{n}"] for n in range(3)] == [None] * 3
+    assert [rows[1][f"eval/level/{n}"] for n in range(3)] == [0, STEPS, 2 * STEPS]
+    assert rows[1]["eval/return"] == STEPS
+    assert load(tmp_path, 2)["mjfleet"]["best_return"] == STEPS
+
+    # A part of it adds up to the same, also where it has not all levels.
+    policy = build(tmp_path / "other", agent(1))[0].get_inference_policy()
+    part = Evaluator(make_env(LevelsEnv, EnvShard(0, 2, 6)), 2).evaluate(policy, lambda: None)
+    assert part.levels == {0: (0.0, 2.0), 1: (0.0, 0.0), 2: (0.0, 0.0)}
+
+    # Returns in other episodes are not compared with it.
+    runner, _ = build(tmp_path, agent(2), evaluator(6))
+    assert runner.best_return == STEPS
+    runner, _ = build(tmp_path, agent(2), evaluator(3))
+    assert runner.best_return is None
+    assert "was evaluated in other episodes" in caplog.text
+    with pytest.raises(UserError, match="--eval-envs is 2; it must be at least 3"):
+        evaluator(2)

@@ -123,10 +123,14 @@ def test_pushes_come_and_noise_is_the_actors_alone() -> None:
 
 
 def test_ground_gets_harder_for_who_gets_on_and_easier_for_who_does_not() -> None:
-    # An evaluation begins on all tiles.
-    env: Any = build("go1-velocity-rough", 64, share=EnvShard(0, 64, 64))
-    before = env.level.clone()
-    assert len(set(zip(before.tolist(), env.column.tolist(), strict=True))) == 64
+    # An evaluation is on all tiles.
+    judged: Any = build("go1-velocity-rough", 64, share=EnvShard(0, 64, 64))
+    assert len(set(zip(judged.level.tolist(), judged.column.tolist(), strict=True))) == 64
+    place = judged.sim.qpos[:, :2].float()
+    assert ((place - judged.origins[judged.level, judged.column][:, :2]).abs() < 0.6).all()
+    env: Any = build("go1-velocity-rough", 64)
+    before = judged.level.clone()
+    env.level.copy_(before)
     env.wanted.fill_(10.0)
     env.walked[:32], env.walked[32:] = 9.0, 1.0
     env.episode_length_buf[:] = env.max_episode_length - 1

@@ -1,6 +1,6 @@
 """What task authors compose environments from: `from mjfleet.env import Env, Delay, History`."""
 
-from mjfleet.env.curriculum_levels import next_levels
+from mjfleet.env.curriculum_levels import evaluation_levels, next_levels
 from mjfleet.env.delay import Delay
 from mjfleet.env.environment import NAN, Env, EnvShard
 from mjfleet.env.episode_statistics import EpisodeStatistics
@@ -15,5 +15,6 @@ __all__ = [
     "EpisodeStatistics",
     "History",
     "Timer",
+    "evaluation_levels",
     "next_levels",
 ]

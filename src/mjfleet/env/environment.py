@@ -5,7 +5,7 @@ Runs in a worker, and in every command that steps a task.
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -37,6 +37,7 @@ class EnvShard:
     first: int  # Number of the first environment of this worker.
     count: int  # Number of environments of this worker.
     total: int  # Number of environments of all workers.
+    seed: int = EVALUATION_SEED
 
 
 class Env(VecEnv, Generic[C]):
@@ -85,9 +86,11 @@ class Env(VecEnv, Generic[C]):
         """Simulated seconds per environment step."""
         steps = max(1, round(cfg.episode_seconds / self.step_dt))
         self.max_episode_length = steps  # pyright: ignore[reportIncompatibleVariableOverride]
-        self._shard = shard
+        self.shard = shard
         self.is_evaluation = shard is not None
-        """Whether policies are evaluated here. A curriculum should then start with all levels."""
+        """Whether policies are evaluated or played here, on levels that then stay the same."""
+        self.evaluated_levels: dict[int, Any] = {}
+        """Of each curriculum in an evaluation, by its number of levels: see `evaluation_levels`."""
         self.env_ids = torch.arange(self.num_envs, device=self.device)
         """Numbers of the environments, `(num_envs,)`, long: 0 to `num_envs` - 1 in training."""
         self.env_ids += shard.first if shard else 0
@@ -106,6 +109,8 @@ class Env(VecEnv, Generic[C]):
         check_returns(self)
         self.reward_names = tuple(self.rewards())
         self.metric_names = tuple(self.metrics())
+        if self.evaluated_levels:  # Known since the reset, which may have been on others.
+            self._reset(everywhere)
         terms, sums = len(self.reward_names), 2 * len(self.metric_names)
         # Of the newest step: reward terms, and dividend and divisor of each metric.
         self.terms = torch.zeros(terms, self.num_envs, device=self.device)
@@ -173,6 +178,11 @@ class Env(VecEnv, Generic[C]):
         after `rewards`. The names never change.
         """
         return {}
+
+    def levels_to_evaluate(self, count: int) -> Sequence[int]:
+        """Return which levels of a curriculum's `count` policies are evaluated and played on: all
+        unless overridden. Environments are divided evenly among them."""
+        return range(count)
 
     def debug_vis(self) -> Arrows:
         """Return named arrows to draw over each environment: start points and vectors, both
@@ -295,7 +305,7 @@ class Env(VecEnv, Generic[C]):
 
     def _draw(self, random: Callable[..., torch.Tensor], size: int) -> torch.Tensor:
         """Return random numbers `(num_envs, size)`. Skips those of other workers' environments."""
-        shard = self._shard
+        shard = self.shard
         count = shard.total if shard else self.num_envs
         drawn = random(count, size, generator=self.generator, device=self.device)
         return drawn[shard.first : shard.first + shard.count] if shard else drawn

@@ -21,6 +21,8 @@ class EpisodeStatistics:
     steps: int  # Of all environments together.
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Dividend and divisor of each of the task's metrics, summed over the same steps."""
+    levels: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Of an evaluation: sum of returns and number of episodes on each level of a curriculum."""
 
 
 def from_totals(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from mjfleet.config import EnvConfig, TrainConfig
-from mjfleet.env.environment import EVALUATION_SEED, Env, EnvShard
+from mjfleet.env.environment import Env, EnvShard
 from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
@@ -41,7 +41,8 @@ def build_env(
         device: torch's name of the device.
         num_threads: CPU threads of the native engine.
         rank: number of the worker, which gives training environments their own seed.
-        shard: the environments that are this worker's in an evaluation; None: for training.
+        shard: the environments that are this worker's in an evaluation, and their seed; None: for
+            training.
         while_compiling: surrounds the construction of the simulation, which may compile kernels.
 
     Raises:
@@ -50,7 +51,7 @@ def build_env(
     env_class = _env_class(found)
     num_envs, seed = config.num_envs, config.agent.seed + rank
     if shard is not None:
-        num_envs, seed = shard.count, EVALUATION_SEED
+        num_envs, seed = shard.count, shard.seed
     cfg = replace(config.env, num_envs=num_envs)
     model = env_class.make_model(cfg)
     with while_compiling():

@@ -44,9 +44,19 @@ class Checkpointer:
         self._env_state = EnvState(runner.env)
         if (folder / BEST).exists():
             try:
-                runner.best_return = files.read_checkpoint(folder / BEST)[OWN]["best_return"]
+                best = files.read_checkpoint(folder / BEST)[OWN]
             except UserError as error:
                 logger.warning("%s The next evaluation replaces it.", error)
+            else:
+                now = runner.judged_by
+                if now is None or best.get("judged_by", now) == now:
+                    runner.best_return = best["best_return"]
+                elif runner.collectives.rank == 0:
+                    logger.warning(
+                        "%s was evaluated in other episodes (%s, now %s). The next evaluation "
+                        "replaces it.",
+                        *(folder / BEST, best["judged_by"], now),
+                    )
 
     def save(self, is_last: bool, before: Callable[[], object] = lambda: None) -> list[Path]:
         """Write the checkpoints that are due. All ranks call this at the same time.
@@ -199,6 +209,7 @@ class Checkpointer:
             "configured_learning_rate": runner.agent.algorithm.learning_rate,
             "window": runner.window.state(),
             "best_return": runner.best_return,
+            "judged_by": runner.judged_by,
             "ranks": ranks,
         }
         learning = runner.alg.save() | {"iter": runner.current_learning_iteration, "infos": None}

@@ -1,15 +1,18 @@
 """Evaluates a policy by whole episodes of its mean actions. Runs in a worker."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from mjfleet.env import Env, EpisodeStatistics
+from mjfleet.env.curriculum_levels import levels_of
 from mjfleet.env.env_state import EnvState
 from mjfleet.env.environment import EVALUATION_SEED
 from mjfleet.env.episode_statistics import from_totals
 from mjfleet.env.random_numbers import own_random_numbers
+from mjfleet.errors import UserError
 
 LOOK_STEPS = 50
 """Steps between two checks whether all episodes have ended. Each check waits for the device."""
@@ -23,10 +26,26 @@ class Evaluator:
     """
 
     def __init__(self, env: Env[Any], interval: int) -> None:
-        """Evaluate every `interval` iterations in `env`, which has not been stepped."""
+        """Evaluate every `interval` iterations in `env`, which has not been stepped.
+
+        Raises:
+            UserError: there are fewer environments than levels to evaluate.
+        """
         self.interval = interval
         self._env = env
         self._env_state = EnvState(env)
+        levels = levels_of(env)
+        self.levels = levels.numbers if levels else ()
+        """On which the task is evaluated; none if it has no curriculum."""
+        self._level = levels.each.cpu() if levels else None
+        total = env.shard.total if env.shard else env.num_envs
+        if total < len(self.levels):
+            raise UserError(
+                f"--eval-envs is {total}; it must be at least {len(self.levels)}, one for each "
+                "level on which the task is evaluated."
+            )
+        self.judged_by = {"envs": total, "levels": [*self.levels]}
+        """What must be equal for returns of two evaluations to be compared."""
         self._sim_state = {name: value.clone() for name, value in env.sim.state().items()}
 
     def evaluate(self, policy: Any, beat: Callable[[], object]) -> EpisodeStatistics:
@@ -54,7 +73,16 @@ class Evaluator:
         policy.reset(hidden_state=hidden_state)
         length, *rest = episodes.double().sum(dim=0).tolist()
         totals = len(episodes), length, sum(rest[: len(env.reward_names)]), *rest
-        return from_totals(totals, round(length), env.reward_names, env.metric_names)
+        statistics = from_totals(totals, round(length), env.reward_names, env.metric_names)
+        return replace(statistics, levels=self._by_level(episodes))
+
+    def _by_level(self, episodes: torch.Tensor) -> dict[int, tuple[float, float]]:
+        """Return the sum of returns and the number of episodes on each level."""
+        if self._level is None:
+            return {}
+        returns = episodes[:, 1 : 1 + len(self._env.reward_names)].double().sum(dim=1).cpu()
+        some = {level: returns[self._level == level] for level in self.levels}
+        return {level: (part.sum().item(), float(len(part))) for level, part in some.items()}
 
 
 def play_episodes(

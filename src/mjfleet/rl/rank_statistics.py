@@ -113,7 +113,10 @@ def summarize(
 
 
 def evaluation_means(
-    reports: Sequence[RankReport], term_names: Sequence[str], metric_names: Sequence[str]
+    reports: Sequence[RankReport],
+    term_names: Sequence[str],
+    metric_names: Sequence[str],
+    levels: Sequence[int],
 ) -> tuple[dict[str, float | None], bool]:
     """Return an evaluation's results over all ranks by column name without `eval/`.
 
@@ -125,10 +128,12 @@ def evaluation_means(
     seconds = whole.eval_seconds / len(reports) if ended else None
     is_finite = ended is None or math.isfinite(ended.returns)
     each, metrics = [], dict.fromkeys(metric_names, (0.0, 0.0))
+    returns: Mapping[Any, tuple[float, float]] = dict.fromkeys(levels, (0.0, 0.0))
     if ended and is_finite:
-        each, metrics = [ended], ended.metrics
+        each, metrics, returns = [ended], ended.metrics, ended.levels
+    by_level = {f"level/{level}": value for level, value in _quotients(returns).items()}
     task = {f"task/{name}": value for name, value in _quotients(metrics).items()}
-    return {**_means(each, term_names), **task, "seconds": seconds}, is_finite
+    return {**_means(each, term_names), **by_level, **task, "seconds": seconds}, is_finite
 
 
 def slowest(reports: Sequence[RankReport]) -> tuple[int, float, float]:
@@ -187,6 +192,6 @@ def _means(each: Sequence[EpisodeStatistics], term_names: Sequence[str]) -> dict
     return {name: value / count if count else None for name, value in sums.items()}
 
 
-def _quotients(metrics: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
-    """Return the task's own metrics. None: the divisor is zero."""
+def _quotients(metrics: Mapping[T, tuple[float, float]]) -> dict[T, float | None]:
+    """Return quotients of sums. None: the divisor is zero."""
     return {name: sums[0] / sums[1] if sums[1] else None for name, sums in metrics.items()}

@@ -82,6 +82,7 @@ class Runner:
         self.best_return: float | None = None  # The greatest of an evaluation so far.
         self.is_best = False  # Whether the current policy reached it.
         self._evaluator = evaluator
+        self.judged_by = evaluator.judged_by if evaluator else None  # See Evaluator.
         self._guard = RolloutGuard(env, agent.num_steps_per_env, dump_to)
         self.rollout: Callable[[], None] = self._roll
         if isinstance(self.alg, PPO):
@@ -249,7 +250,7 @@ class Runner:
         """Return the metrics of an iteration over all ranks, which took `seconds`."""
         iteration, evaluation, self.is_best = self.current_learning_iteration, {}, False
         if self._evaluator is not None:
-            names = self.env.reward_names, self.env.metric_names
+            names = self.env.reward_names, self.env.metric_names, self._evaluator.levels
             evaluation, is_finite = rank_statistics.evaluation_means(reports, *names)
             if not is_finite and self.collectives.rank == 0:
                 logger.warning(

@@ -20,7 +20,7 @@ from mjfleet.launch.devices import Host, choose_devices
 from mjfleet.launch.launch_plan import LaunchPlan, make_plan
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.resume_choice import find_resume, read_recorded, take_tasks_dir
-from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing
+from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing, say_levels
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
 from mjfleet.video.render_process import render
@@ -120,6 +120,8 @@ def play(arguments: Sequence[str]) -> int:
     print_line(f"playing {policy}: {worlds} worlds, {plan.engine} engine")
     name = policy.name if isinstance(policy, Path) else f"{policy} actions"
     with StopRequest().installed(), playing(found, config, plan, policy) as player:
+        if levels := say_levels(player.env):
+            print_line(levels)
         if parsed.viewer:
             _view(player, name, folder, parsed)
             return 0

@@ -48,13 +48,16 @@ def playing(
     prepare()
     import torch
 
+    from mjfleet.env import EnvShard
     from mjfleet.env.factory import build_env, on_device
     from mjfleet.env.random_numbers import seed_everything
 
     engine, device, threads = plan.engine, plan.workers[0].device, plan.threads
     seed_everything(config.agent.seed)
     with on_device(engine, device), torch.inference_mode():
-        env = build_env(found, config, engine, device, threads)
+        # As in an evaluation, levels of a curriculum stay the same; other episodes are played.
+        shard = EnvShard(0, config.num_envs, config.num_envs, seed=config.agent.seed)
+        env = build_env(found, config, engine, device, threads, shard=shard)
         if isinstance(policy, Path):
             from mjfleet.rl.runner import Runner
 
@@ -101,8 +104,21 @@ def evaluate(player: Player, count: int, title: str | None) -> "tuple[str, State
     return _table(env, rows), recording
 
 
+def say_levels(env: "Env[Any]") -> str | None:
+    """Return on which levels of a curriculum the environments are; None: the task has none."""
+    from mjfleet.env.curriculum_levels import levels_of
+
+    if (levels := levels_of(env)) is None:
+        return None
+    played, total = sorted({*levels.each.tolist()}), len(levels.numbers)
+    text = f"on level{'s' * (len(played) > 1)} {', '.join(map(str, played))}"
+    return text if len(played) == total else f"{text}: --env.num-envs {total} plays all {total}"
+
+
 def _table(env: "Env[Any]", rows: "torch.Tensor") -> str:
     """Return means, deviations and ranges over the episodes; metrics' means are over all steps."""
+    from mjfleet.env.curriculum_levels import levels_of
+
     rows = rows.double()
     count = len(env.reward_names)
     lengths, terms, parts = rows[:, 0], rows[:, 1 : 1 + count], rows[:, 1 + count :]
@@ -113,6 +129,10 @@ def _table(env: "Env[Any]", rows: "torch.Tensor") -> str:
         over, by = parts[:, 2 * i], parts[:, 2 * i + 1]
         some = by != 0
         lines.append((f"task/{name}", over[some] / by[some], over.sum() / by.sum()))
+    if levels := levels_of(env):
+        on = levels.each.cpu().repeat(len(rows) // env.num_envs)
+        each = {n: plain["return"].cpu()[on == n] for n in levels.numbers}
+        lines += [(f"return on level {n}", values, values.mean()) for n, values in each.items()]
     minutes = lengths.sum().item() * env.step_dt / 60
     text = [f"{len(rows)} episodes, {minutes:.4g} minutes of simulated time", ""]
     text.append(f"{'':<26}{'mean':>10}{'deviation':>11}{'least':>10}{'most':>10}")
