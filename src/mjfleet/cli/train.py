@@ -101,8 +101,11 @@ def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> Tr
     try:
         default = from_dict(default, data)
     except UserError as error:
-        source = f"--config {file}" if (file := peek(flags, "--config")) else "its config.yaml"
-        raise UserError(f"{source}: {error}") from None
+        if file := peek(flags, "--config"):
+            raise UserError(f"--config {file}: {error}") from None
+        raise UserError(
+            f"its config.yaml: {error} The task's code has changed since: change the file, too."
+        ) from None
     config = parse_flags(TrainConfig, flags, f"train {found.name}", default, found.task.summary)
     if peek(flags, "--env.num-envs") is not None:
         if peek(flags, "--total-envs") is not None:

@@ -56,6 +56,7 @@ class LaunchPlan:
     parent: Parent | None  # Of a new run that begins from another run's checkpoint.
     notes: tuple[str, ...]  # What the user should be told about these decisions.
     run_dir: Path = Path()
+    task_hash: str = ""  # Of the task's code, once the run directory has a snapshot of it.
     torchrunx_log_dir: Path | None = None
     torchrunx_log_dir_source: str = ""
 
@@ -88,12 +89,14 @@ class LaunchPlan:
             backend=self.backend,
             local=self.launcher != "outer",
             checkpoint=str(self.checkpoint) if self.checkpoint else None,
+            task_hash=self.task_hash,
         )
 
     def record(self) -> dict[str, Any]:
         """Return the plan's entries in run.json."""
         agent = self.config.agent
-        return {name: value for name, value in asdict(self).items() if name != "config"} | {
+        left_out = ("config", "task_hash")  # These are recorded elsewhere.
+        return {name: value for name, value in asdict(self).items() if name not in left_out} | {
             "seed": agent.seed,
             "max_iterations": agent.max_iterations,
             "envs_per_worker": self.envs_per_worker,

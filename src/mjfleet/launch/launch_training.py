@@ -172,8 +172,8 @@ def _with_iterations(plan: LaunchPlan, resume: Resume | None) -> LaunchPlan:
     iterations = steps = 0
     if resume and resume.checkpoint and resume.iteration:
         iterations = resume.iteration
-        _, rows = read_rows(resume.checkpoint.parents[1] / METRICS_FILE, iterations)
-        steps = int((rows and value(rows[-1], "total_steps")) or iterations * each)
+        _, rows = read_rows(resume.checkpoint.absolute().parent.parent / METRICS_FILE, iterations)
+        steps = int((value(rows[-1], "total_steps") if rows else None) or iterations * each)
     iterations += max(0, math.ceil((total - steps) / each))
     agent = replace(plan.config.agent, max_iterations=iterations)
     notes = (*plan.notes, f"--total-steps {total}: {iterations} iterations, of {each} steps each")
@@ -192,7 +192,9 @@ def _create_run_dir(
         try:
             record = plan.record()
             run_dir = RunDirectory(plan.run_dir, plan.config, defaults, argv, record, lock, *logs)
-            return replace(plan, checkpoint=run_dir.checkpoint), run_dir
+            changes = (run_dir.code_changes,) if run_dir.code_changes else ()
+            plan = replace(plan, checkpoint=run_dir.checkpoint, task_hash=run_dir.task_hash)
+            return replace(plan, notes=(*plan.notes, *changes)), run_dir
         except FileExistsError:
             when += timedelta(seconds=1)
             plan = name_files(plan, os.environ, when)

@@ -25,6 +25,7 @@ from mjfleet.errors import UserError
 
 WANDB = "agent.wandb."
 SIGNED = "# Signed with a key of the user who trained: "
+CODE = b"mjfleet task\n"  # What the signature of a task's code begins with.
 KEY_BYTES = 32
 
 
@@ -36,6 +37,19 @@ def signature(values: Mapping[str, Any]) -> str:
     placement = _placement(values)
     key = _key(may_create=True) if placement else None
     return f"{SIGNED}{_sign(placement, key)}\n" if key else ""
+
+
+def sign_code(task_hash: str) -> str:
+    """Return the signature of a task's code, by its hash; empty without a folder for the key."""
+    key = _key(may_create=True)
+    return hmac.new(key, CODE + task_hash.encode(), "sha256").hexdigest() if key else ""
+
+
+def is_own_code(task_hash: str, signature: str) -> bool:
+    """Return whether `sign_code` has signed it with this user's key."""
+    key = _key()
+    expected = hmac.new(key, CODE + task_hash.encode(), "sha256").hexdigest() if key else ""
+    return key is not None and hmac.compare_digest(expected.encode(), signature.encode())
 
 
 def leave_out_placement(data: dict[str, Any], text: str, name: str) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
-from mjfleet.runs.config_yaml import CONFIG_FILE, changed_values, write_config
+from mjfleet.runs.config_yaml import CONFIG_FILE, changed_values, config_of_attempt, write_config
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_json import RECORD_FILE, git_state, now, read_record, write_record
+from mjfleet.runs.task_snapshot import TaskCode, changes_since, keep, read_code
 from mjfleet.utils.packages import stack_versions
 from mjfleet.utils.safe_read import check_folder
 
@@ -70,10 +71,14 @@ class RunDirectory:
             self._lock = lock_run(path)
         self.checkpoint: Path | None = plan["checkpoint"]
         """Where training continues from; a new run has a copy of its own."""
+        code = read_code(plan["task_folder"])
+        self.task_hash = code.hash
+        self.code_changes = changes_since(self.checkpoint, code) if self.checkpoint else None
+        """How the task's code differs from what the checkpoint was trained with, in words."""
         try:
             if plan["goes_on"]:
                 check_folder(path, may_link=["wandb"])  # Before anything in it is written or moved.
-            self._record(config, changed_values(config, defaults), argv, plan)
+            self._record(config, changed_values(config, defaults), argv, plan, code)
         except OSError as error:
             self.discard()
             raise UserError(f"{path}: {error.strerror}.") from None
@@ -121,8 +126,9 @@ class RunDirectory:
         changed: Mapping[str, Any],
         argv: Sequence[str],
         plan: Mapping[str, Any],
+        code: TaskCode,
     ) -> None:
-        """Write config.yaml and run.json."""
+        """Write config.yaml and run.json, and keep the task's code."""
         record = read_record(self.path)
         attempts = record.get("attempts", [])
         (self.path / "checkpoints").mkdir(exist_ok=True)
@@ -141,8 +147,14 @@ class RunDirectory:
         this = start | {
             "ended": None,
             "status": "running",
-            "checkpoint": plan["checkpoint"].name if plan["checkpoint"] else None,
+            "checkpoint": self.checkpoint.name if self.checkpoint else None,
             "is_restart": plan["is_restart"],
+            "code": keep(
+                plan["task_folder"],
+                code,
+                self.path,
+                lambda new: self._undo.callback(shutil.rmtree, new, ignore_errors=True),
+            ),
         }
         package = Path(str(resources.files("mjfleet")))
         write_record(
@@ -163,11 +175,10 @@ class RunDirectory:
 
     def _keep_config(self, attempts: int) -> None:
         """Copy the last attempt's config.yaml to configs/attempt_<number>.yaml."""
-        folder = self.path / "configs"
-        if not folder.exists():
-            folder.mkdir()
-            self._undo.callback(_remove_empty, folder)
-        copy = folder / f"attempt_{attempts}.yaml"
+        copy = config_of_attempt(self.path, attempts, attempts + 1)
+        if not copy.parent.exists():
+            copy.parent.mkdir()
+            self._undo.callback(_remove_empty, copy.parent)
         self._undo.callback(copy.unlink, missing_ok=True)
         shutil.copyfile(self.path / CONFIG_FILE, copy)
 

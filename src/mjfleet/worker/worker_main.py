@@ -134,6 +134,7 @@ def _build(
     checkpointer = Checkpointer(
         *(runner, found.name, run_dir / "checkpoints", config.keep_checkpoints),
         worlds=config.save_worlds,
+        task_hash=args.task_hash,
     )
     return runner, checkpointer
 

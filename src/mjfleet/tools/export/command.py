@@ -16,11 +16,12 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from mjfleet.cli.flags import parse_flags
-from mjfleet.config import from_dict
+from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
-from mjfleet.registry import discover
+from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.checkpoint_names import iteration_of
-from mjfleet.runs.resume_choice import find_trained, take_tasks_dir
+from mjfleet.runs.resume_choice import Trained, find_trained, take_tasks_dir
+from mjfleet.tools.trained_task import trained_task
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
@@ -47,6 +48,8 @@ class ExportArguments:
     """Folder that holds the run directories."""
     tasks_dir: str | None = None
     """Folder of task folders that is searched first; `None`: the folder that the run used."""
+    as_trained: bool = False
+    """Use the task's code as it was when the policy was trained, of which the run keeps a copy."""
     trust: bool = False
     """Accept a run of somebody else that says with whose code to run; look at it first."""
 
@@ -61,10 +64,18 @@ def export(arguments: Sequence[str]) -> int:
         output = Path(parsed.output)
     else:
         output = folder_in(trained.run_dir, "exported") / f"policy{suffix}"
+    _check_output(output, output.with_suffix(".json"), suffix)
+    registry = discover(os.environ, parsed.tasks_dir or take_tasks_dir(trained.config))
+    now = None if parsed.as_trained else registry.find(task)
+    with trained_task(trained.checkpoint, task, now, trained.config, parsed.trust) as own:
+        return _export(parsed, *own, trained, output)
+
+
+def _export(
+    parsed: ExportArguments, found: FoundTask, config: TrainConfig, trained: Trained, output: Path
+) -> int:
+    """Write the policy of a task and its metadata; return 1 if it could not be reproduced."""
     json_file = output.with_suffix(".json")
-    _check_output(output, json_file, suffix)
-    found = discover(os.environ, parsed.tasks_dir or take_tasks_dir(trained.config)).find(task)
-    config = from_dict(found.defaults(), trained.config)
     num_envs, agent = config.env.num_envs, replace(config.agent, torch_compile_mode=None)
     num_envs = MAX_ENVS if num_envs == "auto" else min(num_envs, MAX_ENVS)
     config = replace(config.with_num_envs(num_envs), agent=agent)

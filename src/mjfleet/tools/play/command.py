@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,6 +22,7 @@ from mjfleet.launch.launch_plan import LaunchPlan, make_plan
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.resume_choice import find_resume, read_recorded, take_tasks_dir
 from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing, say_levels
+from mjfleet.tools.trained_task import trained_task
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
 from mjfleet.video.render_process import render
@@ -62,6 +64,8 @@ class PlayArguments(Checked):
     """Folder that holds the run directories."""
     tasks_dir: str | None = None
     """Folder of task folders that is searched first, before those of MJFLEET_TASKS."""
+    as_trained: bool = False
+    """Use the task's code as it was when the policy was trained, of which the run keeps a copy."""
     trust: bool = False
     """Accept a run of somebody else that says with whose code to run; look at it first."""
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -92,34 +96,54 @@ def play(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         print_line(f"usage: play <task> [flags]\n\ntasks: {', '.join(registry.tasks)}")
         return 0 if wants_help else 2
-    found, flags = registry.find(arguments[0]), arguments[1:]
-    trained, policy, folder = from_dict(found.defaults(), recorded), None, None
+    (name, *flags), policy, folder = arguments, None, None
+    found = None if is_given(flags, "--as-trained") else registry.find(name)
     if asked and not (peek(flags, "--actions") or wants_help):
+        experiment = found.defaults().agent.experiment_name if found else name
         log_root = peek(flags, "--log-root") or PlayArguments.log_root
-        experiment = Path(log_root, trained.agent.experiment_name)
-        resume = find_resume(asked, found.name, experiment, trust=trust)
-        trained, policy = from_dict(found.defaults(), resume.config), resume.checkpoint
+        resume = find_resume(asked, name, Path(log_root, experiment), trust=trust)
+        recorded, policy = resume.config, resume.checkpoint
         if policy is None:
             raise UserError(f"--resume {asked}: {'; '.join(resume.notes)}.")
         if not Path(asked).is_file():
             folder = policy.parent  # The run may still be training.
+    with ExitStack() as stack:
+        if policy:
+            own = trained_task(policy, name, found, recorded, trust)
+            found, trained = stack.enter_context(own)
+        else:
+            found = found or registry.find(name)
+            trained = from_dict(found.defaults(), recorded)
+        return _play(found, flags, trained, policy, folder)
+
+
+def _play(
+    found: FoundTask,
+    flags: Sequence[str],
+    trained: TrainConfig,
+    policy: Path | None,
+    folder: Path | None,
+) -> int:
+    """Play a policy, or the actions that the flags name, by the configuration of its training."""
     parsed = _parse(found, flags, trained)
+    if parsed.as_trained and policy is None:
+        raise UserError("--as-trained: it needs --resume RUN, whose code is used.")
     if (parsed.resume is None) == (parsed.actions is None):
         raise UserError(
             "give --resume RUN (a run, a checkpoint or `latest`) to play a trained policy, or "
             "--actions zero or --actions random to look at the task without one."
         )
-    policy = parsed.actions or policy
-    assert policy is not None
+    played = parsed.actions or policy
+    assert played is not None
     _check_output(parsed)
     own = {name: getattr(parsed, name) for name in ("gpu_ids", "engine", "cpu_threads", "env")}
     agent = replace(trained.agent, seed=parsed.seed)
     config = replace(trained, **own, agent=agent, cpu_workers=None, resume=None)
     plan = _place(found, config)
     worlds = config.num_envs
-    print_line(f"playing {policy}: {worlds} worlds, {plan.engine} engine")
-    name = policy.name if isinstance(policy, Path) else f"{policy} actions"
-    with StopRequest().installed(), playing(found, config, plan, policy) as player:
+    print_line(f"playing {played}: {worlds} worlds, {plan.engine} engine")
+    name = played.name if isinstance(played, Path) else f"{played} actions"
+    with StopRequest().installed(), playing(found, config, plan, played) as player:
         if levels := say_levels(player.env):
             print_line(levels)
         if parsed.viewer:

@@ -1,0 +1,285 @@
+"""Keeps a task's folder as it was when a run was trained, and shows how another one differs.
+
+A snapshot is `task/<beginning of its hash>/` in the run directory: regular files only, and bounded.
+Imports nothing heavy.
+"""
+
+import ast
+import difflib
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from mjfleet.errors import UserError
+from mjfleet.runs.checkpoint_archive import about
+from mjfleet.runs.config_yaml import config_of_attempt
+from mjfleet.runs.foreign_files import is_own_code, sign_code
+from mjfleet.runs.run_lookup import record_of
+from mjfleet.utils.console import printable
+from mjfleet.utils.packages import STACK
+from mjfleet.utils.safe_read import KINDS, folder_in, read_bytes
+
+FOLDER = "task"
+MAX_BYTES, MAX_FILES, MAX_DEPTH = 64 << 20, 2000, 20
+"""Of a folder; larger files, and more, are left out."""
+MAX_TEXT_BYTES = 200_000  # A larger file is not compared line by line.
+SHOWN_LINES, SHOWN_COLUMNS = 40, 120  # Of a difference.
+MODULES = {"mjfleet", "rsl_rl", "warp", *(name.replace("-", "_") for name in STACK)}
+"""Modules whose versions a run records anyway."""
+
+
+@dataclass(frozen=True)
+class TaskCode:
+    """The content of a task's folder, without compiled Python and hidden files."""
+
+    files: Mapping[str, bytes]  # By their paths in the folder.
+    left_out: Mapping[str, str]  # Why, by path: links, special files, what is too large.
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of all of it, as hexadecimal digits."""
+        digests = {path: hashlib.sha256(data).hexdigest() for path, data in self.files.items()}
+        text = json.dumps([digests, dict(self.left_out)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def packages(self, folder: Path) -> dict[str, str]:
+        """Return the versions of the installed packages that its modules import, by name.
+
+        The one that the `folder` belongs to is among them.
+        """
+        modules = {name for path, data in self.files.items() for name in _imported(path, data)}
+        for place in map(Path, sys.path):
+            if place.name in ("site-packages", "dist-packages") and place in folder.parents:
+                modules.add(folder.relative_to(place).parts[0])
+        modules -= sys.stdlib_module_names | MODULES
+        if not modules:
+            return {}
+        from importlib.metadata import packages_distributions, version  # This takes a while.
+
+        known = packages_distributions()
+        names = {name for module in modules for name in known.get(module, ())}
+        return {name: version(name) for name in sorted(names)}
+
+    def write(self, folder: Path) -> None:
+        """Write its files into a new folder, which is there once it is whole."""
+        aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+        try:
+            for path, data in self.files.items():
+                (aside / path).parent.mkdir(parents=True, exist_ok=True)
+                (aside / path).write_bytes(data)
+            aside.mkdir(parents=True, exist_ok=True)
+            aside.rename(folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A snapshot in a run directory."""
+
+    folder: Path
+    left_out: dict[str, str]  # As in TaskCode.
+    signature: str
+    config: Path  # The configuration with which the run trained by this code last.
+
+
+def read_code(folder: Path) -> TaskCode:
+    """Read a task's folder, or a snapshot of it, which may be somebody else's.
+
+    Links are not followed, and nothing but regular files is opened. The smallest files come first,
+    so that a large mesh does not displace code.
+    """
+    files: dict[str, bytes] = {}
+    left_out: dict[str, str] = {}
+    room = MAX_BYTES
+    for size, path in sorted(_regular_files(folder, left_out)):
+        if size > room:
+            left_out[path] = f"{size} bytes"
+            continue
+        try:
+            files[path] = read_bytes(folder / path, room)
+        except OSError as error:
+            left_out[path] = error.strerror or type(error).__name__
+        else:
+            room -= len(files[path])
+    return TaskCode(files, left_out)
+
+
+def keep(
+    task_folder: Path, code: TaskCode, run_dir: Path, on_new: Callable[[Path], object]
+) -> dict[str, Any]:
+    """Keep the code of a task's folder in a run directory, unless it is there already.
+
+    Returns what run.json records of it; `on_new` receives each folder before it is created.
+    """
+    kept = _folder(run_dir, code.hash)
+    if not kept.exists():
+        for new in (kept.parent, kept):
+            if not new.exists():
+                on_new(new)
+        code.write(kept)
+    return {
+        "hash": code.hash,
+        "left_out": dict(code.left_out),
+        "packages": code.packages(task_folder),
+        "signature": sign_code(code.hash),
+    }
+
+
+def changes_since(checkpoint: Path, now: TaskCode) -> str | None:
+    """Return in words how the code of a task differs from what a checkpoint was trained with.
+
+    None if it is the same, or if the checkpoint is of a version that did not note its code.
+    """
+    then = _trained_with(checkpoint)
+    if then in ("", now.hash):
+        return None
+    kept = _kept(checkpoint, then)
+    if kept is None:
+        return f"the task's code is not that of {checkpoint.name}, of which the run keeps none"
+    before = TaskCode(read_code(kept.folder).files, kept.left_out)
+    return f"the task's code has changed since {checkpoint.name}: {difference(before, now)}"
+
+
+@contextmanager
+def as_trained(checkpoint: Path, name: str, trust: bool) -> Iterator[tuple[Path, Path]]:
+    """Make a folder called `name`, for the block, with the code that a checkpoint was trained with.
+
+    Yields it, and the file of the configuration with which the run trained by that code last.
+
+    Raises:
+        UserError: the run has no such code, or not all of it; it is not as it was; or the run is
+            somebody else's and not to be `trust`ed.
+    """
+    then = _trained_with(checkpoint)
+    if (kept := _kept(checkpoint, then)) is None:
+        raise UserError(f"--as-trained: the run of {checkpoint} keeps no code of it.")
+    if kept.left_out:
+        what = ", ".join(f"{path} ({why})" for path, why in kept.left_out.items())
+        raise UserError(f"--as-trained: {kept.folder} is not complete, it lacks {what}.")
+    code = TaskCode(read_code(kept.folder).files, {})
+    if code.hash != then:
+        raise UserError(
+            f"--as-trained: {kept.folder} is not as it was when {checkpoint} was trained."
+        )
+    if not trust and not is_own_code(then, kept.signature):
+        raise UserError(
+            f"--as-trained: {kept.folder} is not from a run of this user; look at it, then --trust "
+            "runs it."
+        )
+    with TemporaryDirectory(prefix="mjfleet-") as temporary:
+        code.write(Path(temporary, name))
+        yield Path(temporary, name), kept.config
+
+
+def _trained_with(checkpoint: Path) -> str:
+    """Return the hash of the code that a checkpoint was trained with; empty: it says none."""
+    found = about(checkpoint).get("task_hash")
+    return found if isinstance(found, str) and re.fullmatch("[0-9a-f]{64}", found) else ""
+
+
+def _kept(checkpoint: Path, task_hash: str) -> _Kept | None:
+    """Return the snapshot of a checkpoint's run that has a hash, by what run.json says of it."""
+    run_dir = checkpoint.absolute().parent.parent
+    folder = _folder(run_dir, task_hash)
+    try:
+        attempts = record_of(run_dir).get("attempts", [])
+    except UserError:
+        return None
+    for number, attempt in reversed([*enumerate(attempts, 1)]):
+        match attempt.get("code"):
+            case {"hash": found, "left_out": dict() as left_out, "signature": str() as signature}:
+                texts = {str(path): str(why) for path, why in left_out.items()}
+                if found == task_hash and folder.is_dir() and not folder.is_symlink():
+                    config = config_of_attempt(run_dir, number, len(attempts))
+                    return _Kept(folder, texts, signature, config)
+    return None
+
+
+def _folder(run_dir: Path, task_hash: str) -> Path:
+    return folder_in(run_dir, FOLDER) / task_hash[:16]
+
+
+def difference(then: TaskCode, now: TaskCode) -> str:
+    """Return in which files two folders differ, and a unified diff, in a few printable lines."""
+    both = sorted({*then.files, *now.files})
+    changed = [path for path in both if then.files.get(path) != now.files.get(path)]
+    others = {*then.left_out.items()} ^ {*now.left_out.items()}
+    names = [*changed, *sorted({path for path, _ in others} - {*changed})]
+    lines: list[str] = [", ".join(names)]
+    for path in changed:
+        lines += _diff(path, then.files.get(path), now.files.get(path))
+    if len(lines) > SHOWN_LINES:
+        lines[SHOWN_LINES:] = [f"... and {len(lines) - SHOWN_LINES} more lines"]
+    return "\n".join(map(_line, lines))
+
+
+def _regular_files(folder: Path, left_out: dict[str, str]) -> Iterator[tuple[int, str]]:
+    """Yield size and path of each regular file; note why others are left out."""
+    count = 0
+    for place, folders, names in os.walk(folder):
+        inside = os.path.relpath(place, folder)
+        folders[:] = sorted(f for f in folders if f[0] != "." and f != "__pycache__")
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        if inside.count(os.sep) >= MAX_DEPTH:
+            left_out[inside] = "too deep"
+            folders.clear()
+        for name in sorted([*links, *(n for n in names if n[0] != ".")]):
+            path = os.path.normpath(os.path.join(inside, name))
+            count += 1
+            if count > MAX_FILES:
+                left_out["..."] = f"more than {MAX_FILES} files"
+                return
+            try:
+                status = os.lstat(folder / path)
+            except OSError as error:
+                left_out[path] = error.strerror or type(error).__name__
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield status.st_size, path
+            else:
+                left_out[path] = KINDS.get(stat.S_IFMT(status.st_mode), "no regular file")
+
+
+def _imported(path: str, data: bytes) -> Iterator[str]:
+    """Yield the modules that a file of Python imports, without what comes after a dot."""
+    if not path.endswith(".py"):
+        return
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def _diff(path: str, then: bytes | None, now: bytes | None) -> list[str]:
+    """Return the lines of a unified diff, or one line about a file that is not text."""
+    texts: list[list[str]] = []
+    for data in (then, now):
+        if data is not None and (len(data) > MAX_TEXT_BYTES or b"\0" in data):
+            sizes = ["none" if d is None else f"{len(d):,} bytes" for d in (then, now)]
+            return [f"{path}: {sizes[0]}, now {sizes[1]}"]
+        texts.append((data or b"").decode(errors="replace").splitlines())
+    names = f"trained/{path}", f"now/{path}"
+    return list(difflib.unified_diff(texts[0], texts[1], *names, lineterm="", n=1))
+
+
+def _line(text: str) -> str:
+    """Return text as one line that is not too long."""
+    text = printable(text).replace("\n", "\\n").expandtabs(4)
+    return text if len(text) <= SHOWN_COLUMNS else f"{text[: SHOWN_COLUMNS - 3]}..."

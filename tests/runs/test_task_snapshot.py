@@ -1,0 +1,195 @@
+"""A run keeps its task's code; what has changed since is told, and the old code can be used."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mjfleet.errors import UserError
+from mjfleet.registry import discover
+from mjfleet.rl.checkpoint_files import pack_checkpoint
+from mjfleet.runs import task_snapshot
+from mjfleet.runs.task_snapshot import TaskCode, as_trained, changes_since, difference, read_code
+
+from ..conftest import Run, only_run
+
+BUNDLED = discover({}).tasks["cartpole-balance"].folder
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a user's key, empty."""
+    folder = tmp_path_factory.mktemp("state")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A task's folder."""
+    task = tmp_path / "tasks" / "arm"
+    (task / "meshes").mkdir(parents=True)
+    (task / "env.py").write_text("import torch\nimport yaml.nodes\nfrom .config import A\nx = 1\n")
+    (task / "meshes" / "hand.stl").write_bytes(b"\0\1\2")
+    return task
+
+
+def keep(folder: Path, run_dir: Path) -> Path:
+    """Keep a folder in a run, and write a checkpoint that was trained with it."""
+    code = read_code(folder)
+    (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
+    entry = task_snapshot.keep(folder, code, run_dir, lambda new: None)
+    record = {"task": "arm", "attempts": [{"code": json.loads(json.dumps(entry))}]}
+    (run_dir / "run.json").write_text(json.dumps(record))
+    checkpoint = run_dir / "checkpoints" / "model_1.pt"
+    checkpoint.write_bytes(pack_checkpoint({}, {"iteration": 1, "task_hash": code.hash}))
+    return checkpoint
+
+
+def test_the_hash_is_that_of_what_a_task_consists_of(folder: Path, tmp_path: Path) -> None:
+    before = read_code(folder).hash
+    for name in ("__pycache__/env.pyc", ".git/HEAD", "meshes/.swap"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("anything")
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    assert read_code(folder).hash == read_code(copy).hash == before
+    (copy / "meshes" / "hand.stl").write_bytes(b"\0\1\3")
+    assert read_code(copy).hash != before
+
+
+def test_only_regular_files_of_a_sane_size_are_kept(folder: Path) -> None:
+    (folder / "link.py").symlink_to("/etc/passwd")
+    (folder / "away").symlink_to("/etc")
+    os.mkfifo(folder / "pipe")
+    with (folder / "huge.bin").open("wb") as file:
+        file.truncate(task_snapshot.MAX_BYTES + 1)
+    code = read_code(folder)
+    assert {*code.files} == {"env.py", "meshes/hand.stl"}
+    assert {*code.left_out} == {"link.py", "away", "pipe", "huge.bin"}
+    for number in range(task_snapshot.MAX_FILES):
+        (folder / "meshes" / f"{number}").touch()
+    code = read_code(folder)
+    assert len(code.files) <= task_snapshot.MAX_FILES
+    assert "more than" in code.left_out["..."]
+
+
+def test_the_versions_of_the_packages_that_a_task_imports_are_recorded(folder: Path) -> None:
+    assert {*read_code(folder).packages(folder)} == {"PyYAML"}
+    (folder / "env.py").write_text("import torch, math, mujoco, numpy\n")
+    assert read_code(folder).packages(folder) == {}
+    inside = Path(pytest.__file__).parent / "tasks" / "arm"
+    assert {*read_code(folder).packages(inside)} == {"pytest"}
+
+
+def test_a_difference_is_a_short_diff_that_cannot_act_on_a_terminal() -> None:
+    then = TaskCode({"env.py": b"a\nb\nc\n", "hand.stl": b"\0\1", "old.py": b"x\n"}, {})
+    now = TaskCode({"env.py": b"a\nB\x1b[2J\nc\n", "hand.stl": b"\0\1\2"}, {"big": "9 bytes"})
+    text = difference(then, now)
+    assert text.startswith("env.py, hand.stl, old.py, big\n")
+    for line in ("-b", "hand.stl: 2 bytes, now 3 bytes", "-x"):
+        assert line in text.splitlines()
+    assert "\x1b" not in text
+    many = TaskCode({"env.py": b"".join(b"%d\n" % n * 200 for n in range(999))}, {})
+    text = difference(then, many)
+    assert len(text.splitlines()) <= task_snapshot.SHOWN_LINES + 1
+    assert max(map(len, text.splitlines())) <= task_snapshot.SHOWN_COLUMNS
+
+
+def test_code_of_ones_own_run_is_used_as_it_was(folder: Path, tmp_path: Path) -> None:
+    checkpoint = keep(folder, tmp_path / "run")
+    assert changes_since(checkpoint, read_code(folder)) is None
+    (folder / "env.py").write_text("x = 2\n")
+    changes = changes_since(checkpoint, read_code(folder))
+    assert changes
+    assert "-x = 1\n" in changes
+    assert changes.endswith("+x = 2")
+    with as_trained(checkpoint, "arm", trust=False) as (was, _):
+        assert (was / "env.py").read_text().endswith("x = 1\n")
+        assert (was / "meshes" / "hand.stl").read_bytes() == b"\0\1\2"
+    assert not was.exists()
+
+
+def damages(kept: Path, checkpoint: Path, key: Path) -> Iterator[tuple[str, bool]]:
+    """Change something in a run; yield what is said then, and whether trust helps."""
+    (kept / "env.py").write_text("import os\n")
+    yield "is not as it was", False
+    shutil.copy(kept.parents[2] / "tasks" / "arm" / "env.py", kept)
+    (kept / "env.cpython-311-x86_64-linux-gnu.so").write_bytes(b"")
+    yield "is not as it was", False
+    (kept / "env.cpython-311-x86_64-linux-gnu.so").unlink()
+    (kept / "__pycache__").mkdir()
+    (kept / "__pycache__" / "env.cpython-311.pyc").write_bytes(b"")
+    key.write_bytes(os.urandom(32))
+    yield "not from a run of this user", True
+    checkpoint.write_bytes(pack_checkpoint({}, {"iteration": 1, "task_hash": "../../x"}))
+    yield "keeps no code", False
+
+
+def test_other_code_is_refused(folder: Path, tmp_path: Path, state: Path) -> None:
+    checkpoint = keep(folder, tmp_path / "run")
+    (kept,) = (tmp_path / "run" / "task").iterdir()
+    (key,) = (path for path in state.rglob("*") if path.is_file())
+    for message, is_trusted in damages(kept, checkpoint, key):
+        with pytest.raises(UserError, match=message), as_trained(checkpoint, "arm", False):
+            pass
+        if is_trusted:
+            with as_trained(checkpoint, "arm", True) as (was, _):
+                assert {path.name for path in was.iterdir()} == {"env.py", "meshes"}
+
+
+def test_an_incomplete_snapshot_is_refused(folder: Path, tmp_path: Path) -> None:
+    (folder / "assets").symlink_to("/etc")
+    checkpoint = keep(folder, tmp_path / "run")
+    assert changes_since(checkpoint, read_code(folder)) is None
+    with pytest.raises(UserError, match="lacks assets"), as_trained(checkpoint, "arm", False):
+        pass
+
+
+def test_commands_say_that_the_code_has_changed_and_use_it_as_it_was(
+    run: Run, tmp_path: Path
+) -> None:
+    task = shutil.copytree(BUNDLED, tmp_path / "tasks" / "mine")
+    config = task / "config.py"
+    config.write_text(config.read_text().replace('"cartpole-', '"mine-'))
+    few = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8")
+    result = run("train", "mine-balance", *few, "--agent.max-iterations", "1")
+    assert result.returncode == 0, result.stderr
+    run_dir = only_run(tmp_path, "mine-balance")
+    (kept,) = (run_dir / "task").iterdir()
+    assert read_code(kept) == read_code(task)
+
+    play = ("play", "mine-balance", "--resume", "latest", "--episodes", "8")
+    before = run(*play)
+    assert before.returncode == 0, before.stderr
+    assert "changed since" not in before.stdout
+    # The new code does not know a number of the configuration any more, and pays nothing.
+    env = task / "env.py"
+    env.write_text(env.read_text().replace("swing_up", "hangs").replace("1) / 2", "1) / 3"))
+    config.write_text(config.read_text().replace("swing_up", "hangs"))
+    after = run(*play)
+    assert after.returncode == 2
+    assert "has changed since model_1.pt: config.py, env.py" in after.stdout
+    assert "+    hangs: bool = False" in after.stdout
+    assert "swing_up" in after.stderr
+    export = ("mjfleet", "export", "latest", "--format", "torchscript")
+    assert "has changed since model_1.pt" in run(*export).stdout
+    as_it_was = run(*play, "--as-trained")
+    assert as_it_was.returncode == 0, as_it_was.stderr
+    assert as_it_was.stdout == before.stdout
+    assert run(*export, "--as-trained").returncode == 0
+
+    # A run that goes on with other code says so, and keeps that, too.
+    resume = ("train", "mine-balance", "--resume", "latest", "--agent.max-iterations", "2")
+    assert "code has changed" in run(*resume).stderr
+    settings = run_dir / "config.yaml"
+    settings.write_text(settings.read_text().replace("  swing_up: false\n", ""))
+    result = run(*resume)
+    assert result.returncode == 0, result.stderr
+    assert "has changed since model_1.pt" in result.stdout
+    assert len([*(run_dir / "task").iterdir()]) == 2
+    assert "changed since" not in run(*play).stdout
+    one = (*play, "--as-trained", "--resume", f"{run_dir}/checkpoints/model_1.pt")
+    assert run(*one).stdout.splitlines()[1:] == before.stdout.splitlines()[1:]
