@@ -289,6 +289,21 @@ def test_a_resumed_run_is_the_same_wandb_run_and_flags_win_over_variables(
 
 
 @pytest.mark.usefixtures("no_wandb_variables")
+def test_a_run_that_began_from_another_one_is_a_wandb_run_of_its_own_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_RUN_ID", "theirs")
+    parent = {"run": "arm/first", "iteration": 4, "wandb_id": "theirs"}
+    (tmp_path / "run.json").write_text(json.dumps({"parent": parent}))
+    write_rows(LoggerGroup(tmp_path, WANDB, {"a": 1}))
+    (run,) = records(tmp_path, "run")
+    assert run.run_id == json.loads((tmp_path / "run.json").read_text())["wandb_id"] != "theirs"
+    config = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert (config["parent"], config["a"]) == (parent, 1)
+
+
+@pytest.mark.usefixtures("no_wandb_variables")
 def test_several_loggers_at_once_and_wandb_keeps_videos_and_checkpoints(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -48,11 +48,15 @@ def make_env(kind: Any = ShortEnv, share: EnvShard | None = None, on_nan: Any = 
 
 
 def build(
-    folder: Path, config: AgentConfig, evaluator: Evaluator | None = None, keep: int | None = None
+    folder: Path,
+    config: AgentConfig,
+    evaluator: Evaluator | None = None,
+    keep: int | None = None,
+    kind: Any = ShortEnv,
 ) -> tuple[Runner, Checkpointer]:
     folder.mkdir(exist_ok=True)
     seed_everything(config.seed)
-    runner = Runner(make_env(), config, "cpu", 1, FOUND.load, evaluator=evaluator)
+    runner = Runner(make_env(kind), config, "cpu", 1, FOUND.load, evaluator=evaluator)
     return runner, Checkpointer(runner, TASK, folder, keep)
 
 
@@ -82,8 +86,9 @@ def test_training_is_the_same_with_and_without_it_and_resumed(tmp_path: Path, va
         for name in ("total_steps", "mean_return", "mean_reward", "loss/value", "learning_rate"):
             assert row[name] == other[name]
     left, right = (load(tmp_path / name, 5) for name in ("plain", "whole"))
-    best = right["mjfleet"].pop("best_return")
-    assert left["mjfleet"].pop("best_return") is None
+    best, judged_by = (right["mjfleet"].pop(name) for name in ("best_return", "judged_by"))
+    assert judged_by == {"envs": 4, "levels": []}
+    assert [left["mjfleet"].pop(name) for name in ("best_return", "judged_by")] == [None, None]
     assert same(left, right)  # Down to worlds, random states and memories.
 
     # After every second iteration and after the last one.
@@ -265,7 +270,7 @@ def test_an_evaluation_has_a_figure_for_each_level_and_the_best_policy_goes_by_a
     def evaluator(total: int) -> Evaluator:
         return Evaluator(make_env(LevelsEnv, EnvShard(0, total, total)), 2)
 
-    rows = train(*build(tmp_path, agent(2), evaluator(6)))
+    rows = train(*build(tmp_path, agent(2), evaluator(6), kind=LevelsEnv))
     assert [rows[0][f"eval/level/{n}"] for n in range(3)] == [None] * 3
     assert [rows[1][f"eval/level/{n}"] for n in range(3)] == [0, STEPS, 2 * STEPS]
     assert rows[1]["eval/return"] == STEPS
