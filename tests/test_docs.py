@@ -1,7 +1,6 @@
 """The documentation does what it says: its commands run, its code works, its flags exist."""
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -50,24 +49,14 @@ def test_the_guide_shows_what_new_task_writes(run: Run, tmp_path: Path) -> None:
     assert shown == written
 
 
-def test_every_command_of_the_guide_runs_in_order(tmp_path: Path) -> None:
+def test_every_command_of_the_guide_runs_in_order(run: Run, tmp_path: Path) -> None:
     """Type them as a reader does, in an empty folder; training stops after 3 iterations."""
     typed: list[tuple[str, bool]] = []
     """Each command, and whether it printed the metric that the guide defines."""
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
     def type_in(command: str) -> None:
         is_training = command.startswith("train ") and "--dry-run" not in command
-        done = subprocess.run(
-            command + " --agent.max-iterations 3" * is_training,
-            shell=True,
-            check=False,
-            cwd=tmp_path,
-            env=os.environ | {"PATH": programs},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        done = run(*shlex.split(command), *("--agent.max-iterations", "3") * is_training)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         typed.append((command, "task/final_distance" in done.stdout))
 
