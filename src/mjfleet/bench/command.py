@@ -28,7 +28,8 @@ from mjfleet.bench.throughput import ThroughputOptions, throughput
 from mjfleet.cli.flags import parse_flags
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
-from mjfleet.runs.run_json import git_state, now
+from mjfleet.runs.git_state import git_state
+from mjfleet.runs.run_json import now
 from mjfleet.utils.console import print_line
 from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name
 from mjfleet.utils.packages import stack_versions

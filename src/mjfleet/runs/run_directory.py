@@ -14,8 +14,9 @@ from typing import Any
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import CONFIG_FILE, changed_values, config_of_attempt, write_config
+from mjfleet.runs.git_state import git_state
 from mjfleet.runs.metrics_csv import completed_iterations
-from mjfleet.runs.run_json import RECORD_FILE, git_state, now, read_record, write_record
+from mjfleet.runs.run_json import RECORD_FILE, now, read_record, write_record
 from mjfleet.runs.task_snapshot import TaskCode, changes_since, keep, read_code
 from mjfleet.utils.packages import stack_versions
 from mjfleet.utils.safe_read import check_folder
@@ -169,7 +170,7 @@ class RunDirectory:
             changed=changed,
             plan={name: entry for name, entry in plan.items() if name != "parent"},
             versions=stack_versions(*config.agent.packages),
-            git=git_state([package, plan["task_folder"]]),
+            git=git_state([package, plan["task_folder"]], with_diff=True),
             attempts=[*attempts, this],
         )
 
