@@ -199,29 +199,30 @@ def describe(plan: LaunchPlan) -> str:
         "outer": "started already",
     }[plan.launcher]
     talk = f", which talk by {plan.backend}" if plan.backend else ""
-    envs, log_dir = "found when training begins", plan.torchrunx_log_dir or "none"
+    envs = "found when training begins"
     if each := plan.envs_per_worker:
         envs = f"{each} per worker, {each * plan.world_size} in total"
-    iterations = str(plan.config.agent.max_iterations)
-    if plan.config.total_steps and plan.steps_per_iteration is None:
-        iterations = "as many as --total-steps needs"
     lines = {
         "task": f"{plan.task} ({plan.task_folder})",
         "workers": f"{plan.world_size}, {who}{talk}",
         "engine": plan.engine,
         "worlds": envs,
         "steps per iteration": plan.steps_per_iteration or "as many as the worlds allow",
-        "iterations": iterations,
+        "iterations": plan.config.agent.max_iterations,
         "run directory": f"{plan.run_dir}{', which goes on' if plan.goes_on else ''}",
         "goes on from": plan.checkpoint or "nothing, it begins",
-        "torchrunx log directory": f"{log_dir} ({plan.torchrunx_log_dir_source})",
     }
+    if plan.config.total_steps and plan.steps_per_iteration is None:
+        lines["iterations"] = "as many as --total-steps needs"
+    if plan.has_host_agents:
+        log_dir = f"{plan.torchrunx_log_dir or 'none'} ({plan.torchrunx_log_dir_source})"
+        lines["torchrunx log directory"] = log_dir
     table = [("rank", "host", "device", "seed", "threads", "log file")]
     no_file = "none" if plan.has_host_agents else "none: it prints here"
     for w in plan.workers:
         device = f"{w.device} (the machine's {w.physical})" if w.physical else w.device
-        log_file = str(w.log_file or no_file)
-        table.append((str(w.rank), w.host, device, str(w.seed), str(w.threads), log_file))
+        numbers = str(w.seed), str(w.threads)
+        table.append((str(w.rank), w.host, device, *numbers, str(w.log_file or no_file)))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     rows = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
     plain = [f"{name + ':':<25}{value}" for name, value in lines.items()]
