@@ -7,7 +7,6 @@ standard input and prints a TrialResult as a line of JSON. Importing this import
 import gc
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -21,6 +20,7 @@ import psutil
 from mjfleet.config import from_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, find_task
+from mjfleet.utils.memory import is_out_of_memory
 from mjfleet.utils.parent_death import die_with_parent
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.thread_limits import prepare
@@ -28,7 +28,6 @@ from mjfleet.worker.worker_args import WorkerArgs
 
 PERIOD_SECONDS = 0.5
 """After a first iteration, two periods are timed: each lasts this long, or one iteration."""
-OUT_OF_MEMORY = "(?i)out of memory|failed to allocate|allocate memory|alloc_failed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +73,7 @@ def _trials(args: WorkerArgs, rank: Rank) -> Iterator[dict[str, Any]]:
             try:
                 result = _train(found, args, rank, int(line))
             except (MemoryError, RuntimeError) as error:
-                # warp and other libraries say in the text alone that memory is missing.
-                is_out = isinstance(error, MemoryError) or re.search(OUT_OF_MEMORY, str(error))
-                if count and is_out:
+                if count and is_out_of_memory(error):
                     return
                 raise
             yield asdict(result)

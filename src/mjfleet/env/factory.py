@@ -16,6 +16,7 @@ from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
 from mjfleet.sim import make_simulation
 from mjfleet.sim.buffer_use import overflowed_sizes
+from mjfleet.utils.memory import check_fits
 
 MEASURED_ENVS, MEASURED_STEPS = 64, 32
 """Size of the short run that measures what room contacts and constraints need."""
@@ -54,6 +55,9 @@ def build_env(
         num_envs, seed = shard.count, shard.seed
     cfg = replace(config.env, num_envs=num_envs)
     model = env_class.make_model(cfg)
+    if device == "cpu":
+        state = model.nq + 2 * model.nv + model.na + model.nu + 6 * model.nbody
+        check_fits(f"the states of {num_envs} worlds", 4 * num_envs * state)
     with while_compiling():
         if engine == "warp" and None in (cfg.nconmax, cfg.njmax):
             cfg = _with_room(cfg, config, env_class, model, device)

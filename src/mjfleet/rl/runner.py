@@ -20,11 +20,13 @@ from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.cuda_graphs import Capture, GraphedRollout
 from mjfleet.rl.evaluator import Evaluator
+from mjfleet.rl.first_rollouts import FirstRollouts
 from mjfleet.rl.gpu_usage import read_usage
 from mjfleet.rl.phase import HeartbeatBase, Phase
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.rank_statistics import RankReport
 from mjfleet.rl.replica_checksum import check_replicas, checksum
+from mjfleet.utils.memory import check_fits
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +74,10 @@ class Runner:
         self.collectives = collectives or Collectives()
         if capture == "auto":
             capture = cuda_graphs.capture if env.sim.device.type == "cuda" else None
+        if device == "cpu":
+            observed = sum(group.shape[1] for group in env.get_observations().values())
+            steps = env.num_envs * agent.num_steps_per_env
+            check_fits(f"{steps:,} steps of a rollout", 4 * steps * (observed + env.num_actions))
         self.alg = make_algorithm(env, agent, device, num_threads, load, self.collectives, capture)
         self.alg.on_minibatch = self.heartbeat.beat
         self._compiles = agent.torch_compile_mode is not None or agent.library == "skrl-jax"
@@ -84,6 +90,7 @@ class Runner:
         self._evaluator = evaluator
         self.judged_by = evaluator.judged_by if evaluator else None  # See Evaluator.
         self._guard = RolloutGuard(env, agent.num_steps_per_env, dump_to)
+        self._first_rollouts = FirstRollouts(env, agent)
         self.rollout: Callable[[], None] = self._roll
         if isinstance(self.alg, PPO):
             actor, storage = self.alg.actor, self.alg.storage
@@ -202,6 +209,8 @@ class Runner:
         # All ranks have to end: one that went on would wait forever for the others.
         if self.collectives.total([trouble is not None])[0]:
             self._raise_diverged(iteration, trouble)
+        if self.collectives.rank == 0:
+            self._first_rollouts.look(self.alg.storage, iteration)
 
     def _roll(self) -> None:
         """Take the steps of a rollout by calls."""

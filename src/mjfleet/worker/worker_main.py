@@ -6,7 +6,7 @@ Importing this imports nothing heavy; `train_worker` does.
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +15,9 @@ from mjfleet.config import TrainConfig, from_dict
 from mjfleet.registry import FoundTask, find_task
 from mjfleet.rl.phase import Phase
 from mjfleet.runs.checkpoint_names import set_aside
-from mjfleet.runs.metrics_csv import METRICS_FILE
+from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
 from mjfleet.utils.console import print_line
+from mjfleet.utils.memory import enough_memory
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
@@ -74,11 +75,15 @@ def train_worker(
             checkpoint = collectives.all_gather_text(checkpoint)[0]
         run_dir = Path(run_dir)
         on_run_dir(run_dir)
-        runner, checkpointer = _build(found, config, args, rank, heartbeat, collectives, run_dir)
+        with enough_memory():
+            place = args, rank, heartbeat, collectives, run_dir
+            runner, checkpointer = _build(found, config, *place)
         lost = checkpointer.resume(Path(checkpoint)) if checkpoint else []
         collectives.total([0])  # Waits until every rank has got this far without an error.
         begun = runner.current_learning_iteration
-        if begun and rank.rank == 0:
+        if rank.rank == 0 and not begun and completed_iterations(run_dir):
+            _keep_metrics(run_dir)
+        if rank.rank == 0 and begun:
             _announce_resume(run_dir, begun, config.agent.max_iterations, lost)
         stop.check()
         with stop.deferred():
@@ -144,6 +149,14 @@ def _announce_build(args: WorkerArgs, rank: Rank) -> None:
     num_envs, device = args.config["env"]["num_envs"], args.devices[rank.local_rank]
     compiles = "; a model's first run compiles its kernels" if args.engine == "warp" else ""
     print_line(f"{who}building {num_envs} worlds: {args.engine} engine on {device}{compiles}")
+
+
+def _keep_metrics(run_dir: Path) -> None:
+    """Copy the metrics of a run that has lost its checkpoints, and begins anew."""
+    aside = run_dir / "checkpoints" / f"replaced_{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    aside.mkdir()
+    shutil.copy(run_dir / METRICS_FILE, aside)
+    print_line(f"the run has no checkpoint and begins anew; its {METRICS_FILE} is kept in {aside}")
 
 
 def _announce_resume(run_dir: Path, begun: int, total: int, lost: list[str]) -> None:

@@ -1,0 +1,33 @@
+"""A lack of memory is a message; what cannot fit is refused before it is tried."""
+
+import psutil
+import pytest
+
+from mjfleet.errors import UserError
+from mjfleet.utils.memory import check_fits, enough_memory
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("Unable to allocate 7.28 TiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("Failed to allocate 123 bytes on device 'cuda:0'"),
+    ],
+)
+def test_a_lack_of_memory_says_what_to_lower(error: Exception) -> None:
+    with pytest.raises(UserError, match=r"lower --env\.num-envs"), enough_memory():
+        raise error
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="shapes"), enough_memory():
+        raise RuntimeError("shapes cannot be multiplied")
+
+
+def test_what_is_larger_than_this_host_is_refused() -> None:
+    check_fits("the worlds", psutil.virtual_memory().total // 2)
+    with pytest.raises(UserError, match=r"the worlds need at least .* GiB"):
+        check_fits("the worlds", 2 * psutil.virtual_memory().total)
