@@ -97,6 +97,33 @@ def test_a_broken_folder_hides_no_other_task(elsewhere: Path, source: str, why: 
     assert str(folder) in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("def f(:\n    pass", ["line 1", "def f(:", "^", "SyntaxError"]),
+        ("x = 1\nimport nonexistent", ["line 2", "import nonexistent", "ModuleNotFoundError"]),
+        ("x = y", ["line 1", "x = y", "NameError: name 'y' is not defined"]),
+    ],
+)
+def test_code_that_cannot_be_imported_is_shown_where_it_fails(
+    elsewhere: Path, source: str, shown: list[str]
+) -> None:
+    folder = write_task(
+        elsewhere / "tasks", "broken", CONFIG.format(name="thing", summary=""), source
+    )
+    with pytest.raises(UserError) as error:
+        discover({}).find("thing").load("env:Thing")
+    message = str(error.value)
+    assert message.count("\n") <= 5
+    for words in (str(folder / "env.py"), *shown):
+        assert words in message
+
+
+def test_a_folder_whose_code_leaves_hides_no_other_task(elsewhere: Path) -> None:
+    write_task(elsewhere / "tasks", "broken", "import sys\nsys.exit()")
+    assert "SystemExit" in discover({}).broken[0]
+
+
 def test_a_task_folder_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(UserError, match="--tasks-dir names 'nowhere'"):
         discover({}, "nowhere")

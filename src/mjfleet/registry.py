@@ -4,6 +4,7 @@ import difflib
 import importlib
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import traceback
 import zlib
@@ -52,7 +53,8 @@ class FoundTask:
         """Return the object `module:name` of the task folder, such as `env:CartpoleEnv`.
 
         Raises:
-            UserError: the reference is malformed, or the folder has no such object.
+            UserError: the reference is malformed, or its module has no such
+                object or cannot be imported.
         """
         module_name, _, attribute = reference.partition(":")
         file = self.folder / f"{module_name}.py"
@@ -61,7 +63,11 @@ class FoundTask:
                 f"task {self.name}: `{reference}` must be `module:name` with a module of the "
                 f"folder {self.folder}; there is no {file.name} in it."
             )
-        module = importlib.import_module(f"{_import_package(self.folder)}.{module_name}")
+        try:
+            module = importlib.import_module(f"{_import_package(self.folder)}.{module_name}")
+        except Exception as error:
+            why = _last_own_line(error, self.folder)
+            raise UserError(f"task {self.name}: {file.name} cannot be imported:\n{why}") from error
         if not hasattr(module, attribute):
             raise UserError(f"task {self.name}: {file} has no `{attribute}`.")
         return getattr(module, attribute)
@@ -100,7 +106,7 @@ class Registry:
             for name in tasks:
                 if not name or name.startswith("-") or not FOLDER_NAME.holds(name):
                     raise ValueError(f"the task name {name!r} must be {FOLDER_NAME.allowed}")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # Name the last line of the folder's own code. A syntax error names its line itself.
             frames = traceback.extract_tb(error.__traceback__)
             own = [f.lineno for f in frames if f.filename.startswith(str(folder))]
@@ -138,6 +144,19 @@ def find_task(name: str, folder: Path) -> FoundTask:
     registry = Registry()
     registry.read(folder)
     return registry.find(name)
+
+
+def _last_own_line(error: Exception, folder: Path) -> str:
+    """Return an exception with the last line of a folder's own code that led to it.
+
+    A syntax error names its line itself.
+    """
+    shown = traceback.TracebackException.from_exception(error)
+    own = [frame for frame in shown.stack if Path(frame.filename).is_relative_to(folder)]
+    place = (
+        "" if isinstance(error, SyntaxError) else "".join(shown.stack.from_list(own[-1:]).format())
+    )
+    return (place + "".join(shown.format_exception_only())).rstrip()
 
 
 def _roots(environ: Mapping[str, str], tasks_dir: str | None) -> list[Path]:
@@ -178,7 +197,7 @@ def _import_package(folder: Path) -> str:
     """
     folder = folder.resolve()
     stem = "".join(c if c.isalnum() else "_" for c in folder.name)
-    name = f"mjfleet_task_{stem}_{zlib.crc32(str(folder).encode()):08x}"
+    name = f"mjfleet_task_{stem}_{zlib.crc32(os.fsencode(folder)):08x}"
     if name not in sys.modules:
         spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
         spec.submodule_search_locations = [str(folder)]

@@ -1,6 +1,6 @@
 """The environment's step: order, episodes, statistics, and that it never waits for the device."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -208,6 +208,26 @@ def test_a_reset_sees_how_long_the_episode_was_that_has_ended() -> None:
     env.step(torch.zeros(3, 2))
     assert env.lengths.tolist() == [5, 5, 5]
     assert env.episode_length_buf.tolist() == [5, 0, 5]
+
+
+@pytest.mark.parametrize(
+    ("method", "returned"),
+    [
+        ("observe", lambda: {"actor": torch.zeros(3, 7), "critic": torch.zeros(3, 3)}),
+        ("observe", lambda: {"actor": torch.zeros(3, 2)}),
+        ("rewards", lambda: {"effort": torch.zeros(3), "alive": torch.zeros(3)}),
+        ("rewards", lambda: {"alive": torch.zeros(3, 1), "effort": torch.zeros(3, 1)}),
+        ("terminated", lambda: torch.zeros(3, 1, dtype=torch.bool)),
+    ],
+)
+def test_a_method_that_returns_something_else_later_is_named(
+    method: str, returned: Callable[[], Any]
+) -> None:
+    env = reach()
+    env.step(torch.zeros(3, 2))
+    setattr(env, method, returned)
+    with pytest.raises(ValueError, match=rf"{method}\(\) now returns"):
+        env.step(torch.zeros(3, 2))
 
 
 def test_environments_are_numbered_and_the_earlier_name_says_so() -> None:

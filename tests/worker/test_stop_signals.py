@@ -102,6 +102,33 @@ def test_where_there_is_nothing_to_finish_the_first_signal_is_raised() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+def test_sigquit_defers_nothing() -> None:
+    before = signal.getsignal(signal.SIGQUIT)
+    try:
+        with (
+            StopRequest(say=lambda text: None).installed() as stop,
+            stop.deferred(),
+            pytest.raises(Stopped) as stopped,
+        ):
+            os.kill(os.getpid(), signal.SIGQUIT)
+        assert stopped.value.signal_number == signal.SIGQUIT
+    finally:
+        signal.signal(signal.SIGQUIT, before)
+
+
+def test_another_signal_is_another_one_however_soon() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with StopRequest(before, say=lambda text: None).installed() as stop, stop.deferred():
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)  # As `uv run` passes it on.
+            with pytest.raises(Stopped):
+                os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_nohup_is_respected() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

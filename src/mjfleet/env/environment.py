@@ -17,7 +17,7 @@ from tensordict import TensorDict
 
 from mjfleet.config import EnvConfig
 from mjfleet.env.episode_statistics import EpisodeStatistics, Metrics, from_totals, stack_metrics
-from mjfleet.env.return_checks import check_returns
+from mjfleet.env.return_checks import ReturnedShapes, check_returns
 from mjfleet.env.step_recorder import RESULTS, Arrows, StepRecorder
 from mjfleet.errors import UserError
 from mjfleet.sim import Simulation
@@ -107,6 +107,7 @@ class Env(VecEnv, Generic[C]):
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self._reset(everywhere)
         check_returns(self)
+        self._returns = ReturnedShapes()
         self.reward_names = tuple(self.rewards())
         self.metric_names = tuple(self.metrics())
         if self.evaluated_levels:  # Known since the reset, which may have been on others.
@@ -235,7 +236,7 @@ class Env(VecEnv, Generic[C]):
             whose "time_outs" `(num_envs,)`, bool, are the dones that are not failures.
 
         Raises:
-            ValueError: the names of the reward terms have changed.
+            ValueError: a method returns other names or shapes than before.
         """
         self.action = actions
         self.apply(actions)
@@ -246,12 +247,12 @@ class Env(VecEnv, Generic[C]):
             self.recorder.after_physics(self.sim)
         self.episode_length_buf += 1
         named = self.rewards()
-        if tuple(named) != self.reward_names:
-            raise ValueError(f"rewards() now has {list(named)}, not {list(self.reward_names)}")
+        self._returns.check("rewards", named)
         terms = torch.stack(tuple(named.values())).to(torch.float32)
         if self.recorder:
             self.recorder.after_rewards(terms)
         failed = self.terminated()
+        self._returns.check("terminated", {"": failed})
         if self.on_nan == "reset":
             bad = self._bad_envs(terms)
             self._nan_resets += bad.sum()
@@ -338,6 +339,7 @@ class Env(VecEnv, Generic[C]):
     def _observe(self) -> TensorDict:
         # Copies: a group may be a view of the live state, and the caller keeps the observation.
         groups = {k: v.to(torch.float32, copy=True) for k, v in self.observe().items()}
+        self._returns.check("observe", groups)
         if self.on_nan == "reset":
             # Observing again after a reset would call `observe` twice in a step. Instead the policy
             # sees zeros once, and the next step resets the environment and ignores its reward.

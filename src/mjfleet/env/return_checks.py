@@ -1,8 +1,9 @@
-"""Checks once, when an environment is built, what the methods of a task return.
+"""Checks what the methods of a task return: when an environment is built, and for changes later.
 
 Otherwise torch would broadcast a wrong shape silently, or fail far from its cause.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,21 @@ from mjfleet.errors import UserError
 
 COLUMNS = {"observe": "size", "rewards": None, "terminated": None, "metrics": None, "debug_vis": 3}
 """Second dimension of what a method returns. "size": any but 0; None: there is none."""
+
+
+class ReturnedShapes:
+    """The names and shapes that methods returned first, which later calls must return too."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, list[tuple[str, torch.Size]]] = {}
+
+    def check(self, method: str, returned: Mapping[str, torch.Tensor]) -> None:
+        """Raise ValueError if a method now returns something else."""
+        now = [(name, value.shape) for name, value in returned.items()]
+        before = self._first.setdefault(method, now)
+        if now != before:
+            then, here = ({name: tuple(shape) for name, shape in each} for each in (before, now))
+            raise ValueError(f"{method}() now returns {here}; at first it returned {then}")
 
 
 def check_returns(env: Any) -> None:

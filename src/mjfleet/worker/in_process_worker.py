@@ -65,7 +65,7 @@ def train_in_process(
         with _ended_when_it_hangs(args, rank, heartbeat, lambda hang: on_hang(recorded(hang))):
             return train_worker(args, rank, stop, heartbeat, on_run_dir)
     except BaseException as error:
-        if isinstance(error, ImportError):
+        if isinstance(error, (ImportError, UserError)):
             stop.check()  # An import that a signal has interrupted can fail when it is repeated.
         # torchrun stops a worker that has lost another one, while it handles that.
         cause = error.__context__ if isinstance(error, Stopped) else error

@@ -13,13 +13,15 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from mjfleet.errors import Stopped
+from mjfleet.errors import Stopped, UserError
 from mjfleet.utils.console import print_line
 
-CONTROLLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+CONTROLLED = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT,
+)  # fmt: skip
 """The signals that are handled. Schedulers often announce the end of a job by SIGUSR1."""
 FORCE_SECONDS = 1.5  # How long a second signal waits for the main thread, perhaps in a library.
-SAME_SIGNAL_SECONDS = 0.5
+SAME_SIGNAL_SECONDS = 0.2
 """A signal within this time is the same one: `uv run`, for instance, passes on what the terminal
 has sent to the whole group."""
 
@@ -27,7 +29,8 @@ has sent to the whole group."""
 class StopRequest:
     """Handles signals: the first raises Stopped or, inside `deferred`, is only remembered.
 
-    A second signal raises Stopped in any case. SIGUSR1 and SIGUSR2 count as SIGTERM.
+    A second signal raises Stopped in any case, SIGQUIT (Ctrl-\\) at once. SIGUSR1 and SIGUSR2 count
+    as SIGTERM.
 
     Args:
         signals: those to handle.
@@ -46,7 +49,7 @@ class StopRequest:
         self._signals, self._say, self._force = signals, say, force
         self._defers: Callable[[], bool] = lambda: False
         self._is_raised = False
-        self._last_time = -math.inf
+        self._last = 0, -math.inf  # The newest signal, and when it came.
 
     @contextmanager
     def installed(self) -> Iterator["StopRequest"]:
@@ -58,7 +61,7 @@ class StopRequest:
         try:
             with self._watching_for_second():
                 yield self
-        except ImportError:
+        except (ImportError, UserError):
             self.check()  # An import that a signal has interrupted can fail when it is repeated.
             raise
         finally:
@@ -96,13 +99,13 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if now - self._last_time < SAME_SIGNAL_SECONDS:
+        if number == self._last[0] and now - self._last[1] < SAME_SIGNAL_SECONDS:
             return
-        self._last_time = now
+        self._last = number, now
         is_first = self.received is None
         self.received = _counts_as(number)
         name = signal.Signals(number).name
-        if is_first and self._defers():
+        if is_first and number != signal.SIGQUIT and self._defers():
             self._say(f"{name}: stopping after this iteration; once more stops at once")
             return
         self._say(f"{name}: stopping at once")
@@ -123,13 +126,13 @@ class StopRequest:
         writer.setblocking(False)
 
         def watch() -> None:
-            count, last_time = 0, -math.inf
+            count, last = 0, (0, -math.inf)
             while numbers := reader.recv(64):
                 for number in set(numbers) & set(self._signals):
                     now = time.monotonic()
-                    if now - last_time < SAME_SIGNAL_SECONDS:
+                    if number == last[0] and now - last[1] < SAME_SIGNAL_SECONDS:
                         continue
-                    count, last_time = count + 1, now
+                    count, last = count + 1 + (number == signal.SIGQUIT), (number, now)
                     if count > 1 and not over.wait(FORCE_SECONDS):
                         force(_counts_as(number))
                         os._exit(128 + _counts_as(number))
