@@ -33,7 +33,7 @@ def choose_hosts(config: LaunchConfig, environ: Mapping[str, str]) -> list[str]:
         return [LOCALHOST]
     # Of several processes that srun has started, none starts workers on other nodes.
     is_alone = environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
-    is_wide = is_alone and int(environ.get("SLURM_JOB_NUM_NODES", "1")) > 1
+    is_wide = is_alone and environ.get("SLURM_JOB_NUM_NODES", "1") != "1"
     if names == ["slurm"] or (is_wide and not names):
         names = _slurm_hosts(environ)
     here = [name for name in names if is_here(name)]
@@ -81,5 +81,5 @@ def _slurm_hosts(environ: Mapping[str, str]) -> list[str]:
 def _resolve(name: str) -> str | None:
     try:
         return str(socket.getaddrinfo(name, None)[0][4][0])
-    except OSError:
+    except (OSError, UnicodeError):  # What is no name at all.
         return None

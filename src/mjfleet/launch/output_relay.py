@@ -98,7 +98,7 @@ class OutputRelay:
         """Print a line where the view begins, then the view below it."""
         lines = self._view.count(b"\n")
         back = (b"\r" + b"\x1b[%dA" % lines * (lines > 0) + b"\x1b[J") if self._view else b""
-        self._write(1, back + text.encode() + b"\n" + self._view)
+        self._write(1, back + text.encode(errors="backslashreplace") + b"\n" + self._view)
 
     def _write(self, stream: int, data: bytes) -> None:
         while data and stream not in self._silent:
@@ -106,8 +106,10 @@ class OutputRelay:
                 data = data[os.write(stream, data) :]
             except BlockingIOError:
                 time.sleep(0.01)
-            except OSError:
-                self._silent.add(stream)  # Nobody reads any more, as after `| head`.
+            except OSError as error:  # Nobody reads any more, as after `| head`.
+                self._silent.add(stream)
+                if stream == 1:
+                    logger.warning("standard output: %s; training goes on", error.strerror)
 
 
 def _channel(stream: int) -> tuple[int, int]:

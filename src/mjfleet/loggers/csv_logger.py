@@ -2,6 +2,7 @@
 
 import csv
 import io
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from mjfleet.loggers.logger import Row
 from mjfleet.loggers.row_file import RowFileLogger
 from mjfleet.runs.metrics_csv import read_rows
+
+logger = logging.getLogger(__name__)
 
 
 class CsvLogger(RowFileLogger):
@@ -26,6 +29,9 @@ class CsvLogger(RowFileLogger):
 
     def _first_content(self) -> bytes:
         self._columns, rows = read_rows(self._path, self._resumed_from)
+        if rows and len(rows) < self._resumed_from:
+            lost = f"{self._resumed_from - len(rows)} of {self._resumed_from}"
+            logger.warning("%s lacks the rows of %s iterations, which were lost", self._path, lost)
         return _csv_text(self._columns, rows, header=bool(self._columns))
 
     def _encode(self, row: Row) -> bytes:

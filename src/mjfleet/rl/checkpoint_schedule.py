@@ -51,9 +51,11 @@ class CheckpointSchedule:
             except OSError as error:
                 self._failures += 1
                 if self._failures >= ATTEMPTS:
+                    before = checkpoints_in(self._folder)
+                    left = f"{before[-1].name} is intact" if before else "there is none before it"
                     raise CheckpointError(
                         f"{path} could not be written, as {ATTEMPTS - 1} times before: "
-                        f"{error.strerror}. The newest checkpoint before it is intact."
+                        f"{error.strerror}; {left}."
                     ) from error
                 logger.warning(
                     "%s could not be written, training goes on: %s", path, error.strerror

@@ -33,6 +33,8 @@ def read_config(
     """
     is_typed = name is None
     name = name or f"--config {path}"
+    if not path:
+        raise UserError("--config is ''; it must be the name of a file.")
     text, data = _read(path, name, is_typed)
     its_task = data.pop(TASK_ENTRY, None)
     if None not in (task, its_task) and its_task != task:
@@ -69,7 +71,7 @@ def write_config(path: Path, task: str, config: TrainConfig) -> None:
     values = _recorded(config)
     text = header + signature(values)
     text += yaml.safe_dump({TASK_ENTRY: task, **values}, sort_keys=False)
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def config_of_attempt(run_dir: Path, attempt: int, attempts: int) -> Path:

@@ -18,6 +18,7 @@ from mjfleet.runs.git_state import git_state
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_json import RECORD_FILE, now, read_record, write_record
 from mjfleet.runs.task_snapshot import TaskCode, changes_since, keep, read_code
+from mjfleet.utils.console import in_a_line
 from mjfleet.utils.packages import stack_versions
 from mjfleet.utils.safe_read import check_folder
 
@@ -99,19 +100,20 @@ class RunDirectory:
             self._lock = None
 
     def end(self, status: str, **details: Any) -> None:
-        """Record how this attempt ended. On a full disk, log a warning instead.
+        """Record how this attempt ended; if that cannot be, log a warning instead.
 
         Args:
             status: "finished", "stopped" or "failed".
             details: more entries of the attempt, such as the cause of a failure.
         """
-        *before, last = read_record(self.path)["attempts"]
         done = completed_iterations(self.path)
         ended = {"status": status, "ended": now(), "iterations": done}
         try:
+            *before, last = read_record(self.path)["attempts"]
             write_record(self.path, **ended, attempts=[*before, last | ended | details])
-        except OSError as error:
-            logger.warning("%s could not be written: %s", self.path / RECORD_FILE, error.strerror)
+        except (OSError, LookupError, TypeError, ValueError) as error:
+            why = "the run directory is gone" if not self.path.exists() else in_a_line(error)
+            logger.warning("%s does not say how the run ended: %s", self.path / RECORD_FILE, why)
 
     def _create(self, folder: Path) -> None:
         for parent in reversed(folder.parents):

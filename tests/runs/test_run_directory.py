@@ -1,0 +1,52 @@
+"""How a run ends in run.json, also where that file or its folder is not what it was."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mjfleet.launch.devices import Devices, Host
+from mjfleet.launch.launch_plan import make_plan
+from mjfleet.registry import discover
+from mjfleet.runs.run_directory import RunDirectory
+from mjfleet.runs.run_json import read_record
+
+TASK = discover({}).find("cartpole-balance")
+PLAN = make_plan(TASK, TASK.defaults(), [Host(devices=Devices(), cores=1)], {}).record()
+
+
+def begin(path: Path) -> RunDirectory:
+    return RunDirectory(path, TASK.defaults(), TASK.defaults(), ["train"], PLAN, None, None, "")
+
+
+def test_an_attempt_says_how_it_ended(tmp_path: Path) -> None:
+    run = begin(tmp_path / "logs/run")
+    run.end("failed", cause="no luck")
+    run.close()
+    record = read_record(tmp_path / "logs/run")
+    assert record["status"] == record["attempts"][-1]["status"] == "failed"
+    assert record["attempts"][-1]["cause"] == "no luck"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        shutil.rmtree,
+        lambda path: path.rename(path.with_name("renamed")),
+        lambda path: (path / "run.json").write_text("{"),
+        lambda path: (path / "run.json").write_text('{"attempts": 3}'),
+        lambda path: (path / "run.json").write_text('{"attempts": []}'),
+    ],
+    ids=["removed", "renamed", "no JSON", "a number", "no attempts"],
+)
+def test_where_that_cannot_be_recorded_it_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "logs/run"
+    run = begin(path)
+    spoil(path)
+    run.end("finished")
+    run.close()
+    (record,) = caplog.records
+    assert str(path / "run.json") in record.getMessage()
