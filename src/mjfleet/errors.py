@@ -1,15 +1,24 @@
 """The exceptions whose text is all that a user needs, and the exit code that each becomes."""
 
+import errno
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 
-from mjfleet.utils.console import printable
+from mjfleet.utils.console import open_streams, print_error
 
 LOCAL_RANK_0_SECONDS = 3.0
 """How long the other workers of a host leave its first one to print the error they all have."""
+NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters, and how Python shows bytes that are no text in the locale's encoding."""
+WRONG_PATH = {
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
+    errno.ENAMETOOLONG,
+}  # fmt: skip
+"""What the system says of a file that was named wrongly, or that the user may not use."""
 
 
 class UserError(Exception):
@@ -35,8 +44,10 @@ class Stopped(BaseException):
 def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     """Run a command and return its exit code: 2 for a UserError, 1 for a WorkerError, 128 + the
     signal's number for a signal. Their text is printed without a traceback."""
+    open_streams()
     try:
         try:
+            _check_text(arguments)
             return command(arguments)
         finally:
             print(end="", flush=True)  # Not first at exit, where a failure cannot be handled.
@@ -44,29 +55,46 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
         # Where something else has started several workers on this host, the first one prints it.
         is_first = os.environ.get("LOCAL_RANK", "0") == "0"
         if is_first or os.environ.get("WORLD_SIZE", "1") == "1" or isinstance(error, RankError):
-            print(f"error: {printable(str(error))}", file=sys.stderr)
+            print_error(f"error: {error}")
         else:
             time.sleep(LOCAL_RANK_0_SECONDS)
         return 2
     except WorkerError as error:
-        print(printable(str(error)), file=sys.stderr)
+        print_error(str(error))
         return 1
     except Stopped as stopped:
         return 128 + stopped.signal_number
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except OSError as error:
-        return _exit_code_of_output(error)
+        return _exit_code_of_file(error)
 
 
-def _exit_code_of_output(error: OSError) -> int:
-    """Return the exit code if standard output cannot be written; raise `error` otherwise."""
+def _check_text(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        if NOT_TEXT.search(argument):
+            raise UserError(
+                f"the argument {argument!a} is no text: it has control characters, or bytes that "
+                f"are not {sys.getfilesystemencoding()}, this locale's encoding."
+            )
+
+
+def _exit_code_of_file(error: OSError) -> int:
+    """Return the exit code if standard output, or a file that was asked for, cannot be used.
+
+    Raises:
+        OSError: `error`, if it is about anything else.
+    """
+    if error.errno in WRONG_PATH:
+        name = f"{error.filename}: " if error.filename else ""
+        print_error(f"error: {name}{error.strerror}.")
+        return 2
     try:
         print(flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Discards what is still buffered.
         if isinstance(error, BrokenPipeError):  # As after `| head -1`.
             return 128 + signal.SIGPIPE
-        print(f"error: standard output: {error.strerror}", file=sys.stderr)
+        print_error(f"error: standard output: {error.strerror}")
         return 1
     raise error

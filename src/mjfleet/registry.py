@@ -53,8 +53,7 @@ class FoundTask:
         """Return the object `module:name` of the task folder, such as `env:CartpoleEnv`.
 
         Raises:
-            UserError: the reference is malformed, or its module has no such
-                object or cannot be imported.
+            UserError: the reference is malformed, or its module cannot be imported or lacks it.
         """
         module_name, _, attribute = reference.partition(":")
         file = self.folder / f"{module_name}.py"
@@ -153,10 +152,8 @@ def _last_own_line(error: Exception, folder: Path) -> str:
     """
     shown = traceback.TracebackException.from_exception(error)
     own = [frame for frame in shown.stack if Path(frame.filename).is_relative_to(folder)]
-    place = (
-        "" if isinstance(error, SyntaxError) else "".join(shown.stack.from_list(own[-1:]).format())
-    )
-    return (place + "".join(shown.format_exception_only())).rstrip()
+    place = [] if isinstance(error, SyntaxError) else traceback.format_list(own[-1:])
+    return "".join([*place, *shown.format_exception_only()]).rstrip()
 
 
 def _roots(environ: Mapping[str, str], tasks_dir: str | None) -> list[Path]:

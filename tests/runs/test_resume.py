@@ -202,6 +202,7 @@ def test_restarts_are_counted_and_given_up(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path)
     fault, other, killed = ("ValueError", 3), ("Hang", 9), ("Killed", 0)
     write_attempts(run_dir, (fault, None, False))
+    assert "gone" in str(why_not(tmp_path / "gone", 1))
     assert why_not(run_dir, 1) is None
     write_attempts(run_dir, (fault, None, False), asked=True)
     assert "asked to stop" in str(why_not(run_dir, 1))

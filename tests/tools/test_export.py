@@ -144,6 +144,7 @@ def test_the_guides_controller_moves_a_robot_as_the_simulation_does(
 ) -> None:
     """The code of docs/deploy.md, fed with what a robot's sensors measure."""
     checkpoint = runs["go1"] / "checkpoints/model_1.pt"
+    (tmp_path / "go1").mkdir()
     result = run("mjfleet", "export", str(checkpoint), "--output", "go1/walk.onnx")
     assert result.returncode == 0, result.stderr
 
@@ -237,14 +238,14 @@ def test_mistakes_are_answered(runs: dict[str, Path], run: Run, tmp_path: Path) 
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     first = (
         "from mjfleet.cli.dispatcher import mjfleet\n"
-        "code = mjfleet(['export', 'run', '--format', 'torchscript', '--output', 'new/a.pt'])\n"
+        "code = mjfleet(['export', 'run', '--format', 'torchscript', '--output', 'a.pt'])\n"
         "assert code == 1\n"
     )
     into_file = ("--format", "torchscript", "--output", "run/run.json/policy.pt")
     result = run("mjfleet", "export", "run/checkpoints/model_5.pt", *into_file, prelude=first)
     assert result.returncode == 2
     assert "nothing was written" in result.stderr
-    assert "policy.pt: " in result.stderr
+    assert "run.json: Not a directory" in result.stderr
     assert "Traceback" not in result.stderr
     without = "import sys\nsys.modules['onnxruntime'] = None\n"
     result = run("mjfleet", "export", "run", prelude=without + POISON)

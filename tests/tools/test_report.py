@@ -160,7 +160,7 @@ def test_mistakes_are_answered_and_nothing_is_written(
         ([tmp_path / "a_folder"], "a_folder is not a run directory"),
         ([tmp_path / "a_file"], "a_file is not a run directory"),
         ([trained, "--output", tmp_path / "a_folder"], "a_folder: Is a directory"),
-        ([trained, "--output", tmp_path / "a_file/page.html"], "page.html: File exists"),
+        ([trained, "--output", tmp_path / "a_file/page.html"], "a_file: Not a directory"),
     ):
         assert run_command(mjfleet, ["report", *map(str, arguments)]) == 2
         assert said in capsys.readouterr().err

@@ -136,7 +136,7 @@ def remember(args: WorkerArgs, device_names: Sequence[str], answer: Answer) -> b
 
 def _read_cache() -> dict[str, Any]:
     try:
-        entries = json.loads(cache_file().read_text())
+        entries = json.loads(cache_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return entries if isinstance(entries, dict) else {}

@@ -92,7 +92,7 @@ def write_between_markers(page: Path, text: str | None) -> None:
         UserError: the page cannot be read, or lacks the markers.
     """
     try:
-        head, begin, rest = page.read_text().partition(BEGIN)
+        head, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
         _, end, tail = rest.partition(END)
     except OSError as error:
         raise UserError(f"--page {page}: {error.strerror}.") from None

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from mjfleet.config import LaunchConfig, TrainConfig, from_dict
-from mjfleet.config.launch_config import FOLDER, GPUS, GpuRequest
-from mjfleet.config.validation import Checked, Count, OptionalCount, Rule
+from mjfleet.config.launch_config import GPUS, GpuRequest
+from mjfleet.config.validation import COUNT, Checked, Count, Folder, OptionalCount, Rule
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, Host, choose_devices
 from mjfleet.launch.launch_plan import make_plan
@@ -17,7 +17,8 @@ from mjfleet.registry import FoundTask
 from mjfleet.worker.worker_args import WorkerArgs
 
 Counts = Annotated[
-    tuple[int, ...], Rule(lambda v: min(v, default=0) > 0, "at least one positive number")
+    tuple[int, ...],
+    Rule(lambda v: v and all(map(COUNT.holds, v)), f"one number or more, each {COUNT.allowed}"),
 ]
 
 
@@ -40,7 +41,7 @@ class Options(Checked):
     """Iterations before those, which are not measured."""
     repeats: Count = 5
     """How often to measure everything, in turn."""
-    output: Annotated[str, FOLDER] = "benchmarks"
+    output: Folder = "benchmarks"
     """Folder for the results, as JSON and Markdown."""
 
 

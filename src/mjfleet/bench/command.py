@@ -26,10 +26,12 @@ from mjfleet.bench.scaling import ScalingOptions, scaling
 from mjfleet.bench.startup import StartupOptions, startup
 from mjfleet.bench.throughput import ThroughputOptions, throughput
 from mjfleet.cli.flags import parse_flags
+from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.runs.git_state import git_state
 from mjfleet.runs.run_json import now
+from mjfleet.tools.output_file import check_output
 from mjfleet.utils.console import print_line
 from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name
 from mjfleet.utils.packages import stack_versions
@@ -37,10 +39,10 @@ from mjfleet.worker.stop_signals import StopRequest
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportArguments:
+class ReportArguments(Checked):
     """Make a page of all results in a folder, such as docs/benchmarks.md."""
 
-    folder: tyro.conf.Positional[str] = "benchmarks"
+    folder: tyro.conf.Positional[Folder] = "benchmarks"
     """The folder that benchmarks have written into."""
     output: str | None = None
     """File to write, with plots in `images` beside it; `None`: print the page."""
@@ -122,7 +124,7 @@ def _report(arguments: Sequence[str]) -> int:
     if parsed.output is None:
         print_line(page(Path(parsed.folder), f"{parsed.folder}/"))
     else:
-        write_page(Path(parsed.folder), Path(parsed.output))
+        write_page(Path(parsed.folder), check_output("--output", parsed.output, [".md"]))
     return 0
 
 

@@ -178,7 +178,7 @@ def _run(part: Part, limit: float, scratch: Path) -> dict[str, Any]:
 
 
 def _samples(file: Path) -> list[dict[str, Any]]:
-    return json.loads(file.read_text())["samples"] if file.exists() else []
+    return json.loads(file.read_text(encoding="utf-8"))["samples"] if file.exists() else []
 
 
 def make_tables(samples: Sequence[Mapping[str, Any]]) -> list[Table]:

@@ -132,7 +132,6 @@ def page(folder: Path, plots: str) -> str:
 def write_page(folder: Path, output: Path) -> None:
     """Write the page of a folder, and copy the plots into `images/` beside it."""
     text, images = page(folder, "images/"), output.parent / "images"
-    images.parent.mkdir(parents=True, exist_ok=True)
     for plot in (plot for result, _ in _read_all(folder) for plot in result.plots):
         images.mkdir(exist_ok=True)
         shutil.copyfile(folder / plot, images / plot)
@@ -144,8 +143,8 @@ def _read_all(folder: Path) -> list[tuple[Result, str]]:
     results = []
     for path in sorted(folder.glob("*.json")):
         try:
-            result = Result(**json.loads(path.read_text()))
-            results.append((result, path.with_suffix(".md").read_text()))
+            result = Result(**json.loads(path.read_text(encoding="utf-8")))
+            results.append((result, path.with_suffix(".md").read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{path} is no result of `mjfleet bench`: {error}") from None
     if not results:

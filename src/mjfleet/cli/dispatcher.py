@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from mjfleet.cli.flags import parse_flags
+from mjfleet.config.validation import Checked, OptionalFolder
 from mjfleet.errors import UserError, run_command
 from mjfleet.registry import discover
 
@@ -31,10 +32,10 @@ COMMANDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TasksArguments:
+class TasksArguments(Checked):
     """List the tasks that can be trained."""
 
-    tasks_dir: str | None = None
+    tasks_dir: OptionalFolder = None
     """Folder of task folders that is searched first."""
 
 

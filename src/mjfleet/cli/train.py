@@ -107,6 +107,8 @@ def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> Tr
             f"its config.yaml: {error} The task's code has changed since: change the file, too."
         ) from None
     config = parse_flags(TrainConfig, flags, f"train {found.name}", default, found.task.summary)
+    if not config.agent.experiment_name:
+        config = replace(config, agent=replace(config.agent, experiment_name=found.name))
     if peek(flags, "--env.num-envs") is not None:
         if peek(flags, "--total-envs") is not None:
             raise UserError(

@@ -5,13 +5,15 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from mjfleet.config.validation import (
+    LONGEST,
+    MOST,
     Checked,
     Count,
-    NotNegative,
+    Folder,
     OptionalCount,
-    Positive,
+    OptionalFolder,
     Rule,
-    at_least,
+    Seconds,
     between,
     optional,
 )
@@ -32,7 +34,6 @@ VARIABLES = Rule(
     lambda v: all(re.match(r"[A-Za-z_]\w*(=|$)", item) for item in v),
     "NAME or NAME=VALUE, one or more",
 )
-FOLDER = Rule(lambda v: v.strip() != "", "the name of a folder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +72,11 @@ class LaunchConfig(Checked):
     """Whether a GPU computes the same bits each time, as CPUs do; slower."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """How workers communicate; `auto`: nccl on GPUs, gloo on the CPU."""
-    collective_timeout: Positive = 900.0
+    collective_timeout: Seconds = 900.0
     """Seconds after which a worker gives up waiting for the others in a collective."""
-    hang_timeout: NotNegative = 600.0
+    hang_timeout: Annotated[float, between(0, LONGEST)] = 600.0
     """Seconds without a step after which the run ends with every worker's stacks; 0: never."""
-    max_restarts: Annotated[int, at_least(0)] = 0
+    max_restarts: Annotated[int, between(0, MOST)] = 0
     """How often the run restarts automatically after a fault, from its newest checkpoint."""
     resume: str | None = None
     """Run directory, start of its name, checkpoint, or `latest`: the experiment's newest run."""
@@ -93,11 +94,11 @@ class LaunchConfig(Checked):
     on_nan: Literal["stop", "reset"] = "stop"
     """What to do when a number in an environment is not finite: `stop` all workers and dump the
     environment, or `reset` the environment and continue."""
-    log_root: Annotated[str, FOLDER] = "logs"
+    log_root: Folder = "logs"
     """Folder under which run directories are made."""
     torchrunx_log_dir: str | None = None
     """Folder of workers' logs; `""`: none; `None`: the run directory. TORCHRUNX_LOG_DIR wins."""
-    tasks_dir: str | None = None
+    tasks_dir: OptionalFolder = None
     """Folder of task folders to search first, before those of MJFLEET_TASKS."""
     config: str | None = None
     """YAML or JSON file to start from, such as the config.yaml of an earlier run; flags override

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from mjfleet.config.agent_config import AgentConfig
 from mjfleet.config.launch_config import LaunchConfig
-from mjfleet.config.validation import Checked, Count, OptionalCount, Positive, Rule, check
+from mjfleet.config.validation import COUNT, Checked, Count, OptionalCount, Rule, Seconds, check
 from mjfleet.errors import UserError
 
 NumEnvs = int | Literal["auto"]
-WORLDS = Rule(lambda v: v == "auto" or v > 0, "at least 1, or `auto`")
+WORLDS = Rule(lambda v: v == "auto" or COUNT.holds(v), f"{COUNT.allowed}, or `auto`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class EnvConfig(Checked, flags="env."):
     """Environments per worker; `auto` measures which number trains fastest on these devices."""
     decimation: Count = 1
     """Physics steps per environment step; the action is held meanwhile."""
-    episode_seconds: Positive = 20.0
+    episode_seconds: Seconds = 20.0
     """Simulated seconds after which an episode times out."""
     nconmax: OptionalCount = None
     """Contacts per environment that warp has room for at first; None: measured in a short run."""

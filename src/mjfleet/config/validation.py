@@ -1,6 +1,7 @@
 """Rules for configuration values, and the message for a value that breaks one."""
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import get_annotations
@@ -19,9 +20,18 @@ class Rule:
     allowed: str
 
 
+MOST = 2**31 - 1  # Of anything that is counted.
+LONGEST = 10**9  # Seconds: 31 years.
+
+
 def at_least(low: float) -> Rule:
     """Accept finite numbers not below `low`."""
     return Rule(lambda v: low <= v < math.inf, f"at least {low}")
+
+
+def count(most: int) -> Rule:
+    """Accept whole numbers from 1 to `most`."""
+    return Rule(lambda v: 1 <= v <= most, f"at least 1, at most {most}")
 
 
 def above(low: float) -> Rule:
@@ -39,26 +49,35 @@ def optional(rule: Rule) -> Rule:
     return Rule(lambda v: v is None or rule.holds(v), f"{rule.allowed}, or None")
 
 
+def _is_folder_name(name: str) -> bool:
+    try:
+        size = len(os.fsencode(name))  # A file system allows 255 bytes; a time is put before it.
+    except UnicodeEncodeError:
+        return False
+    is_plain = name.isprintable() and name == name.strip() and not set(name) & set('/\\:*?"<>|')
+    return is_plain and name not in (".", "..") and len(name) <= 100 and size <= 200
+
+
 FOLDER_NAME = Rule(
-    lambda v: (
-        v not in (".", "..")
-        and not set(v) & set('/\\\0\n:*?"<>|')
-        and v == v.strip()
-        and v.isprintable()
-        and len(v) <= 100
-    ),
-    'a plain folder name (at most 100 letters, no slashes, none of :*?"<>|, no space around it)',
+    _is_folder_name,
+    "a plain folder name (at most 100 letters of this locale's encoding, no slashes, none of "
+    ':*?"<>|, no space around it)',
 )
-Count = Annotated[int, at_least(1)]
-OptionalCount = Annotated[int | None, optional(at_least(1))]
+COUNT = count(MOST)
+Count = Annotated[int, COUNT]
+OptionalCount = Annotated[int | None, optional(COUNT)]
 Positive = Annotated[float, above(0)]
 NotNegative = Annotated[float, at_least(0)]
+Seconds = Annotated[float, Rule(lambda v: 0 < v <= LONGEST, f"greater than 0, at most {LONGEST}")]
 Fraction = Annotated[float, between(0, 1)]
 FolderName = Annotated[str, FOLDER_NAME]
+FOLDER = Rule(lambda v: v.strip() != "" and "\0" not in v, "the name of a folder")
+Folder = Annotated[str, FOLDER]
+OptionalFolder = Annotated[str | None, optional(FOLDER)]
 LayerSizes = Annotated[
     tuple[int, ...],
     Rule(
-        lambda v: len(v) > 0 and all(size == -1 or size > 0 for size in v),
+        lambda v: len(v) > 0 and all(size == -1 or 0 < size <= MOST for size in v),
         "one or more positive layer sizes (-1: the size of the input)",
     ),
 ]
@@ -84,7 +103,8 @@ class Checked:
         for owner in type(self).__mro__:
             for name, hint in get_annotations(owner).items():
                 for rule in getattr(hint, "__metadata__", ()):
-                    check(self, **{name: rule})
+                    if isinstance(rule, Rule):
+                        check(self, **{name: rule})
 
 
 def check(owner: Any, **rules: Rule) -> None:

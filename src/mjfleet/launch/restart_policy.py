@@ -42,7 +42,8 @@ def why_not(run_dir: Path, max_restarts: int) -> str | None:
     A fault that comes back in the same iteration would come back for ever. But a worker that was
     killed before the first iteration, in two attempts, was only unlucky twice.
     """
-    attempts = read_record(run_dir)["attempts"]
+    if not (attempts := read_record(run_dir).get("attempts")):
+        return "its run directory is gone, or its run.json"
     last = attempts[-1]
     if last.get("is_asked_to_stop"):
         return "it was asked to stop"

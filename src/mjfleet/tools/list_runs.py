@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from mjfleet.cli.flags import parse_flags
+from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
 from mjfleet.runs.run_lookup import runs_in
 from mjfleet.runs.run_summary import Summary, summarise
@@ -17,10 +18,10 @@ LONGEST = 200  # Characters of a cell.
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunsArguments:
+class RunsArguments(Checked):
     """List runs, the newest first."""
 
-    log_root: str = "logs"
+    log_root: Folder = "logs"
     """Folder that holds the run directories."""
     json: bool = False
     """Print a JSON list of objects instead of a table."""

@@ -12,6 +12,7 @@ from typing import Annotated
 import tyro
 
 from mjfleet.cli.flags import parse_flags
+from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.utils.console import print_line
@@ -23,12 +24,12 @@ NEXT = ("train {} --dry-run", "mjfleet check-task {}", "train {}", "play {} --re
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewTaskArguments:
+class NewTaskArguments(Checked):
     """Write a small task that can be trained: a model, an environment and default numbers."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """Name of the task and of its folder, such as `my-robot`."""
-    tasks_dir: str = "tasks"
+    tasks_dir: Folder = "tasks"
     """Folder in which the task's folder is made."""
 
 

@@ -12,10 +12,12 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from mjfleet.cli.flags import parse_flags
+from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.metrics_csv import METRICS_FILE, columns_of, read_rows, seconds_spent, value
 from mjfleet.runs.run_lookup import find_run
+from mjfleet.tools.output_file import check_output
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line, printable
 from mjfleet.utils.safe_read import folder_in
@@ -34,7 +36,7 @@ Line = tuple[Sequence[float], Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotArguments:
+class PlotArguments(Checked):
     """Draw curves of runs. Runs that differ only in their seed are drawn as a mean and a range."""
 
     runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN ...")]
@@ -45,7 +47,7 @@ class PlotArguments:
     """Columns of metrics.csv; one that ends in a slash selects all that begin with it."""
     output: str | None = None
     """File to write, PNG, SVG or PDF; `None`: plots/curves.png in the last run directory."""
-    log_root: str = "logs"
+    log_root: Folder = "logs"
     """Folder that holds the run directories."""
 
 
@@ -77,12 +79,9 @@ def plot(arguments: Sequence[str]) -> int:
     if not parsed.runs:
         raise UserError("name one run directory or more: mjfleet plot logs/<experiment>/<run>")
     runs = [_read(find_run(name, name, Path(parsed.log_root))) for name in parsed.runs]
-    if parsed.output:
-        output = Path(parsed.output)
-    else:
-        output = folder_in(runs[-1].folder, "plots") / "curves.png"
-    if output.suffix not in SUFFIXES:
-        raise UserError(f"--output {output}: its name must end in {', '.join(SUFFIXES)}.")
+    output = folder_in(runs[-1].folder, "plots") / "curves.png"
+    if parsed.output is not None:
+        output = check_output("--output", parsed.output, SUFFIXES)
     known = list(dict.fromkeys(column for run in runs for column in run.rows[0]))
     groups, panels = _group(runs), []
     for wanted in parsed.columns:

@@ -1,16 +1,48 @@
 """Prints lines; a terminal that has gone away never ends a run."""
 
+import io
+import logging
 import os
 import re
+import sys
+
+logger = logging.getLogger(__name__)
+
+
+def open_streams() -> None:
+    """Have three standard streams that take any text. A command calls this first.
+
+    A closed one becomes /dev/null: the next file that is opened would otherwise take its number,
+    and all output. Letters that the terminal's encoding lacks are shown as escapes.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # Takes the lowest number that is free.
+    sys.stdin = sys.stdin or open(0, encoding="utf-8")  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def print_line(text: str) -> None:
     """Print a line at once. If that fails, as after `| head`, discard this and all later output."""
     try:
         print(printable(text), flush=True)
+    except OSError as error:
+        _discard(1)
+        logger.warning("standard output: %s; the rest is not shown", error.strerror)
+
+
+def print_error(text: str) -> None:
+    """Print to standard error. If that fails, discard this and all later output there."""
+    try:
+        print(printable(text), file=sys.stderr, flush=True)
     except OSError:
-        # Also discards what is buffered, which would fail again when Python exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _discard(2)
 
 
 def printable(text: str) -> str:
@@ -28,3 +60,8 @@ def _escaped(character: str) -> str:
 def in_a_line(error: BaseException) -> str:
     """Return an exception's message without line breaks, or its type if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _discard(stream: int) -> None:
+    """Discard all output, and what is buffered, which would fail again when Python exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)

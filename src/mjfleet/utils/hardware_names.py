@@ -10,7 +10,7 @@ from typing import Any
 
 def cpu_name() -> str:
     """Return the CPU's model, or its architecture where the kernel does not name the model."""
-    lines = Path("/proc/cpuinfo").read_text()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     found = re.search(r"^model name\s*: (.*)$", lines, re.MULTILINE)
     return found[1] if found else platform.machine()
 

@@ -93,7 +93,13 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
             f"JAX_WORLD_SIZE={environ['JAX_WORLD_SIZE']}: skrl's JAX launcher has started this "
             "process. Run `train` without it: mjfleet starts its own workers, one for each device."
         )
-    found = _of_srun(environ) or _of_mpirun(environ)
+    try:
+        found = _of_srun(environ) or _of_mpirun(environ)
+    except (KeyError, ValueError, IndexError, BadHostlist) as error:
+        raise RankError(
+            f"what srun says of this process cannot be read: {error!r}; unset SLURM_STEP_NUM_TASKS "
+            "to train outside of its step."
+        ) from None
     return {name: value for name, value in found.items() if name not in environ}
 
 

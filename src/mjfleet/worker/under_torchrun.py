@@ -103,7 +103,7 @@ def begun_run(timeout: timedelta) -> str | None:
     if (rank := Rank.from_environ(os.environ)) is None:
         return None
     note, store = _note(), meeting_store(rank)
-    known = note.read_text() if note and note.exists() else None
+    known = os.fsdecode(note.read_bytes()) if note and note.exists() else None
     try:
         return (meet(store, rank, timeout, known)[1] if store else known) or None
     except TimeoutError as error:
@@ -113,8 +113,7 @@ def begun_run(timeout: timedelta) -> str | None:
 def note_run(run_dir: Path | None) -> None:
     """Note for later workers which run these have begun; None: the run was given back."""
     if note := _note():
-        text = str(run_dir or "")
-        write_atomically(note, lambda file: file.write(text.encode()))
+        write_atomically(note, lambda file: file.write(os.fsencode(run_dir or "")))
 
 
 def tell_cause(failure: Failure) -> None:

@@ -15,6 +15,7 @@ import tyro
 
 from mjfleet.cli.flags import parse_flags
 from mjfleet.config import LaunchConfig, from_dict
+from mjfleet.config.validation import Checked, OptionalFolder
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import choose_devices
 from mjfleet.registry import FoundTask, discover
@@ -25,12 +26,12 @@ WORLDS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckTaskArguments:
+class CheckTaskArguments(Checked):
     """Run a task with random actions for some steps on each engine, and look for mistakes."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")]
     """The task."""
-    tasks_dir: str | None = None
+    tasks_dir: OptionalFolder = None
     """Folder of task folders that is searched first."""
 
 

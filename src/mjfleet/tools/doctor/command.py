@@ -13,7 +13,7 @@ from typing import Literal
 from mjfleet.cli.flags import parse_flags
 from mjfleet.config import LaunchConfig, to_dict
 from mjfleet.config.launch_config import GpuRequest
-from mjfleet.config.validation import Checked, Positive
+from mjfleet.config.validation import Checked, Seconds
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import choose_backend, choose_devices, needs_gpus
 from mjfleet.tools.doctor import device_checks, host_checks
@@ -37,7 +37,7 @@ class DoctorArguments(Checked):
     """Library for communication between workers; `auto`: nccl on GPUs, gloo on the CPU."""
     log_root: str = "logs"
     """Folder in which run directories would be created."""
-    timeout: Positive = 60.0
+    timeout: Seconds = 60.0
     """Seconds after which a check counts as failed."""
 
     def __post_init__(self) -> None:

@@ -17,10 +17,12 @@ import tyro
 
 from mjfleet.cli.flags import parse_flags
 from mjfleet.config import TrainConfig
+from mjfleet.config.validation import Checked, Folder, OptionalFolder
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.checkpoint_names import iteration_of
 from mjfleet.runs.resume_choice import Trained, find_trained, take_tasks_dir
+from mjfleet.tools.output_file import check_output
 from mjfleet.tools.trained_task import trained_task
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
@@ -35,7 +37,7 @@ FORMATS = {"onnx": (".onnx", ("onnx", "onnxruntime", "onnxscript")), "torchscrip
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportArguments:
+class ExportArguments(Checked):
     """Write a trained policy, its normaliser included, as a file that runs without mjfleet."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
@@ -44,9 +46,9 @@ class ExportArguments:
     """Format of the file."""
     output: str | None = None
     """File to write, and a .json beside it; `None`: exported/policy.onnx (.pt) in the run."""
-    log_root: str = "logs"
+    log_root: Folder = "logs"
     """Folder that holds the run directories."""
-    tasks_dir: str | None = None
+    tasks_dir: OptionalFolder = None
     """Folder of task folders that is searched first; `None`: the folder that the run used."""
     as_trained: bool = False
     """Use the task's code as it was when the policy was trained, of which the run keeps a copy."""
@@ -60,11 +62,10 @@ def export(arguments: Sequence[str]) -> int:
     suffix, packages = FORMATS[parsed.format]
     need_extra("export", f"--format {parsed.format}", packages)
     task, trained = find_trained(parsed.run, Path(parsed.log_root), parsed.trust)
-    if parsed.output:
-        output = Path(parsed.output)
-    else:
-        output = folder_in(trained.run_dir, "exported") / f"policy{suffix}"
-    _check_output(output, output.with_suffix(".json"), suffix)
+    output = folder_in(trained.run_dir, "exported") / f"policy{suffix}"
+    if parsed.output is not None:
+        output = check_output("--output", parsed.output, [suffix])
+    _refuse_to_replace(output, output.with_suffix(".json"))
     registry = discover(os.environ, parsed.tasks_dir or take_tasks_dir(trained.config))
     now = None if parsed.as_trained else registry.find(task)
     with trained_task(trained.checkpoint, task, now, trained.config, parsed.trust) as own:
@@ -121,10 +122,8 @@ def _export(
     return 0
 
 
-def _check_output(output: Path, json_file: Path, suffix: str) -> None:
+def _refuse_to_replace(output: Path, json_file: Path) -> None:
     """Refuse to replace a checkpoint, or a file that `mjfleet export` has not written."""
-    if output.suffix != suffix:
-        raise UserError(f"--output {output}: its name must end in {suffix}.")
     if iteration_of(output) is not None and output.exists():
         raise UserError(f"--output {output} exists and is named like a checkpoint.")
     marker = f'"{VERSION_ENTRY}"'

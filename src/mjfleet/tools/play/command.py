@@ -5,7 +5,6 @@ Runs in the process that the user started. Importing this file imports nothing h
 
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -15,12 +14,13 @@ from typing import Annotated, Literal
 from mjfleet.cli.flags import is_given, parse_flags, peek
 from mjfleet.config import EnvConfig, TrainConfig, from_dict
 from mjfleet.config.launch_config import GpuRequest
-from mjfleet.config.validation import Checked, OptionalCount, at_least, between
+from mjfleet.config.validation import MOST, Checked, Folder, OptionalCount, OptionalFolder, between
 from mjfleet.errors import UserError, run_command
 from mjfleet.launch.devices import Host, choose_devices
 from mjfleet.launch.launch_plan import LaunchPlan, make_plan
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.resume_choice import find_resume, read_recorded, take_tasks_dir
+from mjfleet.tools.output_file import check_output
 from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing, say_levels
 from mjfleet.tools.trained_task import trained_task
 from mjfleet.utils.console import print_line
@@ -52,17 +52,17 @@ class PlayArguments(Checked):
     """Address of the web viewer: for this machine alone, or 0.0.0.0 for all that can reach it."""
     port: Annotated[int, between(1, 2**16 - 1)] = PORT
     """Port of the web viewer, or the next free one."""
-    seed: Annotated[int, at_least(0)] = 1
+    seed: Annotated[int, between(0, MOST)] = 1
     """Seed of all random numbers."""
     gpu_ids: GpuRequest = "auto"
     """`auto` (GPU 0, else the CPU), `None` (the CPU), or the index of a visible GPU."""
     engine: Literal["auto", "warp", "native"] = "auto"
     """`warp` (MuJoCo-Warp), `native` (MuJoCo's threads, CPU only); `auto`: warp on a GPU only."""
-    cpu_threads: int | None = None
+    cpu_threads: OptionalCount = None
     """CPU threads; `None`: one for each core that this process may use."""
-    log_root: str = "logs"
+    log_root: Folder = "logs"
     """Folder that holds the run directories."""
-    tasks_dir: str | None = None
+    tasks_dir: OptionalFolder = None
     """Folder of task folders that is searched first, before those of MJFLEET_TASKS."""
     as_trained: bool = False
     """Use the task's code as it was when the policy was trained, of which the run keeps a copy."""
@@ -91,14 +91,14 @@ def play(arguments: Sequence[str]) -> int:
     """Play episodes and print their table, or open a viewer until it is closed."""
     asked, wants_help = peek(arguments, "--resume"), bool({"-h", "--help"} & set(arguments))
     trust = is_given(arguments, "--trust")
-    recorded = read_recorded(asked, trust) if asked else {}
+    recorded = {} if asked is None else read_recorded(asked, trust)
     registry = discover(os.environ, peek(arguments, "--tasks-dir") or take_tasks_dir(recorded))
     if not arguments or arguments[0].startswith("-"):
         print_line(f"usage: play <task> [flags]\n\ntasks: {', '.join(registry.tasks)}")
         return 0 if wants_help else 2
     (name, *flags), policy, folder = arguments, None, None
     found = None if is_given(flags, "--as-trained") else registry.find(name)
-    if asked and not (peek(flags, "--actions") or wants_help):
+    if asked is not None and not (peek(flags, "--actions") or wants_help):
         experiment = found.defaults().agent.experiment_name if found else name
         log_root = peek(flags, "--log-root") or PlayArguments.log_root
         resume = find_resume(asked, name, Path(log_root, experiment), trust=trust)
@@ -181,13 +181,7 @@ def _check_output(parsed: PlayArguments) -> None:
 
         check_display()
     if parsed.video is not None:
-        video = Path(parsed.video)
-        if video.suffix != ".mp4" or video.is_dir():
-            raise UserError(f"--video {video}: the file's name must end in .mp4.")
-        try:
-            tempfile.TemporaryFile(dir=video.parent).close()
-        except OSError as error:
-            raise UserError(f"--video {video}: {video.parent}: {error.strerror}.") from None
+        check_output("--video", parsed.video, [".mp4"])
 
 
 def _place(found: FoundTask, config: TrainConfig) -> LaunchPlan:

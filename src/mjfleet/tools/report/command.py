@@ -13,8 +13,10 @@ from typing import Annotated, Any
 import tyro
 
 from mjfleet.cli.flags import parse_flags
+from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
 from mjfleet.runs.run_lookup import find_run
+from mjfleet.tools.output_file import check_output
 from mjfleet.tools.report.report_contents import read_contents
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
@@ -23,27 +25,29 @@ PAGE_FOLDER = Path(__file__).with_name("page")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportArguments:
+class ReportArguments(Checked):
     """Write an HTML page about a run, complete in one file, with curves and videos."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Run directory, beginning of a run's name, or `latest`."""
     output: str | None = None
     """File to write; `None`: report.html in the run directory."""
-    log_root: str = "logs"
+    log_root: Folder = "logs"
     """Folder that holds the run directories."""
 
 
 def report(arguments: Sequence[str]) -> int:
     parsed = parse_flags(ReportArguments, arguments, "mjfleet report")
     run_dir = find_run(parsed.run, parsed.run, Path(parsed.log_root))
-    output = Path(parsed.output) if parsed.output else run_dir / "report.html"
+    output = run_dir / "report.html"
+    if parsed.output is not None:
+        output = check_output("--output", parsed.output)
     page = render(read_contents(run_dir, output.parent))
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
         # What the user names may be a link, such as /dev/stdout; one in a run is replaced.
         target = output.resolve() if parsed.output else output
-        write_atomically(target, lambda file: file.write(page.encode()))
+        data = page.encode(errors="backslashreplace")
+        write_atomically(target, lambda file: file.write(data))
     except OSError as error:
         raise UserError(f"--output {output}: {error.strerror}.") from None
     print_line(f"wrote {output}")
@@ -63,7 +67,7 @@ def render(contents: Mapping[str, Any]) -> str:
     )
     filters = {"number": _number, "took": _duration, "when": _local_time, "plain": _as_typed}
     environment.filters |= filters
-    environment.globals["file"] = lambda name: (PAGE_FOLDER / name).read_text()
+    environment.globals["file"] = lambda name: (PAGE_FOLDER / name).read_text(encoding="utf-8")
     return environment.get_template("page.html").render(contents)
 
 

@@ -1,0 +1,193 @@
+"""Input mistakes on every command: one message, exit code 2, nothing created."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from mjfleet.errors import run_command
+
+from ..conftest import MODULES, TESTS
+
+RUN_DIR = str(TESTS / "data/cartpole-balance-9159368")
+LONG = "x" * 300
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Call:
+    """Call a command in this process, in an empty folder; returns its exit code and output."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("CUDA_VISIBLE_DEVICES", "TORCHRUNX_LOG_DIR", "MJFLEET_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call_command(command: str, *arguments: str) -> tuple[int, str, str]:
+        try:
+            code = run_command(getattr(import_module(MODULES[command]), command), arguments)
+        except SystemExit as exit:
+            code = exit.code if isinstance(exit.code, int) else 1
+        output = capfd.readouterr()
+        return code, output.out, output.err
+
+    return call_command
+
+
+def refuses(call: Call, tmp_path: Path, *words: str) -> str:
+    """Expect one message and nothing created; returns the message."""
+    before = sorted(tmp_path.rglob("*"))
+    code, out, error = call(*words)
+    assert code == 2, (words, out, error)
+    assert not out
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1, error
+    assert sorted(tmp_path.rglob("*")) == before
+    return error
+
+
+NUMBERS = [
+    ("train", ["--env.num-envs", "1000000000000"], "at most 2147483647, or `auto`"),
+    ("train", ["--env.episode-seconds", "1e300"], "at most 1000000000"),
+    ("train", ["--env.decimation", "1000000000000"], "at most"),
+    ("train", ["--agent.actor.hidden-dims", "64", "1000000000000"], "layer sizes"),
+    ("train", ["--collective-timeout", "1e30"], "at most 1000000000"),
+    ("train", ["--hang-timeout", "1e300"], "between 0 and 1000000000"),
+    ("train", ["--hang-timeout", "nan"], "between 0 and 1000000000"),
+    ("train", ["--cpu-workers", "1000000"], "between 1 and 1024"),
+    ("train", ["--max-restarts", "1000000000000"], "between 0"),
+    ("train", ["--agent.max-iterations", "1000000000000"], "at most"),
+    ("play", ["--actions", "zero", "--seed", "1000000000000"], "between 0"),
+    ("play", ["--actions", "zero", "--cpu-threads", "-1"], "at least 1"),
+    ("play", ["--actions", "zero", "--env.num-envs", "1000000000000"], "at most"),
+]
+
+
+def test_absurd_numbers_are_refused(call: Call, tmp_path: Path) -> None:
+    for command, flags, words in NUMBERS:
+        message = refuses(call, tmp_path, command, "cartpole-balance", *flags)
+        assert flags[-2] in message or flags[0] in message
+        assert words in message
+    for flags in (["doctor", "--timeout", "1e30"], ["doctor", "--cpu-workers", "1000000000000"]):
+        assert flags[1] in refuses(call, tmp_path, "mjfleet", *flags) or "timeout" in flags[1]
+    message = refuses(call, tmp_path, "mjfleet", "bench", "scaling", "T", "--workers", "9" * 20)
+    assert "--workers" in message
+
+
+TRAIN = ["train", "cartpole-balance", "--dry-run"]
+NAMES = [
+    *([*TRAIN, flag] for flag in ("--resume", "--tasks-dir", "--config")),
+    ["train", "cartpole-balance", "--log-root"],  # A dry run would make no folder.
+    ["train"],
+    ["play", "cartpole-balance", "--resume"],
+    ["play", "cartpole-balance", "--actions", "zero", "--video"],
+    ["mjfleet", "runs", "--log-root"],
+    ["mjfleet", "tasks", "--tasks-dir"],
+    ["mjfleet", "new-task"],
+    ["mjfleet", "new-task", "robot", "--tasks-dir"],
+    ["mjfleet", "check-task"],
+    ["mjfleet", "plot"],
+    ["mjfleet", "plot", RUN_DIR, "--output"],
+    ["mjfleet", "report"],
+    ["mjfleet", "report", RUN_DIR, "--output"],
+    ["mjfleet", "export"],
+    ["mjfleet", "inspect"],
+    ["mjfleet", "bench", "report"],
+    ["mjfleet"],
+]
+
+
+@pytest.mark.parametrize("name", [LONG, "\x1b[31mx", os.fsdecode(b"\xff")], ids=ascii)
+def test_names_that_cannot_be_are_refused(call: Call, tmp_path: Path, name: str) -> None:
+    for words in NAMES:
+        assert "\x1b" not in refuses(call, tmp_path, *words, name)
+
+
+def test_an_empty_name_of_a_folder_is_refused(call: Call, tmp_path: Path) -> None:
+    for words in (
+        [*TRAIN, "--log-root"],
+        [*TRAIN, "--tasks-dir"],
+        ["play", "cartpole-balance", "--actions", "zero", "--tasks-dir"],
+        ["mjfleet", "runs", "--log-root"],
+        ["mjfleet", "tasks", "--tasks-dir"],
+        ["mjfleet", "new-task", "robot", "--tasks-dir"],
+        ["mjfleet", "plot", RUN_DIR, "--log-root"],
+    ):
+        assert f"{words[-1]} is ''" in refuses(call, tmp_path, *words, "")
+    refuses(call, tmp_path, "play", "cartpole-balance", "--resume", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "suffix"),
+    [
+        (["plot", RUN_DIR], "--output", ".png"),
+        (["export", RUN_DIR, "--format", "torchscript"], "--output", ".pt"),
+        (["play", "cartpole-balance", "--actions", "zero"], "--video", ".mp4"),
+    ],
+)
+def test_a_file_to_write_needs_its_suffix_and_an_existing_folder(
+    call: Call, tmp_path: Path, command: list[str], flag: str, suffix: str
+) -> None:
+    (tmp_path / f"folder{suffix}").mkdir()
+    words = command if command[0] == "play" else ["mjfleet", *command]
+    for name in (".", "/", "file.txt"):
+        assert f"must end in {suffix}" in refuses(call, tmp_path, *words, flag, name)
+    assert "Is a directory" in refuses(call, tmp_path, *words, flag, f"folder{suffix}")
+    assert "missing: No such" in refuses(call, tmp_path, *words, flag, f"missing/file{suffix}")
+
+
+def test_a_scheduler_that_says_half_of_it_is_refused(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert "SLURM_NODEID" in refuses(call, tmp_path, *TRAIN)
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def in_child(
+    cwd: Path, *arguments: str, closed: Sequence[int] = (), environ: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run `train` in a process of its own, in which some descriptors are closed."""
+    close = "".join(f"{number}>&- " if number else "<&- " for number in closed)
+    command = [sys.executable, "-m", "mjfleet.cli.train", *arguments]
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {close}', "sh", *command], check=False, capture_output=True,
+        cwd=cwd, env={**os.environ, **(environ or {})}, encoding="utf-8", errors="surrogateescape",
+    )  # fmt: skip
+
+
+def test_any_locale_will_do(tmp_path: Path) -> None:
+    folder = tmp_path / "ü"
+    (folder / "tasks/wheel").mkdir(parents=True)
+    config = (
+        "from mjfleet.config import EnvConfig, Task\n"
+        "TASKS = {'wheel': Task(summary='Räder', env=EnvConfig(), env_class='env:Wheel')}\n"
+    )
+    (folder / "tasks/wheel/config.py").write_text(config, encoding="utf-8")
+    (folder / "my.yaml").write_text("# ü\nagent: {max_iterations: 7}\n", encoding="utf-8")
+    shown = in_child(folder, "wheel", "--dry-run", "--config", "my.yaml", environ=ASCII)
+    assert shown.returncode == 0, shown.stderr
+    assert "iterations:              7" in shown.stdout
+    assert "R\\xe4der" in in_child(folder, "--help", environ=ASCII).stdout
+    named = in_child(folder, "wheel", "--dry-run", "--agent.run-name", "ü", environ=ASCII)
+    assert named.returncode == 2
+    assert "locale" in named.stderr
+    assert named.stderr.count("\n") == 1
+
+
+def test_any_standard_stream_may_be_closed(tmp_path: Path) -> None:
+    for closed in ((0,), (1,), (2,), (0, 1, 2)):
+        result = in_child(tmp_path, "cartpole-balance", "--dry-run", closed=closed)
+        assert result.returncode == 0, result.stderr
+        assert not result.stderr
+        assert bool(result.stdout) == (1 not in closed)
+        result = in_child(tmp_path, "cartpole", closed=closed)
+        assert result.returncode == 2
+        assert bool(result.stderr) == (2 not in closed)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,34 @@
+"""Ctrl-C while a command is being imported, and after it has ended."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+INTERRUPT = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        (f"{INTERRUPT}def main(): pass", -signal.SIGINT),
+        ("import atexit, os, signal\ndef main():\n"
+         "    atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))", -signal.SIGINT),
+        (f"def main():\n  try:\n    exec({INTERRUPT!r})\n"
+         "  except KeyboardInterrupt:\n    raise SystemExit(3)", 3),
+    ],
+    ids=["before", "after", "inside"],
+)  # fmt: skip
+def test_ctrl_c_shows_no_traceback_whenever_it_comes(
+    tmp_path: Path, source: str, code: int
+) -> None:
+    (tmp_path / "command.py").write_text(source)
+    result = subprocess.run(
+        [sys.executable, "-c", "from mjfleet.cli.entry import run\nrun('command')"],
+        check=False, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == code
+    assert not result.stderr
