@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from mjfleet.utils.console import open_streams, print_error
+from mjfleet.utils.console import discard, open_streams, print_error
 
 LOCAL_RANK_0_SECONDS = 3.0
 """How long the other workers of a host leave its first one to print the error they all have."""
@@ -92,7 +92,7 @@ def _exit_code_of_file(error: OSError) -> int:
     try:
         print(flush=True)
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Discards what is still buffered.
+        discard(sys.stdout)
         if isinstance(error, BrokenPipeError):  # As after `| head -1`.
             return 128 + signal.SIGPIPE
         print_error(f"error: standard output: {error.strerror}")

@@ -45,7 +45,7 @@ class CartpoleEnv(Env[CartpoleConfig]):
         return {"balance": upright * small_control * small_velocity * centered}
 
     def deployment(self) -> dict[str, Any]:
-        """Return what a robot's program must know: the numbers it observes, what an action means."""
+        """Return what a robot's program must know: what it observes and what an action means."""
         parts = [
             {"name": "cart", "size": 1, "unit": "m", "meaning": "position on the rail"},
             {"name": "cosine", "size": 1, "meaning": "of the pole's angle, 0 when upright"},

@@ -14,6 +14,9 @@ from pathlib import Path
 import pyte
 import pytest
 
+from mjfleet.loggers.console_logger import ConsoleLogger
+from mjfleet.utils.console import print_line
+
 from ..conftest import write_task
 
 COLUMNS, LINES = 100, 40
@@ -142,3 +145,18 @@ def test_plain_prints_a_line_for_each_iteration_and_quiet_none(watch: Watch) -> 
     assert code == 0
     assert not any("iteration" in line for line in lines)
     assert any(line.startswith("run directory:") for line in lines)
+
+
+def test_a_terminal_that_goes_away_ends_the_view_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        shown = ConsoleLogger(max_iterations=10, view="live")
+        os.close(ours)
+        shown.close()
+        shown.close()
+        print_line("later")
+        assert sys.stdout is terminal
+    assert len(caplog.records) == 1

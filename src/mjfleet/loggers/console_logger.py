@@ -1,11 +1,15 @@
 """Shows iterations on the terminal, live or as lines, and a remedy for each warning. In rank 0."""
 
+import logging
 import sys
+from collections.abc import Callable
 from typing import Literal
 
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.loggers.live_terminal import LiveView
 from mjfleet.utils.console import print_line
+
+logger = logging.getLogger(__name__)
 
 REMEDIES = {
     "HFIELD": "contacts with a height field were dropped, make its grid coarser",
@@ -55,7 +59,7 @@ class ConsoleLogger:
                 self._warned.add(kind)
                 print_line(f"warning: {kind} {where}; {told or REMEDIES.get(kind, OTHER_REMEDY)}")
         if self._live:
-            self._live.iteration(metrics)
+            self._draw(self._live, lambda live: live.iteration(metrics))
         elif self._view != "quiet":
             row = metrics.row() | {"iteration": f"{metrics.iteration}/{self._max_iterations}"}
             shown = {k: v for k, v in row.items() if v is not None or not k.startswith("eval/")}
@@ -64,7 +68,16 @@ class ConsoleLogger:
     def close(self) -> None:
         """End the live view."""
         if self._live:
-            self._live.close()
+            self._draw(self._live, LiveView.close)
+
+    def _draw(self, live: LiveView, draw: Callable[[LiveView], object]) -> None:
+        """Draw; where the terminal has gone away, end the view with a warning."""
+        try:
+            draw(live)
+        except OSError as error:
+            self._live = None
+            live.abandon()
+            logger.warning("the terminal: %s; training goes on", error.strerror)
 
 
 def _short(value: float | int | str | None) -> str:

@@ -1,5 +1,6 @@
 """A live view of the run on a terminal. It stays in place; other output appears above it."""
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mjfleet.loggers.iteration_metrics import IterationMetrics
+from mjfleet.utils.console import discard
 
 REFRESH_SECONDS = 0.2
 DRAWING_SHARE = 0.002  # Share of the run's time that drawing may take, since training waits for it.
@@ -30,6 +32,7 @@ class LiveView:
         self._due = self._start + REFRESH_SECONDS
         self._newest: IterationMetrics | None = None
         self._curves: dict[str, list[float]] = {"return": []}
+        self._terminal = sys.stdout  # Which rich replaces.
         self._live = Live(console=Console(), auto_refresh=False)
         self._live.start()
         # rich hides the cursor, and a process that is killed could not show it again.
@@ -55,6 +58,11 @@ class LiveView:
     def close(self) -> None:
         """Draw the last iteration and leave it on the terminal."""
         self._draw()
+        self._live.stop()
+
+    def abandon(self) -> None:
+        """End the view of a terminal that has gone away; print to nowhere from now on."""
+        discard(self._terminal)
         self._live.stop()
 
     def _draw(self) -> None:

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import sys
+from typing import TextIO
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def print_line(text: str) -> None:
     try:
         print(printable(text), flush=True)
     except OSError as error:
-        _discard(1)
+        discard(sys.stdout)
         logger.warning("standard output: %s; the rest is not shown", error.strerror)
 
 
@@ -42,7 +43,7 @@ def print_error(text: str) -> None:
     try:
         print(printable(text), file=sys.stderr, flush=True)
     except OSError:
-        _discard(2)
+        discard(sys.stderr)
 
 
 def printable(text: str) -> str:
@@ -62,6 +63,8 @@ def in_a_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _discard(stream: int) -> None:
-    """Discard all output, and what is buffered, which would fail again when Python exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+def discard(stream: TextIO) -> None:
+    """Discard later output and what is buffered, which would fail again when Python exits."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stream.fileno())
+    os.close(nothing)
