@@ -6,16 +6,15 @@
 A flag's text is the string below its field, the same that `train <task> --help` prints.
 """
 
-import ast
-import inspect
 import sys
-import textwrap
 import types
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from mjfleet.cli.flag_table import field_texts
+from mjfleet.cli.help import COMMON
 from mjfleet.config import AgentConfig, EnvConfig, LaunchConfig
 
 PAGE = Path(__file__).with_name("configuration.md")
@@ -42,7 +41,9 @@ def main() -> int:
 
 
 def sections() -> Iterator[str]:
-    """Yield a heading and a table for each group of flags."""
+    """Yield the flags that `--help` explains, then a heading and a table for each group."""
+    yield "The twenty that `train <task> --help` explains: "
+    yield ", ".join(f"`--{name}`" for name in COMMON) + ".\n\n"
     yield from section(LaunchConfig, "")
     yield from section(EnvConfig, "env.")
     yield from section(AgentConfig, "agent.")
@@ -54,7 +55,7 @@ def section(group: type[Any], prefix: str, remark: str = "") -> Iterator[str]:
     intro = one_line(f"{group.__doc__} {remark}")
     yield f"### {title}\n\n{intro}\n\n"
     yield "| flag | value | default | meaning |\n|---|---|---|---|\n"
-    docs, hints = field_docs(group), get_type_hints(group)
+    docs, hints = field_texts(group), get_type_hints(group)
     nested: list[tuple[type[Any], str, str]] = []
     for field in fields(group):
         hint, name, doc = hints[field.name], prefix + field.name + ".", docs[field.name]
@@ -115,22 +116,6 @@ def default(field: Field[Any]) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"`{' '.join(str(word) for word in words)}`" if words and value != "" else "none"
-
-
-def field_docs(group: type[Any]) -> dict[str, str]:
-    """Return the string that follows each field in the source of a dataclass and its bases."""
-    found = {}
-    for owner in reversed(group.__mro__[:-1]):
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-        assert isinstance(body, ast.ClassDef)
-        for field, text in zip(body.body, body.body[1:], strict=False):
-            match field, text:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(doc))),
-                ):
-                    found[name] = one_line(doc)
-    return found
 
 
 def one_line(text: str) -> str:

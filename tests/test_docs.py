@@ -15,11 +15,13 @@ import pytest
 
 from mjfleet.cli.train import train
 from mjfleet.errors import UserError
+from mjfleet.loggers.console_logger import ConsoleLogger
 from mjfleet.registry import FoundTask, discover
 from mjfleet.sim import make_simulation
 from mjfleet.tools.check_task.task_checks import check, disagreements
 
 from .conftest import REPOSITORY, Run
+from .loggers.test_console_logger import metrics
 
 README = (REPOSITORY / "README.md").read_text()
 GUIDE = (REPOSITORY / "docs/tasks.md").read_text()
@@ -32,13 +34,14 @@ MIGRATION = (REPOSITORY / "docs/migrate.md").read_text()
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z0-9]+(?!\.[a-z.-]*\*|[a-z-])")
 OTHERS = {
     "--bind-to", "--check", "--compile-bytecode", "--cpus-per-task", "--extra", "--figures",
-    "--gpus-per-task", "--help", "--kills", "--log-dir", "--logdir", "--master-addr",
-    "--master-port", "--mjcf", "--nnodes", "--no-install-recommends", "--node-rank", "--nodes",
-    "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--open-mode", "--output",
-    "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--requeue", "--shm-size",
-    "--shutdown-timeout", "--signal", "--time", "--ulimit", "--wheel",
+    "--flag", "--gpus-per-task", "--headless", "--help", "--help-all", "--key", "--kills",
+    "--log-dir", "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes",
+    "--no-install-recommends", "--node-rank", "--nodes", "--nproc-per-node", "--ntasks",
+    "--ntasks-per-node", "--open-mode", "--output", "--rdzv-backend", "--rdzv-endpoint",
+    "--rdzv-id", "--requeue", "--shm-size", "--shutdown-timeout", "--signal", "--time",
+    "--torch-backend", "--ulimit", "--wheel",
 }  # fmt: skip
-"""Flags of other programs, and `--help`."""
+"""Flags of other programs, those for help, and two that stand for any."""
 
 
 def test_the_guide_shows_what_new_task_writes(run: Run, tmp_path: Path) -> None:
@@ -53,17 +56,42 @@ def test_every_command_of_the_guide_runs_in_order(run: Run, tmp_path: Path) -> N
     """Type them as a reader does, in an empty folder; training stops after 3 iterations."""
     typed: list[tuple[str, bool]] = []
     """Each command, and whether it printed the metric that the guide defines."""
+    printed: set[str] = set()
 
     def type_in(command: str) -> None:
         is_training = command.startswith("train ") and "--dry-run" not in command
         done = run(*shlex.split(command), *("--agent.max-iterations", "3") * is_training)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         typed.append((command, "task/final_distance" in done.stdout))
+        printed.update(map(without_numbers, done.stdout.splitlines()))
 
     follow_guide(tmp_path, type_in)
     assert {"new-task", "tasks", "check-task"} <= {command.split()[1] for command, _ in typed}
     played = [measured for command, measured in typed if command == "play reacher --resume latest"]
     assert played == [False, True]
+    samples = [line for line in samples_of(GUIDE) if "..." not in line]
+    assert len(samples) > 15
+    assert {without_numbers(sample) for sample in samples} <= printed
+
+
+def samples_of(page: str) -> list[str]:
+    """Return the lines of output that a page shows, which are indented."""
+    text = BLOCK.sub("", page)
+    return re.findall(r"^    (.*\S)$", text, flags=re.MULTILINE)
+
+
+def without_numbers(line: str) -> str:
+    """Return a line of output with a zero for each number, or for the dash in its place."""
+    number = r"-?\d[\d.,:_]*(e[+-]?\d+)?(-\d[\d:_]*)*"
+    on_any_device = re.sub(r"\bcuda:\d", "cpu", line)
+    return " ".join(re.sub(rf"{number}|(?<==)-(?= |$)", "0", on_any_device).split())
+
+
+def test_the_line_of_plain_output_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    ConsoleLogger(99_999).iteration(metrics(99_998, 1.5, evaluated=2.5))
+    printed = without_numbers(capsys.readouterr().out)
+    page = (REPOSITORY / "docs/watching.md").read_text()
+    assert printed in map(without_numbers, samples_of(page))
 
 
 def test_the_pieces_of_the_guide_are_tasks_without_mistakes(run: Run, tmp_path: Path) -> None:
@@ -155,8 +183,8 @@ def follow_guide(folder: Path, type_in: Callable[[str], None]) -> None:
 def test_every_flag_in_the_documentation_exists(run: Run, tmp_path: Path) -> None:
     options = {"rnd_cfg": {}, "symmetry_cfg": {"data_augmentation_func": "env:mirror"}}
     (tmp_path / "all.yaml").write_text(json.dumps({"agent": {"algorithm": options}}))
-    shown = run("train", "cartpole-balance", "--config", "all.yaml", "--help").stdout
-    shown += run("train", "go1-velocity-rough", "--help").stdout
+    shown = run("train", "cartpole-balance", "--config", "all.yaml", "--help-all").stdout
+    shown += run("train", "go1-velocity-rough", "--help-all").stdout
     known = set(FLAG.findall(shown)) | OTHERS
     known |= set(re.findall(r"--env[.][a-z]+", GUIDE)) & {"--env.payload"}  # A field of its task.
     known |= set(FLAG.findall(run("mjfleet", "doctor", "--help").stdout))

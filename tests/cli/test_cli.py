@@ -45,14 +45,14 @@ def test_help_lists_the_tasks_and_the_common_flags(run: Run) -> None:
     assert result.returncode == 0
     for words in ("cartpole-balance", "Keep a pole upright", "--gpu-ids", "--dry-run", "--config"):
         assert words in result.stdout
-    assert "--env." not in result.stdout
+    assert "--swing-up" not in result.stdout
     without_arguments = run("train", prelude=POISON)
     assert without_arguments.returncode == 2
     assert without_arguments.stdout == result.stdout
 
 
-def test_help_of_a_task_shows_every_number_with_its_meaning(run: Run) -> None:
-    result = run("train", "cartpole-swingup", "--help", prelude=POISON)
+def test_the_whole_help_of_a_task_shows_every_number_with_its_meaning(run: Run) -> None:
+    result = run("train", "cartpole-swingup", "--help-all", prelude=POISON)
     assert result.returncode == 0
     text = " ".join(result.stdout.replace("│", " ").split())
     for words in (

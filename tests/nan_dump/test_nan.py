@@ -410,6 +410,10 @@ def test_only_the_rank_that_is_in_trouble_leaves_a_dump(run: Run, tmp_path: Path
     assert [dump.name for dump in dumps] == ["nan_rank1.npz"]
     assert f"mjfleet inspect {dumps[0].relative_to(tmp_path)}" in result.stderr
     assert load(dumps[0]).worlds == [5]
+    shown = run("mjfleet", "inspect", "latest")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert str(dumps[0].relative_to(tmp_path)) in shown.stdout
+    assert "reward term 'reach'" in shown.stdout
 
 
 @pytest.mark.usefixtures("faulty")

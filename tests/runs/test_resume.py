@@ -71,11 +71,13 @@ def test_the_newest_checkpoint_that_is_whole_is_chosen(tmp_path: Path) -> None:
 def test_latest_is_the_run_that_began_last(tmp_path: Path) -> None:
     add_checkpoint(make_run(tmp_path, "a", "2026-01-02T00:00:00+00:00"), 3)
     add_checkpoint(make_run(tmp_path, "b", "2026-01-01T00:00:00+00:00"), 9)
-    make_run(tmp_path, "c", "2026-01-03T00:00:00+00:00")
     assert find_resume("latest", TASK, tmp_path).iteration == 3
+    # Also where it has no checkpoint yet: `latest` is the same run for every command.
+    make_run(tmp_path, "c", "2026-01-03T00:00:00+00:00")
+    assert find_resume("latest", TASK, tmp_path).run_dir == tmp_path / "c"
 
 
-def test_a_run_is_known_by_the_beginning_of_its_name(
+def test_a_run_is_known_by_a_part_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -94,7 +96,14 @@ def test_a_run_is_known_by_the_beginning_of_its_name(
     assert found("a/2026-05-04_11") == "a/2026-05-04_11"
     assert found("2026-05-04", "b") == "b/2026-05-04_12"
     assert found("2026-05-04_12", "a") == "b/2026-05-04_12"
+    assert found("latest", "a") == found("a/latest") == found("logs/a/latest")
     assert found("latest", "a").startswith("a/2026-05-04_11")
+    # A word of a name is enough if no name begins with it.
+    assert found("x") == found("11_x") == "a/2026-05-04_11_x"
+    make_run(root, "b/2026-05-04_13_xl-net", f"{day}T13:00:00+00:00")
+    assert found("net") == found("xl-net") == found("b/2026-05-04_13")
+    with pytest.raises(UserError, match="several runs"):
+        find_run("11", "11", root)
 
     for number in range(9):
         make_run(root, f"c/{number}", f"{day}T09:00:00+00:00")

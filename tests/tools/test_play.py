@@ -43,12 +43,15 @@ def test_a_policy_is_played_as_it_was_trained(run: Run, tmp_path: Path) -> None:
 def test_a_task_can_be_looked_at_without_a_policy(run: Run, tmp_path: Path) -> None:
     still, wild = (
         run("play", "cartpole-balance", "--actions", actions, *SHORT, *video)
-        for actions, video in (("zero", ()), ("random", ("--video", "wild.mp4")))
+        for actions, video in (
+            ("zero", ()),
+            ("random", ("--video", "wild.mp4", "--video-seconds", "3")),
+        )
     )
     assert column(still.stdout, "return")[0] > column(wild.stdout, "return")[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["wild.mp4"]
     frames = read_video(tmp_path / "wild.mp4")
-    assert frames.shape == (50, 480, 640, 3)
+    assert frames.shape == (60, 480, 640, 3)  # Longer than an episode.
     assert (frames[0] != frames[-1]).any()
 
 
@@ -62,6 +65,7 @@ def test_a_task_can_be_looked_at_without_a_policy(run: Run, tmp_path: Path) -> N
         (["cartpole-balance", "--actions", "zero", "--episodes", "0"], "at least 1"),
         (["cartpole-balance", "--actions", "zero", "--gpu-ids", "7"], "7"),
         (["cartpole-balance", "--actions", "zero", "--video", "a.avi"], ".mp4"),
+        (["cartpole-balance", "--actions", "zero", "--video-seconds", "3"], "--video FILE"),
         (["cartpole-balance", "--actions", "zero", "--video", "nowhere/a.mp4"], "nowhere"),
         (["cartpol-balance", "--actions", "zero"], "cartpole-balance"),
     ],

@@ -8,7 +8,7 @@ import torch
 
 from mjfleet.errors import UserError
 from mjfleet.tools.play.policy_episodes import Player
-from mjfleet.tools.play.realtime_playback import Playback
+from mjfleet.tools.play.realtime_playback import NEWEST, Playback
 
 from ..tasks.test_go1_env import CALM, build
 
@@ -99,3 +99,29 @@ def test_a_newer_checkpoint_is_played_and_a_damaged_one_passed_over(
         playback.load_newer_checkpoint()
     assert actor.loaded == ["model_10.pt"]
     assert playback.playing == "model_10.pt"
+
+
+def test_a_chosen_checkpoint_stays_until_the_newest_is_chosen(tmp_path: Path) -> None:
+    for name in ("model_1.pt", "model_20.pt", "best.pt"):
+        (tmp_path / name).write_text("weights")
+    playback, actor = play(tmp_path)
+    assert playback.checkpoints() == ["best.pt", "model_20.pt", "model_1.pt"]
+    playback.choose("model_1.pt")
+    (tmp_path / "model_30.pt").write_text("weights")
+    playback.load_newer_checkpoint()
+    assert (actor.loaded, playback.playing) == (["model_1.pt"], "model_1.pt")
+    playback.choose("../model_1.pt")  # Not one of them.
+    playback.choose(NEWEST)
+    (tmp_path / "model_40.pt").write_text("weights")
+    playback.load_newer_checkpoint()
+    assert actor.loaded == ["model_1.pt", "model_30.pt", "model_40.pt"]
+
+
+def test_the_motion_of_the_robot_is_that_in_its_own_frame() -> None:
+    playback, _ = play()
+    sim = playback.env.sim
+    frame = sim.xmat[:, sim.model.body("trunk").id].view(-1, 3, 3)
+    sim.qvel[:, :3] = 0.7 * frame[:, :, 0] - 0.2 * frame[:, :, 1]
+    sim.qvel[:, 5] = 0.3
+    expected = {"forward": 0.7, "left": -0.2, "turn_left": 0.3}
+    assert playback.motion() == pytest.approx(expected, abs=1e-6)

@@ -29,11 +29,14 @@ ROW = """
     const control = row.querySelector({control});
 """
 """Finds what belongs to a label."""
+MIDDLE = "e => (box => [box.x + box.width / 2, box.y + box.height / 2])(e.getBoundingClientRect())"
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-def test_a_slider_steers_the_robots_until_the_task_does_again(tmp_path: Path) -> None:
-    playback, _ = play(command={"seconds": (1000.0, 1000.0)})
+def test_what_somebody_moves_on_the_page_moves_the_robots(tmp_path: Path) -> None:
+    for name in ("model_1.pt", "model_2.pt"):
+        (tmp_path / name).write_text("weights")
+    playback, actor = play(tmp_path, command={"seconds": (1000.0, 1000.0)})
     env = playback.env
     with socket.create_server(("localhost", 0)) as taken:
         port = taken.getsockname()[1]
@@ -58,6 +61,23 @@ def test_a_slider_steers_the_robots_until_the_task_does_again(tmp_path: Path) ->
             page.of(*by_hand, "control.click()")
             until(lambda: not env.command_override)
 
+            # A key and a button pause and resume; the button says what it would do.
+            page.press(" ", "Space")
+            until(lambda: playback.is_paused and "Resume" in page.text())
+            page.value(f"{found('button', 'Resume')}.click()")
+            until(lambda: not playback.is_paused and "Resume" not in page.text())
+            # A checkpoint that is chosen is played.
+            assert page.of("Policy", "input", "control.value") == "newest"
+            page.click(*page.of("Policy", "input", f"({MIDDLE})(control)"))
+            option = found("[role=option]", "model_1.pt")
+            until(lambda: page.value(f"!!{option}"))
+            page.click(*page.value(f"({MIDDLE})({option})"))
+            until(lambda: actor.loaded == ["model_1.pt"] and "model_1.pt" in page.text())
+            # Each reward term has a bar; what the robot does stands beside the commands.
+            bars = page.value('document.querySelectorAll("td > div > div").length')
+            assert bars == len(env.reward_names)
+            assert page.text().index("robot") < page.text().index("Rewards")
+
     def close() -> None:
         raise ClosedError
 
@@ -67,6 +87,11 @@ def test_a_slider_steers_the_robots_until_the_task_does_again(tmp_path: Path) ->
         with pytest.raises(ClosedError):
             show_in_browser(playback, "localhost", port)
         looking.result()
+
+
+def found(selector: str, text: str) -> str:
+    """An expression for the element with a text."""
+    return f"[...document.querySelectorAll('{selector}')].find(e => e.innerText === '{text}')"
 
 
 def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -101,6 +126,17 @@ class Page:
         """The value of an expression of the `control`, a selector, beside a label."""
         row = ROW.format(label=json.dumps(label), control=json.dumps(control))
         return self.value(f"(() => {{ {row} return {expression}; }})()")
+
+    def text(self) -> str:
+        return self.value("document.body.innerText")
+
+    def press(self, key: str, code: str) -> None:
+        for what in ("keyDown", "keyUp"):
+            number = ord(key.upper())
+            self.call(
+                "Input.dispatchKeyEvent", type=what, key=key, code=code,
+                windowsVirtualKeyCode=number,
+            )  # fmt: skip
 
     def click(self, x: float, y: float) -> None:
         for what in ("mousePressed", "mouseReleased"):

@@ -1,11 +1,12 @@
 """`mjfleet plot`: curves of real runs, and what a user may get wrong."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 from matplotlib import image
 
-from ..conftest import Run
+from ..conftest import Run, only_run
 
 SHORT = (
     "--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.max-iterations", "6",
@@ -16,12 +17,15 @@ SHORT = (
 @pytest.fixture
 def trained(run: Run, tmp_path: Path) -> list[str]:
     """Two run directories that differ in their seed alone, then one of another agent."""
-    others = (("--agent.seed", "2"), ("--agent.algorithm.gamma", "0.9"))
-    for name, flags in zip("abc", ((), *others), strict=True):
-        own = ("--agent.run-name", name, *flags)
-        assert run("train", "cartpole-balance", *SHORT, *own).returncode == 0
-    found = {path.name[-1]: str(path) for path in tmp_path.glob("logs/cartpole-balance/*")}
-    return [found[name] for name in "abc"]
+    assert run("train", "cartpole-balance", *SHORT).returncode == 0
+    first = only_run(tmp_path)
+    seeds, gammas = ("\n  seed: 1\n", "\n  seed: 2\n"), ("gamma: 0.99", "gamma: 0.9")
+    for name, (old, new) in (("b", seeds), ("c", gammas)):
+        other = shutil.copytree(first, first.with_name(name))
+        text = (other / "config.yaml").read_text()
+        assert text.count(old) == 1
+        (other / "config.yaml").write_text(text.replace(old, new))
+    return [str(first), str(first.with_name("b")), str(first.with_name("c"))]
 
 
 def test_runs_become_pictures(run: Run, tmp_path: Path, trained: list[str]) -> None:
@@ -39,10 +43,10 @@ def test_runs_become_pictures(run: Run, tmp_path: Path, trained: list[str]) -> N
     assert all(f"<!-- {text} -->" in drawn for text in texts)
     assert "<!-- mean_return (dots: eval/return) -->" in drawn
     assert "mean_episode_length" not in drawn
-    # Two seeds are one entry of the legend.
-    assert f"<!-- {Path(trained[0]).name} -->" in drawn
-    assert f"<!-- {Path(trained[1]).name} -->" not in drawn
-    assert f"<!-- {Path(trained[2]).name} -->" in drawn
+    # Two seeds are one entry of the legend, which names what differs.
+    entries = [line for line in drawn.splitlines() if "<!-- gamma" in line]
+    assert [line.strip() for line in entries] == ["<!-- gamma 0.99 -->", "<!-- gamma 0.9 -->"]
+    assert f"<!-- {Path(trained[0]).name} -->" not in drawn
 
     # Mistakes are answered, and nothing is written.
     before = sorted(tmp_path.rglob("*"))

@@ -88,6 +88,7 @@ def test_drawing_takes_what_training_leaves_and_no_signals_of_its_terminal(tmp_p
         while not process.is_done():
             process.hurry()
             time.sleep(LOOK_SECONDS)
+        assert process.share_done() == 1.0
     assert len(read_video(tmp_path / "box.mp4")) == 3
 
 

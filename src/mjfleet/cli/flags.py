@@ -2,11 +2,14 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import tyro
 
+from mjfleet.cli.flag_table import flags_of
+from mjfleet.cli.foreign_flags import as_typed_here
 from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.train_config import NumEnvs
 from mjfleet.errors import UserError
@@ -24,6 +27,9 @@ UNIONS = {
 }  # fmt: skip
 """Types of which tyro's messages are hard to understand: flag, metavar, words, what is allowed."""
 MIN_COLUMNS = 20  # In a narrower terminal, tyro lays out help for ever.
+HELP = frozenset({"-h", "--help", "--help-all"})
+LIST_FLAGS = "--list-flags"
+"""Makes any command print its flags and the words that each may have, for completion."""
 
 
 def parse_flags(
@@ -36,15 +42,22 @@ def parse_flags(
     """Parse flags into the dataclass `kind`, whose fields' docstrings are the help.
 
     `--help` and unknown flags print a text and exit. `prog` is the command as the user types it,
-    `default` an instance of `kind` for the flags that are not given.
+    `default` an instance of `kind` for the flags that are not given. Values may be written as other
+    programs write them: see foreign_flags.py.
 
     Raises:
         UserError: a value is not allowed.
     """
     if shutil.get_terminal_size().columns < MIN_COLUMNS:
         os.environ["COLUMNS"] = str(MIN_COLUMNS)
+    table = list(flags_of(kind, default))
+    if LIST_FLAGS in flags:
+        for flag in table:
+            print(f"--{flag.name}", *flag.choices, *[f"\n--{flag.off}"] * flag.is_switch)
+        sys.exit()
+    words = ["--help"] if HELP & set(flags) else as_typed_here(flags, table)
     return tyro.cli(
-        kind, prog=prog, description=description, args=flags, default=default, registry=PARSERS,
+        kind, prog=prog, description=description, args=words, default=default, registry=PARSERS,
         config=(tyro.conf.AvoidSubcommands,),
     )  # fmt: skip
 
@@ -75,8 +88,9 @@ def _words_or_numbers(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
 
 
 def is_given(arguments: Sequence[str], flag: str) -> bool:
-    """Return whether a flag without a value is given."""
-    return any(argument.replace("_", "-") == flag for argument in arguments)
+    """Return whether a switch is given, as `--flag` or `--flag=True`."""
+    typed = (argument.partition("=") for argument in arguments)
+    return any(n.replace("_", "-") == flag and v.lower() != "false" for n, _, v in typed)
 
 
 def peek(arguments: Sequence[str], flag: str) -> str | None:

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mjfleet.cli.flags import is_given, parse_flags, peek
-from mjfleet.config import LaunchConfig, TrainConfig, from_dict
+from mjfleet.cli.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek
+from mjfleet.cli.help import print_help
+from mjfleet.config import TrainConfig, from_dict
 from mjfleet.errors import UserError, run_command
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.runs.config_yaml import read_config, task_of
@@ -34,15 +35,16 @@ def train(arguments: Sequence[str]) -> int:
         arguments = [task_of(file), *arguments]
     data = _base(arguments)
     registry = discover(os.environ, peek(arguments, "--tasks-dir") or take_tasks_dir(data))
-    asks_for_help = bool({"-h", "--help"} & set(arguments))
+    asks_for_help = bool({*HELP, LIST_FLAGS} & set(arguments))
     if not arguments or (arguments[0].startswith("-") and asks_for_help):
-        _print_help(registry)
+        _print_help(registry, arguments)
         return 0 if arguments else 2
     name, flags = arguments[0], arguments[1:]
     if name.startswith("-"):
+        task = peek(arguments, "--task") or "<task>"
         raise UserError(
-            f"the task comes first: train <task> {name} ... (`train --help` lists tasks), unless "
-            "the file of --config names it"
+            f"the task comes first: `train {task} ...`, unless the file of --config names it. "
+            "`train --help` lists tasks."
         )
     found = registry.find(name)
     wanted, resume = None if asks_for_help else _wanted(found, flags), None
@@ -106,6 +108,9 @@ def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> Tr
         raise UserError(
             f"its config.yaml: {error} The task's code has changed since: change the file, too."
         ) from None
+    if {"-h", "--help"} & set(flags):
+        print_help(default, f"train {found.name}", found.task.summary)
+        sys.exit()
     config = parse_flags(TrainConfig, flags, f"train {found.name}", default, found.task.summary)
     if not config.agent.experiment_name:
         config = replace(config, agent=replace(config.agent, experiment_name=found.name))
@@ -127,18 +132,21 @@ def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> Tr
     return replace(config, tasks_dir=None if folder == bundled_tasks() else str(folder))
 
 
-def _print_help(registry: Registry) -> None:
-    """Print all tasks and the flags that they share."""
+def _print_help(registry: Registry, arguments: Sequence[str]) -> None:
+    """Print all tasks and the flags that they share: the common ones, or all with --help-all."""
     width = max((len(name) for name in registry.tasks), default=0)
     tasks = [f"  {name:<{width}}  {found.task.summary}" for name, found in registry.tasks.items()]
     tasks += [f"  {line}" for line in registry.broken]
     description = (
         "Train a policy.\n\ntasks:\n"
         + "\n".join(tasks)
-        + "\n\n`train <task> --help` shows every number of a task. These flags fit every task."
+        + "\n\n`train <task> --help` shows the numbers of a task. These flags fit every task."
     )
-    with suppress(SystemExit):
-        parse_flags(LaunchConfig, ["--help"], "train <task>", description=description)
+    if {"--help-all", LIST_FLAGS} & set(arguments):
+        with suppress(SystemExit):
+            parse_flags(TrainConfig, arguments, "train <task>", TrainConfig(), description)
+    else:
+        print_help(TrainConfig(), "train <task>", description)
 
 
 if __name__ == "__main__":

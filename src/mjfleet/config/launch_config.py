@@ -79,7 +79,7 @@ class LaunchConfig(Checked):
     max_restarts: Annotated[int, between(0, MOST)] = 0
     """How often the run restarts automatically after a fault, from its newest checkpoint."""
     resume: str | None = None
-    """Run directory, start of its name, checkpoint, or `latest`: the experiment's newest run."""
+    """Run directory, checkpoint, part of a run's name, or `latest`: the experiment's newest run."""
     keep_checkpoints: OptionalCount = None
     """How many of the newest checkpoints are kept; `None`: all."""
     save_worlds: bool = True

@@ -2,7 +2,9 @@
 
 import logging
 import sys
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Literal
 
 from mjfleet.loggers.iteration_metrics import IterationMetrics
@@ -42,7 +44,8 @@ class ConsoleLogger:
         view: Literal["live", "plain", "quiet"] = "plain",
         task: str = "",
     ) -> None:
-        self._max_iterations, self._view = max_iterations, view
+        self._max_iterations, self._begun, self._view = max_iterations, begun, view
+        self._start = time.perf_counter()
         self._warned: set[str] = set()
         self._live = None
         if view == "live" and sys.stdout is not None and sys.stdout.isatty():
@@ -61,9 +64,28 @@ class ConsoleLogger:
         if self._live:
             self._draw(self._live, lambda live: live.iteration(metrics))
         elif self._view != "quiet":
-            row = metrics.row() | {"iteration": f"{metrics.iteration}/{self._max_iterations}"}
-            shown = {k: v for k, v in row.items() if v is not None or not k.startswith("eval/")}
-            print_line(" ".join(f"{name}={_short(value)}" for name, value in shown.items()))
+            print_line(self._line(metrics))
+
+    def _line(self, metrics: IterationMetrics) -> str:
+        """Return the numbers that matter most, in at most 160 characters; metrics.csv has all."""
+        seconds = time.perf_counter() - self._start
+        each = seconds / (metrics.iteration - self._begun)
+        left = timedelta(seconds=round(each * (self._max_iterations - metrics.iteration)))
+        shown = {
+            "iteration": f"{metrics.iteration}/{self._max_iterations}",
+            "return": metrics.mean_return,
+            "length": metrics.mean_episode_length,
+            "reward": metrics.mean_reward,
+            "eval": metrics.evaluation.get("return"),
+            "value_loss": metrics.losses.get("value"),
+            "std": metrics.action_std,
+            "lr": metrics.learning_rate,
+            "steps/s": round(metrics.global_steps_per_second),
+            "left": left,
+        }
+        if metrics.evaluation.get("return") is None:
+            del shown["eval"]
+        return " ".join(f"{name}={_short(value)}" for name, value in shown.items())
 
     def close(self) -> None:
         """End the live view."""
@@ -80,5 +102,9 @@ class ConsoleLogger:
             logger.warning("the terminal: %s; training goes on", error.strerror)
 
 
-def _short(value: float | int | str | None) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else "-" if value is None else str(value)
+def _short(value: object) -> str:
+    """Return a number in at most nine characters; other values as they are."""
+    if not isinstance(value, float):
+        return "-" if value is None else str(value)
+    text = f"{value:.4g}"
+    return f"{value:.3g}" if "e" in text else text

@@ -5,19 +5,24 @@ Runs in the process that the user started. Importing this file imports nothing h
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from mjfleet.cli.flags import parse_flags
+from mjfleet.errors import UserError
+from mjfleet.runs.run_lookup import find_run
 
 
 @dataclass(frozen=True, kw_only=True)
 class InspectArguments:
     """Show which number went bad first, and in which world, from the dump of a diverged run."""
 
-    file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE")]
-    """The dump: failures/nan_rank<r>.npz in the run directory."""
+    file: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN|FILE")]
+    """A run, whose newest dump is shown, or a dump: failures/nan_rank<r>.npz in its directory."""
+    log_root: str = "logs"
+    """Folder that holds the run directories."""
 
 
 def inspect(arguments: Sequence[str]) -> int:
@@ -26,7 +31,8 @@ def inspect(arguments: Sequence[str]) -> int:
     from mjfleet.nan_dump.dump_file import first_bad_number, load
     from mjfleet.nan_dump.explanation import explain_world
 
-    dump = load(parsed.file)
+    file = _find(parsed.file, Path(parsed.log_root))
+    dump = load(file)
     bad = {world: first_bad_number(dump.arrays, i) for i, world in enumerate(dump.worlds)}
     worlds = sorted(bad, key=bad.__getitem__)
     first = bad[worlds[0]]
@@ -38,6 +44,18 @@ def inspect(arguments: Sequence[str]) -> int:
         print("\n" + explain_world(dump, world, bad[world]))
     print("\nIn Python, from where the physics of a step started:")
     print("  from mjfleet.nan_dump.dump_file import load")
-    print(f"  dump = load({parsed.file!r})")
+    print(f"  dump = load({file!r})")
     print(f"  data = dump.replay(world={worlds[0]}, step={max(0, first.step - is_start)})")
     return 0
+
+
+def _find(wanted: str, log_root: Path) -> str:
+    """Return the path of a dump, or of the newest one of the run that a word means."""
+    if Path(wanted).is_file():
+        return wanted
+    run = find_run(wanted, wanted, log_root)
+    dumps = sorted(run.glob("failures/**/nan_rank*.npz"), key=lambda path: path.stat().st_mtime)
+    if not dumps:
+        raise UserError(f"{run} has no dump of numbers that are not finite.")
+    print(f"{dumps[-1]}: the newest of {len(dumps)}" if len(dumps) > 1 else dumps[-1])
+    return str(dumps[-1])

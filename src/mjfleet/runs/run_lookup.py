@@ -1,7 +1,8 @@
-"""Finds runs under a log root, by path, by the beginning of a name, or by `latest`."""
+"""Finds runs under a log root by path, by name, by a part of the name, or by `latest`."""
 
 import difflib
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.errors import UserError
-from mjfleet.runs.checkpoint_names import checkpoints_in
 from mjfleet.runs.metrics_csv import METRICS_FILE
 from mjfleet.runs.run_json import RECORD_FILE, read_record
 from mjfleet.utils.console import in_a_line
@@ -55,38 +55,38 @@ def find_run(wanted: str, name: str, root: Path, experiment: str | None = None) 
     """Return the path of the run, or of the checkpoint, that a word means.
 
     Args:
-        wanted: a path, `latest`, or the beginning of a run's name, with its experiment or without.
+        wanted: a path, `latest` or `<experiment>/latest` (the run that was started last), or a
+            run's name, its beginning, or a word in it, with the experiment in front or without.
         name: how messages name it.
         root: the log root.
-        experiment: if given, `latest` means the newest run of this experiment that has a
-            checkpoint, or its newest run if none has, and names of this experiment take precedence.
+        experiment: if given, `latest` is this experiment's, and its runs take precedence.
 
     Raises:
         UserError: no run, or several runs, match.
     """
-    if wanted == LATEST:
-        return _latest(name, root, experiment)
+    folder, _, last = wanted.rpartition("/")
+    if wanted == LATEST or (last == LATEST and not os.path.exists(wanted)):
+        return _latest(name, root, Path(folder).name or experiment)
     if os.path.exists(wanted):
         return Path(wanted)
     runs = sorted(runs_in(root), key=lambda run: (run.name, run), reverse=True)
+    word = re.compile(rf"(?<![^\W_]){re.escape(wanted)}(?![^\W_])")
     found = [run for run in runs if wanted in _names(run)]
     found = found or [run for run in runs if any(n.startswith(wanted) for n in _names(run))]
+    found = found or [run for run in runs if any(map(word.search, _names(run)[:2]))]
     found = [run for run in found if run.parent.name == experiment] or found
     if len(found) == 1:
         return found[0]
     if found:
         more = f", and {len(found) - LISTED} more" if len(found) > LISTED else ""
-        raise UserError(
-            f"{name} is the beginning of several runs' names: {_listed(found)}{more}. Give more of "
-            "the name."
-        )
+        raise UserError(f"{name} fits several runs: {_listed(found)}{more}. Give more of the name.")
     beginnings = {n[: len(wanted)]: run for run in reversed(runs) for n in _names(run)}
     alike = difflib.get_close_matches(wanted, beginnings, LISTED, NEAR)
     near = list(dict.fromkeys(beginnings[beginning] for beginning in alike))
     raise UserError(
-        f"{name} does not exist, and no run in {root} has a name that begins with it. "
-        + (f"Similar names: {_listed(near)}. " if near else "")
-        + f"`mjfleet runs --log-root {root}` lists all."
+        f"{name} does not exist, and no run in {root} has a name that begins with it or has it as "
+        f"a word. {f'Similar names: {_listed(near)}. ' if near else ''}"
+        f"`mjfleet runs --log-root {root}` lists all."
     )
 
 
@@ -99,9 +99,7 @@ def _latest(name: str, root: Path, experiment: str | None) -> Path:
     if not started:
         folder = root / experiment if experiment else root
         raise UserError(f"{name}: there is no run in {folder}.")
-    newest_first = sorted(started, key=lambda run: (started[run], run), reverse=True)
-    with_some = [run for run in newest_first if checkpoints_in(run / "checkpoints")]
-    return (with_some if with_some and experiment else newest_first)[0]
+    return max(started, key=lambda run: (started[run], run))
 
 
 def _names(run: Path) -> tuple[str, ...]:

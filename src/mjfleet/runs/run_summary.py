@@ -32,8 +32,10 @@ class Summary:
     status: str = "damaged"
     iterations: int = 0  # Completed.
     max_iterations: int | None = None
+    seed: int | None = None
     last_mean_return: float | None = None
     best_mean_return: float | None = None  # The greatest of any iteration.
+    best_eval_return: float | None = None  # The greatest of any evaluation.
     workers: int | None = None
     devices: list[str] | None = None  # Of the workers, each once.
     parent: str | None = None  # The run from whose checkpoint it began, and at which iteration.
@@ -82,6 +84,7 @@ def _bytes(run_dir: Path) -> int:
 def _read_record(summary: Summary, run_dir: Path, record: dict[str, Any]) -> None:
     summary.task = record["task"]
     summary.iterations = _count(record.get("iterations", 0))
+    summary.seed = _count(record["seed"]) if "seed" in record else None
     if parent := record.get("parent"):
         summary.parent = str(parent.get("run") or parent.get("checkpoint"))
         if parent.get("iteration") is not None:
@@ -125,7 +128,7 @@ def _read_metrics(summary: Summary, file: Path) -> None:
         OSError: the file cannot be read.
         ValueError: the header or some rows cannot be read.
     """
-    best, value, number, bad = -math.inf, b"", 0, 0
+    last, best, number, bad = [b"", b""], [-math.inf, -math.inf], 0, 0
     with open_regular(file, METRICS_BYTES) as opened:
         lines = lines_of(opened)
         if not os.fstat(opened.fileno()).st_size:
@@ -133,20 +136,25 @@ def _read_metrics(summary: Summary, file: Path) -> None:
         columns = next(lines, b"").rstrip().split(b",")
         if columns[0] != b"iteration" or b"mean_return" not in columns:
             raise ValueError("its first line names no iteration and mean_return")
-        place = columns.index(b"mean_return")
+        names = [name for name in (b"mean_return", b"eval/return") if name in columns]
+        places = [columns.index(name) for name in names]
         for line in lines:
-            fields = line.split(b",", place + 1)
-            if len(fields) < place + 2 or not (iteration := iteration_in(fields[0])):
+            fields = line.split(b",", max(places) + 1)
+            if len(fields) < max(places) + 2 or not (iteration := iteration_in(fields[0])):
                 bad += 1
                 continue
             try:
-                if fields[place] and best < (mean := float(fields[place])) < math.inf:
-                    best = mean
-                number, value = iteration, fields[place]
+                for i, place in enumerate(places):
+                    if fields[place] and best[i] < (value := float(fields[place])) < math.inf:
+                        best[i] = value
+                    last[i] = fields[place]
+                number = iteration
             except ValueError:
                 bad += 1
     summary.iterations = number or summary.iterations
-    summary.last_mean_return = float(value) if value and math.isfinite(float(value)) else None
-    summary.best_mean_return = best if best > -math.inf else None
+    newest = float(last[0] or math.nan)
+    summary.last_mean_return = newest if math.isfinite(newest) else None
+    found = (value if value > -math.inf else None for value in best)
+    summary.best_mean_return, summary.best_eval_return = found
     if bad:
         raise ValueError(f"{bad} of its rows cannot be read")

@@ -1,11 +1,15 @@
 """`mjfleet runs`: the runs under a log root and their status. Imports nothing heavy."""
 
 import json
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from mjfleet.cli.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder
@@ -16,11 +20,17 @@ from mjfleet.utils.console import printable
 
 LONGEST = 200  # Characters of a cell.
 
+NEEDED = ("run", "status", "seed", "done", "return", "best")  # Columns for any terminal.
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunsArguments(Checked):
     """List runs, the newest first."""
 
+    words: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="WORD ...")] = ()
+    """Only runs that have all these words in their name, task or status."""
+    sort: Literal["started", "name", "iterations", "return", "best", "time"] = "started"
+    """What to sort by: the newest, the greatest, or by name."""
     log_root: Folder = "logs"
     """Folder that holds the run directories."""
     json: bool = False
@@ -33,7 +43,11 @@ def runs(arguments: Sequence[str]) -> int:
     if not root.is_dir():
         raise UserError(f"--log-root {root}: there is no such folder.")
     found = sorted(map(summarise, runs_in(root)), key=lambda r: (r[0], r[1].run), reverse=True)
-    summaries = [summary for _, summary in found]
+    summaries = [summary for _, summary in found if _has(summary, parsed.words)]
+    if (key := KEYS.get(parsed.sort)) is not None:
+        known = [summary for summary in summaries if key(summary) is not None]
+        unknown = [summary for summary in summaries if key(summary) is None]
+        summaries = sorted(known, key=key, reverse=parsed.sort != "name") + unknown
     if parsed.json:
         print(json.dumps([asdict(summary) for summary in summaries], indent=2))
     elif summaries:
@@ -42,38 +56,90 @@ def runs(arguments: Sequence[str]) -> int:
             if summary.problem:
                 print(printable(f"{summary.run}: {summary.problem}"), file=sys.stderr)
     else:
-        print(f"there is no run in {root}")
+        which = f" with the words {' '.join(parsed.words)}" if parsed.words and found else ""
+        print(f"there is no run{which} in {root}")
     return 0
 
 
+def _has(summary: Summary, words: Sequence[str]) -> bool:
+    text = f"{summary.run} {summary.task} {summary.status}".lower()
+    return all(word.lower() in text for word in words)
+
+
 def _print_table(summaries: Sequence[Summary]) -> None:
-    from rich import box
+    """Print a line for each run, with as many columns as the terminal has room for."""
     from rich.console import Console
-    from rich.filesize import decimal
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for column in ("run", "task", "status"):
-        table.add_column(column)
-    for column in ("done", "return", "best", "on", "started", "took", "size"):
-        table.add_column(column, justify="right")
-    for summary in summaries:
-        returns = (summary.last_mean_return, summary.best_mean_return)
-        devices, workers = summary.devices or [""], summary.workers
-        started = summary.started and datetime.fromisoformat(summary.started).astimezone()
-        row = (
-            summary.run,
-            summary.task or "",
-            summary.status,
-            f"{summary.iterations}/{summary.max_iterations or '?'}",
-            *("" if value is None else f"{value:.4g}" for value in returns),
-            devices[0] if workers in (None, 1) else f"{workers} {devices[0][:4]}",
-            f"{started:%m-%d %H:%M}" if started else "",  # The year is in the run's name.
-            "" if summary.seconds is None else str(timedelta(seconds=round(summary.seconds))),
-            decimal(summary.bytes),
-        )
-        # A file may have any text: nothing of it is markup, or acts on the terminal.
-        table.add_row(*(Text(printable(cell[:LONGEST]).replace("\n", " ")) for cell in row))
-    # Each run gets one line, which a narrow terminal wraps: narrow cells could not be read.
-    Console(width=400).print(table)
+    # In a pipe each run has one line.
+    console = Console(width=None if sys.stdout.isatty() else 400)
+    columns = _columns(summaries)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    room = shutil.get_terminal_size().columns
+    for name, cells in columns.items():
+        room -= max(len(name), *map(len, cells)) + 1
+        if name not in NEEDED and room < 0:
+            break
+        is_text = name in ("run", "status", "task")
+        justify = "left" if is_text else "right"
+        table.add_column(name, justify=justify, no_wrap=name != "run", overflow="fold")
+    # A file may have any text: nothing of it is markup.
+    for row in zip(*list(columns.values())[: len(table.columns)], strict=True):
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def _columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
+    """Return the cells of all columns, the most important first."""
+    from rich.filesize import decimal
+
+    of: dict[str, Callable[[Summary], Any]] = {
+        "run": lambda s: s.run,
+        "status": lambda s: s.status,
+        "seed": lambda s: s.seed,
+        "done": lambda s: f"{s.iterations}/{s.max_iterations or '?'}",
+        "return": lambda s: s.last_mean_return,
+        "best": _best,
+        "took": lambda s: s.seconds and timedelta(seconds=round(s.seconds)),
+        "on": _devices,
+        "started": _started,
+        "task": lambda s: s.task,
+        "size": lambda s: decimal(s.bytes),
+    }
+    return {name: [_text(cell(s)) for s in summaries] for name, cell in of.items()}
+
+
+def _best(summary: Summary) -> float | None:
+    """Return the best evaluation's return; without evaluations the best mean return."""
+    evaluated, mean = summary.best_eval_return, summary.best_mean_return
+    return mean if evaluated is None else evaluated
+
+
+def _text(value: Any) -> str:
+    """Return a value as a cell, whose text does not act on the terminal."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else printable(str(value)[:LONGEST]).replace("\n", " ")
+
+
+def _devices(summary: Summary) -> str:
+    devices, workers = summary.devices or [""], summary.workers
+    return devices[0] if workers in (None, 1) else f"{workers} {devices[0][:4]}"
+
+
+def _started(summary: Summary) -> str:
+    """Return the time of the start, without the year, which is in the run's name."""
+    if not summary.started:
+        return ""
+    return f"{datetime.fromisoformat(summary.started).astimezone():%m-%d %H:%M}"
+
+
+KEYS: dict[str, Callable[[Summary], Any]] = {
+    "name": lambda s: s.run,
+    "iterations": lambda s: s.iterations,
+    "return": lambda s: s.last_mean_return,
+    "best": _best,
+    "time": lambda s: s.seconds,
+}
+"""By what can be sorted, besides the start."""

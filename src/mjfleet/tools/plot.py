@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from mjfleet.cli.flags import parse_flags
+from mjfleet.config import by_dotted_name
 from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
@@ -30,6 +31,12 @@ DEFAULT_COLUMNS = (
     "mean_return", "mean_episode_length", "mean_reward", "task/", "reward/", "loss/value",
     "action_std", "learning_rate", "global_steps_per_second",
 )  # fmt: skip
+NO_GROUPS = (
+    "agent.seed", "agent.run_name", "agent.experiment_name", "agent.logger", "agent.wandb",
+    "agent.save_interval",
+)  # fmt: skip
+"""Settings in which the runs of a group may differ."""
+MAX_DIFFERENCES = 3  # Settings in a group's name.
 EVALUATED = {"mean_return": "eval/return", "mean_episode_length": "eval/length"}
 """Columns whose evaluations are drawn as dots beside them."""
 Line = tuple[Sequence[float], Sequence[float]]
@@ -37,10 +44,11 @@ Line = tuple[Sequence[float], Sequence[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class PlotArguments(Checked):
-    """Draw curves of runs. Runs that differ only in their seed are drawn as a mean and a range."""
+    """Draw curves of runs, grouped and named by what differs between them. Runs that differ only in
+    their seed are drawn as a mean and a range."""
 
     runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN ...")]
-    """Run directories, beginnings of runs' names, or `latest`."""
+    """Run directories, parts of runs' names, or `latest`."""
     x: Literal["steps", "minutes"] = "steps"
     """The x-axis: environment steps of all workers, or minutes of training."""
     columns: tuple[str, ...] = DEFAULT_COLUMNS
@@ -71,7 +79,7 @@ class Run:
 
     folder: Path
     rows: list[dict[str, str]]
-    group: str  # Equal for runs that differ only in their seed.
+    settings: Mapping[str, Any]  # What decides how well it learns, except the seed.
 
 
 def plot(arguments: Sequence[str]) -> int:
@@ -114,19 +122,39 @@ def _read(folder: Path) -> Run:
         raise UserError(f"{folder}: its {METRICS_FILE} has no rows yet.")
     name = str(folder / CONFIG_FILE)
     config: dict[str, Any] = read_config(name, name, trust=True)  # Only compared.
-    agent = config.get("agent")
-    if isinstance(agent, dict):
-        agent = {k: v for k, v in agent.items() if k not in ("seed", "run_name")}
-    return Run(folder, rows, str((agent, config.get("env"), config.get("engine"))))
+    kept = {key: config[key] for key in ("env", "agent", "engine") if key in config}
+    settings = {"task": folder.resolve().parent.name, "workers": rows[-1].get("world_size")}
+    settings |= {key: v for key, v in by_dotted_name(kept).items() if not key.startswith(NO_GROUPS)}
+    return Run(folder, rows, settings)
 
 
 def _group(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs of each group by the name of its first, with the experiment if needed."""
-    several = len({run.folder.parent.resolve() for run in runs}) > 1
-    groups: dict[str, list[Run]] = {}
+    """Return the runs of each group by what makes it differ from the others.
+
+    A group of runs that have nothing to differ from has the name of its first run.
+    """
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    differing = [key for key in keys if len({str(run.settings.get(key)) for run in runs}) > 1]
+    groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(run.group, []).append(run)
-    return {"/".join(g[0].folder.resolve().parts[-1 - several :]): g for g in groups.values()}
+        groups.setdefault(tuple(str(run.settings.get(k)) for k in differing), []).append(run)
+    if len(groups) == 1:
+        return {runs[0].folder.resolve().name: list(runs)}
+    names = {values: _label(dict(zip(differing, values, strict=True))) for values in groups}
+    is_clear = len(set(names.values())) == len(groups)
+    return {
+        name if is_clear else f"{name} ({groups[values][0].folder.resolve().name})": groups[values]
+        for values, name in names.items()
+    }
+
+
+def _label(differing: Mapping[str, str]) -> str:
+    """Return the first differences in words: the task, then `name value`."""
+    named = {key: value for key, value in differing.items() if key != "task"}
+    shown = [f"{key.rpartition('.')[2]} {value}" for key, value in named.items()][:MAX_DIFFERENCES]
+    if len(named) > MAX_DIFFERENCES:
+        shown = [] if "task" in differing else [*shown, "..."]
+    return ", ".join([differing["task"], *shown] if "task" in differing else shown)
 
 
 def _panel(groups: Mapping[str, list[Run]], column: str, x: str) -> Panel:

@@ -24,17 +24,23 @@ MIN_ARROW = 1e-3  # m; shorter arrows are left out.
 FONT = ImageFont.load_default(14)
 
 
-def write_video(recording: StateRecording, path: Path, pause: Callable[[], object]) -> None:
-    """Write a recording as H.264 in real time, whole or not at all; `pause` after each picture."""
+def write_video(
+    recording: StateRecording, path: Path, after_each: Callable[[float], object]
+) -> None:
+    """Write a recording as H.264 in real time, whole or not at all.
+
+    `after_each` is called after each picture, with the share that is done.
+    """
     every = max(1, round(1 / (MAX_RATE * recording.step_dt)))
     rate = Fraction(1 / (every * recording.step_dt)).limit_denominator(1000)
     video = io.BytesIO()
     with av.open(video, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate, options={"crf": "24"})
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
-        for picture in pictures(recording, every):
+        count = len(range(0, len(recording.steps["time"]), every))
+        for number, picture in enumerate(pictures(recording, every), start=1):
             container.mux(stream.encode(av.VideoFrame.from_image(picture)))
-            pause()
+            after_each(number / count)
         container.mux(stream.encode())
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, lambda file: file.write(video.getbuffer()))

@@ -16,6 +16,7 @@ from mjfleet.errors import WorkerError
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.parent_death import die_with_parent
+from mjfleet.utils.progress import Progress
 
 if TYPE_CHECKING:
     from mjfleet.video.video_recorder import StateRecording
@@ -57,21 +58,31 @@ class RenderProcess(ChildProcess):
             raise RenderingError(f"{last}; `mjfleet doctor` says what drawing needs")
         return code == 0
 
+    def share_done(self) -> float:
+        """Return the share of the pictures that are drawn, 0 to 1."""
+        *_, last = b"0", *self.output().split()
+        return float(last)
+
     def hurry(self) -> None:
         """Let it use all time that processors have left; call it again, it may be too early."""
         self.send_signal(signal.SIGCONT)
 
 
 def render(recording: "StateRecording", path: Path) -> None:
-    """Draw a recording, and wait for the file.
+    """Draw a recording, show how far that is, and wait for the file.
 
     Raises:
         RenderingError: it could not be drawn.
         OSError: there is no room for a temporary file, or no process can be started.
     """
+    progress = Progress(f"drawing {path}")
     with RenderProcess(recording, path) as process:
-        while not process.is_done():
-            time.sleep(LOOK_SECONDS)
+        try:
+            while not process.is_done():
+                time.sleep(LOOK_SECONDS)
+                progress.show(process.share_done())
+        finally:
+            progress.close()
 
 
 def main(path: str, idle: str, backend: str, *others: str) -> None:
@@ -97,8 +108,15 @@ def main(path: str, idle: str, backend: str, *others: str) -> None:
     from mjfleet.video.drawing import write_video
     from mjfleet.video.video_recorder import StateRecording
 
+    shares = os.dup(1)
+    os.dup2(2, 1)  # Keeps what libraries print away from the shares.
     pause = _pauses() if idle == "1" else lambda: None
-    write_video(StateRecording.load(sys.stdin.buffer), Path(path), pause)
+
+    def after_each(share: float) -> None:
+        os.write(shares, f"{share:.4f}\n".encode())
+        pause()
+
+    write_video(StateRecording.load(sys.stdin.buffer), Path(path), after_each)
 
 
 def _pauses() -> Callable[[], None]:

@@ -68,9 +68,14 @@ class StateRecorder:
         step_recorder.shown = NUM_RECORDED if env.num_envs >= NUM_RECORDED else 1
         self._parts: list[dict[str, np.ndarray]] = []
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the recording is long enough."""
+        return len(self._parts) == self.length
+
     def take(self) -> None:
-        """Add all kept steps, unless the recording is long enough; waits for the device."""
-        if len(self._parts) == self.length:
+        """Add all kept steps, unless the recording is complete; waits for the device."""
+        if self.is_complete:
             return
         tensors = self._source.tensors
         fields = ("time", "qpos", "mocap_pos", "mocap_quat")

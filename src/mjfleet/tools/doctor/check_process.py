@@ -16,13 +16,14 @@ from dataclasses import asdict
 from mjfleet.tools.doctor import device_checks, host_checks
 from mjfleet.tools.doctor.host_checks import Finding
 from mjfleet.utils.child_process import ChildProcess, python_module
+from mjfleet.utils.packages import find_installation
 from mjfleet.utils.parent_death import die_with_parent
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import WorkerArgs
 
 Check = Callable[[WorkerArgs, Rank], Finding]
 
-INSTALL = "`uv sync` installs matching versions"
+INSTALL = "`{install}` installs matching versions"
 REMEDIES: dict[Check, str] = {
     device_checks.check_driver: "`nvidia-smi` must list the GPUs; after an update of the driver, "
     "reboot. In a container: `--gpus all`. Until then --gpu-ids None uses the CPU",
@@ -31,7 +32,7 @@ REMEDIES: dict[Check, str] = {
     device_checks.check_torch: f"{INSTALL}; a GPU needs a driver that supports the CUDA version "
     "that torch was built for, see the line `driver`: update it, or choose a torch for an older "
     "CUDA",
-    host_checks.check_bytecode: "`uv sync --compile-bytecode` compiles them; "
+    host_checks.check_bytecode: "`{compile}` compiles them; "
     "PYTHONDONTWRITEBYTECODE, or a folder that cannot be written, kept Python from it",
     device_checks.check_warp: f"{INSTALL}; a GPU needs a driver at least as new as warp's CUDA "
     "version; WARP_CACHE_PATH names a folder for kernels, which must be writable and have 1 GiB "
@@ -53,7 +54,7 @@ REMEDIES: dict[Check, str] = {
     "/etc/hosts",
     host_checks.check_wandb: "only --agent.logger wandb needs it: `wandb login`, or WANDB_API_KEY",
 }
-"""All checks, each with what the user can do if it fails."""
+"""All checks, each with what the user can do if it fails; `_remedy` fills in the commands."""
 
 
 def make_check(
@@ -87,7 +88,14 @@ def make_check(
     if finding.status == "ok":
         return finding
     status = finding.status if is_needed else "warn"
-    return Finding(status, finding.found, finding.todo or REMEDIES[check])
+    return Finding(status, finding.found, finding.todo or _remedy(check))
+
+
+def _remedy(check: Check) -> str:
+    """Return what the user can do, by commands that fit how mjfleet was installed."""
+    installation = find_installation()
+    commands = {"install": installation.command(), "compile": installation.command(compiles=True)}
+    return REMEDIES[check].format(**commands)
 
 
 def _wait_for_first_failure(children: Sequence[ChildProcess], deadline: float) -> ChildProcess:

@@ -41,7 +41,7 @@ class ExportArguments(Checked):
     """Write a trained policy, its normaliser included, as a file that runs without mjfleet."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """Run directory (its newest checkpoint), checkpoint, beginning of a run's name, or `latest`."""
+    """Run directory (its newest checkpoint), checkpoint, part of a run's name, or `latest`."""
     format: Literal["onnx", "torchscript"] = "onnx"
     """Format of the file."""
     output: str | None = None

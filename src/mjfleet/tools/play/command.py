@@ -6,15 +6,23 @@ Runs in the process that the user started. Importing this file imports nothing h
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mjfleet.cli.flags import is_given, parse_flags, peek
+from mjfleet.cli.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek
 from mjfleet.config import EnvConfig, TrainConfig, from_dict
 from mjfleet.config.launch_config import GpuRequest
-from mjfleet.config.validation import MOST, Checked, Folder, OptionalCount, OptionalFolder, between
+from mjfleet.config.validation import (
+    MOST,
+    Checked,
+    Folder,
+    OptionalCount,
+    OptionalFolder,
+    Positive,
+    between,
+)
 from mjfleet.errors import UserError, run_command
 from mjfleet.launch.devices import Host, choose_devices
 from mjfleet.launch.launch_plan import LaunchPlan, make_plan
@@ -31,6 +39,7 @@ from mjfleet.worker.thread_limits import prepare
 
 Viewer = Literal["native", "web"]
 LOCALHOST, PORT = "localhost", 8080
+VIDEO_SECONDS = 10.0
 MAX_ENVS = {"native": 1, "web": 16, None: 64}  # By viewer; the native one shows one world.
 
 
@@ -39,13 +48,15 @@ class PlayArguments(Checked):
     """Play whole episodes, each from a reset, with the mean action of a trained policy."""
 
     resume: str | None = None
-    """Run directory, beginning of a run's name, checkpoint, or `latest`: the newest run."""
+    """Run directory, checkpoint, part of a run's name, or `latest`: the experiment's newest run."""
     actions: Actions | None = None
     """`zero` or `random` (standard normal) actions instead of a policy's."""
     episodes: OptionalCount = None
     """Episodes in total, rounded up to the same number in each world; `None`: one in each."""
     video: str | None = None
-    """MP4 file to write: a few of the worlds, for the length of an episode."""
+    """MP4 file to write: the first of the worlds, from the beginning of their first episodes."""
+    video_seconds: Positive = VIDEO_SECONDS
+    """Simulated seconds that the video shows."""
     viewer: Viewer | None = None
     """Show episodes in real time, in MuJoCo's own window (`native`) or in a browser (`web`)."""
     host: str = LOCALHOST
@@ -77,6 +88,8 @@ class PlayArguments(Checked):
             raise UserError(
                 "--episodes and --video: no viewer has them; it plays until it is closed."
             )
+        if self.video is None and self.video_seconds != VIDEO_SECONDS:
+            raise UserError("--video-seconds: it needs --video FILE.")
         if self.viewer != "web" and (self.host, self.port) != (LOCALHOST, PORT):
             raise UserError("--host and --port: only --viewer web has them.")
         if self.env.num_envs == "auto":
@@ -89,13 +102,18 @@ def main() -> None:
 
 def play(arguments: Sequence[str]) -> int:
     """Play episodes and print their table, or open a viewer until it is closed."""
-    asked, wants_help = peek(arguments, "--resume"), bool({"-h", "--help"} & set(arguments))
+    asked, wants_help = peek(arguments, "--resume"), bool({*HELP, LIST_FLAGS} & set(arguments))
     trust = is_given(arguments, "--trust")
     recorded = {} if asked is None else read_recorded(asked, trust)
     registry = discover(os.environ, peek(arguments, "--tasks-dir") or take_tasks_dir(recorded))
-    if not arguments or arguments[0].startswith("-"):
-        print_line(f"usage: play <task> [flags]\n\ntasks: {', '.join(registry.tasks)}")
-        return 0 if wants_help else 2
+    if not arguments or (arguments[0].startswith("-") and wants_help):
+        tasks = f"{PlayArguments.__doc__}\n\ntasks: {', '.join(registry.tasks)}"
+        with suppress(SystemExit):
+            parse_flags(PlayArguments, arguments or ["--help"], "play <task>", description=tasks)
+        return 0 if arguments else 2
+    if arguments[0].startswith("-"):
+        task = peek(arguments, "--task") or "<task>"
+        raise UserError(f"the task comes first: `play {task} ...`. `play --help` lists tasks.")
     (name, *flags), policy, folder = arguments, None, None
     found = None if is_given(flags, "--as-trained") else registry.find(name)
     if asked is not None and not (peek(flags, "--actions") or wants_help):
@@ -105,8 +123,7 @@ def play(arguments: Sequence[str]) -> int:
         recorded, policy = resume.config, resume.checkpoint
         if policy is None:
             raise UserError(f"--resume {asked}: {'; '.join(resume.notes)}.")
-        if not Path(asked).is_file():
-            folder = policy.parent  # The run may still be training.
+        folder = policy.parent if resume.run_dir else None
     with ExitStack() as stack:
         if policy:
             own = trained_task(policy, name, found, recorded, trust)
@@ -147,13 +164,15 @@ def _play(
         if levels := say_levels(player.env):
             print_line(levels)
         if parsed.viewer:
-            _view(player, name, folder, parsed)
+            # A run that is named may still be training; a checkpoint stays.
+            follows = not (parsed.resume and Path(parsed.resume).is_file())
+            _view(player, name, folder, follows, parsed)
             return 0
         title = f"{found.name}, {name.removesuffix('.pt')}" if parsed.video else None
-        table, recording = evaluate(player, parsed.episodes or worlds, title)
+        table, recording = evaluate(player, parsed.episodes or worlds, title, parsed.video_seconds)
         print_line(table)
         if parsed.video and recording:
-            print_line(f"\ndrawing {parsed.video}")
+            print_line(f"\ndrawing {parsed.video}: {parsed.video_seconds:g} s")
             render(recording, Path(parsed.video))
     return 0
 
@@ -193,11 +212,13 @@ def _place(found: FoundTask, config: TrainConfig) -> LaunchPlan:
     return make_plan(found, config, [host], {})
 
 
-def _view(player: Player, name: str, folder: Path | None, parsed: PlayArguments) -> None:
-    """Play in real time until the viewer is closed, also checkpoints that appear in `folder`."""
+def _view(
+    player: Player, name: str, folder: Path | None, follows_newest: bool, parsed: PlayArguments
+) -> None:
+    """Play in real time until the viewer is closed; `folder` has checkpoints to choose from."""
     from mjfleet.tools.play.realtime_playback import Playback
 
-    playback = Playback(player, name, folder)
+    playback = Playback(player, name, folder, follows_newest)
     if parsed.viewer == "web":
         from mjfleet.tools.play.web_viewer import show_in_browser
 

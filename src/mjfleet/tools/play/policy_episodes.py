@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mjfleet.config import TrainConfig
 from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.registry import FoundTask
+from mjfleet.utils.progress import Progress
 from mjfleet.worker.thread_limits import prepare
 
 if TYPE_CHECKING:
@@ -78,12 +79,13 @@ def playing(
         yield player
 
 
-def evaluate(player: Player, count: int, title: str | None) -> "tuple[str, StateRecording | None]":
+def evaluate(
+    player: Player, count: int, title: str | None, seconds: float
+) -> "tuple[str, StateRecording | None]":
     """Play at least `count` episodes; return a table of their sums and, with a title, a recording.
 
     Each world plays the same number of episodes from its first reset on, so that short episodes do
-    not count for more than long ones. The recording shows the first worlds for the length of an
-    episode.
+    not count for more than long ones. The recording shows the first `seconds` of the first worlds.
     """
     from mjfleet.env.step_recorder import StepRecorder
     from mjfleet.rl.evaluator import play_episodes
@@ -92,14 +94,22 @@ def evaluate(player: Player, count: int, title: str | None) -> "tuple[str, State
     env, recorder = player.env, None
     if title is not None:
         env.recorder = StepRecorder(num_steps=1)
-        recorder = StateRecorder(env, env.recorder, env.cfg.episode_seconds)
+        recorder = StateRecorder(env, env.recorder, seconds)
+    each, steps, progress = -(-count // env.num_envs), 0, Progress("playing episodes")
 
     def after_step(dones: "torch.Tensor") -> None:
+        nonlocal steps
         player.forget(dones)
         if recorder:
             recorder.take()
+        steps += 1
+        progress.show(min(1.0, steps / (each * env.max_episode_length)))
 
-    rows = play_episodes(env, player.act, -(-count // env.num_envs), after_step)
+    rows = play_episodes(env, player.act, each, after_step)
+    while recorder and not recorder.is_complete:  # The video is longer than the episodes.
+        _, _, dones, _ = env.step(player.act(env.get_observations()))
+        after_step(dones)
+    progress.close()
     recording = recorder.finish(title) if recorder and title else None
     return _table(env, rows), recording
 

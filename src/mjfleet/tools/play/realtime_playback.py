@@ -1,4 +1,4 @@
-"""Plays a policy in real time: pause, speed, commands by hand, newer checkpoints."""
+"""Plays a policy in real time: pause, speed, commands by hand, a choice of checkpoints."""
 
 import math
 import time
@@ -10,22 +10,26 @@ import mujoco
 import torch
 
 from mjfleet.errors import UserError
-from mjfleet.runs.checkpoint_names import checkpoints_in
+from mjfleet.runs.checkpoint_names import BEST, checkpoints_in
 from mjfleet.tools.play.policy_episodes import Player
 from mjfleet.utils.console import print_line
 
 FRAME_SECONDS = 1 / 60
 CHECKPOINT_SECONDS = 1.0  # Interval between looks for a newer checkpoint.
 SPEEDS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
+NEWEST = "newest"  # The choice that follows a run while it trains.
 
 
 class Playback:
     """Steps all worlds in real time. Used by the thread that plays; others call `later`.
 
-    `playing` names the policy, for display. A checkpoint that appears in `folder` replaces it.
+    `playing` names the policy, for display. `folder` has the checkpoints to choose from; with
+    `follows_newest`, one that appears there replaces the policy.
     """
 
-    def __init__(self, player: Player, playing: str, folder: Path | None = None) -> None:
+    def __init__(
+        self, player: Player, playing: str, folder: Path | None = None, follows_newest: bool = True
+    ) -> None:
         self.env, self.playing = player.env, playing
         self.is_paused = False
         self.speed = 1.0  # Wanted simulated seconds per second.
@@ -33,7 +37,9 @@ class Playback:
         self.steps = 0  # Steps and resets so far; a display is out of date once it changes.
         self.sums = torch.zeros_like(self.env.terms)
         """Sums of reward terms in the current episodes, `(number of terms, num_envs)`."""
+        self.follows_newest = follows_newest
         self._player, self._folder = player, folder
+        self._body = floating_body(self.env.sim.model)
         self._newest = self._find_newest()
         self._requests: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._held: dict[str, float] = {}
@@ -110,19 +116,52 @@ class Playback:
         metrics = {name: over / by if by else math.nan for name, over, by in pairs}
         return list(zip(env.reward_names, steps, sums, strict=True)), metrics
 
+    def motion(self) -> dict[str, float]:
+        """Return how the shown world's floating robot moves, in its own frame (x forward, y left).
+
+        In m/s and, for `turn_left`, rad/s; nothing without such a robot. Waits for the device.
+        """
+        if self._body is None:
+            return {}
+        sim = self.env.sim
+        start = int(sim.model.body_dofadr[self._body])
+        velocity = sim.qvel[self.world, start : start + 6].cpu()
+        frame = sim.xmat[self.world, self._body].view(3, 3).to(velocity)
+        forward, left, _ = (frame.T @ velocity[:3]).tolist()
+        return {"forward": forward, "left": left, "turn_left": float(velocity[5])}
+
+    def checkpoints(self) -> list[str]:
+        """Return the names of the checkpoints to choose from, the newest first."""
+        if self._folder is None:
+            return []
+        best = [BEST] if (self._folder / BEST).is_file() else []
+        return best + [path.name for path in reversed(checkpoints_in(self._folder))]
+
+    def choose(self, name: str) -> None:
+        """Play one of `checkpoints`, or NEWEST, which newer ones then replace."""
+        self.follows_newest = name == NEWEST
+        if self.follows_newest:
+            self._newest = None
+            self.load_newer_checkpoint()
+        elif self._folder and name in self.checkpoints():
+            self._load(self._folder / name)
+
     def load_newer_checkpoint(self) -> None:
-        """Replace the policy by the newest checkpoint of the folder, if there is a newer one."""
+        """Replace the policy by the newest checkpoint, if it is to be followed and is newer."""
         newest = self._find_newest()
-        if newest is None or newest == self._newest:
+        if not self.follows_newest or newest is None or newest == self._newest:
             return
         self._newest = newest
+        self._load(newest)
+
+    def _load(self, checkpoint: Path) -> None:
         try:
-            self._player.load(newest)
+            self._player.load(checkpoint)
         except UserError as error:
             print_line(f"warning: {error}")  # Training may have removed it; a newer one follows.
             return
-        self.playing = newest.name
-        print_line(f"playing {newest}")
+        self.playing = checkpoint.name
+        print_line(f"playing {checkpoint}")
 
     def _find_newest(self) -> Path | None:
         found = checkpoints_in(self._folder) if self._folder else []

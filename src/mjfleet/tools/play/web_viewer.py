@@ -2,11 +2,10 @@
 
 import copy
 import errno
-import html
 import math
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import mujoco
@@ -16,10 +15,15 @@ import viser
 from mjviser import ViserMujocoScene
 
 from mjfleet.errors import UserError
-from mjfleet.tools.play.realtime_playback import SPEEDS, Playback, floating_body, watch
+from mjfleet.tools.play.realtime_playback import NEWEST, SPEEDS, Playback, floating_body, watch
+from mjfleet.tools.play.web_tables import note, reward_bars, table
 from mjfleet.utils.console import print_line
 
 TEXT_SECONDS = 0.2
+CHOICES_SECONDS = 1.0  # Between looks for checkpoints that have appeared.
+KEYS = (
+    "Keys: space pauses and resumes, N takes a step, R resets, page up and down change the speed."
+)
 ARROW_COLORS = ((46, 160, 67), (31, 111, 235), (219, 109, 40), (163, 113, 247))
 PORTS = 100  # Number of ports that are tried.
 
@@ -64,6 +68,8 @@ class WebDisplay:
         self._is_by_hand = False
         self._drawn = (-1, -1, 0.0)
         self._before, self._steps_before = time.perf_counter(), playback.steps
+        self._looked = self._before
+        self._seen: set[int] = set()  # Pages that have been open.
         self._build()
 
     def show(self) -> None:
@@ -79,30 +85,72 @@ class WebDisplay:
 
     def _build(self) -> None:
         gui, playback = self._server.gui, self._playback
+        model = playback.env.sim.model
         gui.configure_theme(show_logo=False, show_share_button=False)
         tabs = gui.add_tab_group()
         with tabs.add_tab("Play"):
             self._status = gui.add_html("")
-            actions = {"Pause": playback.toggle, "Step": playback.step, "Reset": playback.reset}
-            buttons = gui.add_button_group("Time", tuple(actions))
-            buttons.on_click(lambda event: playback.later(actions[event.target.value]))
-            speed = gui.add_dropdown("Speed", [f"{speed:g}" for speed in SPEEDS], initial_value="1")
-            speed.on_update(lambda _: setattr(playback, "speed", float(speed.value)))
-            model = playback.env.sim.model
+            self._add_time()
+            names = self._choices()
+            self._policy = gui.add_dropdown("Policy", names, visible=len(names) > 1)
+            self._policy.value = NEWEST if playback.follows_newest else playback.playing
+            self._policy.on_update(self._choose)
+            if playback.env.commands() or playback.motion():
+                with gui.add_folder("Commands" if playback.env.commands() else "Robot"):
+                    if playback.env.commands():
+                        self._add_commands()
+                    self._motion = gui.add_html("")
+            with gui.add_folder("Rewards and metrics"):
+                self._numbers = gui.add_html("")
+            gui.add_html(note(KEYS))
+        with tabs.add_tab("View"):
             spacing = _spacing(model)
             self._spacing = gui.add_slider(
                 "Spacing (m)", 0.0, max(10.0, spacing), 0.1, spacing, hint="Between worlds."
             )
             self._scene.camera_tracking_enabled = floating_body(model) is not None
-            self._scene.create_scene_gui(3 * float(model.stat.extent) + 2 * spacing)
-            if playback.env.commands():
-                self._add_commands()
-            with gui.add_folder("Rewards and metrics"):
-                self._numbers = gui.add_html("")
+            self._distance = 3 * float(model.stat.extent) + 2 * spacing
+            self._scene.create_scene_gui(self._distance)
         with tabs.add_tab("Overlays"):
             self._scene.create_overlay_gui()
         with tabs.add_tab("Groups"):
             self._scene.create_groups_gui()
+
+    def _add_time(self) -> None:
+        """Add what controls time, by buttons and by keys."""
+        gui, playback = self._server.gui, self._playback
+        actions = {
+            "Pause": playback.toggle,
+            "Resume": playback.toggle,
+            "Step": playback.step,
+            "Reset": playback.reset,
+        }
+        self._buttons = gui.add_button_group("Time", ("Pause", "Step", "Reset"))
+        self._buttons.on_click(lambda event: playback.later(actions[event.target.value]))
+        self._speed = gui.add_dropdown("Speed", [f"{s:g}" for s in SPEEDS], initial_value="1")
+        self._speed.on_update(lambda _: setattr(playback, "speed", float(self._speed.value)))
+        for label, key, action in (
+            ("Pause or resume", "space", playback.toggle),
+            ("Take a step", "N", playback.step),
+            ("Reset all worlds", "R", playback.reset),
+            ("Faster", "pageup", lambda: playback.change_speed(1)),
+            ("Slower", "pagedown", lambda: playback.change_speed(-1)),
+        ):
+            self._add_key(label, key, action)
+
+    def _add_key(self, label: str, key: Any, action: Callable[[], object]) -> None:
+        command = self._server.gui.add_command(label, hotkey=key)
+        command.on_trigger(lambda _: self._playback.later(action))
+
+    def _choices(self) -> tuple[str, ...]:
+        """Return the checkpoints to choose from, in a run's folder also the newest one."""
+        names = self._playback.checkpoints()
+        return (NEWEST, *names) if names else (self._playback.playing,)
+
+    def _choose(self, event: viser.GuiEvent[Any]) -> None:
+        if event.client is not None:
+            name = event.target.value
+            self._playback.later(lambda: self._playback.choose(name))
 
     def _add_commands(self) -> None:
         gui, playback = self._server.gui, self._playback
@@ -117,14 +165,13 @@ class WebDisplay:
             held = {name: slider.value for name, slider in self._sliders.items()}
             playback.later(lambda: playback.override_commands(held if by_hand.value else None))
 
-        with gui.add_folder("Commands"):
-            by_hand = gui.add_checkbox("By hand", False, hint="Off: the task samples them.")
-            by_hand.on_update(on_change)
-            for name, (_, low, high) in playback.env.commands().items():
-                if low < high:
-                    step = 10.0 ** math.floor(math.log10((high - low) / 100))
-                    self._sliders[name] = gui.add_slider(name, low, high, step, low)
-                    self._sliders[name].on_update(on_change)
+        by_hand = gui.add_checkbox("By hand", False, hint="Off: the task samples them.")
+        by_hand.on_update(on_change)
+        for name, (_, low, high) in playback.env.commands().items():
+            if low < high:
+                step = 10.0 ** math.floor(math.log10((high - low) / 100))
+                self._sliders[name] = gui.add_slider(name, low, high, step, low)
+                self._sliders[name].on_update(on_change)
 
     def _draw(self) -> None:
         """Draw all worlds on a grid around the shown one, which keeps its position."""
@@ -154,7 +201,7 @@ class WebDisplay:
         self._server.flush()
 
     def _write(self) -> None:
-        """Update texts, numbers and sliders."""
+        """Update texts, numbers, choices and sliders."""
         playback = self._playback
         now = time.perf_counter()
         real = (playback.steps - self._steps_before) * playback.env.step_dt / (now - self._before)
@@ -165,27 +212,51 @@ class WebDisplay:
         speed = "paused" if playback.is_paused else f"{real:.2f} x real time"
         world = f"{playback.world}, {seconds:.1f} s, return {total:.4g}"
         status = [("playing", playback.playing), ("speed", speed), ("world", world)]
-        self._status.content = _table(status)
-        rows = [(name, f"{step:.3g}", f"{sums:.4g}") for name, step, sums in terms]
-        rows += [(name, f"{value:.3g}", "") for name, value in metrics.items()]
-        self._numbers.content = _table([("", "step", "episode"), *rows])
+        self._status.content = table(status)
+        self._numbers.content = reward_bars(terms) + table(
+            [(name, f"{value:.3g}") for name, value in metrics.items()]
+        )
+        first = "Resume" if playback.is_paused else "Pause"
+        _set(self._buttons, "options", (first, "Step", "Reset"))
+        _set(self._speed, "value", f"{playback.speed:g}")
+        if now - self._looked > CHOICES_SECONDS:
+            self._looked = now
+            _set(self._policy, "options", self._choices())
+        self._write_motion()
+        self._raise_on_phones()
+
+    def _raise_on_phones(self) -> None:
+        """Show the robot above the panel where that covers the lower half of an upright screen.
+
+        The scene has set the camera when a page was opened.
+        """
+        clients = self._server.get_clients()
+        for client in (clients[key] for key in clients.keys() - self._seen):
+            if client.camera.image_width < client.camera.image_height:
+                client.camera.look_at = np.array([0.0, 0.0, -0.35 * self._distance])
+        self._seen = set(clients)
+
+    def _write_motion(self) -> None:
+        """Show the commands beside what the robot does, and let the sliders follow the task."""
+        playback, motion = self._playback, self._playback.motion()
+        commands = playback.env.commands()
+        told = {name: float(values[playback.world]) for name, (values, _, _) in commands.items()}
+        rows = [
+            (name, *(f"{of[name]:.2f}" if name in of else "" for of in (told, motion)))
+            for name in dict.fromkeys((*told, *motion))
+        ]
+        if rows:
+            self._motion.content = table([("", "command", "robot"), *rows])
         if not self._is_by_hand:
-            commands = playback.env.commands()
             for name, slider in self._sliders.items():
-                values, low, high = commands[name]
-                value = round(min(max(float(values[playback.world]), low), high), 3)
-                if slider.value != value:
-                    slider.value = value
+                _, low, high = commands[name]
+                _set(slider, "value", round(min(max(told[name], low), high), 3))
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return rows of a name and its values as HTML."""
-    lines = []
-    for name, *cells in rows:
-        data = "".join(f"<td style='text-align:right'>{html.escape(cell)}</td>" for cell in cells)
-        lines.append(f"<tr><td>{html.escape(name)}</td>{data}</tr>")
-    style = "width:100%;padding:0 0.8em 0.5em;font-size:0.8em;font-variant-numeric:tabular-nums"
-    return f"<table style='{style}'>{''.join(lines)}</table>"
+def _set(handle: Any, name: str, value: object) -> None:
+    """Set a property of a control, which is sent to all browsers, if it differs."""
+    if getattr(handle, name) != value:
+        setattr(handle, name, value)
 
 
 def _spacing(model: mujoco.MjModel) -> float:

@@ -29,7 +29,7 @@ class ReportArguments(Checked):
     """Write an HTML page about a run, complete in one file, with curves and videos."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """Run directory, beginning of a run's name, or `latest`."""
+    """Run directory, part of a run's name, or `latest`."""
     output: str | None = None
     """File to write; `None`: report.html in the run directory."""
     log_root: Folder = "logs"

@@ -1,0 +1,96 @@
+"""Answers flags of other launchers by our own, and reads values as other programs write them."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from mjfleet.cli.flag_table import Flag
+from mjfleet.errors import UserError
+
+NUM_ENVS = "use --env.num-envs (of each worker) or --total-envs (of all workers)"
+DEVICES = "use --gpu-ids: `0 1` or `all` starts one worker on each GPU, `None` uses the CPU"
+RESUME = "use --resume with a run, a checkpoint (<run>/checkpoints/model_<n>.pt) or `latest`"
+VIDEO = "use --video-interval while it trains, or `play --video FILE` afterwards"
+FOREIGN = {
+    "task": "the task is the first word: `train <task>`",
+    "num-envs": NUM_ENVS,
+    "env.scene.num-envs": NUM_ENVS,
+    "max-iterations": "use --agent.max-iterations",
+    "seed": "use --agent.seed",
+    "distributed": DEVICES,
+    "device": DEVICES,
+    "headless": "leave it out, training never opens a window",
+    "load-run": RESUME,
+    "checkpoint": RESUME,
+    "checkpoint-file": RESUME,
+    "agent.resume": RESUME,
+    "agent.load-run": RESUME,
+    "agent.load-checkpoint": RESUME,
+    "run-name": "use --agent.run-name",
+    "experiment-name": "use --agent.experiment-name",
+    "logger": "use --agent.logger",
+    "log-project-name": "use --agent.wandb.project",
+    "agent.wandb-project": "use --agent.wandb.project",
+    "agent.wandb-tags": "use --agent.wandb.tags",
+    "video": VIDEO,
+    "video-length": VIDEO,
+    "enable-nan-guard": "leave it out, every rollout is checked",
+    "ml-framework": "use --agent.library: `rsl_rl`, `skrl` or `skrl-jax`",
+}
+"""Flags of mjlab, Isaac Lab and EmbodiChain: what to type instead."""
+SWITCHES = {"true": True, "false": False}
+
+
+def as_typed_here(words: Sequence[str], flags: Iterable[Flag]) -> list[str]:
+    """Return the words of a command line as this program expects them.
+
+    `--flag=True` and `--flag=False` become a switch's own forms, and `--key=[64,64]`,
+    `--key "[64, 64]"` and `--key 64,64` the words of a list.
+
+    Raises:
+        UserError: a flag is another launcher's; the message names ours.
+    """
+    known = {flag.name: flag for flag in flags}
+    known |= {flag.off: flag for flag in known.values() if flag.is_switch}
+    found: list[str] = []
+    newest: Flag | None = None  # The flag to which words without dashes belong.
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name.startswith("--"):
+            is_value = newest is not None and found[-1].startswith("--")
+            if equals and not is_value:
+                _refuse_assignment(word, known)
+            found += _items(word, newest)
+            continue
+        typed, name = name, name.removeprefix("--").replace("_", "-")
+        flag = known.get(name)
+        if flag is None and name in FOREIGN and "env.num-envs" in known:
+            raise UserError(f"there is no {typed}: {FOREIGN[name]}.")
+        newest = None if flag is None or flag.is_switch else flag
+        if newest and equals:
+            found += [f"--{name}={value}"] if newest.item is None else [f"--{name}"]
+            found += [] if newest.item is None else _items(value, newest)
+        elif flag and flag.is_switch and value.lower() in SWITCHES:
+            is_on = SWITCHES[value.lower()] == (name == flag.name)
+            found.append(f"--{flag.name if is_on else flag.off}")
+        else:
+            found.append(word)
+    return found
+
+
+def _refuse_assignment(word: str, known: Mapping[str, Flag]) -> None:
+    """Answer Hydra's `env.decimation=2`."""
+    name, _, value = word.lstrip("+").partition("=")
+    if "." in name and (flag := name.replace("_", "-")) in known:
+        raise UserError(f"{word}: write it as --{flag} {value}.")
+
+
+def _items(text: str, flag: Flag | None) -> list[str]:
+    """Return the items of a list that is written as one word; any other text as it is."""
+    if flag is None or flag.item is None:
+        return [text]
+    if flag.item in (int, float):
+        return re.split(r"[][(), ]+", text.strip("[](), "))
+    if text[:1] + text[-1:] not in ("[]", "()"):
+        return [text]
+    items = [item.strip() for item in text[1:-1].split(",") if item.strip()]
+    return [re.sub(r"""^(['"])(.*)\1$""", r"\2", item) for item in items]

@@ -1,0 +1,94 @@
+"""`mjfleet completion`: what is offered at a place, and that each shell asks for it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mjfleet.cli.dispatcher import mjfleet
+from mjfleet.errors import UserError
+
+
+def offered(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    assert mjfleet(["completion", "--words", *words]) == 0
+    return capsys.readouterr().out.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train", "cartpole-s"], ["cartpole-swingup"]),
+        (["mjfleet", "check-task", "cartpole-s"], ["cartpole-swingup"]),
+        (["mjfleet", "ins"], ["inspect"]),
+        (["train", "cartpole-balance", "--env.swi"], ["--env.swing-up"]),
+        (["train", "cartpole-balance", "--env.no"], ["--env.no-swing-up"]),
+        (["train", "go1-velocity-flat", "--env.swi"], []),
+        (["train", "--resu"], ["--resume"]),
+        (["play", "cartpole-balance", "--vie"], ["--viewer"]),
+        (["play", "cartpole-balance", "--viewer", ""], ["native", "web", "None"]),
+        (["mjfleet", "train", "cartpole-balance", "--engine=n"], ["--engine=native"]),
+        (["train", "cartpole-balance", "--engine", "=", "n"], ["native"]),  # As bash divides it.
+        (["mjfleet", "export", "--format", "t"], ["torchscript"]),
+        (["train", "cartpole-balance", "--config", ""], []),  # A file.
+        (["mjfleet", "nothing", "--a"], []),
+    ],
+)
+def test_what_fits_is_offered(
+    words: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert offered(capsys, *words) == expected
+
+
+def test_runs_are_offered_where_one_is_expected(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("logs/a/2026-05-04_x", "logs/a/2026-05-05_y", "mine/b/2026-05-06_z"):
+        Path(name).mkdir(parents=True)
+        Path(name, "run.json").touch()
+    both = ["a/2026-05-05_y", "a/2026-05-04_x"]
+    assert offered(capsys, "mjfleet", "plot", "") == ["latest", *both]
+    assert offered(capsys, "mjfleet", "plot", "a/2026-05-04_x", "a/") == both
+    assert offered(capsys, "train", "cartpole-balance", "--resume", "2026-05-05") == [
+        "2026-05-05_y"
+    ]
+    assert offered(capsys, "mjfleet", "report", "--log-root", "mine", "") == [
+        "latest",
+        "b/2026-05-06_z",
+    ]
+
+
+ASK = {
+    "bash": 'eval "$(mjfleet completion bash)"; COMP_WORDS=(train cartpole-s); COMP_CWORD=1; '
+    '_mjfleet; echo "${COMPREPLY[@]}"; complete -p play',
+    "zsh": "autoload -Uz compinit; compinit -D; source <(mjfleet completion zsh); "
+    'compadd() { print -r -- "${(P)@[-1]}" }; words=(train cartpole-s); CURRENT=2; _mjfleet; '
+    "print $_comps[play]",
+    "fish": "mjfleet completion fish | source; complete -C 'train cartpole-s'; complete -c play",
+}
+
+
+@pytest.mark.parametrize("shell", ASK)
+def test_each_shell_offers_a_task(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}")
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    own = {"PATH": programs, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [shell, *(["-f"] if shell == "zsh" else []), "-c", ASK[shell]],
+        check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env=os.environ | own,
+    )  # fmt: skip
+    assert "cartpole-swingup" in done.stdout, done
+    assert "_mjfleet" in done.stdout.splitlines()[-1]
+    assert not done.stderr
+
+
+def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="bash, zsh, fish"):
+        mjfleet(["completion", "tcsh"])
+    assert mjfleet(["completion", "--help"]) == 0
+    assert "bash" in capsys.readouterr().out
