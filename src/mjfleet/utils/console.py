@@ -35,7 +35,7 @@ def print_line(text: str) -> None:
         print(printable(text), flush=True)
     except OSError as error:
         discard(sys.stdout)
-        logger.warning("standard output: %s; the rest is not shown", error.strerror)
+        logger.warning("standard output: %s; the command goes on unseen", error.strerror)
 
 
 def print_error(text: str) -> None:
