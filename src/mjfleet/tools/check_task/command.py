@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
@@ -39,42 +39,45 @@ def check_task(arguments: Sequence[str]) -> int:
     """Print each mistake; return 1 if there are any."""
     parsed = parse_flags(CheckTaskArguments, arguments, "mjfleet check-task")
     found = discover(os.environ, parsed.tasks_dir).find(parsed.name)
-    config = from_dict(found.defaults(), {"env": {"num_envs": WORLDS}})
     (device,) = choose_devices(LaunchConfig(), os.environ).names
-    places: list[tuple[Literal["native", "warp"], str]] = [("native", "cpu"), ("warp", device)]
     prepare()
-    from mjfleet.env.factory import build_env, on_device
-    from mjfleet.env.random_numbers import seed_everything
-    from mjfleet.tools.check_task.task_checks import STEPS, check, disagreements
-
-    seen = []
-    mistakes: dict[str, list[str]] = {}  # The engines that show each; none: they disagree.
-    for engine, device in places:
-        where = f"{engine} on {device}"
-        compiles = "; compiling a new model's kernels takes about a minute" * (engine == "warp")
-        print_line(f"{where}: {STEPS} steps of {WORLDS} worlds with random actions{compiles}")
-        seed_everything(config.agent.seed)
-        try:
-            with on_device(engine, device):
-                env = build_env(found, config, engine, device, num_threads=1)
-                signals, its_mistakes = check(env, config.agent)
-        except Exception as error:
-            mistakes.setdefault(_describe(error, found), []).append(where)
-            break
-        seen.append(signals)
-        for mistake in its_mistakes:
-            mistakes.setdefault(mistake, []).append(where)
-    if len(seen) > 1:
-        mistakes |= {mistake: [] for mistake in disagreements(*seen)}
-    for mistake, there in mistakes.items():
-        only = f" ({', '.join(there)} only)" if 0 < len(there) < len(seen) else ""
-        print_line(f"mistake: {mistake}{only}")
-    if not mistakes:
+    mistakes, warnings = examine(found, device)
+    for kind, texts in (("mistake", mistakes), ("warning", warnings)):
+        for text in texts:
+            print_line(f"{kind}: {text}")
+    if not mistakes and not warnings:
         print_line("nothing found")
     return 1 if mistakes else 0
 
 
-def _describe(error: Exception, found: FoundTask) -> str:
+def examine(found: FoundTask, device: str) -> tuple[list[str], list[str]]:
+    """Return mistakes, and what may be one, each as a line. Say what is going on meanwhile."""
+    from mjfleet.tools.check_task.examine import Examination
+    from mjfleet.tools.check_task.random_steps import STEPS
+
+    config = from_dict(found.defaults(), {"env": {"num_envs": WORLDS}})
+    examination = Examination(found, config)
+    checks = {
+        "native on cpu": examination.on_native(),
+        f"warp on {device}": examination.against_warp(device),
+    }
+    texts: tuple[list[str], list[str]] = ([], [])
+    for where, findings in checks.items():
+        compiles = "; compiling a new model's kernels takes about a minute" * ("warp" in where)
+        print_line(f"{where}: {STEPS} steps of {WORLDS} worlds with random actions{compiles}")
+        try:
+            for finding in findings:
+                if str(finding) not in texts[not finding.is_sure]:
+                    texts[not finding.is_sure].append(str(finding))
+        except Exception as error:
+            texts[0].append(describe(error, found))
+            break
+        if any("not finite" in text for text in texts[0]):
+            break  # Both engines would show it.
+    return texts
+
+
+def describe(error: Exception, found: FoundTask) -> str:
     """Return an exception's message with the last line of the task's code that led to it.
 
     An exception that the task's code did not lead to is raised.

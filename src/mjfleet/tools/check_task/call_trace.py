@@ -1,0 +1,288 @@
+"""Follows a task's calls of torch: what waits for the device, what draws, what comes from where."""
+
+import inspect
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from mjfleet.env.environment import Env
+from mjfleet.errors import UserError
+from mjfleet.tools.check_task.device_waits import what_to_do
+from mjfleet.tools.check_task.finding import Finding, Place, task_place
+
+METHODS = (
+    "reset_worlds", "apply", "observe", "rewards", "terminated", "metrics", "debug_vis", "commands",
+)  # fmt: skip
+
+RANDOM = {
+    "bernoulli", "bernoulli_", "binomial", "cauchy_", "dropout", "exponential_", "geometric_",
+    "log_normal_", "multinomial", "normal", "normal_", "poisson", "rand", "rand_like", "randint",
+    "randint_like", "randn", "randn_like", "random_", "randperm", "uniform_",
+}  # fmt: skip
+"""Functions of torch that draw random numbers."""
+UNSET = {"empty", "empty_like", "new_empty", "empty_strided"}
+"""Functions of torch whose result holds whatever was in memory before."""
+FACTORIES = UNSET | {
+    "arange", "as_tensor", "eye", "from_numpy", "full", "linspace", "logspace", "ones", "rand",
+    "randint", "randn", "tensor", "zeros",
+}  # fmt: skip
+"""Functions of torch that make a tensor on the CPU unless they are given a device."""
+PASSED_ON = {"to", "float", "double", "clone", "contiguous", "detach", "type", "as_tensor"}
+"""Functions of torch that return the values that they are given."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A tensor, and the call that returned it."""
+
+    name: str
+    place: Place | None
+    result: torch.Tensor  # Held, so that its identity is not given to another tensor.
+    inputs: tuple[torch.Tensor, ...]
+
+
+@dataclass
+class Poison:
+    """Memory whose readers are to see other numbers, to find out what depends on them."""
+
+    memory: set[int]
+    by: float
+    readers: list[Place] = field(default_factory=list)
+
+
+class CallTrace(TorchFunctionMode):
+    """Records which functions of torch a task calls, on what, and where.
+
+    Enter it while an environment is built, and hand that to `follow`.
+    """
+
+    def __init__(self, folder: str) -> None:
+        """Follow the code in `folder`."""
+        super().__init__()
+        self.folder = os.path.join(folder, "")
+        self.method = "setup"
+        self.waits: dict[Place, Finding] = {}
+        self.draws: dict[Place, torch.Generator | None] = {}  # By the task's own calls.
+        self.draws_any = False
+        self.hidden: set[Place] = set()  # Calls of nan_to_num on what is not finite.
+        self.nodes: dict[int, Node] = {}  # By tensor, of the newest step.
+        # The newest write in place, by memory, which is held so that it is not used again.
+        self.writes: dict[int, tuple[Place, torch.Tensor]] = {}
+        self.names: dict[str, set[str]] = {}  # Functions called, by method.
+        self.returned: dict[str, dict[str, Any]] = {}  # The newest values, by method and name.
+        # Tensors that would be on the CPU if the device were a GPU, with the line of each.
+        self.on_host: dict[int, tuple[torch.Tensor, Place]] = {}
+        self.elsewhere: dict[Place | None, Finding] = {}  # Messages about these, by line.
+        self.poison: Poison | None = None
+        # Generators of a GPU, each with one on the CPU that draws in its place.
+        self.twins: dict[int, tuple[torch.Generator, torch.Generator]] = {}
+        self._follows = False
+        self._depth = 0  # Of methods that call each other.
+        self._first: dict[str, dict[str, tuple[Any, Any]]] = {}
+
+    def follow(self, env: Env[Any]) -> None:
+        """From now on, record each call of a method of `env`, and what it returns."""
+        self._follows = True
+        for name in METHODS:
+            setattr(env, name, partial(self._call, name, getattr(env, name)))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, keywords = getattr(func, "__name__", ""), kwargs or {}
+        place, is_within = task_place(self.folder, sys._getframe(1))
+        own = None if is_within else place
+        if own and self._follows and (todo := what_to_do(name, args, keywords)):
+            text = f"waits for the device ({name.strip('_')}); {todo}"
+            self.waits.setdefault(own, Finding(text, own))
+        if name in RANDOM:
+            self.draws_any = True
+            if own:
+                self.draws.setdefault(own, keywords.get("generator"))
+            generator = keywords.get("generator")
+            if name in ("rand", "randn") and generator is not None:
+                return self._draw(func, args, keywords, generator)
+        if self.poison and name != "__get__":
+            args = self._poisoned(args, place)
+        result = func(*args, **keywords)
+        if place:
+            self._note(name, place, args, keywords, result)
+        if own:
+            self._follow_device(name, own, args, keywords, result)
+        return result
+
+    def place_of(self, method: str, name: str = "", column: int = 0) -> Place | None:
+        """Return the line that made a column of what a method has returned last."""
+        value = self.returned.get(method, {}).get(name)
+        value = value[0] if isinstance(value, tuple) else value
+        place, width = None, 0
+        while isinstance(value, torch.Tensor) and (node := self.nodes.get(id(value))):
+            place = node.place or place
+            if node.name in ("cat", "concatenate", "concat") and value.ndim == 2:
+                for value in node.inputs:
+                    width = value.shape[1]
+                    if column < width:
+                        break
+                    column -= width
+            elif node.name in PASSED_ON and node.inputs:
+                value = node.inputs[0]
+            else:
+                break
+        return place
+
+    def writer_of(self, tensor: torch.Tensor) -> Place | None:
+        """Return the line that has written a tensor last."""
+        if written := self.writes.get(tensor.untyped_storage().data_ptr()):
+            return written[0]
+        node = self.nodes.get(id(tensor))
+        return node and node.place
+
+    def birth_of(self, value: Any) -> Place | None:
+        """Return the line where numbers that are not finite came from ones that are."""
+        place = None
+        while isinstance(value, torch.Tensor) and (node := self.nodes.get(id(value))):
+            place = node.place
+            bad = [x for x in node.inputs if x is not value and not bool(x.isfinite().all())]
+            if not bad:
+                break
+            value = bad[0]
+        return place
+
+    def _call(self, name: str, method: Any, *arguments: Any) -> Any:
+        if name == "apply":
+            self.nodes.clear()
+        given = [value.clone() for value in _tensors_in(arguments)]
+        outer, self.method = self.method, name
+        with self if self._depth == 0 else nullcontext():
+            self._depth += 1
+            result = method(*arguments)
+            self._depth -= 1
+        self.method = outer
+        for value, before in zip(_tensors_in(arguments), given, strict=True):
+            if not torch.equal(value, before):
+                place = self.writer_of(value)
+                text = f"{name}() changes the tensor that it is given, which others use too; write "
+                text += "action = action.clamp(-1, 1) instead of action.clamp_(-1, 1)"
+                self.elsewhere.setdefault(place, Finding(text, place))
+        if name == "commands":
+            return result
+        named = dict(result) if isinstance(result, Mapping) else {"": result}
+        self.returned[name] = named
+        now = {
+            key: (tuple(getattr(value, "shape", ())), getattr(value, "dtype", type(value)))
+            for key, value in named.items()
+        }
+        before = self._first.setdefault(name, now)
+        if list(now.items()) != list(before.items()):
+            raise UserError(
+                f"{name}() returned {before}, and later {now}; return the same names, shapes and "
+                "dtypes in each call"
+            )
+        return result
+
+    def other_dtypes(self) -> Iterator[Finding]:
+        """Yield a finding for each observation and reward that is not floating-point."""
+        for method in ("observe", "rewards"):
+            for name, (_, dtype) in self._first[method].items():
+                if not dtype.is_floating_point:
+                    text = f"{method}()[{name!r}] is {dtype}; return .float() of it"
+                    yield Finding(text, self.place_of(method, name))
+
+    def _note(self, name: str, place: Place, args: Any, keywords: Any, result: Any) -> None:
+        """Record a call by which the task's code made or changed tensors."""
+        self.names.setdefault(self.method, set()).add(name)
+        inputs = tuple(_tensors_in((args, tuple(keywords.values()))))
+        if name == "nan_to_num" and inputs and not bool(inputs[0].isfinite().all()):
+            self.hidden.add(place)
+        changed = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        if (changed or (name[:3] == "__i" and name != "__invert__")) and inputs:
+            self.writes[inputs[0].untyped_storage().data_ptr()] = place, inputs[0]
+            if name == "__setitem__":
+                self.nodes[id(inputs[0])] = Node(name, place, inputs[0], inputs[1:])
+        for tensor in _tensors_in((result,)):
+            self.nodes[id(tensor)] = Node(name, place, tensor, inputs)
+
+    def _follow_device(
+        self,
+        name: str,
+        place: Place,
+        args: Any,
+        keywords: Any,
+        result: Any,
+    ) -> None:
+        """Follow tensors that a task makes without `device=self.device`."""
+        results = list(_tensors_in((result,)))
+        inputs = list(_tensors_in((args, tuple(keywords.values()))))
+        if name in UNSET and isinstance(result, torch.Tensor) and result.is_floating_point():
+            result.fill_(torch.nan)  # So that its use is noticed.
+        if name in FACTORIES and not inputs:
+            if not isinstance(keywords.get("device"), torch.device):
+                self.on_host |= {id(tensor): (tensor, place) for tensor in results}
+            return
+        moved = [v for v in (*args[1:], *keywords.values()) if not isinstance(v, torch.dtype)]
+        if name in ("__getitem__", "__get__", "__setitem__", "copy_", "__len__") and (
+            not args or id(args[0]) not in self.on_host
+        ):
+            return  # A value or an index from the CPU is copied.
+        if name == "to" and moved:
+            for tensor in results:  # On the CPU, it may be the same one.
+                self.on_host.pop(id(tensor), None)
+            return
+        large = [tensor for tensor in inputs if tensor.ndim]
+        made = [self.on_host[id(tensor)][1] for tensor in large if id(tensor) in self.on_host]
+        if made and len(made) == len(large):
+            self.on_host |= {id(tensor): (tensor, made[0]) for tensor in results}
+        elif made:
+            used = "" if made[0] == place else f", and meets others in line {place.line}"
+            text = f"makes a tensor on the CPU{used}; write device=self.device"
+            self.elsewhere.setdefault(made[0], Finding(text, made[0]))
+
+    def _poisoned(self, args: Any, place: Place | None) -> Any:
+        """Return arguments with other numbers where they are read from poisoned memory."""
+        assert self.poison
+
+        def change(value: Any) -> Any:
+            if isinstance(value, list | tuple) and type(value) in (list, tuple):
+                return type(value)(change(item) for item in value)
+            if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+                return value
+            if not self.poison or value.untyped_storage().data_ptr() not in self.poison.memory:
+                return value
+            if place and place not in self.poison.readers:
+                self.poison.readers.append(place)
+            return value + self.poison.by
+
+        return change(args)
+
+    def _draw(self, func: Any, args: Any, keywords: Any, generator: torch.Generator) -> Any:
+        """Draw on the CPU what is drawn on a GPU, so that all devices have the same numbers."""
+        if generator.device.type == "cpu":
+            return func(*args, **keywords)
+        seed = generator.initial_seed()
+        pair = generator, torch.Generator().manual_seed(seed)
+        _, twin = self.twins.setdefault(id(generator), pair)
+        drawn = func(*args, **keywords | {"generator": twin, "device": "cpu"})
+        return drawn.to(generator.device)
+
+
+def method_place(env: Env[Any], method: str) -> Place | None:
+    """Return the first line of a task's method."""
+    function: Any = getattr(type(env), method)
+    function = getattr(function, "__func__", function)
+    if function is getattr(Env, method, None):
+        return None
+    code = inspect.unwrap(function).__code__
+    return Place(code.co_filename, code.co_firstlineno, method)
+
+
+def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors_in(value)

@@ -1,0 +1,49 @@
+"""What a check of `mjfleet check-task` finds, and where in a task's code."""
+
+import linecache
+import os
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+MJFLEET = os.path.join(Path(__file__).parents[2], "")
+
+
+class Place(NamedTuple):
+    """A line of a task's code."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        code = linecache.getline(self.file, self.line).strip()
+        return f"{os.path.relpath(self.file)}:{self.line}, in {self.function}(): `{code}`"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A mistake, or what may be one: what is wrong, why, and what to write instead."""
+
+    text: str
+    place: Place | None = None
+    is_sure: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.text}" if self.place else self.text
+
+
+def task_place(folder: str, frame: FrameType) -> tuple[Place | None, bool]:
+    """Return the innermost line of the task in `folder` that led to a frame.
+
+    The second value is whether code of mjfleet's, which the task called, lies between them.
+    """
+    is_within = False
+    for each, line in traceback.walk_stack(frame):
+        file = each.f_code.co_filename
+        if file.startswith(folder):
+            return Place(file, line, each.f_code.co_name), is_within
+        is_within = is_within or file.startswith(MJFLEET)
+    return None, is_within
