@@ -97,7 +97,7 @@ def rows_of(env: Env[Any], tensor: torch.Tensor) -> int | None:
 
 BASE_NAMES = {
     "cfg", "sim", "num_envs", "device", "env_ids", "generator", "action", "episode_length_buf",
-    "terms", "measured", "recorder", "reward_names", "metric_names",
+    "terms", "measured", "recorder", "reward_names", "metric_names", "shard", "evaluated_levels",
 }  # fmt: skip
 """Attributes that the base class makes."""
 
