@@ -43,7 +43,6 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
 POSE = "pose = self.uniform(2, -2.0, 2.0)"
 TARGET = "        self.sim.mocap_pos[:, 0, :2] = self.target"
 EFFORT = '"effort": -self.cfg.effort_weight * effort'
-NO_DEPLOYMENT = ("    def deployment(", "    def unused(")
 COMMAND = [
     after(SETUP, "self.command = torch.zeros(self.num_envs, 2, device=self.device)"),
     (TARGET, "        if not self.command_override:\n"
@@ -53,7 +52,6 @@ COMMAND = [
     (TERM, f'{TERM}            "follow": -(self.sim.qvel - self.command).square().sum(dim=1),\n'),
     method("commands", '{"one": (self.command[:, 0], -1.0, 1.0),'
            ' "two": (self.command[:, 1], -1.0, 1.0)}'),
-    NO_DEPLOYMENT,
 ]  # fmt: skip
 
 
@@ -146,7 +144,6 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
             r"self.seen goes on into the next episode; call self.seen.reset\(mask\)",
             r"distance.mean\(\),`: rewards\(\)\['approach'\] of an environment depends",
             r"distance\[i\] \*= 1.0`: runs once for each world",
-            r"parts of 'actor' add up to 8, but its size is 24",
         ],
     ),
     ([("action.clamp(-1.0, 1.0)", "(100 * action).clamp(-1.0, 1.0)"),

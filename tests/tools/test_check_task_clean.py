@@ -24,7 +24,6 @@ from .arm import (
 
 TARGET = "        self.sim.mocap_pos[:, 0, :2] = self.target"
 IMPORT = "from mjfleet.env import Env\n"
-NO_DEPLOYMENT = ("    def deployment(", "    def unused(")
 
 
 def term(name: str, value: str) -> Change:
@@ -83,7 +82,6 @@ VARIATIONS: dict[str, list[Change]] = {
         ('"actor": state + noise', '"actor": self.seen(state + noise)'),
         term("swing", "self.phase.sin() * self.sim.qvel[:, 0]"),
         method("clock", "self.phase.sin().unsqueeze(1), self.phase.cos().unsqueeze(1)"),
-        NO_DEPLOYMENT,
     ],
     "other masses, gains and damping, tables, a count of steps, own kinds": [
         ("import torch\n", "import numpy as np\nimport torch\n"),
@@ -174,7 +172,6 @@ VARIATIONS: dict[str, list[Change]] = {
             '{"one": (self.command[:, 0], -1.0, 1.0), "two": (self.command[:, 1], 0.0, 0.0)}',
         ),
         ('"actor": state + noise', '"actor": state'),
-        NO_DEPLOYMENT,
     ],
 }
 OFF = ("    effort_weight", '    off: float = 0.0\n    """Off."""\n    effort_weight')

@@ -9,7 +9,6 @@ from mjfleet.config import TrainConfig
 from mjfleet.env.environment import Env, EnvShard
 from mjfleet.env.factory import build_env, on_device
 from mjfleet.env.random_numbers import seed_everything
-from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
 from mjfleet.tools.check_task import action_checks, command_checks, random_steps, reset_checks
 from mjfleet.tools.check_task.build_checks import neighbours, seeds, stale_constants
@@ -18,7 +17,6 @@ from mjfleet.tools.check_task.constant_excuses import excuses
 from mjfleet.tools.check_task.engine_checks import disagreements
 from mjfleet.tools.check_task.finding import Finding
 from mjfleet.tools.check_task.python_state import PythonState, random_draws
-from mjfleet.tools.export.robot_metadata import describe
 
 Engine = Literal["native", "warp"]
 STEPS_BEFORE = 5  # In which a task may make what it keeps from then on.
@@ -119,11 +117,6 @@ class Examination:
         yield from command_checks.what_is_watched(env, trace)
         yield from neighbours(self._build, env.num_envs, agent, trace)
         yield from stale_constants(self._build(), env, trace)
-        if type(env).deployment is not Env.deployment:
-            try:
-                describe(env, agent.obs_groups.actor)
-            except UserError as error:
-                yield Finding(str(error), method_place(env, "deployment"))
 
     def _constant(
         self, env: Env[Any], run: random_steps.RandomSteps, trace: CallTrace
