@@ -14,6 +14,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from hypothesis import settings
 
 TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
@@ -142,6 +143,11 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
+def draws(few: int) -> int:
+    """Return how many examples a property test draws: `few`, or the number given by `--draws`."""
+    return settings().max_examples if settings.get_current_profile_name() == "draws" else few
+
+
 Figure = Callable[..., None]
 FIGURES: list[tuple[str, float]] = []
 
@@ -160,7 +166,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """What docs/reliability.md was made with, and CI does less of."""
     parser.addoption("--figures", action="store_true", help="print how long each fault took")
     parser.addoption("--kills", type=int, default=2, help="processes to kill at random moments")
+    parser.addoption("--draws", type=int, help="how much each property test draws")
     parser.addoption("--seed", type=int, default=1, help="which random moments")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have `draws` return what `--draws` says."""
+    if number := config.getoption("--draws"):
+        settings.register_profile("draws", max_examples=number)
+        settings.load_profile("draws")
 
 
 def pytest_terminal_summary(

@@ -91,6 +91,22 @@ class EnvState:
             if _is_global(value, getattr(self._env, name, None), num_envs):
                 self._put_back(name, value)
 
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Check attributes that `changed` may have returned, or that somebody else has made up.
+
+        Raises:
+            ValueError: one is no state, or of another kind than it is now.
+        """
+        now = self._all()
+        for name, saved in state.items():
+            inherited = getattr(type(self._env), name, None)
+            is_code = callable(inherited) or hasattr(inherited, "__set__") or name.startswith("__")
+            if is_code or (name in vars(self._env) and name not in now):
+                raise ValueError(f"the environment's {name} is no state")
+            then, kind = _kind(saved), _kind(now.get(name))
+            if None not in (then, kind) and then != kind:
+                raise ValueError(f"the environment's {name} is {kind}, and was {then}")
+
     def _all(self) -> dict[str, Any]:
         """Return every attribute that may be state."""
         found: dict[str, Any] = {}
@@ -104,6 +120,20 @@ class EnvState:
     def _put_back(self, name: str, saved: Any) -> None:
         now = getattr(self._env, name, None)
         setattr(self._env, name, _put_back(saved, now, self._env.device))
+
+
+def _kind(value: Any) -> str | None:
+    """Return what a saved value is, roughly; None: it may become anything."""
+    match value:
+        case None:
+            return None
+        case torch.Tensor() | bool() | int() | float():
+            return "numbers"
+        case str():
+            return "text"
+        case dict():
+            return "a mapping"
+    return "a list"
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -11,11 +11,12 @@ from mjfleet.env import random_numbers
 from mjfleet.env.env_state import EnvState
 from mjfleet.errors import UserError
 from mjfleet.rl import checkpoint_files as files
-from mjfleet.rl.checkpoint_files import OWN
 from mjfleet.rl.checkpoint_schedule import CheckpointSchedule
+from mjfleet.rl.checkpoint_values import OWN, check_optimizer, check_tensors
 from mjfleet.rl.phase import Phase
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.checkpoint_names import BEST
+from mjfleet.utils.console import in_a_line
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +45,13 @@ class Checkpointer:
         self._env_state = EnvState(runner.env)
         if (folder / BEST).exists():
             try:
-                best = files.read_checkpoint(folder / BEST)[OWN]
+                best = files.read_checkpoint(folder / BEST).get(OWN) or {}
             except UserError as error:
                 logger.warning("%s The next evaluation replaces it.", error)
             else:
                 now = runner.judged_by
                 if now is None or best.get("judged_by", now) == now:
-                    runner.best_return = best["best_return"]
+                    runner.best_return = best.get("best_return")
                 elif runner.collectives.rank == 0:
                     logger.warning(
                         "%s was evaluated in other episodes (%s, now %s). The next evaluation "
@@ -93,12 +94,16 @@ class Checkpointer:
             data = files.pack_checkpoint(self._state(ranks), about)
             return paths if self._schedule.write(paths, data, is_last=is_last) else []
 
-    def resume(self, path: Path) -> list[str]:
+    def resume(self, path: Path, state: dict[str, Any] | None = None) -> list[str]:
         """Continue from a checkpoint.
 
         With the same number of workers and worlds, the same engine, seed and numbers of the
         environment, the whole state is restored. Otherwise networks, optimiser and counters are,
         and the worlds begin anew.
+
+        Args:
+            path: the file.
+            state: what `read_checkpoint` has returned for it; None: it is read.
 
         Returns:
             Descriptions of what could not be restored.
@@ -107,9 +112,16 @@ class Checkpointer:
             UserError: the file is not a checkpoint, is of another task or of other networks, or has
                 all the iterations already.
         """
-        runner, state = self._runner, files.read_checkpoint(path)
-        own = state.get(OWN)
-        self._check(path, state)
+        state = files.read_checkpoint(path) if state is None else state
+        try:
+            self._check(path, state)
+            return self._restore(state)
+        except files.UNREADABLE as error:
+            why = f"{type(error).__name__}: {in_a_line(error)}"
+            raise UserError(f"checkpoint {path} cannot be restored here: {why}") from error
+
+    def _restore(self, state: dict[str, Any]) -> list[str]:
+        runner, own = self._runner, state.get(OWN)
         runner.current_learning_iteration = state["iter"]
         lost = self._restore_learning(state)
         if own is None:
@@ -128,6 +140,7 @@ class Checkpointer:
                 lost.append(f"{names} of the environment, which has another shape now")
             return lost
         # Restore the part of the environment's state that belongs to no single environment.
+        self._env_state.check(ranks[0]["env"])
         self._env_state.restore_counters(ranks[0]["env"], then["worlds per worker"])
         self._seed_anew()
         why = "; ".join(f"{what} {then.get(what)}, now {now[what]}" for what in changed)
@@ -145,6 +158,8 @@ class Checkpointer:
                 f"is {theirs}, this task's is {ours}."
             )
         files.check_shapes(path, state, built)
+        if own is None or own["optimizer"] == self._runner.agent.algorithm.optimizer:
+            check_optimizer(state["optimizer_state_dict"], self._runner.alg.optimizer)
         total = self._runner.agent.max_iterations
         if state["iter"] >= total:
             raise UserError(
@@ -231,7 +246,9 @@ class Checkpointer:
     def _restore_rank(self, state: dict[str, Any]) -> list[str]:
         """Restore what `_rank_state` returned; return the attributes that have another shape."""
         runner = self._runner
+        check_tensors("field", state["sim"], runner.env.sim.state())
         runner.env.sim.restore(state["sim"])
+        self._env_state.check(state["env"])
         other_shape = self._env_state.restore(state["env"])
         models = runner.alg.actor, runner.alg.critic
         for model, memory in zip(models, state["memories"], strict=True):
@@ -240,6 +257,8 @@ class Checkpointer:
             elif memory is not None:
                 model.reset(hidden_state=memory.to(runner.device))
         if state["novelty"] is not None and (average := self._novelty_average()):
+            if state["novelty"].numel() != runner.env.num_envs:
+                raise ValueError("the average of novelty rewards is of other environments")
             average.avg = state["novelty"].to(runner.device)
         random_numbers.restore_random_states(state["random"], runner.device)
         runner.is_resumed = True

@@ -14,9 +14,14 @@ from typing import Any
 import torch
 
 from mjfleet.errors import UserError
-from mjfleet.runs.checkpoint_archive import ABOUT
+from mjfleet.rl.checkpoint_values import check_values
+from mjfleet.runs.checkpoint_archive import ABOUT, why_damaged
 
-OWN = "mjfleet"
+UNREADABLE = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError,
+    RuntimeError, TypeError, ValueError,
+)  # fmt: skip
+"""What torch raises for a damaged file."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -25,6 +30,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file cannot be read, or is not a checkpoint.
     """
+    if damage := why_damaged(path, is_thorough=False):
+        raise UserError(f"checkpoint {path}: {damage}.")
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
     except OSError as error:
@@ -34,12 +41,16 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"checkpoint {path} holds more than tensors and plain data: it is damaged, or loading "
             "it could run somebody's code."
         ) from None
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+    except UNREADABLE as error:
         first = str(error).partition("\n")[0]
         raise UserError(f"checkpoint {path} is damaged: {first}") from None
     needed = {"actor_state_dict", "critic_state_dict", "optimizer_state_dict", "iter"}
     if not isinstance(state, dict) or not needed <= state.keys():
         raise UserError(f"{path} is no checkpoint: it lacks {', '.join(sorted(needed))}.")
+    try:
+        check_values(state, path.stat().st_size)
+    except ValueError as error:
+        raise UserError(f"checkpoint {path} is damaged: {error}.") from None
     return state
 
 

@@ -185,11 +185,12 @@ def _choose(path: Path, flag: str = "") -> tuple[Path | None, tuple[str, ...]]:
 
 def _run_of(path: Path) -> Path | None:
     """Return a run directory, or that of a checkpoint: relative if the checkpoint's path is."""
-    if (path / RECORD_FILE).is_file():
+    if os.path.lexists(path / RECORD_FILE):
         return path
     folder = path.parent if len(path.parts) > 2 else path.absolute().parent
     is_checkpoint = folder.name == "checkpoints" and not path.is_dir()
-    return folder.parent if is_checkpoint and (folder.parent / RECORD_FILE).is_file() else None
+    has_record = os.path.lexists(folder.parent / RECORD_FILE)
+    return folder.parent if is_checkpoint and has_record else None
 
 
 def _recorded(run_dir: Path, flag: str = "", trust: bool = False) -> tuple[str, dict[str, Any]]:

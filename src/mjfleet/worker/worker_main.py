@@ -55,6 +55,7 @@ def train_worker(
 
     from mjfleet.env.factory import on_device
     from mjfleet.env.random_numbers import seed_everything
+    from mjfleet.rl.checkpoint_files import read_checkpoint
     from mjfleet.worker.gpu_settings import apply_settings
     from mjfleet.worker.rank0_logging import train_and_log
     from mjfleet.worker.torch_process_group import process_group
@@ -75,10 +76,13 @@ def train_worker(
             checkpoint = collectives.all_gather_text(checkpoint)[0]
         run_dir = Path(run_dir)
         on_run_dir(run_dir)
+        # What no run could continue from is refused before anything is built.
+        state = read_checkpoint(Path(checkpoint)) if checkpoint else None
         with enough_memory():
             place = args, rank, heartbeat, collectives, run_dir
             runner, checkpointer = _build(found, config, *place)
-        lost = checkpointer.resume(Path(checkpoint)) if checkpoint else []
+        lost = checkpointer.resume(Path(checkpoint), state) if checkpoint and state else []
+        del state  # Its worlds may take much memory.
         collectives.total([0])  # Waits until every rank has got this far without an error.
         begun = runner.current_learning_iteration
         if rank.rank == 0 and not begun and completed_iterations(run_dir):
