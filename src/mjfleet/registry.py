@@ -57,7 +57,7 @@ class FoundTask:
         """
         module_name, _, attribute = reference.partition(":")
         file = self.folder / f"{module_name}.py"
-        if not file.is_file():
+        if not module_name.isidentifier() or not file.is_file():
             raise UserError(
                 f"task {self.name}: `{reference}` must be `module:name` with a module of the "
                 f"folder {self.folder}; there is no {file.name} in it."

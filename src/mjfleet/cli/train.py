@@ -127,7 +127,9 @@ def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> Tr
                 "steps of all workers or in iterations."
             )
         config = replace(config, total_steps=None)
-    # Written into the run directory, the task must be found from anywhere.
+    # Written into the run directory, these must be found from anywhere, and only what was meant.
+    if config.ssh_config:
+        config = replace(config, ssh_config=os.path.abspath(config.ssh_config))
     folder = found.folder.parent
     return replace(config, tasks_dir=None if folder == bundled_tasks() else str(folder))
 

@@ -97,11 +97,11 @@ class EnvState:
         Raises:
             ValueError: one is no state, or of another kind than it is now.
         """
-        now = self._all()
+        now, attributes = self._all(), vars(self._env)
         for name, saved in state.items():
-            inherited = getattr(type(self._env), name, None)
-            is_code = callable(inherited) or hasattr(inherited, "__set__") or name.startswith("__")
-            if is_code or (name in vars(self._env) and name not in now):
+            inherited = None if name in attributes else getattr(type(self._env), name, None)
+            is_code = callable(inherited) or isinstance(inherited, property)
+            if is_code or name.startswith("__") or (name in attributes and name not in now):
                 raise ValueError(f"the environment's {name} is no state")
             then, kind = _kind(saved), _kind(now.get(name))
             if None not in (then, kind) and then != kind:

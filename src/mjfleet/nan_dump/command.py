@@ -13,6 +13,8 @@ import tyro
 from mjfleet.cli.flags import parse_flags
 from mjfleet.errors import UserError
 from mjfleet.runs.run_lookup import find_run
+from mjfleet.utils.console import print_line
+from mjfleet.utils.safe_read import path_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +41,11 @@ def inspect(arguments: Sequence[str]) -> int:
     # A step starts from the result of the step before.
     is_start = first.name.startswith(("start/", "observation/"))
     task, iteration, count = (dump.arrays[n].item() for n in ("task", "iteration", "num_envs"))
-    print(f"{task}, iteration {iteration}: {len(worlds)} of {count} worlds, {dump.num_steps} steps")
+    print_line(
+        f"{task}, iteration {iteration}: {len(worlds)} of {count} worlds, {dump.num_steps} steps"
+    )
     for world in worlds:
-        print("\n" + explain_world(dump, world, bad[world]))
+        print_line("\n" + explain_world(dump, world, bad[world]))
     print("\nIn Python, from where the physics of a step started:")
     print("  from mjfleet.nan_dump.dump_file import load")
     print(f"  dump = load({file!r})")
@@ -54,8 +58,9 @@ def _find(wanted: str, log_root: Path) -> str:
     if Path(wanted).is_file():
         return wanted
     run = find_run(wanted, wanted, log_root)
-    dumps = sorted(run.glob("failures/**/nan_rank*.npz"), key=lambda path: path.stat().st_mtime)
+    found = path_in(run, "failures").glob("**/nan_rank*.npz")
+    dumps = sorted(found, key=lambda path: path.lstat().st_mtime)
     if not dumps:
         raise UserError(f"{run} has no dump of numbers that are not finite.")
-    print(f"{dumps[-1]}: the newest of {len(dumps)}" if len(dumps) > 1 else dumps[-1])
+    print_line(f"{dumps[-1]}: the newest of {len(dumps)}" if len(dumps) > 1 else str(dumps[-1]))
     return str(dumps[-1])

@@ -12,6 +12,7 @@ the number of its steps:
 """
 
 import zipfile
+import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,20 @@ import numpy as np
 
 from mjfleet.errors import UserError
 from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.utils.console import in_a_line
+from mjfleet.utils.safe_read import open_regular
 
+MAX_BYTES = 2**28  # Of all arrays.
+MAX_NUMBER = 10**9  # Of iterations, environments and physics steps.
+STATE = (
+    "time", "qpos", "qvel", "act", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos",
+    "mocap_quat",
+)  # fmt: skip
+UNREADABLE = (
+    ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, NotImplementedError,
+    RuntimeError, TypeError, ValueError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What NumPy raises for what is no dump."""
 _ORDER = (
     "start/time", "start/qpos", "start/qvel", "start/act", "observation/", "action", "start/",
     "end/", "term/", "reward",
@@ -71,7 +85,10 @@ class NanDump:
         for name, values in self.arrays.items():
             if name.startswith("start/"):
                 value = values[step, self.worlds.index(world)]
-                setattr(data, name.removeprefix("start/"), value)
+                try:
+                    setattr(data, name.removeprefix("start/"), value)
+                except (TypeError, ValueError):
+                    raise UserError(f"{name} of the dump does not fit its model") from None
         mujoco.mj_step(self.model, data, nstep=int(self.arrays["decimation"]))
         return data
 
@@ -94,14 +111,21 @@ def load(path: Path | str) -> NanDump:
     # MuJoCo would print warnings, and append them to a file in the current folder.
     mujoco.set_mju_user_warning(lambda message: None)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
+        with open_regular(Path(path), MAX_BYTES, may_link=True) as opened:
+            with zipfile.ZipFile(opened) as archive:
+                if sum(record.file_size for record in archive.infolist()) > MAX_BYTES:
+                    raise ValueError(f"it would fill more than {MAX_BYTES:,} bytes")
+            opened.seek(0)
+            with np.load(opened, allow_pickle=False) as file:
+                arrays = dict(file)
         binary, version = arrays.pop("model").tobytes(), str(arrays.pop("mujoco"))
+        _check(arrays)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, EOFError, zipfile.BadZipFile):
+    except UNREADABLE as error:
         raise UserError(
-            f"{path} is not a NaN dump; a run's dumps are failures/nan_rank<r>.npz"
+            f"{path} is not a NaN dump, which a run writes as failures/nan_rank<r>.npz: "
+            f"{in_a_line(error)}"
         ) from None
     try:
         model = mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": binary})
@@ -112,6 +136,30 @@ def load(path: Path | str) -> NanDump:
     # Without this flag MuJoCo would reset a world that goes bad.
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
     return NanDump(arrays, model)
+
+
+def _check(arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise ValueError, KeyError or TypeError for arrays that no dump has."""
+    steps, worlds = len(arrays["action"]), arrays["worlds"]
+    if worlds.ndim != 1 or worlds.dtype.kind != "i" or len(set(worlds.tolist())) < len(worlds):
+        raise ValueError("its worlds are no list of numbers")
+    if arrays["task"].dtype.kind != "U" or arrays["task"].shape:
+        raise ValueError("it names no task")
+    for name in ("iteration", "num_envs", "decimation"):
+        if arrays[name].shape or not 0 <= int(arrays[name]) <= MAX_NUMBER:
+            raise ValueError(f"its {name} is {arrays[name]}")
+    if arrays["done"].shape != (steps, len(worlds)):
+        raise ValueError("its done has another number of steps or worlds")
+    for name in checked_arrays(arrays):
+        values = arrays[name]
+        if values.dtype.kind not in "fiub" or values.ndim < 2 or values.shape[1] != len(worlds):
+            raise ValueError(f"its {name} is no array of numbers of these worlds")
+        if len(values) != steps + name.startswith(("start/", "observation/")):
+            raise ValueError(f"its {name} has another number of steps")
+        if name.startswith("start/") and name.removeprefix("start/") not in STATE:
+            raise ValueError(f"{name} is no state of MuJoCo")
+    if not len(worlds) or all(np.isfinite(arrays[n]).all() for n in checked_arrays(arrays)):
+        raise ValueError("all of its numbers are finite")
 
 
 def label(name: str) -> str:

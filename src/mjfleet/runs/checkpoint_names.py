@@ -20,13 +20,10 @@ def iteration_of(path: Path) -> int | None:
 
 
 def set_aside(folder: Path, iteration: int) -> Path | None:
-    """Move checkpoints newer than `iteration` into a folder of their own, and remove leftovers.
+    """Move checkpoints newer than `iteration` into a folder of their own.
 
     Returns the new folder, or None if there was no newer checkpoint.
     """
-    for path in folder.glob(".*.tmp"):
-        if not path.is_dir():
-            path.unlink()  # Written by a process that was killed.
     newer = [path for path in checkpoints_in(folder) if (iteration_of(path) or 0) > iteration]
     if not newer:
         return None

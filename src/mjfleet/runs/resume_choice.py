@@ -12,7 +12,7 @@ from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.run_directory import lock_run
 from mjfleet.runs.run_json import RECORD_FILE
 from mjfleet.runs.run_lookup import LATEST, find_run, record_of
-from mjfleet.utils.safe_read import folder_in
+from mjfleet.utils.safe_read import path_in
 
 FLAG = "--resume "  # How messages name what the user typed.
 
@@ -169,7 +169,7 @@ def _choose(path: Path, flag: str = "") -> tuple[Path | None, tuple[str, ...]]:
                 "resume from its newest good checkpoint."
             )
         return path, ()
-    found = checkpoints_in(folder_in(path, "checkpoints"))
+    found = checkpoints_in(path_in(path, "checkpoints"))
     notes: list[str] = []
     for checkpoint in reversed(found):
         damage = why_damaged(checkpoint)

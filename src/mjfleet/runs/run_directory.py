@@ -80,6 +80,7 @@ class RunDirectory:
         try:
             if plan["goes_on"]:
                 check_folder(path, may_link=["wandb"])  # Before anything in it is written or moved.
+                _remove_leftovers(path)
             self._record(config, changed_values(config, defaults), argv, plan, code)
         except OSError as error:
             self.discard()
@@ -236,6 +237,14 @@ def is_locked(run_dir: Path) -> bool:
     finally:
         os.close(lock)
     return False
+
+
+def _remove_leftovers(run_dir: Path) -> None:
+    """Remove what processes that were killed have not written to its end."""
+    for folder in (run_dir, run_dir / "checkpoints", run_dir / "failures", run_dir / "videos"):
+        for path in folder.glob(".*.tmp"):
+            if not path.is_dir():
+                path.unlink()
 
 
 def _remove_empty(folder: Path) -> None:

@@ -21,7 +21,7 @@ from mjfleet.runs.run_lookup import find_run
 from mjfleet.tools.output_file import check_output
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line, printable
-from mjfleet.utils.safe_read import folder_in
+from mjfleet.utils.safe_read import path_in
 
 MAX_SIDE_BY_SIDE, MAX_PANELS = 4, 100
 LONGEST = 100  # Characters of a name in a picture.
@@ -87,8 +87,9 @@ def plot(arguments: Sequence[str]) -> int:
     if not parsed.runs:
         raise UserError("name one run directory or more: mjfleet plot logs/<experiment>/<run>")
     runs = [_read(find_run(name, name, Path(parsed.log_root))) for name in parsed.runs]
-    output = folder_in(runs[-1].folder, "plots") / "curves.png"
-    if parsed.output is not None:
+    if parsed.output is None:
+        output = path_in(runs[-1].folder, "plots/curves.png")
+    else:
         output = check_output("--output", parsed.output, SUFFIXES)
     known = list(dict.fromkeys(column for run in runs for column in run.rows[0]))
     groups, panels = _group(runs), []

@@ -16,13 +16,14 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     Raises:
         OSError: the disk is full, or the folder cannot be written.
     """
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file() and not path.is_symlink():
         with path.open("wb") as file:
             write(file)
         return
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with aside.open("wb") as file:
+        aside.unlink(missing_ok=True)  # Of a killed process, or somebody's link to another file.
+        with aside.open("xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())

@@ -104,15 +104,20 @@ def check_folder(folder: Path, may_link: Iterable[str] = ()) -> None:
                 raise UserError(f"{folder}: {path.relative_to(folder)} in it is {what}; {REMEDY}")
 
 
-def folder_in(run_dir: Path, name: str) -> Path:
-    """Return a folder of a run directory, which need not exist.
+def path_in(run_dir: Path, name: str) -> Path:
+    """Return the path of a file or folder of a run directory, which need not exist.
 
     Raises:
-        UserError: it is a link, which may lead to anywhere.
+        UserError: it is something else, or a folder on the way is a link, which may lead anywhere.
     """
-    if (run_dir / name).is_symlink():
-        raise UserError(f"{run_dir}: {name} in it is a symbolic link; {REMEDY}")
-    return run_dir / name
+    path = run_dir
+    for part in Path(name).parts:
+        path /= part
+        kind = stat.S_IFMT(path.lstat().st_mode) if os.path.lexists(path) else stat.S_IFREG
+        if kind not in (stat.S_IFREG, stat.S_IFDIR):
+            what = KINDS.get(kind, "no regular file")
+            raise UserError(f"{run_dir}: {path.relative_to(run_dir)} in it is {what}; {REMEDY}")
+    return path
 
 
 def _fail(error: OSError) -> None:

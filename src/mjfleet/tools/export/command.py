@@ -27,7 +27,7 @@ from mjfleet.tools.trained_task import trained_task
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
-from mjfleet.utils.safe_read import JSON_BYTES, folder_in, read_bytes
+from mjfleet.utils.safe_read import JSON_BYTES, path_in, read_bytes
 from mjfleet.worker.thread_limits import prepare
 
 MAX_ENVS = 64
@@ -62,8 +62,9 @@ def export(arguments: Sequence[str]) -> int:
     suffix, packages = FORMATS[parsed.format]
     need_extra("export", f"--format {parsed.format}", packages)
     task, trained = find_trained(parsed.run, Path(parsed.log_root), parsed.trust)
-    output = folder_in(trained.run_dir, "exported") / f"policy{suffix}"
-    if parsed.output is not None:
+    if parsed.output is None:
+        output = path_in(trained.run_dir, f"exported/policy{suffix}")
+    else:
         output = check_output("--output", parsed.output, [suffix])
     _refuse_to_replace(output, output.with_suffix(".json"))
     registry = discover(os.environ, parsed.tasks_dir or take_tasks_dir(trained.config))

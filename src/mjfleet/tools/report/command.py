@@ -20,6 +20,7 @@ from mjfleet.tools.output_file import check_output
 from mjfleet.tools.report.report_contents import read_contents
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
+from mjfleet.utils.safe_read import path_in
 
 PAGE_FOLDER = Path(__file__).with_name("page")
 
@@ -39,8 +40,9 @@ class ReportArguments(Checked):
 def report(arguments: Sequence[str]) -> int:
     parsed = parse_flags(ReportArguments, arguments, "mjfleet report")
     run_dir = find_run(parsed.run, parsed.run, Path(parsed.log_root))
-    output = run_dir / "report.html"
-    if parsed.output is not None:
+    if parsed.output is None:
+        output = path_in(run_dir, "report.html")
+    else:
         output = check_output("--output", parsed.output)
     page = render(read_contents(run_dir, output.parent))
     try:
