@@ -7,7 +7,7 @@ from mjfleet.config import TrainConfig, by_dotted_name, to_dict
 from mjfleet.errors import UserError
 from mjfleet.runs.foreign_files import leave_out_placement, signature
 from mjfleet.utils.atomic_write import write_atomically
-from mjfleet.utils.safe_read import folder_in, read_bytes
+from mjfleet.utils.safe_read import path_in, read_bytes
 
 CONFIG_FILE = "config.yaml"
 CONFIG_BYTES = 2**16
@@ -78,7 +78,7 @@ def config_of_attempt(run_dir: Path, attempt: int, attempts: int) -> Path:
     """Return the file of the configuration of one of a run's attempts; the first has number 1."""
     if attempt == attempts:
         return run_dir / CONFIG_FILE
-    return folder_in(run_dir, EARLIER_FOLDER) / f"attempt_{attempt}.yaml"
+    return path_in(run_dir, EARLIER_FOLDER) / f"attempt_{attempt}.yaml"
 
 
 def changed_values(config: TrainConfig, defaults: TrainConfig) -> dict[str, dict[str, Any]]:

@@ -28,7 +28,7 @@ from mjfleet.runs.foreign_files import is_own_code, sign_code
 from mjfleet.runs.run_lookup import record_of
 from mjfleet.utils.console import printable
 from mjfleet.utils.packages import STACK
-from mjfleet.utils.safe_read import KINDS, folder_in, read_bytes
+from mjfleet.utils.safe_read import KINDS, path_in, read_bytes
 
 FOLDER = "task"
 MAX_BYTES, MAX_FILES, MAX_DEPTH = 64 << 20, 2000, 20
@@ -208,7 +208,7 @@ def _kept(checkpoint: Path, task_hash: str) -> _Kept | None:
 
 
 def _folder(run_dir: Path, task_hash: str) -> Path:
-    return folder_in(run_dir, FOLDER) / task_hash[:16]
+    return path_in(run_dir, FOLDER) / task_hash[:16]
 
 
 def difference(then: TaskCode, now: TaskCode) -> str:
