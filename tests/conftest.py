@@ -14,7 +14,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
@@ -143,9 +143,12 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
-def draws(few: int) -> int:
-    """Return how many examples a property test draws: `few`, or the number given by `--draws`."""
-    return settings().max_examples if settings.get_current_profile_name() == "draws" else few
+def drawn(few: int, share: float = 1.0) -> settings:
+    """Return the settings of a property test with `few` examples, or a share of `--draws`."""
+    is_asked = settings.get_current_profile_name() == "draws"
+    number = round(settings().max_examples * share) if is_asked else few
+    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(deadline=None, suppress_health_check=checks, max_examples=number)
 
 
 Figure = Callable[..., None]
@@ -171,7 +174,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have `draws` return what `--draws` says."""
+    """Have `drawn` draw as much as `--draws` says."""
     if number := config.getoption("--draws"):
         settings.register_profile("draws", max_examples=number)
         settings.load_profile("draws")

@@ -11,14 +11,14 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mjfleet.config import AgentConfig, EnvConfig, LaunchConfig
 
-from ..conftest import draws
+from ..conftest import drawn
 from ..runs.test_damaged_runs import call, everything, make_run
-from ..runs.test_foreign_files import dotted_names
+from ..test_config import dotted_names
 
 NOT_DRAWN = ("--hosts", "--dry-run")  # Other hosts would be looked for.
 FLAGS = sorted(
@@ -57,7 +57,7 @@ OTHERS = ("--log-root", "--json", "--output", "--columns", "--x", "--tasks-dir",
 
 
 @pytest.mark.timeout(7200)
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=draws(40))
+@drawn(40)
 @given(data=st.data())
 def test_any_command_line_is_answered(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

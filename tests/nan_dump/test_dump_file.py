@@ -5,12 +5,12 @@ from typing import Any
 
 import mujoco
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mjfleet.nan_dump.dump_file import save
 
-from ..conftest import TESTS, draws
+from ..conftest import TESTS, drawn
 from ..runs.test_damaged_runs import call
 
 MODEL = mujoco.MjModel.from_xml_path(str(TESTS / "models/arm.xml"))
@@ -48,7 +48,7 @@ def test_a_dump_is_explained(tmp_path: Path) -> None:
     assert "qpos[0]" in said
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=draws(30))
+@drawn(30)
 @given(data=st.data())
 def test_any_array_in_the_place_of_another_is_answered(tmp_path: Path, data: Any) -> None:
     changed = arrays()

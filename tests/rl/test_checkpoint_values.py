@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mjfleet.errors import UserError
 from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.checkpoint_files import read_checkpoint
 
-from ..conftest import draws
+from ..conftest import drawn
 from .test_checkpoints import agent, build, train
 
 HUGE = torch.zeros(1).expand(10**11)
@@ -59,7 +59,7 @@ def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(3600)
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=draws(40))
+@drawn(40)
 @given(data=st.data())
 def test_any_value_in_the_place_of_another_is_no_traceback(
     checkpoint: tuple[Checkpointer, Path], data: st.DataObject

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.errors import run_command
 
-from ..conftest import TESTS, Run, draws
+from ..conftest import TESTS, Run, drawn
 
 TASK = "cartpole-balance"
 RUN = TESTS / "data" / "cartpole-balance-9159368"
@@ -140,7 +140,7 @@ def call(*words: str) -> tuple[int, str]:
 
 
 @pytest.mark.timeout(3600)
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=draws(25))
+@drawn(25)
 @given(data=st.data())
 def test_any_damage_is_answered(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     root = tmp_path_factory.mktemp("damaged")
@@ -206,9 +206,7 @@ def test_a_resumed_run_writes_nothing_elsewhere(tmp_path: Path, folder: str) -> 
 
 
 @pytest.mark.timeout(3600)
-@settings(
-    deadline=None, suppress_health_check=list(HealthCheck), max_examples=max(1, draws(20) // 20)
-)
+@drawn(1, share=0.02)
 @given(data=st.data())
 def test_a_damaged_run_goes_on_or_is_refused(run: Run, tmp_path: Path, data: Any) -> None:
     root = tmp_path
