@@ -25,7 +25,10 @@ DEFAULTS = discover({}).tasks[TASK].defaults()
 def resume(tmp_path: Path, **changes: Any) -> tuple[Resume, TrainConfig]:
     """Resume a run whose run name is `base`, with other values given by nested mappings."""
     run_dir = tmp_path / "logs" / TASK / "2026-01-01_00-00-00_base"
-    recorded = replace(DEFAULTS, agent=replace(DEFAULTS.agent, run_name="base"), total_envs=64)
+    total_envs = 64 if changes.get("total_envs", 64) else None
+    recorded = replace(
+        DEFAULTS, agent=replace(DEFAULTS.agent, run_name="base"), total_envs=total_envs
+    )
     if not run_dir.exists():
         make_run(run_dir.parent, run_dir.name)
         add_checkpoint(run_dir, 4)
@@ -43,6 +46,7 @@ def resume(tmp_path: Path, **changes: Any) -> tuple[Resume, TrainConfig]:
         {"eval_interval": 3, "video_interval": 9, "keep_checkpoints": 2, "hosts": ["a", "b"]},
         {"agent": {"wandb": {"tags": ["a"]}, "run_name": "base", "seed": 1}},
         {"log_root": "elsewhere"},
+        {"total_envs": None, "env": {"num_envs": "auto"}},
     ],
 )
 def test_length_devices_logging_and_saving_leave_it_the_same_run(
@@ -52,6 +56,7 @@ def test_length_devices_logging_and_saving_leave_it_the_same_run(
     assert found.run_dir
     assert found.run_dir.name == "2026-01-01_00-00-00_base"
     assert found.parent is None
+    assert config.env.num_envs != "auto"  # As it was found for the run.
     assert config.log_root == "logs"  # As it is recorded: where the run is.
     assert "in place" in found.notes[0]
 
