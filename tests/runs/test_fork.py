@@ -124,6 +124,7 @@ def test_the_parent_stays_and_the_run_of_its_own_uses_what_its_configuration_say
     (listed, other) = json.loads(run("mjfleet", "runs", "--json").stdout)
     assert listed["parent"] == f"{TASK}/{base.name} at iteration {begun}"
     assert other["parent"] is None
+    assert listed["parent"] in run("mjfleet", "runs").stdout
 
     # It has a copy of its beginning, so it also starts again without its parent.
     for path in (fork / "checkpoints").iterdir():

@@ -53,6 +53,8 @@ def runs(arguments: Sequence[str]) -> int:
     elif summaries:
         _print_table(summaries)
         for summary in summaries:
+            if summary.parent:
+                print(printable(f"{summary.run} began from {summary.parent}"))
             if summary.problem:
                 print(printable(f"{summary.run}: {summary.problem}"), file=sys.stderr)
     else:
