@@ -1,5 +1,6 @@
 """Child processes: their output, their ends, and what is left of them."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -104,3 +105,17 @@ def test_a_child_whose_parent_has_ended_already_ends_at_once() -> None:
     command = f"MJFLEET_PARENT=1 {sys.executable} -c {code!r}"
     result = subprocess.run(["sh", "-c", command], check=False, capture_output=True)
     assert (result.returncode, result.stdout) == (1, b"")
+
+
+def test_a_child_in_another_folder_imports_what_its_parent_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("site", "elsewhere"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "site" / "packed.py").write_text("print('found')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"site{os.pathsep}missing")
+    command = [sys.executable, "-c", "import packed"]
+    with ChildProcess(command, cwd=tmp_path / "elsewhere") as child:
+        assert child.wait(60) == 0, child.errors()
+        assert child.output() == b"found\n"

@@ -59,6 +59,9 @@ class ChildProcess:
         is_foreign: bool = False,
     ) -> None:
         variables = {**os.environ, **(environ or {}), PARENT_VARIABLE: str(os.getpid())}
+        if (path := variables.get("PYTHONPATH")) and cwd is not None:
+            # Its relative folders are those of this process.
+            variables["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
         with ExitStack() as files:
             self._kept = [
                 files.enter_context(tempfile.TemporaryFile()) if stream == KEEP else None
