@@ -119,3 +119,9 @@ def test_a_child_in_another_folder_imports_what_its_parent_can(
     with ChildProcess(command, cwd=tmp_path / "elsewhere") as child:
         assert child.wait(60) == 0, child.errors()
         assert child.output() == b"found\n"
+
+
+def test_a_child_may_have_children_that_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MJFLEET_PARENT", str(os.getppid()))  # As in a child of ours.
+    with python("print('begun')", is_foreign=True) as child:
+        assert child.wait(60) == 0, child.errors()

@@ -93,10 +93,13 @@ def capture(built: BuiltTask) -> Found:
 
 
 def graphs(built: BuiltTask) -> Found:
-    """Train by graphs and by calls; compare the first actions of rollouts, and what is learned."""
+    """Train by graphs and by calls; compare the first actions of rollouts, and what is learned.
+
+    Each begins in environments of its own, with the same seed.
+    """
     found: Found = {}
-    for how in ("graphs", "calls"):
-        runner = built.runner(capture="auto" if how == "graphs" else None)
+    for how, task in (("graphs", built), ("calls", BuiltTask(built.worker))):
+        runner = task.runner(capture="auto" if how == "graphs" else None)
         metrics, errors = list[IterationMetrics](), _errors_of_first_actions(runner)
         start = time.perf_counter()
         runner.train(metrics.append, lambda: None)

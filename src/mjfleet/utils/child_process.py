@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Self
 
@@ -76,7 +77,7 @@ class ChildProcess:
                 env={name: value for name, value in variables.items() if value is not None},
                 start_new_session=new_session,
                 process_group=None if new_session else 0,
-                preexec_fn=die_with_parent if is_foreign else None,  # noqa: PLW1509
+                preexec_fn=partial(die_with_parent, os.getpid()) if is_foreign else None,  # noqa: PLW1509
             )
             self._files = files.pop_all()
         self.pid = self._process.pid

@@ -8,14 +8,14 @@ PARENT_VARIABLE = "MJFLEET_PARENT"
 """Environment variable with the process number of the parent, set by the parent."""
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent: int | None = None) -> None:
     """Have Linux kill this process when its parent ends, however the parent ends.
 
-    The parent may have ended before this call: PARENT_VARIABLE says which process it was. Linux
-    sends the signal when the parent's thread that started this process ends. See prctl(2),
-    PR_SET_PDEATHSIG.
+    The parent may have ended before this call: `parent` says which process it was, or
+    PARENT_VARIABLE, which between fork and exec is still the parent's own. Linux sends the signal
+    when the parent's thread that started this process ends. See prctl(2), PR_SET_PDEATHSIG.
     """
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
-    if os.getppid() != int(os.environ.get(PARENT_VARIABLE, os.getppid())):
+    if os.getppid() != int(parent or os.environ.get(PARENT_VARIABLE, os.getppid())):
         os._exit(1)
