@@ -108,3 +108,11 @@ def test_each_module_says_what_it_is_for_and_is_short_enough_to_read(module: Pat
 def test_each_folder_is_a_package() -> None:
     folders = {module.parent for module in MODULES if module.parent.name != "task_template"}
     assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_children_import_nothing_from_the_current_directory(module: Path) -> None:
+    for node in ast.walk(ast.parse(module.read_text())):
+        elements = node.elts if isinstance(node, ast.List | ast.Tuple) else []
+        if elements and dotted(elements[0]) == "sys.executable":
+            assert ast.unparse(elements[1]) == "'-P'", f"line {node.lineno}"

@@ -42,7 +42,7 @@ def test_what_somebody_moves_on_the_page_moves_the_robots(tmp_path: Path) -> Non
         port = taken.getsockname()[1]
 
     def look() -> None:
-        with browse(f"http://localhost:{port}", tmp_path) as page:
+        with browse(f"http://localhost:{port}/?token=ours", tmp_path) as page:
             by_hand = ("By hand", "[type=checkbox]")
             until(lambda: page.value('document.body?.innerText.includes("By hand")'))
             assert not page.of(*by_hand, "control.checked")
@@ -85,7 +85,7 @@ def test_what_somebody_moves_on_the_page_moves_the_robots(tmp_path: Path) -> Non
         looking = pool.submit(look)
         looking.add_done_callback(lambda _: playback.later(close))
         with pytest.raises(ClosedError):
-            show_in_browser(playback, "localhost", port)
+            show_in_browser(playback, "localhost", port, "ours")
         looking.result()
 
 

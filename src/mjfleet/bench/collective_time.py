@@ -6,13 +6,13 @@
 import json
 import multiprocessing
 import os
-import socket
 import sys
+import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -103,7 +103,7 @@ def _find_sizes(worker: Mapping[str, Any]) -> dict[str, int]:
             sizes["report"] = len(values)
             return super().all_gather(values)
 
-        def gather_bytes(self, data: bytes) -> Sequence[bytes | bytearray] | None:
+        def gather_bytes(self, data: bytes) -> list[bytearray] | None:
             sizes["state"] = len(data)
             return super().gather_bytes(data)
 
@@ -158,11 +158,13 @@ def main(request: dict[str, Any]) -> None:
     # Training starts threads, and a process with threads must not fork.
     with ProcessPoolExecutor(1, fork, die_with_parent) as pool:
         sizes = pool.submit(_find_sizes, request["worker"]).result()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        os.environ["MASTER_PORT"] = str(free.getsockname()[1])
     # Each process gets one rank: none is done before all take part.
-    with ProcessPoolExecutor(count, fork, die_with_parent) as pool:
-        measured = list(pool.map(partial(_run_rank, request, worker, sizes), range(count)))
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ProcessPoolExecutor(count, fork, die_with_parent) as pool,
+    ):
+        run_rank = partial(_run_rank, request, replace(worker, scratch=scratch), sizes)
+        measured = list(pool.map(run_rank, range(count)))
     print(json.dumps({**measured[0], "sizes": sizes}))
 
 

@@ -7,7 +7,6 @@ the others. The results are written after each part.
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -120,7 +119,7 @@ def make_plan(setup: Setup, options: GpuOptions) -> list[Part]:
     small = "--env.num-envs", "256", "--agent.max-iterations", "4", "--log-root", scratch
     two = python_module("mjfleet.cli.train", last, *small, *pair, "--backend", "gloo")
     marked = "-m", "gpu", "-n", "0", "-q", "-p", "no:cacheprovider"
-    pytest = [sys.executable, "-m", "pytest", *marked, str(tests)]
+    pytest = python_module("pytest", *marked, str(tests))
     memcheck = [str(sanitizer), "--error-exitcode", "9", *child("train", 4, num_envs=64)]
     speed = "--iterations", 6, "--num-envs", *options.num_envs
     peer = bench("peer", "mjlab", last, "--num-envs", most, "--iterations", 10)

@@ -84,7 +84,7 @@ def find_peer(name: str, setup: Setup) -> Peer:
     folder = install_mjlab(setup.scratch)
     python, train = f"{folder}/bin/python", f"{folder}/bin/train"
     code = f"import importlib.metadata as m\nfor name in {PACKAGES}: print(name, m.version(name))"
-    lines = run_timed([python, "-c", code], setup.scratch).lines
+    lines = run_timed([python, "-P", "-c", code], setup.scratch).lines
     versions = dict(line.split(" ", 1) for _, line in lines)
     return Peer(
         name,

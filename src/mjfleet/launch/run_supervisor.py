@@ -6,6 +6,7 @@ which failure came first, whether the workers of all hosts hang, whether a host 
 
 import logging
 import os
+import secrets
 import signal
 import sys
 import time
@@ -77,7 +78,7 @@ class RunSupervisor:
 
     def __init__(self, plan: LaunchPlan, connections: HostConnections, relay: OutputRelay) -> None:
         self._plan, self._connections, self._relay = plan, connections, relay
-        self._args = plan.worker_args()
+        self._args = replace(plan.worker_args(), secret=secrets.token_hex(32))
         self._hosts: dict[HostConnection, _Host] = {}
         self._all_hang = False
         self._lost_files: set[str] = set()

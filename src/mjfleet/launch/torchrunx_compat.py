@@ -2,8 +2,8 @@
 
 Read in torchrunx 0.4.0. Each change could go if upstream offered what is named here:
 
-- Its launcher and process group listen on all interfaces, under the name that `socket.getfqdn`
-  finds: an argument of `Launcher` for the address to bind.
+- Its launcher and agent meet at a port of all interfaces, and unpickle what whoever is first there
+  sends: an argument of `Launcher` for how they talk. Here they have a pipe.
 - It starts its agent by a shell command, in which Python imports torch anew: an argument of
   `Launcher` for the function that starts and ends an agent.
 - Its agent has torch spawn the workers, each of which imports everything anew: an argument for the
@@ -24,25 +24,24 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import psutil
-import torch.distributed as dist
 import torchrunx.agent
 import torchrunx.launcher
 import torchrunx.worker
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 from torchrunx.utils.comm import LauncherAgentGroup
+from torchrunx.utils.errors import AgentFailedError
 
 from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
-from mjfleet.worker.torch_process_group import LOOPBACK, listening_store
 
 T = TypeVar("T")
+LOOPBACK = "127.0.0.1"
 WAIT_SECONDS = 0.1
 
 
@@ -53,7 +52,7 @@ class ForkedAgent:
     initialised, and torch has no threads. `environ` is added to the environment variables of the
     agent and the workers; the agent logs to the file `log`.
 
-    From now on torchrunx starts this agent, and keeps to the loopback interface, in this process.
+    From now on torchrunx starts this agent in this process, and talks to it through a pipe.
     """
 
     def __init__(self, num_workers: int, environ: Mapping[str, str], log: Path) -> None:
@@ -61,15 +60,14 @@ class ForkedAgent:
         self._pid: int | None = None
         self._lock = threading.Lock()
         self._is_closed = False
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         # Removes the semaphores of processes that are killed; its own group never is.
         resource_tracker.ensure_running()
-        loopback = SimpleNamespace(getfqdn=lambda: LOOPBACK)
-        _replace(torchrunx.agent, socket=loopback)
+        # The names of hosts are not needed, and finding them may take long.
+        nameless = SimpleNamespace(getfqdn=lambda: LOOPBACK)
+        for module in (torchrunx.agent, torchrunx.launcher):
+            _replace(module, socket=nameless, LauncherAgentGroup=PipeGroup)
         _replace(
             torchrunx.launcher,
-            socket=loopback,
-            LauncherAgentGroup=_LoopbackGroup,
             execute_command=self.execute,
             start_logging_server=lambda args, stop: None,
         )
@@ -81,8 +79,12 @@ class ForkedAgent:
             # Other commands are to end the agent, which this process does itself.
             if arguments and not self._is_closed:
                 fork = multiprocessing.get_context("fork")
-                process = fork.Process(target=_run_agent, args=(arguments, *self._arguments))
+                PipeGroup.pipe, theirs = fork.Pipe()
+                process = fork.Process(
+                    target=_run_agent, args=(theirs, arguments, *self._arguments)
+                )
                 process.start()
+                theirs.close()
                 assert process.pid
                 with suppress(OSError):  # The agent does so as well: one of both is first.
                     os.setpgid(process.pid, process.pid)
@@ -165,12 +167,14 @@ def _run_worker(receiver: Connection) -> None:
 
 
 def _run_agent(
-    arguments: list[str], num_workers: int, environ: Mapping[str, str], log: Path
+    pipe: Connection, arguments: list[str], num_workers: int, environ: Mapping[str, str], log: Path
 ) -> None:
     """Run torchrunx's agent in a forked process."""
     with suppress(OSError):
         os.setpgid(0, 0)
     die_with_parent()
+    PipeGroup.pipe.close()
+    PipeGroup.pipe = pipe
     os.environ |= {**environ, PARENT_VARIABLE: str(os.getpid())}
     tempfile.tempdir = None
     for module in (torchrunx.agent, torchrunx.worker):
@@ -198,15 +202,32 @@ def _replace(module: object, **names: object) -> None:
         setattr(module, name, ours)
 
 
-class _LoopbackGroup(LauncherAgentGroup[T]):
-    """torchrunx's group of launcher and agent, with a store that only this host can reach."""
+class PipeGroup(LauncherAgentGroup[T]):
+    """torchrunx's launcher, which is rank 0, and its agent, connected by a pipe."""
+
+    pipe: ClassVar[Connection]  # This process's end.
 
     def __post_init__(self) -> None:
-        timeout = timedelta(seconds=self.agent_timeout)
-        store = listening_store(LOOPBACK, self.launcher_port, self.world_size, timeout)
-        self.group = dist.init_process_group(
-            "gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
-        )
+        """Take the place of torchrunx's process group."""
+
+    def _all_gather(self, obj: Any) -> list[Any]:
+        """Exchange an object with the other side.
+
+        Raises:
+            AgentFailedError: the other side has ended, or is silent for `agent_timeout` seconds.
+        """
+        try:
+            self.pipe.send(obj)
+            if not self.pipe.poll(self.agent_timeout):
+                raise TimeoutError(f"nothing was heard for {self.agent_timeout} s")
+            theirs = self.pipe.recv()
+        except (OSError, EOFError) as error:
+            raise AgentFailedError from error
+        return [obj, theirs] if self.rank == 0 else [theirs, obj]
+
+    def shutdown(self) -> None:
+        """Close this side."""
+        self.pipe.close()
 
 
 def end_helpers() -> None:

@@ -83,8 +83,9 @@ class Checkpointer:
         with runner.heartbeat.excused(Phase.SAVE):
             ranks: list[dict[str, Any]] = []
             if self._keeps_worlds:
-                gathered = runner.collectives.gather_bytes(files.pack(self._rank_state()))
-                ranks = [files.unpack(data) for data in gathered or ()]
+                gathered = runner.collectives.gather_bytes(files.pack(self._rank_state())) or []
+                while gathered:  # What is unpacked is not held twice.
+                    ranks.append(files.unpack(gathered.pop(0)))
             elif rank == 0:
                 ranks = [{"env": self._env_state.counters()}]
             if rank != 0:

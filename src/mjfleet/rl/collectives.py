@@ -56,13 +56,13 @@ class Collectives:
         padded = self.all_gather(list(data.ljust(size)))
         return [json.loads(bytes(map(int, numbers))) for numbers in padded]
 
-    def gather_bytes(self, data: bytes) -> Sequence[bytes | bytearray] | None:
+    def gather_bytes(self, data: bytes) -> list[bytearray] | None:
         """Return the data of every rank on rank 0, and None on the other ranks.
 
         It travels in pieces of PIECE bytes, so that the device holds one of each rank at a time.
         """
         if self.world_size == 1:
-            return [data]
+            return [bytearray(data)]
         sizes = [int(size) for (size,) in self.all_gather([len(data)])]
         gathered = [bytearray() for _ in sizes] if self.rank == 0 else None
         for start in range(0, max(sizes), PIECE):

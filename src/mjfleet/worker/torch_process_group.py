@@ -1,21 +1,25 @@
 """Joins the workers of a run in a torch.distributed process group. Runs in each worker."""
 
+import hmac
 import os
-import socket
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import FileStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
+from mjfleet.errors import WorkerError
 from mjfleet.rl.collectives import Collectives
 from mjfleet.worker.rank_environment import Rank
+from mjfleet.worker.secret_store import SecretStore, serve_store
 from mjfleet.worker.under_torchrun import meet, meeting_store
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, WorkerArgs
 
-LOOPBACK = "127.0.0.1"
+STORE = "store"  # The file at which the workers of one host meet.
 
 
 @contextmanager
@@ -35,16 +39,20 @@ def process_group(args: WorkerArgs, rank: Rank, timeout_seconds: float) -> Itera
     if rank.world_size == rank.local_world_size:
         for variable, interface in LOOPBACK_ALONE.items():
             os.environ.setdefault(variable, interface)
+    store = _store(args, rank, timeout)  # torch keeps no reference to one that is Python's.
     dist.init_process_group(
         args.backend,
-        store=_store(args, rank, timeout),
+        store=store,
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timeout,
         device_id=torch.device(device) if args.backend == "nccl" else None,
     )
     try:
-        yield Collectives(rank.rank, rank.world_size, device)
+        collectives = Collectives(rank.rank, rank.world_size, device)
+        if args.secret:
+            check_secret(collectives, args.secret)
+        yield collectives
     except BaseException:
         if args.backend != "nccl":
             dist.destroy_process_group()
@@ -52,21 +60,30 @@ def process_group(args: WorkerArgs, rank: Rank, timeout_seconds: float) -> Itera
     dist.destroy_process_group()
 
 
-def listening_store(address: str, port: int, world_size: int, timeout: timedelta) -> TCPStore:
-    """Make a store that listens on one interface; torch's own would listen on all of them."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.create_server((address, port), family=family)
-    return TCPStore(
-        address, port, world_size, is_master=True, timeout=timeout, wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )  # fmt: skip
+def check_secret(collectives: Collectives, secret: str) -> None:
+    """Have all ranks show each other that they know the secret of the run, which is not sent.
+
+    Nothing asks those that connect to a rank's gloo or NCCL, at ports of their own, who they are.
+
+    Raises:
+        WorkerError: a rank does not know it.
+    """
+    # Each rank's answer depends on a number that each other one has just drawn.
+    drawn = str(collectives.all_gather_text(secrets.token_hex(16))).encode()
+
+    def answer(rank: int) -> str:
+        return hmac.digest(secret.encode(), b"%d %s" % (rank, drawn), "sha256").hex()
+
+    for rank, text in enumerate(collectives.all_gather_text(answer(collectives.rank))):
+        if not hmac.compare_digest(str(text).encode(), answer(rank).encode()):
+            raise WorkerError(f"what has joined as rank {rank} does not know this run's secret")
 
 
 def _store(args: WorkerArgs, rank: Rank, timeout: timedelta) -> Store | None:
     """Return the store at which the workers meet; None: MASTER_ADDR and MASTER_PORT say where.
 
-    For workers that we started, rank 0's listens on the loopback interface alone, or where there
-    are several hosts, on the first one's address alone. The store of torchrun may hold what earlier
+    Workers that we started meet on one host in a file that only the user can read, on several ones
+    at rank 0, which asks for the secret of the run. The store of torchrun may hold what earlier
     workers of the run have left.
     """
     if not args.local:
@@ -74,7 +91,10 @@ def _store(args: WorkerArgs, rank: Rank, timeout: timedelta) -> Store | None:
             return None
         store.set_timeout(timeout)
         return meet(store, rank, timeout)[0]
-    address, port = args.part.address if args.part else LOOPBACK, int(os.environ["MASTER_PORT"])
+    if args.part is None:
+        store = FileStore(str(Path(args.scratch, STORE)), rank.world_size)
+        store.set_timeout(timeout)
+        return store
     if rank.rank == 0:
-        return listening_store(address, port, rank.world_size, timeout)
-    return TCPStore(address, port, rank.world_size, is_master=False, timeout=timeout)
+        return serve_store(args.part.address, args.part.port, args.secret)
+    return SecretStore(args.part.address, args.part.port, args.secret, timeout)

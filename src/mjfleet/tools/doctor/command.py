@@ -4,7 +4,6 @@ Runs in the process that the user started and imports nothing heavy; each check 
 """
 
 import os
-import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -79,6 +78,7 @@ def _diagnose(config: LaunchConfig) -> Iterator[tuple[str, Finding]]:
             threads=1,
             run_dir="",
             temporary=scratch.name,
+            scratch=scratch.name,
         )
         uses_gpus = needs_gpus(config)
         driver = make_check(device_checks.check_driver, args, is_needed=uses_gpus)
@@ -117,10 +117,8 @@ def _check_devices(args: WorkerArgs) -> Iterator[tuple[str, Finding]]:
 def _all_reduce(args: WorkerArgs) -> Finding:
     if not args.backend:
         return Finding("ok", "one worker has no others to communicate with")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     ranks = [args.rank_of(local_rank) for local_rank in range(len(args.devices))]
-    environ = {"MASTER_PORT": str(port), "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")}
+    environ = {"NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")}
     return make_check(device_checks.check_all_reduce, args, ranks, environ | LOOPBACK_ALONE)
 
 

@@ -4,6 +4,7 @@ Runs in the process that the user started. Importing this file imports nothing h
 """
 
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -222,7 +223,7 @@ def _view(
     if parsed.viewer == "web":
         from mjfleet.tools.play.web_viewer import show_in_browser
 
-        show_in_browser(playback, parsed.host, parsed.port)
+        show_in_browser(playback, parsed.host, parsed.port, secrets.token_urlsafe(24))
     else:
         from mjfleet.tools.play.window_viewer import show_in_window
 

@@ -16,6 +16,7 @@ from mjviser import ViserMujocoScene
 
 from mjfleet.errors import UserError
 from mjfleet.tools.play.realtime_playback import NEWEST, SPEEDS, Playback, floating_body, watch
+from mjfleet.tools.play.web_guard import GuardedServer
 from mjfleet.tools.play.web_tables import note, reward_bars, table
 from mjfleet.utils.console import print_line
 
@@ -28,14 +29,18 @@ ARROW_COLORS = ((46, 160, 67), (31, 111, 235), (219, 109, 40), (163, 113, 247))
 PORTS = 100  # Number of ports that are tried.
 
 
-def show_in_browser(playback: Playback, host: str, port: int) -> None:
-    """Serve a page at a port that is free, or the next free one; play until a signal arrives."""
+def show_in_browser(playback: Playback, host: str, port: int, token: str) -> None:
+    """Serve a page at a port that is free, or the next free one; play until a signal arrives.
+
+    Only who knows the token sees it.
+    """
     rich.get_console().quiet = True  # Silences viser's banner.
-    server = viser.ViserServer(host, port, "mjfleet", verbose=False)
+    server = GuardedServer(host, port, token)
     try:
         display = WebDisplay(server, playback)
         name = socket.gethostname() if host == "0.0.0.0" else host
-        print_line(f"open http://{name}:{server.get_port()} in a browser; Ctrl-C ends it")
+        address = f"http://{name}:{server.get_port()}/?token={token}"
+        print_line(f"open {address} in a browser; Ctrl-C ends it")
         watch(playback, display.show, is_open=lambda: True)  # Pages may be opened again.
     finally:
         server.stop()
