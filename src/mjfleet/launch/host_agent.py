@@ -26,6 +26,7 @@ from mjfleet.launch.host_messages import LOST_SECONDS, PIECE, HostChannel, Messa
 from mjfleet.launch.worker_watchdog import WorkerStatus
 from mjfleet.utils.atomic_write import append
 from mjfleet.utils.parent_death import PARENT_VARIABLE
+from mjfleet.utils.vanishing_folder import vanishing_folder
 from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.thread_limits import prepare, thread_variables
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, HostArgs, WorkerArgs
@@ -33,8 +34,6 @@ from mjfleet.worker.worker_args import LOOPBACK_ALONE, HostArgs, WorkerArgs
 if TYPE_CHECKING:
     from mjfleet.launch.worker_processes import WorkerProcesses
 
-PREFIX = "mjfleet-"
-"""Of folders for temporary files: the number and the host of the process that made them follow."""
 WORKER_MODULES = (
     "mjfleet.launch.worker_processes",
     "mjfleet.env.factory",
@@ -57,6 +56,8 @@ class HostAgent:
     """
 
     def __init__(self, reader: int, writer: int, folder: Path, patience: float | None) -> None:
+        # Libraries leave files where they are imported.
+        self._temporary, tempfile.tempdir = tempfile.gettempdir(), str(folder)
         self._folder = folder
         self._address = ""
         self._listener: socket.socket | None = None
@@ -148,7 +149,7 @@ class HostAgent:
             run_dir=str(folder / args.run_dir),
             log_files=tuple(str(folder / name) for name in args.log_files),
             checkpoint=args.checkpoint and str(folder / args.checkpoint),
-            temporary=tempfile.gettempdir(),
+            temporary=self._temporary,
             scratch=str(self._folder),
         )
         logs = [Path(name) for name in (*args.log_files, folder / agent_log)]
@@ -227,15 +228,6 @@ def _import_for_workers(engine: str, threads: int) -> None:
         import_module(module)
 
 
-def _remove_stale_folders() -> None:
-    """Remove what host agents left that were killed."""
-    host = os.uname().nodename
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-{host}-*"):
-        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
-        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 def main() -> None:
     """Serve the launcher, which is at the other end of standard input and output."""
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # For processes that this one starts.
@@ -248,10 +240,8 @@ def main() -> None:
     reader, writer = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    _remove_stale_folders()
-    prefix = f"{PREFIX}{os.getpid()}-{os.uname().nodename}-"
     patience = LOST_SECONDS if "SSH_CONNECTION" in os.environ else None
-    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
-        HostAgent(reader, writer, Path(folder), patience).serve()
+    with vanishing_folder() as folder:
+        HostAgent(reader, writer, folder, patience).serve()
     sys.stderr.flush()
     os._exit(0)  # Threads of torchrunx may still wait.

@@ -234,7 +234,8 @@ def end_helpers() -> None:
     """End torchrunx's helper process, and have the resource tracker remove what was left."""
     if (tracker := resource_tracker.getfd()) is not None:
         os.close(tracker)
-    helpers = psutil.Process().children()
+    # The shell removes this process's temporary files when it ends.
+    helpers = [child for child in psutil.Process().children() if child.name() != "sh"]
     for helper in helpers:
         with suppress(psutil.NoSuchProcess):
             if "resource_tracker" not in " ".join(helper.cmdline()):

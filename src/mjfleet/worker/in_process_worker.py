@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mjfleet.errors import Stopped, UserError
 from mjfleet.utils.parent_death import die_with_parent
+from mjfleet.utils.vanishing_folder import vanishing_folder
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import (
     SECONDARY_SECONDS,
@@ -46,6 +47,13 @@ def train_in_process(
     """
     if is_from_torchrun():
         die_with_parent()
+    with vanishing_folder() as folder:
+        return _train(replace(args, scratch=str(folder)), rank, stop, on_hang)
+
+
+def _train(
+    args: WorkerArgs, rank: Rank, stop: StopRequest, on_hang: Callable[[FailedError], object]
+) -> Outcome:
     heartbeat = Heartbeat()
     heartbeat.start()
     if sys.__stderr__:

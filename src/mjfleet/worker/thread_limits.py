@@ -1,10 +1,13 @@
 """Settings of a worker's process that must be made before torch is imported.
 
-Thread counts, OpenMP's wait policy and malloc's thresholds. Imports nothing heavy.
+Thread counts, OpenMP's wait policy, malloc's thresholds, torch's cache. Imports nothing heavy.
 """
 
 import ctypes
 import os
+from contextlib import suppress
+
+from platformdirs import user_cache_path
 
 THRESHOLDS = {
     "MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20),
@@ -23,6 +26,11 @@ def prepare() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # rsl_rl imports GitPython, which fails without a git command unless it is told not to.
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    # torch makes this folder when it is imported, by default among temporary files.
+    inductor = user_cache_path("mjfleet") / "torchinductor"
+    with suppress(OSError):
+        inductor.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(inductor))
     # glibc is to reuse freed memory instead of returning it to the system: the tensors of an update
     # come and go in the same sizes, and page faults took a quarter of its time.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

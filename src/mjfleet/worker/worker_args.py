@@ -46,7 +46,8 @@ class WorkerArgs:
     """Where each writes its output, by local rank. Rank 0 writes to `terminal` instead, if there is
     one; its log file then receives a copy."""
     temporary: str = ""  # The user's folder for temporary files.
-    scratch: str = ""  # The folder of heartbeats, stacks, and the store of one host's workers.
+    scratch: str = ""
+    """A folder that is gone after the run: heartbeats, stacks, the store of one host's workers."""
     secret: str = field(default="", repr=False)  # What all ranks of the run know, and nobody else.
 
     def rank_of(self, local_rank: int) -> Rank:

@@ -4,6 +4,7 @@ Importing this imports nothing heavy; `train_worker` does.
 """
 
 import shutil
+import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
@@ -50,6 +51,10 @@ def train_worker(
     if rank.rank == 0 or args.log_files:
         _announce_build(args, rank)
     prepare()
+    tempfile.tempdir = args.scratch  # Where wandb makes folders, which rsl_rl imports.
+    import rsl_rl.utils  # noqa: F401
+
+    tempfile.tempdir = None
 
     import rich.style  # noqa: F401  It draws one of Python's random numbers: before they are seeded.
 
