@@ -2,7 +2,7 @@
 
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,36 @@ def count_gpus() -> int:
     """Return the number of NVIDIA GPUs of this host, visible to CUDA or not."""
     with nvml() as driver:
         return driver.nvmlDeviceGetCount() if driver else 0
+
+
+def rendering_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return variables for a process that draws, so that it draws on the GPU that CUDA means.
+
+    MuJoCo numbers GPUs by CUDA_VISIBLE_DEVICES, in which it reads no UUIDs; it would draw on
+    another GPU.
+    """
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not visible.startswith("GPU-"):
+        return {}
+    with nvml() as driver:
+        numbers = range(driver.nvmlDeviceGetCount() if driver else 0)
+        handles = [driver.nvmlDeviceGetHandleByIndex(number) for number in numbers]
+        uuids = [str(driver.nvmlDeviceGetUUID(handle)) for handle in handles]
+    return rendering_numbers(visible, uuids)
+
+
+def rendering_numbers(visible: str, uuids: Sequence[str]) -> dict[str, str]:
+    """Return `rendering_variables` for a list of UUIDs, given those of all GPUs in NVML's order.
+
+    As for CUDA, an entry may be the first part of a UUID. Entries that name no GPU, or several,
+    give no variables.
+    """
+    entries = [entry.strip() for entry in visible.split(",")]
+    numbers = [[i for i, uuid in enumerate(uuids) if uuid.startswith(e)] for e in entries]
+    if any(len(found) != 1 for found in numbers):
+        return {}
+    listed = ",".join(str(found[0]) for found in numbers)
+    return {"CUDA_VISIBLE_DEVICES": listed, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def gpu_name(physical: str) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from mjfleet.errors import WorkerError
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import in_a_line
+from mjfleet.utils.hardware_names import rendering_variables
 from mjfleet.utils.parent_death import die_with_parent
 from mjfleet.utils.progress import Progress
 
@@ -48,7 +49,8 @@ class RenderProcess(ChildProcess):
             recording.save(file)
             file.seek(0)
             # In the session of training: Linux gives every session as much of the processor.
-            super().__init__(command, stdin=file, new_session=False)
+            environ = rendering_variables(os.environ)
+            super().__init__(command, stdin=file, environ=environ, new_session=False)
 
     def is_done(self) -> bool:
         """Return whether the file exists; raise a RenderingError if it never will."""

@@ -19,6 +19,7 @@ from mjfleet.tools.doctor import device_checks, host_checks
 from mjfleet.tools.doctor.check_process import make_check
 from mjfleet.tools.doctor.host_checks import Finding
 from mjfleet.utils.console import print_line
+from mjfleet.utils.hardware_names import rendering_variables
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, WorkerArgs
@@ -128,6 +129,7 @@ def _rendering(args: WorkerArgs, device: str, rank: Rank) -> Finding:
     if device != "cpu":
         index = device.removeprefix("cuda:")
         environ["MUJOCO_EGL_DEVICE_ID"] = os.environ.get("MUJOCO_EGL_DEVICE_ID", index)
+        environ |= rendering_variables(os.environ)
         backends = ["egl"]
     if os.environ.get("MUJOCO_GL"):
         backends = [os.environ["MUJOCO_GL"]]
