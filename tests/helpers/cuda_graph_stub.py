@@ -20,8 +20,8 @@ Python's or NumPy's, and, where `capture` is asked to call the function twice, P
 are others the second time.
 
 Not modelled: streams, and which tensors are on the host. `.to("cpu")` is a copy to where all
-tensors are. An engine's `step`, `forward`, `reset` and `set_const` are one operation each, which is
-not looked into and is done again as it is.
+tensors are. What an engine launches, in its `launch` or in its `step`, `forward`, `reset` and
+`set_const`, is one operation each, which is not looked into and is done again as it is.
 """
 
 import random
@@ -37,8 +37,8 @@ from torch.utils._pytree import tree_flatten
 
 from .recorded_graph import Memory, Operation, RecordedGraph, is_tensor
 
-OPAQUE = ("step", "forward", "reset", "set_const")
-"""Methods of a simulation that launch its kernels."""
+OPAQUE = {False: ("step", "forward", "reset", "set_const"), True: ("launch", "set_const")}
+"""Methods that launch kernels, of a simulation without and with a method `launch`."""
 HOST_COPIES = {
     "cpu", "numpy", "tolist", "__array__", "__dlpack__", "tensor", "as_tensor", "asarray",
     "from_numpy", "frombuffer", "new_tensor", "synchronize",
@@ -192,14 +192,19 @@ def _launches_recorded(simulations: Iterable[Any], graph: RecordedGraph) -> Iter
 
         return record
 
-    changed = [(vars(sim), name, getattr(sim, name)) for sim in simulations for name in OPAQUE]
-    for attributes, name, method in changed:
-        attributes[name] = recorded(f"simulation.{name}", method)
+    changed = [
+        (sim, name, getattr(sim, name))
+        for sim in simulations
+        for name in OPAQUE[hasattr(type(sim), "launch")]
+    ]
+    for sim, name, method in changed:
+        sim.mark_written()  # As `captured_by` does.
+        vars(sim)[name] = recorded(f"simulation.{name}", method)
     try:
         yield
     finally:
-        for attributes, name, _ in changed:
-            del attributes[name]
+        for sim, name, _ in changed:
+            del vars(sim)[name]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from mjfleet.env import Env, EnvShard, next_levels
 from mjfleet.env.random_numbers import own_random_numbers, seed_everything
 from mjfleet.errors import UserError
 from mjfleet.rl.checkpoint_contents import Checkpointer
-from mjfleet.rl.evaluator import Evaluator, play_episodes
+from mjfleet.rl.evaluator import Episodes, Evaluator
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
 
@@ -186,9 +186,9 @@ class PatientEnv(SpoiltEnv):
 
 def test_each_world_plays_whole_episodes_and_no_more() -> None:
     env = make_env(PatientEnv)
-    rows = play_episodes(env, lambda _: torch.zeros(4, 1))
+    rows = Episodes(env, lambda _: torch.zeros(4, 1)).play()
     assert rows.tolist() == [[1, 1, 1, 1], [2, 2, 3, 2], [3, 3, 6, 3], [4, 4, 10, 4]]
-    rows = play_episodes(make_env(PatientEnv), lambda _: torch.zeros(4, 1), each=2)
+    rows = Episodes(make_env(PatientEnv), lambda _: torch.zeros(4, 1), each=2).play()
     assert rows[:, 0].tolist() == [1, 2, 3, 4] * 2
     assert rows[:, 1].tolist() == [1, 2, 3, 4, 100, 200, 300, 400]
 
@@ -204,7 +204,7 @@ def test_a_recurrent_policy_forgets_between_episodes() -> None:
     runner = Runner(make_env(EvenEnv), agent(1, **VARIANTS["gru"]), "cpu", 1, FOUND.load)
     policy = runner.get_inference_policy()
     with torch.inference_mode():
-        rows = play_episodes(make_env(EvenEnv), policy, each=2, after_step=policy.reset)
+        rows = Episodes(make_env(EvenEnv), policy, each=2, after_step=policy.reset).play()
     assert torch.allclose(rows[:4], rows[4:])
     assert rows[3, 1] != 4 * rows[0, 1]  # It remembers within an episode.
 

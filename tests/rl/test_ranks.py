@@ -25,9 +25,11 @@ from mjfleet.rl.ppo import PPO
 from mjfleet.rl.replica_checksum import OutOfStepError
 from mjfleet.rl.runner import DivergedError, Runner
 from mjfleet.sim import make_simulation
+from mjfleet.sim.unread import read
 
 from ..conftest import REPOSITORY
 from ..env.test_env import BUNDLED, build_task
+from ..helpers.cuda_graph_stub import CudaGraphStub
 
 WORLD_SIZE = 2
 KINDS = (PPO, RslRlUpdate, TorchPPO, JaxPPO)
@@ -65,6 +67,19 @@ class Ranks:
         torch.manual_seed(self.rank)
         env = build_task("cartpole-balance", "native", "cpu", num_envs=8)
         return Runner(env, config, "cpu", 1, FOUND.load, self.collectives, evaluator=evaluator)
+
+    def captured_runner(self, config: AgentConfig, captures: bool) -> tuple[Runner, CudaGraphStub]:
+        """One with a stand-in for CUDA graphs, or one for which nothing can be captured."""
+
+        def refuse(*arguments: Any, **keywords: Any) -> Any:
+            raise RuntimeError("nothing is captured here")
+
+        torch.manual_seed(self.rank)
+        env = build_task("cartpole-balance", "native", "cpu", num_envs=8)
+        stub = CudaGraphStub(env.sim)
+        capture: Any = stub.capture if captures else refuse
+        parts = env, config, "cpu", 1, FOUND.load, self.collectives
+        return Runner(*parts, capture=capture), stub
 
     def algorithm(self, kind: type[Algorithm] | None, config: AgentConfig) -> Any:
         """An algorithm with the same networks on every rank and a rollout that differs.
@@ -355,6 +370,31 @@ def test_every_minibatch_is_reduced_once_on_every_path(found: list[dict[str, Any
         assert rank["count_reductions"] == {kind.__name__: 6 for kind in KINDS}
 
 
+def learn_by_graphs(ranks: Ranks, folder: str) -> dict[str, Any]:
+    """Train by graphs, by calls, and by graphs on rank 0 alone."""
+    found: dict[str, Any] = {}
+    config = replace(agent(desired_kl=0.002, backprop="autograd"), max_iterations=6)
+    cases = {"graphs": True, "calls": False, "graphs on rank 0": ranks.rank == 0}
+    for case, captures in cases.items():
+        runner, stub = ranks.captured_runner(config, captures)
+        metrics: list[Any] = []
+        runner.train(metrics.append, lambda: None)
+        found[case] = weights(runner.alg), [m.losses for m in metrics], len(stub.graphs)
+    return found
+
+
+def test_graphs_between_reductions_give_what_calls_give(found: list[dict[str, Any]]) -> None:
+    for rank, parts in enumerate(found):
+        results = parts["learn_by_graphs"]
+        # A rollout; and an update with reductions of advantages, gradients and two normalisers.
+        count = 1 + 1 + (1 + 2 * 4 + 2 * 2)
+        assert [n for _, _, n in results.values()] == [count, 0, 0 if rank else count]
+        expected, losses, _ = results["calls"]
+        for learned, own_losses, _ in results.values():
+            assert all(torch.equal(learned[key], value) for key, value in expected.items())
+            assert own_losses == losses
+
+
 def normalise(ranks: Ranks, folder: str) -> dict[str, Any]:
     alg = ranks.algorithm(RslRlUpdate, agent())
     ranks.rollout(alg)
@@ -408,13 +448,14 @@ def train(ranks: Ranks, folder: str) -> dict[str, Any]:
     runner = ranks.runner(agent(), evaluator)
     runner.env.max_episode_length = 5
     own, rows = [], []
-    take = runner.env.take_statistics
+    unread = runner.env.unread_statistics
 
-    def take_and_keep() -> Any:
-        own.append(take())
-        return own[-1]
+    def keep() -> Any:
+        found = unread()
+        own.extend(read(found))
+        return found
 
-    runner.env.take_statistics = take_and_keep
+    runner.env.unread_statistics = keep
     runner.train(lambda metrics: rows.append(metrics.row()), lambda: None)
     found["well"] = (own, rows, weights(runner.alg))
 
@@ -497,7 +538,7 @@ def test_ranks_know_stop_and_fail_together(found: list[dict[str, Any]]) -> None:
 
 PARTS = (
     exchange, learn_fast, learn_both_ways, learn_with_skrl, follow_gradients, count_reductions,
-    normalise, train,
+    learn_by_graphs, normalise, train,
 )  # fmt: skip
 
 

@@ -19,7 +19,6 @@ from mjfleet.bench.built_task import BuiltTask, built_task
 from mjfleet.loggers.console_logger import ConsoleLogger
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.loggers.logger_group import LoggerGroup
-from mjfleet.rl.cuda_graphs import GraphedRollout
 from mjfleet.sim import Simulation
 from mjfleet.sim.simulation import INTEGRATION_FIELDS
 from mjfleet.worker.thread_limits import prepare
@@ -81,7 +80,7 @@ class Measurement:
             ("policy", runner.alg, "act"),
             ("storage", runner.alg, "process_env_step"),
             ("update", runner.alg, "compute_returns"),
-            ("update", runner.alg, "update"),
+            ("update", runner.alg, "start_update"),
             ("reporting", self, "report"),
         ):
             watch.watch(part, owner, method)
@@ -105,8 +104,7 @@ class Measurement:
         sample["limits"] = {name: self._time(step) for name, step in self._limits.items()}
         self.samples.append(sample)
         watch.is_on = len(self.samples) % 2 == 1
-        if isinstance(self.runner.rollout, GraphedRollout):
-            self.runner.rollout.by_calls = watch.is_on
+        self.runner.rollout.by_calls = watch.is_on
         self._start = watch.now()
 
     def _time(self, step: Callable[[], object]) -> float:

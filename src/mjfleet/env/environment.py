@@ -21,6 +21,7 @@ from mjfleet.env.return_checks import ReturnedShapes, check_returns
 from mjfleet.env.step_recorder import RESULTS, Arrows, StepRecorder
 from mjfleet.errors import UserError
 from mjfleet.sim import Simulation
+from mjfleet.sim.unread import Unread, read
 
 C = TypeVar("C", bound=EnvConfig)
 
@@ -283,26 +284,31 @@ class Env(VecEnv, Generic[C]):
         self._observations = self._observe()
 
     def take_statistics(self) -> EpisodeStatistics:
-        """Return what happened since the last call. Waits for the device: once an iteration."""
-        totals, steps = self._totals.tolist(), self._steps * self.num_envs
+        """Return what happened since the last call. Waits for the device."""
+        return read(self.unread_statistics())[0]
+
+    def unread_statistics(self) -> Unread[EpisodeStatistics]:
+        """Return what happened since the last call."""
+        totals, steps = self._totals.clone(), self._steps * self.num_envs
         self._totals.zero_()
         self._steps = 0
-        return from_totals(totals, steps, self.reward_names, self.metric_names)
+        names = self.reward_names, self.metric_names
+        return Unread(totals, lambda numbers: from_totals(numbers, steps, *names))
 
     def warnings(self) -> dict[str, int]:
+        """Return what `unread_warnings` stands for. Waits for the device once."""
+        return read(self.unread_warnings())[0]
+
+    def unread_warnings(self) -> Unread[dict[str, int]]:
         """Return the number of environments with a warning since the last call, for every kind.
 
-        The kinds are the simulation's, and NAN: resets because a number was not finite. Waits for
-        the device.
+        The kinds are the simulation's, and NAN: resets because a number was not finite.
         """
-        resets = int(self._nan_resets)
+        of_sim = self.sim.unread_warnings()
+        numbers = torch.cat((of_sim.numbers, self._nan_resets.view(1)))
         self._nan_resets.zero_()
         kinds = dict.fromkeys(self.sim.warning_kinds, 0)
-        return kinds | self.sim.warnings() | {NAN: resets}
-
-    def count_steps(self, number: int) -> None:
-        """Count steps that a captured graph has taken without calling `step`."""
-        self._steps += number
+        return Unread(numbers, lambda n: kinds | of_sim.decode(n[:-1]) | {NAN: int(n[-1])})
 
     def _draw(self, random: Callable[..., torch.Tensor], size: int) -> torch.Tensor:
         """Return random numbers `(num_envs, size)`. Skips those of other workers' environments."""

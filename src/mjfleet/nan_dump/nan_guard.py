@@ -31,26 +31,29 @@ class RolloutGuard:
         """Have `env` record its states from now on. Without `dump_to`, nothing is dumped."""
         self._env = env
         self._dump_to = dump_to
-        self._recorder = env.recorder = StepRecorder(num_steps)
+        self.recorder = env.recorder = StepRecorder(num_steps)
+        self.is_finite = torch.ones((), dtype=torch.bool, device=env.device)
+        """Whether all is finite that `check` has looked at."""
 
     def begin(self) -> None:
         """Start a rollout, which overwrites the recording of the one before."""
-        self._recorder.step = 0
+        self.recorder.step = 0
+
+    def check(self, storage: RolloutStorage) -> None:
+        """Write `is_finite` for the rollout in `storage`. Waits for nothing."""
+        # A sum is finite only if all its terms are, and costs a fraction of looking at each.
+        sums = [part.sum(dtype=torch.float64) for part in self._checked(self._rollout(storage))]
+        torch.all(torch.stack(sums).isfinite(), out=self.is_finite)
 
     def trouble(self, storage: RolloutStorage, iteration: int) -> str | None:
         """Dump the worlds with numbers that are not finite, and return a message about them.
 
-        None if all are finite. Waits for the device once.
+        None if `check` found all finite. Waits for the device once.
         """
-        rollout = self._rollout(storage)
-        # With on_nan="reset", bad states are reset; what is learned from must be finite.
-        all_must, learned_from = self._env.on_nan == "stop", ("observation/", "action", "reward")
-        names = [name for name in rollout if all_must or name.startswith(learned_from)]
-        checked = [part for name in names for part in rollout[name]]
-        # A sum is finite only if all its terms are, and costs a fraction of looking at each.
-        sums = torch.stack([values.sum(dtype=torch.float64) for values in checked])
-        if sums.isfinite().all():
+        if self.is_finite:
             return None
+        rollout = self._rollout(storage)
+        checked = self._checked(rollout)
         num_envs = self._env.num_envs
         finite = [x.isfinite().reshape(len(x), num_envs, -1).all(dim=2).all(dim=0) for x in checked]
         ids = torch.stack(finite).all(dim=0).logical_not().nonzero().flatten()
@@ -75,6 +78,13 @@ class RolloutGuard:
         few["worlds"] = np.array([worlds[index] for index in chosen])
         return f"{text}; {self._dump(self._dump_to, few, iteration)}"
 
+    def _checked(self, rollout: dict[str, list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Return what has to be finite."""
+        # With on_nan="reset", bad states are reset; what is learned from must be finite.
+        all_must, learned_from = self._env.on_nan == "stop", ("observation/", "action", "reward")
+        names = [name for name in rollout if all_must or name.startswith(learned_from)]
+        return [part for name in names for part in rollout[name]]
+
     def _rollout(self, storage: RolloutStorage) -> dict[str, list[torch.Tensor]]:
         """Return a rollout by name, each tensor `(steps, num_envs, ...)` in one part or two.
 
@@ -82,8 +92,8 @@ class RolloutGuard:
         """
         last: Any = self._env.get_observations()
         observations: Any = storage.observations
-        rollout = {name: [values] for name, values in self._recorder.tensors.items()}
-        for name, value in self._recorder.now(self._env.sim).items():
+        rollout = {name: [values] for name, values in self.recorder.tensors.items()}
+        for name, value in self.recorder.now(self._env.sim).items():
             rollout[name].append(value.unsqueeze(0))
         for name, values in observations.items():
             rollout[f"observation/{name}"] = [values, last[name].unsqueeze(0)]

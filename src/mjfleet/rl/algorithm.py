@@ -1,14 +1,17 @@
 """The interface of the training loop to learning algorithms. Runs in a worker."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import torch
 from rsl_rl import algorithms
 from tensordict import TensorDict
 
 from mjfleet.config import AgentConfig
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.gradient_reduction import FlatGradient
+from mjfleet.sim.unread import Unread
 
 LEARNING_RATES = (1e-5, 1e-2)
 """Limits of the adaptive schedule, as in rsl_rl."""
@@ -71,14 +74,24 @@ class Algorithm(algorithms.PPO):
         super().compute_returns(obs)
         if not self.is_distributed or self.config.normalize_advantage_per_mini_batch:
             return
+        for reduce in self.normalize_advantages():
+            reduce()
+
+    def normalize_advantages(self) -> Iterator[Callable[[], object]]:
+        """Normalise the advantages over all ranks; yields the reduction on the way."""
         advantages = self.storage.returns - self.storage.values
         wide = advantages.double()
-        count, total, squares = self.collectives.total(
-            [wide.numel(), wide.sum().item(), wide.square().sum().item()]
-        )
+        sums = torch.stack((wide.sum(), wide.square().sum()))
+        yield partial(self.collectives.all_reduce, sums)
+        (total, squares), count = sums.unbind(), wide.numel() * self.collectives.world_size
         mean = total / count
-        std = max(0.0, (squares - total * mean) / (count - 1)) ** 0.5
+        std = ((squares - total * mean) / (count - 1)).clamp(min=0.0).sqrt()
         self.storage.advantages = (advantages - mean) / (std + 1e-8)
+
+    def start_update(self) -> Unread[dict[str, float]]:
+        """Learn from the stored rollout; return the mean losses, which may still be computed."""
+        losses = self.update()
+        return Unread(torch.zeros(0, device=self.device), lambda numbers: losses)
 
     def reduce_parameters(self) -> None:
         """Average the gradients of all parameters over the ranks, in one all-reduce.

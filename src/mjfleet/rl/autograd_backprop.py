@@ -31,7 +31,8 @@ class AutogradBackprop:
         # Its cache of rounded weights is of no use, and would outlive the capture of a graph.
         rounds = config.use_mixed_precision
         with torch.autocast(batch.actions.device.type, torch.bfloat16, rounds, cache_enabled=False):
-            actor.distribution.update(actor.mlp(batch.actor_inputs))
+            outputs = actor.mlp(batch.actor_inputs)
+            actor.distribution.update(outputs)
             ratio = torch.exp(actor.get_output_log_prob(batch.actions) - batch.log_probs)
             surrogate = -torch.minimum(batch.advantages * ratio, batch.limits).mean()
             entropy = actor.output_entropy.mean()
@@ -47,3 +48,7 @@ class AutogradBackprop:
                 kl = actor.get_kl_divergence(old, new).mean()
                 self._gradient.measures.copy_(torch.stack((value, surrogate, entropy, kl)))
         loss.backward()
+        with torch.no_grad():
+            # Otherwise the distribution would hold on to autograd's nodes. They belong to the
+            # stream of this call, with which a capture on another stream cannot synchronise.
+            actor.distribution.update(outputs.detach())

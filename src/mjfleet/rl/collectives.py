@@ -41,9 +41,9 @@ class Collectives:
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
         """Return the `values` of every rank, in float64. All ranks pass equally many."""
-        own = torch.tensor(values, dtype=torch.float64, device=self._device)
         if self.world_size == 1:
-            return [own.tolist()]
+            return [list(map(float, values))]
+        own = torch.tensor(values, dtype=torch.float64, device=self._device)
         gathered = own.new_empty(self.world_size, len(own))
         with self._timed():
             dist.all_gather(list(gathered.unbind()), own)

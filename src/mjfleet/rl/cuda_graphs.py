@@ -1,14 +1,14 @@
-"""Captures rollouts and updates as CUDA graphs: one launch replaces many. Runs in a worker.
+"""Captures rollouts, updates and evaluations as CUDA graphs: one launch replaces many.
 
-If a graph cannot be captured, or its results differ from those of the calls, training continues by
-calls, with a warning.
+Runs in a worker. If a graph cannot be captured, or its results differ from those of the calls,
+training continues by calls, with a warning.
 """
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,109 +21,169 @@ from mjfleet.sim.simulation import no_garbage_collection
 
 logger = logging.getLogger(__name__)
 
-CHECKED_STEPS = 2
-"""Steps of a rollout whose rewards are compared with those of the calls. Later steps drift apart,
-because a GPU adds in no fixed order."""
 CLOSE_SHARE = 0.99
 """The fraction of the compared values that must be close."""
 Capture = Callable[..., Any]
 """`capture`, or what takes its place in tests without a GPU."""
 
 
-class GraphedRollout:
-    """A rollout that is captured in its second call. If that fails, calls are made instead."""
+class GraphedWork:
+    """Work that becomes CUDA graphs in its second call.
+
+    The first call loads kernels, which is not allowed during a capture. The second one captures,
+    and compares what the graphs do with what calls do from the same state. If they differ, or if
+    nothing can be captured, the work is done by calls.
+    """
 
     def __init__(
         self,
-        env: Env[Any],
-        policy: torch.nn.Module,
-        storage: Any,
-        roll: Callable[[], None],
+        name: str,
+        work: Callable[[], Iterable[Callable[[], object]]],
+        owners: Callable[[], dict[str, Any]],
+        result: Callable[[], torch.Tensor],
+        device: str,
         capture: Capture | None,
+        *,
+        env: Env[Any] | None = None,
+        counters: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Capture `roll`, by which `policy` acts in `env` and fills `storage`. None: never."""
-        self._env, self._policy, self._storage, self._roll = env, policy, storage, roll
-        self._capture = capture
+        """Describe the work.
+
+        Args:
+            name: the work in the plural, for a warning.
+            work: does the work. What it returns or yields is called between two graphs, the same
+                functions each time.
+            owners: returns objects that hold what the work changes, by name, see PinnedState.
+            result: returns what is compared.
+            device: torch's name of the device.
+            capture: captures graphs. None: the work is always done by calls.
+            env: the environments that the work steps.
+            counters: the owner of each number that all calls increase alike, by `owner.attribute`.
+        """
+        self._name, self._work, self._owners, self._result = name, work, owners, result
+        self._device, self._capture, self._env, self._counters = device, capture, env, counters
         self.by_calls = False  # Whether to make the calls for now, so that they can be observed.
-        self._captured: tuple[Any, PinnedState] | None = None
+        self._graphs: list[tuple[Any, Callable[[], object] | None]] = []
+        self._pinned: PinnedState | None = None
         self._layout = 0  # The simulation's, of the capture.
-        self._calls = 0
+        self._increments: dict[str, int] = {}
+        self._num_calls = 0
 
     def __call__(self) -> None:
-        """Collect a rollout."""
-        self._calls += 1
-        # The first rollout loads kernels, which is not allowed during a capture.
-        if self._capture is None or self.by_calls or self._calls == 1:
-            self._roll()
-        elif self._captured is None or self._layout != self._env.sim.layout:
-            self._capture_rollout(self._capture)
+        """Do the work."""
+        self._num_calls += 1
+        if self._capture is None or self.by_calls or self._num_calls == 1:
+            self._call()
+        elif self._pinned is None or (self._env and self._env.sim.layout != self._layout):
+            self._capture_and_compare(self._capture)
         else:
-            self._replay(*self._captured)
+            try:
+                self._pinned.settle()  # Other work may have replaced tensors.
+            except CaptureError as error:
+                self._give_up(error)
+                self._call()
+            else:
+                self._replay()
 
-    def _replay(self, graph: Any, pinned: PinnedState) -> None:
-        try:
-            pinned.settle()  # Resets and updates may have replaced tensors.
-        except CaptureError as error:
-            self._give_up(error)
-            self._roll()
-            return
-        graph.replay()
-        self._env.count_steps(self._storage.num_transitions_per_env)
-        self._storage.step = self._storage.num_transitions_per_env
+    def _call(self) -> None:
+        for between in self._work():
+            between()
 
-    def _capture_rollout(self, capture: Capture) -> None:
-        """Capture a rollout, and compare it with the calls from the same state."""
-        self._captured, self._layout = None, self._env.sim.layout
-        pinned = PinnedState({"env": self._env, "policy": self._policy}, ["env._steps"])
-        restore = _remember(self._env, self._storage, pinned)
-        self._roll()
-        expected = self._storage.rewards[:CHECKED_STEPS].clone()
-        restore()
-        try:
-            roll = partial(self._roll_pinned, pinned)
-            graph = capture(roll, self._env.sim.captured_by, [self._env.generator])
+    def _replay(self) -> None:
+        for graph, between in self._graphs:
             graph.replay()
-            check_close("a rollout", self._storage.rewards[:CHECKED_STEPS], expected)
-            self._captured = graph, pinned
+            if between is not None:
+                between()
+        if self._env:
+            self._env.sim.mark_written()
+        for path, owner in self._counters.items():
+            name = _attribute(path)
+            setattr(owner, name, getattr(owner, name) + self._increments[path])
+
+    def _capture_and_compare(self, capture: Capture) -> None:
+        """Do the work by graphs, go back, and do it by calls.
+
+        It is done twice even if nothing can be captured, because other ranks wait for this one
+        between their graphs.
+        """
+        self._pinned, self._layout = None, self._env.sim.layout if self._env else 0
+        self._graphs.clear()
+        pinned = PinnedState(self._owners(), self._counters)
+        restore = self._remember(pinned)
+        try:
+            self._capture_graphs(capture, pinned)
+            self._pinned = pinned
         except RuntimeError as error:
             self._give_up(error)
-            restore()
-            self._roll()
+        restore()
+        (self._replay if self._pinned else self._call)()
+        found = self._result().clone()
+        restore()
+        self._call()
+        is_close = torch.isclose(found, self._result(), rtol=1e-3, atol=1e-5)
+        if self._pinned and (share := is_close.float().mean().item()) < CLOSE_SHARE:
+            self._give_up(CaptureError(f"graphs differ from calls in {1 - share:.0%} of values"))
 
-    def _roll_pinned(self, pinned: PinnedState) -> None:
-        """Make the calls and check that a graph of them can be replayed."""
-        before = _host_random_states(self._env.sim.device)
-        self._roll()
-        pinned.settle()
-        if _host_random_states(self._env.sim.device) != before:
-            raise CaptureError("a step draws random numbers on the host")
+    def _capture_graphs(self, capture: Capture, pinned: PinnedState) -> None:
+        """Capture the work in one graph for each part of it.
+
+        Raises:
+            RuntimeError: the work cannot be captured, or a replay would do something else.
+        """
+        env, host, before = self._env, _host_random_states(self._device), self._counts()
+        of_env = (env.sim.captured_by, [env.generator]) if env else ()
+        parts: Iterator[Callable[[], object]] | None = None
+        between, pool = None, None
+
+        def next_part() -> None:
+            nonlocal parts, between
+            parts = iter(self._work()) if parts is None else parts
+            between = next(parts, None)
+            if between is None:
+                pinned.settle()
+
+        while not self._graphs or between is not None:
+            graph = capture(next_part, *of_env, pool=pool)
+            pool = graph.pool()
+            self._graphs.append((graph, between))
+        if _host_random_states(self._device) != host:
+            raise CaptureError("random numbers are drawn on the host")
+        self._increments = {path: n - before[path] for path, n in self._counts().items()}
+
+    def _remember(self, pinned: PinnedState) -> Callable[[], None]:
+        """Return a function that restores the state of now."""
+        env, device, counts = self._env, self._device, self._counts()
+        tensors = [(tensor, tensor.clone()) for tensor in pinned.tensors()]
+        fields = {k: v.clone() for k, v in env.sim.state().items()} if env else {}
+        random_numbers = random_states(device)
+        of_env = [(env.generator, env.generator.get_state())] if env else []
+
+        @torch.no_grad()
+        def restore() -> None:
+            pinned.put_back()
+            for tensor, value in tensors:
+                tensor.copy_(value)
+            if env:
+                env.sim.restore(fields)
+            restore_random_states(random_numbers, device)
+            for generator, state in of_env:
+                generator.set_state(state)
+            for path, owner in self._counters.items():
+                setattr(owner, _attribute(path), counts[path])
+
+        return restore
+
+    def _counts(self) -> dict[str, int]:
+        return {path: getattr(owner, _attribute(path)) for path, owner in self._counters.items()}
 
     def _give_up(self, error: Exception) -> None:
-        logger.warning("rollouts are no CUDA graph, and slower for it: %s", error)
-        self._captured = self._capture = None
+        logger.warning("%s are no CUDA graphs, and slower for it: %s", self._name, error)
+        self._pinned = self._capture = None
+        self._graphs.clear()
 
 
-def _remember(env: Env[Any], storage: Any, pinned: PinnedState) -> Callable[[], None]:
-    """Return a function that restores the state of now, with the storage at its first step."""
-    device, attributes = str(env.device), vars(env)
-    fields = {name: value.clone() for name, value in env.sim.state().items()}
-    tensors = [(tensor, tensor.clone()) for tensor in pinned.tensors()]
-    host, generator = random_states(device), env.generator.get_state()
-    steps, recorded = attributes["_steps"], env.recorder.step if env.recorder else 0
-
-    def restore() -> None:
-        pinned.put_back()
-        for tensor, value in tensors:
-            tensor.copy_(value)
-        env.sim.restore(fields)
-        restore_random_states(host, device)
-        env.generator.set_state(generator)
-        attributes["_steps"] = steps
-        storage.step = 0
-        if env.recorder:
-            env.recorder.step = recorded
-
-    return restore
+def _attribute(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def capture(
@@ -166,18 +226,8 @@ def capture(
     return graph
 
 
-def _host_random_states(device: torch.device) -> tuple[Any, ...]:
+def _host_random_states(device: str) -> tuple[Any, ...]:
     """Return the states of the generators whose numbers a graph on `device` would repeat."""
     numpy: Any = np.random.get_state()
-    own = b"" if device.type == "cpu" else torch.get_rng_state().numpy().tobytes()
+    own = b"" if device == "cpu" else torch.get_rng_state().numpy().tobytes()
     return random.getstate(), numpy[1].tobytes(), numpy[2], own
-
-
-def check_close(what: str, found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Raise CaptureError if a graph's results differ from those of the calls.
-
-    Waits for the device.
-    """
-    close = torch.isclose(found, expected, rtol=1e-3, atol=1e-5).float().mean().item()
-    if close < CLOSE_SHARE:
-        raise CaptureError(f"{what} as a graph differs in {1 - close:.0%} of its values")

@@ -19,9 +19,9 @@ class FlatGradient:
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Allocate the buffer for the parameters that require a gradient, in this order."""
-        self._parameters = [p for p in parameters if p.requires_grad]
-        sizes = [p.numel() for p in self._parameters]
-        first = self._parameters[0]
+        self.parameters = [p for p in parameters if p.requires_grad]
+        sizes = [p.numel() for p in self.parameters]
+        first = self.parameters[0]
         self.flat = torch.zeros(sum(sizes) + len(MEASURES), dtype=first.dtype, device=first.device)
         """`(number of parameters + number of measures,)`."""
         self.measures = self.flat[-len(MEASURES) :]
@@ -31,8 +31,8 @@ class FlatGradient:
 
     def views(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
         """Return each parameter's part of a buffer that is laid out like `flat`."""
-        pieces = flat[: -len(MEASURES)].split([p.numel() for p in self._parameters])
-        return {p: piece.view_as(p) for p, piece in zip(self._parameters, pieces, strict=True)}
+        pieces = flat[: -len(MEASURES)].split([p.numel() for p in self.parameters])
+        return {p: piece.view_as(p) for p, piece in zip(self.parameters, pieces, strict=True)}
 
     def attach(self) -> None:
         """Make every parameter's gradient a view of the buffer, with the same values.

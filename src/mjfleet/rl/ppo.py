@@ -5,13 +5,11 @@ It computes the same parameters as rsl_rl's PPO, except for rounding, in another
 - A step evaluates the policy alone. Values and log-probabilities are computed for all steps at
   once.
 - Each sample is copied and normalised once per update, not once per epoch.
-- Losses, KL divergence and learning rate stay on the device until an update ends.
+- Losses, KL divergence and learning rate stay on the device until an iteration ends.
 - Gradients are views of one buffer, which is clipped and reduced over the ranks as a whole.
 """
 
-import logging
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,11 +21,11 @@ from mjfleet.errors import UserError
 from mjfleet.rl.algorithm import LEARNING_RATES, Algorithm
 from mjfleet.rl.autograd_backprop import AutogradBackprop
 from mjfleet.rl.cpu_backprop import CpuBackprop, useful_threads
-from mjfleet.rl.cuda_graphs import Capture, check_close
+from mjfleet.rl.cuda_graphs import Capture, GraphedWork
 from mjfleet.rl.gradient_reduction import MEASURES
 from mjfleet.rl.minibatches import Minibatches
-
-logger = logging.getLogger(__name__)
+from mjfleet.rl.normalizers import update_normalizers
+from mjfleet.sim.unread import Unread, read
 
 
 class PPO(Algorithm):
@@ -62,13 +60,12 @@ class PPO(Algorithm):
         # The gradients of actor and critic, which are clipped each by itself.
         self._clipped = flat[:policy_size], flat[policy_size : -len(MEASURES)]
         self._totals = torch.zeros_like(self.gradient.measures)
+        self._last_observations = storage.observations[0].clone()  # Those after a rollout.
         # A graph reads the learning rate from a tensor. Otherwise it is a Python number.
         keeps_rate = capture is not None or self.device != "cpu"
         self._rate = torch.zeros((), device=self.device) if keeps_rate else None
-        self._gradients: list[Callable[[], object]] = []  # Of each minibatch.
-        self._step: Callable[[], object] = self._apply_gradients
-        self._num_updates = 0
         self._prepare_optimizer()
+        self._learn = self._make_learn()
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample actions `(num_envs, num_actions)`; store them and the observations."""
@@ -94,45 +91,96 @@ class PPO(Algorithm):
         self.storage.step += 1
 
     def compute_returns(self, obs: TensorDict) -> None:
-        """Compute values and log-probabilities of the rollout, then returns and advantages."""
-        storage = self.storage
-        inputs = self.critic.get_latent(storage.observations.flatten(0, 1))
-        self._backprop.predict_values(inputs, storage.values.flatten(0, 1))
-        # A time-out is not a failure: the value of the state replaces the rewards after it.
-        storage.rewards += self.config.gamma * storage.values * self._time_outs
-        log_probs = Normal(*self._old).log_prob(storage.actions)
-        storage.actions_log_prob[:, :, 0] = log_probs.sum(dim=-1)
-        super().compute_returns(obs)
+        """Keep the observations after the rollout, from which the update computes returns."""
+        groups = self._last_observations.items()
+        torch.ops.aten._foreach_copy_([own for _, own in groups], [obs.get(k) for k, _ in groups])
 
     def update(self) -> dict[str, float]:
         """Learn from the stored rollout; return the mean losses, over all ranks."""
-        config = self.config
-        self._minibatches.fill(
-            self._old, config.clip_param, config.normalize_advantage_per_mini_batch
-        )
+        return read(self.start_update())[0]
+
+    def start_update(self) -> Unread[dict[str, float]]:
+        """Learn from the stored rollout; return the mean losses over all ranks.
+
+        With a capture they may still be computed. Decoding them also sets `learning_rate`.
+        """
         if self._rate is not None:
             self._rate.fill_(self.learning_rate)
             for group in self.optimizer.param_groups:
                 group["lr"] = self._rate
         self.gradient.attach()
-        self._prepare_graphs()
+        self._learn()
+        self.storage.clear()
+        count = self.config.num_learning_epochs * self.config.num_mini_batches
+        means = self._totals / count
+        if self._rate is None:
+            return Unread(means, self._losses)
+        return Unread(torch.cat((means, self._rate.view(1))), self._losses_and_rate)
+
+    def _losses(self, numbers: list[float]) -> dict[str, float]:
+        losses = dict(zip(MEASURES, numbers, strict=True))
+        return {name: losses[name] for name in ("value", "surrogate", "entropy")}
+
+    def _losses_and_rate(self, numbers: list[float]) -> dict[str, float]:
+        self.learning_rate = numbers[-1]
+        return self._losses(numbers[:-1])
+
+    def _make_learn(self) -> GraphedWork:
+        """Return what does `_parts`, as CUDA graphs if there is a capture."""
+
+        def owners() -> dict[str, Any]:
+            states = list(self.optimizer.state.values())  # The first update makes them.
+            networks = {"actor": self.actor, "critic": self.critic}
+            return networks | {"optimizer": states, "rate": self._rate}
+
+        def result() -> torch.Tensor:
+            return torch.cat([p.detach().flatten() for p in self.gradient.parameters])
+
+        return GraphedWork("updates", self._parts, owners, result, self.device, self._capture)
+
+    def _parts(self) -> Iterator[Callable[[], object]]:
+        """Learn from the stored rollout; yield what the ranks have to do together."""
+        config, storage = self.config, self.storage
+        self._compute_returns()
+        if config.normalize_advantage_per_mini_batch:
+            storage.advantages = storage.returns - storage.values
+        elif self.is_distributed:
+            yield from self.normalize_advantages()
+        else:
+            advantages = storage.returns - storage.values
+            storage.advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        self._minibatches.fill(
+            self._old, config.clip_param, config.normalize_advantage_per_mini_batch
+        )
         self._totals.zero_()
         for _ in range(config.num_learning_epochs):
-            for compute_gradients in self._gradients:
+            for batch in self._minibatches.batches:
                 self.on_minibatch()
-                compute_gradients()
+                self._backprop.compute_gradients(batch)
                 if self.is_distributed:
-                    self.reduce_parameters()
-                self._step()
-        observations = self.storage.observations.flatten(0, 1)
-        for model in (self.actor, self.critic):
-            model.update_normalization(observations)
-        self.storage.clear()
-        if self._rate is not None:
-            self.learning_rate = self._rate.item()
-        means = self._totals / (config.num_learning_epochs * config.num_mini_batches)
-        losses = dict(zip(MEASURES, means.tolist(), strict=True))
-        return {name: losses[name] for name in ("value", "surrogate", "entropy")}
+                    yield self.reduce_parameters
+                self._apply_gradients()
+        networks, observations = (self.actor, self.critic), storage.observations.flatten(0, 1)
+        yield from update_normalizers(networks, observations, self.collectives)
+
+    @torch.no_grad()
+    def _compute_returns(self) -> None:
+        """Compute values, log-probabilities and returns of the rollout, as rsl_rl does."""
+        storage, config = self.storage, self.config
+        inputs = self.critic.get_latent(storage.observations.flatten(0, 1))
+        self._backprop.predict_values(inputs, storage.values.flatten(0, 1))
+        log_probs = Normal(*self._old).log_prob(storage.actions)
+        storage.actions_log_prob[:, :, 0] = log_probs.sum(dim=-1)
+        # A time-out is not a failure: the value of the state replaces the rewards after it.
+        rewards = storage.rewards + config.gamma * storage.values * self._time_outs
+        discounts = (1.0 - storage.dones.float()) * config.gamma
+        next_values = torch.cat((storage.values[1:], self.critic(self._last_observations)[None]))
+        errors = rewards + discounts * next_values - storage.values
+        decays = discounts * config.lam
+        advantage = torch.zeros_like(errors[0])
+        for step in reversed(range(len(errors))):
+            advantage = errors[step] + decays[step] * advantage
+            torch.add(advantage, storage.values[step], out=storage.returns[step])
 
     def save(self) -> dict[str, Any]:
         """Return networks and optimiser in a form that rsl_rl's own PPO can load."""
@@ -147,7 +195,7 @@ class PPO(Algorithm):
         """Load rsl_rl's format."""
         loads_iteration = super().load(loaded_dict, load_cfg, strict)
         self._prepare_optimizer()
-        self._num_updates = 0  # Earlier graphs would step the optimiser's replaced state.
+        self._learn = self._make_learn()  # Earlier graphs would step the replaced optimiser state.
         return loads_iteration
 
     def _make_backprop(self) -> CpuBackprop | AutogradBackprop:
@@ -177,27 +225,6 @@ class PPO(Algorithm):
         for state in self.optimizer.state.values():
             if "step" in state:
                 state["step"] = state["step"].to(self.device, torch.float32)
-
-    def _prepare_graphs(self) -> None:
-        """Capture all but the reduction as CUDA graphs, in the second update."""
-        self._num_updates += 1
-        if self._num_updates == 1:  # The first update makes the state of the optimiser.
-            compute, batches = self._backprop.compute_gradients, self._minibatches.batches
-            self._gradients = [partial(compute, batch) for batch in batches]
-            self._step = self._apply_gradients
-        elif self._num_updates == 2 and self._capture is not None:
-            capture, calls = self._capture, self._gradients
-            try:
-                step = capture(self._apply_gradients)
-                graphs = [capture(call, pool=step.pool()) for call in calls]
-                calls[0]()
-                expected = self.gradient.flat.clone()
-                graphs[0].replay()
-                check_close("an update", self.gradient.flat, expected)
-            except RuntimeError as error:
-                logger.warning("updates are no CUDA graphs, and slower for it: %s", error)
-                return
-            self._gradients, self._step = [graph.replay for graph in graphs], step.replay
 
     def _apply_gradients(self) -> None:
         """Adapt the learning rate, clip the gradients, and step."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from mjfleet.rl.algorithm import Algorithm
+from mjfleet.sim.unread import Unread
 
 
 class OutOfStepError(RuntimeError):
@@ -12,17 +13,17 @@ class OutOfStepError(RuntimeError):
 
 
 @torch.inference_mode()
-def checksum(algorithm: Algorithm) -> int:
-    """Return a checksum of every bit of parameters and normalisers. Waits for the device.
+def checksum(algorithm: Algorithm) -> Unread[int]:
+    """Return a checksum of every bit of parameters and normalisers; 0 where there is one rank.
 
     It is below 2^52, so that a float64 holds it exactly.
     """
     modules = [algorithm.actor, algorithm.critic, *([algorithm.rnd] if algorithm.rnd else [])]
     total = torch.zeros((), dtype=torch.int64, device=algorithm.device)
-    for module in modules:
+    for module in modules if algorithm.is_distributed else ():
         for tensor in module.state_dict().values():
             total = total * 31 + tensor.reshape(-1).view(torch.int32).sum(dtype=torch.int64)
-    return int(total) % 2**52
+    return Unread(total % 2**52, lambda numbers: int(numbers[0]))
 
 
 def check_replicas(iteration: int, checksums: Sequence[int]) -> None:

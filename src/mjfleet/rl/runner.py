@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
 import torch
 
@@ -18,7 +18,8 @@ from mjfleet.rl import cuda_graphs, rank_statistics
 from mjfleet.rl.algorithm_choice import make_algorithm
 from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
-from mjfleet.rl.cuda_graphs import Capture, GraphedRollout
+from mjfleet.rl.cuda_graphs import Capture, GraphedWork
+from mjfleet.rl.device_clock import DeviceClock
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.first_rollouts import FirstRollouts
 from mjfleet.rl.gpu_usage import read_usage
@@ -26,6 +27,7 @@ from mjfleet.rl.phase import HeartbeatBase, Phase
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.rank_statistics import RankReport
 from mjfleet.rl.replica_checksum import check_replicas, checksum
+from mjfleet.sim.unread import Unread, first, read
 from mjfleet.utils.memory import check_fits
 
 logger = logging.getLogger(__name__)
@@ -91,10 +93,9 @@ class Runner:
         self.judged_by = evaluator.judged_by if evaluator else None  # See Evaluator.
         self._guard = RolloutGuard(env, agent.num_steps_per_env, dump_to)
         self._first_rollouts = FirstRollouts(env, agent)
-        self.rollout: Callable[[], None] = self._roll
-        if isinstance(self.alg, PPO):
-            actor, storage = self.alg.actor, self.alg.storage
-            self.rollout = GraphedRollout(env, actor, storage, self._roll, capture)
+        self._capture = capture if isinstance(self.alg, PPO) else None
+        self._clock = DeviceClock(device)
+        self.rollout = self._make_rollout()
 
     def train(
         self,
@@ -164,39 +165,55 @@ class Runner:
         self, iteration: int, stop_signal: Callable[[], int | None]
     ) -> list[RankReport]:
         """Do one iteration; return the reports of all ranks."""
-        clock = time.perf_counter
-        start = clock()
+        self._clock.mark()
         self._collect(iteration)
-        collected = clock()
+        self._clock.mark()
         losses = self._update(iteration)
-        learned = clock()
+        self._clock.mark()
         evaluation = self._evaluate(iteration)
-        evaluated = clock()
-        distribution: Any = self.alg.storage.distribution_params
-        own = RankReport(
-            statistics=self.env.take_statistics(),
-            losses=losses,
-            action_std=distribution[1].mean().item(),
-            warnings=self.env.warnings(),
-            collect_seconds=collected - start,
-            learn_seconds=learned - collected,
-            collective_seconds=self.collectives.take_seconds(),
-            stop=stop_signal() or 0,
-            diverged=not all(map(math.isfinite, losses.values())),
-            checksum=checksum(self.alg) if self.alg.is_distributed else 0,
-            evaluation=evaluation,
-            eval_seconds=evaluated - learned,
-            gpu=read_usage(self.device),
-            buffers=self.env.sim.buffer_use,
-        )
+        self._clock.mark()
+        own = self._report(losses, evaluation, stop_signal)
         gathered = self.collectives.all_gather(rank_statistics.to_numbers(own))
         reports = [rank_statistics.from_numbers(own, numbers) for numbers in gathered]
         if any(report.diverged for report in reports):
-            bad = (f"the {k} loss is {v}" for k, v in losses.items() if not math.isfinite(v))
-            self._raise_diverged(iteration, next(bad, None))
+            self._raise_diverged(iteration, self._trouble(iteration, own.losses))
         check_replicas(iteration, [report.checksum for report in reports])
         self.current_learning_iteration = iteration
         return reports
+
+    def _report(
+        self,
+        unread_losses: Unread[dict[str, float]],
+        evaluation: EpisodeStatistics | None,
+        stop_signal: Callable[[], int | None],
+    ) -> RankReport:
+        """Read this rank's numbers of an iteration from the device, all at once."""
+        env, distribution = self.env, cast(Any, self.alg.storage.distribution_params)
+        statistics, warnings, losses, action_std, is_finite, own_checksum = read(
+            env.unread_statistics(),
+            env.unread_warnings(),
+            unread_losses,
+            Unread(distribution[1].mean(), first),
+            Unread(self._guard.is_finite, first),
+            checksum(self.alg),
+        )
+        collect, learn, evaluate = self._clock.take_seconds()
+        return RankReport(
+            statistics=statistics,
+            losses=losses,
+            action_std=action_std,
+            warnings=warnings,
+            collect_seconds=collect,
+            learn_seconds=learn,
+            collective_seconds=self.collectives.take_seconds(),
+            stop=stop_signal() or 0,
+            diverged=not (is_finite and all(map(math.isfinite, losses.values()))),
+            checksum=own_checksum,
+            evaluation=evaluation,
+            eval_seconds=evaluate,
+            gpu=read_usage(self.device),
+            buffers=env.sim.buffer_use,
+        )
 
     def _collect(self, iteration: int) -> None:
         """Collect one rollout into the storage; end the run if a rank's is not finite."""
@@ -205,30 +222,56 @@ class Runner:
         self._guard.begin()
         with torch.inference_mode():
             self.rollout()
-        trouble = self._guard.trouble(self.alg.storage, iteration)
-        # All ranks have to end: one that went on would wait forever for the others.
-        if self.collectives.total([trouble is not None])[0]:
-            self._raise_diverged(iteration, trouble)
+        # With graphs this is read with the other numbers of the iteration, after an update that
+        # nobody keeps.
+        if self._capture is None:
+            trouble = self._guard.trouble(self.alg.storage, iteration)
+            # All ranks have to end: one that went on would wait forever for the others.
+            if self.collectives.total([trouble is not None])[0]:
+                self._raise_diverged(iteration, trouble)
         if self.collectives.rank == 0:
             self._first_rollouts.look(self.alg.storage, iteration)
 
-    def _roll(self) -> None:
-        """Take the steps of a rollout by calls."""
+    def _roll(self) -> tuple[()]:
+        """Take the steps of a rollout by calls, and check what they gave."""
         observations = self.env.get_observations()
         for _ in range(self.agent.num_steps_per_env):
             actions = self.alg.act(observations)
             observations, rewards, dones, extras = self.env.step(actions)
             self.heartbeat.beat()
             self.alg.process_env_step(observations, rewards, dones, extras)
+        self._guard.check(self.alg.storage)
+        return ()
 
-    def _update(self, iteration: int) -> dict[str, float]:
+    def _make_rollout(self) -> GraphedWork:
+        """Return what calls `_roll`, or does it by a CUDA graph."""
+        env, storage, recorder = self.env, self.alg.storage, self._guard.recorder
+        owners = {"env": env, "policy": self.alg.actor}
+        return GraphedWork(
+            "rollouts",
+            self._roll,
+            lambda: owners,
+            # Later steps drift apart, because a GPU adds in no fixed order.
+            lambda: storage.rewards[:2],
+            self.device,
+            self._capture,
+            env=env,
+            counters={"env._steps": env, "storage.step": storage, "recorder.step": recorder},
+        )
+
+    def _trouble(self, iteration: int, losses: dict[str, float]) -> str | None:
+        """Return what is not finite in this rank's rollout or losses."""
+        bad = (f"the {k} loss is {v}" for k, v in losses.items() if not math.isfinite(v))
+        return self._guard.trouble(self.alg.storage, iteration) or next(bad, None)
+
+    def _update(self, iteration: int) -> Unread[dict[str, float]]:
         """Compute returns and learn from them; return the mean losses."""
         self.heartbeat.enter(Phase.LEARN)
         torch.set_num_threads(self.alg.torch_threads)
         with torch.inference_mode():
             self.alg.compute_returns(self.env.get_observations())
         try:
-            return self.alg.update()
+            return self.alg.start_update()
         except (RuntimeError, ValueError) as error:
             # All ranks have the same parameters, so all of them fail in the same minibatch.
             if all(p.isfinite().all() for p in self.alg.actor.parameters()):
@@ -244,7 +287,7 @@ class Runner:
         self.heartbeat.enter(Phase.EVALUATE)
         torch.set_num_threads(1)
         self.alg.eval_mode()
-        statistics = evaluator.evaluate(self.alg.get_policy(), self.heartbeat.beat)
+        statistics = evaluator.evaluate(self.alg.get_policy(), self.heartbeat.beat, self._capture)
         self.alg.train_mode()
         return statistics
 

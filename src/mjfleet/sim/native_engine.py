@@ -9,6 +9,7 @@ import torch
 from mujoco.batch import Batch
 
 from mjfleet.sim.simulation import ACCELERATION_FIELDS, INTEGRATION_FIELDS, STATE_FIELDS, Simulation
+from mjfleet.sim.unread import Unread
 
 _NONE = mujoco.mjtStage.mjSTAGE_NONE.value
 _ACC = mujoco.mjtStage.mjSTAGE_ACC.value
@@ -66,12 +67,11 @@ class NativeSimulation(Simulation):
             for copy, _ in self._copies.values():
                 copy.masked_fill_(mask.unsqueeze(1), 0.0)
 
-    def warnings(self) -> dict[str, int]:
+    def unread_warnings(self) -> Unread[dict[str, int]]:
         worlds = (self._warned | (self._counts > 0)).sum(axis=0)
         self._counts[:] = 0
         self._warned[:] = False
-        counts = zip(self.warning_kinds, worlds, strict=True)
-        return {kind: int(number) for kind, number in counts if number}
+        return Unread(torch.from_numpy(worlds), self._by_kind)
 
     def state(self) -> dict[str, torch.Tensor]:
         fields = {name: torch.from_numpy(self._batch.bind(name)) for name in INTEGRATION_FIELDS}

@@ -3,7 +3,7 @@
 import difflib
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from mjfleet.sim.buffer_use import BufferUse
+from mjfleet.sim.unread import Unread, read
 
 STATE_FIELDS = (
     "time", "qpos", "qvel", "act", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos",
@@ -85,14 +86,21 @@ class Simulation(ABC):
         """
 
     @abstractmethod
-    def warnings(self) -> dict[str, int]:
+    def unread_warnings(self) -> Unread[dict[str, int]]:
         """Return the number of worlds with a warning since the last call, by kind.
 
         On warp the kinds are overflowed buffers, whose worlds lost contacts or constraints; those
         for contacts and constraint rows are then enlarged, which changes `layout`. On native they
-        are MuJoCo's warnings, such as worlds that became unstable and that MuJoCo reset. Reads from
-        the device once.
+        are MuJoCo's warnings, such as worlds that became unstable and that MuJoCo reset.
         """
+
+    def warnings(self) -> dict[str, int]:
+        """Return what `unread_warnings` stands for. Waits for the device once."""
+        return read(self.unread_warnings())[0]
+
+    def _by_kind(self, counts: Sequence[float]) -> dict[str, int]:
+        """Return the counts that are not zero, by the kind of warning."""
+        return {kind: int(n) for kind, n in zip(self.warning_kinds, counts, strict=True) if n}
 
     @abstractmethod
     def state(self) -> dict[str, torch.Tensor]:
@@ -105,6 +113,14 @@ class Simulation(ABC):
         for name, value in state.items():
             now[name].copy_(value)
         self.forward()
+
+    def mark_written(self) -> None:
+        """Say that the state may have changed otherwise than by torch, through the tensors here.
+
+        A kernel of one's own, `tensor.data` and NumPy's views write so. An engine notices what
+        torch writes, and need not compute anew what depends on positions that are as they were.
+        """
+        return
 
     @abstractmethod
     def set_const(self) -> None:
@@ -125,7 +141,8 @@ class Simulation(ABC):
         if name not in self._expanded:
             if not isinstance(getattr(self.model, name, None), np.ndarray):
                 raise ValueError(f"the model has no array {name!r}")
-            self._expanded[name] = self._expand(name)
+            with torch.inference_mode(False):
+                self._expanded[name] = self._expand(name)
         return self._expanded[name]
 
     @abstractmethod

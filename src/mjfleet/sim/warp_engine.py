@@ -21,6 +21,7 @@ from mjfleet.sim.simulation import (
     Simulation,
     no_garbage_collection,
 )
+from mjfleet.sim.unread import Unread
 
 # Not warnings: a solver that stops at its limit of iterations works as intended.
 _LIMITS = mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS
@@ -29,6 +30,10 @@ FOLLOWING = (
     "body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0", "actuator_acc0",
 )  # fmt: skip
 """Constants of the model that depend on masses, inertias and armatures."""
+POSITIONS = "qpos", "mocap_pos", "mocap_quat", "time"
+"""Fields on which, besides velocities and the model, the first half of a physics step depends."""
+Versions = tuple[tuple[int, ...], tuple[int, ...]]
+"""How often torch has written positions and model, and velocities."""
 FIXED_AND_INERTIAL = mjw.SetConstGroup.FIXED | mjw.SetConstGroup.INERT0
 
 
@@ -37,6 +42,9 @@ class WarpSimulation(Simulation):
 
     A captured graph holds the addresses of its arrays. Nothing may replace an array of `_data`
     afterwards: arrays are written in place.
+
+    What depends on positions and velocities is computed by `forward` for all worlds. A step that
+    follows does not compute it again, unless the task has written something in between.
     """
 
     def __init__(
@@ -57,11 +65,17 @@ class WarpSimulation(Simulation):
         # Their modules must stay loaded as long as torch's graphs launch the kernels.
         self._torch_captures: list[wp.ScopedCapture] = []
         self._derived = False
+        self._computed: Versions | None = None  # When positions and velocities were gone through.
         with wp.ScopedDevice(device):
             self._model = mjw.put_model(model)
             self._model.opt.deterministic = deterministic
             self._model.opt.warn_overflow = 0  # Kernels would print; `warnings` reports instead.
             start = mujoco.MjData(model)
+            option = self._model.opt
+            # `_second_half` knows none of these.
+            lacks = option.integrator in (mjw.IntegratorType.RK4, mjw.IntegratorType.DISCRETE)
+            lacks = lacks or bool(option.enableflags & mjw.EnableBit.SLEEP)
+            self._has_halves = not (lacks or model.nflex or self._model.nhistory)
             self._data = mjw.put_data(model, start, nworld=num_envs, nconmax=nconmax, njmax=njmax)
             self._mask = torch.ones(num_envs, dtype=torch.bool, device=self.device)
             self._mask_array = wp.from_torch(self._mask)
@@ -76,20 +90,28 @@ class WarpSimulation(Simulation):
             self._accelerations = [field.zero_() for field in live]
 
     def step(self, n: int = 1) -> None:
-        derived = self._derived
-        self._run((n, derived), lambda: self._step(n, derived))
+        known, now = "", self._versions()
+        if self._has_halves and self._computed and self._computed[0] == now[0]:
+            known = "all" if self._computed == now else "positions"
+        self.launch(self._step, n, known, self._derived)
+        self._computed = now if self._derived else None
 
     def forward(self, mask: torch.Tensor | None = None) -> None:
         if self._derived:
-            self._run(("forward",), self._velocity_stage)
+            self.launch(self._velocity_stage)
+            self._computed = self._versions()
 
     def reset(self, mask: torch.Tensor) -> None:
         self._mask.copy_(mask)
-        self._run(("reset",), self._reset)
+        self.launch(self._reset)
+        self._computed = None
         for field in self._accelerations:
             field.masked_fill_(mask.unsqueeze(1), 0.0)
 
-    def warnings(self) -> dict[str, int]:
+    def mark_written(self) -> None:
+        self._computed = None
+
+    def unread_warnings(self) -> Unread[dict[str, int]]:
         noted = [wp.to_torch(x) for x in (self._overflowed, self._most_rows, self._most_contacts)]
         overflowed, rows, contacts = noted
         counts = (overflowed.unsqueeze(1) & self._kind_bits).ne(0).sum(dim=0)
@@ -97,11 +119,11 @@ class WarpSimulation(Simulation):
         numbers = torch.cat((counts, *most, contacts))
         for tensor in (*noted, wp.to_torch(self._data.overflow)):
             tensor.zero_()
-        return self._take_warnings(numbers.tolist())
+        return Unread(numbers, self._take_warnings)
 
-    def _take_warnings(self, numbers: list[int]) -> dict[str, int]:
+    def _take_warnings(self, numbers: list[float]) -> dict[str, int]:
         """Note what the buffers needed, enlarge those that overflowed, and return the warnings."""
-        *counts, constraints, world, contacts = numbers
+        *counts, constraints, world, contacts = map(int, numbers)
         self.buffer_use = use = BufferUse(
             contacts=contacts / self.num_envs,
             nconmax=self._data.naconmax // self.num_envs,
@@ -109,7 +131,7 @@ class WarpSimulation(Simulation):
             njmax=self._data.njmax,
             world=world,
         )
-        found = {kind: n for kind, n in zip(self.warning_kinds, counts, strict=True) if n}
+        found = self._by_kind(counts)
         self._make_room({size: use.doubled(size) for size in overflowed_sizes(found)})
         return found
 
@@ -132,6 +154,7 @@ class WarpSimulation(Simulation):
                 self.expand(name)
         with wp.ScopedDevice(str(self.device)):
             mjw.set_const(self._model, self._data, FIXED_AND_INERTIAL)
+        self._computed = None
 
     @contextmanager
     def captured_by(self, stream: Any) -> Iterator[None]:
@@ -141,6 +164,7 @@ class WarpSimulation(Simulation):
         invalidate the capture.
         """
         own = wp.stream_from_torch(stream)
+        self._computed = None  # Between two replays, anything may be written.
         self._is_captured = True
         try:
             with (
@@ -152,15 +176,16 @@ class WarpSimulation(Simulation):
         finally:
             self._is_captured = False
 
-    def _run(self, key: tuple[object, ...], launches: Callable[[], None]) -> None:
-        """Launch the graph of `key`, captured from `launches` at the first call."""
+    def launch(self, function: Callable[..., None], *args: Any) -> None:
+        """Launch the graph of a call, which is captured when it is made first."""
         if self._is_captured:
-            launches()
+            function(*args)
             return
+        key = function.__name__, *args
         with wp.ScopedDevice(str(self.device)):
             if key not in self._graphs:
                 with no_garbage_collection(), wp.ScopedCapture() as capture:
-                    launches()
+                    function(*args)
                 assert capture.graph is not None
                 self._graphs[key] = capture.graph
             wp.capture_launch(self._graphs[key])
@@ -185,30 +210,63 @@ class WarpSimulation(Simulation):
                     setattr(data, field.name, new)
             self._graphs.clear()
             self.layout += 1
+            self._computed = None
             self._load_kernels()
         super().restore({name: value for name, value in before.items() if name != "room"})
 
     def _load_kernels(self) -> None:
         """Run each kernel once, which compiles and loads it: a capture must not do that."""
-        self._step(1, derived=True)
+        self._step(1, "", derived=True)
+        if self._has_halves:
+            self._step(1, "positions", derived=True)
         self._reset()
         self._velocity_stage()
         for noted in (self._overflowed, self._most_rows, self._most_contacts):
             noted.zero_()
 
-    def _step(self, n: int, derived: bool) -> None:
-        data = self._data
+    def _step(self, n: int, known: str, derived: bool) -> None:
+        """Take physics steps; `known`: whether `_velocity_stage` holds, or its positions do."""
+        model, data = self._model, self._data
         needed = data.nacon, data.ncollision, data.nefc, data.overflow
         noted = self._most_contacts, self._most_rows, self._overflowed
-        for _ in range(n):
-            mjw.step(self._model, data)
+        for i in range(n):
+            if i or not known:
+                mjw.step(model, data)
+            else:
+                if known == "positions":
+                    mjw.make_constraint(model, data)
+                    mjw.fwd_velocity(model, data)
+                data.sensordata.zero_()  # As in `mjw.step`, since some sensors add up.
+                self._second_half()
             wp.launch(_note_use, self.num_envs, [*needed, *noted])
         if derived:
             self._velocity_stage()
 
+    def _second_half(self) -> None:
+        """Do what follows positions and velocities in `mjw.step`, which has no function for it.
+
+        `mjw.step2` gives the same but for rounding: it solves with another factorisation.
+        """
+        model, data = self._model, self._data
+        mjw.fwd_actuation(model, data)
+        mjw.fwd_acceleration(model, data, factorize=True)
+        mjw.solve(model, data)
+        if model.opt.run_rne_postconstraint or model.sensor_rne_postconstraint:
+            mjw.rne_postconstraint(model, data)
+        mjw.sensor_acc(model, data, skip_rne_postconstraint=True)
+        is_euler = model.opt.integrator == mjw.IntegratorType.EULER
+        (mjw.euler if is_euler else mjw.implicit)(model, data)
+
+    def _versions(self) -> Versions:
+        fields = vars(self)
+        positions = [fields[name]._version for name in POSITIONS if name in fields]
+        velocities = [fields["qvel"]._version] if "qvel" in fields else []
+        model = [field._version for field in self._expanded.values()]
+        return (*positions, *model), tuple(velocities)
+
     def _velocity_stage(self) -> None:
         """Compute what depends on positions and velocities. `mjw.step1` would clear all sensors."""
-        mjw.fwd_position(self._model, self._data)
+        mjw.fwd_position(self._model, self._data, factorize=False)
         mjw.sensor_pos(self._model, self._data)
         mjw.fwd_velocity(self._model, self._data)
         mjw.sensor_vel(self._model, self._data)
@@ -223,6 +281,7 @@ class WarpSimulation(Simulation):
         own = wp.to_torch(shared).repeat_interleave(self.num_envs, dim=0)
         setattr(self._model, name, wp.from_torch(own, dtype=shared.dtype))
         self._graphs.clear()  # They hold the address of the shared array.
+        self._computed = None
         return own.view(self.num_envs, *getattr(self.model, name).shape)
 
     def _bind(self, name: str) -> torch.Tensor:

@@ -88,7 +88,7 @@ def evaluate(
     not count for more than long ones. The recording shows the first `seconds` of the first worlds.
     """
     from mjfleet.env.step_recorder import StepRecorder
-    from mjfleet.rl.evaluator import play_episodes
+    from mjfleet.rl.evaluator import Episodes
     from mjfleet.video.video_recorder import StateRecorder
 
     env, recorder = player.env, None
@@ -105,7 +105,7 @@ def evaluate(
         steps += 1
         progress.show(min(1.0, steps / (each * env.max_episode_length)))
 
-    rows = play_episodes(env, player.act, each, after_step)
+    rows = Episodes(env, player.act, each, after_step).play()
     while recorder and not recorder.is_complete:  # The video is longer than the episodes.
         _, _, dones, _ = env.step(player.act(env.get_observations()))
         after_step(dones)

@@ -1,0 +1,44 @@
+"""Updates rsl_rl's observation normalisers in place, without waiting for the device.
+
+Runs in a worker. `EmpiricalNormalization.update` in rsl_rl computes the same, but copies a number
+to the device and replaces a tensor, which a CUDA graph must not do.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from mjfleet.rl.collectives import Collectives
+
+
+@torch.no_grad()
+def update_normalizers(
+    networks: tuple[Any, ...], observations: TensorDict, collectives: Collectives
+) -> Iterator[Callable[[], object]]:
+    """Add observations `(samples, size)` to the statistics of the networks that keep any.
+
+    With several ranks, yields the reductions between them, to be called.
+    """
+    num_ranks = collectives.world_size
+    for network in (network for network in networks if network.obs_normalization):
+        inputs = torch.cat([observations[group] for group in network.obs_groups], dim=-1)
+        var = torch.var(inputs, dim=0, unbiased=False, keepdim=True)
+        mean = own_mean = torch.mean(inputs, dim=0, keepdim=True)
+        own_count, count = len(inputs), len(inputs) * num_ranks
+        if num_ranks > 1:
+            mean = own_mean * own_count
+            yield partial(collectives.all_reduce, mean)
+            mean = mean / count
+            var = own_count * (var + (own_mean - mean).square())
+            yield partial(collectives.all_reduce, var)
+            var = var / count
+        normalizer = network.obs_normalizer
+        normalizer.count += count
+        rate = torch.full_like(normalizer.count, count) / normalizer.count
+        change = mean - normalizer._mean
+        normalizer._mean += rate * change
+        normalizer._var += rate * (var - normalizer._var + change * (mean - normalizer._mean))
+        torch.sqrt(normalizer._var, out=normalizer._std)
