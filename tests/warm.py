@@ -4,11 +4,15 @@ Imports take most of the time of a short run. Each request is a line of JSON; th
 with the exit code, comes when the process that was forked for it has ended.
 """
 
+import atexit
 import gc
 import importlib
 import json
 import os
 import sys
+import threading
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 from mjfleet.worker.thread_limits import prepare
@@ -47,9 +51,30 @@ def become(request: dict[str, Any]) -> str:
     return request["module"]
 
 
+def call(main: Callable[[], object]) -> int:
+    """Return the exit code of a process that calls `main` and ends."""
+    try:
+        main()
+    except SystemExit as exited:
+        return exited.code if isinstance(exited.code, int) else int(exited.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def end(code: int) -> None:
+    """End as the interpreter does, but leave the memory that is shared with the first process."""
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
     prepare()
     for name in MODULES:
         importlib.import_module(name)
     gc.freeze()  # A collection after a fork would copy the pages of all that is imported.
-    importlib.import_module(become(next_request())).main()
+    end(call(importlib.import_module(become(next_request())).main))
