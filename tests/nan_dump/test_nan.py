@@ -20,6 +20,7 @@ from mjfleet.nan_dump.dump_file import load
 from mjfleet.nan_dump.nan_guard import DumpTo
 from mjfleet.rl.runner import DivergedError, Runner
 from mjfleet.sim import make_simulation
+from mjfleet.sim.unread import read
 
 from ..conftest import Run, only_run, rows, write_task
 from ..env.test_env import BUNDLED, ENGINES, no_host_synchronisation
@@ -302,7 +303,7 @@ def test_a_world_that_is_never_seen_well_is_reset_again_and_again() -> None:
         assert observations["critic"][3].tolist() == [0.0] * 5
         assert dones.tolist() == [False] * 3 + [step > 0] + [False] * 4
         assert (reward[3] == 0) == (step > 0)
-    assert [env.warnings()["NAN"] for _ in range(2)] == [2, 0]
+    assert [read(env.unread_warnings())[0]["NAN"] for _ in range(2)] == [2, 0]
 
 
 @pytest.mark.parametrize("on_nan", ["stop", "reset"])

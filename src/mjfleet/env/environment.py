@@ -292,18 +292,11 @@ class Env(VecEnv, Generic[C]):
         totals, steps = self._totals.clone(), self._steps * self.num_envs
         self._totals.zero_()
         self._steps = 0
-        names = self.reward_names, self.metric_names
-        return Unread(totals, lambda numbers: from_totals(numbers, steps, *names))
-
-    def warnings(self) -> dict[str, int]:
-        """Return what `unread_warnings` stands for. Waits for the device once."""
-        return read(self.unread_warnings())[0]
+        return Unread(totals, lambda n: from_totals(n, steps, self.reward_names, self.metric_names))
 
     def unread_warnings(self) -> Unread[dict[str, int]]:
-        """Return the number of environments with a warning since the last call, for every kind.
-
-        The kinds are the simulation's, and NAN: resets because a number was not finite.
-        """
+        """Return the number of environments with a warning since the last call, for every kind of
+        the simulation's, and for NAN: resets because a number was not finite."""
         of_sim = self.sim.unread_warnings()
         numbers = torch.cat((of_sim.numbers, self._nan_resets.view(1)))
         self._nan_resets.zero_()
