@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from mjfleet.config import from_dict
+from mjfleet.config.validation import MOST
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, find_task
 from mjfleet.utils.memory import is_out_of_memory
@@ -91,7 +92,7 @@ def _train(found: FoundTask, args: WorkerArgs, rank: Rank, num_envs: int) -> Tri
 
     env_config = args.config["env"] | {"num_envs": num_envs}
     config = from_dict(found.defaults(), {**args.config, "env": env_config})
-    agent, device = replace(config.agent, max_iterations=sys.maxsize), args.devices[rank.local_rank]
+    agent, device = replace(config.agent, max_iterations=MOST), args.devices[rank.local_rank]
     env = build_env(found, config, args.engine, device, args.threads, rank=rank.rank)
     runner = Runner(env, agent, device, args.threads, found.load)
     ends: list[float] = []  # When iterations ended: that before this period, and those in it.
