@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from mjfleet.config import AgentConfig, WandbConfig
+from mjfleet.loggers import csv_logger, wandb_logger
 from mjfleet.loggers import logger as logger_module
 from mjfleet.loggers import logger_group as loggers
-from mjfleet.loggers import wandb_logger
 from mjfleet.loggers.logger_group import LoggerGroup
+from mjfleet.runs import metrics_csv
 
 from .recorded import history, records
 
@@ -335,21 +336,17 @@ def test_several_loggers_at_once_and_wandb_keeps_videos_and_checkpoints(
 
 
 @pytest.fixture
-def hanging(tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """A metrics.csv that hangs when it is read, as on a server that does not answer, until called.
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Let reading metrics.csv hang, as on a server that does not answer, until this is called."""
+    has_answered = Event()
 
-    It is a pipe with nobody at its other end.
-    """
-    pipe = tmp_path / "metrics.csv"
-    os.mkfifo(pipe)
+    def read(*arguments: Any) -> Any:
+        assert has_answered.wait(60)
+        return metrics_csv.read_rows(*arguments)
 
-    def answer() -> None:
-        if pipe.is_fifo():
-            pipe.write_bytes(b"")
-            wait_until(pipe.is_file)
-
-    yield answer
-    answer()
+    monkeypatch.setattr(csv_logger, "read_rows", read)
+    yield has_answered.set
+    has_answered.set()
 
 
 def test_a_logger_that_is_too_slow_drops_rows_counts_them_and_holds_up_no_other(
@@ -435,6 +432,7 @@ from pathlib import Path
 from mjfleet.config import AgentConfig
 from mjfleet.loggers import wandb_logger
 from mjfleet.loggers.logger_group import LoggerGroup
+from mjfleet.runs import metrics_csv
 
 wandb_logger.INIT_SECONDS = 600.0
 loggers = LoggerGroup(Path(sys.argv[1]), AgentConfig(logger=("wandb",)), {})
