@@ -34,10 +34,11 @@ OTHERS = {
     "--bind-to", "--check", "--compile-bytecode", "--cpus-per-task", "--extra", "--figures",
     "--flag", "--gpus-per-task", "--headless", "--help", "--help-all", "--key", "--kills",
     "--log-dir", "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes",
-    "--no-install-recommends", "--node-rank", "--nodes", "--nproc-per-node", "--ntasks",
-    "--ntasks-per-node", "--open-mode", "--output", "--rdzv-backend", "--rdzv-endpoint",
-    "--rdzv-id", "--requeue", "--shm-size", "--shutdown-timeout", "--signal", "--time",
-    "--torch-backend", "--ulimit", "--wheel",
+    "--no-annotate", "--no-dev", "--no-emit-project", "--no-header", "--no-install-recommends",
+    "--node-rank", "--nodes", "--nproc-per-node", "--ntasks", "--ntasks-per-node",
+    "--open-mode", "--output", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--requeue",
+    "--shm-size", "--shutdown-timeout", "--signal", "--time", "--torch-backend", "--ulimit",
+    "--wheel",
 }  # fmt: skip
 """Flags of other programs, those for help, and two that stand for any."""
 

@@ -87,7 +87,7 @@ def test_help_is_light(run: Run, what: str) -> None:
         (["peer"], ["no benchmark `peer`"]),
         (["throughput"], ["the task comes first"]),
         (["throughput", "cartpole"], ["no task `cartpole`", "cartpole-balance"]),
-        (["throughput", "cartpole-balance", "--num-envs", "0"], ["--num-envs", "positive"]),
+        (["throughput", "cartpole-balance", "--num-envs", "0"], ["--num-envs", "at least 1"]),
         (["throughput", "cartpole-balance", "--iterations", "1"], ["--iterations is 1"]),
         (["scaling", "cartpole-balance", "--repeats", "0"], ["--repeats is 0"]),
         (["scaling", "cartpole-balance", "--workers", "1000"], ["--workers is 1000"]),

@@ -71,6 +71,7 @@ def test_the_page_has_each_machine_once_and_its_plots_beside_it(tmp_path: Path) 
     for one in (result("a"), result("b"), result("c", cpu="Slide rule")):
         one.write(folder)
         (folder / one.plots[0]).write_bytes(one.name.encode())
+    (tmp_path / "docs").mkdir()
     write_page(folder, tmp_path / "docs/benchmarks.md")
     text = (tmp_path / "docs/benchmarks.md").read_text()
     assert text.count("CPU: Abacus 3") == text.count("CPU: Slide rule") == 1

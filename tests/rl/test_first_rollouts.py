@@ -15,6 +15,7 @@ NAME = "cartpole-balance"
 
 
 def train(change: Callable[[Any], object], iterations: int, is_resumed: bool = False) -> None:
+    torch.manual_seed(1)
     env = build_task(NAME, "native", "cpu", num_envs=64)
     change(env)
     agent = replace(BUNDLED[NAME].defaults().agent, max_iterations=iterations)

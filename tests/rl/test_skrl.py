@@ -108,5 +108,5 @@ def test_what_cannot_be_is_refused(
     assert run_command(train, arguments) == 2
     message = capsys.readouterr().err
     assert "--agent.library skrl-jax" in message
-    assert (flags[-1] if flags else "mjfleet[skrl]") in message
+    assert (flags[-1] if flags else "--extra skrl") in message
     assert not list(tmp_path.iterdir())

@@ -251,6 +251,6 @@ def test_mistakes_are_answered(runs: dict[str, Path], run: Run, tmp_path: Path) 
     without = "import sys\nsys.modules['onnxruntime'] = None\n"
     result = run("mjfleet", "export", "run", prelude=without + POISON)
     assert result.returncode == 2
-    assert "mjfleet[export]" in result.stderr
+    assert "--extra export" in result.stderr
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert "export" in run("mjfleet", "--help", prelude=POISON).stdout
