@@ -31,14 +31,14 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 MIGRATION = (REPOSITORY / "docs/migrate.md").read_text()
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z0-9]+(?!\.[a-z.-]*\*|[a-z-])")
 OTHERS = {
-    "--bind-to", "--check", "--compile-bytecode", "--cpus-per-task", "--extra", "--figures",
-    "--flag", "--gpus-per-task", "--headless", "--help", "--help-all", "--key", "--kills",
-    "--log-dir", "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes",
-    "--no-annotate", "--no-dev", "--no-emit-project", "--no-header", "--no-install-recommends",
-    "--node-rank", "--nodes", "--nproc-per-node", "--ntasks", "--ntasks-per-node",
-    "--open-mode", "--output", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--requeue",
-    "--shm-size", "--shutdown-timeout", "--signal", "--time", "--torch-backend", "--ulimit",
-    "--wheel",
+    "--bind-to", "--check", "--compile-bytecode", "--cpus-per-task", "--draws", "--extra",
+    "--figures", "--flag", "--gpus-per-task", "--headless", "--help", "--help-all", "--key",
+    "--kills", "--log-dir", "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes",
+    "--no-annotate", "--no-deps", "--no-dev", "--no-emit-project", "--no-header",
+    "--no-install-recommends", "--node-rank", "--nodes", "--nproc-per-node", "--ntasks",
+    "--ntasks-per-node", "--open-mode", "--output", "--rdzv-backend", "--rdzv-endpoint",
+    "--rdzv-id", "--requeue", "--require-hashes", "--shm-size", "--shutdown-timeout",
+    "--signal", "--time", "--torch-backend", "--ulimit", "--wheel",
 }  # fmt: skip
 """Flags of other programs, those for help, and two that stand for any."""
 

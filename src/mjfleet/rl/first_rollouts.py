@@ -53,5 +53,7 @@ class FirstRollouts:
             found["terminated()"] = learnability.ends_at_once(storage.dones.squeeze(2))
         if "end/qvel" in recorder.tensors:
             changes = recorder.tensors["end/qvel"] - recorder.tensors["start/qvel"]
-            found["apply()"] = learnability.idle_actions(storage.actions, changes)
+            # Without the policy's mean, which follows the state and so what the state does next.
+            noise = storage.actions - storage.distribution_params[0]
+            found["apply()"] = learnability.idle_actions(noise, changes)
         yield from (f"{where}: {sign}" for where, sign in found.items() if sign is not None)

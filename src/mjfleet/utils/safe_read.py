@@ -50,7 +50,8 @@ def open_regular(path: Path, limit: int, may_link: bool = False) -> BinaryIO:
 def read_bytes(path: Path, limit: int, may_link: bool = False) -> bytes:
     """Return the content of a regular file of at most `limit` bytes; see `open_regular`."""
     with open_regular(path, limit, may_link) as file:
-        return file.read(limit)
+        size = os.fstat(file.fileno()).st_size
+        return file.read(min(size, limit))  # Python allocates at once what it is asked for.
 
 
 def read_json(path: Path) -> Any:
