@@ -112,6 +112,14 @@ def wait_for(process: "subprocess.Popen[str]", text: str) -> None:
         assert process.poll() is None
 
 
+def wait_for_one_worker(process: "subprocess.Popen[str]", run_dir: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while rows(run_dir)[-1]["world_size"] != "1":
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
 def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
     network: Network, tmp_path: Path
 ) -> None:
@@ -162,7 +170,8 @@ def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
     ):
         wait_for_iteration(process, len(rows(run_dir)) + 1)
         cut()
-        wait_for(process, " world_size=1 ")
+        wait_for(process, "starting again in ")
+        wait_for_one_worker(process, run_dir)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 143
