@@ -8,6 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mjfleet.utils.wait_until import wait_until
+
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path) -> Iterator[None]:
@@ -18,8 +20,13 @@ def nothing_is_left(tmp_path: Path) -> Iterator[None]:
     for process in left:
         process.kill()
     assert not left
+    # A shell removes the folder of a process as soon as that has ended.
+    assert wait_until(lambda: not _folders_of_the_ended(before), 10.0)
+
+
+def _folders_of_the_ended(before: set[Path]) -> list[Path]:
     new = set(Path(tempfile.gettempdir()).glob("mjfleet-*-*")) - before
-    assert not [folder for folder in new if not psutil.pid_exists(int(folder.name.split("-")[1]))]
+    return [folder for folder in new if not psutil.pid_exists(int(folder.name.split("-")[1]))]
 
 
 def _works_in(process: psutil.Process, folder: Path) -> bool:
