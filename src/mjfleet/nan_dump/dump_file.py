@@ -33,8 +33,8 @@ STATE = (
     "mocap_quat",
 )  # fmt: skip
 UNREADABLE = (
-    ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, NotImplementedError,
-    RuntimeError, TypeError, ValueError, zipfile.BadZipFile, zlib.error,
+    ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError,
+    ValueError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 """What NumPy raises for what is no dump."""
 _ORDER = (

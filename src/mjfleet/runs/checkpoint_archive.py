@@ -29,7 +29,7 @@ def why_damaged(checkpoint: Path, is_thorough: bool = True) -> str | None:
             bad = archive.testzip() if is_thorough else None
     except OSError as error:
         return error.strerror
-    except (zipfile.BadZipFile, EOFError, ValueError, RuntimeError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, EOFError, ValueError, RuntimeError) as error:
         return str(error) or type(error).__name__
     return f"{bad} does not match its check sum" if bad else None
 
@@ -46,6 +46,6 @@ def about(checkpoint: Path) -> dict[str, Any]:
                 return {}
             found = json.loads(archive.read(record))
         check_values(found)
-    except (OSError, KeyError, ValueError, RecursionError, zipfile.BadZipFile, NotImplementedError):
+    except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile):
         return {}
     return found if isinstance(found, dict) else {}
