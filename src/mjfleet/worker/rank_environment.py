@@ -93,13 +93,7 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
             f"JAX_WORLD_SIZE={environ['JAX_WORLD_SIZE']}: skrl's JAX launcher has started this "
             "process. Run `train` without it: mjfleet starts its own workers, one for each device."
         )
-    try:
-        found = _of_srun(environ) or _of_mpirun(environ)
-    except (KeyError, ValueError, IndexError, BadHostlist) as error:
-        raise RankError(
-            f"what srun says of this process cannot be read: {error!r}; unset SLURM_STEP_NUM_TASKS "
-            "to train outside of its step."
-        ) from None
+    found = _of_srun(environ) or _of_mpirun(environ)
     return {name: value for name, value in found.items() if name not in environ}
 
 
@@ -118,7 +112,10 @@ def _of_srun(environ: Mapping[str, str]) -> dict[str, str]:
         return _place_in_step(environ)
     except (LookupError, ValueError, StopIteration, BadHostlist) as error:
         given = ", ".join(f"{name}={environ.get(name, '')[:100]}" for name in STEP_VARIABLES)
-        raise RankError(f"srun's variables give this task no place: {given} ({error!r})") from None
+        raise RankError(
+            f"srun's variables give this task no place: {given} ({error!r}); unset "
+            "SLURM_STEP_NUM_TASKS to train outside of its step."
+        ) from None
 
 
 def _place_in_step(environ: Mapping[str, str]) -> dict[str, str]:
