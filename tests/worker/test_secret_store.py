@@ -2,7 +2,7 @@
 
 import multiprocessing
 import socket
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -83,6 +83,18 @@ def test_who_knows_the_secret_may_only_call_what_a_store_can(served: tuple[Store
 def test_a_rank_0_that_is_not_there_is_a_lost_connection() -> None:
     with pytest.raises(DistNetworkError):
         SecretStore(LOOPBACK, free_port(), "ours", timedelta(seconds=0.1))
+
+
+def test_a_rank_waits_while_another_still_listens_in_the_place_of_rank_0() -> None:
+    """The host agent of rank 0 does, until it starts its workers: others may be faster."""
+    with socket.create_server((LOOPBACK, 0)) as listener, ThreadPoolExecutor() as pool:
+        port = listener.getsockname()[1]
+        theirs = pool.submit(SecretStore, LOOPBACK, port, "ours", PATIENCE)
+        listener.accept()[0].close()
+        listener.close()
+        store = serve_store(LOOPBACK, port, "ours")
+        theirs.result().set("a", b"1")
+        assert store.get("a") == b"1"
 
 
 def join(args: WorkerArgs, rank: int, secret: str) -> float | str:

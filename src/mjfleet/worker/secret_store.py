@@ -76,6 +76,18 @@ def _set_patience(peer: socket.socket, seconds: float) -> None:
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), 0))
 
 
+def _connect(address: str, port: int, secret: str) -> Connection:
+    """Connect to who serves the store there, once both have shown that they know the secret."""
+    with socket.create_connection((address, port), CONNECT_SECONDS) as peer:
+        peer.settimeout(None)
+        _set_patience(peer, PATIENCE_SECONDS)
+        connection = Connection(os.dup(peer.fileno()))
+        answer_challenge(connection, secret.encode())
+        deliver_challenge(connection, secret.encode())
+        _set_patience(peer, 0.0)
+    return connection
+
+
 class SecretStore(Store):
     """The store that another rank serves. The methods are those that torch's backends call.
 
@@ -89,25 +101,21 @@ class SecretStore(Store):
     def __init__(self, address: str, port: int, secret: str, timeout: timedelta) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        where, peers = f"{address}, port {port}", []
+        where = f"{address}, port {port}"
+        connected: list[Connection] = []
 
         def is_connected() -> bool:
-            with suppress(OSError):
-                peers.append(socket.create_connection((address, port), CONNECT_SECONDS))
-            return bool(peers)
+            # Until rank 0 serves, nobody may listen there, or its host agent, which then hangs up.
+            with suppress(OSError, EOFError):
+                connected.append(_connect(address, port, secret))
+            return bool(connected)
 
-        if not wait_until(is_connected, timeout.total_seconds()):
-            raise DistNetworkError(f"no rank 0 at {where} within {timeout}")
-        with peers[0] as peer:
-            peer.settimeout(None)
-            _set_patience(peer, PATIENCE_SECONDS)
-            self._connection = Connection(os.dup(peer.fileno()))
-            try:
-                answer_challenge(self._connection, secret.encode())
-                deliver_challenge(self._connection, secret.encode())
-            except (OSError, EOFError, AuthenticationError) as error:
-                raise WorkerError(f"{where}: not rank 0 of this run ({error!r})") from None
-            _set_patience(peer, 0.0)
+        try:
+            if not wait_until(is_connected, timeout.total_seconds()):
+                raise DistNetworkError(f"no rank 0 at {where} within {timeout}")
+        except AuthenticationError as error:
+            raise WorkerError(f"{where}: not rank 0 of this run ({error!r})") from None
+        self._connection = connected[0]
 
     def _call(self, name: str, *arguments: object) -> Any:
         try:
