@@ -29,7 +29,7 @@ from mjfleet.config import (
     to_dict,
     train_config,
 )
-from mjfleet.config.field_kinds import INITIAL, LEARNING, NAMES, OPERATION, PLACEMENT
+from mjfleet.config.field_kinds import CLASSES, INITIAL, LEARNING, NAMES, OPERATION, PLACEMENT
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.runs.config_yaml import read_config, write_config
@@ -116,7 +116,7 @@ def test_ppo_has_every_parameter_of_rsl_rl() -> None:
     theirs = set(inspect.signature(PPO.__init__).parameters)
     built_by_the_runner = {"self", "actor", "critic", "storage", "device", "multi_gpu_cfg"}
     # Gradients of all workers travel as one buffer, so that there are no buckets to size.
-    how_it_is_computed = {"backprop", "learning_threads"}
+    how_it_is_computed = {"name", "backprop", "learning_threads"}
     assert theirs - built_by_the_runner - {"grad_reduce_bucket_mb"} == ours - how_it_is_computed
 
 
@@ -132,7 +132,7 @@ def dotted_names(kind: type[Any], prefix: str = "") -> Iterator[str]:
 
 
 def test_every_field_says_who_may_set_it_and_whether_it_decides_what_is_learned() -> None:
-    kinds = (PLACEMENT, OPERATION, NAMES, INITIAL, LEARNING)
+    kinds = (PLACEMENT, CLASSES, OPERATION, NAMES, INITIAL, LEARNING)
     assert {*dotted_names(TrainConfig)} == frozenset.union(*kinds)
     assert not any(one & other for one, other in combinations(kinds, 2))
 

@@ -49,27 +49,39 @@ class FoundTask:
                         f"task {self.name} observes: {', '.join(known)}."
                     )
 
-    def load(self, reference: str) -> Any:
+    def load(self, reference: str, base: type | None = None) -> Any:
         """Return the object `module:name` of the task folder, such as `env:CartpoleEnv`.
 
+        With a `base` it must be a subclass of that, and its module may also be an installed one, if
+        the folder has none of that name.
+
         Raises:
-            UserError: the reference is malformed, or its module cannot be imported or lacks it.
+            UserError: the reference is malformed, or its module cannot be imported or lacks it, or
+                it is no subclass of `base`.
         """
         module_name, _, attribute = reference.partition(":")
         file = self.folder / f"{module_name}.py"
-        if not module_name.isidentifier() or not file.is_file():
+        is_own = module_name.isidentifier() and file.is_file()
+        if not is_own and base is None:
             raise UserError(
                 f"task {self.name}: `{reference}` must be `module:name` with a module of the "
                 f"folder {self.folder}; there is no {file.name} in it."
             )
+        package, what = f"{_import_package(self.folder)}.", file.name
+        if not is_own:
+            package, what = "", f"`{module_name}`, which is not in {self.folder},"
         try:
-            module = importlib.import_module(f"{_import_package(self.folder)}.{module_name}")
+            module = importlib.import_module(f"{package}{module_name}")
         except Exception as error:
             why = _last_own_line(error, self.folder)
-            raise UserError(f"task {self.name}: {file.name} cannot be imported:\n{why}") from error
+            raise UserError(f"task {self.name}: {what} cannot be imported:\n{why}") from error
         if not hasattr(module, attribute):
-            raise UserError(f"task {self.name}: {file} has no `{attribute}`.")
-        return getattr(module, attribute)
+            raise UserError(f"task {self.name}: {module.__file__} has no `{attribute}`.")
+        found = getattr(module, attribute)
+        if base and not (isinstance(found, type) and issubclass(found, base)):
+            must = f"{base.__module__}.{base.__qualname__}"
+            raise UserError(f"task {self.name}: `{reference}` must be a subclass of {must}.")
+        return found
 
 
 @dataclass

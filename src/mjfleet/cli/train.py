@@ -20,6 +20,7 @@ from mjfleet.runs.config_yaml import read_config, task_of
 from mjfleet.runs.fork import resume_or_fork
 from mjfleet.runs.resume_choice import Wanted, find_wanted, read_recorded, take_tasks_dir
 from mjfleet.utils.packages import need_extra
+from mjfleet.worker.class_check import check_classes
 from mjfleet.worker.rank_environment import torchrun_variables
 
 
@@ -56,6 +57,7 @@ def train(arguments: Sequence[str]) -> int:
         recorded = from_dict(found.defaults(), wanted.config)
         resume, config = resume_or_fork(wanted, config, recorded, take_lock)
     need_extra("skrl", f"--agent.library {config.agent.library}", config.agent.packages)
+    check_classes(found, config)
     from mjfleet.launch.launch_training import launch_training  # Help does not wait for it.
 
     return launch_training(found, config, resume, arguments)

@@ -1,7 +1,7 @@
 """The learning agent: networks, PPO and the runner's settings, with rsl_rl's names."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from mjfleet.config.algorithm_config import Activation, PPOConfig
 from mjfleet.config.validation import (
@@ -12,11 +12,14 @@ from mjfleet.config.validation import (
     Positive,
     Rule,
     between,
+    class_or,
+    is_class_path,
     optional,
 )
 from mjfleet.errors import UserError
 
 Logger = Literal["tensorboard", "wandb", "none"]
+Model = Literal["MLPModel", "RNNModel"]
 Library = Literal["rsl_rl", "skrl", "skrl-jax"]
 NOT_IN_NAMES = "/\\#?%:"
 NAME = Rule(
@@ -31,6 +34,7 @@ LOGGERS = Rule(
     lambda v: v == ("none",) or (v and {*v} <= {"tensorboard", "wandb"} and len({*v}) == len(v)),
     "`none` alone, or one or both of `tensorboard` and `wandb`, each once",
 )
+HOOK = optional(class_or())
 Groups = Annotated[tuple[str, ...], Rule(lambda v: len(v) > 0, "one or more observation groups")]
 
 
@@ -56,8 +60,9 @@ class DistributionConfig(Checked, flags="agent.actor.distribution."):
 class ModelConfig(Checked):
     """A network."""
 
-    class_name: Literal["MLPModel", "RNNModel"] = "MLPModel"
-    """Feed-forward network, or one that begins with a recurrent layer."""
+    class_name: Annotated[Model | str, class_or(*get_args(Model))] = "MLPModel"
+    """`MLPModel` (feed-forward), `RNNModel` (begins with a recurrent layer), or `module:Class`: a
+    subclass of rsl_rl's models."""
     hidden_dims: LayerSizes = (256, 128, 64)
     """Sizes of the hidden layers."""
     activation: Activation = "elu"
@@ -153,6 +158,8 @@ class AgentConfig(Checked, flags="agent."):
     """Value network."""
     algorithm: PPOConfig = field(default_factory=PPOConfig)
     """PPO."""
+    runner_hook: Annotated[str | None, HOOK] = None
+    """`module:Class`: a subclass of RunnerHook, which is called between the parts of training."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,6 +179,17 @@ class AgentConfig(Checked, flags="agent."):
         return "RNNModel" in (self.actor.class_name, self.critic.class_name)
 
     @property
+    def class_paths(self) -> dict[str, str]:
+        """Each `module:Class` by the name of its field."""
+        named = {
+            "agent.actor.class_name": self.actor.class_name,
+            "agent.critic.class_name": self.critic.class_name,
+            "agent.algorithm.name": self.algorithm.name,
+            "agent.runner_hook": self.runner_hook or "",
+        }
+        return {name: value for name, value in named.items() if is_class_path(value)}
+
+    @property
     def packages(self) -> tuple[str, ...]:
         """What the library needs of the extra `skrl`."""
         return {"rsl_rl": (), "skrl": ("skrl",), "skrl-jax": ("skrl", "jax", "flax", "optax")}[
@@ -181,8 +199,10 @@ class AgentConfig(Checked, flags="agent."):
     def _unknown_to_skrl(self) -> str | None:
         """Return the first setting that skrl's PPO does not have, or has in another sense."""
         algorithm, distribution = self.algorithm, self.actor.distribution.class_name
+        paths = [(name.replace("_", "-"), path) for name, path in self.class_paths.items()]
         unknown = {
             "RNNModel (--agent.actor.class-name, --agent.critic.class-name)": self.is_recurrent,
+            **{f"--{name} {path}": "hook" not in name for name, path in paths},
             f"--agent.actor.distribution.class-name {distribution}": (
                 distribution != "GaussianDistribution"
             ),

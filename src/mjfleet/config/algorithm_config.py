@@ -1,7 +1,7 @@
 """Hyperparameters of the learning algorithm: PPO, random network distillation, symmetry."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, get_args
 
 from mjfleet.config.validation import (
     Checked,
@@ -11,8 +11,10 @@ from mjfleet.config.validation import (
     NotNegative,
     OptionalCount,
     Positive,
+    class_or,
 )
 
+AlgorithmName = Literal["ppo"]
 Activation = Literal[
     "elu", "selu", "relu", "crelu", "lrelu", "tanh", "sigmoid", "softplus", "gelu", "swish", "mish",
     "identity",
@@ -59,6 +61,8 @@ class SymmetryConfig(Checked, flags="agent.algorithm.symmetry_cfg."):
 class PPOConfig(Checked, flags="agent.algorithm."):
     """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), as in rsl_rl."""
 
+    name: Annotated[AlgorithmName | str, class_or(*get_args(AlgorithmName))] = "ppo"
+    """`ppo`, or `module:Class`: a subclass of rsl_rl's PPO or of PPO or Algorithm in mjfleet.rl."""
     num_learning_epochs: Count = 5
     """Passes over each rollout."""
     num_mini_batches: Count = 4

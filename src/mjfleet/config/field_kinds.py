@@ -4,6 +4,8 @@ Names are dotted, as in config.yaml. Each field is in one of these sets; a task'
 `env.` are numbers of LEARNING.
 """
 
+from mjfleet.config.validation import is_class_path
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -15,6 +17,13 @@ config trust agent.wandb.project agent.wandb.entity agent.wandb.mode agent.wandb
 """)
 """Where, as whom or with whose code something runs. Only the user decides it, never somebody else's
 file; the others may come from any file. A run that is resumed goes on in place."""
+
+CLASSES = _names("""
+agent.actor.class_name agent.critic.class_name agent.algorithm.name agent.runner_hook
+""")
+"""What may be `module:Class`, whose code then learns. Only the user decides on such a value, as on
+PLACEMENT; a plain name may come from any file. A run that is resumed with another value becomes one
+of its own."""
 
 OPERATION = _names("""
 gpu_ids cpu_workers engine cpu_threads numa deterministic backend collective_timeout hang_timeout
@@ -36,11 +45,11 @@ LEARNING = _names("""
 total_envs env.num_envs env.decimation env.episode_seconds
 agent.library agent.seed agent.num_steps_per_env agent.init_at_random_ep_len
 agent.obs_groups.actor agent.obs_groups.critic agent.obs_groups.rnd_state
-agent.actor.class_name agent.actor.hidden_dims agent.actor.activation agent.actor.obs_normalization
+agent.actor.hidden_dims agent.actor.activation agent.actor.obs_normalization
 agent.actor.rnn_type agent.actor.rnn_hidden_dim agent.actor.rnn_num_layers
 agent.actor.distribution.class_name agent.actor.distribution.std_type
 agent.actor.distribution.std_range agent.actor.distribution.learn_std
-agent.critic.class_name agent.critic.hidden_dims agent.critic.activation
+agent.critic.hidden_dims agent.critic.activation
 agent.critic.obs_normalization agent.critic.rnn_type agent.critic.rnn_hidden_dim
 agent.critic.rnn_num_layers
 agent.algorithm.num_learning_epochs agent.algorithm.num_mini_batches agent.algorithm.learning_rate
@@ -57,6 +66,12 @@ agent.algorithm.symmetry_cfg.use_data_augmentation agent.algorithm.symmetry_cfg.
 agent.algorithm.symmetry_cfg.mirror_loss_coeff
 """)
 """What decides what is learned. A run that is resumed with another value becomes one of its own."""
+
+
+def is_for_the_user(name: str, value: object) -> bool:
+    """Return whether only the user may say that a field has a value other than its default."""
+    is_class = name in CLASSES and isinstance(value, str) and is_class_path(value)
+    return is_class or name in PLACEMENT
 
 
 def decides_learning(name: str) -> bool:

@@ -71,6 +71,20 @@ NotNegative = Annotated[float, at_least(0)]
 Seconds = Annotated[float, Rule(lambda v: 0 < v <= LONGEST, f"greater than 0, at most {LONGEST}")]
 Fraction = Annotated[float, between(0, 1)]
 FolderName = Annotated[str, FOLDER_NAME]
+
+
+def is_class_path(value: str) -> bool:
+    """Return whether a value has the form `module:Class`, such as `robots.nets:Actor`."""
+    module, colon, name = value.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), name))
+
+
+def class_or(*names: str) -> Rule:
+    """Accept these names, and `module:Class`."""
+    own = "`module:Class` of the task folder or of an installed package"
+    return Rule(lambda v: v in names or is_class_path(v), " or ".join((*names, own)))
+
+
 FOLDER = Rule(lambda v: v.strip() != "" and "\0" not in v, "the name of a folder")
 Folder = Annotated[str, FOLDER]
 OptionalFolder = Annotated[str | None, optional(FOLDER)]

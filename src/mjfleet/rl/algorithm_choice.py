@@ -4,9 +4,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from rsl_rl import algorithms
+from rsl_rl.models import MLPModel
+
 from mjfleet.config import AgentConfig
+from mjfleet.config.validation import is_class_path
 from mjfleet.env import Env
-from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate, build_algorithm
+from mjfleet.errors import UserError
+from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate, build_algorithm, model_class
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.cuda_graphs import Capture
@@ -19,22 +24,62 @@ def make_algorithm(
     agent: AgentConfig,
     device: str,
     num_threads: int,
-    load: Callable[[str], Any],
+    load: Callable[..., Any],
     collectives: Collectives,
     capture: Capture | None,
 ) -> Algorithm:
-    """Build the algorithm of `agent.library`; for the arguments see Runner."""
-    kind: Callable[..., Algorithm] = partial(PPO, capture=capture)
+    """Build the algorithm that `agent` names; for the arguments see Runner.
+
+    Raises:
+        UserError: a class of the user's cannot be loaded, or does not fit the others.
+    """
+    kind, slower = choose_algorithm(agent, load)
+    if issubclass(kind, PPO):
+        kind = partial(kind, capture=capture)
+    if slower and collectives.rank == 0:
+        graphs = "; it captures no CUDA graphs" if capture else ""
+        print_line(f"{slower}, which is slower{graphs}")
+    return build_algorithm(kind, env, agent, device, load, collectives, num_threads)
+
+
+def choose_algorithm(
+    agent: AgentConfig, load: Callable[..., Any]
+) -> tuple[type[Algorithm], str | None]:
+    """Return the class of the algorithm that `agent` names, and what is slower than our PPO."""
+    name, missing = agent.algorithm.name, _missing(agent, load)
+    if is_class_path(name):
+        own = load(name, algorithms.PPO)
+        if issubclass(own, PPO) and missing:
+            raise UserError(
+                f"--agent.algorithm.name {name} is a subclass of {PPO.__module__}.PPO, which has "
+                f"no {missing}: derive it from {RslRlUpdate.__module__}.RslRlUpdate."
+            )
+        if issubclass(own, Algorithm):
+            return own, None if issubclass(own, PPO) else f"{name} is called step by step"
+        # A class of rsl_rl's gets what the training loop needs besides.
+        own = type(own.__name__, (RslRlUpdate, own), {})
+        return own, f"{name} takes rsl_rl's path"
     if agent.library == "skrl":
         from mjfleet.rl.adapters.skrl_adapter import TorchPPO
 
-        kind = TorchPPO
-    elif agent.library == "skrl-jax":
+        return TorchPPO, None
+    if agent.library == "skrl-jax":
         from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
 
-        kind = JaxPPO
-    elif missing := PPO.missing(agent):
-        kind = RslRlUpdate
-        if collectives.rank == 0:
-            print_line(f"{missing}: learning takes rsl_rl's own path, which is slower")
-    return build_algorithm(kind, env, agent, device, load, collectives, num_threads)
+        return JaxPPO, None
+    if missing:
+        return RslRlUpdate, f"{missing}: learning takes rsl_rl's own path"
+    return PPO, None
+
+
+def _missing(agent: AgentConfig, load: Callable[..., Any]) -> str | None:
+    """Return a feature of the configuration that our PPO lacks, or None.
+
+    It computes observations' latents once per update, and gradients of the layers after them.
+    """
+    for name in (agent.actor.class_name, agent.critic.class_name):
+        kind = model_class(name, load)
+        has_own = kind.forward is not MLPModel.forward or kind.get_latent is not MLPModel.get_latent
+        if has_own and not agent.is_recurrent:
+            return f"network {name} with a forward pass of its own"
+    return PPO.missing(agent)

@@ -27,6 +27,7 @@ from mjfleet.rl.phase import HeartbeatBase, Phase
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.rank_statistics import RankReport
 from mjfleet.rl.replica_checksum import check_replicas, checksum
+from mjfleet.rl.runner_hook import RunnerHook
 from mjfleet.sim.unread import Unread, first, read
 from mjfleet.utils.memory import check_fits
 
@@ -50,7 +51,7 @@ class Runner:
         agent: AgentConfig,
         device: str,
         num_threads: int,
-        load: Callable[[str], Any],
+        load: Callable[..., Any],
         collectives: Collectives | None = None,
         heartbeat: HeartbeatBase | None = None,
         dump_to: DumpTo | None = None,
@@ -64,7 +65,7 @@ class Runner:
             agent: networks, algorithm and hyperparameters.
             device: torch's name of the device.
             num_threads: CPU threads that an update may use.
-            load: finds `module:name` in the task folder, see FoundTask.load.
+            load: finds `module:name`, see FoundTask.load.
             collectives: connects the ranks. None: there is one rank.
             heartbeat: receives a beat after every step.
             dump_to: where environments with numbers that are not finite are dumped. None: nowhere.
@@ -96,12 +97,13 @@ class Runner:
         self._capture = capture if isinstance(self.alg, PPO) else None
         self._clock = DeviceClock(device)
         self.rollout = self._make_rollout()
+        self._make_hook = load(agent.runner_hook, RunnerHook) if agent.runner_hook else RunnerHook
 
     def train(
         self,
         on_iteration: Callable[[IterationMetrics], None],
         stop_signal: Callable[[], int | None],
-        save: Callable[[bool], object] = lambda is_last: None,
+        save: Callable[[bool], list[Path]] = lambda is_last: [],
     ) -> int | None:
         """Train until `agent.max_iterations` iterations are done or a rank receives a signal.
 
@@ -109,7 +111,7 @@ class Runner:
             on_iteration: called with the metrics of each iteration, the same on every rank.
             stop_signal: called after each iteration; returns the signal that this rank received.
             save: called on every rank after each iteration, with True after the last one, to write
-                the checkpoints that are due.
+                the checkpoints that are due; returns this rank's files.
 
         Returns:
             The signal that ended training early, the same on every rank. None: training is done.
@@ -121,21 +123,25 @@ class Runner:
         if self.agent.init_at_random_ep_len and not self.is_resumed:
             self.env.start_at_random_times()
         self.alg.train_mode()
+        hook = self._make_hook(self)
         if self.alg.is_distributed:
             self.alg.broadcast_parameters()
         self.collectives.take_seconds()
         before = time.perf_counter()
         first = self.current_learning_iteration + 1
         for iteration in range(first, self.agent.max_iterations + 1):
+            hook.before_iteration(iteration)
             may_compile = self._compiles and iteration == first
             with self.heartbeat.excused() if may_compile else contextlib.nullcontext():
                 reports = self._run_iteration(iteration, stop_signal)
             now = time.perf_counter()
-            on_iteration(self._summarize(reports, now - before))
+            metrics = self._summarize(reports, now - before)
+            on_iteration(metrics)
+            hook.after_iteration(metrics)
             before = now
             is_last = iteration == self.agent.max_iterations
             stop = max(report.stop for report in reports)
-            save(bool(stop) or is_last)
+            hook.after_save(save(bool(stop) or is_last))
             if stop and not is_last:
                 return stop
         return None

@@ -20,7 +20,7 @@ from platformdirs import user_state_path
 
 from mjfleet.config import LaunchConfig, TrainConfig, WandbConfig
 from mjfleet.config.dict_conversion import by_dotted_name, from_dict, to_dict
-from mjfleet.config.field_kinds import PLACEMENT
+from mjfleet.config.field_kinds import CLASSES, PLACEMENT, is_for_the_user
 from mjfleet.errors import UserError
 
 WANDB = "agent.wandb."
@@ -81,8 +81,13 @@ def leave_out_placement(data: dict[str, Any], text: str, name: str) -> None:
 def _placement(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of PLACEMENT that differ from the defaults, by dotted name."""
     defaults = by_dotted_name(to_dict(TrainConfig()))
-    values = {dotted: _value(data, dotted, defaults[dotted]) for dotted in sorted(PLACEMENT)}
-    return {dotted: value for dotted, value in values.items() if value != defaults[dotted]}
+    names = sorted(PLACEMENT | CLASSES)
+    values = {dotted: _value(data, dotted, defaults[dotted]) for dotted in names}
+    return {
+        dotted: value
+        for dotted, value in values.items()
+        if value != defaults[dotted] and is_for_the_user(dotted, value)
+    }
 
 
 def _value(data: Any, dotted: str, default: Any) -> Any:

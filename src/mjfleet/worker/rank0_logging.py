@@ -32,9 +32,11 @@ def train_and_log(
             if videos:
                 videos.iteration(metrics.iteration)
 
-        def save(is_last: bool) -> None:
-            for path in checkpointer.save(is_last, before=loggers.settle):
+        def save(is_last: bool) -> list[Path]:
+            paths = checkpointer.save(is_last, before=loggers.settle)
+            for path in paths:
                 loggers.checkpoint(path, runner.current_learning_iteration)
+            return paths
 
         try:
             stopped_by = runner.train(on_iteration, stop.check, save)

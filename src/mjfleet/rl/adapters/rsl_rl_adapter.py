@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from rsl_rl import models
 from rsl_rl.algorithms import PPO
 
 from mjfleet.config import AgentConfig, to_dict
@@ -47,7 +48,7 @@ def build_algorithm(
     env: Env[Any],
     agent: AgentConfig,
     device: str,
-    load: Callable[[str], Any],
+    load: Callable[..., Any],
     collectives: Collectives,
     num_threads: int,
 ) -> Any:
@@ -61,17 +62,17 @@ def build_algorithm(
         return PPO.construct_algorithm(env.get_observations(), env, config, device)
 
 
-def rsl_rl_config(agent: AgentConfig, load: Callable[[str], Any]) -> dict[str, Any]:
+def rsl_rl_config(agent: AgentConfig, load: Callable[..., Any]) -> dict[str, Any]:
     """Return the nested dictionary that rsl_rl's runner takes; our fields have its names.
 
-    `load` finds `module:name` in the task folder.
+    `load` finds `module:name`, see FoundTask.load.
     """
     plain = to_dict(agent)
     algorithm = plain["algorithm"]
-    del algorithm["backprop"], algorithm["learning_threads"]
+    del algorithm["name"], algorithm["backprop"], algorithm["learning_threads"]
     if symmetry := algorithm["symmetry_cfg"]:
         symmetry["data_augmentation_func"] = load(symmetry["data_augmentation_func"])
-    actor, critic = _model(plain["actor"]), _model(plain["critic"])
+    actor, critic = _model(plain["actor"], load), _model(plain["critic"], load)
     distribution = actor.pop("distribution")
     if distribution["class_name"] != "GaussianDistribution":
         del distribution["learn_std"]
@@ -87,7 +88,18 @@ def rsl_rl_config(agent: AgentConfig, load: Callable[[str], Any]) -> dict[str, A
     }
 
 
-def _model(plain: dict[str, Any]) -> dict[str, Any]:
+def model_class(name: str, load: Callable[..., Any]) -> type[models.MLPModel]:
+    """Return the class of a network: rsl_rl's of that name, or `module:Class`.
+
+    Raises:
+        UserError: that is not there, or is no subclass of rsl_rl's models.
+    """
+    return load(name, models.MLPModel) if ":" in name else getattr(models, name)
+
+
+def _model(plain: dict[str, Any], load: Callable[..., Any]) -> dict[str, Any]:
     """Return a network's configuration without the fields that its class does not take."""
-    recurrent = plain["class_name"] == "RNNModel"
-    return {k: v for k, v in plain.items() if recurrent or not k.startswith("rnn_")}
+    kind = model_class(plain["class_name"], load)
+    is_recurrent = issubclass(kind, models.RNNModel)
+    taken = {k: v for k, v in plain.items() if is_recurrent or not k.startswith("rnn_")}
+    return taken | {"class_name": kind}
