@@ -41,6 +41,12 @@ class FoundTask:
 
     def check_groups(self, config: TrainConfig, known: Collection[str]) -> None:
         """Raise UserError if a network is to observe a group that is not `known`."""
+        teacher = config.agent.teacher
+        if teacher and (lacks := [name for name in teacher.obs_groups if name not in known]):
+            raise UserError(
+                f"the teacher {teacher.checkpoint} observes the group {lacks[0]!r}; task "
+                f"{self.name} observes: {', '.join(known)}."
+            )
         for network, names in to_dict(config.agent.obs_groups).items():
             for name in names:
                 if name not in known:

@@ -19,6 +19,7 @@ from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.runs.config_yaml import read_config, task_of
 from mjfleet.runs.fork import resume_or_fork
 from mjfleet.runs.resume_choice import Wanted, find_wanted, read_recorded, take_tasks_dir
+from mjfleet.runs.teacher import with_teacher
 from mjfleet.utils.packages import need_extra
 from mjfleet.worker.class_check import check_classes
 from mjfleet.worker.rank_environment import torchrun_variables
@@ -52,6 +53,7 @@ def train(arguments: Sequence[str]) -> int:
     if wanted is None:
         _drop_names_of_others(data, name, registry)
     config = parse(found, flags, wanted.config if wanted else data)
+    config = with_teacher(config)
     if wanted:
         take_lock = not config.dry_run and os.environ.get("RANK", "0") == "0"
         recorded = from_dict(found.defaults(), wanted.config)

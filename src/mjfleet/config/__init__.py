@@ -9,6 +9,7 @@ from mjfleet.config.agent_config import (
     CriticConfig,
     DistributionConfig,
     ObsGroups,
+    TeacherConfig,
     WandbConfig,
 )
 from mjfleet.config.algorithm_config import PPOConfig, RndConfig, SymmetryConfig
@@ -18,6 +19,6 @@ from mjfleet.config.train_config import EnvConfig, Task, TrainConfig
 
 __all__ = [
     "ActorConfig", "AgentConfig", "CriticConfig", "DistributionConfig", "EnvConfig", "LaunchConfig",
-    "ObsGroups", "PPOConfig", "RndConfig", "SymmetryConfig", "Task", "TrainConfig", "WandbConfig",
-    "by_dotted_name", "from_dict", "to_dict",
+    "ObsGroups", "PPOConfig", "RndConfig", "SymmetryConfig", "Task", "TeacherConfig", "TrainConfig",
+    "WandbConfig", "by_dotted_name", "from_dict", "to_dict",
 ]  # fmt: skip

@@ -86,6 +86,16 @@ class ActorConfig(ModelConfig, flags="agent.actor."):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TeacherConfig(ActorConfig, flags="agent.teacher."):
+    """The policy that is imitated. `--teacher` takes all of it from a run."""
+
+    checkpoint: str | None = None
+    """Its file."""
+    obs_groups: Groups = ("actor",)
+    """Observation groups that it observes."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CriticConfig(ModelConfig, flags="agent.critic."):
     """The value network."""
 
@@ -158,6 +168,8 @@ class AgentConfig(Checked, flags="agent."):
     """Value network."""
     algorithm: PPOConfig = field(default_factory=PPOConfig)
     """PPO."""
+    teacher: TeacherConfig | None = None
+    """The teacher of a distillation, see `--teacher`."""
     runner_hook: Annotated[str | None, HOOK] = None
     """`module:Class`: a subclass of RunnerHook, which is called between the parts of training."""
 
@@ -167,6 +179,10 @@ class AgentConfig(Checked, flags="agent."):
             raise UserError(
                 "--agent.algorithm.symmetry-cfg cannot be used with a recurrent network: choose "
                 "MLPModel for --agent.actor.class-name and --agent.critic.class-name."
+            )
+        if self.distils and (self.algorithm.rnd_cfg or self.algorithm.symmetry_cfg):
+            raise UserError(
+                "--agent.algorithm.name distillation takes neither rnd-cfg nor symmetry-cfg."
             )
         if self.library != "rsl_rl" and (unknown := self._unknown_to_skrl()):
             raise UserError(
@@ -184,6 +200,7 @@ class AgentConfig(Checked, flags="agent."):
         named = {
             "agent.actor.class_name": self.actor.class_name,
             "agent.critic.class_name": self.critic.class_name,
+            "agent.teacher.class_name": self.teacher.class_name if self.teacher else "",
             "agent.algorithm.name": self.algorithm.name,
             "agent.runner_hook": self.runner_hook or "",
         }
@@ -196,12 +213,18 @@ class AgentConfig(Checked, flags="agent."):
             self.library
         ]
 
+    @property
+    def distils(self) -> bool:
+        """Whether the policy imitates a teacher."""
+        return self.algorithm.name == "distillation"
+
     def _unknown_to_skrl(self) -> str | None:
         """Return the first setting that skrl's PPO does not have, or has in another sense."""
         algorithm, distribution = self.algorithm, self.actor.distribution.class_name
         paths = [(name.replace("_", "-"), path) for name, path in self.class_paths.items()]
         unknown = {
             "RNNModel (--agent.actor.class-name, --agent.critic.class-name)": self.is_recurrent,
+            f"--agent.algorithm.name {algorithm.name}": algorithm.name != "ppo",
             **{f"--{name} {path}": "hook" not in name for name, path in paths},
             f"--agent.actor.distribution.class-name {distribution}": (
                 distribution != "GaussianDistribution"

@@ -14,7 +14,7 @@ from mjfleet.config.validation import (
     class_or,
 )
 
-AlgorithmName = Literal["ppo"]
+AlgorithmName = Literal["ppo", "distillation"]
 Activation = Literal[
     "elu", "selu", "relu", "crelu", "lrelu", "tanh", "sigmoid", "softplus", "gelu", "swish", "mish",
     "identity",
@@ -62,7 +62,8 @@ class PPOConfig(Checked, flags="agent.algorithm."):
     """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), as in rsl_rl."""
 
     name: Annotated[AlgorithmName | str, class_or(*get_args(AlgorithmName))] = "ppo"
-    """`ppo`, or `module:Class`: a subclass of rsl_rl's PPO or of PPO or Algorithm in mjfleet.rl."""
+    """`ppo`, `distillation` (the policy imitates the one of `--teacher`), or `module:Class`: a
+    subclass of rsl_rl's PPO, or of PPO or Algorithm in mjfleet.rl."""
     num_learning_epochs: Count = 5
     """Passes over each rollout."""
     num_mini_batches: Count = 4
@@ -97,6 +98,10 @@ class PPOConfig(Checked, flags="agent.algorithm."):
     """Random network distillation; set in the task's configuration or in a file."""
     symmetry_cfg: SymmetryConfig | None = None
     """Symmetry augmentation; set in the task's configuration or in a file."""
+    gradient_length: Count = 15
+    """Steps whose losses add up to one gradient (distillation only)."""
+    loss_type: Literal["mse", "huber"] = "mse"
+    """How far actions are from the teacher's (distillation only)."""
     backprop: Literal["auto", "closed-form", "autograd"] = "auto"
     """How gradients are computed: in closed form, which is faster, or by autograd. `auto`: in
     closed form where networks, distribution, precision and device (CPU) allow it."""

@@ -13,17 +13,21 @@ def _names(text: str) -> frozenset[str]:
 
 PLACEMENT = _names("""
 hosts ssh_config launcher_address min_hosts env_var tasks_dir log_root torchrunx_log_dir resume
-config trust agent.wandb.project agent.wandb.entity agent.wandb.mode agent.wandb.checkpoints
+config trust teacher agent.wandb.project agent.wandb.entity agent.wandb.mode agent.wandb.checkpoints
 """)
 """Where, as whom or with whose code something runs. Only the user decides it, never somebody else's
 file; the others may come from any file. A run that is resumed goes on in place."""
 
 CLASSES = _names("""
-agent.actor.class_name agent.critic.class_name agent.algorithm.name agent.runner_hook
+agent.actor.class_name agent.critic.class_name agent.teacher.class_name agent.algorithm.name
+agent.runner_hook
 """)
 """What may be `module:Class`, whose code then learns. Only the user decides on such a value, as on
 PLACEMENT; a plain name may come from any file. A run that is resumed with another value becomes one
 of its own."""
+
+TEACHER = "agent.teacher.checkpoint"
+"""A file to learn from, on which only the user decides."""
 
 OPERATION = _names("""
 gpu_ids cpu_workers engine cpu_threads numa deterministic backend collective_timeout hang_timeout
@@ -52,6 +56,12 @@ agent.actor.distribution.std_range agent.actor.distribution.learn_std
 agent.critic.hidden_dims agent.critic.activation
 agent.critic.obs_normalization agent.critic.rnn_type agent.critic.rnn_hidden_dim
 agent.critic.rnn_num_layers
+agent.teacher.checkpoint agent.teacher.obs_groups
+agent.teacher.hidden_dims agent.teacher.activation agent.teacher.obs_normalization
+agent.teacher.rnn_type agent.teacher.rnn_hidden_dim agent.teacher.rnn_num_layers
+agent.teacher.distribution.class_name agent.teacher.distribution.init_std
+agent.teacher.distribution.std_type agent.teacher.distribution.std_range
+agent.teacher.distribution.learn_std agent.algorithm.gradient_length agent.algorithm.loss_type
 agent.algorithm.num_learning_epochs agent.algorithm.num_mini_batches agent.algorithm.learning_rate
 agent.algorithm.schedule agent.algorithm.desired_kl agent.algorithm.gamma agent.algorithm.lam
 agent.algorithm.clip_param agent.algorithm.use_clipped_value_loss agent.algorithm.value_loss_coef
@@ -71,7 +81,7 @@ agent.algorithm.symmetry_cfg.mirror_loss_coeff
 def is_for_the_user(name: str, value: object) -> bool:
     """Return whether only the user may say that a field has a value other than its default."""
     is_class = name in CLASSES and isinstance(value, str) and is_class_path(value)
-    return is_class or name in PLACEMENT
+    return is_class or name in PLACEMENT or name == TEACHER
 
 
 def decides_learning(name: str) -> bool:

@@ -80,6 +80,9 @@ class LaunchConfig(Checked):
     """How often the run restarts automatically after a fault, from its newest checkpoint."""
     resume: str | None = None
     """Run directory, checkpoint, part of a run's name, or `latest`: the experiment's newest run."""
+    teacher: str | None = None
+    """Run that `--agent.algorithm.name distillation` imitates: run directory, checkpoint, part of a
+    run's name, or `latest`."""
     keep_checkpoints: OptionalCount = None
     """How many of the newest checkpoints are kept; `None`: all."""
     save_worlds: bool = True

@@ -71,13 +71,14 @@ class ConsoleLogger:
         seconds = time.perf_counter() - self._start
         each = seconds / (metrics.iteration - self._begun)
         left = timedelta(seconds=round(each * (self._max_iterations - metrics.iteration)))
+        loss = "value" if "value" in metrics.losses else next(iter(metrics.losses), "value")
         shown = {
             "iteration": f"{metrics.iteration}/{self._max_iterations}",
             "return": metrics.mean_return,
             "length": metrics.mean_episode_length,
             "reward": metrics.mean_reward,
             "eval": metrics.evaluation.get("return"),
-            "value_loss": metrics.losses.get("value"),
+            f"{loss}_loss": metrics.losses.get(loss),
             "std": metrics.action_std,
             "lr": metrics.learning_rate,
             "steps/s": round(metrics.global_steps_per_second),

@@ -66,6 +66,10 @@ class Algorithm(algorithms.PPO):
 
         setattr(owner, name, watched)
 
+    def take_teacher(self, agent: AgentConfig) -> None:
+        """Load the policy to imitate, where the algorithm does that. Called before training, on
+        rank 0, after a checkpoint has been restored."""
+
     def compute_returns(self, obs: TensorDict) -> None:
         """Compute returns and advantages; `obs` are the observations after the rollout.
 

@@ -15,6 +15,7 @@ from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate, build_algorithm, mod
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.cuda_graphs import Capture
+from mjfleet.rl.distillation import Distillation
 from mjfleet.rl.ppo import PPO
 from mjfleet.utils.console import print_line
 
@@ -48,17 +49,7 @@ def choose_algorithm(
     """Return the class of the algorithm that `agent` names, and what is slower than our PPO."""
     name, missing = agent.algorithm.name, _missing(agent, load)
     if is_class_path(name):
-        own = load(name, algorithms.PPO)
-        if issubclass(own, PPO) and missing:
-            raise UserError(
-                f"--agent.algorithm.name {name} is a subclass of {PPO.__module__}.PPO, which has "
-                f"no {missing}: derive it from {RslRlUpdate.__module__}.RslRlUpdate."
-            )
-        if issubclass(own, Algorithm):
-            return own, None if issubclass(own, PPO) else f"{name} is called step by step"
-        # A class of rsl_rl's gets what the training loop needs besides.
-        own = type(own.__name__, (RslRlUpdate, own), {})
-        return own, f"{name} takes rsl_rl's path"
+        return _own_algorithm(name, load, missing)
     if agent.library == "skrl":
         from mjfleet.rl.adapters.skrl_adapter import TorchPPO
 
@@ -67,9 +58,26 @@ def choose_algorithm(
         from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
 
         return JaxPPO, None
-    if missing:
-        return RslRlUpdate, f"{missing}: learning takes rsl_rl's own path"
-    return PPO, None
+    if agent.distils:
+        return Distillation, "distillation: learning takes rsl_rl's own path"
+    slower = f"{missing}: learning takes rsl_rl's own path" if missing else None
+    return RslRlUpdate if missing else PPO, slower
+
+
+def _own_algorithm(
+    name: str, load: Callable[..., Any], missing: str | None
+) -> tuple[type[Algorithm], str | None]:
+    """Return what `choose_algorithm` does, for a class of the user's."""
+    own = load(name, algorithms.PPO)
+    if issubclass(own, PPO) and missing:
+        raise UserError(
+            f"--agent.algorithm.name {name} is a subclass of {PPO.__module__}.PPO, which has "
+            f"no {missing}: derive it from {RslRlUpdate.__module__}.RslRlUpdate."
+        )
+    if issubclass(own, Algorithm):
+        return own, None if issubclass(own, PPO) else f"{name} takes a path of its own"
+    # A class of rsl_rl's gets what the training loop needs besides.
+    return type(own.__name__, (RslRlUpdate, own), {}), f"{name} takes rsl_rl's path"
 
 
 def _missing(agent: AgentConfig, load: Callable[..., Any]) -> str | None:

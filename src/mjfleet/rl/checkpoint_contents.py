@@ -158,8 +158,10 @@ class Checkpointer:
                 f"checkpoint {path} is of the task {own['task']}, not of {self._task}: its actor "
                 f"is {theirs}, this task's is {ours}."
             )
+        if not self._keeps_others(own):
+            built.pop("critic_state_dict")
         files.check_shapes(path, state, built)
-        if own is None or own["optimizer"] == self._runner.agent.algorithm.optimizer:
+        if self._keeps_optimizer(own):
             check_optimizer(state["optimizer_state_dict"], self._runner.alg.optimizer)
         total = self._runner.agent.max_iterations
         if state["iter"] >= total:
@@ -173,7 +175,10 @@ class Checkpointer:
         own, algorithm = state.get(OWN), self._runner.agent.algorithm
         parts = {"actor": True, "critic": True, "optimizer": True, "rnd": "rnd_state_dict" in state}
         lost = []
-        if own is not None and own["optimizer"] != algorithm.optimizer:
+        if not self._keeps_others(own):
+            parts["critic"] = False
+            lost.append("the value network or teacher, which is another one now")
+        if own is not None and not self._keeps_optimizer(own):
             parts["optimizer"] = False
             lost.append(f"the state of the optimiser ({own['optimizer']})")
         self._runner.alg.load(state, parts, strict=True)
@@ -181,6 +186,18 @@ class Checkpointer:
         if own is not None and own["configured_learning_rate"] != algorithm.learning_rate:
             self._runner.alg.set_learning_rate(algorithm.learning_rate)
         return lost
+
+    def _keeps_others(self, own: dict[str, Any] | None) -> bool:
+        """Whether the network beside the policy is the same: a value network, or this teacher."""
+        return own is None or own.get("teacher") == self._teacher()
+
+    def _keeps_optimizer(self, own: dict[str, Any] | None) -> bool:
+        same = own is None or own["optimizer"] == self._runner.agent.algorithm.optimizer
+        return same and self._keeps_others(own)
+
+    def _teacher(self) -> str | None:
+        teacher = self._runner.agent.teacher
+        return teacher.checkpoint if teacher else None
 
     def _seed_anew(self) -> None:
         """Seed the random generators differently from the beginning of the run."""
@@ -222,6 +239,7 @@ class Checkpointer:
             "numbers": self._numbers(),
             "total_steps": runner.total_steps,
             "optimizer": runner.agent.algorithm.optimizer,
+            "teacher": self._teacher(),
             "configured_learning_rate": runner.agent.algorithm.learning_rate,
             "window": runner.window.state(),
             "best_return": runner.best_return,

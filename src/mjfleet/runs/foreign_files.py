@@ -18,9 +18,9 @@ from typing import Any
 
 from platformdirs import user_state_path
 
-from mjfleet.config import LaunchConfig, TrainConfig, WandbConfig
+from mjfleet.config import LaunchConfig, TeacherConfig, TrainConfig, WandbConfig
 from mjfleet.config.dict_conversion import by_dotted_name, from_dict, to_dict
-from mjfleet.config.field_kinds import CLASSES, PLACEMENT, is_for_the_user
+from mjfleet.config.field_kinds import CLASSES, PLACEMENT, TEACHER, is_for_the_user
 from mjfleet.errors import UserError
 
 WANDB = "agent.wandb."
@@ -81,7 +81,8 @@ def leave_out_placement(data: dict[str, Any], text: str, name: str) -> None:
 def _placement(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of PLACEMENT that differ from the defaults, by dotted name."""
     defaults = by_dotted_name(to_dict(TrainConfig()))
-    names = sorted(PLACEMENT | CLASSES)
+    defaults |= by_dotted_name({"agent": {"teacher": to_dict(TeacherConfig())}})
+    names = sorted(PLACEMENT | CLASSES | {TEACHER})
     values = {dotted: _value(data, dotted, defaults[dotted]) for dotted in names}
     return {
         dotted: value

@@ -87,6 +87,8 @@ def train_worker(
             place = args, rank, heartbeat, collectives, run_dir
             runner, checkpointer = _build(found, config, *place)
         lost = checkpointer.resume(Path(checkpoint), state) if checkpoint and state else []
+        if rank.rank == 0:
+            runner.alg.take_teacher(config.agent)
         del state  # Its worlds may take much memory.
         collectives.total([0])  # Waits until every rank has got this far without an error.
         begun = runner.current_learning_iteration

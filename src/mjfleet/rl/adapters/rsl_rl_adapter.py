@@ -11,6 +11,7 @@ from rsl_rl.algorithms import PPO
 
 from mjfleet.config import AgentConfig, to_dict
 from mjfleet.env import Env
+from mjfleet.errors import UserError
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.collectives import Collectives
 
@@ -55,6 +56,14 @@ def build_algorithm(
     """Build networks, storage and an algorithm of this kind; for the arguments see Runner."""
     config = rsl_rl_config(agent, load)
     config["multi_gpu"] = None
+    if agent.distils:
+        make, teacher = config["critic"].pop("class_name"), config["critic"]
+        config["critic"] = teacher | {
+            # Where a critic has one output, it has one for each action.
+            "class_name": lambda obs, groups, name, _, **settings: make(
+                obs, groups, name, env.num_actions, **settings
+            )
+        }
     config["algorithm"]["class_name"] = lambda *parts, **settings: kind(
         agent, collectives, num_threads, *parts, **settings
     )
@@ -69,21 +78,24 @@ def rsl_rl_config(agent: AgentConfig, load: Callable[..., Any]) -> dict[str, Any
     """
     plain = to_dict(agent)
     algorithm = plain["algorithm"]
-    del algorithm["name"], algorithm["backprop"], algorithm["learning_threads"]
+    for name in ("name", "backprop", "learning_threads", "gradient_length", "loss_type"):
+        del algorithm[name]
     if symmetry := algorithm["symmetry_cfg"]:
         symmetry["data_augmentation_func"] = load(symmetry["data_augmentation_func"])
-    actor, critic = _model(plain["actor"], load), _model(plain["critic"], load)
-    distribution = actor.pop("distribution")
-    if distribution["class_name"] != "GaussianDistribution":
-        del distribution["learn_std"]
+    groups = plain["obs_groups"]
+    if agent.distils:
+        if (teacher := plain["teacher"]) is None:
+            raise UserError("--agent.algorithm.name distillation needs --teacher RUN.")
+        groups["critic"], plain["critic"] = teacher.pop("obs_groups"), teacher
+        del teacher["checkpoint"]
     return {
         "num_steps_per_env": agent.num_steps_per_env,
         "save_interval": agent.save_interval,
         "torch_compile_mode": agent.torch_compile_mode,
         "check_for_nan": False,
-        "obs_groups": plain["obs_groups"],
-        "actor": actor | {"distribution_cfg": distribution},
-        "critic": critic,
+        "obs_groups": groups,
+        "actor": _model(plain["actor"], load),
+        "critic": _model(plain["critic"], load),
         "algorithm": {"class_name": "PPO"} | algorithm,
     }
 
@@ -98,7 +110,11 @@ def model_class(name: str, load: Callable[..., Any]) -> type[models.MLPModel]:
 
 
 def _model(plain: dict[str, Any], load: Callable[..., Any]) -> dict[str, Any]:
-    """Return a network's configuration without the fields that its class does not take."""
+    """Return a network's configuration without the fields that its classes do not take."""
+    if distribution := plain.pop("distribution", None):
+        plain["distribution_cfg"] = distribution
+        if distribution["class_name"] != "GaussianDistribution":
+            del distribution["learn_std"]
     kind = model_class(plain["class_name"], load)
     is_recurrent = issubclass(kind, models.RNNModel)
     taken = {k: v for k, v in plain.items() if is_recurrent or not k.startswith("rnn_")}
