@@ -21,7 +21,7 @@ BUNDLED = discover({}).tasks
 
 HEAVY = (
     "torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "wandb", "torchrunx", "skrl",
-    "jax",
+    "jax", "rl_games",
 )  # fmt: skip
 
 POISON = f"""

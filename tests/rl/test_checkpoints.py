@@ -39,6 +39,7 @@ VARIANTS = {
     "lstm": {"actor": RNN, "critic": RNN},
     "gru": {"actor": RNN | {"rnn_type": "gru"}, "critic": RNN | {"rnn_type": "gru"}},
     "skrl": {"library": "skrl"},
+    "rl_games": {"library": "rl_games"},
     "novelty": {"algorithm": {"rnd_cfg": {"weight": 0.5, "reward_normalization": True}}},
 }
 

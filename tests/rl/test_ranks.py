@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.env import Env, EnvShard
+from mjfleet.rl.adapters.rl_games_adapter import RlGamesPPO
 from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate, build_algorithm, rsl_rl_config
 from mjfleet.rl.adapters.skrl_adapter import TorchPPO
 from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
@@ -250,24 +251,29 @@ def test_the_update_is_that_of_rsl_rl(found: list[dict[str, Any]]) -> None:
             assert all(torch.equal(ours[key], theirs[key]) for key in ours), name
 
 
-def learn_with_skrl(ranks: Ranks, folder: str) -> dict[str, Any]:
-    """In JAX and in PyTorch, by rates that adapt; and, where both do the same, beside rsl_rl."""
+def learn_with_libraries(ranks: Ranks, folder: str) -> dict[str, Any]:
+    """By rates that adapt; and, where all do the same, beside rsl_rl."""
     adaptive = agent(schedule="adaptive", desired_kl=0.002)
-    algs = {kind.__name__: ranks.learn(kind, adaptive, updates=2) for kind in (TorchPPO, JaxPPO)}
+    kinds = (TorchPPO, JaxPPO, RlGamesPPO)
+    algs = {kind.__name__: ranks.learn(kind, adaptive, updates=2) for kind in kinds}
     alike = agent(schedule="fixed", num_mini_batches=1, use_clipped_value_loss=False)
     return {
         "adaptive": {name: (weights(alg), alg.learning_rate) for name, alg in algs.items()},
-        "alike": [weights(ranks.learn(kind, alike, updates=1)) for kind in (TorchPPO, None)],
+        "alike": [
+            weights(ranks.learn(kind, alike, updates=1)) for kind in (TorchPPO, RlGamesPPO, None)
+        ],
     }
 
 
-def test_ranks_that_learn_with_skrl_stay_the_same(found: list[dict[str, Any]]) -> None:
-    first, second = (rank["learn_with_skrl"] for rank in found)
+def test_ranks_that_learn_with_libraries_stay_the_same(found: list[dict[str, Any]]) -> None:
+    first, second = (rank["learn_with_libraries"] for rank in found)
     for name, (ours, rate) in first["adaptive"].items():
         again, other_rate = second["adaptive"][name]
         assert all(torch.equal(ours[key], again[key]) for key in ours), name
         assert rate == other_rate != agent().algorithm.learning_rate
-    torch.testing.assert_close(*first["alike"], rtol=1e-4, atol=1e-5)
+    *ours, theirs = first["alike"]
+    for each in ours:
+        torch.testing.assert_close(each, theirs, rtol=1e-4, atol=1e-5)
 
 
 class Both(torch.nn.Module):
@@ -537,7 +543,7 @@ def test_ranks_know_stop_and_fail_together(found: list[dict[str, Any]]) -> None:
 
 
 PARTS = (
-    exchange, learn_fast, learn_both_ways, learn_with_skrl, follow_gradients, count_reductions,
+    exchange, learn_fast, learn_both_ways, learn_with_libraries, follow_gradients, count_reductions,
     learn_by_graphs, normalise, train,
 )  # fmt: skip
 

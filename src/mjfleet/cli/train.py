@@ -58,7 +58,8 @@ def train(arguments: Sequence[str]) -> int:
         take_lock = not config.dry_run and os.environ.get("RANK", "0") == "0"
         recorded = from_dict(found.defaults(), wanted.config)
         resume, config = resume_or_fork(wanted, config, recorded, take_lock)
-    need_extra("skrl", f"--agent.library {config.agent.library}", config.agent.packages)
+    agent = config.agent
+    need_extra(agent.extra, f"--agent.library {agent.library}", agent.packages)
     check_classes(found, config)
     from mjfleet.launch.launch_training import launch_training  # Help does not wait for it.
 

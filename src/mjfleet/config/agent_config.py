@@ -20,7 +20,7 @@ from mjfleet.errors import UserError
 
 Logger = Literal["tensorboard", "wandb", "none"]
 Model = Literal["MLPModel", "RNNModel"]
-Library = Literal["rsl_rl", "skrl", "skrl-jax"]
+Library = Literal["rsl_rl", "skrl", "skrl-jax", "rl_games"]
 NOT_IN_NAMES = "/\\#?%:"
 NAME = Rule(
     lambda v: 0 < len(v.strip()) <= 128 and not set(v) & set(NOT_IN_NAMES),
@@ -137,7 +137,7 @@ class AgentConfig(Checked, flags="agent."):
     """The learning agent: networks, algorithm, length of training, and logging."""
 
     library: Library = "rsl_rl"
-    """Library whose PPO learns from the rollouts: rsl_rl, or skrl in PyTorch or in JAX."""
+    """Library whose PPO learns from the rollouts: rsl_rl, skrl (PyTorch or JAX), or rl_games."""
     seed: Annotated[int, between(0, 2**31 - 1)] = 1
     """Seed of all random numbers; worker r uses seed + r."""
     tf32: bool = True
@@ -184,7 +184,7 @@ class AgentConfig(Checked, flags="agent."):
             raise UserError(
                 "--agent.algorithm.name distillation takes neither rnd-cfg nor symmetry-cfg."
             )
-        if self.library != "rsl_rl" and (unknown := self._unknown_to_skrl()):
+        if self.library != "rsl_rl" and (unknown := self._unknown_elsewhere()):
             raise UserError(
                 f"--agent.library {self.library} does not support {unknown}; rsl_rl does."
             )
@@ -208,18 +208,26 @@ class AgentConfig(Checked, flags="agent."):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """What the library needs of the extra `skrl`."""
-        return {"rsl_rl": (), "skrl": ("skrl",), "skrl-jax": ("skrl", "jax", "flax", "optax")}[
-            self.library
-        ]
+        """What the library needs of `extra`."""
+        return {
+            "rsl_rl": (),
+            "skrl": ("skrl",),
+            "skrl-jax": ("skrl", "jax", "flax", "optax"),
+            "rl_games": ("rl_games",),
+        }[self.library]
+
+    @property
+    def extra(self) -> str:
+        """The optional dependency that installs `packages`."""
+        return "rl-games" if self.library == "rl_games" else "skrl"
 
     @property
     def distils(self) -> bool:
         """Whether the policy imitates a teacher."""
         return self.algorithm.name == "distillation"
 
-    def _unknown_to_skrl(self) -> str | None:
-        """Return the first setting that skrl's PPO does not have, or has in another sense."""
+    def _unknown_elsewhere(self) -> str | None:
+        """Return the first setting that skrl's and rl_games' PPO lack, or have in another sense."""
         algorithm, distribution = self.algorithm, self.actor.distribution.class_name
         paths = [(name.replace("_", "-"), path) for name, path in self.class_paths.items()]
         unknown = {
@@ -234,6 +242,8 @@ class AgentConfig(Checked, flags="agent."):
                 algorithm.normalize_advantage_per_mini_batch
             ),
             "--agent.algorithm.use-mixed-precision": algorithm.use_mixed_precision,
+            f"--agent.algorithm.backprop {algorithm.backprop}": algorithm.backprop != "auto",
+            "--agent.algorithm.learning-threads": algorithm.learning_threads is not None,
             "--agent.algorithm.rnd-cfg": algorithm.rnd_cfg is not None,
             "--agent.algorithm.symmetry-cfg": algorithm.symmetry_cfg is not None,
             "--agent.torch-compile-mode": self.torch_compile_mode is not None,

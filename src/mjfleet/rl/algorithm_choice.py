@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from rsl_rl import algorithms
@@ -18,6 +19,13 @@ from mjfleet.rl.cuda_graphs import Capture
 from mjfleet.rl.distillation import Distillation
 from mjfleet.rl.ppo import PPO
 from mjfleet.utils.console import print_line
+
+LIBRARIES = {
+    "skrl": "skrl_adapter:TorchPPO",
+    "skrl-jax": "skrl_jax_adapter:JaxPPO",
+    "rl_games": "rl_games_adapter:RlGamesPPO",
+}
+"""The adapters of other libraries, which may not be installed."""
 
 
 def make_algorithm(
@@ -50,14 +58,9 @@ def choose_algorithm(
     name, missing = agent.algorithm.name, _missing(agent, load)
     if is_class_path(name):
         return _own_algorithm(name, load, missing)
-    if agent.library == "skrl":
-        from mjfleet.rl.adapters.skrl_adapter import TorchPPO
-
-        return TorchPPO, None
-    if agent.library == "skrl-jax":
-        from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
-
-        return JaxPPO, None
+    if agent.library in LIBRARIES:
+        module, class_name = LIBRARIES[agent.library].split(":")
+        return getattr(import_module(f"mjfleet.rl.adapters.{module}"), class_name), None
     if agent.distils:
         return Distillation, "distillation: learning takes rsl_rl's own path"
     slower = f"{missing}: learning takes rsl_rl's own path" if missing else None

@@ -1,25 +1,18 @@
 """skrl's PPO in PyTorch, and what it shares with the one in JAX. Runs in a worker.
 
-Networks, rollouts and checkpoints stay rsl_rl's, so collecting, saving, evaluating and exporting
-are the same, and a run can continue with another library. skrl computes returns and advantages,
-minibatches, losses and gradients, and adapts the learning rate; the optimiser is ours.
-
-skrl's own connection between ranks is switched off. Gradients and KL divergences are averaged by
-Collectives, also for JAX, before they reach the optimiser and skrl's schedules.
+library_ppo.py has what skrl shares with other libraries.
 """
 
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium.spaces import Box
-from tensordict import TensorDict
-from torch import nn
 
-from mjfleet.rl.algorithm import Algorithm
+from mjfleet.rl.adapters.library_ppo import LibraryPPO, Observations
 
 with ExitStack() as imported:
     # skrl would connect the ranks by NCCL, even on CPUs.
@@ -31,16 +24,13 @@ with ExitStack() as imported:
     from skrl.resources.schedulers.torch import KLAdaptiveLR
 
 
-class SkrlPPO(Algorithm, ABC):
+class SkrlPPO(LibraryPPO):
     """The part for both frameworks, whose arrays are made from the tensors of rsl_rl's storage."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._last_observations: Any = None
-        self.optimizer.register_step_pre_hook(self._finish_gradients)
         self.agent: Any = self._make_agent()
         self.agent.init()
-        self.watch(self.agent.memory, "sample")
 
     @abstractmethod
     def _make_agent(self) -> Any:
@@ -51,22 +41,17 @@ class SkrlPPO(Algorithm, ABC):
         """Return a tensor as an array of the framework."""
 
     @abstractmethod
-    def _learn(self) -> None:
+    def _train(self) -> None:
         """Have the agent update networks, optimiser and learning rate from its memory."""
 
-    def compute_returns(self, obs: TensorDict) -> None:
-        """Keep the observations after the rollout: skrl computes returns in its update."""
-        self._last_observations = obs
-
-    def update(self) -> dict[str, float]:
-        """Learn from the stored rollout; return the mean losses of this rank."""
+    def _learn(self, observations: Observations, after: Observations) -> dict[str, float]:
         storage, memory = self.storage, self.agent.memory
         # Held until the update ends: JAX may read a tensor's memory later than it says.
         rollout = {
-            "observations": self.actor.get_latent(storage.observations),
-            "states": self.critic.get_latent(storage.observations),
+            "observations": observations["actor"],
+            "states": observations["critic"],
             "actions": storage.actions,
-            "rewards": storage.rewards,  # rsl_rl has added the values at time-outs.
+            "rewards": storage.rewards,
             "terminated": storage.dones.bool(),
             "log_prob": storage.actions_log_prob,
             "values": storage.values,
@@ -74,13 +59,9 @@ class SkrlPPO(Algorithm, ABC):
         for name, tensor in rollout.items():
             memory.set_tensor_by_name(name, self._array(tensor))
         memory.filled = True
-        after = self._last_observations
-        self.agent._current_next_observations = self._array(self.actor.get_latent(after))
-        self.agent._current_next_states = self._array(self.critic.get_latent(after))
-        self._learn()
-        for network in (self.actor, self.critic):
-            network.update_normalization(storage.observations.flatten(0, 1))
-        storage.clear()
+        self.agent._current_next_observations = self._array(after["actor"])
+        self.agent._current_next_states = self._array(after["critic"])
+        self._train()
         tracked = {name: values[-1] for name, values in self.agent.tracking_data.items()}
         self.agent.tracking_data.clear()
         return {
@@ -88,17 +69,6 @@ class SkrlPPO(Algorithm, ABC):
             "surrogate": tracked["Loss / Policy loss"],
             "entropy": self.actor.output_entropy.mean().item(),
         }
-
-    def _finish_gradients(self, *_: Any) -> None:
-        """Average gradients over the ranks, then clip those of actor and critic, as rsl_rl does."""
-        if self.is_distributed:
-            self.reduce_parameters()
-        for network in (self.actor, self.critic):
-            nn.utils.clip_grad_norm_(network.parameters(), self.config.max_grad_norm)
-
-    def _mean_kl(self, kl: float) -> float:
-        """Return the mean over all ranks, so that all adapt their learning rates alike."""
-        return self.collectives.total([kl])[0] / self.collectives.world_size
 
     def _build(
         self, ppo: Any, memory: Any, policy: Any, value: Any, device: str, **settings: Any
@@ -149,7 +119,7 @@ class TorchPPO(SkrlPPO):
     def _array(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
-    def _learn(self) -> None:
+    def _train(self) -> None:
         self.agent.update(timestep=0, timesteps=0)
         self.learning_rate = self.optimizer.param_groups[0]["lr"]
 

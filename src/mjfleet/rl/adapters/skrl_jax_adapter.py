@@ -61,7 +61,7 @@ class JaxPPO(SkrlPPO):
         """Return the parameters as arrays by their names, nested as flax does."""
         return {"params": {name: self._array(p) for name, p in network.named_parameters()}}
 
-    def _learn(self) -> None:
+    def _train(self) -> None:
         agent = self.agent
         self.gradient.attach()
         self._read_parameters()

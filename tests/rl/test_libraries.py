@@ -1,4 +1,4 @@
-"""skrl's PPO in the place of rsl_rl's, in PyTorch and in JAX."""
+"""The PPO of skrl, in PyTorch and in JAX, and of rl_games in the place of rsl_rl's."""
 
 import copy
 import json
@@ -14,8 +14,10 @@ import torch
 
 from mjfleet.cli.train import train
 from mjfleet.errors import run_command
+from mjfleet.rl.adapters.rl_games_adapter import RlGamesPPO
 from mjfleet.rl.adapters.skrl_adapter import TorchPPO
 from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
+from mjfleet.rl.algorithm import Algorithm
 
 from ..conftest import Run, only_run, rows
 from .test_ppo import agent, learn
@@ -24,7 +26,7 @@ from .test_ranks import weights
 jax.config.update("jax_disable_most_optimizations", True)  # What is compiled here runs once.
 
 ALIKE = {"schedule": "fixed", "num_mini_batches": 1, "use_clipped_value_loss": False}
-"""Where both compute the same; skrl clips values in another way and draws other minibatches."""
+"""Where all compute the same: skrl clips values in another way, and each has its minibatches."""
 CASES: dict[str, dict[str, Any]] = {
     "normalised": {"normalised": True},
     "logarithm of the deviation": {"distribution": {"std_type": "log", "init_std": 0.5}},
@@ -33,15 +35,37 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("kind", [TorchPPO, RlGamesPPO])
 @pytest.mark.parametrize("case", CASES)
-def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str) -> None:
+def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str, kind: type[Algorithm]) -> None:
     config = agent(**CASES[case] | {"algorithm": ALIKE | CASES[case].get("algorithm", {})})
-    ours, losses = learn(TorchPPO, config, updates=1)
+    ours, losses = learn(kind, config, updates=1)
     theirs, their_losses = learn(None, config, updates=1)
     before = weights(learn(None, config, updates=0)[0])
     assert not all(torch.equal(before[key], value) for key, value in weights(ours).items())
     torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-5, atol=1e-5)
     assert losses == pytest.approx(their_losses, rel=0.02, abs=0.01)
+
+
+def test_rl_games_clips_values_as_rsl_rl_does() -> None:
+    clipped, plain = (
+        agent(algorithm=ALIKE | {"use_clipped_value_loss": is_clipped, "clip_param": 0.02})
+        for is_clipped in (True, False)
+    )
+    ours, theirs, other = (
+        weights(learn(kind, config, updates=2)[0])
+        for kind, config in ((RlGamesPPO, clipped), (None, clipped), (None, plain))
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert max((other[key] - value).abs().max() for key, value in theirs.items()) > 1e-4
+
+
+def test_rl_games_adapts_the_learning_rate_and_leaves_a_remainder_out() -> None:
+    config = agent(algorithm={"desired_kl": 0.002, "num_mini_batches": 3})
+    alg, losses = learn(RlGamesPPO, config, updates=1)
+    assert alg.learning_rate != config.algorithm.learning_rate
+    assert alg.learning_rate == alg.optimizer.param_groups[0]["lr"]
+    assert losses["value"] > 0
 
 
 def test_each_goes_on_from_what_another_has_saved() -> None:
@@ -50,7 +74,7 @@ def test_each_goes_on_from_what_another_has_saved() -> None:
         algorithm=ALIKE | {"max_grad_norm": 0.1},
         distribution={"std_type": "log", "init_std": 0.5},
     )
-    algs = [learn(kind, config, updates=0)[0] for kind in (None, JaxPPO, TorchPPO)]
+    algs = [learn(kind, config, updates=0)[0] for kind in (None, JaxPPO, RlGamesPPO, TorchPPO)]
     learn(None, config, updates=2, alg=algs[0])
     for begun, other in pairwise(algs):
         before = weights(begun)
@@ -70,15 +94,18 @@ def test_each_goes_on_from_what_another_has_saved() -> None:
     assert all(torch.equal(ends[0][key], value) for key, value in ends[1].items())
 
 
-def test_a_run_with_skrl_is_a_run_like_any(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("library", ["skrl", "rl_games"])
+def test_a_run_with_another_library_is_a_run_like_any(
+    library: str, run: Run, tmp_path: Path
+) -> None:
     result = run(
-        "train", "cartpole-balance", "--agent.library", "skrl", "--env.num-envs", "16",
+        "train", "cartpole-balance", "--agent.library", library, "--env.num-envs", "16",
         "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8", "--eval-interval", "6",
         "--eval-envs", "2", "--agent.max-iterations", "6", "--agent.logger", "none",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     run_dir = only_run(tmp_path)
-    assert "skrl" in json.loads((run_dir / "run.json").read_text())["versions"]
+    assert library in json.loads((run_dir / "run.json").read_text())["versions"]
     last = rows(run_dir)[-1]
     assert float(last["eval/length"]) == 20
     assert float(last["loss/value"]) > 0
@@ -86,15 +113,18 @@ def test_a_run_with_skrl_is_a_run_like_any(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "missing"),
+    ("library", "flags", "missing"),
     [
-        (("--agent.actor.class-name", "RNNModel"), None),
-        (("--agent.algorithm.optimizer", "sgd"), None),
-        (("--agent.algorithm.use-mixed-precision",), None),
-        ((), "jax"),
+        ("skrl-jax", ("--agent.actor.class-name", "RNNModel"), None),
+        ("skrl-jax", ("--agent.algorithm.optimizer", "sgd"), None),
+        ("rl_games", ("--agent.algorithm.use-mixed-precision",), None),
+        ("rl_games", ("--agent.algorithm.backprop", "autograd"), None),
+        ("skrl-jax", (), "jax"),
+        ("rl_games", (), "rl_games"),
     ],
 )
 def test_what_cannot_be_is_refused(
+    library: str,
     flags: tuple[str, ...],
     missing: str | None,
     tmp_path: Path,
@@ -104,9 +134,10 @@ def test_what_cannot_be_is_refused(
     monkeypatch.chdir(tmp_path)
     if missing:
         monkeypatch.setitem(sys.modules, missing, None)  # As if it were not installed.
-    arguments = ["cartpole-balance", "--agent.library", "skrl-jax", *flags]
+    arguments = ["cartpole-balance", "--agent.library", library, *flags]
     assert run_command(train, arguments) == 2
     message = capsys.readouterr().err
-    assert "--agent.library skrl-jax" in message
-    assert (flags[-1] if flags else "--extra skrl") in message
+    assert f"--agent.library {library}" in message
+    extra = "rl-games" if library == "rl_games" else "skrl"
+    assert (flags[-1] if flags else f"--extra {extra}") in message
     assert not list(tmp_path.iterdir())
