@@ -11,6 +11,7 @@ from mjfleet.bench.result import Cell, Result, Spread, Table
 from mjfleet.bench.timed_training import train_ours
 from mjfleet.config.validation import Count
 from mjfleet.tools.plot import Line, Panel, draw
+from mjfleet.utils.packages import need_extra, stack_versions
 
 LAST = 10  # Iterations at the end of a run whose mean counts.
 GOOD = 0.9  # Share of the best mean reward at the end of any run, which the runs are to reach.
@@ -26,7 +27,7 @@ AXES = {"million env steps": "samples", "seconds from Enter": "seconds"}
 
 @dataclass(frozen=True, kw_only=True)
 class LearningOptions(Options):
-    """Reward against samples and against time, over seeds, by mjfleet and by mjlab."""
+    """Reward against samples and against time, over seeds, by mjfleet and by another."""
 
     iterations: int = 150
     """Iterations of each run. All are measured: --warmup has no effect."""
@@ -34,8 +35,8 @@ class LearningOptions(Options):
     """Seeds, from 1 on."""
     num_envs: Count = 1024
     """Environments."""
-    peer: Literal["mjlab", "none"] = "mjlab"
-    """The stack to compare with."""
+    peer: Literal["mjlab", "skrl", "skrl-jax", "rl_games", "none"] = "mjlab"
+    """The stack to compare with, or the library whose PPO learns here in the place of ours."""
 
 
 def learning(setup: Setup, options: LearningOptions) -> Result:
@@ -45,20 +46,24 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
         for seed in range(1, options.repeats + 1)
     ]
     worker = setup.worker_args(configs[0], setup.scratch)
-    peer = find_peer(options.peer, setup) if options.peer != "none" else None
-    names = ["mjfleet", *([peer.name] if peer else [])]
+    peer = find_peer(options.peer, setup) if options.peer == "mjlab" else None
+    is_library = options.peer not in ("mjlab", "none")
+    other = setup.config(options.num_envs, library=options.peer if is_library else "rsl_rl").agent
+    need_extra(other.extra, f"--peer {options.peer}", other.packages)
+    names = ["mjfleet"] if options.peer == "none" else ["mjfleet", options.peer]
     left = {who: iter(configs) for who in names}
 
     def measure(who: str) -> dict[str, Any]:
         config = next(left[who])
         if peer and who == peer.name:
             return train_peer(setup, peer, config, records_rewards=True)
-        return train_ours(setup, config)[0]
+        return train_ours(setup, config, ("--agent.library", who) if who != "mjfleet" else ())[0]
 
     samples = setup.rounds([{"who": who} for who in names], measure, "{who}")
     runs = {who: [sample for sample in samples if sample["who"] == who] for who in names}
     steps = options.num_envs * configs[0].agent.num_steps_per_env
     name = f"learning-{setup.found.name}-{worker.engine}-{setup.kind}"
+    name += f"-{options.peer}" if is_library else ""
     panels = []
     for label, axis in AXES.items():
         lines = {who: [_line(run, steps, axis) for run in each] for who, each in runs.items()}
@@ -73,8 +78,10 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
         rows.append([who, Spread.of(map(_end, each)), Spread.of(ends), *reached])
     title = f"Learning {setup.found.name}, {worker.engine} engine on {setup.kind}: "
     title += f"{options.num_envs} worlds, seeds: {options.repeats}"
+    title += f", beside {options.peer}" if is_library else ""
     tables = [Table("Reward", [*columns, *(f"{label} until good" for label in AXES)], rows)]
-    notes, versions = [*NOTES, *(peer.notes if peer else ())], peer.versions if peer else {}
+    notes = [*NOTES, *(peer.notes if peer else ())]
+    versions = peer.versions if peer else stack_versions(*other.packages)
     return Result(name, title, tables, notes, samples, versions=versions, plots=[f"{name}.png"])
 
 

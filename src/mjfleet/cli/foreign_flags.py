@@ -28,13 +28,17 @@ FOREIGN = {
     "run-name": "use --agent.run-name",
     "experiment-name": "use --agent.experiment-name",
     "logger": "use --agent.logger",
+    "track": "use --agent.logger wandb",
     "log-project-name": "use --agent.wandb.project",
+    "wandb-project-name": "use --agent.wandb.project",
+    "wandb-entity": "use --agent.wandb.entity",
+    "wandb-name": "use --agent.run-name",
     "agent.wandb-project": "use --agent.wandb.project",
     "agent.wandb-tags": "use --agent.wandb.tags",
     "video": VIDEO,
     "video-length": VIDEO,
     "enable-nan-guard": "leave it out, every rollout is checked",
-    "ml-framework": "use --agent.library: `rsl_rl`, `skrl` or `skrl-jax`",
+    "ml-framework": "use --agent.library: `rsl_rl`, `skrl`, `skrl-jax` or `rl_games`",
 }
 """Flags of mjlab, Isaac Lab and EmbodiChain: what to type instead."""
 SWITCHES = {"true": True, "false": False}
