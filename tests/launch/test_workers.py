@@ -74,7 +74,7 @@ def test_two_workers_leave_one_run(finished: Finished) -> None:
     uploaded = [file.path for one in records(run_dir, "artifact") for file in one.manifest.contents]
     assert uploaded == ["model_2.pt", "model_4.pt"]
     checkpoints = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
-    assert checkpoints == ["model_2.pt", "model_4.pt"]
+    assert checkpoints == ["final_model.pt", "model_2.pt", "model_4.pt"]
     torch.load(run_dir / "checkpoints" / "model_4.pt", weights_only=True)
 
     record = json.loads((run_dir / "run.json").read_text())

@@ -122,7 +122,7 @@ def test_the_best_policy_is_kept_however_far_back_a_run_goes_on(
     rows = train(*part(6))
     reached = [row["eval/return"] for row in rows]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "best.pt", "model_5.pt", "model_6.pt",
+        "best.pt", "final_model.pt", "model_5.pt", "model_6.pt",
     ]  # fmt: skip
     best = torch.load(tmp_path / "best.pt", weights_only=True)
     assert best["iter"] == 1 + reached.index(max(reached))

@@ -74,7 +74,9 @@ def test_a_run_leaves_a_directory_that_explains_it(run: Run, tmp_path: Path, eng
     assert [line.count(" eval=") for line in lines[3:-1]] == [0, 0, 1, 0, 1]
 
     names = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
-    assert names == ["best.pt", "model_2.pt", "model_4.pt", "model_5.pt"]
+    assert names == ["best.pt", "final_model.pt", "model_2.pt", "model_4.pt", "model_5.pt"]
+    final, newest = (run_dir / "checkpoints" / name for name in ("final_model.pt", "model_5.pt"))
+    assert final.samefile(newest)
     assert list(run_dir.glob("events.out.tfevents.*"))
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 

@@ -37,6 +37,8 @@ class TensorBoardLogger(RowFileLogger):
             for name, value in row.items()
             if value is not None and name != "iteration"
         ]
+        # Where users of Stable-Baselines3 look for it.
+        values.append({"tag": "time/global_fps", "simple_value": row["global_steps_per_second"]})
         return _record(step=row["iteration"], summary={"value": values})
 
 

@@ -1,10 +1,12 @@
 """Decides when a checkpoint is due and how many are kept, and writes them. Runs on rank 0."""
 
 import logging
+import os
+import shutil
 import time
 from pathlib import Path
 
-from mjfleet.runs.checkpoint_names import BEST, checkpoints_in
+from mjfleet.runs.checkpoint_names import BEST, FINAL, checkpoints_in
 from mjfleet.utils.atomic_write import write_atomically
 
 ATTEMPTS = 3
@@ -20,7 +22,7 @@ class CheckpointError(RuntimeError):
 
 
 class CheckpointSchedule:
-    """The checkpoints of a folder: model_<iteration>.pt, and BEST of the best evaluation."""
+    """The checkpoints of a folder: model_<iteration>.pt, BEST of the best evaluation, and FINAL."""
 
     def __init__(self, folder: Path, interval: int, keep: int | None) -> None:
         """Write to `folder` every `interval` iterations; keep the `keep` newest (None: all)."""
@@ -45,6 +47,9 @@ class CheckpointSchedule:
             try:
                 for path in paths:
                     write_atomically(path, lambda file: file.write(data))
+                if is_last:
+                    path = self._folder / FINAL
+                    _name_also(paths[0], path)
                 if self._keep is not None:
                     for old in checkpoints_in(self._folder)[: -self._keep]:
                         old.unlink(missing_ok=True)
@@ -64,3 +69,14 @@ class CheckpointSchedule:
                 self._failures = 0
                 return True
         return False
+
+
+def _name_also(path: Path, other: Path) -> None:
+    """Give a file a second name, or make a copy where the file system has no such links."""
+    aside = other.with_name(f".{other.name}.{os.getpid()}.tmp")
+    aside.unlink(missing_ok=True)
+    try:
+        os.link(path, aside)
+    except OSError:
+        shutil.copyfile(path, aside)
+    aside.replace(other)

@@ -1,11 +1,21 @@
 """What NVML says of a worker's GPU. Runs in a worker, once per iteration."""
 
+import logging
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pynvml
 import torch
+
+from mjfleet.loggers.iteration_metrics import IterationMetrics
+
+BUSY_PERCENT = 60.0  # Mean utilization below which GPUs are mostly idle.
+LOOKED_AT = 10  # Number of iterations over which the mean is taken.
+MUCH = 0.25  # Share of the time from which waiting counts as the cause.
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,3 +52,58 @@ def usage_columns(usages: Sequence[GpuUsage | None]) -> dict[str, float | None]:
         "gpu_utilization": sum(u.utilization for u in seen) / len(seen) if seen else None,
         "gpu_temperature": max((usage.temperature for usage in seen), default=None),
     }
+
+
+class IdleGpuWarning:
+    """Warns once of GPUs that are mostly idle over ten iterations, and names the likely cause."""
+
+    def __init__(self) -> None:
+        self._newest: deque[tuple[IterationMetrics, float]] = deque(maxlen=LOOKED_AT)
+        self._steps: int | None = None
+        self._is_over = False
+
+    def look(self, metrics: IterationMetrics) -> None:
+        """Look at an iteration. The first one is left out: it compiles and captures."""
+        before, self._steps = self._steps, metrics.total_steps
+        if self._is_over or before is None or metrics.gpu.get("gpu_utilization") is None:
+            return
+        seconds = (metrics.total_steps - before) / metrics.global_steps_per_second
+        self._newest.append((metrics, seconds))
+        busy = sum(m.gpu["gpu_utilization"] or 0.0 for m, _ in self._newest) / LOOKED_AT
+        if len(self._newest) == LOOKED_AT and busy < BUSY_PERCENT:
+            self._is_over = True
+            logger.warning(
+                "warning: over %s iterations the GPUs were busy for %.0f%% of the time. %s",
+                *(LOOKED_AT, busy, self._cause()),
+            )
+
+    def _cause(self) -> str:
+        """Return what most of the time goes to, and what to change."""
+        rows = [metrics for metrics, _ in self._newest]
+        whole = sum(seconds for _, seconds in self._newest)
+
+        def share(*columns: str) -> float:
+            return sum(getattr(m, column) for m in rows for column in columns) / whole
+
+        slowest = max(rows, key=lambda m: m.wait_seconds).slowest_rank
+        collect, learn = share("collect_seconds"), share("learn_seconds")
+        waits = {
+            f"the other workers wait for rank {slowest}: look what else its GPU and its processors "
+            "do, or give all workers equal ones": share("wait_seconds"),
+            "workers add up gradients: `mjfleet doctor` measures how fast they are connected, and "
+            "more --env.num-envs make it rarer": share("collective_seconds"),
+            "neither collecting nor learning goes on: evaluate (--eval-interval), record videos "
+            "and save checkpoints less often": max(0.0, 1.0 - collect - learn),
+        }
+        cause, most = max(waits.items(), key=lambda item: item[1])
+        if most >= MUCH:
+            return f"For {most:.0%} of it, {cause}."
+        if collect >= learn:
+            return (
+                f"Collecting takes {collect:.0%} of it: there are too few environments to fill a "
+                "GPU. `--env.num-envs auto` measures which number trains fastest."
+            )
+        return (
+            f"Learning takes {learn:.0%} of it: minibatches are too small to fill a GPU. Set fewer "
+            "--agent.algorithm.num-mini-batches, or more --env.num-envs."
+        )

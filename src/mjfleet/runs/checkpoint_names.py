@@ -5,6 +5,7 @@ from datetime import datetime
 from pathlib import Path
 
 BEST = "best.pt"  # The checkpoint of the policy with the best evaluation.
+FINAL = "final_model.pt"  # A second name of the checkpoint with which training ended last.
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

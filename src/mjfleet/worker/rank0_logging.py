@@ -6,6 +6,7 @@ from mjfleet.loggers.console_logger import ConsoleLogger
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.rl.checkpoint_contents import Checkpointer
+from mjfleet.rl.gpu_usage import IdleGpuWarning
 from mjfleet.rl.runner import Runner
 from mjfleet.video.video_recorder import TrainingVideos
 from mjfleet.worker.stop_signals import StopRequest
@@ -19,6 +20,7 @@ def train_and_log(
     agent, begun = runner.agent, runner.current_learning_iteration
     view = "quiet" if args.config["quiet"] else "plain" if args.config["plain"] else "live"
     progress = ConsoleLogger(agent.max_iterations, begun, view, args.task)
+    idle_gpus = IdleGpuWarning()
     interval = args.config["video_interval"]
     with LoggerGroup(run_dir, agent, args.config, resumed_from=begun) as loggers:
         videos = None
@@ -28,6 +30,7 @@ def train_and_log(
         def on_iteration(metrics: IterationMetrics) -> None:
             with runner.heartbeat.excused():  # A terminal may be paused.
                 progress.iteration(metrics)
+            idle_gpus.look(metrics)
             loggers.write(metrics.row())
             if videos:
                 videos.iteration(metrics.iteration)
