@@ -31,17 +31,17 @@ def test_it_answers_questions_and_leaves_nothing(folder: Path) -> None:
     question = {"task_folder": str(folder / "tmp"), "token": "token", "packages": ["no-such-thing"]}
     with HostConnections([LOCALHOST], LaunchConfig()) as connections:
         (host,) = connections
-        answer = connections.ask([host], {"facts": question}, PATIENCE)[host]
+        answer = connections.ask({host: {"facts": question}}, PATIENCE)[host]
         seen = HostFacts(**answer["facts"])
         assert seen == host_facts(str(folder / "tmp"), "token", ["no-such-thing"])
         assert seen.has_token
         assert seen.versions["no-such-thing"] == "not at all"
         assert list((folder / "tmp").glob("mjfleet-*"))
-        listening = connections.ask([host], {"listen": "127.0.0.1"}, PATIENCE)[host]
+        listening = connections.ask({host: {"listen": "127.0.0.1"}}, PATIENCE)[host]
         port = listening["port"]
-        there = connections.ask([host], {"connect": ["127.0.0.1", port]}, PATIENCE)[host]
+        there = connections.ask({host: {"connect": ["127.0.0.1", port]}}, PATIENCE)[host]
         assert there == {"connected": "127.0.0.1"}
-        refused = connections.ask([host], {"listen": "192.0.2.1"}, PATIENCE)[host]
+        refused = connections.ask({host: {"listen": "192.0.2.1"}}, PATIENCE)[host]
         assert "assign requested address" in refused["error"]
     assert not list((folder / "tmp").glob("mjfleet-*"))
 
@@ -58,9 +58,9 @@ def test_one_that_was_killed_is_named_and_its_folder_removed(folder: Path) -> No
     question = {"task_folder": str(folder), "token": "", "packages": []}
     with HostConnections([LOCALHOST], LaunchConfig()) as connections:
         (host,) = connections
-        assert "facts" in connections.ask([host], {"facts": question}, PATIENCE)[host]
+        assert "facts" in connections.ask({host: {"facts": question}}, PATIENCE)[host]
         (left,) = (folder / "tmp").glob("mjfleet-*")
         os.kill(int(left.name.split("-")[1]), 9)
-        answer = connections.ask([host], {"facts": question}, PATIENCE)[host]
+        answer = connections.ask({host: {"facts": question}}, PATIENCE)[host]
         assert "killed by SIGKILL" in answer["error"]
     assert wait_until(lambda: not left.exists(), PATIENCE)

@@ -129,12 +129,11 @@ def test_a_process_that_something_else_started_is_the_rank_it_was_given() -> Non
     assert (alone.launcher, alone.world_size, alone.backend) == ("outer", 1, None)
 
 
-def test_worlds_that_are_still_to_be_found_are_planned_except_for_workers_started_already() -> None:
+def test_worlds_that_are_still_to_be_found_are_planned() -> None:
     auto = replace(discover({}).find("cartpole-balance").task.env, num_envs="auto")
-    made = plan(CPUS, env=auto)
-    assert (made.envs_per_worker, made.steps_per_iteration) == (None, None)
-    with pytest.raises(UserError, match="give a number"):
-        plan(CPUS, OUTER, env=auto)
+    for environ in ({}, OUTER):
+        made = plan(CPUS, environ, env=auto)
+        assert (made.envs_per_worker, made.steps_per_iteration) == (None, None)
 
 
 def test_the_worlds_of_all_workers_are_divided() -> None:

@@ -9,7 +9,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -68,11 +68,16 @@ class Answer:
         return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
 
 
-def find_num_envs(args: WorkerArgs, device_names: Sequence[str], largest: int = LARGEST) -> int:
+def find_num_envs(
+    args: WorkerArgs,
+    device_names: Sequence[str],
+    largest: int = LARGEST,
+    say: Callable[[str], object] = print_line,
+) -> int:
     """Return the number of environments per worker: as measured earlier, or measured now.
 
-    What `args` says of that number is ignored; `device_names` are the models of the workers'
-    devices.
+    What `args` says of that number is ignored; `device_names` are the models of the devices of all
+    workers that measure on this host. `say` receives lines for the user.
 
     Raises:
         UserError: a trial found a mistake of the user's.
@@ -82,10 +87,12 @@ def find_num_envs(args: WorkerArgs, device_names: Sequence[str], largest: int = 
     if answer := recall(args, device_names):
         note = f"as measured at {answer.when}; to measure anew, remove {cache_file()}"
     else:
+        devices = ", ".join(args.devices)
+        say(f"--env.num-envs auto: measuring how many worlds train fastest on {devices}")
         answer = Answer(now(), _measure(args, largest))
         kept = remember(args, device_names, answer)
         note = f"remembered in {cache_file()}" if kept else "not remembered: no folder for it"
-    print_line(f"{answer.table()}\n{answer.num_envs} worlds per worker, {note}")
+    say(f"{answer.table()}\n{answer.num_envs} worlds per worker, {note}")
     return answer.num_envs
 
 
@@ -163,8 +170,6 @@ def _measure(args: WorkerArgs, largest: int) -> list[Curve]:
     """Have all workers train with the same number at the same time: they share the machine."""
     with StopRequest().installed(), ExitStack() as stack:
         trials = [stack.enter_context(_Trials(args, place)) for place in range(len(args.devices))]
-        devices = ", ".join(args.devices)
-        print_line(f"--env.num-envs auto: measuring how many worlds train fastest on {devices}")
         for trial in trials:
             trial.receive()
         num_envs, deadline = SMALLEST, float("inf")

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Self
 
 from mjfleet.config import LaunchConfig
@@ -151,20 +151,20 @@ class HostConnections:
             return None
 
     def ask(
-        self, hosts: Collection[HostConnection], request: Message, seconds: float
+        self, requests: Mapping[HostConnection, Message], seconds: float
     ) -> dict[HostConnection, Message]:
         """Ask several hosts at the same time; return each one's answer, which may be an `error`."""
-        for host in hosts:
+        for host, request in requests.items():
             host.send(request)
         deadline = time.monotonic() + seconds
         answers: dict[HostConnection, Message] = {}
-        while set(hosts) - answers.keys():
+        while requests.keys() - answers.keys():
             if (received := self.receive(deadline - time.monotonic())) is None:
                 break
             host, message = received
             answers[host] = {"error": host.why_lost()} if message is None else message
         missing = {"error": f"no answer within {seconds:g} s"}
-        return {host: answers.get(host, missing) for host in hosts}
+        return {host: answers.get(host, missing) for host in requests}
 
     def leave_out(self, hosts: Iterable[HostConnection]) -> None:
         """Go on without some hosts."""

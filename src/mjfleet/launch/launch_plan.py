@@ -245,16 +245,6 @@ def _refuse_contradictions(config: TrainConfig, hosts: Sequence[Host], outer: Ra
             f"--max-restarts is {config.max_restarts}, but torchrun or a scheduler has started "
             "these workers and has to restart them."
         )
-    if outer and config.env.num_envs == "auto":
-        raise UserError(
-            "--env.num-envs auto measures before workers are started, but torchrun or a scheduler "
-            "has started these: give a number, such as the one that `auto` finds without it."
-        )
-    if first.name != LOCALHOST and config.env.num_envs == "auto":
-        raise UserError(
-            "--env.num-envs auto measures on one host: give a number, such as the one that `auto` "
-            "finds on the slowest host."
-        )
 
 
 def _threads(config: TrainConfig, cores: int, workers: int) -> int:

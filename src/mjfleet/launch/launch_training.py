@@ -15,8 +15,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from mjfleet.autotune.num_envs_search import find_num_envs, recall
 from mjfleet.config import TrainConfig, from_dict
+from mjfleet.launch.auto_envs import with_envs
 from mjfleet.launch.devices import Host, choose_devices
 from mjfleet.launch.host_environment import take_variables, without_values
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
@@ -30,7 +30,6 @@ from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
 from mjfleet.runs.resume_choice import Resume, find_resume
 from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.utils.console import print_line
-from mjfleet.utils.hardware_names import cpu_name, gpu_name
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.under_torchrun import begun_run, note_run
@@ -106,7 +105,7 @@ def _attempt(
                     reach_hosts(names, found, config, is_restart)
                 )
             plan = make_plan(found, config, hosts, os.environ, resume)
-            plan = _with_iterations(_with_envs(plan), resume)
+            plan = _with_iterations(with_envs(plan, connections), resume)
             is_first, total = plan.rank.rank == 0, plan.config.agent.max_iterations
             if resume and (resume.iteration or 0) >= total and not config.dry_run:
                 if is_first:
@@ -146,22 +145,6 @@ def _this_host(config: TrainConfig) -> Host:
     started = outer.local_world_size if outer else None
     devices = choose_devices(config, os.environ, started=started)
     return Host(devices=devices, cores=len(os.sched_getaffinity(0)))
-
-
-def _with_envs(plan: LaunchPlan) -> LaunchPlan:
-    """Replace `--env.num-envs auto` by a number; --dry-run only looks up what was found before."""
-    if plan.envs_per_worker is not None:
-        return plan
-    args, notes = plan.worker_args(), plan.notes
-    devices = [gpu_name(w.physical) if w.physical else cpu_name() for w in plan.workers]
-    if not plan.config.dry_run:
-        num_envs = find_num_envs(args, devices)
-    elif known := recall(args, devices):
-        num_envs = known.num_envs
-        notes = (*notes, f"--env.num-envs auto: worlds as measured at {known.when}")
-    else:
-        return plan
-    return replace(plan, config=plan.config.with_num_envs(num_envs), notes=notes)
 
 
 def _with_iterations(plan: LaunchPlan, resume: Resume | None) -> LaunchPlan:

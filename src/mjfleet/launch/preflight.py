@@ -70,7 +70,9 @@ def preflight(
         folder, packages = str(found.folder), config.agent.packages
         question = {"task_folder": folder, "token": token.name, "packages": packages}
         question["counts_gpus"] = needs_gpus(config)
-        answers = connections.ask(list(connections), {"facts": question}, FACTS_SECONDS)
+        answers = connections.ask(
+            {host: {"facts": question} for host in connections}, FACTS_SECONDS
+        )
     here = host_facts(folder, "", packages)
     facts = {host: HostFacts(**a["facts"]) for host, a in answers.items() if "facts" in a}
     problems = {host: [a["error"]] for host, a in answers.items() if host not in facts}

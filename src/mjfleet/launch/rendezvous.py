@@ -29,14 +29,15 @@ def find_rendezvous(
             "Debian's /etc/hosts gives a host's own name such an address. "
             f"Set --launcher-address to one that they can reach{seen_as}."
         )
-    answer = connections.ask([first], {"listen": address}, CONNECT_SECONDS)[first]
+    answer = connections.ask({first: {"listen": address}}, CONNECT_SECONDS)[first]
     if "error" in answer:
         raise UserError(
             f"{first} cannot listen on {address} ({answer['error']}), which is {source}. "
             "Set --launcher-address to an address of it that the others reach."
         )
     port: int = answer["port"]
-    answers = connections.ask(others, {"connect": [address, port]}, 2 * CONNECT_SECONDS)
+    question = {"connect": [address, port]}
+    answers = connections.ask(dict.fromkeys(others, question), 2 * CONNECT_SECONDS)
     advice = "open the network between them, or name another address by --launcher-address"
     refuse(
         {

@@ -79,16 +79,15 @@ def check_secret(collectives: Collectives, secret: str) -> None:
             raise WorkerError(f"what has joined as rank {rank} does not know this run's secret")
 
 
-def _store(args: WorkerArgs, rank: Rank, timeout: timedelta) -> Store | None:
-    """Return the store at which the workers meet; None: MASTER_ADDR and MASTER_PORT say where.
+def _store(args: WorkerArgs, rank: Rank, timeout: timedelta) -> Store:
+    """Return the store at which the workers meet.
 
     Workers that we started meet on one host in a file that only the user can read, on several ones
     at rank 0, which asks for the secret of the run. The store of torchrun may hold what earlier
     workers of the run have left.
     """
     if not args.local:
-        if (store := meeting_store(rank)) is None:
-            return None
+        store = meeting_store(rank)
         store.set_timeout(timeout)
         return meet(store, rank, timeout)[0]
     if args.part is None:
