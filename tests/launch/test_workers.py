@@ -20,7 +20,17 @@ import torch
 
 from ..conftest import Figure, Run, only_run, rows
 from ..loggers.recorded import history, records
-from .workers import SMALL, TRAIN, saved, started, wait_for_iteration, write_faulty, write_noisy
+from .workers import (
+    AUTO,
+    SMALL,
+    TRAIN,
+    saved,
+    started,
+    wait_for_iteration,
+    write_faulty,
+    write_limited,
+    write_noisy,
+)
 
 Finished = tuple["subprocess.CompletedProcess[str]", Path]
 
@@ -304,8 +314,12 @@ def test_torchrun_starts_workers_again_and_they_learn_the_same(
     assert all(torch.equal(value, own[name]) for name, value in saved(run_dir, 4).items())
 
 
-def srun(folder: Path, port: int, *flags: str) -> list[tuple[int | None, str, str]]:
+def srun(
+    folder: Path, *flags: str, task: str = "cartpole-balance"
+) -> list[tuple[int | None, str, str]]:
     """Be SLURM's srun with two tasks on one host: exit code, output and errors of each."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     step = {
         "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "0",
         "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost",
@@ -316,7 +330,7 @@ def srun(folder: Path, port: int, *flags: str) -> list[tuple[int | None, str, st
         place = {"SLURM_PROCID": number, "SLURM_LOCALID": number}
         tasks.append(
             subprocess.Popen(
-                [sys.executable, "-m", "mjfleet.cli.train", "cartpole-balance", *SMALL, *flags],
+                [sys.executable, "-m", "mjfleet.cli.train", task, *flags],
                 cwd=folder,
                 env=os.environ | step | place,
                 stdout=subprocess.PIPE,
@@ -329,19 +343,31 @@ def srun(folder: Path, port: int, *flags: str) -> list[tuple[int | None, str, st
 
 
 def test_srun_starts_the_workers_and_they_are_one_run(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    (code, shown, errors), (other_code, others, _) = srun(tmp_path, port)
+    (code, shown, errors), (other_code, others, _) = srun(tmp_path, *SMALL)
     assert (code, other_code) == (0, 0), errors
     assert shown.count("iteration=4/4 ") == 1
     assert "iteration=" not in others
     assert len(rows(only_run(tmp_path))) == 4
 
-    (code, _, errors), (other_code, _, others) = srun(tmp_path, port, "--cpu-workers", "3")
+    (code, _, errors), (other_code, _, others) = srun(tmp_path, *SMALL, "--cpu-workers", "3")
     assert (code, other_code) == (2, 2)
     assert errors.count("error: --cpu-workers 3 is for 3 workers") == 1
     assert others == ""
     only_run(tmp_path)
+
+
+def test_workers_of_srun_find_the_number_of_worlds_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_limited(tmp_path)
+    (code, shown, errors), (other_code, others, _) = srun(tmp_path, *AUTO, task="noisy")
+    assert (code, other_code) == (0, 0), errors
+    assert shown.count("256 worlds per worker, the answer of rank 0") == 1
+    assert "worlds per worker" not in others
+    run_dir = only_run(tmp_path, "noisy")
+    assert json.loads((run_dir / "run.json").read_text())["plan"]["envs_per_worker"] == 256
+    assert {row["world_size"] for row in rows(run_dir)} == {"2"}
 
 
 def test_no_host_name_needs_to_be_resolved_and_nothing_need_be_left(tmp_path: Path) -> None:
