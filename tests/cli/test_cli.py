@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+import mjfleet
 from mjfleet.cli.train import train
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
@@ -335,3 +337,16 @@ def test_a_rank_that_cannot_be_is_told_by_the_worker_that_has_it(run: Run) -> No
     result = run("train", "cartpole-balance", WORLD_SIZE="2", **place)
     assert result.returncode == 2
     assert "RANK=5" in result.stderr
+
+
+def test_versions_are_printed_and_a_module_is_a_command(run: Run) -> None:
+    for command in (("train",), ("play",), ("mjfleet",)):
+        result = run(*command, "--version")
+        assert result.returncode == 0
+        assert f"mjfleet {mjfleet.__version__}\n" in result.stdout
+        assert f"torch {version('torch')}\n" in result.stdout
+    asked = [sys.executable, "-m", "mjfleet", "tasks", "--help"]
+    assert (
+        "usage: mjfleet tasks"
+        in subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    )

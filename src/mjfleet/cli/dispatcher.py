@@ -51,7 +51,7 @@ def mjfleet(arguments: Sequence[str]) -> int:
         print("usage: mjfleet <command> ...\n\ncommands:")
         for name, (_, summary) in COMMANDS.items():
             print(f"  {name:<12}{summary}")
-        print("\n`mjfleet <command> --help` says more.")
+        print("\n`mjfleet <command> --help` says more, `mjfleet --version` what is installed.")
         return 0 if arguments else 2
     if arguments[0] not in COMMANDS:
         raise UserError(f"there is no command `{arguments[0]}`. Commands: {', '.join(COMMANDS)}.")

@@ -1,0 +1,5 @@
+"""`python -m mjfleet` is the command `mjfleet`."""
+
+from mjfleet.cli.entry import mjfleet
+
+mjfleet()
