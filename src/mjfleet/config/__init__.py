@@ -6,6 +6,7 @@ Task folders import from here: `from mjfleet.config import AgentConfig, EnvConfi
 from mjfleet.config.agent_config import (
     ActorConfig,
     AgentConfig,
+    CnnConfig,
     CriticConfig,
     DistributionConfig,
     ObsGroups,
@@ -18,7 +19,7 @@ from mjfleet.config.launch_config import LaunchConfig
 from mjfleet.config.train_config import EnvConfig, Task, TrainConfig
 
 __all__ = [
-    "ActorConfig", "AgentConfig", "CriticConfig", "DistributionConfig", "EnvConfig", "LaunchConfig",
-    "ObsGroups", "PPOConfig", "RndConfig", "SymmetryConfig", "Task", "TeacherConfig", "TrainConfig",
-    "WandbConfig", "by_dotted_name", "from_dict", "to_dict",
+    "ActorConfig", "AgentConfig", "CnnConfig", "CriticConfig", "DistributionConfig", "EnvConfig",
+    "LaunchConfig", "ObsGroups", "PPOConfig", "RndConfig", "SymmetryConfig", "Task",
+    "TeacherConfig", "TrainConfig", "WandbConfig", "by_dotted_name", "from_dict", "to_dict",
 ]  # fmt: skip

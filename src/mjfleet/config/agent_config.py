@@ -5,6 +5,7 @@ from typing import Annotated, Literal, get_args
 
 from mjfleet.config.algorithm_config import Activation, PPOConfig
 from mjfleet.config.validation import (
+    COUNT,
     Checked,
     Count,
     FolderName,
@@ -12,6 +13,7 @@ from mjfleet.config.validation import (
     Positive,
     Rule,
     between,
+    check,
     class_or,
     is_class_path,
     optional,
@@ -19,7 +21,7 @@ from mjfleet.config.validation import (
 from mjfleet.errors import UserError
 
 Logger = Literal["tensorboard", "wandb", "none"]
-Model = Literal["MLPModel", "RNNModel"]
+Model = Literal["MLPModel", "RNNModel", "CNNModel"]
 Library = Literal["rsl_rl", "skrl", "skrl-jax", "rl_games"]
 NOT_IN_NAMES = "/\\#?%:"
 NAME = Rule(
@@ -34,6 +36,9 @@ LOGGERS = Rule(
     lambda v: v == ("none",) or (v and {*v} <= {"tensorboard", "wandb"} and len({*v}) == len(v)),
     "`none` alone, or one or both of `tensorboard` and `wandb`, each once",
 )
+Sizes = Annotated[
+    tuple[int, ...], Rule(lambda v: v and all(map(COUNT.holds, v)), f"one or more, {COUNT.allowed}")
+]
 HOOK = optional(class_or())
 Groups = Annotated[tuple[str, ...], Rule(lambda v: len(v) > 0, "one or more observation groups")]
 
@@ -57,12 +62,42 @@ class DistributionConfig(Checked, flags="agent.actor.distribution."):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CnnConfig(Checked, flags="cnn-cfg."):
+    """Convolutional layers before a network, for each group of images; names are rsl_rl's."""
+
+    output_channels: Sizes
+    """Channels after each layer."""
+    kernel_size: Sizes = (3,)
+    """Width of each layer's kernel, or one for all."""
+    stride: Sizes = (1,)
+    """Stride of each layer, or one for all."""
+    padding: Literal["none", "zeros", "reflect", "replicate", "circular"] = "none"
+    """How images are padded."""
+    norm: Literal["none", "batch", "layer"] = "none"
+    """Normalisation after each layer."""
+    activation: Activation = "elu"
+    """Activation function after each layer."""
+    max_pool: bool = False
+    """Whether each layer ends with max-pooling by 2."""
+    global_pool: Literal["none", "max", "avg"] = "none"
+    """Pooling of the last layer over the image."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = len(self.output_channels)
+        same = Rule(
+            lambda v: len(v) in (1, count), f"one number, or one for each of {count} layers"
+        )
+        check(self, kernel_size=same, stride=same)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig(Checked):
     """A network."""
 
     class_name: Annotated[Model | str, class_or(*get_args(Model))] = "MLPModel"
-    """`MLPModel` (feed-forward), `RNNModel` (begins with a recurrent layer), or `module:Class`: a
-    subclass of rsl_rl's models."""
+    """`MLPModel` (feed-forward), `RNNModel` (begins with a recurrent layer), `CNNModel` (begins
+    with convolutions of images), or `module:Class`: a subclass of one of rsl_rl's models."""
     hidden_dims: LayerSizes = (256, 128, 64)
     """Sizes of the hidden layers."""
     activation: Activation = "elu"
@@ -75,6 +110,16 @@ class ModelConfig(Checked):
     """Size of the recurrent state (RNNModel only)."""
     rnn_num_layers: Count = 1
     """Number of recurrent layers (RNNModel only)."""
+    cnn_cfg: CnnConfig | None = None
+    """Convolutional layers (CNNModel only); set in the task's configuration or in a file."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.class_name == "CNNModel" and self.cnn_cfg is None:
+            raise UserError(
+                f"--{self.flags.replace('_', '-')}class-name is CNNModel, which needs cnn_cfg with "
+                "its layers, in the task's configuration or in a file."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +277,9 @@ class AgentConfig(Checked, flags="agent."):
         paths = [(name.replace("_", "-"), path) for name, path in self.class_paths.items()]
         unknown = {
             "RNNModel (--agent.actor.class-name, --agent.critic.class-name)": self.is_recurrent,
+            "CNNModel (--agent.actor.class-name, --agent.critic.class-name)": (
+                "CNNModel" in (self.actor.class_name, self.critic.class_name)
+            ),
             f"--agent.algorithm.name {algorithm.name}": algorithm.name != "ppo",
             **{f"--{name} {path}": "hook" not in name for name, path in paths},
             f"--agent.actor.distribution.class-name {distribution}": (

@@ -74,7 +74,14 @@ agent.algorithm.rnd_cfg.reward_normalization agent.algorithm.rnd_cfg.learning_ra
 agent.algorithm.symmetry_cfg.data_augmentation_func
 agent.algorithm.symmetry_cfg.use_data_augmentation agent.algorithm.symmetry_cfg.use_mirror_loss
 agent.algorithm.symmetry_cfg.mirror_loss_coeff
-""")
+""") | {
+    f"agent.{network}.cnn_cfg.{name}"
+    for network in ("actor", "critic", "teacher")
+    for name in (
+        *("output_channels", "kernel_size", "stride", "padding", "norm", "activation"),
+        *("max_pool", "global_pool"),
+    )
+}
 """What decides what is learned. A run that is resumed with another value becomes one of its own."""
 
 

@@ -99,5 +99,6 @@ class Task:
     """Defaults of the agent."""
     num_actions: int | None = None
     """Size of an action, for lists; checked when the environment is built."""
-    observation_sizes: Mapping[str, int] | None = None
-    """Size of each observation group, for lists; checked when the environment is built."""
+    observation_sizes: Mapping[str, int | tuple[int, ...]] | None = None
+    """Size of each observation group, or (channels, height, width) of an image, for lists; checked
+    when the environment is built."""

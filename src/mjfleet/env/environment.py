@@ -160,7 +160,10 @@ class Env(VecEnv, Generic[C]):
 
     @abstractmethod
     def observe(self) -> dict[str, torch.Tensor]:
-        """Return observation groups `(num_envs, size)`: "actor" and "critic" at least."""
+        """Return observation groups: "actor" and "critic" at least.
+
+        A group is `(num_envs, size)` or, for a CNNModel, `(num_envs, channels, height, width)`.
+        """
 
     @abstractmethod
     def rewards(self) -> dict[str, torch.Tensor]:
@@ -221,8 +224,14 @@ class Env(VecEnv, Generic[C]):
         raise UserError(f"{type(self).__name__}.world_ids must now be called env_ids.")
 
     def get_observations(self) -> TensorDict:
-        """Return the current observations: each group `(num_envs, size)`, float32."""
+        """Return the current observations: groups as `observe` returns them, float32."""
         return self._observations
+
+    @property
+    def observation_sizes(self) -> dict[str, int | tuple[int, ...]]:
+        """The size of each observation group; of an image (channels, height, width)."""
+        groups = self._observations.items()
+        return {k: v.shape[1] if v.ndim == 2 else tuple(v.shape[1:]) for k, v in groups}
 
     def step(
         self, actions: torch.Tensor
@@ -342,8 +351,9 @@ class Env(VecEnv, Generic[C]):
         if self.on_nan == "reset":
             # Observing again after a reset would call `observe` twice in a step. Instead the policy
             # sees zeros once, and the next step resets the environment and ignores its reward.
-            finite = [group.isfinite().all(dim=1) for group in groups.values()]
+            finite = [group.isfinite().flatten(1).all(dim=1) for group in groups.values()]
             self._unseeable = ~torch.stack(finite).all(dim=0)
-            bad = self._unseeable.unsqueeze(1)
-            groups = {name: group.masked_fill(bad, 0.0) for name, group in groups.items()}
+            for name, group in groups.items():
+                bad = self._unseeable.view(-1, *[1] * (group.ndim - 1))
+                groups[name] = group.masked_fill(bad, 0.0)
         return TensorDict(groups, batch_size=[self.num_envs], device=self.device)

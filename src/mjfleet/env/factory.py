@@ -68,7 +68,7 @@ def build_env(
         )
     env = env_class(cfg, sim, seed, shard)
     env.on_nan = config.on_nan
-    sizes = {name: group.shape[1] for name, group in env.get_observations().items()}
+    sizes = env.observation_sizes
     for what, declared, built in (
         ("num_actions", found.task.num_actions, env.num_actions),
         ("observation_sizes", found.task.observation_sizes, sizes),

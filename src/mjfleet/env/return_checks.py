@@ -11,7 +11,8 @@ import torch
 from mjfleet.errors import UserError
 
 COLUMNS = {"observe": "size", "rewards": None, "terminated": None, "metrics": None, "debug_vis": 3}
-"""Second dimension of what a method returns. "size": any but 0; None: there is none."""
+"""Second dimension of what a method returns. "size": any but 0, or an image's three; None: there is
+none."""
 
 
 class ReturnedShapes:
@@ -51,10 +52,14 @@ def check_returns(env: Any) -> None:
             raise UserError(f"{env_name}.observe() has no group {key!r}; it has {groups}.")
     for what, value, columns in (*tensors, ("terminated()", terminated, None)):
         wanted = f"({num_envs},)" if columns is None else f"({num_envs}, {columns})"
+        if columns == "size":
+            wanted += f" or ({num_envs}, channels, height, width)"
         if not isinstance(value, torch.Tensor):
             raise UserError(f"{env_name}.{what} is {type(value).__name__}, not a tensor {wanted}.")
         shape = tuple(value.shape)
-        sizes = shape[1:] if columns == "size" and len(shape) == 2 and shape[1] else (columns,)
+        sizes = (columns,)
+        if columns == "size" and len(shape) in (2, 4) and all(shape[1:]):
+            sizes = shape[1:]
         if shape != ((num_envs,) if columns is None else (num_envs, *sizes)):
             raise UserError(f"{env_name}.{what} has shape {shape}, not {wanted}.")
         if value.device.type != device.type:

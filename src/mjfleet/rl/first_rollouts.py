@@ -42,7 +42,9 @@ class FirstRollouts:
         assert recorder
         groups = (*self._agent.obs_groups.actor, *self._agent.obs_groups.critic)
         found = {
-            f"observe()[{name!r}]": learnability.constant_observation(storage.observations[name])
+            f"observe()[{name!r}]": learnability.constant_observation(
+                storage.observations[name].flatten(2)
+            )
             for name in dict.fromkeys(groups)
         }
         # Without the values that the storage adds at time-outs.

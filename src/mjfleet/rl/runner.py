@@ -78,7 +78,7 @@ class Runner:
         if capture == "auto":
             capture = cuda_graphs.capture if env.sim.device.type == "cuda" else None
         if device == "cpu":
-            observed = sum(group.shape[1] for group in env.get_observations().values())
+            observed = sum(group[0].numel() for group in env.get_observations().values())
             steps = env.num_envs * agent.num_steps_per_env
             check_fits(f"{steps:,} steps of a rollout", 4 * steps * (observed + env.num_actions))
         self.alg = make_algorithm(env, agent, device, num_threads, load, self.collectives, capture)

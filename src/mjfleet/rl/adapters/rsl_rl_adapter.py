@@ -68,7 +68,10 @@ def build_algorithm(
         agent, collectives, num_threads, *parts, **settings
     )
     with contextlib.redirect_stdout(io.StringIO()):  # rsl_rl prints both networks.
-        return PPO.construct_algorithm(env.get_observations(), env, config, device)
+        try:
+            return PPO.construct_algorithm(env.get_observations(), env, config, device)
+        except ValueError as error:
+            raise UserError(f"the networks cannot be built: {error}") from error
 
 
 def rsl_rl_config(agent: AgentConfig, load: Callable[..., Any]) -> dict[str, Any]:
@@ -116,6 +119,12 @@ def _model(plain: dict[str, Any], load: Callable[..., Any]) -> dict[str, Any]:
         if distribution["class_name"] != "GaussianDistribution":
             del distribution["learn_std"]
     kind = model_class(plain["class_name"], load)
-    is_recurrent = issubclass(kind, models.RNNModel)
-    taken = {k: v for k, v in plain.items() if is_recurrent or not k.startswith("rnn_")}
-    return taken | {"class_name": kind}
+    if not issubclass(kind, models.RNNModel):
+        plain = {k: v for k, v in plain.items() if not k.startswith("rnn_")}
+    convolutions = plain.pop("cnn_cfg")
+    if issubclass(kind, models.CNNModel) and convolutions:
+        for name in ("kernel_size", "stride"):
+            if len(convolutions[name]) == 1:
+                convolutions[name] = convolutions[name][0]
+        plain["cnn_cfg"] = convolutions
+    return plain | {"class_name": kind}

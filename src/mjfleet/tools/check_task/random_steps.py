@@ -67,7 +67,7 @@ def take_random_steps(env: Env[Any], trace: CallTrace, agent: AgentConfig) -> Ra
                 if key not in births and not bool(value.isfinite().all()):
                     births[key] = trace.birth_of(value)
     signals = {
-        f"observe()[{name!r}]": torch.stack([groups[name] for groups in seen]).double().cpu()
+        f"observe()[{name!r}]": torch.stack([x[name].flatten(1) for x in seen]).double().cpu()
         for name in seen[0].keys()  # noqa: SIM118  # Of a TensorDict.
     }
     # A row of zeros comes first, so that a row's index is the number of its step.

@@ -88,7 +88,7 @@ def _export(
     prepare()
     from mjfleet.env.factory import build_env
     from mjfleet.rl.runner import Runner
-    from mjfleet.tools.export.policy_graph import COMPARED, compare, make_graph
+    from mjfleet.tools.export.policy_graph import COMPARED, compare, images_of, make_graph
     from mjfleet.tools.export.robot_metadata import describe
 
     env = build_env(found, config, "native", "cpu", num_threads=1)
@@ -99,13 +99,13 @@ def _export(
         "task": found.name,
         VERSION_ENTRY: version("mjfleet"),
         "iteration": runner.current_learning_iteration,
-        **describe(env, policy.obs_groups),
+        **describe(env, (*policy.obs_groups, *images_of(policy))),
     }
     text = json.dumps(entries, indent=2) + "\n"
     # Each list of numbers or names is put on one line.
     metadata = re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text)
-    graph = make_graph(policy, parsed.format, metadata)
     sizes = [group["size"] for group in entries["observations"]]
+    graph = make_graph(policy, sizes, parsed.format, metadata)
     difference, tolerance = compare(policy, sizes, parsed.format, graph)
     result = f"actions differ by at most {difference:.2g} from the checkpoint's"
     print_line(f"{COMPARED:,} random observations: {result}")

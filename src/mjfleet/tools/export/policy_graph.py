@@ -3,11 +3,14 @@
 import io
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from rsl_rl.models import CNNModel
+
+from mjfleet.errors import UserError
 
 Format = Literal["onnx", "torchscript"]
 
@@ -19,26 +22,72 @@ TOLERANCE = 1e-5
 """Difference that float32 rounding explains, relative to the largest action if that is above 1."""
 
 
-def make_graph(policy: Any, kind: Format, metadata: str) -> bytes:
+def make_graph(policy: Any, sizes: Sequence[int], kind: Format, metadata: str) -> bytes:
     """Return the contents of a file with the normaliser, the network and the mean action.
 
     The graph is rsl_rl's own for deployment. It takes observations `(batch, size)`, float32, of any
     batch size, and returns `(batch, num_actions)`. A recurrent network's memory is an input and
     output in ONNX, `(layers, batch, size)`; in TorchScript the graph holds it, for a batch of one,
-    and `reset()` clears it. `policy` is rsl_rl's model of the actor, on the CPU; `metadata` is put
-    into the file.
+    and `reset()` clears it. Images are further inputs, in TorchScript one list. `policy` is the
+    actor, one of rsl_rl's models, on the CPU; `sizes` are those of its observation groups;
+    `metadata` is put into the file.
+
+    Raises:
+        UserError: the policy is of a class for which there is no graph.
     """
-    return (_onnx if kind == "onnx" else _torchscript)(policy, metadata)
+    if not policy.obs_groups:
+        raise UserError("a policy that observes images alone cannot be exported.")
+    make = "as_onnx" if kind == "onnx" else "as_jit"
+    for owner in type(policy).__mro__:
+        if make in vars(owner):
+            break
+        if {"forward", "get_latent"} & vars(owner).keys():
+            if kind == "onnx" and not policy.is_recurrent and not images_of(policy):
+                return _onnx(_Whole(policy, sizes), metadata)
+            name = f"{owner.__module__.rpartition('.')[2]}:{owner.__name__}"
+            raise UserError(f"{name} computes actions in a way of its own: give it {make}() too.")
+    if kind == "onnx":
+        return _onnx(policy.as_onnx(verbose=False), metadata)
+    return _torchscript(policy, metadata)
 
 
-def _onnx(policy: Any, metadata: str) -> bytes:
+def images_of(policy: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shape (channels, height, width) of each image that a policy observes, by group."""
+    if not isinstance(policy, CNNModel):
+        return {}
+    shapes = zip(policy.obs_channels_2d, policy.obs_dims_2d, strict=True)
+    return {n: (c, *size) for n, (c, size) in zip(policy.obs_groups_2d, shapes, strict=True)}
+
+
+class _Whole(torch.nn.Module):
+    """A policy as a graph, of a class with a forward pass that rsl_rl's graph does not have."""
+
+    input_names, output_names = [OBSERVATIONS], [ACTIONS]
+
+    def __init__(self, policy: Any, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.policy, self.sizes = policy, list(sizes)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        groups = observations.split(self.sizes, dim=1)
+        return self.policy(dict(zip(self.policy.obs_groups, groups, strict=True)))
+
+    def get_dummy_inputs(self) -> tuple[torch.Tensor]:
+        return (torch.zeros(1, sum(self.sizes)),)
+
+
+def _onnx(graph: Any, metadata: str) -> bytes:
     import onnx
 
-    graph = policy.as_onnx(verbose=False).eval()
     # The exporter takes a size of 1 for a constant, so that the example is a batch of two.
-    observations, *memory = graph.get_dummy_inputs()
-    inputs = (observations.repeat(2, 1), *(part.repeat(1, 2, 1) for part in memory))
+    observations, *others = graph.eval().get_dummy_inputs()
+    memory = [part.repeat(1, 2, 1) for part in others if part.ndim == 3]
+    images = [part.repeat(2, 1, 1, 1) for part in others if part.ndim == 4]
+    inputs = (observations.repeat(2, 1), *memory, *images)
     batch = torch.export.Dim("batch")
+    dynamic: tuple[Any, ...] = ({0: batch}, *({1: batch} for _ in memory))
+    if images:  # All in one argument.
+        dynamic = (*dynamic, tuple({0: batch} for _ in images))
     # Silences warnings about missing torchvision and torch's own deprecations.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -48,7 +97,7 @@ def _onnx(policy: Any, metadata: str) -> bytes:
             inputs,
             input_names=[OBSERVATIONS, *graph.input_names[1:]],
             output_names=[ACTIONS, *graph.output_names[1:]],
-            dynamic_shapes=({0: batch}, *({1: batch} for _ in memory)),
+            dynamic_shapes=dynamic,
             opset_version=18,
             verbose=False,
         )
@@ -77,36 +126,44 @@ def compare(policy: Any, sizes: Sequence[int], kind: Format, graph: bytes) -> tu
     from the standard one. A recurrent network sees them as one episode. `sizes` are those of the
     policy's observation groups, `graph` is the content of the file.
     """
-    rows = torch.randn(COMPARED, policy.obs_dim, generator=torch.Generator().manual_seed(0))
+    generator, shapes = torch.Generator().manual_seed(0), images_of(policy)
+    rows = torch.randn(COMPARED, policy.obs_dim, generator=generator)
+    images = {k: torch.randn(COMPARED, *v, generator=generator) for k, v in shapes.items()}
     if policy.obs_normalization:
         rows = policy.obs_normalizer.mean + policy.obs_normalizer.std * rows
     steps = rows.view(COMPARED if policy.is_recurrent else 1, -1, policy.obs_dim)
     policy.reset()
     groups = (zip(policy.obs_groups, step.split(sizes, dim=1), strict=True) for step in steps)
-    expected = torch.cat([policy(dict(observation)) for observation in groups])
-    actions = (_play_onnx if kind == "onnx" else _play_torchscript)(graph, steps)
+    expected = torch.cat([policy(dict(observation) | images) for observation in groups])
+    actions = (_play_onnx if kind == "onnx" else _play_torchscript)(graph, steps, images)
     tolerated = TOLERANCE * max(1.0, expected.abs().max().item())
     return (actions - expected).abs().max().item(), tolerated
 
 
-def _play_onnx(graph: bytes, steps: torch.Tensor) -> torch.Tensor:
+Images = Mapping[str, torch.Tensor]
+"""Of one step, by group: `(batch, channels, height, width)`."""
+
+
+def _play_onnx(graph: bytes, steps: torch.Tensor, images: Images) -> torch.Tensor:
     """Return the actions `(steps * batch, num_actions)` for `(steps, batch, size)` observations."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
-    _, *inputs = session.get_inputs()
+    seen = {name: image.numpy() for name, image in images.items()}
+    inputs = [part for part in session.get_inputs()[1:] if part.name not in seen]
     shapes = {part.name: (part.shape[0], steps.shape[1], part.shape[2]) for part in inputs}
     memory: dict[str, Any] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     actions = []
     for step in steps:
-        newest, *after = session.run(None, {OBSERVATIONS: step.numpy()} | memory)
+        newest, *after = session.run(None, {OBSERVATIONS: step.numpy()} | memory | seen)
         actions.append(torch.as_tensor(newest))
         memory = dict(zip(memory, after, strict=True))
     return torch.cat(actions)
 
 
-def _play_torchscript(graph: bytes, steps: torch.Tensor) -> torch.Tensor:
+def _play_torchscript(graph: bytes, steps: torch.Tensor, images: Images) -> torch.Tensor:
+    rest = [list(images.values())] if images else []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         loaded = torch.jit.load(io.BytesIO(graph))
-    return torch.cat([loaded(step) for step in steps])
+    return torch.cat([loaded(step, *rest) for step in steps])

@@ -34,12 +34,15 @@ def describe(env: Env[Any], groups: Sequence[str]) -> dict[str, Any]:
     layouts = own.pop("observations", {})
     if not isinstance(layouts, dict):
         raise UserError(f"{what}: `observations` must hold a list of parts for each group.")
-    sizes = {name: group.shape[1] for name, group in env.get_observations().items()}
+    sizes = env.observation_sizes
     if unknown := layouts.keys() - sizes.keys():
         raise UserError(
             f"{what} describes groups that the task lacks: {', '.join(sorted(unknown))}."
         )
-    observations = [{"name": name, "size": sizes[name]} for name in groups]
+    images = [name for name in groups if isinstance(sizes[name], tuple)]
+    observations: list[dict[str, Any]] = [
+        {"name": name, "size": sizes[name]} for name in groups if name not in images
+    ]
     for group in observations:
         if group["name"] in layouts:
             group["parts"] = layouts[group["name"]]
@@ -48,8 +51,9 @@ def describe(env: Env[Any], groups: Sequence[str]) -> dict[str, Any]:
         "control_rate": round(1 / env.step_dt, 6),
         "timestep": float(env.sim.model.opt.timestep),
         "decimation": env.cfg.decimation,
-        "observation_size": sum(sizes[name] for name in groups),
+        "observation_size": sum(group["size"] for group in observations),
         "observations": observations,
+        **({"images": [{"name": n, "shape": sizes[n]} for n in images]} if images else {}),
         "action_size": env.num_actions,
         **_actuators(env.sim.model),
         **own,
