@@ -60,7 +60,8 @@ def choose_algorithm(
         return _own_algorithm(name, load, missing)
     if agent.library in LIBRARIES:
         module, class_name = LIBRARIES[agent.library].split(":")
-        return getattr(import_module(f"mjfleet.rl.adapters.{module}"), class_name), None
+        kind = getattr(import_module(f"mjfleet.rl.adapters.{module}"), class_name)
+        return kind, f"--agent.library {agent.library}: learning takes its own path"
     if agent.distils:
         return Distillation, "distillation: learning takes rsl_rl's own path"
     slower = f"{missing}: learning takes rsl_rl's own path" if missing else None
