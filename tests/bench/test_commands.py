@@ -39,6 +39,18 @@ def test_startup_says_what_the_first_iteration_waits_for(run: Run, tmp_path: Pat
     assert {"torch", "all"} <= {row[0] for row in data["tables"][-1]["rows"]}
 
 
+def test_another_library_learns_in_turn(run: Run, tmp_path: Path) -> None:
+    flags = ("--peer", "rl_games", "--num-envs", "16")
+    data = measured(run, tmp_path, "learning", "cartpole-balance", *flags)
+    assert [sample["who"] for sample in data["samples"]] == ["mjfleet", "rl_games"]
+    ours, theirs = ([row["loss/value"] for row in s["iterations"]] for s in data["samples"])
+    assert len(ours) == len(theirs) == 2
+    assert ours != theirs
+    assert "rl_games" in data["versions"]
+    (plot,) = data["plots"]
+    assert (tmp_path / "benchmarks" / plot).is_file()
+
+
 def test_stock_rsl_rl_trains_the_same_in_turn(run: Run, tmp_path: Path) -> None:
     data = measured(run, tmp_path, "peer", "rsl_rl", "cartpole-balance", "--num-envs", "16")
     (sample,) = data["samples"]
