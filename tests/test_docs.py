@@ -175,7 +175,9 @@ def follow_guide(folder: Path, type_in: Callable[[str], None]) -> None:
 
 def test_every_flag_in_the_documentation_exists(run: Run, tmp_path: Path) -> None:
     options = {"rnd_cfg": {}, "symmetry_cfg": {"data_augmentation_func": "env:mirror"}}
-    (tmp_path / "all.yaml").write_text(json.dumps({"agent": {"algorithm": options}}))
+    network = {"cnn_cfg": {"output_channels": [8]}}
+    agent = dict.fromkeys(("actor", "critic", "teacher"), network) | {"algorithm": options}
+    (tmp_path / "all.yaml").write_text(json.dumps({"agent": agent}))
     shown = run("train", "cartpole-balance", "--config", "all.yaml", "--help-all").stdout
     shown += run("train", "go1-velocity-rough", "--help-all").stdout
     known = set(FLAG.findall(shown)) | OTHERS

@@ -1,0 +1,198 @@
+"""Networks, algorithms and hooks that a task names, and rsl_rl's network for images."""
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mjfleet.config import AgentConfig, from_dict
+from mjfleet.errors import UserError
+from mjfleet.registry import FoundTask, bundled_tasks, find_task
+from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate
+from mjfleet.rl.algorithm_choice import choose_algorithm
+from mjfleet.rl.ppo import PPO
+from mjfleet.runs.config_yaml import read_config
+
+from ..conftest import REPOSITORY, Run, rows
+
+PAGE = (REPOSITORY / "docs" / "networks.md").read_text()
+PYTHON = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+NETS, IMAGE_AGENT = PYTHON
+MORE = '''
+
+from mjfleet.rl import ppo
+
+
+class Normed(MLPModel):
+    """Other layers alone."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.mlp.insert(1, torch.nn.LayerNorm(self.mlp[0].out_features))
+
+
+class Fast(ppo.PPO):
+    pass
+
+
+number = 3
+'''
+CAMERA = '''
+from .env import *
+
+
+class CameraEnv(CartpoleEnv):
+    """The position of cart and pole is seen alone."""
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        pixels = torch.linspace(-0.3, 0.3, 9, device=self.device)
+        cart, angle = (
+            torch.exp(-((part - pixels) / 0.05).square()) for part in self.sim.qpos.split(1, dim=1)
+        )
+        image = (cart.unsqueeze(1) * angle.unsqueeze(2)).unsqueeze(1)
+        groups = super().observe() | {"actor": self.sim.qvel.clone(), "camera": image}
+        return groups
+
+    def deployment(self) -> dict[str, Any]:
+        return {}
+'''
+SMALL = (
+    *("--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8"),
+    *("--agent.algorithm.num-learning-epochs", "2", "--agent.save-interval", "1", "--plain"),
+)
+OWN = (
+    *("--agent.actor.class-name", "nets:Residual", "--agent.critic.class-name", "nets:Normed"),
+    *("--agent.algorithm.name", "nets:Decaying", "--agent.runner-hook", "nets:Stages"),
+)
+
+
+@pytest.fixture
+def pole(tmp_path: Path) -> FoundTask:
+    """A task with the code of the documentation beside it."""
+    folder = tmp_path / "tasks" / "pole"
+    shutil.copytree(bundled_tasks() / "cartpole", folder)
+    (folder / "nets.py").write_text(NETS + MORE)
+    (folder / "camera.py").write_text(CAMERA)
+    names = "ActorConfig, AgentConfig, CnnConfig, CriticConfig, EnvConfig, ObsGroups, PPOConfig"
+    config = (folder / "config.py").read_text().replace("cartpole-", "pole-")
+    config += f"\nfrom mjfleet.config import {names}\n{IMAGE_AGENT}\n"
+    config += """
+SEEN = {"actor": 2, "critic": 5, "camera": (1, 9, 9)}
+TASKS["pole-camera"] = Task(
+    summary="", env=CartpoleConfig(), env_class="camera:CameraEnv", agent=AGENT,
+    observation_sizes=SEEN,
+)
+"""
+    (folder / "config.py").write_text(config.replace("EnvConfig, ObsGroups", "ObsGroups"))
+    return find_task("pole-balance", folder)
+
+
+def train(run: Run, task: str, iterations: int, *more: str) -> str:
+    done = run("train", task, *SMALL, "--agent.max-iterations", str(iterations), *more)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    return done.stdout
+
+
+def test_classes_of_a_task_train_resume_play_and_are_exported(
+    pole: FoundTask, run: Run, tmp_path: Path
+) -> None:
+    said = train(run, "pole-balance", 2, "--cpu-workers", "2", *OWN)
+    assert "slower" in said
+    (run_dir,) = (tmp_path / "logs/pole-balance").iterdir()
+    assert "goes on in place" in train(run, "pole-balance", 3, "--resume", "latest")
+    written = rows(run_dir)
+    assert [row["iteration"] for row in written] == ["1", "2", "3"]
+    assert float(written[0]["loss/entropy_coef"]) == pytest.approx(0.005 * 0.99)
+    assert {"model_1.txt", "model_2.txt", "model_3.txt"} <= {
+        path.name for path in (run_dir / "checkpoints").iterdir()
+    }
+    state = torch.load(run_dir / "checkpoints/model_3.pt", weights_only=True)
+    assert "around.weight" in state["actor_state_dict"]
+    few = ("--env.num-envs", "2", "--episodes", "2")
+    assert run("play", "pole-balance", "--resume", "latest", *few).returncode == 0
+    assert run("mjfleet", "export", "latest").returncode == 0
+    refused = run("mjfleet", "export", "latest", "--format", "torchscript")
+    assert (refused.returncode, "as_jit()" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--agent.actor.class-name", "nope:Net", "No module named 'nope'"),
+        ("--agent.algorithm.name", "nets:Residual", "subclass of rsl_rl.algorithms.ppo.PPO"),
+    ],
+)
+def test_a_wrong_class_is_one_message_before_anything_starts(
+    flag: str, value: str, words: str, pole: FoundTask, run: Run, tmp_path: Path
+) -> None:
+    done = run("train", "pole-balance", *SMALL, "--cpu-workers", "2", flag, value)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert done.stderr.count("error: ") == 1
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize(
+    "value", ["Net", "nets", "nets:", ":Net", "a b:Net", "../nets:Net", "a:b:c"]
+)
+def test_what_is_no_class_path_is_refused(value: str) -> None:
+    for data in ({"actor": {"class_name": value}}, {"algorithm": {"name": value}}):
+        with pytest.raises(UserError, match=r"`module:Class`"):
+            from_dict(AgentConfig(), data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "agent"),
+    [
+        (PPO, {"actor": {"class_name": "nets:Normed"}}),
+        (PPO, {"actor": {"class_name": "rsl_rl.models:MLPModel"}}),
+        (RslRlUpdate, {"critic": {"class_name": "nets:Residual"}}),
+        (RslRlUpdate, {"algorithm": {"name": "nets:Decaying"}}),
+        (PPO, {"algorithm": {"name": "nets:Fast"}}),
+        (None, {"algorithm": {"name": "nets:Fast"}, "actor": {"class_name": "nets:Residual"}}),
+        (None, {"actor": {"class_name": "nets:number"}}),
+        (None, {"actor": {"class_name": "json:JSONDecoder"}}),
+    ],
+)
+def test_our_ppo_trains_what_has_rsl_rls_forward_pass(
+    kind: Any, agent: dict[str, Any], pole: FoundTask
+) -> None:
+    config = from_dict(pole.task.agent, agent)
+    if kind is None:
+        with pytest.raises(UserError, match="subclass of"):
+            choose_algorithm(config, pole.load)
+    else:
+        assert issubclass(choose_algorithm(config, pole.load)[0], kind)
+
+
+def test_somebody_elses_file_names_no_classes(
+    pole: FoundTask, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "other.yaml"
+    file.write_text("agent: {actor: {class_name: 'nets:Residual'}, critic: {class_name: RNNModel}}")
+    assert read_config(str(file))["agent"] == {"actor": {}, "critic": {"class_name": "RNNModel"}}
+    assert "agent.actor.class_name" in capsys.readouterr().err
+    assert "Residual" in str(read_config(str(file), trust=True))
+
+
+def test_images_are_seen_by_convolutions(pole: FoundTask, run: Run, tmp_path: Path) -> None:
+    said = train(run, "pole-camera", 2)
+    assert "CNNModel" in said
+    assert "goes on in place" in train(run, "pole-camera", 3, "--resume", "latest")
+    assert run("mjfleet", "export", "latest").returncode == 0
+    plain = ("--agent.actor.class-name", "MLPModel")
+    done = run("train", "pole-camera", *SMALL, *plain, "--log-root", "other")
+    assert (done.returncode, "'camera'" in done.stderr) == (2, True)
+    assert not list((tmp_path / "other").glob("*/*"))
+
+
+def test_a_network_for_images_needs_its_layers(pole: FoundTask) -> None:
+    agent = pole.task.agent
+    with pytest.raises(UserError, match="cnn_cfg"):
+        replace(agent, actor=replace(agent.actor, class_name="CNNModel"))
+    with pytest.raises(UserError, match="one for each"):
+        from_dict(agent, {"actor": {"cnn_cfg": {"output_channels": [4, 4], "stride": [1, 1, 1]}}})
