@@ -193,6 +193,45 @@ class AppendsToList(CountsInPython):
         super().apply(action + 0.01 * len(self.counter.history))
 
 
+class CountsInClass(SWINGUP_ENV):
+    steps = 0
+
+    def apply(self, action: torch.Tensor) -> None:
+        CountsInClass.steps += 1
+        super().apply(action * (0.5 + 1e-4 * CountsInClass.steps))
+
+
+COUNTER = Counter()
+
+
+class CountsInModule(SWINGUP_ENV):
+    def apply(self, action: torch.Tensor) -> None:
+        COUNTER.steps += 1
+        super().apply(action * (0.5 + 1e-4 * COUNTER.steps))
+
+
+class CountsInClosure(SWINGUP_ENV):
+    def setup(self) -> None:
+        super().setup()
+        steps = 0
+
+        def count() -> int:
+            nonlocal steps
+            steps += 1
+            return steps
+
+        self.count = count
+
+    def apply(self, action: torch.Tensor) -> None:
+        super().apply(action * (0.5 + 1e-4 * self.count()))
+
+
+class GrowsByKey(CountsInPython):
+    def apply(self, action: torch.Tensor) -> None:
+        vars(self.counter)[f"step {len(vars(self.counter))}"] = action
+        SWINGUP_ENV.apply(self, action + 0.01 * len(vars(self.counter)))
+
+
 class DrawsOnHost(SWINGUP_ENV):
     def apply(self, action: torch.Tensor) -> None:
         super().apply(action * random.random())
@@ -203,11 +242,29 @@ class AsksTheDevice(SWINGUP_ENV):
         super().apply(action * 2.0 if action.mean() > 0 else action)
 
 
-@pytest.mark.parametrize("env_class", [CountsInPython, AppendsToList, DrawsOnHost, AsksTheDevice])
+REFUSED = {
+    CountsInPython: "env.counter.steps has changed",
+    CountsInClass: "CountsInClass.steps has changed",
+    CountsInModule: "test_captured.COUNTER.steps has changed",
+    CountsInClosure: "env.count.steps.value has changed",
+    AppendsToList: "env.counter.history.",
+    GrowsByKey: "env.counter.step ",
+    DrawsOnHost: "random numbers",
+    AsksTheDevice: "asks for a value",
+}
+"""Tasks that no graph can stand for, and what the warning says of each."""
+
+
+@pytest.mark.parametrize("env_class", REFUSED)
 def test_tasks_that_no_graph_can_stand_for_go_on_by_calls(
     env_class: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert_same(caplog, SWINGUP, env_class, is_captured=False)
+    def prepare(env: Env[Any]) -> None:
+        COUNTER.steps = CountsInClass.steps = 0
+
+    assert_same(caplog, SWINGUP, env_class, is_captured=False, prepare=prepare)
+    (warning, *_) = [r.getMessage() for r in caplog.records]
+    assert REFUSED[env_class] in warning
 
 
 def test_calls_resets_and_evaluations_between_replays(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from mjfleet.config import from_dict
 from mjfleet.loggers.iteration_metrics import IterationMetrics
+from mjfleet.rl.cuda_graphs import capture
 from mjfleet.rl.runner import Runner
 
 from ..env.test_env import BUNDLED, build_task
@@ -20,11 +21,11 @@ def test_training_by_graphs_goes_on_like_training_by_calls(
     found, rows = BUNDLED[name], []
     agent = from_dict(found.task.agent, {"num_steps_per_env": 8, "max_iterations": 6})
     captures: tuple[Any, ...] = ("auto", None)
-    for capture in captures:
+    for how in captures:
         torch.manual_seed(1)
         env = build_task(name, "warp", "cuda:0", num_envs=32)
         metrics: list[IterationMetrics] = []
-        runner = Runner(env, agent, "cuda:0", 1, found.load, capture=capture)
+        runner = Runner(env, agent, "cuda:0", 1, found.load, capture=how)
         runner.train(metrics.append, lambda: None)
         rows.append([(m.mean_reward, m.losses["value"], m.total_steps) for m in metrics])
     assert not caplog.records
@@ -33,13 +34,26 @@ def test_training_by_graphs_goes_on_like_training_by_calls(
 
 
 @pytest.mark.gpu
-def test_a_failed_capture_leaves_stream_and_random_numbers_as_they_were() -> None:
-    from mjfleet.rl.cuda_graphs import capture
-
+def test_a_failed_capture_leaves_all_as_it_was_and_another_one_succeeds() -> None:
     stream, values = torch.cuda.current_stream(), torch.zeros(4, device="cuda")
-    state = torch.cuda.get_rng_state()
+    own = torch.Generator("cuda").manual_seed(1)
+
+    def draw() -> None:
+        values.copy_(torch.rand_like(values) + torch.rand(4, device="cuda", generator=own))
+
+    before = capture(draw, generators=[own])
+    torch.manual_seed(1)
+    state, own_state = torch.cuda.get_rng_state(), own.get_state()
     with pytest.raises(RuntimeError):
-        capture(lambda: values.add_(torch.rand_like(values)).sum().item())
+        capture(lambda: (draw(), values.sum().item()), generators=[own])
     assert torch.cuda.current_stream() == stream
     assert torch.equal(torch.cuda.get_rng_state(), state)
-    assert torch.rand(2, device="cuda").isfinite().all()
+    torch.cuda.empty_cache()  # Refused as long as the allocator records.
+    after = capture(draw, generators=[own])
+    drawn = []
+    for do in (draw, before.replay, after.replay):
+        torch.cuda.set_rng_state(state)
+        own.set_state(own_state)
+        do()
+        drawn.append(values.tolist())
+    assert drawn[0] == drawn[1] == drawn[2]

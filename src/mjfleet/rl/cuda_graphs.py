@@ -16,7 +16,7 @@ import torch
 
 from mjfleet.env import Env
 from mjfleet.env.random_numbers import random_states, restore_random_states
-from mjfleet.rl.pinned_state import CaptureError, PinnedState
+from mjfleet.rl.pinned_state import CaptureError, PinnedState, code_of
 from mjfleet.sim.simulation import no_garbage_collection
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,8 @@ class GraphedWork:
         """
         self._pinned, self._layout = None, self._env.sim.layout if self._env else 0
         self._graphs.clear()
-        pinned = PinnedState(self._owners(), self._counters)
+        code = code_of(self._env) if self._env else {}
+        pinned = PinnedState(self._owners() | code, self._counters)
         restore = self._remember(pinned)
         try:
             self._capture_graphs(capture, pinned)
@@ -198,32 +199,54 @@ def capture(
         function: called once. It must not wait for the device.
         around: returns a context for the call, given the stream of the capture.
         generators: random generators that are used, besides the device's own.
-        pool: the pool of a graph that never runs at the same time. The two share memory.
+        pool: the pool of a graph that never runs at the same time, which shares its memory. None:
+            a new one.
 
     Raises:
         RuntimeError: the function cannot be captured.
     """
-    graph = torch.cuda.CUDAGraph()
-    default = torch.cuda.default_generators[torch.cuda.current_device()]
-    before = [(generator, generator.clone_state()) for generator in (default, *generators)]
     stream = torch.cuda.current_stream()
+    pool = torch.cuda.graph_pool_handle() if pool is None else pool
+    try:
+        return _capture(function, around, generators, pool)
+    except BaseException:
+        # Torch up to 2.13 leaves three things as they were during a capture that CUDA has ended:
+        # the current stream, which is not synchronised with warp's; the allocator, which records
+        # into the pool; and up to 2.11 the generators, which only a capture that succeeds releases.
+        # They must stay the same generators, because other graphs draw from them.
+        torch.cuda.set_stream(stream)
+        _stop_recording(pool)
+        nothing = torch.zeros((), device="cuda")
+        _capture(nothing.zero_, lambda stream: nullcontext(), generators, None)
+        raise
+
+
+def _capture(
+    function: Callable[[], object],
+    around: Callable[[Any], AbstractContextManager[object]],
+    generators: Sequence[torch.Generator],
+    pool: Any,
+) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)
-    try:
-        with (
-            no_garbage_collection(),
-            torch.cuda.graph(graph, pool, capture_error_mode="thread_local"),
-            around(torch.cuda.current_stream()),
-        ):
-            function()
-    except BaseException:
-        # After a failed capture, torch up to 2.13 stays on the capture's stream, which is not
-        # synchronised with warp's, and up to 2.11 its generators cannot draw any more.
-        torch.cuda.set_stream(stream)
-        for generator, state in before:
-            generator.graphsafe_set_state(state)
-        raise
+    with (
+        no_garbage_collection(),
+        torch.cuda.graph(graph, pool, capture_error_mode="thread_local"),
+        around(torch.cuda.current_stream()),
+    ):
+        function()
     return graph
+
+
+def _stop_recording(pool: Any) -> None:
+    """Release the pool of a failed capture, if torch has not."""
+    device = torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(device, pool)
+    except RuntimeError:
+        return  # Nothing is recorded into it.
+    torch._C._cuda_releasePool(device, pool)
 
 
 def _host_random_states(device: str) -> tuple[Any, ...]:

@@ -3,26 +3,33 @@
 A graph contains the addresses of tensors, and the Python numbers and branches of its capture.
 """
 
+import logging
+import os
 import random
+import sys
 from collections import deque
 from collections.abc import Iterable
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from functools import partial
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
+from mjfleet.env import Env
 from mjfleet.env.env_state import equal, generator_state, set_generator_state
 from mjfleet.env.step_recorder import StepRecorder
 from mjfleet.sim import Simulation
 
 LEAVES = (
-    torch.Tensor, Simulation, StepRecorder, type, FunctionType, MethodType, BuiltinFunctionType,
-    ModuleType, Enum, random.Random,
+    torch.Tensor, Simulation, StepRecorder, BuiltinFunctionType, Enum, random.Random,
+    logging.Logger,
 )  # fmt: skip
 """Types whose attributes are not followed. Simulations and recorders write in place."""
+CODE = (type, FunctionType, MethodType, ModuleType, partial)
+"""Types of what is followed only if it is in a task's own files."""
 HOST_GENERATORS = (np.random.Generator, random.Random)
 """Random generators whose numbers would become constants of a graph."""
 
@@ -31,11 +38,19 @@ class CaptureError(RuntimeError):
     """Something cannot be captured in a CUDA graph."""
 
 
+def code_of(env: Env[Any]) -> dict[str, Any]:
+    """Return the classes of a task and their modules, by name: they may hold state too."""
+    kinds = [kind for kind in type(env).__mro__ if not issubclass(Env, kind)]
+    modules = {kind.__module__: sys.modules.get(kind.__module__) for kind in kinds}
+    return {kind.__qualname__: kind for kind in kinds} | modules
+
+
 class PinnedState:
     """All tensors and constants that can be reached from some objects.
 
-    They are reached through attributes, dictionaries, lists and tuples, and through the parameters
-    and buffers of networks.
+    They are reached through attributes, dictionaries, lists and tuples; through parameters, buffers
+    and numbers of networks; and through modules, classes, methods and what functions enclose, in
+    the folders of the modules and classes that are among the objects.
     """
 
     def __init__(self, owners: dict[str, Any], counters: Iterable[str] = ()) -> None:
@@ -46,6 +61,8 @@ class PinnedState:
             counters: attributes, as `owner.name`, that change and that the caller updates.
         """
         self._owners, self._counters = owners, frozenset(counters)
+        kinds = (owner for owner in owners.values() if isinstance(owner, type | ModuleType))
+        self._folders = {_folder(kind) for kind in kinds} - {""}
         self._containers, self._leaves = self._find()
         constants = {p: v for p, v in self._leaves.items() if not isinstance(v, torch.Tensor)}
         self._constants = {path: _copy(value) for path, value in constants.items()}
@@ -70,6 +87,8 @@ class PinnedState:
             if not isinstance(old, torch.Tensor):
                 if not equal(self._constants[path], _copy(new)):
                     raise CaptureError(f"{path} has changed, and is no tensor")
+                if hasattr(type(new), "__next__"):
+                    raise CaptureError(f"{path} is an iterator, and is no tensor")
             elif not isinstance(new, torch.Tensor) or (
                 (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device)
             ):
@@ -122,20 +141,41 @@ class PinnedState:
 
     def _contents(self, path: str, value: Any) -> dict[Any, Any] | None:
         """Return what a container holds, by key, without counters; None for other values."""
+        if isinstance(value, CODE) and _folder(value) not in self._folders:
+            return None
         items = _items(value)
         return items and {k: v for k, v in items.items() if f"{path}.{k}" not in self._counters}
 
 
 def _items(value: Any) -> dict[Any, Any] | None:
-    if isinstance(value, LEAVES):
-        return None
-    if isinstance(value, torch.nn.Module):
-        parts = ("_parameters", "_buffers", "_modules")
-        return {part: getattr(value, part) for part in parts}
-    if isinstance(value, dict | TensorDict):
-        return dict(value.items())
-    if isinstance(value, list | tuple | deque):
-        return dict(enumerate(value))
+    items: dict[Any, Any] | None = None
+    match value:
+        case _ if isinstance(value, LEAVES):
+            pass
+        case torch.nn.Module():
+            parts = {part: getattr(value, part) for part in ("_parameters", "_buffers", "_modules")}
+            items = parts | {k: v for k, v in vars(value).items() if type(v) in (int, float)}
+        case dict() | TensorDict():
+            items = dict(value.items())
+        case list() | tuple() | deque():
+            items = dict(enumerate(value))
+        case FunctionType():
+            cells = value.__closure__ or ()
+            items = dict(zip(value.__code__.co_freevars, cells, strict=True))
+        case CellType():
+            items = {"value": value.cell_contents} if value != CellType() else {}
+        case MethodType():
+            items = {"self": value.__self__}
+        case partial():
+            items = {"func": value.func, "args": value.args, "keywords": value.keywords}
+        case type():  # Its descriptors are taken as they are.
+            items = {name: item for name, item in vars(value).items() if name[:2] != "__"}
+        case _:
+            items = _attributes(value)
+    return items
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
     if not slots and not hasattr(value, "__dict__"):
         return None
@@ -143,6 +183,15 @@ def _items(value: Any) -> dict[Any, Any] | None:
     return {
         name: getattr(value, name) for name in names if hasattr(value, name) and name[:2] != "__"
     }
+
+
+def _folder(code: Any) -> str:
+    """Return the folder of the module that code is in."""
+    while isinstance(code, partial):
+        code = code.func
+    name = getattr(code, "__module__", None) or ""
+    module = code if isinstance(code, ModuleType) else sys.modules.get(name)
+    return os.path.dirname(getattr(module, "__file__", None) or "")
 
 
 def _refill(container: Any, items: dict[Any, Any], now: dict[Any, Any]) -> None:
@@ -157,11 +206,15 @@ def _refill(container: Any, items: dict[Any, Any], now: dict[Any, Any]) -> None:
         container.update(items)
     elif isinstance(container, TensorDict):
         container.update(items)
-    elif not isinstance(container, tuple | torch.nn.Module):
+    elif isinstance(container, CellType):
+        container.cell_contents = items["value"]
+    elif not isinstance(container, tuple):
+        # A simulation or a frozen dataclass may have a `__setattr__` of its own.
+        kind: Any = type if isinstance(container, type) else object
         for name in now.keys() - items.keys():
-            object.__delattr__(container, name)
+            kind.__delattr__(container, name)
         for name, item in items.items():
-            object.__setattr__(container, name, item)
+            kind.__setattr__(container, name, item)
 
 
 def _copy(value: Any) -> Any:

@@ -22,7 +22,6 @@ FROZEN = (
     "a rollout that is captured as a CUDA graph does not change it any more, so that rollouts are "
     "made by calls, which is slower"
 )
-SILENT = "a rollout that is captured as a CUDA graph repeats what it was then, without a word"
 AS_TENSOR = "make it a tensor in setup(), and change that in place"
 
 
@@ -42,7 +41,7 @@ class PythonState:
         for name, probe in self._globals.items():
             if not equal(probe(), self._before[name]):
                 place = self._line_of(name, probe, step)
-                yield Finding(f"{name} changes in a step: {SILENT}; {AS_TENSOR}", place)
+                yield Finding(f"{name} changes in a step: {FROZEN}; {AS_TENSOR}", place)
         try:
             self._pinned.settle()
         except CaptureError as error:
@@ -116,7 +115,7 @@ def random_draws(env: Env[Any], trace: CallTrace, watch: LineWatch) -> Iterator[
     for name, place in watch.changes.items():
         if name != "torch's":
             yield Finding(
-                f"draws from {name} global generator, on the host: {SILENT}; {use}", place
+                f"draws from {name} global generator, on the host: {FROZEN}; {use}", place
             )
         elif place not in trace.draws:
             yield Finding(
