@@ -15,7 +15,7 @@ from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
 from mjfleet.sim import make_simulation
-from mjfleet.sim.buffer_use import overflowed_sizes
+from mjfleet.sim.buffer_use import overflow_texts
 from mjfleet.utils.memory import check_fits
 
 MEASURED_ENVS, MEASURED_STEPS = 64, 32
@@ -97,12 +97,15 @@ def _with_room(
         sim = make_simulation("warp", copy.copy(model), count, device=device, **given)
         env = env_class(replace(cfg, num_envs=count), sim, config.agent.seed)
         env.on_nan = "reset"
-        overflows = True
+        overflows: object = True
         while overflows:  # The room has then been enlarged.
             env.reset()
             for _ in range(MEASURED_STEPS):
                 env.step(std * torch.randn_like(env.action))
-            overflows = overflowed_sizes(sim.warnings())
+            found = sim.warnings()
+            overflows = overflow_texts([sim.buffer_use], [found])
+            if overflows and sim.buffer_use and sim.buffer_use.is_full:
+                raise UserError("; ".join(overflows.values()))
     assert sim.buffer_use is not None
     return replace(cfg, **{name: given[name] or sim.buffer_use.ample(name) for name in names})
 

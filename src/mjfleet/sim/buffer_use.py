@@ -25,6 +25,7 @@ class BufferUse:
     constraints: int  # The most constraint rows of a world.
     njmax: int  # Room for constraint rows in each world.
     world: int  # The number of the world with the most rows.
+    is_full: bool = False  # Whether the device had no memory for larger ones.
 
     def needed(self, size: str) -> int:
         """Return the least `nconmax` or `njmax` that would have sufficed."""
@@ -55,8 +56,14 @@ class BufferUse:
             what = f"contacts: {self.contacts:.4g} per world were needed, most of them in {world}"
         else:
             what = f"constraints: {world} needed {self.constraints} rows"
+        outcome = f"was {room}, is now {doubled}"
+        if self.is_full:
+            outcome = (
+                f"stays {room}, because the device has no memory for {doubled}, which fewer "
+                "--env.num-envs would leave"
+            )
         enough = f", {needed} would have sufficed" if needed > room else ""
-        return f"no room for all {what}; --env.{size} was {room}, is now {doubled}{enough}"
+        return f"no room for all {what}; --env.{size} {outcome}{enough}"
 
 
 def overflowed_sizes(kinds: Iterable[str]) -> set[str]:

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import mujoco
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import warp as wp
 
+from mjfleet.errors import UserError
 from mjfleet.sim.buffer_use import BufferUse, overflowed_sizes
 from mjfleet.sim.simulation import (
     ACCELERATION_FIELDS,
@@ -65,6 +66,7 @@ class WarpSimulation(Simulation):
         # Their modules must stay loaded as long as torch's graphs launch the kernels.
         self._torch_captures: list[wp.ScopedCapture] = []
         self._derived = False
+        self._is_full = False  # Whether the device had no memory for larger buffers.
         self._computed: Versions | None = None  # When positions and velocities were gone through.
         with wp.ScopedDevice(device):
             self._model = mjw.put_model(model)
@@ -124,7 +126,7 @@ class WarpSimulation(Simulation):
     def _take_warnings(self, numbers: list[float]) -> dict[str, int]:
         """Note what the buffers needed, enlarge those that overflowed, and return the warnings."""
         *counts, constraints, world, contacts = map(int, numbers)
-        self.buffer_use = use = BufferUse(
+        use = BufferUse(
             contacts=contacts / self.num_envs,
             nconmax=self._data.naconmax // self.num_envs,
             constraints=constraints,
@@ -132,7 +134,12 @@ class WarpSimulation(Simulation):
             world=world,
         )
         found = self._by_kind(counts)
-        self._make_room({size: use.doubled(size) for size in overflowed_sizes(found)})
+        if not self._is_full:
+            try:
+                self._make_room({size: use.doubled(size) for size in overflowed_sizes(found)})
+            except UserError:  # Those worlds lose contacts, as before; training goes on.
+                self._is_full = True
+        self.buffer_use = replace(use, is_full=self._is_full)
         return found
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -194,6 +201,9 @@ class WarpSimulation(Simulation):
         """Enlarge the buffers to `nconmax` and `njmax`, where they are smaller.
 
         All other arrays keep their addresses. Graphs that were captured before are void.
+
+        Raises:
+            UserError: the device has no memory for them. All is as it was.
         """
         data = self._data
         now = {"nconmax": data.naconmax // self.num_envs, "njmax": data.njmax}
@@ -201,18 +211,29 @@ class WarpSimulation(Simulation):
         if larger == now:
             return
         before = {name: value.clone() for name, value in self.state().items()}
-        with wp.ScopedDevice(str(self.device)):
-            start = mujoco.MjData(self.model)
-            other = mjw.put_data(self.model, start, nworld=self.num_envs, **larger)
-            for field in fields(data):
-                old, new = getattr(data, field.name), getattr(other, field.name)
-                if not isinstance(old, wp.array) or old.shape != new.shape:
-                    setattr(data, field.name, new)
-            self._graphs.clear()
+        arrays = {field.name: getattr(data, field.name) for field in fields(data)}
+        try:
+            with wp.ScopedDevice(str(self.device)):
+                start = mujoco.MjData(self.model)
+                other = mjw.put_data(self.model, start, nworld=self.num_envs, **larger)
+                for name, old in arrays.items():
+                    new = getattr(other, name)
+                    if not isinstance(old, wp.array) or old.shape != new.shape:
+                        setattr(data, name, new)
+                self._load_kernels()
             self.layout += 1
+        except (MemoryError, RuntimeError):
+            for name, old in arrays.items():
+                setattr(data, name, old)
+            raise UserError(
+                f"{self.device} has no memory for the contacts and constraints of {self.num_envs} "
+                f"environments with --env.nconmax {larger['nconmax']} and --env.njmax "
+                f"{larger['njmax']}; use fewer --env.num-envs."
+            ) from None
+        finally:
+            self._graphs.clear()
             self._computed = None
-            self._load_kernels()
-        super().restore({name: value for name, value in before.items() if name != "room"})
+            super().restore({name: value for name, value in before.items() if name != "room"})
 
     def _load_kernels(self) -> None:
         """Run each kernel once, which compiles and loads it: a capture must not do that."""
