@@ -4,8 +4,6 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 
-from hostlist import BadHostlist, expand_hostlist
-
 from mjfleet.config import LaunchConfig
 from mjfleet.config.launch_config import MAX_HOSTS
 from mjfleet.errors import UserError
@@ -66,6 +64,9 @@ def _slurm_hosts(environ: Mapping[str, str]) -> list[str]:
     nodes = environ.get("SLURM_JOB_NODELIST")
     if nodes is None:
         raise UserError("--hosts slurm: this is no SLURM allocation; salloc or sbatch makes one.")
+    # Only this needs the package, which a machine with few packages may lack.
+    from hostlist import BadHostlist, expand_hostlist
+
     try:
         names = expand_hostlist(nodes)
     except BadHostlist as error:

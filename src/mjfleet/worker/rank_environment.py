@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from hostlist import BadHostlist, expand_hostlist
-
 from mjfleet.config.launch_config import MAX_WORKERS
 from mjfleet.errors import RankError
 
@@ -108,6 +106,9 @@ def _of_srun(environ: Mapping[str, str]) -> dict[str, str]:
     """
     if environ.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return {}
+    # Nothing else here needs the package, which a machine with few packages may lack.
+    from hostlist import BadHostlist
+
     try:
         return _place_in_step(environ)
     except (LookupError, ValueError, StopIteration, BadHostlist) as error:
@@ -126,6 +127,8 @@ def _place_in_step(environ: Mapping[str, str]) -> dict[str, str]:
     ends = accumulate(int(repeats or 1) for _, repeats in groups)
     per_node = next(count for (count, _), end in zip(groups, ends, strict=True) if node < end)
     step = 16 * int(environ["SLURM_JOB_ID"]) + int(environ["SLURM_STEP_ID"])
+    from hostlist import expand_hostlist
+
     return {
         "RANK": environ["SLURM_PROCID"],
         "LOCAL_RANK": environ["SLURM_LOCALID"],
