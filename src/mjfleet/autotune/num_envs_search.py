@@ -87,9 +87,7 @@ def find_num_envs(
     if answer := recall(args, device_names):
         note = f"as measured at {answer.when}; to measure anew, remove {cache_file()}"
     else:
-        devices = ", ".join(args.devices)
-        say(f"--env.num-envs auto: measuring how many worlds train fastest on {devices}")
-        answer = Answer(now(), _measure(args, largest))
+        answer = Answer(now(), _measure(args, largest, say))
         kept = remember(args, device_names, answer)
         note = f"remembered in {cache_file()}" if kept else "not remembered: no folder for it"
     say(f"{answer.table()}\n{answer.num_envs} worlds per worker, {note}")
@@ -166,10 +164,12 @@ def _key(args: WorkerArgs, device_names: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(everything).encode()).hexdigest()
 
 
-def _measure(args: WorkerArgs, largest: int) -> list[Curve]:
+def _measure(args: WorkerArgs, largest: int, say: Callable[[str], object]) -> list[Curve]:
     """Have all workers train with the same number at the same time: they share the machine."""
     with StopRequest().installed(), ExitStack() as stack:
         trials = [stack.enter_context(_Trials(args, place)) for place in range(len(args.devices))]
+        devices = ", ".join(args.devices)
+        say(f"--env.num-envs auto: measuring how many worlds train fastest on {devices}")
         for trial in trials:
             trial.receive()
         num_envs, deadline = SMALLEST, float("inf")
