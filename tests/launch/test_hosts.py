@@ -235,7 +235,9 @@ def test_all_that_is_missing_on_any_host_is_told_and_nothing_started(
 
     here = tmp_path / "clone/here"
     write_noisy(here)
-    (version,) = Path(str(distribution("wandb").locate_file("."))).glob("wandb-*/METADATA")
+    (version,) = Path(str(distribution("tensordict").locate_file("."))).glob(
+        "tensordict-*/METADATA"
+    )
     other_version = tmp_path / "METADATA"
     other_version.write_text(version.read_text().replace("\nVersion: ", "\nVersion: 1"))
     # Another task and another version of a library there; and a host that nobody knows.
@@ -245,7 +247,7 @@ def test_all_that_is_missing_on_any_host_is_told_and_nothing_started(
         errors = refused(hosts="node1 node2 node3.invalid 10.77.0.2")
     assert "node2: its task folder" in errors
     assert "differs from this host's in env.py" in errors
-    assert "node2: it has wandb 1" in errors
+    assert "node2: it has tensordict 1" in errors
     assert "node3.invalid: Could not resolve hostname" in errors
     assert "10.77.0.2: it is the same host as node2" in errors
     # An address that it cannot reach, one that is everybody's own, and GPUs that are not there.

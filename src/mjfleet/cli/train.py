@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from mjfleet.cli.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek
@@ -59,6 +60,8 @@ def train(arguments: Sequence[str]) -> int:
         recorded = from_dict(found.defaults(), wanted.config)
         resume, config = resume_or_fork(wanted, config, recorded, take_lock)
     agent = config.agent
+    if "wandb" in agent.logger:
+        need_extra("wandb", "--agent.logger wandb", ["wandb"])
     need_extra(agent.extra, f"--agent.library {agent.library}", agent.packages)
     check_classes(found, config)
     from mjfleet.launch.launch_training import launch_training  # Help does not wait for it.
@@ -143,7 +146,7 @@ def _print_help(registry: Registry, arguments: Sequence[str]) -> None:
     """Print all tasks and the flags that they share: the common ones, or all with --help-all."""
     width = max((len(name) for name in registry.tasks), default=0)
     tasks = [f"  {name:<{width}}  {found.task.summary}" for name, found in registry.tasks.items()]
-    tasks += [f"  {line}" for line in registry.broken]
+    tasks += [indent(text, "  ") for text in registry.broken]
     description = (
         "Train a policy.\n\ntasks:\n"
         + "\n".join(tasks)

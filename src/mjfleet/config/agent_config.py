@@ -253,13 +253,14 @@ class AgentConfig(Checked, flags="agent."):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """What the library needs of `extra`."""
-        return {
+        """What the library needs of `extra`, and the logger `wandb`."""
+        of_library = {
             "rsl_rl": (),
             "skrl": ("skrl",),
             "skrl-jax": ("skrl", "jax", "flax", "optax"),
             "rl_games": ("rl_games",),
         }[self.library]
+        return of_library + ("wandb",) * ("wandb" in self.logger)
 
     @property
     def extra(self) -> str:

@@ -12,7 +12,7 @@ from mjfleet.errors import UserError
 
 STACK = (
     "mjfleet", "mujoco", "mujoco-warp", "warp-lang", "torch", "rsl-rl-lib", "tensordict",
-    "torchrunx", "wandb", "numpy",
+    "torchrunx", "numpy",
 )  # fmt: skip
 
 

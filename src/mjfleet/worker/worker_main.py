@@ -51,7 +51,7 @@ def train_worker(
     if rank.rank == 0 or args.log_files:
         _announce_build(args, rank)
     prepare()
-    tempfile.tempdir = args.scratch  # Where wandb makes folders, which rsl_rl imports.
+    tempfile.tempdir = args.scratch  # Where wandb makes folders, which rsl_rl imports if it can.
     import rsl_rl.utils  # noqa: F401
 
     tempfile.tempdir = None

@@ -110,6 +110,8 @@ def check_host_name(args: WorkerArgs, rank: Rank) -> Finding:
 
 def check_wandb(args: WorkerArgs, rank: Rank) -> Finding:
     """Check that a W&B login is stored, without a prompt and without the network."""
+    if importlib.util.find_spec("wandb") is None:
+        return Finding("ok", "not installed, which only --agent.logger wandb needs")
     import wandb
 
     mode = os.environ.get("WANDB_MODE")
