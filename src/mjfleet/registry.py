@@ -92,7 +92,7 @@ class FoundTask:
 
 @dataclass
 class Registry:
-    """All tasks by name, and a line about each folder that could not be read."""
+    """All tasks by name, and a text about each folder that could not be read."""
 
     tasks: dict[str, FoundTask] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
@@ -124,11 +124,7 @@ class Registry:
                 if not name or name.startswith("-") or not FOLDER_NAME.holds(name):
                     raise ValueError(f"the task name {name!r} must be {FOLDER_NAME.allowed}")
         except (Exception, SystemExit) as error:
-            # Name the last line of the folder's own code. A syntax error names its line itself.
-            frames = traceback.extract_tb(error.__traceback__)
-            own = [f.lineno for f in frames if f.filename.startswith(str(folder))]
-            why = f"config.py{f', line {own[-1]}' if own else ''}: {type(error).__name__}: {error}"
-            self.broken.append(f"{folder} could not be read: {why}")
+            self.broken.append(f"{folder} could not be read:\n{_last_own_line(error, folder)}")
             return
         for name, task in tasks.items():
             if name in self.tasks:
@@ -163,7 +159,7 @@ def find_task(name: str, folder: Path) -> FoundTask:
     return registry.find(name)
 
 
-def _last_own_line(error: Exception, folder: Path) -> str:
+def _last_own_line(error: BaseException, folder: Path) -> str:
     """Return an exception with the last line of a folder's own code that led to it.
 
     A syntax error names its line itself.

@@ -11,6 +11,17 @@ import pytest
 INTERRUPT = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
 
 
+def test_ctrl_c_shows_no_traceback_while_this_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "signal.py").write_text("raise KeyboardInterrupt")
+    first = f"import sys\nsys.modules.pop('signal', None)\nsys.path.insert(0, {str(tmp_path)!r})\n"
+    result = subprocess.run(
+        [sys.executable, "-c", f"{first}import mjfleet.cli.entry"],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 128 + signal.SIGINT
+    assert not result.stderr
+
+
 @pytest.mark.parametrize(
     ("source", "code"),
     [

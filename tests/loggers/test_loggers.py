@@ -69,6 +69,21 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name.startswith("mjfleet")]
 
 
+@pytest.mark.parametrize(
+    ("numbers", "lost"),
+    [((1, 2, 3, 5), 1), ((1, 2), 3), ((4, 5), 0), ((1, 2, 3, 4, 5), 0), ((), 5), (None, 0)],
+)
+def test_rows_that_a_resumed_run_has_lost_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, numbers: tuple[int, ...] | None, lost: int
+) -> None:
+    if numbers is not None:
+        lines = ["iteration,mean_return", *(f"{number},1.5" for number in numbers), "6,cut off"]
+        (tmp_path / "metrics.csv").write_text("\n".join(lines))
+    LoggerGroup(tmp_path, CSV, {}, resumed_from=5).close()
+    warning = f"lacks the rows of {lost} iterations"
+    assert [warning in text for text in told(caplog)] == [True] * bool(lost)
+
+
 def test_csv_leaves_unknown_values_empty(tmp_path: Path) -> None:
     write_rows(LoggerGroup(tmp_path, CSV, {}))
     assert [row["mean_return"] for row in read_csv(tmp_path)] == ["", "12.5"]

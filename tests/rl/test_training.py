@@ -243,6 +243,12 @@ def test_symmetry_is_a_function_of_the_task_folder(run: Run, tmp_path: Path) -> 
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert all(float(row["loss/symmetry"]) > 0 for row in rows(only_run(tmp_path, "spoilt")))
+    for name in ("env:torch", "env:__name__", "env:SpoiltEnv"):
+        flag = "agent: {algorithm: {symmetry_cfg: {data_augmentation_func: '%s'}}}"
+        (tmp_path / "mirror.yaml").write_text(flag % name)
+        result = run("train", "spoilt", "--config", "mirror.yaml")
+        assert result.returncode == 2
+        assert f"{name}: it must be a function" in result.stderr
 
 
 CROWDED = """

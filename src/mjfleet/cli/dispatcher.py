@@ -10,6 +10,7 @@ from mjfleet.cli.flags import parse_flags
 from mjfleet.config.validation import Checked, OptionalFolder
 from mjfleet.errors import UserError, run_command
 from mjfleet.registry import discover
+from mjfleet.utils.console import print_error
 
 COMMANDS = {
     "train": ("cli.train:train", "Train a policy; the same as `train`."),
@@ -64,6 +65,7 @@ def tasks(arguments: Sequence[str]) -> int:
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     parsed = parse_flags(TasksArguments, arguments, "mjfleet tasks")
     registry = discover(os.environ, parsed.tasks_dir)
@@ -76,11 +78,12 @@ def tasks(arguments: Sequence[str]) -> int:
         sizes = (found.task.observation_sizes or {}).items()
         observations = ", ".join(f"{group} {size}" for group, size in sizes)
         actions = "?" if found.task.num_actions is None else str(found.task.num_actions)
-        table.add_row(name, found.task.summary, observations or "?", actions, str(found.folder))
+        cells = name, found.task.summary, observations or "?", actions, str(found.folder)
+        table.add_row(*map(Text, cells))  # Brackets are no markup.
     # In a pipe each task gets one line.
     Console(width=None if sys.stdout.isatty() else 400).print(table)
-    for line in registry.broken:
-        print(line, file=sys.stderr)
+    for text in registry.broken:
+        print_error(text)
     return 0
 
 

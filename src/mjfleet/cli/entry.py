@@ -1,7 +1,12 @@
 """What `train`, `play` and `mjfleet` start with: nothing has been imported yet."""
 
-import signal
-from importlib import import_module
+import sys
+
+try:
+    import signal
+    from importlib import import_module
+except KeyboardInterrupt:  # These take most of the time until `run` is called.
+    sys.exit(130)
 
 
 def train() -> None:

@@ -52,7 +52,7 @@ def why_not(run_dir: Path, max_restarts: int) -> str | None:
         return f"it was started again {restarts} times, all of --max-restarts"
     kind, iteration = last.get("kind"), last.get("iteration")
     is_unlucky = kind in ("Killed", "Agent", "Lost") and not iteration
-    if last["is_restart"] and not is_unlucky:
+    if last.get("is_restart") and not is_unlucky:
         before = attempts[-2]
         if (before.get("kind"), before.get("iteration")) == (kind, iteration):
             return "the same fault has come back in the same iteration"
@@ -64,10 +64,10 @@ def pause_seconds(run_dir: Path) -> float:
     found = checkpoints_in(run_dir / "checkpoints")
     newest = found[-1].name if found else None
     restarts = _restarts(read_record(run_dir)["attempts"])
-    futile = [attempt for attempt in restarts if attempt["checkpoint"] == newest]
+    futile = [attempt for attempt in restarts if attempt.get("checkpoint") == newest]
     return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** len(futile))
 
 
 def _restarts(attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the attempts that began by themselves since somebody last started the run."""
-    return list(takewhile(lambda attempt: attempt["is_restart"], reversed(attempts)))
+    return list(takewhile(lambda attempt: attempt.get("is_restart"), reversed(attempts)))

@@ -29,9 +29,11 @@ class CsvLogger(RowFileLogger):
 
     def _first_content(self) -> bytes:
         self._columns, rows = read_rows(self._path, self._resumed_from)
-        if rows and len(rows) < self._resumed_from:
-            lost = f"{self._resumed_from - len(rows)} of {self._resumed_from}"
-            logger.warning("%s lacks the rows of %s iterations, which were lost", self._path, lost)
+        # A run that began from another one's checkpoint has no rows of its iterations.
+        first = int(rows[0]["iteration"]) if rows else 1
+        lost = self._resumed_from + 1 - first - len(rows)
+        if lost > 0 and self._path.exists() and self._path.stat().st_size:
+            logger.warning("%s lacks the rows of %d iterations, which were lost", self._path, lost)
         return _csv_text(self._columns, rows, header=bool(self._columns))
 
     def _encode(self, row: Row) -> bytes:

@@ -84,7 +84,11 @@ def rsl_rl_config(agent: AgentConfig, load: Callable[..., Any]) -> dict[str, Any
     for name in ("name", "backprop", "learning_threads", "gradient_length", "loss_type"):
         del algorithm[name]
     if symmetry := algorithm["symmetry_cfg"]:
-        symmetry["data_augmentation_func"] = load(symmetry["data_augmentation_func"])
+        name = symmetry["data_augmentation_func"]
+        function = symmetry["data_augmentation_func"] = load(name)
+        if not callable(function) or isinstance(function, type):
+            flag = "--agent.algorithm.symmetry-cfg.data-augmentation-func"
+            raise UserError(f"{flag} {name}: it must be a function.")
     groups = plain["obs_groups"]
     if agent.distils:
         if (teacher := plain["teacher"]) is None:
