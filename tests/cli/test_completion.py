@@ -49,6 +49,9 @@ def test_runs_are_offered_where_one_is_expected(
     for name in ("logs/a/2026-05-04_x", "logs/a/2026-05-05_y", "mine/b/2026-05-06_z"):
         Path(name).mkdir(parents=True)
         Path(name, "run.json").touch()
+    for name in ("$(touch x)", "`x`", "a;x", "\x1b]0;x", "x\ny", "*", "a&b", "a b", "'"):
+        Path("logs/a", name).mkdir()  # Somebody else's, which a shell would obey.
+        Path("logs/a", name, "run.json").touch()
     both = ["a/2026-05-05_y", "a/2026-05-04_x"]
     assert offered(capsys, "mjfleet", "plot", "") == ["latest", *both]
     assert offered(capsys, "mjfleet", "plot", "a/2026-05-04_x", "a/") == both

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 from collections.abc import Callable
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -174,6 +175,17 @@ def test_any_damage_is_answered(tmp_path_factory: pytest.TempPathFactory, data: 
     shutil.rmtree(root)
 
 
+@pytest.mark.parametrize("attempts", [[], [{}], [{"status": []}]])
+def test_attempts_that_say_nothing_are_kept(tmp_path: Path, run: Run, attempts: list[Any]) -> None:
+    run_dir = make_run(tmp_path)
+    record = json.loads((run_dir / "run.json").read_text())
+    (run_dir / "run.json").write_text(json.dumps(record | {"attempts": attempts}))
+    result = run("train", TASK, "--resume", str(run_dir), "--agent.max-iterations", "4")
+    assert result.returncode == 0, result.stderr
+    now = json.loads((run_dir / "run.json").read_text())["attempts"]
+    assert (now[:-1], now[-1]["status"]) == (attempts, "finished")
+
+
 @pytest.mark.parametrize("kind", ["pipe", "socket", "link", "zero"])
 @pytest.mark.parametrize("file", ["run.json", "config.yaml", "metrics.csv", "checkpoints"])
 def test_what_is_no_file_of_a_run_is_named(tmp_path: Path, file: str, kind: str) -> None:
@@ -187,6 +199,37 @@ def test_what_is_no_file_of_a_run_is_named(tmp_path: Path, file: str, kind: str)
     words = {"link": "a symbolic link", "zero": "a symbolic link"}.get(kind, f"a {kind}")
     assert words in said or file == "checkpoints"
     assert everything(tmp_path) == before
+
+
+def test_folders_may_be_nested_beyond_any_stack(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path)
+    with chdir(run_dir / "failures"):
+        for _ in range(1900):
+            os.mkdir("d")
+            os.chdir("d")
+    name = str(run_dir)
+    resume = ("train", TASK, "--resume", name, "--agent.max-iterations", "9")
+    said = ""
+    with chdir(tmp_path):
+        try:
+            for command, expected in {
+                ("runs",): 0, ("report", name): 0, ("inspect", name): 2, resume: 2,
+            }.items():  # fmt: skip
+                code, said = call(*command)
+                assert code == expected, said
+            assert "nested too deeply" in said
+        finally:
+            # shutil.rmtree has the same limit.
+            subprocess.run(["rm", "-rf", run_dir / "failures"], check=True)
+
+
+def test_a_link_between_attempts_is_not_followed(tmp_path: Path) -> None:
+    run_dir, outside = make_run(tmp_path), tmp_path / "outside"
+    (run_dir / "failures/attempt_1").rename(outside)
+    (outside / "rank0.json").write_text(json.dumps(FAILURE | {"message": "elsewhere"}))
+    (run_dir / "failures/attempt_1").symlink_to(outside)
+    assert call("report", str(run_dir), "--output", str(tmp_path / "page.html"))[0] == 0
+    assert "elsewhere" not in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("folder", ["checkpoints", "failures", "videos", "torchrunx", "wandb"])

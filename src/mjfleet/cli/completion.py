@@ -79,7 +79,8 @@ def candidates(words: Sequence[str], places: Mapping[str, str]) -> list[str]:
         command, *typed = typed
     previous = typed[-1] if typed else ""
     if previous == "--resume" or (command in RUNS and not (previous + last).startswith("-")):
-        runs = sorted(runs_in(Path(peek(typed, "--log-root") or "logs")), reverse=True)
+        found = runs_in(Path(peek(typed, "--log-root") or "logs"))
+        runs = sorted((run for run in found if _is_word(run.name + run.parent.name)), reverse=True)
         full = _beginning_with(last, [LATEST, *(f"{run.parent.name}/{run.name}" for run in runs)])
         return full or _beginning_with(last, [run.name for run in runs])
     if command in places and (last.startswith("-") or previous.startswith("-")):
@@ -100,6 +101,11 @@ def _flags(place: str, words: Iterable[str]) -> dict[str, list[str]]:
         getattr(import_module(f"mjfleet.{module}"), function)([*words, LIST_FLAGS])
     lines = [line.split() for line in listed.getvalue().splitlines()]
     return {name: values for name, *values in lines}
+
+
+def _is_word(name: str) -> bool:
+    """Return whether shells take a name, which may be somebody else's, as it is."""
+    return name.isprintable() and not set(name) & set(" \\'\"$`!&;|<>(){}[]*?~#^=")
 
 
 def _beginning_with(start: str, words: Iterable[str]) -> list[str]:

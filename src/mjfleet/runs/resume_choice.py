@@ -1,6 +1,7 @@
 """Chooses the run and the checkpoint that `--resume` or a run's name means. Imports no torch."""
 
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ class Resume:
             return 0
         number = iteration_of(self.checkpoint)
         number = about(self.checkpoint).get("iteration") if number is None else number
-        return number if isinstance(number, int) else None
+        return number if type(number) is int and 0 <= number < 10**12 else None
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def find_wanted(wanted: str, task: str, experiment: Path, trust: bool = False) -
     if recorded != task:
         raise UserError(
             f"{FLAG}{run_dir} is a run of the task {recorded}, not of {task}: "
-            f"train {recorded} {FLAG}{run_dir}"
+            f"train {shlex.quote(recorded)} {FLAG}{shlex.quote(str(run_dir))}"
         )
     return Wanted(path, run_dir, config)
 

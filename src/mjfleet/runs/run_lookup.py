@@ -26,6 +26,12 @@ def runs_in(root: Path, experiment: str | None = None) -> list[Path]:
     return [path for path in folders if any(os.path.lexists(path / name) for name in files)]
 
 
+def failure_files(run_dir: Path, pattern: str) -> list[Path]:
+    """Return the files of all attempts' failures, which no link leads to, by a pattern."""
+    folders = [run_dir / "failures", *(run_dir / "failures").glob("attempt_*")]
+    return [p for folder in folders if not folder.is_symlink() for p in folder.glob(pattern)]
+
+
 def record_of(run_dir: Path) -> dict[str, Any]:
     """Return the entries of a run's run.json.
 

@@ -16,7 +16,7 @@ from mjfleet.runs.run_directory import is_locked
 from mjfleet.runs.run_json import RECORD_FILE
 from mjfleet.runs.run_lookup import record_of, started_at
 from mjfleet.utils.console import in_a_line
-from mjfleet.utils.safe_read import open_regular
+from mjfleet.utils.safe_read import open_regular, walk
 
 MAX_SECONDS = 100 * 365 * 86400.0  # Of training; a table can show more, but no run has.
 
@@ -74,10 +74,10 @@ def summarise(run_dir: Path) -> tuple[float, Summary]:
 
 def _bytes(run_dir: Path) -> int:
     total = 0
-    for folder, _, names in os.walk(run_dir):
+    for folder, _, names in walk(run_dir):
         for name in names:
             with suppress(FileNotFoundError):  # A running run renames and removes files.
-                total += os.lstat(os.path.join(folder, name)).st_size
+                total += (folder / name).lstat().st_size
     return total
 
 

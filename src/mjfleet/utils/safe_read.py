@@ -8,7 +8,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +16,7 @@ from mjfleet.errors import UserError
 
 JSON_BYTES = 4 * 2**20
 MAX_DEPTH = 20  # Of lists and mappings inside each other.
+MAX_FOLDERS = 30  # Inside each other.
 INT_BITS = 63
 KINDS = {
     stat.S_IFLNK: "a symbolic link",
@@ -84,25 +85,38 @@ def check_folder(folder: Path, may_link: Iterable[str] = ()) -> None:
     """Refuse a folder in which writing, moving or deleting could reach something outside of it.
 
     It may hold files, folders, and links to files in it; below the folders `may_link`, also links
-    to folders in it.
+    to folders in it, and logs/*.log that lead anywhere, as W&B makes them and never writes them.
 
     Raises:
         UserError: it holds something else. The message names that.
         OSError: it cannot be looked through.
     """
     inside, linking = Path(os.path.realpath(folder)), {folder / name for name in may_link}
-    for parent, folders, files in os.walk(folder, onerror=_fail):
-        here = Path(parent)
+    for here, folders, files in walk(folder, _fail):
+        if folders and len(here.relative_to(folder).parts) == MAX_FOLDERS:
+            raise UserError(f"{folder}: its folders are nested too deeply; {REMEDY}")
         for path in (here / name for name in (*folders, *files)):
             kind = stat.S_IFMT(os.lstat(path).st_mode)
             is_sound = kind in (stat.S_IFREG, stat.S_IFDIR)
             if kind == stat.S_IFLNK:
-                is_sound = inside in Path(os.path.realpath(path)).parents and (
-                    not path.is_dir() or bool(linking & {here, *here.parents})
-                )
+                may = bool(linking & {here, *here.parents})
+                is_inside = inside in Path(os.path.realpath(path)).parents
+                is_log = may and here.name == "logs" and path.suffix == ".log"
+                is_sound = (is_inside and may) or ((is_inside or is_log) and not path.is_dir())
             if not is_sound:
                 what = KINDS.get(kind, "no regular file")
                 raise UserError(f"{folder}: {path.relative_to(folder)} in it is {what}; {REMEDY}")
+
+
+def walk(
+    folder: Path, on_error: Callable[[OSError], object] | None = None
+) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield what `os.walk` does, MAX_FOLDERS deep: its own depth is limited by Python's stack."""
+    for parent, folders, files in os.walk(folder, onerror=on_error):
+        here = Path(parent)
+        yield here, list(folders), files
+        if len(here.relative_to(folder).parts) == MAX_FOLDERS:
+            folders.clear()
 
 
 def path_in(run_dir: Path, name: str) -> Path:

@@ -16,7 +16,7 @@ from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.metrics_csv import METRICS_FILE, Rows, columns_of, read_rows, seconds_spent, value
 from mjfleet.runs.run_json import RECORD_FILE, now
-from mjfleet.runs.run_lookup import record_of
+from mjfleet.runs.run_lookup import failure_files, record_of
 from mjfleet.runs.run_summary import summarise
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.safe_read import read_bytes, read_json
@@ -81,7 +81,7 @@ def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
         "slowest": _slowest_ranks(rows),
         "videos": _videos(run_dir / "videos", page_folder),
         "failures": failures,
-        "dumps": sorted(map(str, _files(run_dir / "failures", "**/nan_rank*.npz"))),
+        "dumps": sorted(map(str, failure_files(run_dir, "nan_rank*.npz"))),
     }
 
 
@@ -105,7 +105,7 @@ def _failures(run_dir: Path, last: int) -> tuple[dict[int, list[dict[str, Any]]]
     """
     found: dict[int, list[dict[str, Any]]] = {}
     problems = []
-    for path in sorted(_files(run_dir / "failures", "**/rank*.json")):
+    for path in sorted(failure_files(run_dir, "rank*.json")):
         number = path.parent.name.removeprefix("attempt_")
         try:
             data = read_json(path)
@@ -127,7 +127,8 @@ def _failures(run_dir: Path, last: int) -> tuple[dict[int, list[dict[str, Any]]]
 
 def _videos(folder: Path, page_folder: Path) -> list[dict[str, str]]:
     """Return the newest videos with their names and sources: data URIs, or paths of large ones."""
-    found = {path: path.lstat() for path in _files(folder, "[!.]*.mp4")}
+    files = [] if folder.is_symlink() else folder.glob("[!.]*.mp4")
+    found = {path: path.lstat() for path in files}
     found = {path: about for path, about in found.items() if stat.S_ISREG(about.st_mode)}
     videos = []
     for path in sorted(found, key=lambda path: found[path].st_mtime, reverse=True)[:MAX_VIDEOS]:
@@ -137,11 +138,6 @@ def _videos(folder: Path, page_folder: Path) -> list[dict[str, str]]:
             source = f"data:video/mp4;base64,{content}"
         videos.append({"name": path.stem.replace("_", " "), "source": source})
     return videos
-
-
-def _files(folder: Path, pattern: str) -> list[Path]:
-    """Return files of a folder of the run, none if a link stands in its place."""
-    return [] if folder.is_symlink() else list(folder.glob(pattern))
 
 
 def _time_spent(rows: Rows) -> list[dict[str, Any]]:
