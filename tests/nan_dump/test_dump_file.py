@@ -48,6 +48,26 @@ def test_a_dump_is_explained(tmp_path: Path) -> None:
     assert "qpos[0]" in said
 
 
+def test_a_model_of_somebody_else_is_read_only_if_trusted(tmp_path: Path) -> None:
+    file = tmp_path / "dump.npz"
+    save(file, MODEL, arrays())
+    with np.load(file) as opened:
+        content = dict(opened)
+    content["model"][-1] ^= 1  # As somebody else would damage it, with a signature of ours.
+    for signature in (content["signature"], np.array("é" * 64), np.array(3), None):
+        content["signature"] = signature
+        np.savez(file, **{name: value for name, value in content.items() if value is not None})
+        code, said = call("inspect", str(file))
+        assert code == 2
+        assert "--trust" in said
+    content["model"][-1] ^= 1
+    np.savez(file, **{name: value for name, value in content.items() if value is not None})
+    assert call("inspect", str(file))[0] == 2
+    code, said = call("inspect", str(file), "--trust")
+    assert code == 0
+    assert "qpos[0]" in said
+
+
 @drawn(30)
 @given(data=st.data())
 def test_any_array_in_the_place_of_another_is_answered(tmp_path: Path, data: Any) -> None:

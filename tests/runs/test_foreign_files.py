@@ -1,5 +1,6 @@
 """A configuration from somebody else says what is learned, not where or with whose code."""
 
+import json
 import os
 import shutil
 import stat
@@ -68,6 +69,43 @@ def test_ones_own_file_keeps_its_values_and_may_be_edited(
     assert "hosts" in read_config(str(file))
     key.write_bytes(os.urandom(32))
     assert "hosts" not in read_config(str(file))
+
+
+def test_a_default_of_somebody_else_does_not_replace_the_task_s_own(tmp_path: Path) -> None:
+    file = tmp_path / "theirs.yaml"
+    file.write_text("agent: {logger: [wandb], wandb: {mode: null, project: null, notes: x}}\n")
+    assert read_config(str(file)) == {"agent": {"wandb": {"notes": "x"}}}
+    for agent in ("[]", "{wandb: []}", "3"):
+        file.write_text(f"agent: {agent}\n")
+        assert read_config(str(file))["agent"] == yaml.safe_load(agent)
+
+
+def test_the_path_of_a_run_says_nothing_in_its_configuration(tmp_path: Path) -> None:
+    run_dir = tmp_path / "x\nhosts: [evil]\r\x85\u2028y"
+    run_dir.mkdir()
+    file = write(run_dir)
+    assert read_config(str(file), trust=True)["hosts"] == []
+    first, second, *_ = file.read_text().split("\n")
+    assert first.endswith("\\nhosts: [evil]\\r\\x85\\u2028y/config.yaml")
+    assert second.startswith("# Signed")
+
+
+def test_an_id_on_wandb_is_used_only_by_the_user_who_had_it(tmp_path: Path, run: Run) -> None:
+    flags = ("--agent.logger", "wandb", "--agent.wandb.mode", "offline", "--agent.max-iterations")
+    first = run("train", TASK, "--env.num-envs", "8", *flags, "1")
+    assert first.returncode == 0, first.stderr
+    run_dir = only_run(tmp_path)
+    record = json.loads((run_dir / "run.json").read_text())
+    again = run("train", TASK, "--resume", "latest", *flags, "2")
+    assert again.returncode == 0, again.stderr
+    assert json.loads((run_dir / "run.json").read_text())["wandb_id"] == record["wandb_id"]
+
+    (run_dir / "run.json").write_text(json.dumps(record | {"wandb_id": "theirs"}))
+    foreign = run("train", TASK, "--resume", "latest", *flags, "3")
+    assert foreign.returncode == 0, foreign.stderr
+    assert "left out wandb_id" in foreign.stderr
+    assert json.loads((run_dir / "run.json").read_text())["wandb_id"] != "theirs"
+    assert not list(run_dir.glob("wandb/*theirs*"))
 
 
 def test_without_a_home_nothing_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

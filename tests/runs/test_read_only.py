@@ -35,7 +35,7 @@ def test_a_run_that_cannot_be_written_can_be_looked_at(tmp_path: Path) -> None:
     try:
         for words in (
             ("mjfleet", "runs", "--log-root", str(run_dir.parents[1])),
-            ("mjfleet", "plot", name, "--output", "curves.svg", "--columns", "mean_return"),
+            ("mjfleet", "plot", name, "--output", "curves.svg", "--columns", "loss/value"),
             ("mjfleet", "report", name, "--output", "page.html"),
             ("mjfleet", "export", name, "--format", "torchscript", "--output", "policy.pt"),
             ("train", TASK, "--resume", name, "--agent.seed", "3", "--agent.max-iterations", "4"),
@@ -44,7 +44,7 @@ def test_a_run_that_cannot_be_written_can_be_looked_at(tmp_path: Path) -> None:
             assert result.returncode == 0, result.stderr
         assert list((own / "logs" / TASK).glob("*/checkpoints/model_4.pt"))
         for words in (
-            ("mjfleet", "plot", name, "--columns", "mean_return"),
+            ("mjfleet", "plot", name, "--columns", "loss/value"),
             ("mjfleet", "report", name),
             ("train", TASK, "--resume", name, "--agent.max-iterations", "4"),
         ):

@@ -140,6 +140,13 @@ def test_other_code_is_refused(folder: Path, tmp_path: Path, state: Path) -> Non
                 assert {path.name for path in was.iterdir()} == {"env.py", "meshes"}
 
 
+@pytest.mark.parametrize("name", ["../evil", "/evil", "", "..", "a\x1bb"])
+def test_the_name_of_a_task_leads_nowhere_else(folder: Path, tmp_path: Path, name: str) -> None:
+    checkpoint = keep(folder, tmp_path / "run")
+    with pytest.raises(UserError, match="plain folder name"), as_trained(checkpoint, name, True):
+        pass
+
+
 def test_an_incomplete_snapshot_is_refused(folder: Path, tmp_path: Path) -> None:
     (folder / "assets").symlink_to("/etc")
     checkpoint = keep(folder, tmp_path / "run")

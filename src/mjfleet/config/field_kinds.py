@@ -13,7 +13,8 @@ def _names(text: str) -> frozenset[str]:
 
 PLACEMENT = _names("""
 hosts ssh_config launcher_address min_hosts env_var tasks_dir log_root torchrunx_log_dir resume
-config trust teacher agent.wandb.project agent.wandb.entity agent.wandb.mode agent.wandb.checkpoints
+config trust teacher agent.logger agent.wandb.project agent.wandb.entity agent.wandb.mode
+agent.wandb.checkpoints
 """)
 """Where, as whom or with whose code something runs. Only the user decides it, never somebody else's
 file; the others may come from any file. A run that is resumed goes on in place."""
@@ -33,7 +34,7 @@ OPERATION = _names("""
 gpu_ids cpu_workers engine cpu_threads numa deterministic backend collective_timeout hang_timeout
 max_restarts keep_checkpoints save_worlds eval_interval eval_envs video_interval on_nan plain quiet
 dry_run total_steps env.nconmax env.njmax
-agent.tf32 agent.max_iterations agent.save_interval agent.logger agent.wandb.group agent.wandb.tags
+agent.tf32 agent.max_iterations agent.save_interval agent.wandb.group agent.wandb.tags
 agent.wandb.notes agent.torch_compile_mode agent.algorithm.backprop agent.algorithm.learning_threads
 """)
 """How long, on what and how exactly the same is computed, and what is logged and kept. A run that

@@ -12,9 +12,8 @@ import tyro
 
 from mjfleet.cli.flags import parse_flags
 from mjfleet.errors import UserError
-from mjfleet.runs.run_lookup import find_run
+from mjfleet.runs.run_lookup import failure_files, find_run
 from mjfleet.utils.console import print_line
-from mjfleet.utils.safe_read import path_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +24,8 @@ class InspectArguments:
     """A run, whose newest dump is shown, or a dump: failures/nan_rank<r>.npz in its directory."""
     log_root: str = "logs"
     """Folder that holds the run directories."""
+    trust: bool = False
+    """Accept a dump of somebody else, whose model MuJoCo reads without checking it."""
 
 
 def inspect(arguments: Sequence[str]) -> int:
@@ -34,7 +35,7 @@ def inspect(arguments: Sequence[str]) -> int:
     from mjfleet.nan_dump.explanation import explain_world
 
     file = _find(parsed.file, Path(parsed.log_root))
-    dump = load(file)
+    dump = load(file, parsed.trust)
     bad = {world: first_bad_number(dump.arrays, i) for i, world in enumerate(dump.worlds)}
     worlds = sorted(bad, key=bad.__getitem__)
     first = bad[worlds[0]]
@@ -48,7 +49,7 @@ def inspect(arguments: Sequence[str]) -> int:
         print_line("\n" + explain_world(dump, world, bad[world]))
     print("\nIn Python, from where the physics of a step started:")
     print("  from mjfleet.nan_dump.dump_file import load")
-    print(f"  dump = load({file!r})")
+    print(f"  dump = load({file!a}{', trust=True' if parsed.trust else ''})")
     print(f"  data = dump.replay(world={worlds[0]}, step={max(0, first.step - is_start)})")
     return 0
 
@@ -58,7 +59,7 @@ def _find(wanted: str, log_root: Path) -> str:
     if Path(wanted).is_file():
         return wanted
     run = find_run(wanted, wanted, log_root)
-    found = path_in(run, "failures").glob("**/nan_rank*.npz")
+    found = failure_files(run, "nan_rank*.npz")
     dumps = sorted(found, key=lambda path: path.lstat().st_mtime)
     if not dumps:
         raise UserError(f"{run} has no dump of numbers that are not finite.")

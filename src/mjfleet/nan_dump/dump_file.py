@@ -9,8 +9,10 @@ the number of its steps:
     action[k]  term/<name>[k]  reward[k]  done[k]      reward as it is learned from
     worlds  num_envs  iteration  decimation  task  mujoco
     model                   the MjModel in MuJoCo's binary form, as bytes
+    signature               of the model, by the key of the user who trained
 """
 
+import hashlib
 import zipfile
 import zlib
 from collections.abc import Collection, Mapping
@@ -22,10 +24,12 @@ import mujoco
 import numpy as np
 
 from mjfleet.errors import UserError
+from mjfleet.runs.foreign_files import is_own, sign
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.safe_read import open_regular
 
+KIND = "NaN dump"
 MAX_BYTES = 2**28  # Of all arrays.
 MAX_NUMBER = 10**9  # Of iterations, environments and physics steps.
 STATE = (
@@ -97,16 +101,20 @@ def save(path: Path, model: mujoco.MjModel, arrays: Mapping[str, Any]) -> None:
     """Write a dump, whole or not at all, and create its folder if needed."""
     binary = np.empty(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, binary)
-    everything = {**arrays, "model": binary, "mujoco": mujoco.__version__}
+    signature = sign(KIND, _hash(binary.tobytes()))
+    everything = {**arrays, "model": binary, "mujoco": mujoco.__version__, "signature": signature}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda file: np.savez_compressed(file, **everything))
 
 
-def load(path: Path | str) -> NanDump:
-    """Read a dump.
+def load(path: Path | str, trust: bool = False) -> NanDump:
+    """Read a dump: one of this user's, or any to be `trust`ed.
+
+    MuJoCo does not check a model in binary form: a damaged one crashes it, or may run its code.
 
     Raises:
-        UserError: the file is not a dump, or its model is of another version of MuJoCo.
+        UserError: the file is not a dump, its model is of another version of MuJoCo, or it is
+            somebody else's.
     """
     # MuJoCo would print warnings, and append them to a file in the current folder.
     mujoco.set_mju_user_warning(lambda message: None)
@@ -119,6 +127,7 @@ def load(path: Path | str) -> NanDump:
             with np.load(opened, allow_pickle=False) as file:
                 arrays = dict(file)
         binary, version = arrays.pop("model").tobytes(), str(arrays.pop("mujoco"))
+        signature = str(arrays.pop("signature", ""))
         _check(arrays)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
@@ -127,6 +136,11 @@ def load(path: Path | str) -> NanDump:
             f"{path} is not a NaN dump, which a run writes as failures/nan_rank<r>.npz: "
             f"{in_a_line(error)}"
         ) from None
+    if not trust and not is_own(KIND, _hash(binary), signature):
+        raise UserError(
+            f"{path} is not from a run of this user, and MuJoCo reads its model without checking "
+            "it: --trust accepts that."
+        )
     try:
         model = mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": binary})
     except ValueError as error:
@@ -136,6 +150,10 @@ def load(path: Path | str) -> NanDump:
     # Without this flag MuJoCo would reset a world that goes bad.
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
     return NanDump(arrays, model)
+
+
+def _hash(binary: bytes) -> str:
+    return hashlib.sha256(binary).hexdigest()
 
 
 def _check(arrays: Mapping[str, np.ndarray]) -> None:

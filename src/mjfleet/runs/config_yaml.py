@@ -1,5 +1,6 @@
 """Writes config.yaml into a run directory, and reads it and other files for `--config`."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ from mjfleet.config import TrainConfig, by_dotted_name, to_dict
 from mjfleet.errors import UserError
 from mjfleet.runs.foreign_files import leave_out_placement, signature
 from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.utils.console import printable
 from mjfleet.utils.safe_read import path_in, read_bytes
 
 CONFIG_FILE = "config.yaml"
@@ -45,8 +47,8 @@ def read_config(
     its_task = data.pop(TASK_ENTRY, None)
     if None not in (task, its_task) and its_task != task:
         raise UserError(
-            f"{name} is of the task {its_task}, not of {task}: train {its_task} with it, or remove "
-            f"its line `{TASK_ENTRY}` to use its values for {task} anyway."
+            f"{name} is of the task {its_task}, not of {task}: train {shlex.quote(str(its_task))} "
+            f"with it, or remove its line `{TASK_ENTRY}` to use its values for {task} anyway."
         )
     if not trust:
         leave_out_placement(data, text.decode(errors="replace"), name)
@@ -73,7 +75,9 @@ def write_config(path: Path, task: str, config: TrainConfig) -> None:
     """Write the task and every value of a configuration, as `--config` reads them."""
     import yaml
 
-    header = f"# Train again with: train --config {path.resolve()}\n"
+    # Nothing in the path may end the comment.
+    place = printable(str(path.resolve())).replace("\n", "\\n")
+    header = f"# Train again with: train --config {place}\n"
     values = _recorded(config)
     text = header + signature(values)
     text += yaml.safe_dump({TASK_ENTRY: task, **values}, sort_keys=False)

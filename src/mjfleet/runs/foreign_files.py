@@ -1,8 +1,8 @@
-"""Tells this user's config.yaml from somebody else's, which may not say where or as whom to run.
+"""Tells what this user's runs have written from what somebody else has made, by the user's key.
 
 A configuration from elsewhere may say what is learned. Where, as whom, with which environment and
 with whose code something runs comes from the command line, or from a file that this user's key has
-signed. Runs in the process that the user started.
+signed. Runs in the process that the user started, and in workers.
 """
 
 import functools
@@ -10,9 +10,8 @@ import hmac
 import json
 import os
 import secrets
-import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,34 +21,36 @@ from mjfleet.config import LaunchConfig, TeacherConfig, TrainConfig, WandbConfig
 from mjfleet.config.dict_conversion import by_dotted_name, from_dict, to_dict
 from mjfleet.config.field_kinds import CLASSES, PLACEMENT, TEACHER, is_for_the_user
 from mjfleet.errors import UserError
+from mjfleet.utils.console import print_error
 
 WANDB = "agent.wandb."
+WANDB_RUN = "W&B run"  # Kind of text: the id of a run on Weights & Biases.
 SIGNED = "# Signed with a key of the user who trained: "
-CODE = b"mjfleet task\n"  # What the signature of a task's code begins with.
 KEY_BYTES = 32
 
 
 def signature(values: Mapping[str, Any]) -> str:
     """Return the line that signs PLACEMENT's part of a configuration.
 
-    Empty if all of that part has its defaults, or if there is no folder for the user's key.
+    Empty if there is no folder for the user's key.
     """
-    placement = _placement(values)
-    key = _key(may_create=True) if placement else None
-    return f"{SIGNED}{_sign(placement, key)}\n" if key else ""
+    signed = sign("config.yaml", _text(_placement(values)))
+    return f"{SIGNED}{signed}\n" if signed else ""
 
 
-def sign_code(task_hash: str) -> str:
-    """Return the signature of a task's code, by its hash; empty without a folder for the key."""
+def sign(kind: str, text: str) -> str:
+    """Return this user's signature of a `kind` of text; empty if there is no folder for the key."""
     key = _key(may_create=True)
-    return hmac.new(key, CODE + task_hash.encode(), "sha256").hexdigest() if key else ""
+    return _sign(kind, text, key) if key else ""
 
 
-def is_own_code(task_hash: str, signature: str) -> bool:
-    """Return whether `sign_code` has signed it with this user's key."""
+def is_own(kind: str, text: str, signature: object) -> bool:
+    """Return whether `sign` has made the signature of that `kind` of text with this user's key."""
     key = _key()
-    expected = hmac.new(key, CODE + task_hash.encode(), "sha256").hexdigest() if key else ""
-    return key is not None and hmac.compare_digest(expected.encode(), signature.encode())
+    if key is None or not isinstance(signature, str):
+        return False
+    given = signature.encode(errors="surrogatepass")
+    return hmac.compare_digest(_sign(kind, text, key).encode(), given)
 
 
 def leave_out_placement(data: dict[str, Any], text: str, name: str) -> None:
@@ -67,15 +68,26 @@ def leave_out_placement(data: dict[str, Any], text: str, name: str) -> None:
         from_dict(WandbConfig(), wandb)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
-    if not placement or _is_signed(placement, text):
+    if _is_signed(placement, text):
         return
-    for dotted in placement:
+    for dotted in (
+        PLACEMENT | placement.keys()
+    ):  # A default would replace what the task's author has set.
         *folders, last = dotted.split(".")
-        functools.reduce(lambda inner, part: inner[part], folders, data).pop(last, None)
-    _warn(
-        f"{name}: left out {', '.join(sorted(placement))}, since the file is not from a run of "
-        "this user; look at it, then --trust accepts them."
-    )
+        if isinstance(parent := _value(data, folders, None), dict):
+            parent.pop(last, None)
+    if placement:
+        say_left_out(name, ", ".join(sorted(placement)))
+
+
+@functools.cache
+def say_left_out(name: str, what: str) -> None:
+    """Print once what of a file, which messages call `name`, is not used; on rank 0."""
+    if os.environ.get("RANK", "0") == "0":
+        print_error(
+            f"{name}: left out {what}, since the file is not from a run of this user; look at it, "
+            "then --trust accepts that."
+        )
 
 
 def _placement(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +95,7 @@ def _placement(data: Mapping[str, Any]) -> dict[str, Any]:
     defaults = by_dotted_name(to_dict(TrainConfig()))
     defaults |= by_dotted_name({"agent": {"teacher": to_dict(TeacherConfig())}})
     names = sorted(PLACEMENT | CLASSES | {TEACHER})
-    values = {dotted: _value(data, dotted, defaults[dotted]) for dotted in names}
+    values = {dotted: _value(data, dotted.split("."), defaults[dotted]) for dotted in names}
     return {
         dotted: value
         for dotted, value in values.items()
@@ -91,25 +103,26 @@ def _placement(data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _value(data: Any, dotted: str, default: Any) -> Any:
-    for part in dotted.split("."):
+def _value(data: Any, parts: Sequence[str], default: Any) -> Any:
+    for part in parts:
         if not isinstance(data, Mapping) or part not in data:
             return default
         data = data[part]
     return data
 
 
-def _sign(placement: Mapping[str, Any], key: bytes) -> str:
-    message = json.dumps(placement, sort_keys=True).encode()
-    return hmac.new(key, b"mjfleet config.yaml\n" + message, "sha256").hexdigest()
+def _text(placement: Mapping[str, Any]) -> str:
+    return json.dumps(placement, sort_keys=True)
+
+
+def _sign(kind: str, text: str, key: bytes) -> str:
+    message = f"mjfleet {kind}\n{text}".encode(errors="surrogatepass")
+    return hmac.new(key, message, "sha256").hexdigest()
 
 
 def _is_signed(placement: Mapping[str, Any], text: str) -> bool:
     signed = [line.removeprefix(SIGNED) for line in text.splitlines() if line.startswith(SIGNED)]
-    if not signed or (key := _key()) is None:
-        return False
-    expected = _sign(placement, key).encode()
-    return any(hmac.compare_digest(given.encode(), expected) for given in signed)
+    return any(is_own("config.yaml", _text(placement), given) for given in signed)
 
 
 def _key(may_create: bool = False) -> bytes | None:
@@ -131,10 +144,3 @@ def _key(may_create: bool = False) -> bytes | None:
         return None
     is_private = about.st_uid == os.geteuid() and not about.st_mode & 0o077
     return key if is_private and len(key) == KEY_BYTES else None
-
-
-@functools.cache
-def _warn(line: str) -> None:
-    """Print a line once, on rank 0, however often the file is read."""
-    if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr)

@@ -14,6 +14,7 @@ from typing import Any
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import CONFIG_FILE, changed_values, config_of_attempt, write_config
+from mjfleet.runs.foreign_files import WANDB_RUN, is_own, say_left_out
 from mjfleet.runs.git_state import git_state
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_json import RECORD_FILE, now, read_record, write_record
@@ -143,7 +144,11 @@ class RunDirectory:
         elif self.checkpoint:
             copy = self.path / "checkpoints" / f"model_{plan['parent']['iteration'] or 0}.pt"
             self.checkpoint = Path(shutil.copyfile(self.checkpoint, copy))
-        if attempts and attempts[-1]["status"] == "running":  # It was killed, so recorded nothing.
+        if not (config.trust or plan["is_restart"]) and "wandb" in config.agent.logger:
+            self._leave_out_foreign_id(record)
+        if (
+            attempts and attempts[-1].get("status") == "running"
+        ):  # It was killed, so recorded nothing.
             attempts[-1] |= {"status": "killed", "iterations": completed_iterations(self.path)}
         self._move_failures(len(attempts))
         write_config(self.path / CONFIG_FILE, plan["task"], config)
@@ -176,6 +181,13 @@ class RunDirectory:
             git=git_state([package, plan["task_folder"]], with_diff=True),
             attempts=[*attempts, this],
         )
+
+    def _leave_out_foreign_id(self, record: Mapping[str, Any]) -> None:
+        """Forget the run's id on W&B unless this user's run has had it: it may be any run's."""
+        signed = record.get("wandb_id", ""), record.get("wandb_signature")
+        if signed[0] and not is_own(WANDB_RUN, *signed):
+            say_left_out(str(self.path / RECORD_FILE), "wandb_id")
+            write_record(self.path, wandb_id="")
 
     def _keep_config(self, attempts: int) -> None:
         """Copy the last attempt's config.yaml to configs/attempt_<number>.yaml."""

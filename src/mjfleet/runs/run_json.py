@@ -12,7 +12,7 @@ from mjfleet.utils.safe_read import read_json
 RECORD_FILE = "run.json"
 KINDS = {
     "task": str, "status": str, "attempts": list, "plan": dict, "argv": list, "git": dict,
-    "versions": dict, "changed": dict, "parent": dict,
+    "versions": dict, "changed": dict, "parent": dict, "wandb_id": str, "wandb_signature": str,
 }  # fmt: skip
 """The types of entries that other code relies on."""
 

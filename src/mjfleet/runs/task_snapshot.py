@@ -21,10 +21,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from mjfleet.config.validation import FOLDER_NAME
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_archive import about
 from mjfleet.runs.config_yaml import config_of_attempt
-from mjfleet.runs.foreign_files import is_own_code, sign_code
+from mjfleet.runs.foreign_files import is_own, sign
 from mjfleet.runs.run_lookup import record_of
 from mjfleet.utils.console import printable
 from mjfleet.utils.packages import STACK
@@ -133,7 +134,7 @@ def keep(
         "hash": code.hash,
         "left_out": dict(code.left_out),
         "packages": code.packages(task_folder),
-        "signature": sign_code(code.hash),
+        "signature": sign("task", code.hash),
     }
 
 
@@ -162,6 +163,8 @@ def as_trained(checkpoint: Path, name: str, trust: bool) -> Iterator[tuple[Path,
         UserError: the run has no such code, or not all of it; it is not as it was; or the run is
             somebody else's and not to be `trust`ed.
     """
+    if not name or not FOLDER_NAME.holds(name):  # It may be what run.json says.
+        raise UserError(f"--as-trained: the task {name!a} must be {FOLDER_NAME.allowed}.")
     then = _trained_with(checkpoint)
     if (kept := _kept(checkpoint, then)) is None:
         raise UserError(f"--as-trained: the run of {checkpoint} keeps no code of it.")
@@ -173,7 +176,7 @@ def as_trained(checkpoint: Path, name: str, trust: bool) -> Iterator[tuple[Path,
         raise UserError(
             f"--as-trained: {kept.folder} is not as it was when {checkpoint} was trained."
         )
-    if not trust and not is_own_code(then, kept.signature):
+    if not trust and not is_own("task", then, kept.signature):
         raise UserError(
             f"--as-trained: {kept.folder} is not from a run of this user; look at it, then --trust "
             "runs it."
