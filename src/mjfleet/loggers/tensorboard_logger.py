@@ -38,7 +38,8 @@ class TensorBoardLogger(RowFileLogger):
             if value is not None and name != "iteration"
         ]
         # Where users of Stable-Baselines3 look for it.
-        values.append({"tag": "time/global_fps", "simple_value": row["global_steps_per_second"]})
+        if (speed := row.get("global_steps_per_second")) is not None:
+            values.append({"tag": "time/global_fps", "simple_value": speed})
         return _record(step=row["iteration"], summary={"value": values})
 
 
