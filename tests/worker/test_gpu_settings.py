@@ -17,12 +17,13 @@ from mjfleet.config import AgentConfig, TrainConfig
 from mjfleet.worker.gpu_settings import apply_settings
 apply_settings(TrainConfig(agent=AgentConfig(tf32={tf32}), deterministic={deterministic}), "cpu")
 print(torch.backends.cuda.matmul.fp32_precision, torch.are_deterministic_algorithms_enabled())
+print(torch.get_float32_matmul_precision())  # As torch's compiler asks.
 """
 
 
 @pytest.mark.parametrize(
     ("tf32", "deterministic", "shown"),
-    [(True, False, "tf32 False"), (False, True, "ieee True")],
+    [(True, False, "tf32 False\nhigh"), (False, True, "ieee True\nhighest")],
 )
 def test_precision_and_determinism_are_those_of_the_flags(
     tf32: bool, deterministic: bool, shown: str

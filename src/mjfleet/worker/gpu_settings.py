@@ -13,9 +13,9 @@ def apply_settings(config: TrainConfig, device: str) -> None:
 
     Call it before anything is computed on the GPU.
     """
-    precision = "tf32" if config.agent.tf32 else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = precision
-    torch.backends.cudnn.fp32_precision = precision
+    # Once `fp32_precision` is set, torch refuses to read these, which its own compiler does.
+    torch.backends.cuda.matmul.allow_tf32 = config.agent.tf32
+    torch.backends.cudnn.allow_tf32 = config.agent.tf32
     if config.deterministic:
         # Without it cuBLAS chooses its algorithm by how streams happen to overlap.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
