@@ -10,11 +10,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import av
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from hypothesis import settings  # Property tests need it, and those of a GPU run without it.
 
 TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
@@ -143,8 +146,10 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
-def drawn(few: int, share: float = 1.0) -> settings:
+def drawn(few: int, share: float = 1.0) -> "settings":
     """Return the settings of a property test with `few` examples, or a share of `--draws`."""
+    from hypothesis import HealthCheck, settings
+
     is_asked = settings.get_current_profile_name() == "draws"
     number = round(settings().max_examples * share) if is_asked else few
     checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -176,6 +181,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Have `drawn` draw as much as `--draws` says."""
     if number := config.getoption("--draws"):
+        from hypothesis import settings
+
         settings.register_profile("draws", max_examples=number)
         settings.load_profile("draws")
 

@@ -133,9 +133,10 @@ class RoughConfig(Go1Config):
     terrain_seed: int = 0
     """Seed from which the ground is generated."""
     nconmax: int | None = 48
-    """Contacts per environment that the warp engine has room for."""
+    """Contacts per environment that the warp engine has room for: what a short run also chooses."""
     njmax: int | None = 256
-    """Constraint rows per environment that the warp engine has room for."""
+    """Constraint rows per environment that the warp engine has room for: twice what a short run
+    chooses, since it sees the easier ground alone."""
 
 
 AGENT = AgentConfig(
