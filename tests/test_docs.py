@@ -38,7 +38,7 @@ OTHERS = {
     "--no-install-recommends", "--node-rank", "--nodes", "--nproc-per-node", "--ntasks",
     "--ntasks-per-node", "--open-mode", "--output", "--rdzv-backend", "--rdzv-endpoint",
     "--rdzv-id", "--requeue", "--require-hashes", "--shm-size", "--shutdown-timeout",
-    "--signal", "--time", "--torch-backend", "--ulimit", "--wheel",
+    "--signal", "--time", "--torch-backend", "--ulimit", "--version", "--wheel",
 }  # fmt: skip
 """Flags of other programs, those for help, and two that stand for any."""
 
