@@ -37,7 +37,8 @@ BYTES = (
     b"", b"\0" * 3000, b"[" * 100_000, b"{" * 60_000, b"- " * 30_000, b"\xff\xfe\x1b[2J",
     b"a: &a [1]\nb: [*a, *a]", b"a: " + b"9" * 5000, b"a: 2026-13-45", b'{"a": 1e999}',
     b"iteration,mean_return\n" + b"1," * 50_000 + b"\n", b"iteration\n" * 2000,
-    b"iteration,iteration,mean_return\n1,2,3\n", b"9" * 100_000, b"PK\x03\x04" + bytes(100),
+    b"iteration,iteration,mean_return\n1,2,3\n", b"iteration,mean\r_return\n1,2\n",
+    b"9" * 100_000, b"PK\x03\x04" + bytes(100),
     f"iteration,mean_return,task/{ESCAPE},total_steps\n1,1e308,-1e308,inf\n2,3,4,nan\n".encode(),
 )  # fmt: skip
 VALUES = (

@@ -35,7 +35,10 @@ def read_rows(path: Path, last: float = math.inf) -> tuple[list[str], list[dict[
     rows: dict[int, dict[str, str]] = {}
     with file:
         lines = (line.decode(errors="replace").rstrip("\r\n") for line in lines_of(file))
-        columns = next(csv.reader([next(lines, "")]), [])
+        try:
+            columns = next(csv.reader([next(lines, "")]), [])
+        except csv.Error:
+            return [], []
         if "iteration" not in columns or not len(set(columns)) == len(columns) <= MAX_COLUMNS:
             return [], []
         for line in lines:
