@@ -118,7 +118,7 @@ def make_plan(setup: Setup, options: GpuOptions) -> list[Part]:
 
     small = "--env.num-envs", "256", "--agent.max-iterations", "4", "--log-root", scratch
     two = python_module("mjfleet.cli.train", last, *small, *pair, "--backend", "gloo")
-    marked = "-m gpu -n 0 -q -p no:cacheprovider -p no:hypothesispytest".split()
+    marked = ["-m", "gpu", "-n", "0", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
     # The other files may need packages that are not here.
     files = [str(f) for f in sorted(tests.rglob("test_*.py")) if "mark.gpu" in f.read_text()]
     pytest = python_module("pytest", *marked, *files)
