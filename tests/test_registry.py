@@ -127,6 +127,17 @@ def test_code_that_cannot_be_imported_is_shown_where_it_fails(
             assert words in message
 
 
+def test_a_configuration_with_a_syntax_error_is_shown_with_a_caret(elsewhere: Path) -> None:
+    write_task(elsewhere / "tasks", "my_robot", "TASKS = {")
+    with pytest.raises(UserError) as error:
+        discover({}).find("my-robot")
+    first, file, code, caret, why = str(error.value).splitlines()
+    assert "my_robot" in first
+    assert "config.py" in file
+    assert (code.strip(), caret.strip()) == ("TASKS = {", "^")
+    assert why.startswith("SyntaxError")
+
+
 def test_a_folder_whose_code_leaves_hides_no_other_task(elsewhere: Path) -> None:
     write_task(elsewhere / "tasks", "broken", "import sys\nsys.exit()")
     assert "SystemExit" in discover({}).broken[0]

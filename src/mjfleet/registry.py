@@ -19,6 +19,7 @@ from mjfleet.config.validation import FOLDER_NAME
 from mjfleet.errors import UserError
 
 TASKS_VARIABLE = "MJFLEET_TASKS"
+UNREAD = " could not be read:"
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,10 @@ class Registry:
         """
         if name in self.tasks:
             return self.tasks[name]
+        for line in self.broken:
+            folder = Path(line.partition(UNREAD)[0])
+            if name in (folder.name, folder.name.replace("_", "-")):
+                raise UserError(line)  # Most likely, what is sought is in there.
         near = difflib.get_close_matches(name, self.tasks, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Tasks: {', '.join(self.tasks)}."
         raise UserError("\n".join([f"there is no task `{name}`. {hint}", *self.broken]))
@@ -124,7 +129,7 @@ class Registry:
                 if not name or name.startswith("-") or not FOLDER_NAME.holds(name):
                     raise ValueError(f"the task name {name!r} must be {FOLDER_NAME.allowed}")
         except (Exception, SystemExit) as error:
-            self.broken.append(f"{folder} could not be read:\n{_last_own_line(error, folder)}")
+            self.broken.append(f"{folder}{UNREAD}\n{_last_own_line(error, folder)}")
             return
         for name, task in tasks.items():
             if name in self.tasks:

@@ -31,6 +31,9 @@ def parsed(*flags: str) -> TrainConfig:
         ("--headless", "never opens a window"),
         ("--task", "train <task>"),
         ("--video", "--video-interval"),
+        ("--lr", "--agent.algorithm.learning-rate"),
+        ("--total-timesteps", "--total-steps"),
+        ("--wandb", "--agent.logger wandb"),
         ("env.decimation=2", "--env.decimation 2"),
     ],
 )
@@ -39,6 +42,15 @@ def test_a_flag_of_another_launcher_is_answered_by_ours(flag: str, ours: str) ->
         train([TASK, "--agent.run-name", "x", flag, "3", "--dry-run"])
     assert flag.partition("=")[0] in str(answer.value)
     assert ours in str(answer.value)
+
+
+@pytest.mark.parametrize(
+    ("flag", "ours"), [("--num_envs", "--env.num-envs"), ("--agent", "--actions")]
+)
+def test_play_answers_with_flags_of_its_own(flag: str, ours: str) -> None:
+    with pytest.raises(UserError, match=f"there is no {flag}: use {ours}") as answer:
+        play([TASK, flag, "3"])
+    assert "--total-envs" not in str(answer.value)
 
 
 def test_a_task_that_is_given_as_a_flag_is_named_in_the_answer() -> None:

@@ -65,6 +65,7 @@ def test_length_devices_logging_and_saving_leave_it_the_same_run(
     ("changes", "name", "value", "was"),
     [
         ({"agent": {"run_name": "variant"}}, "agent.run_name", "variant", "base"),
+        ({"agent": {"run_name": ""}}, "agent.run_name", "", "base"),
         ({"agent": {"experiment_name": "other"}}, "agent.experiment_name", "other", TASK),
         ({"agent": {"seed": 9}}, "agent.seed", 9, 1),
         ({"agent": {"algorithm": {"gamma": 0.9}}}, "agent.algorithm.gamma", 0.9, 0.99),
@@ -82,7 +83,8 @@ def test_a_name_or_what_decides_what_is_learned_makes_it_a_run_of_its_own(
     assert found.parent.run == f"{TASK}/2026-01-01_00-00-00_base"
     assert found.parent.iteration == 4
     assert found.parent.changed == {name: {"value": value, "parent": was}}
-    assert f"--{name.replace('_', '-')} is {value}, was {was}" in found.notes[0]
+    shown = "empty" if value == "" else value
+    assert f"--{name.replace('_', '-')} is {shown}, was {was}" in found.notes[0]
 
 
 def test_a_policy_that_has_begun_cannot_begin_otherwise(tmp_path: Path) -> None:

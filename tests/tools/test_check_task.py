@@ -166,6 +166,67 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
     ([("state = torch.cat((angles.cos(), angles.sin(), 0.2 * speeds, way), dim=1)",
        "state = torch.zeros(self.num_envs, 8, device=self.device)"), ("state + noise", "state")],
      [r"zeros\(self.num_envs, 8, .*`: observe\(\)\['actor'\]: the same in all environments"]),
+    # Writes into copies, and into all worlds; what is no copy; numbers that are too short or large.
+    (
+        [
+            after(SETUP, 'self.sim.expand("dof_damping")', "self.last_pose = self.sim.qpos",
+                  "self.ids = torch.arange(2, device=self.device)"),
+            (POSE, 'self.sim.expand("dof_damping")[:] = self.uniform(2, 0.03, 0.08)\n'
+             f"        self.sim.qvel[:, self.ids][:, 0] = 1.0\n        {POSE}"),
+            (TERM, f'{TERM}            "still": -(self.sim.qpos - self.last_pose).norm(dim=1),\n'
+             '            "power": -100.0 * self.sim.qacc.square().sum(dim=1),\n'
+             '            "rare": (14.0 - self.sim.qvel.norm(dim=1)).sqrt(),\n'),
+            ('"critic": state', '"critic": state.half()'),
+            method("terminated", "self.sim.qvel.norm(dim=1) > 10.0"),
+        ],
+        [
+            r"dof_damping.*`: reset_worlds\(mask\): changes sim.expand\('dof_damping'\) where mask",
+            r"self.ids\]\[:, 0\] = 1.0`: writes into a copy, since indices returned one",
+            r"self.last_pose\).*`: subtracts a tensor from itself",
+            r"'still'\]: 0 in all environments",
+            r"'power'\]: large, root mean square",
+            r"'rare'\]: not finite in .* of random states",
+            r"'critic'\] is torch.float16; compute it in float32",
+        ],
+    ),
+    # What is paid for the step before; worlds that see each other, also in rare states.
+    (
+        [
+            after(SETUP, "self.kept = torch.zeros(self.num_envs, device=self.device)"),
+            after(OBSERVE, "self.kept = self.way_to_target().norm(dim=1).float()"),
+            (REWARDS, "        distance = self.kept\n"),
+            ("return self.target - ", "return self.target[0] - "),
+        ],
+        [
+            r"'approach'\] follows from the state before the step",
+            r"of an environment depends on the other environments",
+        ],
+    ),
+    (
+        [method("terminated", "((self.sim.qvel[:, 0] > 8) | (self.sim.qvel[:, 1:] > 8)).any(0)")],
+        [r"any\(0\)`: terminated\(\) of an environment depends on the other environments"],
+    ),
+    # An end of its own, a start out of range, a model changed too late, seeds of the host.
+    (
+        [
+            ("import torch\n", "import numpy as np\nimport torch\n"),
+            ("-2.0, 2.0)", "-5.0, 5.0)"),
+            after(SETUP, "self.sim.model.body_mass[2] *= 3", "np.random.seed(0)",
+                  "torch.manual_seed(0)"),
+            method("terminated", "self.episode_length_buf == self.max_episode_length - 1"),
+            (METHODS, "    def yaw(self, quat):\n        qx, qy, qz, qw = quat.unbind(dim=1)\n"
+             f"        return torch.atan2(2 * qw * qz, 1 - 2 * (qx + qy + qz))\n\n{METHODS}"),
+        ],
+        [
+            r"qx, qy, qz, qw = .*`: takes a quaternion apart as x, y, z, w",
+            r"body_mass\[2\] \*= 3`: setup\(\) changes sim.model.body_mass",
+            r"seed\(0\)`: uses NumPy's global generator",
+            r"manual_seed\(0\)`: changes the state of torch's global",
+            r"episodes start with joint elbow at -[0-9.]+ to [0-9.]+, beyond its range",
+            r"terminated\(\) is true when an episode reaches 199 of 200 steps",
+        ],
+    ),
+    ([("(self.num_envs, 2, ", "(512, 2, ")], [r"512.*; 32 is the number of environments here"]),
     # Commands.
     (commanded(("(self.command[:, 0], -1.0, 1.0)", "(self.command[:, 0], -0.5, 0.5)"),
                ("-(self.sim.qvel - self.command).square().sum(dim=1)",

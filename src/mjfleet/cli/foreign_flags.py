@@ -10,15 +10,32 @@ NUM_ENVS = "use --env.num-envs (of each worker) or --total-envs (of all workers)
 DEVICES = "use --gpu-ids: `0 1` or `all` starts one worker on each GPU, `None` uses the CPU"
 RESUME = "use --resume with a run, a checkpoint (<run>/checkpoints/model_<n>.pt) or `latest`"
 VIDEO = "use --video-interval while it trains, or `play --video FILE` afterwards"
+TASK = "the task is the first word: `train <task>`"
+LENGTH = "use --total-steps (steps of all environments together) or --agent.max-iterations"
+WINDOW = "leave it out, training never opens a window"
 FOREIGN = {
-    "task": "the task is the first word: `train <task>`",
+    "task": TASK,
+    "env-id": TASK,
+    "env-name": TASK,
     "num-envs": NUM_ENVS,
     "env.scene.num-envs": NUM_ENVS,
     "max-iterations": "use --agent.max-iterations",
     "seed": "use --agent.seed",
     "distributed": DEVICES,
     "device": DEVICES,
-    "headless": "leave it out, training never opens a window",
+    "sim-device": DEVICES,
+    "rl-device": DEVICES,
+    "num-gpus": DEVICES,
+    "nproc-per-node": DEVICES,
+    "headless": WINDOW,
+    "livestream": WINDOW,
+    "enable-cameras": WINDOW,
+    "total-timesteps": LENGTH,
+    "timesteps": LENGTH,
+    "lr": "use --agent.algorithm.learning-rate",
+    "learning-rate": "use --agent.algorithm.learning-rate",
+    "wandb": "use --agent.logger wandb",
+    "track": "use --agent.logger wandb",
     "load-run": RESUME,
     "checkpoint": RESUME,
     "checkpoint-file": RESUME,
@@ -40,7 +57,16 @@ FOREIGN = {
     "enable-nan-guard": "leave it out, every rollout is checked",
     "ml-framework": "use --agent.library: `rsl_rl`, `skrl`, `skrl-jax` or `rl_games`",
 }
-"""Flags of mjlab, Isaac Lab and EmbodiChain: what to type instead."""
+"""Flags of mjlab, Isaac Lab, EmbodiChain, CleanRL and others: what to type instead."""
+OF_PLAY = {
+    "num-envs": "use --env.num-envs",
+    "env.scene.num-envs": "use --env.num-envs",
+    "checkpoint-path": RESUME,
+    "agent": "use --actions: `zero` or `random`, or --resume for a policy",
+    "real-time": "use --viewer: `web` or `native`, in real time",
+    "device": "use --gpu-ids: the index of a GPU, or `None` for the CPU",
+}
+"""Answers of `play` where these differ from those of `train`."""
 SWITCHES = {"true": True, "false": False}
 
 
@@ -67,8 +93,10 @@ def as_typed_here(words: Sequence[str], flags: Iterable[Flag]) -> list[str]:
             continue
         typed, name = name, name.removeprefix("--").replace("_", "-")
         flag = known.get(name)
-        if flag is None and name in FOREIGN and "env.num-envs" in known:
-            raise UserError(f"there is no {typed}: {FOREIGN[name]}.")
+        if flag is None and "env.num-envs" in known:
+            theirs = FOREIGN if "total-envs" in known else FOREIGN | OF_PLAY
+            if name in theirs:
+                raise UserError(f"there is no {typed}: {theirs[name]}.")
         newest = None if flag is None or flag.is_switch else flag
         if newest and equals:
             found += [f"--{name}={value}"] if newest.item is None else [f"--{name}"]

@@ -11,6 +11,11 @@ import torch
 
 MOST_LAGS = 12  # Steps within which an action must show an effect, a late motor's too.
 SURE = 6.0  # Standard deviations by which a correlation by chance practically never differs from 0.
+DEAD_ACTIONS = "the actions change nothing"
+EARLY_ENDS = (
+    "so that nothing can be learned; let it be true only for what has failed, and start in "
+    "reset_worlds() from states that have not"
+)
 FEW_SAMPLES = 1000  # With fewer, correlations by chance are too large.
 
 
@@ -29,11 +34,7 @@ def ends_at_once(dones: torch.Tensor) -> str | None:
     share = float(dones.float().mean())
     if share <= 0.5:
         return None
-    return (
-        f"{share:.0%} of all steps end an episode, so that nothing can be learned from what "
-        "follows an action; let terminated() be true only for what has failed, and write first "
-        "states in reset_worlds() that have not"
-    )
+    return f"true in {share:.0%} of all steps, {EARLY_ENDS}"
 
 
 def constant_observation(values: torch.Tensor) -> str | None:
@@ -85,8 +86,8 @@ def idle_actions(actions: torch.Tensor, changes: torch.Tensor) -> str | None:
     if actions.shape[0] * actions.shape[1] < FEW_SAMPLES or float(largest) > SURE:
         return None
     return (
-        "the actions change nothing: no velocity follows them; write sim.ctrl[:] from the action "
-        "in apply(), and look at the actuators' gains, gears and joints in the model"
+        f"{DEAD_ACTIONS}: no velocity follows them; write sim.ctrl[:] from the action in apply(), "
+        "and look at the gains and gear of the actuators in the model, and at their joints"
     )
 
 

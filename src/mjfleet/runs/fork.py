@@ -79,7 +79,8 @@ def _parent(resume: Resume, run_dir: Path | None, different: Values) -> Parent:
 
 def _listed(values: Values) -> str:
     """Return differing values in words: `--agent.seed is 9, was 1`."""
-    words = [f"--{_flag(n)} is {ours}, was {theirs}" for n, (ours, theirs) in values.items()]
+    shown = {n: [value if value != "" else "empty" for value in both] for n, both in values.items()}
+    words = [f"--{_flag(n)} is {ours}, was {theirs}" for n, (ours, theirs) in shown.items()]
     more = [f"{len(words) - NAMED} more differ"] if len(words) > NAMED else []
     return "; ".join(words[:NAMED] + more)
 

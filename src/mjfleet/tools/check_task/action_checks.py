@@ -1,22 +1,23 @@
 """Whether actions change something, and how episodes end."""
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from mujoco import mjtJoint
 
 from mjfleet.config import AgentConfig
 from mjfleet.env.environment import Env
+from mjfleet.env.learnability import DEAD_ACTIONS, EARLY_ENDS
 from mjfleet.tools.check_task.call_trace import CallTrace, method_place
 from mjfleet.tools.check_task.finding import Finding
+from mjfleet.tools.check_task.random_states import upside_down, write_random_states
 from mjfleet.tools.check_task.random_steps import columns, random_actions
 from mjfleet.tools.check_task.snapshot import Snapshot, differs, roll
 
 EFFECT_STEPS = 20  # Within which an action must change the state, a late motor's too.
-RANDOM_STATES = 20  # Rounds of random states in all worlds.
 EARLY = 3  # Steps: episodes that end that soon teach nothing.
+CERTAIN = 10  # Rounds of random states in which an end must come to be one of any state.
+TRIED_LENGTHS = 10  # Steps in which each environment has another length.
 
 
 def dead_actions(env: Env[Any], agent: AgentConfig, trace: CallTrace) -> Iterator[Finding]:
@@ -47,12 +48,12 @@ def dead_actions(env: Env[Any], agent: AgentConfig, trace: CallTrace) -> Iterato
     for chosen, why in (
         (dead & sets_control, "it changes sim.ctrl, but nothing moves; look at the gains and gear "
          "of its actuator in the model, and at the joint that it drives"),
-        (dead & ~sets_control, "apply() does nothing with it; write sim.ctrl[:] from it, or let "
-         "count_actions() return fewer"),
+        (dead & ~sets_control, "apply() does nothing with it, or limits it to one number; write "
+         "sim.ctrl[:] from it, or let count_actions() return fewer"),
     ):  # fmt: skip
         if chosen.any():
-            which = "the actions change" if chosen.all() else f"the action{columns(chosen)} changes"
-            yield Finding(f"{which} nothing within {EFFECT_STEPS} steps: {why}", place)
+            which = DEAD_ACTIONS if chosen.all() else f"the action{columns(chosen)} changes nothing"
+            yield Finding(f"{which} within {EFFECT_STEPS} steps: {why}", place)
 
 
 def _roll(env: Env[Any], actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,81 +83,46 @@ def early_ends(env: Env[Any], failures: torch.Tensor, trace: CallTrace) -> Itera
         text = f"true after {ended.median():.0f} steps of most episodes"
     else:
         return
+    env._reset(torch.ones_like(env._whole))
+    hint = "; robots start upside down: quaternions are w, x, y, z" * upside_down(env)
     yield Finding(
-        f"terminated(): {text}, with random actions, so that nothing can be learned; let it be "
-        "true only for what has failed, and start in reset_worlds() from states that have not",
+        f"terminated(): {text}, with random actions, {EARLY_ENDS}{hint}",
         trace.place_of("terminated") or method_place(env, "terminated"),
     )
 
 
-def time_outs_as_failures(env: Env[Any], trace: CallTrace) -> Iterator[Finding]:
-    """Find that `terminated` is true where an episode only reaches its greatest length."""
-    snapshot, shares = Snapshot(env), []
-    for length in (0, env.max_episode_length - 1):
+def ends_by_length(env: Env[Any], trace: CallTrace) -> Iterator[Finding]:
+    """Find that `terminated` is true at some length of an episode, whatever the state."""
+    snapshot, longest = Snapshot(env), env.max_episode_length
+
+    def failures(lengths: torch.Tensor | int, seed: int | None = None) -> torch.Tensor:
+        """Step environments whose episodes are then so long, from random states on request."""
         snapshot.restore()
-        env.episode_length_buf.fill_(length)
+        if seed is not None:
+            write_random_states(env, torch.Generator().manual_seed(seed))
+            env.sim.forward()
+        env.episode_length_buf.copy_(torch.as_tensor(lengths, device=env.device) - 1)
         _, _, dones, extras = env.step(torch.zeros_like(env.action))
-        shares.append(float((dones & ~extras["time_outs"]).float().mean()))
+        return dones & ~extras["time_outs"]
+
+    at_first, sought = failures(1), torch.arange(2, longest + 1)
+    tried = sought[:: max(1, len(sought) // (TRIED_LENGTHS * env.num_envs))]
+    tried = torch.cat((tried, sought[-env.num_envs :]))
+    suspects: list[int] = []
+    for chunk in tried.split(env.num_envs):
+        lengths = torch.cat((chunk, chunk[-1:].expand(env.num_envs - len(chunk))))
+        failed = (failures(lengths) & ~at_first).cpu()
+        suspects += sorted(set(lengths[failed].tolist()))
     place = trace.place_of("terminated") or method_place(env, "terminated")
-    snapshot.restore()
-    if env.max_episode_length > 1 and shares[1] > shares[0] + 0.5:
-        yield Finding(
-            "terminated() is true when an episode reaches its greatest length: such a time-out is "
-            "added anyway, and as a failure it would teach that what follows is worth nothing; "
-            "leave it out",
-            place,
-        )
-
-
-def terms_in_random_states(
-    env: Env[Any], agent: AgentConfig
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Step once from each of many random states.
-
-    Returns:
-        Signals as those of random steps, `(RANDOM_STATES, num_envs, size)`; and where the task has
-        failed, `(RANDOM_STATES, num_envs)`.
-    """
-    before, generator = Snapshot(env), torch.Generator().manual_seed(3)
-    rows, failures = [], []
-    for action in random_actions(env, agent, RANDOM_STATES, seed=4):
-        before.restore()
-        _write_random_state(env, generator)
-        env.sim.forward()
-        row = roll(env, action.unsqueeze(0))
-        rows.append({name: values[1].double().cpu() for name, values in row.items()})
-        failures.append(row["terminated()"][1].flatten().cpu())
-    before.restore()
-    stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    return stacked, torch.stack(failures)
-
-
-def _write_random_state(env: Env[Any], generator: torch.Generator) -> None:
-    """Write positions within the joints' ranges, any orientation, and slow or fast speeds."""
-    sim, model, count = env.sim, env.sim.model, env.num_envs
-
-    def uniform(size: int, low: float, high: float) -> torch.Tensor:
-        return torch.rand(count, size, generator=generator) * (high - low) + low
-
-    size = float(model.stat.extent)
-    for joint in range(model.njnt):
-        at, kind = int(model.jnt_qposadr[joint]), mjtJoint(model.jnt_type[joint])
-        low, high = (float(end) for end in model.jnt_range[joint])
-        if not model.jnt_limited[joint]:
-            low, high = (
-                (-4 * math.pi, 4 * math.pi) if kind == mjtJoint.mjJNT_HINGE else (-size, size)
+    for length in sorted(suspects)[:1] + sorted(suspects)[-1:]:
+        always = all(bool(failures(length, seed).all()) for seed in (None, *range(CERTAIN)))
+        if always and not all(bool(failures(1, seed).all()) for seed in range(CERTAIN)):
+            when = "its greatest length" if length == longest else f"{length} of {longest} steps"
+            yield Finding(
+                f"terminated() is true when an episode reaches {when}, in any state: a time-out "
+                "is added anyway, after episode_seconds, and as a failure it would teach that "
+                "what follows is worth nothing; leave it out",
+                place,
             )
-        if kind == mjtJoint.mjJNT_FREE:
-            value = torch.cat((uniform(3, -size, size), _quaternion(count, generator)), dim=1)
-            value[:, :3] += sim.qpos[:, at : at + 3].cpu()
-        elif kind == mjtJoint.mjJNT_BALL:
-            value = _quaternion(count, generator)
-        else:
-            value = uniform(1, low, high)
-        sim.qpos[:, at : at + value.shape[1]] = value.to(sim.qpos)
-    speed = 10.0 ** uniform(1, -1.0, 1.0) * torch.randn(count, model.nv, generator=generator)
-    sim.qvel[:] = speed.to(sim.qvel)
-
-
-def _quaternion(count: int, generator: torch.Generator) -> torch.Tensor:
-    return torch.nn.functional.normalize(torch.randn(count, 4, generator=generator), dim=1)
+            break
+    snapshot.restore()

@@ -16,6 +16,8 @@ from mjfleet.env.environment import Env
 from mjfleet.errors import UserError
 from mjfleet.tools.check_task.device_waits import what_to_do
 from mjfleet.tools.check_task.finding import Finding, Place, task_place
+from mjfleet.tools.check_task.host_tensors import HostTensors, tensors_in
+from mjfleet.tools.check_task.lost_writes import LostWrites
 
 METHODS = (
     "reset_worlds", "apply", "observe", "rewards", "terminated", "metrics", "debug_vis", "commands",
@@ -27,13 +29,6 @@ RANDOM = {
     "randint_like", "randn", "randn_like", "random_", "randperm", "uniform_",
 }  # fmt: skip
 """Functions of torch that draw random numbers."""
-UNSET = {"empty", "empty_like", "new_empty", "empty_strided"}
-"""Functions of torch whose result holds whatever was in memory before."""
-FACTORIES = UNSET | {
-    "arange", "as_tensor", "eye", "from_numpy", "full", "linspace", "logspace", "ones", "rand",
-    "randint", "randn", "tensor", "zeros",
-}  # fmt: skip
-"""Functions of torch that make a tensor on the CPU unless they are given a device."""
 PASSED_ON = {"to", "float", "double", "clone", "contiguous", "detach", "type", "as_tensor"}
 """Functions of torch that return the values that they are given."""
 
@@ -75,11 +70,11 @@ class CallTrace(TorchFunctionMode):
         self.nodes: dict[int, Node] = {}  # By tensor, of the newest step.
         # The newest write in place, by memory, which is held so that it is not used again.
         self.writes: dict[int, tuple[Place, torch.Tensor]] = {}
+        self.lost_writes = LostWrites()
         self.names: dict[str, set[str]] = {}  # Functions called, by method.
         self.returned: dict[str, dict[str, Any]] = {}  # The newest values, by method and name.
-        # Tensors that would be on the CPU if the device were a GPU, with the line of each.
-        self.on_host: dict[int, tuple[torch.Tensor, Place]] = {}
-        self.elsewhere: dict[Place | None, Finding] = {}  # Messages about these, by line.
+        self.host_tensors = HostTensors()
+        self.elsewhere = self.host_tensors.findings  # And others of single lines.
         self.poison: Poison | None = None
         # Generators of a GPU, each with one on the CPU that draws in its place.
         self.twins: dict[int, tuple[torch.Generator, torch.Generator]] = {}
@@ -113,7 +108,7 @@ class CallTrace(TorchFunctionMode):
         if place:
             self._note(name, place, args, keywords, result)
         if own:
-            self._follow_device(name, own, args, keywords, result)
+            self.host_tensors.note(name, own, args, keywords, result)
         return result
 
     def place_of(self, method: str, name: str = "", column: int = 0) -> Place | None:
@@ -122,6 +117,8 @@ class CallTrace(TorchFunctionMode):
         value = value[0] if isinstance(value, tuple) else value
         place, width = None, 0
         while isinstance(value, torch.Tensor) and (node := self.nodes.get(id(value))):
+            if node.name == "__setitem__" and place:
+                break  # A view of the state: the line that reads it is meant.
             place = node.place or place
             if node.name in ("cat", "concatenate", "concat") and value.ndim == 2:
                 for value in node.inputs:
@@ -153,17 +150,27 @@ class CallTrace(TorchFunctionMode):
             value = bad[0]
         return place
 
+    def births(self) -> dict[str, Place | None]:
+        """Return these lines of the newest observations and rewards that are not finite."""
+        return {
+            f"{method}()[{name!r}]": self.birth_of(value)
+            for method in ("observe", "rewards")
+            for name, value in self.returned[method].items()
+            if not bool(value.isfinite().all())
+        }
+
     def _call(self, name: str, method: Any, *arguments: Any) -> Any:
         if name == "apply":
             self.nodes.clear()
-        given = [value.clone() for value in _tensors_in(arguments)]
+            self.lost_writes.end_step()
+        given = [value.clone() for value in tensors_in(arguments)]
         outer, self.method = self.method, name
         with self if self._depth == 0 else nullcontext():
             self._depth += 1
             result = method(*arguments)
             self._depth -= 1
         self.method = outer
-        for value, before in zip(_tensors_in(arguments), given, strict=True):
+        for value, before in zip(tensors_in(arguments), given, strict=True):
             if not torch.equal(value, before):
                 place = self.writer_of(value)
                 text = f"{name}() changes the tensor that it is given, which others use too; write "
@@ -171,6 +178,8 @@ class CallTrace(TorchFunctionMode):
                 self.elsewhere.setdefault(place, Finding(text, place))
         if name == "commands":
             return result
+        for value in tensors_in(result.values() if isinstance(result, Mapping) else (result,)):
+            self.lost_writes.note_use(value)
         named = dict(result) if isinstance(result, Mapping) else {"": result}
         self.returned[name] = named
         now = {
@@ -189,58 +198,35 @@ class CallTrace(TorchFunctionMode):
         """Yield a finding for each observation and reward that is not floating-point."""
         for method in ("observe", "rewards"):
             for name, (_, dtype) in self._first[method].items():
-                if not dtype.is_floating_point:
-                    text = f"{method}()[{name!r}] is {dtype}; return .float() of it"
+                if dtype not in (torch.float32, torch.float64):
+                    text = f"{method}()[{name!r}] is {dtype}; compute it in float32"
+                    if not dtype.is_floating_point:
+                        text = f"{method}()[{name!r}] is {dtype}; return .float() of it"
                     yield Finding(text, self.place_of(method, name))
 
     def _note(self, name: str, place: Place, args: Any, keywords: Any, result: Any) -> None:
         """Record a call by which the task's code made or changed tensors."""
         self.names.setdefault(self.method, set()).add(name)
-        inputs = tuple(_tensors_in((args, tuple(keywords.values()))))
+        inputs = tuple(tensors_in((args, tuple(keywords.values()))))
         if name == "nan_to_num" and inputs and not bool(inputs[0].isfinite().all()):
             self.hidden.add(place)
         changed = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-        if (changed or (name[:3] == "__i" and name != "__invert__")) and inputs:
+        changed = bool(inputs) and (changed or (name[:3] == "__i" and name != "__invert__"))
+        for tensor in inputs[changed:]:
+            self.lost_writes.note_use(tensor)
+        if changed:
+            self.lost_writes.note_write(inputs[0], place)
             self.writes[inputs[0].untyped_storage().data_ptr()] = place, inputs[0]
             if name == "__setitem__":
                 self.nodes[id(inputs[0])] = Node(name, place, inputs[0], inputs[1:])
-        for tensor in _tensors_in((result,)):
+        elif inputs and isinstance(result, torch.Tensor):
+            self.lost_writes.note_read(name, inputs[0], result)
+        if name in ("sub", "__sub__", "__rsub__") and len(inputs) == 2 and _are_same(*inputs):
+            text = "subtracts a tensor from itself: what keeps an earlier value is no copy but the "
+            text += "same tensor, which changes too; keep a copy, as in self.last = x.clone()"
+            self.elsewhere.setdefault(place, Finding(text, place))
+        for tensor in tensors_in((result,)):
             self.nodes[id(tensor)] = Node(name, place, tensor, inputs)
-
-    def _follow_device(
-        self,
-        name: str,
-        place: Place,
-        args: Any,
-        keywords: Any,
-        result: Any,
-    ) -> None:
-        """Follow tensors that a task makes without `device=self.device`."""
-        results = list(_tensors_in((result,)))
-        inputs = list(_tensors_in((args, tuple(keywords.values()))))
-        if name in UNSET and isinstance(result, torch.Tensor) and result.is_floating_point():
-            result.fill_(torch.nan)  # So that its use is noticed.
-        if name in FACTORIES and not inputs:
-            if not isinstance(keywords.get("device"), torch.device):
-                self.on_host |= {id(tensor): (tensor, place) for tensor in results}
-            return
-        moved = [v for v in (*args[1:], *keywords.values()) if not isinstance(v, torch.dtype)]
-        if name in ("__getitem__", "__get__", "__setitem__", "copy_", "__len__") and (
-            not args or id(args[0]) not in self.on_host
-        ):
-            return  # A value or an index from the CPU is copied.
-        if name == "to" and moved:
-            for tensor in results:  # On the CPU, it may be the same one.
-                self.on_host.pop(id(tensor), None)
-            return
-        large = [tensor for tensor in inputs if tensor.ndim]
-        made = [self.on_host[id(tensor)][1] for tensor in large if id(tensor) in self.on_host]
-        if made and len(made) == len(large):
-            self.on_host |= {id(tensor): (tensor, made[0]) for tensor in results}
-        elif made:
-            used = "" if made[0] == place else f", and meets others in line {place.line}"
-            text = f"makes a tensor on the CPU{used}; write device=self.device"
-            self.elsewhere.setdefault(made[0], Finding(text, made[0]))
 
     def _poisoned(self, args: Any, place: Place | None) -> Any:
         """Return arguments with other numbers where they are read from poisoned memory."""
@@ -274,15 +260,14 @@ def method_place(env: Env[Any], method: str) -> Place | None:
     """Return the first line of a task's method."""
     function: Any = getattr(type(env), method)
     function = getattr(function, "__func__", function)
-    if function is getattr(Env, method, None):
+    of_base = getattr(Env, method, None)
+    if function is getattr(of_base, "__func__", of_base):
         return None
     code = inspect.unwrap(function).__code__
     return Place(code.co_filename, code.co_firstlineno, method)
 
 
-def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors_in(value)
+def _are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are the same numbers in memory."""
+    place = one.data_ptr(), one.shape, one.stride()
+    return place == (other.data_ptr(), other.shape, other.stride()) and one.numel() > 0

@@ -89,4 +89,7 @@ def describe(error: Exception, found: FoundTask) -> str:
     if not own:
         raise error
     place = f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name}()"
-    return f"{place}: `{own[-1].line}`: {type(error).__name__}: {in_a_line(error)}"
+    hint = ""
+    if f"({WORLDS})" in str(error) and "match" in str(error):
+        hint = f"; {WORLDS} is the number of environments here: self.num_envs"
+    return f"{place}: `{own[-1].line}`: {type(error).__name__}: {in_a_line(error)}{hint}"

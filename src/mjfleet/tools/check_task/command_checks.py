@@ -9,6 +9,7 @@ from mjfleet.config import AgentConfig
 from mjfleet.env.environment import Env
 from mjfleet.tools.check_task.call_trace import CallTrace, method_place
 from mjfleet.tools.check_task.finding import Finding
+from mjfleet.tools.check_task.random_states import write_random_states
 from mjfleet.tools.check_task.random_steps import random_actions
 from mjfleet.tools.check_task.snapshot import (
     Outcome,
@@ -196,17 +197,22 @@ def _follows_from(values: torch.Tensor, state: torch.Tensor) -> bool:
 
 
 def what_is_watched(env: Env[Any], trace: CallTrace) -> Iterator[Finding]:
-    """Find that watching changes something: methods that only return must write nothing."""
-    snapshot = Snapshot(env)
+    """Find that watching changes something: methods that only return must write nothing.
+
+    They are called in random states, since a limit, say, changes a state only once.
+    """
+    snapshot, generator = Snapshot(env), torch.Generator().manual_seed(16)
     for method in ("observe", "rewards", "metrics", "terminated", "debug_vis", "commands"):
         snapshot.restore()
+        write_random_states(env, generator)
+        env.sim.forward()
         only_state = method in ("observe", "rewards", "metrics")  # These keep what is theirs.
         before = _state(env) | ({} if only_state else own_copies(env))
-        generator = env.generator.get_state()
+        drawn = env.generator.get_state()
         getattr(env, method)()
         after = _state(env) | own_copies(env)
         changed = [k for k, v in before.items() if k in after and bool(differs(v, after[k]).any())]
-        if not only_state and not torch.equal(generator, env.generator.get_state()):
+        if not only_state and not torch.equal(drawn, env.generator.get_state()):
             changed.append("the random numbers that follow")
         if changed:
             why = "rewards() may call it too"

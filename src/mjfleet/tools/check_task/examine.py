@@ -10,12 +10,22 @@ from mjfleet.env.environment import Env, EnvShard
 from mjfleet.env.factory import build_env, on_device
 from mjfleet.env.random_numbers import seed_everything
 from mjfleet.registry import FoundTask
-from mjfleet.tools.check_task import action_checks, command_checks, random_steps, reset_checks
+from mjfleet.tools.check_task import (
+    action_checks,
+    command_checks,
+    perturbations,
+    random_states,
+    random_steps,
+    reset_checks,
+    source_checks,
+    start_checks,
+)
 from mjfleet.tools.check_task.build_checks import neighbours, seeds, stale_constants
 from mjfleet.tools.check_task.call_trace import CallTrace, method_place
 from mjfleet.tools.check_task.constant_excuses import excuses
 from mjfleet.tools.check_task.engine_checks import disagreements
 from mjfleet.tools.check_task.finding import Finding
+from mjfleet.tools.check_task.line_watch import LineWatch, host_generators
 from mjfleet.tools.check_task.python_state import PythonState, random_draws
 
 Engine = Literal["native", "warp"]
@@ -27,6 +37,7 @@ class Examination:
 
     def __init__(self, found: FoundTask, config: TrainConfig) -> None:
         self._found, self._config, self._agent = found, config, config.agent
+        self._setup = LineWatch(str(found.folder), host_generators())
 
     def on_native(self) -> Iterator[Finding]:
         """Make all checks that need MuJoCo's own engine alone."""
@@ -47,7 +58,7 @@ class Examination:
         self, trace: CallTrace, engine: Engine = "native", device: str = "cpu"
     ) -> Env[Any]:
         seed_everything(self._agent.seed)
-        with trace:
+        with trace, self._setup:
             env = build_env(self._found, self._config, engine, device, num_threads=1)
         if engine == "native" or device != "cpu":
             trace.follow(env)
@@ -70,8 +81,16 @@ class Examination:
         yield from trace.other_dtypes()
         yield from trace.waits.values()
         yield from trace.elsewhere.values()
+        yield from trace.lost_writes.findings()
+        yield from source_checks.quaternion_order(self._found.folder)
+        changed = list(start_checks.changed_model(env))
+        yield from changed
+        starts = list(start_checks.first_states(env, trace))
+        starts += start_checks.overlaps(env, trace)
+        yield from starts
         warnings = list(random_steps.engine_warnings(env))
-        yield from warnings
+        if not starts:
+            yield from warnings
         not_finite = list(random_steps.find_not_finite(run))
         yield from not_finite
         if not_finite or any("reports BAD" in each.text for each in warnings):
@@ -80,11 +99,11 @@ class Examination:
             text = "nan_to_num() hides numbers that are not finite; mend where they come from"
             yield Finding(text, place)
         action = random_steps.random_actions(env, agent, 1, seed=12)[0]
-        draws = list(random_draws(env, trace, python.watch))
+        draws = list(random_draws(env, trace, self._setup.changes | python.watch.changes))
         yield from (*draws, *python.findings(lambda: env.step(action)))
         env.recorder = None
         early = list(action_checks.early_ends(env, run.failures, trace))
-        early += action_checks.time_outs_as_failures(env, trace)
+        early += action_checks.ends_by_length(env, trace)
         idle = list(random_steps.saturated_actuators(env, run, trace))
         if not draws and not idle:
             idle = list(action_checks.dead_actions(env, agent, trace))
@@ -93,14 +112,21 @@ class Examination:
         yield from leaks
         if early or any("the actions change nothing" in finding.text for finding in idle):
             return  # What follows from that would only distract.
-        constant = list(self._constant(env, run, trace))
+        states = random_states.step_from_random_states(env, agent, trace)
+        constant = list(self._constant(env, run, trace, states))
         yield from constant
+        yield from random_states.rare_numbers(states)
         if not constant:
             yield from random_steps.unscaled_observations(run.signals, agent, trace)
+        yield from random_steps.large_rewards(run.signals, trace)
         if not draws:
-            yield from self._probes(env, trace, is_seen=not constant and not leaks)
+            yield from self._probes(
+                env, trace, is_seen=not constant and not leaks, is_changed=bool(changed)
+            )
 
-    def _probes(self, env: Env[Any], trace: CallTrace, *, is_seen: bool) -> Iterator[Finding]:
+    def _probes(
+        self, env: Env[Any], trace: CallTrace, *, is_seen: bool, is_changed: bool
+    ) -> Iterator[Finding]:
         """Compare futures that differ in one thing."""
         agent = self._agent
         if unequal := list(seeds(self._build, agent, trace)):
@@ -109,30 +135,37 @@ class Examination:
         yield from reset_checks.forgotten_parts(env)
         stale = list(reset_checks.stale_reads(env, trace))
         yield from stale
-        yield from reset_checks.carried_over(env, agent, trace)
+        late = list(perturbations.late_signals(env, agent, trace))
+        yield from late or reset_checks.carried_over(env, agent, trace)
         commands = list(command_checks.declared_commands(env, agent, trace))
         yield from commands
         if is_seen and not stale and not commands:
             yield from command_checks.drawn_tensors(env, agent, trace)
         yield from command_checks.what_is_watched(env, trace)
-        yield from neighbours(self._build, env.num_envs, agent, trace)
-        yield from stale_constants(self._build(), env, trace)
+        leaks = list(perturbations.leaks_between_worlds(env, agent, trace))
+        yield from leaks
+        yield from neighbours(self._build, env.num_envs, agent, trace, is_told=bool(leaks))
+        if not is_changed:
+            yield from stale_constants(self._build(), env, trace)
 
     def _constant(
-        self, env: Env[Any], run: random_steps.RandomSteps, trace: CallTrace
+        self,
+        env: Env[Any],
+        run: random_steps.RandomSteps,
+        trace: CallTrace,
+        states: random_states.RandomStates,
     ) -> Iterator[Finding]:
         """Find what never changes, neither with random actions nor in random states."""
         constant = list(random_steps.constant_signals(env, run.signals, trace))
         never_fails = type(env).terminated is not Env.terminated and not run.failures.any()
-        if not constant and not never_fails:
-            return
         excused = {name: excuses(env, trace, name) for name, _, _ in constant}
-        signals, failures = action_checks.terms_in_random_states(env, self._agent)
         for name, columns, finding in constant:
-            still = random_steps.constant_columns(torch.cat((run.signals[name][1:], signals[name])))
+            still = random_steps.constant_columns(
+                torch.cat((run.signals[name][1:], states.signals[name]))
+            )
             if (still & columns & ~excused[name]).any():
                 yield finding
-        if never_fails and not failures.any():
+        if never_fails and not states.failures.any():
             yield Finding(
                 "terminated() is never true, neither with random actions nor in random states; "
                 "look at its condition, or leave it out",

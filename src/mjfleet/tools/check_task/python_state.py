@@ -3,7 +3,7 @@
 import inspect
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from mjfleet.env.env_state import equal, generator_state
 from mjfleet.env.environment import Env
 from mjfleet.rl.pinned_state import CaptureError, PinnedState
 from mjfleet.tools.check_task.call_trace import CallTrace
-from mjfleet.tools.check_task.finding import Finding
+from mjfleet.tools.check_task.finding import Finding, Place
 from mjfleet.tools.check_task.line_watch import LineWatch, host_generators
 from mjfleet.tools.check_task.snapshot import COUNTERS, Snapshot
 
@@ -96,8 +96,16 @@ class PythonState:
         return watch.changes.get(name)
 
 
-def random_draws(env: Env[Any], trace: CallTrace, watch: LineWatch) -> Iterator[Finding]:
-    """Find random numbers that are not the environment's own."""
+def random_draws(
+    env: Env[Any], trace: CallTrace, changes: Mapping[str, Place]
+) -> Iterator[Finding]:
+    """Find random numbers that are not the environment's own.
+
+    Args:
+        env: the environment.
+        trace: has seen its calls of torch.
+        changes: lines that changed the state of the host's generators, by whose they are.
+    """
     use = "use self.uniform or self.normal, whose generator is the worker's own"
     for place, generator in trace.draws.items():
         if generator is None:
@@ -112,8 +120,15 @@ def random_draws(env: Env[Any], trace: CallTrace, watch: LineWatch) -> Iterator[
                 f"unless the task sees to that, and a CUDA graph cannot use it; {use}",
                 place,
             )
-    for name, place in watch.changes.items():
-        if name != "torch's":
+    for name, place in changes.items():
+        if name != "torch's" and place.function in ("setup", "make_model"):
+            yield Finding(
+                f"uses {name} global generator, whose numbers depend on what else has drawn from "
+                "it, and on the order of evaluations; use self.uniform or self.normal, or a "
+                "generator whose seed is in cfg",
+                place,
+            )
+        elif name != "torch's":
             yield Finding(
                 f"draws from {name} global generator, on the host: {FROZEN}; {use}", place
             )

@@ -1,5 +1,6 @@
 """Steps with random actions, and what their observations, rewards and controls tell."""
 
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ MOST = 10.0
 LEAST = 0.02
 """Root mean squares of an observation beyond which a network that does not normalise learns badly.
 """
+LARGE_REWARD = 1000.0
+"""Root mean square of a reward term per step beyond which no critic follows the returns."""
 SATURATED = 0.95  # Share of steps in which a control is at its limit, and should not be.
 SIGN_LIKE = {"sign", "gt", "lt", "ge", "le", "__gt__", "__lt__", "__ge__", "__le__", "argmax"}
 """Functions by which a task chooses one end of a range on purpose."""
@@ -53,7 +56,8 @@ def take_random_steps(env: Env[Any], trace: CallTrace, agent: AgentConfig) -> Ra
     """Run an environment, whose steps are recorded, with an untrained policy's actions."""
     recorder = env.recorder
     assert recorder
-    seen, forces, failures, births = [env.get_observations()], [], [], {}
+    seen, forces, failures = [env.get_observations()], [], []
+    births: dict[str, Place | None] = {}
     for action in random_actions(env, agent, STEPS):
         # A policy draws in each step too, so that a task which seeds generators anew is noticed.
         torch.rand(()), np.random.rand(), random.random()  # pyright: ignore[reportUnusedExpression]
@@ -61,11 +65,7 @@ def take_random_steps(env: Env[Any], trace: CallTrace, agent: AgentConfig) -> Ra
         seen.append(observations)
         forces.append(env.sim.actuator_force.clone())
         failures.append(dones & ~extras["time_outs"])
-        for method in ("observe", "rewards"):
-            for name, value in trace.returned[method].items():
-                key = f"{method}()[{name!r}]"
-                if key not in births and not bool(value.isfinite().all()):
-                    births[key] = trace.birth_of(value)
+        births = trace.births() | births
     signals = {
         f"observe()[{name!r}]": torch.stack([x[name].flatten(1) for x in seen]).double().cpu()
         for name in seen[0].keys()  # noqa: SIM118  # Of a TensorDict.
@@ -142,6 +142,19 @@ def unscaled_observations(
                     f"agent.{network}.obs_normalization",
                     trace.place_of("observe", group, int(wrong.nonzero()[0])),
                 )
+
+
+def large_rewards(signals: Mapping[str, torch.Tensor], trace: CallTrace) -> Iterator[Finding]:
+    """Find reward terms that no critic can follow, as squared accelerations without a weight."""
+    for name, values in signals.items():
+        size = float(values[1:].square().mean().sqrt())
+        if name.startswith("rewards()") and LARGE_REWARD < size < math.inf:
+            yield Finding(
+                f"{name}: large, root mean square {size:.2g} in each step; multiply it by a "
+                "smaller weight, so that the sum of all terms is about 1",
+                trace.place_of("rewards", name.split("'")[1]),
+                is_sure=False,
+            )
 
 
 def saturated_actuators(env: Env[Any], run: RandomSteps, trace: CallTrace) -> Iterator[Finding]:

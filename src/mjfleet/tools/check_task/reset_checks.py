@@ -49,9 +49,10 @@ def _worlds(env: Env[Any]) -> dict[str, torch.Tensor]:
     """Return all tensors with a row per world: the state and the task's own."""
     state = {f"sim.{name}": getattr(env.sim, name) for name in STATE_FIELDS}
     own = {f"self.{name}": value for name, value in vars(env).items()}
+    expanded = {f"sim.expand({name!r})": field for name, field in env.sim._expanded.items()}
     return {
         name: value
-        for name, value in (state | own).items()
+        for name, value in (state | expanded | own).items()
         if isinstance(value, torch.Tensor) and value.shape[:1] == (env.num_envs,)
     }
 

@@ -10,6 +10,8 @@ from mjfleet.env.random_numbers import random_states, restore_random_states
 from mjfleet.rl.pinned_state import PinnedState
 
 COUNTERS = ("env._steps",)
+CAUSES = ("terminated()", "sim.q", "sim.act", "rewards()", "observe()", "sim.mocap")
+"""Beginnings of the names in an Outcome: in one step, the former may be why the latter differ."""
 
 
 class Snapshot:
@@ -64,6 +66,17 @@ def _row(env: Env[Any], dones: torch.Tensor) -> Outcome:
 def differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return where two values differ by more than rounding, as a mask of their shape."""
     return ~one.double().isclose(other.double(), rtol=1e-5, atol=1e-7, equal_nan=True)
+
+
+def first_difference(one: Outcome, other: Outcome, worlds: slice) -> str | None:
+    """Return the name of what differs first in the chosen worlds, what explains others before."""
+    found: list[tuple[int, int, str]] = []
+    for name, values in one.items():
+        different = differs(values[1:, worlds], other[name][1:, worlds]).any(dim=2).any(dim=1)
+        if different.any():
+            order = next(i for i, kind in enumerate(CAUSES) if name.startswith(kind))
+            found.append((int(different.nonzero()[0]), order, name))
+    return min(found)[2] if found else None
 
 
 def own_tensors(env: Env[Any]) -> dict[str, torch.Tensor]:
