@@ -204,12 +204,12 @@ def test_normalised_observations_and_position_motors_are_clean(
     assert mistakes_on_native(tmp_path) == []
 
 
+@pytest.mark.parametrize("name", ["arm", *discover({}).tasks])
 def test_the_template_and_the_bundled_tasks_are_clean(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MJFLEET_TASKS", raising=False)
     write_arm(tmp_path)
-    for name in ("arm", *discover({}).tasks):
-        assert mjfleet(["check-task", name]) == 0
-        assert "nothing found" in capsys.readouterr().out
+    assert mjfleet(["check-task", name]) == 0
+    assert "nothing found" in capsys.readouterr().out
