@@ -35,7 +35,6 @@ FOREIGN = {
     "lr": "use --agent.algorithm.learning-rate",
     "learning-rate": "use --agent.algorithm.learning-rate",
     "wandb": "use --agent.logger wandb",
-    "track": "use --agent.logger wandb",
     "load-run": RESUME,
     "checkpoint": RESUME,
     "checkpoint-file": RESUME,
