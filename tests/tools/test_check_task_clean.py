@@ -174,6 +174,22 @@ VARIATIONS: dict[str, list[Change]] = {
         ('"actor": state + noise', '"actor": state'),
     ],
 }
+VARIATIONS["template's motors as a controller in apply, an end after a while"] = [
+    after(SETUP, "self.torque = torch.zeros_like(self.action)"),
+    after(RESET, "self.torque = self.torque.masked_fill(world, 0.0)"),
+    (
+        APPLY,
+        "        self.torque = (action - 2.0 * self.sim.qpos - 0.2 * self.sim.qvel).float()\n"
+        "        self.sim.ctrl[:] = self.torque.clamp(-1.0, 1.0)\n",
+    ),
+    (SEEN, f"{SEEN[:-1]}, self.torque.clamp(-5.0, 5.0))"),
+    term("torque", "-0.01 * self.torque.square().sum(dim=1)"),
+    term("arrived", "10.0 * (distance < 0.01)"),
+    method(
+        "terminated",
+        "(self.episode_length_buf > 100) & (self.way_to_target().norm(dim=1) > 0.1)",
+    ),
+]
 OFF = ("    effort_weight", '    off: float = 0.0\n    """Off."""\n    effort_weight')
 
 

@@ -17,6 +17,7 @@ from mjfleet.tools.check_task.snapshot import (
     Snapshot,
     differs,
     first_difference,
+    own_copies,
     own_tensors,
     roll,
 )
@@ -64,9 +65,10 @@ def late_signals(env: Env[Any], agent: AgentConfig, trace: CallTrace) -> Iterato
     since a term may be about the action alone.
     """
     snapshot, generator = Snapshot(env), torch.Generator().manual_seed(15)
-    env.step(torch.zeros_like(env.action))
-    writers = {name: trace.writer_of(tensor) for name, tensor in own_tensors(env).items()}
-    of_apply = [name for name, place in writers.items() if place and place.function == "apply"]
+    before = own_copies(env)
+    env.apply(random_actions(env, agent, 1, seed=29)[0])
+    now = own_copies(env)
+    of_apply = [name for name in now if name in before and not torch.equal(now[name], before[name])]
     physics, changes_now = env.sim.step, False
 
     def step(n: int = 1) -> None:
