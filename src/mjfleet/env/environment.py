@@ -160,10 +160,8 @@ class Env(VecEnv, Generic[C]):
 
     @abstractmethod
     def observe(self) -> dict[str, torch.Tensor]:
-        """Return observation groups: "actor" and "critic" at least.
-
-        A group is `(num_envs, size)` or, for a CNNModel, `(num_envs, channels, height, width)`.
-        """
+        """Return observation groups, "actor" and "critic" at least: each `(num_envs, size)`, or
+        `(num_envs, channels, height, width)` for a CNNModel."""
 
     @abstractmethod
     def rewards(self) -> dict[str, torch.Tensor]:
@@ -226,12 +224,6 @@ class Env(VecEnv, Generic[C]):
     def get_observations(self) -> TensorDict:
         """Return the current observations: groups as `observe` returns them, float32."""
         return self._observations
-
-    @property
-    def observation_sizes(self) -> dict[str, int | tuple[int, ...]]:
-        """The size of each observation group; of an image (channels, height, width)."""
-        groups = self._observations.items()
-        return {k: v.shape[1] if v.ndim == 2 else tuple(v.shape[1:]) for k, v in groups}
 
     def step(
         self, actions: torch.Tensor
@@ -353,7 +345,6 @@ class Env(VecEnv, Generic[C]):
             # sees zeros once, and the next step resets the environment and ignores its reward.
             finite = [group.isfinite().flatten(1).all(dim=1) for group in groups.values()]
             self._unseeable = ~torch.stack(finite).all(dim=0)
-            for name, group in groups.items():
-                bad = self._unseeable.view(-1, *[1] * (group.ndim - 1))
-                groups[name] = group.masked_fill(bad, 0.0)
+            for group in groups.values():
+                group.masked_fill_(self._unseeable.view(-1, *[1] * (group.ndim - 1)), 0.0)
         return TensorDict(groups, batch_size=[self.num_envs], device=self.device)

@@ -12,6 +12,7 @@ import torch
 from mjfleet.config import EnvConfig, TrainConfig
 from mjfleet.env.environment import Env, EnvShard
 from mjfleet.env.random_numbers import own_random_numbers
+from mjfleet.env.return_checks import observation_sizes
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
 from mjfleet.sim import make_simulation
@@ -68,7 +69,7 @@ def build_env(
         )
     env = env_class(cfg, sim, seed, shard)
     env.on_nan = config.on_nan
-    sizes = env.observation_sizes
+    sizes = observation_sizes(env)
     for what, declared, built in (
         ("num_actions", found.task.num_actions, env.num_actions),
         ("observation_sizes", found.task.observation_sizes, sizes),

@@ -30,6 +30,12 @@ class ReturnedShapes:
             raise ValueError(f"{method}() now returns {here}; at first it returned {then}")
 
 
+def observation_sizes(env: Any) -> dict[str, int | tuple[int, ...]]:
+    """Return the size of each observation group; of an image (channels, height, width)."""
+    groups = env.get_observations().items()
+    return {k: v.shape[1] if v.ndim == 2 else tuple(v.shape[1:]) for k, v in groups}
+
+
 def check_returns(env: Any) -> None:
     """Call the methods of an environment and check what they return.
 

@@ -12,6 +12,7 @@ import numpy as np
 from mujoco import mjtBias, mjtDyn, mjtGain, mjtJoint, mjtTrn
 
 from mjfleet.env.environment import Env
+from mjfleet.env.return_checks import observation_sizes
 from mjfleet.errors import UserError
 
 HOME = "home"  # Name of the keyframe that holds the default pose.
@@ -34,7 +35,7 @@ def describe(env: Env[Any], groups: Sequence[str]) -> dict[str, Any]:
     layouts = own.pop("observations", {})
     if not isinstance(layouts, dict):
         raise UserError(f"{what}: `observations` must hold a list of parts for each group.")
-    sizes = env.observation_sizes
+    sizes = observation_sizes(env)
     if unknown := layouts.keys() - sizes.keys():
         raise UserError(
             f"{what} describes groups that the task lacks: {', '.join(sorted(unknown))}."
