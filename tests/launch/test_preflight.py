@@ -1,6 +1,6 @@
 """What the launcher makes of the hosts' answers, which are made up here."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
@@ -44,10 +44,10 @@ class Hosts:
         self._hosts = [host for host in self._hosts if host not in list(hosts)]
 
     def ask(
-        self, hosts: Collection[Host], request: dict[str, Any], seconds: float
+        self, requests: Mapping[Host, dict[str, Any]], seconds: float
     ) -> dict[Host, dict[str, Any]]:
         del seconds
-        return {host: self._answer(host.name, request) for host in hosts}
+        return {host: self._answer(host.name, request) for host, request in requests.items()}
 
     def _answer(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
         facts = self.facts[name]
