@@ -76,8 +76,8 @@ def _wanted(found: FoundTask, flags: Sequence[str]) -> Wanted | None:
     default = found.defaults()
     log_root = peek(flags, "--log-root") or default.log_root
     experiment = peek(flags, "--agent.experiment-name") or default.agent.experiment_name
-    trust = is_given(flags, "--trust")
-    return find_wanted(wanted, found.name, Path(log_root, experiment), trust)
+    trust, dry_run = is_given(flags, "--trust"), is_given(flags, "--dry-run")
+    return find_wanted(wanted, found.name, Path(log_root, experiment), trust, dry_run)
 
 
 def _base(arguments: Sequence[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 W&B waits for its server at init, at finish and at exit. Each wait is limited here.
 """
 
+import json
 import logging
 import os
 import uuid
@@ -16,8 +17,9 @@ import psutil
 
 from mjfleet.config import WandbConfig
 from mjfleet.loggers.logger import Logger, Row
+from mjfleet.runs.config_yaml import CONFIG_FILE
 from mjfleet.runs.foreign_files import WANDB_RUN, sign
-from mjfleet.runs.run_json import read_record, write_record
+from mjfleet.runs.run_json import RECORD_FILE, read_record, record_to_share, write_record
 from mjfleet.utils.console import in_a_line
 
 if TYPE_CHECKING:
@@ -108,7 +110,8 @@ class WandbLogger(Logger):
     def checkpoint(self, path: Path, iteration: int) -> None:
         """Store a checkpoint as a version of an artifact, if wanted and if the file still exists.
 
-        Its aliases are `latest` and the file's name without its extension.
+        Its aliases are `latest` and the file's name without its extension. With config.yaml and a
+        part of run.json it is all that a run directory needs elsewhere.
         """
         assert self._run
         if self._wanted.checkpoints and not self._run.disabled and path.exists():
@@ -117,6 +120,10 @@ class WandbLogger(Logger):
             metadata = {"iteration": iteration}
             artifact = wandb.Artifact(f"model-{self._run.id}", type="model", metadata=metadata)
             artifact.add_file(str(path), skip_cache=True)
+            if (config := self._run_dir / CONFIG_FILE).exists():
+                artifact.add_file(str(config), skip_cache=True)
+                with artifact.new_file(RECORD_FILE) as file:
+                    json.dump(record_to_share(self._run_dir, iteration), file, indent=2)
             self._run.log_artifact(artifact, aliases=["latest", path.stem])
 
     def close(self, has_failed: bool = False) -> None:

@@ -69,7 +69,9 @@ class Trained(Resume):
     checkpoint: Path
 
 
-def find_wanted(wanted: str, task: str, experiment: Path, trust: bool = False) -> Wanted:
+def find_wanted(
+    wanted: str, task: str, experiment: Path, trust: bool = False, dry_run: bool = False
+) -> Wanted:
     """Return what `--resume` names.
 
     Args:
@@ -77,11 +79,13 @@ def find_wanted(wanted: str, task: str, experiment: Path, trust: bool = False) -
         task: the task to train.
         experiment: the folder in which `latest` looks for runs, under the log root.
         trust: as for `read_config`.
+        dry_run: as for `find_run`.
 
     Raises:
         UserError: the run or file does not exist, or belongs to another task.
     """
-    path = find_run(wanted, FLAG + wanted, experiment.parent, experiment.name)
+    root, name = experiment.parent, experiment.name
+    path = find_run(wanted, FLAG + wanted, root, name, task, dry_run)
     run_dir = _run_of(path)
     if run_dir is None and not path.is_file():
         raise UserError(
@@ -121,15 +125,17 @@ def find_resume(
     return choose_checkpoint(find_wanted(wanted, task, experiment, trust), take_lock)
 
 
-def find_trained(wanted: str, log_root: Path, trust: bool) -> tuple[str, Trained]:
+def find_trained(
+    wanted: str, log_root: Path, trust: bool, dry_run: bool = False
+) -> tuple[str, Trained]:
     """Return the task and the policy of a run, which a word or one of its checkpoints names.
 
-    `trust` is as for `read_config`.
+    `trust` is as for `read_config`, `dry_run` as for `find_run`.
 
     Raises:
         UserError: the run or file does not exist, is damaged, or has no checkpoint.
     """
-    path = find_run(wanted, wanted, log_root)
+    path = find_run(wanted, wanted, log_root, dry_run=dry_run)
     run_dir = _run_of(path)
     if run_dir is None:
         raise UserError(

@@ -49,3 +49,18 @@ def write_record(run_dir: Path, **entries: Any) -> None:
     """Add or change entries of run.json. Paths are written as text."""
     text = json.dumps(read_record(run_dir) | entries, indent=2, default=str) + "\n"
     write_atomically(run_dir / RECORD_FILE, lambda file: file.write(text.encode()))
+
+
+def record_to_share(run_dir: Path, iteration: int) -> dict[str, Any]:
+    """Return what others may know of run.json: nothing of the machine, its folders and its code.
+
+    It is that of a run which was stopped now, after so many iterations.
+    """
+    record = read_record(run_dir)
+    plan = record["plan"]
+    workers = [{"device": worker["device"]} for worker in plan["workers"]]
+    sizes = {name: plan[name] for name in ("max_iterations", "world_size")}
+    end = {"status": "stopped", "ended": now(), "iterations": iteration}
+    begin = {name: record[name] for name in ("task", "started", "seed", "versions")}
+    attempt = {"started": record["started"], **end}
+    return {**begin, **end, "plan": {**sizes, "workers": workers}, "attempts": [attempt]}

@@ -12,6 +12,7 @@ from typing import Any
 from mjfleet.errors import UserError
 from mjfleet.runs.metrics_csv import METRICS_FILE
 from mjfleet.runs.run_json import RECORD_FILE, read_record
+from mjfleet.runs.wandb_run import PREFIX, fetch_run
 from mjfleet.utils.console import in_a_line
 
 LATEST = "latest"
@@ -57,19 +58,31 @@ def started_at(record: dict[str, Any]) -> float:
         return 0.0
 
 
-def find_run(wanted: str, name: str, root: Path, experiment: str | None = None) -> Path:
+def find_run(
+    wanted: str,
+    name: str,
+    root: Path,
+    experiment: str | None = None,
+    task: str | None = None,
+    dry_run: bool = False,
+) -> Path:
     """Return the path of the run, or of the checkpoint, that a word means.
 
     Args:
-        wanted: a path, `latest` or `<experiment>/latest` (the run that was started last), or a
-            run's name, its beginning, or a word in it, with the experiment in front or without.
+        wanted: a path, `latest` or `<experiment>/latest` (the run that was started last), a run's
+            name, its beginning, or a word in it, with the experiment in front or without, or a run
+            on W&B, which is downloaded.
         name: how messages name it.
         root: the log root.
         experiment: if given, `latest` is this experiment's, and its runs take precedence.
+        task: of which alone a run is downloaded; None: any.
+        dry_run: whether to exit instead of downloading, see `fetch_run`.
 
     Raises:
         UserError: no run, or several runs, match.
     """
+    if wanted.startswith(PREFIX):
+        return fetch_run(wanted, name, root, experiment, task, dry_run)
     folder, _, last = wanted.rpartition("/")
     if wanted == LATEST or (last == LATEST and not os.path.exists(wanted)):
         return _latest(name, root, Path(folder).name or experiment)

@@ -31,7 +31,8 @@ def with_teacher(config: TrainConfig) -> TrainConfig:
             raise UserError("--agent.algorithm.name distillation needs --teacher RUN.")
         return config
     try:
-        _, trained = find_trained(config.teacher, Path(config.log_root), config.trust)
+        log_root = Path(config.log_root)
+        _, trained = find_trained(config.teacher, log_root, config.trust, config.dry_run)
         checkpoint = str(trained.checkpoint.resolve())
         theirs = trained.config.get("agent")
         theirs = theirs if isinstance(theirs, dict) else {}

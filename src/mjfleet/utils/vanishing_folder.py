@@ -24,15 +24,17 @@ END_SECONDS = 2.0  # For which the end of the block waits until the folder is go
 
 
 @contextmanager
-def vanishing_folder() -> Iterator[Path]:
+def vanishing_folder(parent: Path | None = None) -> Iterator[Path]:
     """Make a folder, which is removed after the block, or after this process and all its forks.
+
+    It is made in `parent`, or where temporary files belong.
 
     Raises:
         UserError: the folder cannot be made.
     """
     name = f"mjfleet-{os.getpid()}-{os.uname().nodename}-XXXXXX"
     try:
-        template = Path(tempfile.gettempdir(), name)
+        template = Path(parent or tempfile.gettempdir(), name)
         remover = subprocess.Popen(
             ["sh", "-c", MAKE_AND_REMOVE, template],
             stdin=subprocess.PIPE,
@@ -50,7 +52,8 @@ def vanishing_folder() -> Iterator[Path]:
         with remover.stdout:
             folder = remover.stdout.read().rstrip("\n")
         if not folder:
-            raise UserError(f"no folder can be made in {template.parent}: set TMPDIR to another.")
+            remedy = "" if parent else ": set TMPDIR to another"
+            raise UserError(f"no folder can be made in {template.parent}{remedy}.")
         yield Path(folder)
     finally:
         remover.stdin.close()
