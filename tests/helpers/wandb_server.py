@@ -40,8 +40,8 @@ class Version:
 class WandbServer:
     """A server of one run, `team/poles/<run>`; use it as a context, which sets `url`.
 
-    Files are found by their digests, else by their names. Once `stalls` is set, it sends half of a checkpoint, and then
-    nothing.
+    Files are found by their digests, else by their names. Once `stalls` is set, it sends half of a
+    checkpoint, and then nothing.
     """
 
     run: str = "abc"

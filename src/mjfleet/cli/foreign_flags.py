@@ -49,6 +49,7 @@ FOREIGN = {
     "wandb-project-name": "use --agent.wandb.project",
     "wandb-entity": "use --agent.wandb.entity",
     "wandb-name": "use --agent.run-name",
+    "wandb-run-path": "use --resume wandb:<entity>/<project>/<run>",
     "agent.wandb-project": "use --agent.wandb.project",
     "agent.wandb-tags": "use --agent.wandb.tags",
     "video": VIDEO,

@@ -79,10 +79,10 @@ class LaunchConfig(Checked):
     max_restarts: Annotated[int, between(0, MOST)] = 0
     """How often the run restarts automatically after a fault, from its newest checkpoint."""
     resume: str | None = None
-    """Run directory, checkpoint, part of a run's name, or `latest`: the experiment's newest run."""
+    """Run directory, checkpoint, part of a run's name, `latest` (the experiment's newest run), or a
+    run on W&B: `wandb:<entity>/<project>/<run>`, also with `:model_<n>`."""
     teacher: str | None = None
-    """Run that `--agent.algorithm.name distillation` imitates: run directory, checkpoint, part of a
-    run's name, or `latest`."""
+    """Run that `--agent.algorithm.name distillation` imitates, named as for `--resume`."""
     keep_checkpoints: OptionalCount = None
     """How many of the newest checkpoints are kept; `None`: all."""
     save_worlds: bool = True

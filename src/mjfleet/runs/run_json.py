@@ -63,4 +63,5 @@ def record_to_share(run_dir: Path, iteration: int) -> dict[str, Any]:
     end = {"status": "stopped", "ended": now(), "iterations": iteration}
     begin = {name: record[name] for name in ("task", "started", "seed", "versions")}
     attempt = {"started": record["started"], **end}
+    begin["wandb_signature"] = record.get("wandb_signature", "")
     return {**begin, **end, "plan": {**sizes, "workers": workers}, "attempts": [attempt]}

@@ -12,10 +12,10 @@ from typing import Any
 from mjfleet.errors import UserError
 from mjfleet.runs.metrics_csv import METRICS_FILE
 from mjfleet.runs.run_json import RECORD_FILE, read_record
-from mjfleet.runs.wandb_run import PREFIX, fetch_run
 from mjfleet.utils.console import in_a_line
 
 LATEST = "latest"
+ON_WANDB = "wandb:"  # What a word for a run on W&B begins with.
 LISTED = 5  # Number of runs that a message names at most.
 NEAR = 0.6  # Similarity of a run's name to the typed word, 0 to 1, from which it is suggested.
 
@@ -81,7 +81,9 @@ def find_run(
     Raises:
         UserError: no run, or several runs, match.
     """
-    if wanted.startswith(PREFIX):
+    if wanted.startswith(ON_WANDB):
+        from mjfleet.runs.wandb_run import fetch_run  # Other words do not wait for it.
+
         return fetch_run(wanted, name, root, experiment, task, dry_run)
     folder, _, last = wanted.rpartition("/")
     if wanted == LATEST or (last == LATEST and not os.path.exists(wanted)):

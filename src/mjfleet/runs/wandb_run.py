@@ -17,11 +17,11 @@ import psutil
 from mjfleet.errors import UserError
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import print_line
+from mjfleet.utils.packages import need_extra
 from mjfleet.utils.vanishing_folder import vanishing_folder
 
-PREFIX = "wandb:"
 WORD = re.compile(
-    rf"{PREFIX}(?P<path>[^/:]+/[^/:]+/(?P<run>\w[\w.-]*))(:(?P<checkpoint>best|model_\d{{1,12}}))?",
+    r"wandb:(?P<path>[^/:]+/[^/:]+/(?P<run>\w[\w.-]*))(:(?P<checkpoint>best|model_\d{1,12}))?",
     re.ASCII,
 )
 FOLDER = "new"  # Where the download writes, in the folder in which it runs.
@@ -59,7 +59,7 @@ def fetch_run(
     """
     if not (parts := WORD.fullmatch(word)):
         raise UserError(
-            f"{name} must be {PREFIX}<entity>/<project>/<run>, where <run> is the id at the end of "
+            f"{name} must be wandb:<entity>/<project>/<run>, where <run> is the id at the end of "
             "the run's address; `:model_<n>` or `:best` after it name a checkpoint."
         )
     if os.environ.get("WORLD_SIZE", "1") != "1":
@@ -67,6 +67,7 @@ def fetch_run(
             f"{name}: only a process of its own downloads, not each of {os.environ['WORLD_SIZE']} "
             f"workers. `play <task> --resume {word}` downloads it too; then name its directory."
         )
+    need_extra("wandb", word, ["wandb"])
     root = log_root.absolute()
     rest = {"experiment": experiment, "task": task, "dry_run": dry_run}
     wanted = WantedRun(**parts.groupdict(), log_root=str(root), **rest)

@@ -41,7 +41,8 @@ class ExportArguments(Checked):
     """Write a trained policy, its normaliser included, as a file that runs without mjfleet."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """Run directory (its newest checkpoint), checkpoint, part of a run's name, or `latest`."""
+    """Run directory (its newest checkpoint), checkpoint, part of a run's name, `latest`, or a run
+    on W&B: `wandb:<entity>/<project>/<run>`, also with `:model_<n>`."""
     format: Literal["onnx", "torchscript"] = "onnx"
     """Format of the file."""
     output: str | None = None

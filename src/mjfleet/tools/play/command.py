@@ -49,7 +49,8 @@ class PlayArguments(Checked):
     """Play whole episodes, each from a reset, with the mean action of a trained policy."""
 
     resume: str | None = None
-    """Run directory, checkpoint, part of a run's name, or `latest`: the experiment's newest run."""
+    """Run directory, checkpoint, part of a run's name, `latest` (the experiment's newest run), or a
+    run on W&B: `wandb:<entity>/<project>/<run>`, also with `:model_<n>`."""
     actions: Actions | None = None
     """`zero` or `random` (standard normal) actions instead of a policy's."""
     episodes: OptionalCount = None
