@@ -254,7 +254,7 @@ def test_an_earlier_versions_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     train(*build(tmp_path, agent(12, save_interval=1), keep=3))
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["model_10.pt", "model_11.pt", "model_12.pt"]
+    assert names == ["final_model.pt", "model_10.pt", "model_11.pt", "model_12.pt"]
 
 
 def test_training_ends_once_checkpoints_fail_three_times_running(
