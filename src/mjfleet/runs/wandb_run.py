@@ -85,12 +85,15 @@ def fetch_run(
 def _ask(wanted: WantedRun, folder: Path) -> dict[str, str]:
     """Return the answer of the process that downloads, which works in a folder."""
     (folder / FOLDER).mkdir()
-    environ = dict.fromkeys(("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_DIR"), str(folder))
+    names = ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_DIR")
+    environ: dict[str, str | None] = dict.fromkeys(names, str(folder))
     environ |= {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
+    environ["WANDB_SERVICE"] = None
     command = python_module("mjfleet.runs.wandb_download", json.dumps(asdict(wanted)))
     with ExitStack() as stack:
-        child = ChildProcess(command, environ=environ | {"WANDB_SERVICE": None}, cwd=folder)
-        stack.enter_context(child)
+        # W&B's own temporary files; the path of a socket among them must be short.
+        environ["TMPDIR"] = str(stack.enter_context(vanishing_folder()))
+        child = stack.enter_context(ChildProcess(command, environ=environ, cwd=folder))
         stack.callback(_kill_descendants, child.pid)
         received = 0
         while child.wait(STALL_SECONDS) is None:
