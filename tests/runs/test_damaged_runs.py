@@ -118,7 +118,7 @@ def damage(draw: Callable[[Any], Any], run_dir: Path, other: Path, outside: Path
         dump = json.dumps if path.suffix == ".json" else yaml.safe_dump
         try:
             data = load(content)
-        except ValueError:
+        except (ValueError, RecursionError, yaml.YAMLError):
             return  # It is damaged already.
         *way, last = draw(st.sampled_from([(None,), *filter(None, places(data))]))
         value = copy.deepcopy(draw(st.sampled_from(VALUES)))
