@@ -355,6 +355,31 @@ def test_gradients_stay_in_one_buffer_and_steps_are_those_of_ddp(
             assert torch.equal(mean, expected)
 
 
+def learn_in_groups(ranks: Ranks, folder: str) -> dict[str, Any]:
+    """Update by GRPO with other rewards on each rank, and sum what each would learn alone."""
+    config = agent(name="grpo", schedule="fixed", optimizer="sgd", num_learning_epochs=1,
+                   num_mini_batches=1, max_grad_norm=1e6, learning_rate=0.1)  # fmt: skip
+    before = weights(ranks.algorithm(PPO, config))
+    together = weights(ranks.learn(PPO, config, updates=1))
+    ranks.collectives = Collectives()
+    alone = weights(ranks.learn(PPO, config, updates=1))
+    ranks.collectives = Collectives(ranks.rank, WORLD_SIZE)
+    return {"before": before, "together": together, "alone": alone}
+
+
+def test_groups_of_all_ranks_share_a_step(found: list[dict[str, Any]]) -> None:
+    first, second = (rank["learn_in_groups"] for rank in found)
+    for key, value in first["together"].items():
+        assert torch.equal(value, second["together"][key])
+        if "normalizer" in key:
+            continue
+        mean = (first["alone"][key] + second["alone"][key]) / 2
+        torch.testing.assert_close(value, mean, rtol=1e-5, atol=1e-6)
+        is_learned = key.startswith("actor")
+        assert torch.equal(first["alone"][key], second["alone"][key]) != is_learned, key
+        assert torch.equal(value, first["before"][key]) != is_learned, key
+
+
 def count_reductions(ranks: Ranks, folder: str) -> dict[str, int]:
     """How often each kind of algorithm reduces its gradients in one update."""
     counts = dict.fromkeys((kind.__name__ for kind in KINDS), 0)
@@ -544,7 +569,7 @@ def test_ranks_know_stop_and_fail_together(found: list[dict[str, Any]]) -> None:
 
 PARTS = (
     exchange, learn_fast, learn_both_ways, learn_with_libraries, follow_gradients, count_reductions,
-    learn_by_graphs, normalise, train,
+    learn_by_graphs, learn_in_groups, normalise, train,
 )  # fmt: skip
 
 

@@ -93,7 +93,8 @@ def _train(found: FoundTask, args: WorkerArgs, rank: Rank, num_envs: int) -> Tri
     env_config = args.config["env"] | {"num_envs": num_envs}
     config = from_dict(found.defaults(), {**args.config, "env": env_config})
     agent, device = replace(config.agent, max_iterations=MOST), args.devices[rank.local_rank]
-    env = build_env(found, config, args.engine, device, args.threads, rank=rank.rank)
+    size, place = agent.algorithm.envs_per_group, (device, args.threads)
+    env = build_env(found, config, args.engine, *place, rank=rank.rank, group_size=size)
     runner = Runner(env, agent, device, args.threads, found.load)
     ends: list[float] = []  # When iterations ended: that before this period, and those in it.
     rates: list[float] = []  # Iterations per second of each period.

@@ -24,7 +24,7 @@ class BuiltTask:
         self.config = from_dict(self.found.defaults(), worker.config)
         seed_everything(self.config.agent.seed)
         args = self.found, self.config, worker.engine, self.device, worker.threads
-        self.env = build_env(*args)
+        self.env = build_env(*args, group_size=self.config.agent.algorithm.envs_per_group)
 
     def runner(self, **settings: Any) -> "Runner":
         """Return a runner with new networks, and with further arguments of its own."""

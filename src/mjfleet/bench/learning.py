@@ -35,8 +35,8 @@ class LearningOptions(Options):
     """Seeds, from 1 on."""
     num_envs: Count = 1024
     """Environments."""
-    peer: Literal["mjlab", "skrl", "skrl-jax", "rl_games", "none"] = "mjlab"
-    """The stack to compare with, or the library whose PPO learns here in the place of ours."""
+    peer: Literal["mjlab", "skrl", "skrl-jax", "rl_games", "grpo", "none"] = "mjlab"
+    """The stack to compare with, or what learns here instead of our PPO: a library's, or GRPO."""
 
 
 def learning(setup: Setup, options: LearningOptions) -> Result:
@@ -47,8 +47,9 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
     ]
     worker = setup.worker_args(configs[0], setup.scratch)
     peer = find_peer(options.peer, setup) if options.peer == "mjlab" else None
-    is_library = options.peer not in ("mjlab", "none")
-    other = setup.config(options.num_envs, library=options.peer if is_library else "rsl_rl").agent
+    is_ours = options.peer not in ("mjlab", "none")
+    library = options.peer if is_ours and options.peer != "grpo" else "rsl_rl"
+    other = setup.config(options.num_envs, library=library).agent
     need_extra(other.extra, f"--peer {options.peer}", other.packages)
     names = ["mjfleet"] if options.peer == "none" else ["mjfleet", options.peer]
     left = {who: iter(configs) for who in names}
@@ -57,13 +58,14 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
         config = next(left[who])
         if peer and who == peer.name:
             return train_peer(setup, peer, config, records_rewards=True)
-        return train_ours(setup, config, ("--agent.library", who) if who != "mjfleet" else ())[0]
+        flag = "--agent.algorithm.name" if who == "grpo" else "--agent.library"
+        return train_ours(setup, config, (flag, who) if who != "mjfleet" else ())[0]
 
     samples = setup.rounds([{"who": who} for who in names], measure, "{who}")
     runs = {who: [sample for sample in samples if sample["who"] == who] for who in names}
     steps = options.num_envs * configs[0].agent.num_steps_per_env
     name = f"learning-{setup.found.name}-{worker.engine}-{setup.kind}"
-    name += f"-{options.peer}" if is_library else ""
+    name += f"-{options.peer}" if is_ours else ""
     panels = []
     for label, axis in AXES.items():
         lines = {who: [_line(run, steps, axis) for run in each] for who, each in runs.items()}
@@ -78,7 +80,7 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
         rows.append([who, Spread.of(map(_end, each)), Spread.of(ends), *reached])
     title = f"Learning {setup.found.name}, {worker.engine} engine on {setup.kind}: "
     title += f"{options.num_envs} worlds, seeds: {options.repeats}"
-    title += f", beside {options.peer}" if is_library else ""
+    title += f", beside {options.peer}" if is_ours else ""
     tables = [Table("Reward", [*columns, *(f"{label} until good" for label in AXES)], rows)]
     notes = [*NOTES, *(peer.notes if peer else ())]
     versions = peer.versions if peer else stack_versions(*other.packages)

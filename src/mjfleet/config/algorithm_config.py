@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from mjfleet.config.validation import (
+    MOST,
     Checked,
     Count,
     Fraction,
@@ -11,10 +12,11 @@ from mjfleet.config.validation import (
     NotNegative,
     OptionalCount,
     Positive,
+    between,
     class_or,
 )
 
-AlgorithmName = Literal["ppo", "distillation"]
+AlgorithmName = Literal["ppo", "grpo", "distillation"]
 Activation = Literal[
     "elu", "selu", "relu", "crelu", "lrelu", "tanh", "sigmoid", "softplus", "gelu", "swish", "mish",
     "identity",
@@ -62,8 +64,11 @@ class PPOConfig(Checked, flags="agent.algorithm."):
     """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), as in rsl_rl."""
 
     name: Annotated[AlgorithmName | str, class_or(*get_args(AlgorithmName))] = "ppo"
-    """`ppo`, `distillation` (the policy imitates the one of `--teacher`), or `module:Class`: a
-    subclass of rsl_rl's PPO, or of PPO or Algorithm in mjfleet.rl."""
+    """`ppo`, `grpo` (no critic: groups of environments are compared), `distillation` (the policy
+    imitates the one of `--teacher`), or `module:Class`: a subclass of rsl_rl's PPO, or of PPO or
+    Algorithm in mjfleet.rl."""
+    group_size: Annotated[int, between(2, MOST)] = 8
+    """Environments that start each rollout from one state and are compared (grpo only)."""
     num_learning_epochs: Count = 5
     """Passes over each rollout."""
     num_mini_batches: Count = 4
@@ -107,3 +112,8 @@ class PPOConfig(Checked, flags="agent.algorithm."):
     closed form where networks, distribution, precision and device (CPU) allow it."""
     learning_threads: OptionalCount = None
     """CPU threads of an update in closed form; None: as many as help, at most the worker's."""
+
+    @property
+    def envs_per_group(self) -> int:
+        """Environments that are compared; 1: none are, and a critic predicts returns."""
+        return self.group_size if self.name == "grpo" else 1

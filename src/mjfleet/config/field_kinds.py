@@ -62,7 +62,8 @@ agent.teacher.hidden_dims agent.teacher.activation agent.teacher.obs_normalizati
 agent.teacher.rnn_type agent.teacher.rnn_hidden_dim agent.teacher.rnn_num_layers
 agent.teacher.distribution.class_name agent.teacher.distribution.init_std
 agent.teacher.distribution.std_type agent.teacher.distribution.std_range
-agent.teacher.distribution.learn_std agent.algorithm.gradient_length agent.algorithm.loss_type
+agent.teacher.distribution.learn_std
+agent.algorithm.group_size agent.algorithm.gradient_length agent.algorithm.loss_type
 agent.algorithm.num_learning_epochs agent.algorithm.num_mini_batches agent.algorithm.learning_rate
 agent.algorithm.schedule agent.algorithm.desired_kl agent.algorithm.gamma agent.algorithm.lam
 agent.algorithm.clip_param agent.algorithm.use_clipped_value_loss agent.algorithm.value_loss_coef

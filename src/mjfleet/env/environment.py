@@ -65,7 +65,14 @@ class Env(VecEnv, Generic[C]):
     command_override: bool = False
     """Whether a viewer sets the commands. The task then draws none."""
 
-    def __init__(self, cfg: C, sim: Simulation, seed: int, shard: EnvShard | None = None) -> None:
+    def __init__(
+        self,
+        cfg: C,
+        sim: Simulation,
+        seed: int,
+        shard: EnvShard | None = None,
+        group_size: int = 1,
+    ) -> None:
         """Build the environments and reset them.
 
         Args:
@@ -74,6 +81,9 @@ class Env(VecEnv, Generic[C]):
             seed: seed of the random numbers of `uniform` and `normal`.
             shard: for an evaluation, this worker's share of its environments. Each environment
                 draws the same random numbers, however many workers share them. None: training.
+            group_size: in training, so many environments next to each other are a group: they have
+                the same number and draw the same random numbers, so that their actions alone make
+                them different. It divides `num_envs`.
 
         Raises:
             UserError: the model has no actuator, or a method returns a wrong type or shape.
@@ -92,8 +102,11 @@ class Env(VecEnv, Generic[C]):
         """Whether policies are evaluated or played here, on levels that then stay the same."""
         self.evaluated_levels: dict[int, Any] = {}
         """Of each curriculum in an evaluation, by its number of levels: see `evaluation_levels`."""
-        self.env_ids = torch.arange(self.num_envs, device=self.device)
-        """Numbers of the environments, `(num_envs,)`, long: 0 to `num_envs` - 1 in training."""
+        assert self.num_envs % group_size == 0
+        self.group_size = group_size
+        self.env_ids = torch.arange(self.num_envs, device=self.device) // group_size
+        """Numbers of the environments, `(num_envs,)`, long: 0 to `num_envs` - 1 in training, where
+        there are no groups."""
         self.env_ids += shard.first if shard else 0
         # Seeds of torch's own generator, which draws the actions, are below 2^31.
         self.generator = torch.Generator(self.device).manual_seed(seed + 2**31)
@@ -307,8 +320,10 @@ class Env(VecEnv, Generic[C]):
     def _draw(self, random: Callable[..., torch.Tensor], size: int) -> torch.Tensor:
         """Return random numbers `(num_envs, size)`. Skips those of other workers' environments."""
         shard = self.shard
-        count = shard.total if shard else self.num_envs
+        count = shard.total if shard else self.num_envs // self.group_size
         drawn = random(count, size, generator=self.generator, device=self.device)
+        if self.group_size > 1:
+            return drawn.repeat_interleave(self.group_size, dim=0)
         return drawn[shard.first : shard.first + shard.count] if shard else drawn
 
     def _bad_envs(self, terms: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,7 @@ def build_env(
     *,
     rank: int = 0,
     shard: EnvShard | None = None,
+    group_size: int = 1,
     while_compiling: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Env[Any]:
     """Build an environment; call it inside `on_device`.
@@ -45,6 +46,7 @@ def build_env(
         rank: number of the worker, which gives training environments their own seed.
         shard: the environments that are this worker's in an evaluation, and their seed; None: for
             training.
+        group_size: environments that are alike, see Env.
         while_compiling: surrounds the construction of the simulation, which may compile kernels.
 
     Raises:
@@ -67,7 +69,7 @@ def build_env(
         sim = make_simulation(
             engine, model, num_envs, device=device, num_threads=num_threads, **of_warp
         )
-    env = env_class(cfg, sim, seed, shard)
+    env = env_class(cfg, sim, seed, shard, group_size)
     env.on_nan = config.on_nan
     sizes = observation_sizes(env)
     for what, declared, built in (

@@ -15,7 +15,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from mjfleet.autotune.num_envs_search import SMALLEST
 from mjfleet.config import TrainConfig, from_dict
+from mjfleet.errors import UserError
 from mjfleet.launch.auto_envs import with_envs
 from mjfleet.launch.devices import Host, choose_devices
 from mjfleet.launch.host_environment import take_variables, without_values
@@ -105,6 +107,7 @@ def _attempt(
                     reach_hosts(names, found, config, is_restart)
                 )
             plan = make_plan(found, config, hosts, os.environ, resume)
+            _check_groups(plan.config)
             plan = _with_iterations(with_envs(plan, connections), resume)
             is_first, total = plan.rank.rank == 0, plan.config.agent.max_iterations
             if resume and (resume.iteration or 0) >= total and not config.dry_run:
@@ -145,6 +148,18 @@ def _this_host(config: TrainConfig) -> Host:
     started = outer.local_world_size if outer else None
     devices = choose_devices(config, os.environ, started=started)
     return Host(devices=devices, cores=len(os.sched_getaffinity(0)))
+
+
+def _check_groups(config: TrainConfig) -> None:
+    """Raise an error if a worker's environments are no whole groups, which GRPO compares."""
+    num_envs, size = config.env.num_envs, config.agent.algorithm.envs_per_group
+    num_envs = SMALLEST if num_envs == "auto" else num_envs  # `auto` doubles that.
+    if rest := num_envs % size:
+        near = [n for n in (num_envs - rest, num_envs - rest + size) if n]
+        raise UserError(
+            f"--agent.algorithm.group-size is {size}; it must divide the {num_envs} environments "
+            f"of each worker: {' or '.join(map(str, near))} would be whole groups."
+        )
 
 
 def _with_iterations(plan: LaunchPlan, resume: Resume | None) -> LaunchPlan:

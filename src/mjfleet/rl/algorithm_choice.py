@@ -64,6 +64,8 @@ def choose_algorithm(
         return kind, f"--agent.library {agent.library}: learning takes its own path"
     if agent.distils:
         return Distillation, "distillation: learning takes rsl_rl's own path"
+    if missing and name == "grpo":
+        raise UserError(f"--agent.algorithm.name grpo does not support {missing}; ppo does.")
     slower = f"{missing}: learning takes rsl_rl's own path" if missing else None
     return RslRlUpdate if missing else PPO, slower
 

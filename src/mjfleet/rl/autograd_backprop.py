@@ -36,12 +36,8 @@ class AutogradBackprop:
             ratio = torch.exp(actor.get_output_log_prob(batch.actions) - batch.log_probs)
             surrogate = -torch.minimum(batch.advantages * ratio, batch.limits).mean()
             entropy = actor.output_entropy.mean()
-            values = self._critic.mlp(batch.critic_inputs)
-            errors = (values - batch.returns).square()
-            if config.use_clipped_value_loss:
-                change = (values - batch.values).clamp(-config.clip_param, config.clip_param)
-                errors = torch.maximum(errors, (batch.values + change - batch.returns).square())
-            value = errors.mean()
+            is_grpo = config.name == "grpo"
+            value = torch.zeros_like(entropy) if is_grpo else self._value_loss(batch)
             loss = surrogate + config.value_loss_coef * value - config.entropy_coef * entropy
             with torch.no_grad():
                 old, new = (batch.means, batch.stds), actor.output_distribution_params
@@ -52,3 +48,12 @@ class AutogradBackprop:
             # Otherwise the distribution would hold on to autograd's nodes. They belong to the
             # stream of this call, with which a capture on another stream cannot synchronise.
             actor.distribution.update(outputs.detach())
+
+    def _value_loss(self, batch: Minibatch) -> torch.Tensor:
+        """Return the mean squared error of the values, clipped if the configuration says so."""
+        clip, values = self._config.clip_param, self._critic.mlp(batch.critic_inputs)
+        errors = (values - batch.returns).square()
+        if self._config.use_clipped_value_loss:
+            change = (values - batch.values).clamp(-clip, clip)
+            errors = torch.maximum(errors, (batch.values + change - batch.returns).square())
+        return errors.mean()

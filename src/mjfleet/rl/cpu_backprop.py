@@ -70,13 +70,17 @@ class CpuBackprop:
 
         See `supports` for the networks, and CpuNetwork for `block_activations`.
         """
-        count = max(1, num_threads // 2)
+        learns_values = config.name != "grpo"
+        self._parts = [self._add_value_gradients] if learns_values else []
+        self._parts.append(self._add_policy_gradients)
+        count = max(1, num_threads // len(self._parts))
         self._config, self._distribution = config, actor.distribution
         (self._std_parameter,) = actor.distribution.parameters()
         self._pairs: list[_Pair] = []
         for flat in (gradient.flat, *(gradient.flat.clone() for _ in range(count - 1))):
             views = gradient.views(flat)
-            policy, values = (CpuNetwork(x.mlp, block_activations, views) for x in (actor, critic))
+            policy = CpuNetwork(actor.mlp, block_activations, views)
+            values = CpuNetwork(critic.mlp, block_activations, views if learns_values else None)
             totals = flat[-len(MEASURES) :]
             measures: dict[str, torch.Tensor] = dict(zip(MEASURES, totals, strict=True))
             std_gradient = views.get(self._std_parameter)
@@ -84,7 +88,7 @@ class CpuBackprop:
         others = [CpuNetwork(critic.mlp, block_activations) for _ in self._pairs]
         self._critics = [*(pair.critic for pair in self._pairs), *others]
         self._pool = (
-            ThreadPoolExecutor(2 * count - 1, "learner", torch.set_num_threads, (1,))
+            ThreadPoolExecutor(len(self._parts) * count - 1, "learner", torch.set_num_threads, (1,))
             if num_threads > 1
             else None
         )
@@ -96,8 +100,7 @@ class CpuBackprop:
         for i, pair in enumerate(self._pairs):
             pair.flat.zero_()
             part = batch.rows(slice(samples * i // parts, samples * (i + 1) // parts))
-            adds = self._add_value_gradients, self._add_policy_gradients
-            calls += [partial(add, pair, part, samples) for add in adds]
+            calls += [partial(add, pair, part, samples) for add in self._parts]
         self._run(calls)
         for pair in self._pairs[1:]:
             self._pairs[0].flat.add_(pair.flat)

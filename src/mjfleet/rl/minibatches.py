@@ -11,7 +11,7 @@ class Minibatch(NamedTuple):
     """Samples of a rollout; the first dimension of each tensor is the sample."""
 
     actor_inputs: torch.Tensor  # Normalised observations of the policy network, (samples, size).
-    critic_inputs: torch.Tensor  # Those of the value network, (samples, size).
+    critic_inputs: torch.Tensor  # Those of the value network, (samples, size); 0 without one.
     actions: torch.Tensor  # (samples, num_actions)
     values: torch.Tensor  # Predicted before the update, (samples, 1).
     returns: torch.Tensor  # (samples, 1)
@@ -41,13 +41,14 @@ class Minibatches:
     Each update fills the same tensors, because CUDA graphs read from fixed addresses.
     """
 
-    def __init__(self, actor: Any, critic: Any, storage: RolloutStorage, count: int) -> None:
+    def __init__(self, actor: Any, critic: Any | None, storage: RolloutStorage, count: int) -> None:
         """Allocate `count` minibatches for the rollouts of `storage`; a remainder is left out."""
         self._actor, self._critic, self._storage = actor, critic, storage
         size = storage.num_envs * storage.num_transitions_per_env // count
         num_actions = storage.actions.shape[-1]
         shapes = (
-            *((actor.obs_dim,), (critic.obs_dim,), (num_actions,), (1,), (1,), (), ()),
+            *((actor.obs_dim,), (critic.obs_dim if critic else 0,), (num_actions,)),
+            *((1,), (1,), (), ()),
             *((num_actions,), (num_actions,), ()),
         )
         samples = [torch.zeros(count * size, *shape, device=storage.device) for shape in shapes]
@@ -65,12 +66,12 @@ class Minibatches:
         `old_distribution` has the means and standard deviations of the rollout's actions, each
         `(steps, num_envs, num_actions)`; `clip` is the clipping range of the probability ratio.
         """
-        storage, samples = self._storage, self._samples
+        storage, samples, critic = self._storage, self._samples, self._critic
         observations = storage.observations.flatten(0, 1)
         steps = (storage.actions, storage.values, storage.returns, storage.advantages)
         sources = [
             self._actor.get_latent(observations),
-            self._critic.get_latent(observations),
+            critic.get_latent(observations) if critic else storage.actions.flatten(0, 1)[:, :0],
             *(field.flatten(0, 1) for field in (*steps, storage.actions_log_prob)),
             *(field.flatten(0, 1) for field in old_distribution),
         ]

@@ -1,5 +1,8 @@
 """Proximal policy optimisation for feed-forward policies, on CPU and GPU. Runs in a worker.
 
+GRPO is the same update with other advantages, see groups.py, and without a critic: that of rsl_rl's
+checkpoints stays as it was drawn.
+
 It computes the same parameters as rsl_rl's PPO, except for rounding, in another order:
 
 - A step evaluates the policy alone. Values and log-probabilities are computed for all steps at
@@ -23,6 +26,7 @@ from mjfleet.rl.autograd_backprop import AutogradBackprop
 from mjfleet.rl.cpu_backprop import CpuBackprop, useful_threads
 from mjfleet.rl.cuda_graphs import Capture, GraphedWork
 from mjfleet.rl.gradient_reduction import MEASURES
+from mjfleet.rl.groups import group_advantages
 from mjfleet.rl.minibatches import Minibatches
 from mjfleet.rl.normalizers import update_normalizers
 from mjfleet.sim.unread import Unread, read
@@ -47,18 +51,20 @@ class PPO(Algorithm):
     def __init__(self, *args: Any, capture: Capture | None = None, **settings: Any) -> None:
         """Take Algorithm's arguments; `capture` captures updates. None: nothing is captured."""
         super().__init__(*args, **settings)
-        self._capture = capture
+        self._capture, self._is_grpo = capture, self.config.name == "grpo"
         storage, flat = self.storage, self.gradient.flat
         # Means and standard deviations of the actions of a rollout.
         self._old = torch.zeros_like(storage.actions), torch.zeros_like(storage.actions)
         storage.distribution_params = self._old
         self._time_outs = torch.zeros_like(storage.dones)
         count = self.config.num_mini_batches
-        self._minibatches = Minibatches(self.actor, self.critic, storage, count)
+        critic = None if self._is_grpo else self.critic
+        self._minibatches = Minibatches(self.actor, critic, storage, count)
         self._backprop = self._make_backprop()
         policy_size = sum(p.numel() for p in self.actor.parameters() if p.requires_grad)
         # The gradients of actor and critic, which are clipped each by itself.
-        self._clipped = flat[:policy_size], flat[policy_size : -len(MEASURES)]
+        gradients = flat[: -len(MEASURES)].tensor_split([policy_size])
+        self._clipped = gradients[: 1 if self._is_grpo else 2]
         self._totals = torch.zeros_like(self.gradient.measures)
         self._last_observations = storage.observations[0].clone()  # Those after a rollout.
         # A graph reads the learning rate from a tensor. Otherwise it is a Python number.
@@ -119,7 +125,8 @@ class PPO(Algorithm):
 
     def _losses(self, numbers: list[float]) -> dict[str, float]:
         losses = dict(zip(MEASURES, numbers, strict=True))
-        return {name: losses[name] for name in ("value", "surrogate", "entropy")}
+        names = ("value", "surrogate", "entropy")
+        return {name: losses[name] for name in (names[1:] if self._is_grpo else names)}
 
     def _losses_and_rate(self, numbers: list[float]) -> dict[str, float]:
         self.learning_rate = numbers[-1]
@@ -141,14 +148,14 @@ class PPO(Algorithm):
     def _parts(self) -> Iterator[Callable[[], object]]:
         """Learn from the stored rollout; yield what the ranks have to do together."""
         config, storage = self.config, self.storage
-        self._compute_returns()
-        if config.normalize_advantage_per_mini_batch:
-            storage.advantages = storage.returns - storage.values
-        elif self.is_distributed:
-            yield from self.normalize_advantages()
+        log_probs = Normal(*self._old).log_prob(storage.actions)
+        storage.actions_log_prob[:, :, 0] = log_probs.sum(dim=-1)
+        if self._is_grpo:
+            rollout = storage.rewards[:, :, 0], storage.dones[:, :, 0].bool()
+            advantages = group_advantages(*rollout, config.group_size, config.gamma)
+            storage.advantages = advantages.unsqueeze(2)
         else:
-            advantages = storage.returns - storage.values
-            storage.advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            yield from self._compute_advantages()
         self._minibatches.fill(
             self._old, config.clip_param, config.normalize_advantage_per_mini_batch
         )
@@ -160,17 +167,28 @@ class PPO(Algorithm):
                 if self.is_distributed:
                     yield self.reduce_parameters
                 self._apply_gradients()
-        networks, observations = (self.actor, self.critic), storage.observations.flatten(0, 1)
+        networks = (self.actor,) if self._is_grpo else (self.actor, self.critic)
+        observations = storage.observations.flatten(0, 1)
         yield from update_normalizers(networks, observations, self.collectives)
+
+    def _compute_advantages(self) -> Iterator[Callable[[], object]]:
+        """Compute advantages by the critic; yield what the ranks have to do together."""
+        storage = self.storage
+        self._compute_returns()
+        advantages = storage.returns - storage.values
+        if self.config.normalize_advantage_per_mini_batch:
+            storage.advantages = advantages
+        elif self.is_distributed:
+            yield from self.normalize_advantages()
+        else:
+            storage.advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
 
     @torch.no_grad()
     def _compute_returns(self) -> None:
-        """Compute values, log-probabilities and returns of the rollout, as rsl_rl does."""
+        """Compute values and returns of the rollout, as rsl_rl does."""
         storage, config = self.storage, self.config
         inputs = self.critic.get_latent(storage.observations.flatten(0, 1))
         self._backprop.predict_values(inputs, storage.values.flatten(0, 1))
-        log_probs = Normal(*self._old).log_prob(storage.actions)
-        storage.actions_log_prob[:, :, 0] = log_probs.sum(dim=-1)
         # A time-out is not a failure: the value of the state replaces the rewards after it.
         rewards = storage.rewards + config.gamma * storage.values * self._time_outs
         discounts = (1.0 - storage.dones.float()) * config.gamma

@@ -23,6 +23,7 @@ from mjfleet.rl.device_clock import DeviceClock
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.first_rollouts import FirstRollouts
 from mjfleet.rl.gpu_usage import read_usage
+from mjfleet.rl.groups import Groups
 from mjfleet.rl.phase import HeartbeatBase, Phase
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.rank_statistics import RankReport
@@ -94,6 +95,7 @@ class Runner:
         self.judged_by = evaluator.judged_by if evaluator else None  # See Evaluator.
         self._guard = RolloutGuard(env, agent.num_steps_per_env, dump_to)
         self._first_rollouts = FirstRollouts(env, agent)
+        self._groups = Groups(env) if env.group_size > 1 else None
         self._capture = capture if isinstance(self.alg, PPO) else None
         self._clock = DeviceClock(device)
         self.rollout = self._make_rollout()
@@ -120,6 +122,7 @@ class Runner:
             DivergedError: on some rank a state, observation, reward or loss is not finite.
             OutOfStepError: the ranks' parameters differ.
         """
+        assert self.env.group_size == self.agent.algorithm.envs_per_group
         if self.agent.init_at_random_ep_len and not self.is_resumed:
             self.env.start_at_random_times()
         self.alg.train_mode()
@@ -240,6 +243,8 @@ class Runner:
 
     def _roll(self) -> tuple[()]:
         """Take the steps of a rollout by calls, and check what they gave."""
+        if self._groups:
+            self._groups.start()
         observations = self.env.get_observations()
         for _ in range(self.agent.num_steps_per_env):
             actions = self.alg.act(observations)

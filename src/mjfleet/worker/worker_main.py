@@ -136,7 +136,8 @@ def _build(
         timeout = timedelta(seconds=config.collective_timeout)
         turn = local_rank_0_first(store, rank, timeout, heartbeat.beat)
     with turn:
-        env = make_env(rank=rank.rank)
+        size = config.agent.algorithm.envs_per_group
+        env = make_env(rank=rank.rank, group_size=size)
     if config.eval_interval is not None:
         first, end = (config.eval_envs * r // rank.world_size for r in (rank.rank, rank.rank + 1))
         with own_random_numbers(EVALUATION_SEED, device):

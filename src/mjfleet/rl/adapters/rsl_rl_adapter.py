@@ -81,7 +81,8 @@ def rsl_rl_config(agent: AgentConfig, load: Callable[..., Any]) -> dict[str, Any
     """
     plain = to_dict(agent)
     algorithm = plain["algorithm"]
-    for name in ("name", "backprop", "learning_threads", "gradient_length", "loss_type"):
+    own = ("name", "group_size", "backprop", "learning_threads", "gradient_length", "loss_type")
+    for name in own:
         del algorithm[name]
     if symmetry := algorithm["symmetry_cfg"]:
         name = symmetry["data_augmentation_func"]
