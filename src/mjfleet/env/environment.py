@@ -1,29 +1,22 @@
-"""The environment contract: what a task author writes, and the step built from it.
+"""The step that is built from what a task author writes; see contract.py.
 
 Runs in a worker, and in every command that steps a task.
 """
 
-import inspect
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, Literal
 
-import mujoco
 import torch
-from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 
-from mjfleet.config import EnvConfig
-from mjfleet.env.episode_statistics import EpisodeStatistics, Metrics, from_totals, stack_metrics
+from mjfleet.env.contract import C, EnvContract
+from mjfleet.env.episode_statistics import EpisodeStatistics, from_totals, stack_metrics
 from mjfleet.env.return_checks import ReturnedShapes, check_returns
-from mjfleet.env.step_recorder import RESULTS, Arrows, StepRecorder
+from mjfleet.env.step_recorder import RESULTS, StepRecorder
 from mjfleet.errors import UserError
 from mjfleet.sim import Simulation
 from mjfleet.sim.unread import Unread, read
-
-C = TypeVar("C", bound=EnvConfig)
 
 NAN = "NAN"
 """The kind of warning that counts resets because a number was not finite."""
@@ -41,29 +34,20 @@ class EnvShard:
     seed: int = EVALUATION_SEED
 
 
-class Env(VecEnv, Generic[C]):
+class Env(EnvContract[C]):
     """`num_envs` environments with observations, rewards and episodes that reset themselves.
 
-    A task author sets `model_file` and writes the methods below. Tensors have the environment's
-    index first and live on `self.device`. The methods must not wait for the device: no `.item()`,
-    no `.cpu()`, no `.nonzero()`, no `if tensor:`, no indexing by a boolean mask. Use `torch.where`.
+    A task's class is derived from this one, and writes the methods of EnvContract.
 
     One step calls `apply`, steps the physics `cfg.decimation` times, calls `rewards` and
     `terminated`, adds time-outs, calls `reset_worlds` for environments that are done, and then
     `observe`. The observation of an environment that is done is thus the first of its next episode.
     """
 
-    model_file: ClassVar[str]
-    """The MJCF file, relative to the file of the class that sets this."""
-
-    cfg: C
-    max_episode_length: int
     recorder: StepRecorder | None = None
     """Records the states of each step for videos and NaN dumps."""
     on_nan: Literal["stop", "reset"] = "stop"
     """With `reset`, an environment whose state, reward or observation is not finite has failed."""
-    command_override: bool = False
-    """Whether a viewer sets the commands. The task then draws none."""
 
     def __init__(
         self,
@@ -88,15 +72,13 @@ class Env(VecEnv, Generic[C]):
         Raises:
             UserError: the model has no actuator, or a method returns a wrong type or shape.
         """
-        # rsl_rl declares the types of `cfg` and `max_episode_length` more widely.
-        self.cfg = cfg  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.cfg = cfg
         self.sim = sim
         self.num_envs = sim.num_envs
         self.device = sim.device
         self.step_dt = cfg.decimation * float(sim.model.opt.timestep)
         """Simulated seconds per environment step."""
-        steps = max(1, round(cfg.episode_seconds / self.step_dt))
-        self.max_episode_length = steps  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.max_episode_length = max(1, round(cfg.episode_seconds / self.step_dt))
         self.shard = shard
         self.is_evaluation = shard is not None
         """Whether policies are evaluated or played here, on levels that then stay the same."""
@@ -139,90 +121,6 @@ class Env(VecEnv, Generic[C]):
         self._nan_resets = torch.zeros((), dtype=torch.long, device=self.device)
         # With `on_nan` reset: environments whose newest observation was not finite.
         self._unseeable = ~everywhere
-
-    @classmethod
-    def make_model(cls, cfg: C) -> mujoco.MjModel:
-        """Return the model, compiled from `model_file`. Override to build it from `cfg`."""
-        del cfg
-        owner = next(base for base in cls.__mro__ if "model_file" in vars(base))
-        path = Path(inspect.getfile(owner)).parent / cls.model_file
-        try:
-            return mujoco.MjModel.from_xml_path(str(path))
-        except ValueError as error:
-            raise UserError(f"{cls.__name__}: {path}: {error}") from None
-
-    def setup(self) -> None:
-        """Look up ids and sensors, allocate the task's tensors. Called before the first reset."""
-        return
-
-    def count_actions(self) -> int:
-        """Return the size of an action: one per actuator of the model unless overridden."""
-        return self.sim.model.nu
-
-    @abstractmethod
-    def reset_worlds(self, mask: torch.Tensor) -> None:
-        """Write an initial state where `mask` `(num_envs,)` is true.
-
-        The model's default state is there already. `forward` is called afterwards, and
-        `episode_length_buf` set to 0: it still tells how long the episode was that has ended.
-        """
-
-    @abstractmethod
-    def apply(self, action: torch.Tensor) -> None:
-        """Write `sim.ctrl` from `action` `(num_envs, num_actions)`, float32."""
-
-    @abstractmethod
-    def observe(self) -> dict[str, torch.Tensor]:
-        """Return observation groups, "actor" and "critic" at least: each `(num_envs, size)`, or
-        `(num_envs, channels, height, width)` for a CNNModel."""
-
-    @abstractmethod
-    def rewards(self) -> dict[str, torch.Tensor]:
-        """Return named, weighted terms `(num_envs,)`. Their sum is the reward. The names never
-        change."""
-
-    def terminated(self) -> torch.Tensor:
-        """Return where the task has failed, `(num_envs,)`, bool, time-outs excluded. None unless
-        overridden."""
-        return torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-
-    def metrics(self) -> Metrics:
-        """Return named numbers to judge a policy by, each `(num_envs,)`.
-
-        Each is logged as its mean over all steps and environments. For a pair, the sum of the first
-        tensor is divided by the sum of the second: energy by distance, failures by minutes. Called
-        after `rewards`. The names never change.
-        """
-        return {}
-
-    def levels_to_evaluate(self, count: int) -> Sequence[int]:
-        """Return which levels of a curriculum's `count` policies are evaluated and played on: all
-        unless overridden. Environments are divided evenly among them."""
-        return range(count)
-
-    def debug_vis(self) -> Arrows:
-        """Return named arrows to draw over each environment: start points and vectors, both
-        `(num_envs, 3)`, in metres in the world frame. None unless overridden."""
-        return {}
-
-    def commands(self) -> dict[str, tuple[torch.Tensor, float, float]]:
-        """Return the robot's commands by name: a view `(num_envs,)` of the current values, which a
-        viewer may write, and their range. While `command_override` is true, draw no new ones."""
-        return {}
-
-    def deployment(self) -> dict[str, Any]:
-        """Return what a robot that runs the policy must know and the model does not say: the parts
-        of an observation, the meaning of an action. JSON data for `mjfleet export`: docs/deploy.md.
-        """
-        return {}
-
-    def uniform(self, size: int, low: float, high: float) -> torch.Tensor:
-        """Return random numbers `(num_envs, size)` in [low, high) from this worker's generator."""
-        return self._draw(torch.rand, size) * (high - low) + low
-
-    def normal(self, size: int) -> torch.Tensor:
-        """Return standard normal numbers `(num_envs, size)` from this worker's generator."""
-        return self._draw(torch.randn, size)
 
     @property
     def unwrapped(self) -> "Env[C]":
