@@ -82,7 +82,14 @@ def test_two_workers_leave_one_run(finished: Finished) -> None:
     }  # fmt: skip
     assert [row["iteration"] for row in history(run_dir)] == [1, 2, 3, 4]
     uploaded = [file.path for one in records(run_dir, "artifact") for file in one.manifest.contents]
-    assert uploaded == ["model_2.pt", "model_4.pt"]
+    assert uploaded == [
+        "config.yaml",
+        "model_2.pt",
+        "run.json",
+        "config.yaml",
+        "model_4.pt",
+        "run.json",
+    ]
     checkpoints = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
     assert checkpoints == ["final_model.pt", "model_2.pt", "model_4.pt"]
     torch.load(run_dir / "checkpoints" / "model_4.pt", weights_only=True)

@@ -71,7 +71,8 @@ def downloads(
     monkeypatch.chdir(folder)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda **changed: download(replace(wanted, **changed))
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        process.rlimit(resource.RLIMIT_FSIZE, limits)  # Other tests share this process's children.
     wandb.teardown()
 
 
