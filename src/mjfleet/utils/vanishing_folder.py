@@ -36,7 +36,7 @@ def vanishing_folder(parent: Path | None = None) -> Iterator[Path]:
     try:
         template = Path(parent or tempfile.gettempdir(), name)
         remover = subprocess.Popen(
-            ["sh", "-c", MAKE_AND_REMOVE, template],
+            ["/bin/sh", "-c", MAKE_AND_REMOVE, template],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
