@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import struct
 import zipfile
 from collections.abc import Callable
 from contextlib import chdir
@@ -107,7 +108,16 @@ def expanded(checkpoint: Path) -> None:
     checkpoint.write_bytes(pack_checkpoint(state, {}))
 
 
-@pytest.mark.parametrize("bomb", [compressed, expanded], ids=lambda bomb: bomb.__name__)
+def many_records(checkpoint: Path) -> None:
+    """End a sparse file by the words that the list of its records takes 1 GiB."""
+    os.truncate(checkpoint, 2**31)
+    with checkpoint.open("ab") as file:
+        file.write(b"PK\5\6" + struct.pack("<IHHIIH", 0, 9, 9, 2**30, 2**30, 0))
+
+
+@pytest.mark.parametrize(
+    "bomb", [compressed, expanded, many_records], ids=lambda bomb: bomb.__name__
+)
 def test_a_small_checkpoint_fills_no_memory(tmp_path: Path, bomb: Callable[[Path], None]) -> None:
     checkpoint = make_run(tmp_path) / "checkpoints" / "model_3.pt"
     read_checkpoint(checkpoint)  # torch takes memory of its own at first.
