@@ -87,8 +87,8 @@ class Env(EnvContract[C]):
         assert self.num_envs % group_size == 0
         self.group_size = group_size
         self.env_ids = torch.arange(self.num_envs, device=self.device) // group_size
-        """Numbers of the environments, `(num_envs,)`, long: 0 to `num_envs` - 1 in training, where
-        there are no groups."""
+        """Numbers of the environments, `(num_envs,)`, long: 0 to `num_envs` - 1 in training, or the
+        number of the group of each."""
         self.env_ids += shard.first if shard else 0
         # Seeds of torch's own generator, which draws the actions, are below 2^31.
         self.generator = torch.Generator(self.device).manual_seed(seed + 2**31)

@@ -148,10 +148,11 @@ class PinnedState:
 
 
 def _items(value: Any) -> dict[Any, Any] | None:
-    items: dict[Any, Any] | None = None
+    """Return what a container holds, by key; None for other values."""
+    if isinstance(value, LEAVES):
+        return None
+    items: dict[Any, Any] | None
     match value:
-        case _ if isinstance(value, LEAVES):
-            pass
         case torch.nn.Module():
             parts = {part: getattr(value, part) for part in ("_parameters", "_buffers", "_modules")}
             items = parts | {k: v for k, v in vars(value).items() if type(v) in (int, float)}
