@@ -116,4 +116,9 @@ class PPOConfig(Checked, flags="agent.algorithm."):
     @property
     def envs_per_group(self) -> int:
         """Environments that are compared; 1: none are, and a critic predicts returns."""
-        return self.group_size if self.name == "grpo" else 1
+        return 1 if self.learns_values else self.group_size
+
+    @property
+    def learns_values(self) -> bool:
+        """Whether a critic learns to predict returns."""
+        return self.name != "grpo"

@@ -44,7 +44,7 @@ class Algorithm(algorithms.PPO):
         self.config = agent.algorithm
         self.collectives = collectives
         self.torch_threads = num_threads
-        if self.config.name == "grpo":
+        if not self.config.learns_values:
             self.critic.requires_grad_(False)
         self.is_distributed = collectives.world_size > 1
         self.is_adaptive = self.config.schedule == "adaptive"

@@ -36,8 +36,7 @@ class AutogradBackprop:
             ratio = torch.exp(actor.get_output_log_prob(batch.actions) - batch.log_probs)
             surrogate = -torch.minimum(batch.advantages * ratio, batch.limits).mean()
             entropy = actor.output_entropy.mean()
-            is_grpo = config.name == "grpo"
-            value = torch.zeros_like(entropy) if is_grpo else self._value_loss(batch)
+            value = self._value_loss(batch) if config.learns_values else torch.zeros_like(entropy)
             loss = surrogate + config.value_loss_coef * value - config.entropy_coef * entropy
             with torch.no_grad():
                 old, new = (batch.means, batch.stds), actor.output_distribution_params

@@ -70,8 +70,7 @@ class CpuBackprop:
 
         See `supports` for the networks, and CpuNetwork for `block_activations`.
         """
-        learns_values = config.name != "grpo"
-        self._parts = [self._add_value_gradients] if learns_values else []
+        self._parts = [self._add_value_gradients] if config.learns_values else []
         self._parts.append(self._add_policy_gradients)
         count = max(1, num_threads // len(self._parts))
         self._config, self._distribution = config, actor.distribution
@@ -80,7 +79,9 @@ class CpuBackprop:
         for flat in (gradient.flat, *(gradient.flat.clone() for _ in range(count - 1))):
             views = gradient.views(flat)
             policy = CpuNetwork(actor.mlp, block_activations, views)
-            values = CpuNetwork(critic.mlp, block_activations, views if learns_values else None)
+            values = CpuNetwork(
+                critic.mlp, block_activations, views if config.learns_values else None
+            )
             totals = flat[-len(MEASURES) :]
             measures: dict[str, torch.Tensor] = dict(zip(MEASURES, totals, strict=True))
             std_gradient = views.get(self._std_parameter)

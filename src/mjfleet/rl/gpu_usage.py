@@ -82,14 +82,14 @@ class IdleGpuWarning:
         rows = [metrics for metrics, _ in self._newest]
         whole = sum(seconds for _, seconds in self._newest)
 
-        def share(*columns: str) -> float:
-            return sum(getattr(m, column) for m in rows for column in columns) / whole
+        def share(column: str) -> float:
+            return sum(getattr(metrics, column) for metrics in rows) / whole
 
         slowest = max(rows, key=lambda m: m.wait_seconds).slowest_rank
         collect, learn = share("collect_seconds"), share("learn_seconds")
         waits = {
-            f"the other workers wait for rank {slowest}: look what else its GPU and its processors "
-            "do, or give all workers equal ones": share("wait_seconds"),
+            f"the other workers wait for rank {slowest}: see what else uses its GPU and "
+            "processors, or give all workers equal ones": share("wait_seconds"),
             "workers add up gradients: `mjfleet doctor` measures how fast they are connected, and "
             "more --env.num-envs make it rarer": share("collective_seconds"),
             "neither collecting nor learning goes on: evaluate (--eval-interval), record videos "

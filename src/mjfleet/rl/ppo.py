@@ -51,20 +51,20 @@ class PPO(Algorithm):
     def __init__(self, *args: Any, capture: Capture | None = None, **settings: Any) -> None:
         """Take Algorithm's arguments; `capture` captures updates. None: nothing is captured."""
         super().__init__(*args, **settings)
-        self._capture, self._is_grpo = capture, self.config.name == "grpo"
+        self._capture = capture
         storage, flat = self.storage, self.gradient.flat
         # Means and standard deviations of the actions of a rollout.
         self._old = torch.zeros_like(storage.actions), torch.zeros_like(storage.actions)
         storage.distribution_params = self._old
         self._time_outs = torch.zeros_like(storage.dones)
         count = self.config.num_mini_batches
-        critic = None if self._is_grpo else self.critic
+        critic = self.critic if self.config.learns_values else None
         self._minibatches = Minibatches(self.actor, critic, storage, count)
         self._backprop = self._make_backprop()
         policy_size = sum(p.numel() for p in self.actor.parameters() if p.requires_grad)
         # The gradients of actor and critic, which are clipped each by itself.
         gradients = flat[: -len(MEASURES)].tensor_split([policy_size])
-        self._clipped = gradients[: 1 if self._is_grpo else 2]
+        self._clipped = gradients[: 2 if self.config.learns_values else 1]
         self._totals = torch.zeros_like(self.gradient.measures)
         self._last_observations = storage.observations[0].clone()  # Those after a rollout.
         # A graph reads the learning rate from a tensor. Otherwise it is a Python number.
@@ -126,7 +126,7 @@ class PPO(Algorithm):
     def _losses(self, numbers: list[float]) -> dict[str, float]:
         losses = dict(zip(MEASURES, numbers, strict=True))
         names = ("value", "surrogate", "entropy")
-        return {name: losses[name] for name in (names[1:] if self._is_grpo else names)}
+        return {name: losses[name] for name in (names if self.config.learns_values else names[1:])}
 
     def _losses_and_rate(self, numbers: list[float]) -> dict[str, float]:
         self.learning_rate = numbers[-1]
@@ -150,12 +150,12 @@ class PPO(Algorithm):
         config, storage = self.config, self.storage
         log_probs = Normal(*self._old).log_prob(storage.actions)
         storage.actions_log_prob[:, :, 0] = log_probs.sum(dim=-1)
-        if self._is_grpo:
+        if config.learns_values:
+            yield from self._compute_advantages()
+        else:
             rollout = storage.rewards[:, :, 0], storage.dones[:, :, 0].bool()
             advantages = group_advantages(*rollout, config.group_size, config.gamma)
             storage.advantages = advantages.unsqueeze(2)
-        else:
-            yield from self._compute_advantages()
         self._minibatches.fill(
             self._old, config.clip_param, config.normalize_advantage_per_mini_batch
         )
@@ -167,7 +167,7 @@ class PPO(Algorithm):
                 if self.is_distributed:
                     yield self.reduce_parameters
                 self._apply_gradients()
-        networks = (self.actor,) if self._is_grpo else (self.actor, self.critic)
+        networks = (self.actor, self.critic) if config.learns_values else (self.actor,)
         observations = storage.observations.flatten(0, 1)
         yield from update_normalizers(networks, observations, self.collectives)
 
@@ -175,12 +175,12 @@ class PPO(Algorithm):
         """Compute advantages by the critic; yield what the ranks have to do together."""
         storage = self.storage
         self._compute_returns()
-        advantages = storage.returns - storage.values
         if self.config.normalize_advantage_per_mini_batch:
-            storage.advantages = advantages
+            storage.advantages = storage.returns - storage.values
         elif self.is_distributed:
             yield from self.normalize_advantages()
         else:
+            advantages = storage.returns - storage.values
             storage.advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
 
     @torch.no_grad()

@@ -15,13 +15,8 @@ CONFIG_FILE = "config.yaml"
 CONFIG_BYTES = 2**16
 EARLIER_FOLDER = "configs"  # Holds those of earlier attempts.
 TASK_ENTRY = "task"  # Names the task whose configuration the file holds.
-NOT_RECORDED = (
-    "resume",
-    "teacher",
-    "config",
-    "trust",
-    "dry_run",
-)  # Flags of one command, not of the run.
+# Flags of one command, not of the run.
+NOT_RECORDED = ("resume", "teacher", "config", "trust", "dry_run")
 
 
 def read_config(

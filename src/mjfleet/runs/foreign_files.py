@@ -70,9 +70,8 @@ def leave_out_placement(data: dict[str, Any], text: str, name: str) -> None:
         raise UserError(f"{name}: {error}") from None
     if _is_signed(placement, text):
         return
-    for dotted in (
-        PLACEMENT | placement.keys()
-    ):  # A default would replace what the task's author has set.
+    # A default would replace what the task's author has set.
+    for dotted in PLACEMENT | placement.keys():
         *folders, last = dotted.split(".")
         if isinstance(parent := _value(data, folders, None), dict):
             parent.pop(last, None)
