@@ -51,6 +51,35 @@ def test_another_library_learns_in_turn(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "benchmarks" / plot).is_file()
 
 
+def test_training_stops_once_all_conditions_hold(run: Run, tmp_path: Path) -> None:
+    both = ("--until", "mean_reward > 0.0", "learning_rate<1")
+    data = measured(
+        run, tmp_path, "learning", "cartpole-balance", "--num-envs", "16", "--peer", "none", *both,
+        further=("--iterations", "2000", "--seed", "7", "--repeats", "2"),
+    )  # fmt: skip
+    first, second = (sample["iterations"] for sample in data["samples"])
+    assert all(10 <= len(rows) < 2000 for rows in (first, second))
+    assert first[0]["mean_reward"] != second[0]["mean_reward"]
+    (table,) = data["tables"]
+    ((who, samples, seconds),) = table["rows"]
+    assert who == "mjfleet"
+    assert samples["low"] == samples["high"] == 10 * 16 * 32 / 1e6
+    assert seconds["low"] == min(rows[9]["seconds"] for rows in (first, second))
+    assert seconds["high"] == max(rows[9]["seconds"] for rows in (first, second))
+    (plot,) = data["plots"]
+    assert (tmp_path / "benchmarks" / plot).is_file()
+
+
+def test_a_metric_that_does_not_exist_ends_the_first_run(run: Run, tmp_path: Path) -> None:
+    result = run(
+        "mjfleet", "bench", "learning", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "16",
+        "--peer", "none", "--iterations", "2000", "--until", "mean_reward > 2", "task/speed < 1",
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert all(name in result.stderr for name in ("'task/speed < 1'", "mean_reward", "loss/value"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_stock_rsl_rl_trains_the_same_in_turn(run: Run, tmp_path: Path) -> None:
     data = measured(run, tmp_path, "peer", "rsl_rl", "cartpole-balance", "--num-envs", "16")
     (sample,) = data["samples"]
@@ -109,6 +138,15 @@ def test_help_is_light(run: Run, what: str) -> None:
         (["startup", "cartpole-balance", "--output", "/dev/null/x"], ["--output /dev/null/x"]),
         (["ablation", "--also", "cartpole"], ["no task `cartpole`"]),
         (["ablation", "--page", "nothing.md"], ["--page nothing.md"]),
+        (
+            ["learning", "cartpole-balance", "--until", "x = 1"],
+            ["--until", "task/velocity_error <"],
+        ),
+        (["learning", "cartpole-balance", "--until", "x<1"], ["mean_reward", "--peer none"]),
+        (
+            ["learning", "cartpole-balance", "--until", "mean_reward>1", "--iterations", "9"],
+            ["--iterations is 9", "at least 10"],
+        ),
         (["gpu"], ["there is no GPU", "--gpu-ids None"]),
         (["gpu", "--parts", "nothing"], ["no part nothing", "doctor", "profile"]),
         (["gpu", "--minutes", "0"], ["--minutes is 0"]),

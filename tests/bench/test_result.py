@@ -114,4 +114,5 @@ def test_a_run_is_good_once_it_stays_so() -> None:
     early, late, never = learned(1, 1, 1), learned(1, 0.5, 1), learned(1, 1, 0.5)
     assert until_good([early, late], 0.9, 1000, "seconds") == Spread(4.0, 2.0, 6.0)
     assert until_good([early, late], 0.9, 1000, "samples") == Spread(0.002, 0.001, 0.003)
-    assert until_good([early, never], 0.9, 1000, "seconds") == "1 of 2 did"
+    assert until_good([early, never], 0.9, 1000, "seconds") == "1 of 2 did: 2"
+    assert until_good([never], 0.9, 1000, "seconds") == "0 of 1 did"

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ from ..conftest import Run
 TINY = ("--gpu-ids", "None", "--warmup", "1", "--iterations", "2", "--repeats", "1")
 
 
-def measured(run: Run, tmp_path: Path, *arguments: str) -> dict[str, Any]:
-    """Run a benchmark and return the JSON that it writes; it leaves nothing else."""
+def measured(
+    run: Run, tmp_path: Path, *arguments: str, further: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Run a benchmark and return the JSON that it writes; it leaves nothing else.
+
+    `further` arguments replace those of TINY.
+    """
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    result = run(
-        "mjfleet", "bench", *arguments, *TINY, TMPDIR=str(temporary), OMP_WAIT_POLICY="PASSIVE"
-    )
+    environ = {"TMPDIR": str(temporary), "OMP_WAIT_POLICY": "PASSIVE"}
+    result = run("mjfleet", "bench", *arguments, *TINY, *further, **environ)
     assert result.returncode == 0, result.stderr
     assert not list(temporary.iterdir())
     (path,) = (tmp_path / "benchmarks").glob("*.json")

@@ -66,7 +66,7 @@ def ablation(setup: Setup, options: AblationOptions) -> Result:
         flags, environ = WITHOUT[trick]
         config = setups[task].config(options.num_envs)
         usual, _ = train_ours(setups[task], config)
-        without, _ = train_ours(setups[task], config, flags, **environ)
+        without, _ = train_ours(setups[task], config, flags, environ)
         return {"with": usual["steps_per_second"], "without": without["steps_per_second"]}
 
     keys = [{"task": task, "trick": trick} for task in names for trick in TRICKS]

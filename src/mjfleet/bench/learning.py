@@ -1,28 +1,39 @@
-"""`mjfleet bench learning`: the reward after so many samples, and so long. In the launcher."""
+"""`mjfleet bench learning`: what is learned from so many samples, in so long. In the launcher."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.mjlab_setup import find_peer, train_peer
-from mjfleet.bench.result import Cell, Result, Spread, Table
+from mjfleet.bench.result import Cell, Result, Spread, Table, show
+from mjfleet.bench.threshold import WINDOW, Conditions, Threshold, reached
 from mjfleet.bench.timed_training import train_ours
-from mjfleet.config.validation import Count
+from mjfleet.config.validation import MOST, Count, between
+from mjfleet.errors import UserError
 from mjfleet.tools.plot import Line, Panel, draw
 from mjfleet.utils.packages import need_extra, stack_versions
 
 LAST = 10  # Iterations at the end of a run whose mean counts.
 GOOD = 0.9  # Share of the best mean reward at the end of any run, which the runs are to reach.
-NOTES = (
+SEEDS = (
     "Medians of the seeds, with the least and the greatest; seeds are trained one after the other, "
-    "each by all in turn, with the same settings.",
+    "each by all in turn, with the same settings."
+)
+REWARD = (
     "The reward is the mean over all steps of an iteration, of exploring policies; that at the end "
     f"over the last {LAST} iterations. Good is {GOOD:.0%} of the best run's at the end, once "
-    "a run does not fall below it any more.",
+    "a run does not fall below it any more."
+)
+THRESHOLDS = (
+    "Metrics are means over an iteration, of exploring policies. They count as reached at the end "
+    f"of {WINDOW} iterations whose means hold all conditions at once, and training then stops."
 )
 AXES = {"million env steps": "samples", "seconds from Enter": "seconds"}
+Run = Mapping[str, Any]  # What `summarise` returns.
+Runs = Mapping[str, Sequence[Run]]  # By who trained.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +43,12 @@ class LearningOptions(Options):
     iterations: int = 150
     """Iterations of each run. All are measured: --warmup has no effect."""
     repeats: int = 3
-    """Seeds, from 1 on."""
+    """Seeds, each greater by one than the last."""
+    seed: Annotated[int, between(0, MOST)] = 1
+    """The first seed."""
+    until: Conditions = ()
+    """Conditions that each run is to reach, and at which it stops: "task/velocity_error < 0.27".
+    Without any: 90% of the best reward."""
     num_envs: Count = 1024
     """Environments."""
     peer: Literal["mjlab", "skrl", "skrl-jax", "rl_games", "grpo", "none"] = "mjlab"
@@ -40,10 +56,16 @@ class LearningOptions(Options):
 
 
 def learning(setup: Setup, options: LearningOptions) -> Result:
-    """Train with seeds 1, 2, ... by mjfleet and, where one is asked for, by a peer."""
+    """Train with several seeds by mjfleet and, where one is asked for, by a peer.
+
+    Raises:
+        UserError: the peer cannot be had, or `--until` asks for what it does not report.
+    """
+    until = [Threshold.parse(text) for text in options.until]
+    _check_until(until, options)
     configs = [
         setup.config(options.num_envs, max_iterations=options.iterations, seed=seed)
-        for seed in range(1, options.repeats + 1)
+        for seed in range(options.seed, options.seed + options.repeats)
     ]
     worker = setup.worker_args(configs[0], setup.scratch)
     peer = find_peer(options.peer, setup) if options.peer == "mjlab" else None
@@ -59,52 +81,102 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
         if peer and who == peer.name:
             return train_peer(setup, peer, config, records_rewards=True)
         flag = "--agent.algorithm.name" if who == "grpo" else "--agent.library"
-        return train_ours(setup, config, (flag, who) if who != "mjfleet" else ())[0]
+        return train_ours(setup, config, (flag, who) if who != "mjfleet" else (), until=until)[0]
 
     samples = setup.rounds([{"who": who} for who in names], measure, "{who}")
     runs = {who: [sample for sample in samples if sample["who"] == who] for who in names}
     steps = options.num_envs * configs[0].agent.num_steps_per_env
     name = f"learning-{setup.found.name}-{worker.engine}-{setup.kind}"
     name += f"-{options.peer}" if is_ours else ""
+    name += "-until" if until else ""
+    title = f"Learning {setup.found.name}, {worker.engine} engine on {setup.kind}: "
+    title += f"{options.num_envs} worlds, seeds: {options.repeats}"
+    title += f", beside {options.peer}" if is_ours else ""
+    draw(setup.scratch / f"{name}.png", _panels(runs, steps, until))
+    table = _thresholds(runs, steps, until) if until else _rewards(runs, steps)
+    notes = [SEEDS, THRESHOLDS if until else REWARD, *(peer.notes if peer else ())]
+    versions = peer.versions if peer else stack_versions(*other.packages)
+    return Result(name, title, [table], notes, samples, versions=versions, plots=[f"{name}.png"])
+
+
+def _check_until(until: Sequence[Threshold], options: LearningOptions) -> None:
+    """Raise UserError where the peer does not report a metric, or a run is too short."""
+    if until and options.iterations < WINDOW:
+        raise UserError(
+            f"--iterations is {options.iterations}; with --until it must be at least {WINDOW}, "
+            "over which the metrics are averaged."
+        )
+    for threshold in until:
+        if options.peer == "mjlab" and threshold.metric != "mean_reward":
+            raise UserError(
+                f"--until '{threshold}': of mjlab, only mean_reward is known. --peer none trains "
+                "without it."
+            )
+
+
+def _panels(runs: Runs, steps: int, until: Sequence[Threshold]) -> list[Panel]:
+    """Return plots of what is to be reached against both axes."""
     panels = []
-    for label, axis in AXES.items():
-        lines = {who: [_line(run, steps, axis) for run in each] for who, each in runs.items()}
-        panels.append(Panel(label, "reward per step", lines))
-    draw(setup.scratch / f"{name}.png", panels)
+    for metric in dict.fromkeys(t.metric for t in until) or ["mean_reward"]:
+        for label, axis in AXES.items():
+            lines = {who: [_line(run, steps, axis, metric) for run in runs[who]] for who in runs}
+            if until:
+                x = [0.0, max(x[-1] for each in lines.values() for x, _ in each)]
+                lines["to be reached"] = [(x, [t.value] * 2) for t in until if t.metric == metric]
+            panels.append(Panel(label, metric if until else "reward per step", lines))
+    return panels
+
+
+def _rewards(runs: Runs, steps: int) -> Table:
+    """Return the reward at the end, and when it was good, in the view of the best run."""
     good = GOOD * max(_end(run) for each in runs.values() for run in each)
     columns = ["", "reward per step at the end", "seconds from Enter to the end"]
     rows: list[list[Cell]] = []
     for who, each in runs.items():
         ends = [run["iterations"][-1]["seconds"] for run in each]
-        reached = [until_good(each, good, steps, axis) for axis in AXES.values()]
-        rows.append([who, Spread.of(map(_end, each)), Spread.of(ends), *reached])
-    title = f"Learning {setup.found.name}, {worker.engine} engine on {setup.kind}: "
-    title += f"{options.num_envs} worlds, seeds: {options.repeats}"
-    title += f", beside {options.peer}" if is_ours else ""
-    tables = [Table("Reward", [*columns, *(f"{label} until good" for label in AXES)], rows)]
-    notes = [*NOTES, *(peer.notes if peer else ())]
-    versions = peer.versions if peer else stack_versions(*other.packages)
-    return Result(name, title, tables, notes, samples, versions=versions, plots=[f"{name}.png"])
+        at = [until_good(each, good, steps, axis) for axis in AXES.values()]
+        rows.append([who, Spread.of(map(_end, each)), Spread.of(ends), *at])
+    return Table("Reward", [*columns, *(f"{label} until good" for label in AXES)], rows)
 
 
-def until_good(runs: Sequence[dict[str, Any]], good: float, steps: int, axis: str) -> Cell:
-    """Return where the runs became good and remained so; how many did, if not all did."""
-    reached = []
+def _thresholds(runs: Runs, steps: int, until: Sequence[Threshold]) -> Table:
+    """Return when the thresholds were reached."""
+    rows: list[list[Cell]] = []
+    for who, each in runs.items():
+        numbers = [reached(until, run["iterations"]) for run in each]
+        found = [(run, n) for run, n in zip(each, numbers, strict=True) if n is not None]
+        at = [[_line(run, steps, axis)[0][n] for run, n in found] for axis in AXES.values()]
+        rows.append([who, *(_of_all(values, each) for values in at)])
+    return Table(f"Until {' and '.join(map(str, until))}", ["", *AXES], rows)
+
+
+def until_good(runs: Sequence[Run], good: float, steps: int, axis: str) -> Cell:
+    """Return where the runs became good and remained so, and how many did, if not all did."""
+    found: list[float] = []
     for run in runs:
         x, rewards = _line(run, steps, axis)
         poor = [number for number, reward in enumerate(rewards) if reward < good]
         begin = poor[-1] + 1 if poor else 0
-        reached += x[begin : begin + 1]
-    return Spread.of(reached) if len(reached) == len(runs) else f"{len(reached)} of {len(runs)} did"
+        found += x[begin : begin + 1]
+    return _of_all(found, runs)
 
 
-def _line(run: dict[str, Any], steps: int, axis: str) -> Line:
-    """Return a run's mean rewards against millions of samples, or seconds since its start."""
-    millions = [(number + 1) * steps / 1e6 for number in range(len(run["iterations"]))]
-    x = millions if axis == "samples" else [row["seconds"] for row in run["iterations"]]
-    return x, [row["mean_reward"] for row in run["iterations"]]
+def _of_all(values: Sequence[float], runs: Sequence[Any]) -> Cell:
+    """Return the values of the runs; how many runs have one, if not all do."""
+    if len(values) == len(runs):
+        return Spread.of(values)
+    return f"{len(values)} of {len(runs)} did" + (f": {show(Spread.of(values))}" if values else "")
 
 
-def _end(run: dict[str, Any]) -> float:
+def _line(run: Run, steps: int, axis: str, metric: str = "mean_reward") -> Line:
+    """Return a run's metric against millions of samples, or seconds since its start."""
+    rows = run["iterations"]
+    x = [
+        (n + 1) * steps / 1e6 if axis == "samples" else row["seconds"] for n, row in enumerate(rows)
+    ]
+    return x, [row.get(metric, math.nan) for row in rows]
+
+
+def _end(run: Run) -> float:
     """Return the mean reward of a run's last iterations."""
     return fmean(row["mean_reward"] for row in run["iterations"][-LAST:])

@@ -63,9 +63,10 @@ def startup(setup: Setup, options: StartupOptions) -> Result:
             return {"seconds": run_timed([*TRAIN, *helps[what]], setup.scratch).seconds}
         if what == COLD:
             shutil.rmtree(cache, ignore_errors=True)
-        environ = {"PYTHONPROFILEIMPORTTIME": "1"} if what == IMPORTS else {}
+        environ = {"WARP_CACHE_PATH": str(cache)}
+        environ |= {"PYTHONPROFILEIMPORTTIME": "1"} if what == IMPORTS else {}
         with compilations(cache) as modules:
-            trained, child = train_ours(setup, config, WARP_CACHE_PATH=str(cache), **environ)
+            trained, child = train_ours(setup, config, (), environ)
         if what == IMPORTS:
             return {"packages": _packages(child.errors)}
         first = trained["iterations"][0]

@@ -6,13 +6,14 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from mjfleet.bench.benchmark_options import Setup
+from mjfleet.bench.threshold import WINDOW, Threshold, check_columns, reached
 from mjfleet.config import TrainConfig
 from mjfleet.errors import WorkerError
 from mjfleet.runs.metrics_csv import METRICS_FILE
@@ -34,11 +35,15 @@ class TimedChild:
 
 
 def run_timed(
-    command: Sequence[str], scratch: Path, environ: Mapping[str, str | None] | None = None
+    command: Sequence[str],
+    scratch: Path,
+    environ: Mapping[str, str | None] | None = None,
+    is_enough: Callable[[str], bool] | None = None,
 ) -> TimedChild:
     """Run a command until it ends, in `scratch`, which also holds its temporary files.
 
-    `environ` are environment variables besides those of this process; None removes one.
+    `environ` are environment variables besides those of this process; None removes one. Once
+    `is_enough` is true of a line of standard output, the command is asked to stop by SIGTERM.
 
     Raises:
         WorkerError: it failed; the message holds the end of its output.
@@ -46,22 +51,26 @@ def run_timed(
     # With PYTHONDONTWRITEBYTECODE every process would compile all that it imports.
     variables = {"TMPDIR": str(scratch), "PYTHONDONTWRITEBYTECODE": None, **(environ or {})}
     start = time.perf_counter()
+    lines: list[tuple[float, str]] = []
+    is_stopped = False
     with ChildProcess(
         command, environ=variables, stdout=subprocess.PIPE, cwd=scratch, is_foreign=True
     ) as child:
         try:
             assert child.stdout is not None
-            lines = [
-                (time.perf_counter() - start, line.decode(errors="replace").rstrip("\n"))
-                for line in child.stdout
-            ]
+            for line in child.stdout:
+                text = line.decode(errors="replace").rstrip("\n")
+                lines.append((time.perf_counter() - start, text))
+                if is_enough and not is_stopped and is_enough(text):
+                    child.send_signal(signal.SIGTERM)
+                    is_stopped = True
             code = child.wait()
         except BaseException:  # Ctrl-C has not reached the child.
             child.send_signal(signal.SIGTERM)
             child.wait(STOP_SECONDS)
             raise
         seconds, errors = time.perf_counter() - start, child.errors()
-        if code:
+        if code and not (is_stopped and code == 128 + signal.SIGTERM):
             output = (errors or "\n".join(line for _, line in lines))[-SHOWN_CHARACTERS:].strip()
             how = f"{' '.join(command[:4])} ... {child.how_it_ended()}"
             raise WorkerError(f"error: {how}\n{output}")
@@ -103,12 +112,20 @@ def summarise(
 
 
 def train_ours(
-    setup: Setup, config: TrainConfig, flags: Sequence[str] = (), **environ: str | None
+    setup: Setup,
+    config: TrainConfig,
+    flags: Sequence[str] = (),
+    environ: Mapping[str, str | None] | None = None,
+    until: Sequence[Threshold] = (),
 ) -> tuple[dict[str, Any], TimedChild]:
     """Train by the command `train`; return what `summarise` does, and the process.
 
     Of `config`, the agent's iterations and seed, environments, engine and devices are used. `flags`
-    are further flags of `train`, `environ` environment variables as for `run_timed`.
+    are further flags of `train`, `environ` environment variables as for `run_timed`. Training stops
+    once all of `until` are reached, if there are any.
+
+    Raises:
+        UserError: `until` names a metric that the training does not have.
     """
     folder, gpus = setup.scratch / "logs", config.gpu_ids
     settings = [
@@ -118,16 +135,29 @@ def train_ours(
         *("--cpu-workers", config.cpu_workers, "--cpu-threads", config.cpu_threads),
         *(*flags, "--log-root", folder),
     ]
+
+    def is_reached(line: str) -> bool:
+        if not line.startswith("iteration="):
+            return False
+        (file,) = folder.glob(f"*/*/{METRICS_FILE}")
+        # The file is written beside training: its end may be half a line.
+        header, *lines = file.read_text().rpartition("\n")[0].splitlines() or [""]
+        if header:
+            check_columns(until, header.split(","))
+        return reached(until, list(csv.DictReader([header, *lines[-WINDOW:]]))) is not None
+
     try:
         command = [*TRAIN, setup.found.name, *map(str, settings)]
-        child = run_timed(command, setup.scratch, environ)
+        child = run_timed(command, setup.scratch, environ, is_reached if until else None)
         (file,) = folder.glob(f"*/*/{METRICS_FILE}")
         reported = [seconds for seconds, line in child.lines if line.startswith("iteration=")]
         with file.open() as lines:
+            table = csv.DictReader(lines)
             rows = [
                 {"seconds": seconds, **{name: float(value) for name, value in row.items() if value}}
-                for seconds, row in zip(reported, csv.DictReader(lines), strict=True)
+                for seconds, row in zip(reported, table, strict=True)
             ]
+        check_columns(until, table.fieldnames or [])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return summarise(setup, config, child, rows), child

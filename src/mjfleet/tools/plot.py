@@ -225,7 +225,7 @@ def _draw_panel(axes: Any, panel: Panel, labels: Sequence[str]) -> None:
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel=panel.x, ylabel=_shown(panel.y))
     if not panel.of_runs:
-        axes.set_ylim(0, 1.05 * axes.dataLim.y1)
+        axes.set_ylim(min(0.0, 1.05 * axes.dataLim.y0), max(0.0, 1.05 * axes.dataLim.y1))
     axes.grid(alpha=0.3)
 
 
