@@ -96,9 +96,21 @@ def test_every_task_takes_auto_for_its_worlds() -> None:
         (
             lambda: AgentConfig(
                 actor=ActorConfig(class_name="RNNModel"),
-                algorithm=PPOConfig(symmetry_cfg=SymmetryConfig(data_augmentation_func="env:f")),
+                algorithm=PPOConfig(
+                    symmetry_cfg=SymmetryConfig(
+                        data_augmentation_func="env:f", use_mirror_loss=True
+                    )
+                ),
             ),
             ["symmetry", "MLPModel"],
+        ),
+        (
+            lambda: SymmetryConfig(
+                data_augmentation_func="env:f",
+                use_equivariant_networks=True,
+                use_data_augmentation=True,
+            ),
+            ["use-equivariant-networks", "without use-data-augmentation"],
         ),
     ],
 )

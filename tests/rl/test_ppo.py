@@ -1,7 +1,7 @@
 """PPO ends where rsl_rl's own does."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,7 +71,13 @@ def observations() -> TensorDict:
 
 
 def learn(
-    kind: type[Algorithm] | None, config: AgentConfig, updates: int, alg: Any = None
+    kind: Callable[..., Algorithm] | None,
+    config: AgentConfig,
+    updates: int,
+    alg: Any = None,
+    *,
+    perturbs: bool = True,
+    load: Callable[[str], Any] = str,
 ) -> tuple[Any, dict[str, float]]:
     """Updates from random numbers, the same for every kind of algorithm; and the last losses.
 
@@ -84,10 +90,10 @@ def learn(
         sizes = {"num_envs": WORLDS, "num_actions": ACTIONS}
         env: Any = SimpleNamespace(get_observations=lambda: first, **sizes)
         if kind is None:
-            stock = rsl_rl_config(config, str) | {"multi_gpu": None}
+            stock = rsl_rl_config(config, load) | {"multi_gpu": None}
             alg = algorithms.PPO.construct_algorithm(first, env, stock, "cpu")
         else:
-            alg = build_algorithm(kind, env, config, "cpu", str, Collectives(), 1)
+            alg = build_algorithm(kind, env, config, "cpu", load, Collectives(), 1)
         alg.train_mode()
     for update in range(updates):
         torch.manual_seed(update)  # rsl_rl draws actions, which nobody needs, while it updates.
@@ -102,7 +108,7 @@ def learn(
                 alg.process_env_step(seen, rewards, dones, {"time_outs": time_outs})
             alg.compute_returns(seen)
             # The adaptive schedule would follow what rounding leaves of a divergence that is zero.
-            for parameter in alg.actor.parameters():
+            for parameter in alg.actor.parameters() if perturbs else ():
                 parameter.data += 0.02 * torch.randn_like(parameter)
         losses = alg.update()
     return alg, losses

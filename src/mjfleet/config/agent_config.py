@@ -220,12 +220,12 @@ class AgentConfig(Checked, flags="agent."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.is_recurrent and self.algorithm.symmetry_cfg is not None:
+        if self.is_recurrent and self.algorithm.mirrors_samples:
             raise UserError(
                 "--agent.algorithm.symmetry-cfg cannot be used with a recurrent network: choose "
                 "MLPModel for --agent.actor.class-name and --agent.critic.class-name."
             )
-        if self.distils and (self.algorithm.rnd_cfg or self.algorithm.symmetry_cfg):
+        if self.distils and (self.algorithm.rnd_cfg or self.algorithm.mirrors_samples):
             raise UserError(
                 "--agent.algorithm.name distillation takes neither rnd-cfg nor symmetry-cfg."
             )
@@ -294,7 +294,7 @@ class AgentConfig(Checked, flags="agent."):
             f"--agent.algorithm.backprop {algorithm.backprop}": algorithm.backprop != "auto",
             "--agent.algorithm.learning-threads": algorithm.learning_threads is not None,
             "--agent.algorithm.rnd-cfg": algorithm.rnd_cfg is not None,
-            "--agent.algorithm.symmetry-cfg": algorithm.symmetry_cfg is not None,
+            "--agent.algorithm.symmetry-cfg": algorithm.mirrors_samples,
             "--agent.torch-compile-mode": self.torch_compile_mode is not None,
         }
         return next((what for what, is_wanted in unknown.items() if is_wanted), None)

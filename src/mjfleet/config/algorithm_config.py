@@ -15,6 +15,7 @@ from mjfleet.config.validation import (
     between,
     class_or,
 )
+from mjfleet.errors import UserError
 
 AlgorithmName = Literal["ppo", "grpo", "distillation"]
 Activation = Literal[
@@ -47,16 +48,28 @@ class RndConfig(Checked, flags="agent.algorithm.rnd_cfg."):
 
 @dataclass(frozen=True, kw_only=True)
 class SymmetryConfig(Checked, flags="agent.algorithm.symmetry_cfg."):
-    """Mirrored samples and a mirror loss (Mittal et al. 2024, arXiv:2403.04359)."""
+    """Equivariant networks, mirrored samples or a mirror loss (Mittal et al. 2024,
+    arXiv:2403.04359)."""
 
     data_augmentation_func: str
     """`module:function` in the task folder that mirrors samples, with rsl_rl's signature."""
+    use_equivariant_networks: bool = False
+    """Whether mirrored observations lead to mirrored actions and to the same value, by tied
+    weights; instead of the other two."""
     use_data_augmentation: bool = False
     """Whether each minibatch also contains its mirror image."""
     use_mirror_loss: bool = False
     """Whether the policy is penalised where it is not symmetric."""
     mirror_loss_coeff: NotNegative = 0.0
     """Weight of the mirror loss."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.use_equivariant_networks and (self.use_data_augmentation or self.use_mirror_loss):
+            raise UserError(
+                "--agent.algorithm.symmetry-cfg.use-equivariant-networks makes a policy symmetric "
+                "by itself: use it without use-data-augmentation and use-mirror-loss."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +115,7 @@ class PPOConfig(Checked, flags="agent.algorithm."):
     rnd_cfg: RndConfig | None = None
     """Random network distillation; set in the task's configuration or in a file."""
     symmetry_cfg: SymmetryConfig | None = None
-    """Symmetry augmentation; set in the task's configuration or in a file."""
+    """A robot's mirror symmetry; set in the task's configuration or in a file."""
     gradient_length: Count = 15
     """Steps whose losses add up to one gradient (distillation only)."""
     loss_type: Literal["mse", "huber"] = "mse"
@@ -117,6 +130,17 @@ class PPOConfig(Checked, flags="agent.algorithm."):
     def envs_per_group(self) -> int:
         """Environments that are compared; 1: none are, and a critic predicts returns."""
         return 1 if self.learns_values else self.group_size
+
+    @property
+    def ties_weights(self) -> bool:
+        """Whether the networks are equivariant."""
+        return self.symmetry_cfg is not None and self.symmetry_cfg.use_equivariant_networks
+
+    @property
+    def mirrors_samples(self) -> bool:
+        """Whether the policy learns from mirrored samples, or by a mirror loss."""
+        cfg = self.symmetry_cfg
+        return cfg is not None and (cfg.use_data_augmentation or cfg.use_mirror_loss)
 
     @property
     def learns_values(self) -> bool:

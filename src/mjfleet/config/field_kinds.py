@@ -74,6 +74,7 @@ agent.algorithm.rnd_cfg.predictor_hidden_dims agent.algorithm.rnd_cfg.target_hid
 agent.algorithm.rnd_cfg.activation agent.algorithm.rnd_cfg.state_normalization
 agent.algorithm.rnd_cfg.reward_normalization agent.algorithm.rnd_cfg.learning_rate
 agent.algorithm.symmetry_cfg.data_augmentation_func
+agent.algorithm.symmetry_cfg.use_equivariant_networks
 agent.algorithm.symmetry_cfg.use_data_augmentation agent.algorithm.symmetry_cfg.use_mirror_loss
 agent.algorithm.symmetry_cfg.mirror_loss_coeff
 """) | {

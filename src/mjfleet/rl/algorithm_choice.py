@@ -12,7 +12,12 @@ from mjfleet.config import AgentConfig
 from mjfleet.config.validation import is_class_path
 from mjfleet.env import Env
 from mjfleet.errors import UserError
-from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate, build_algorithm, model_class
+from mjfleet.rl.adapters.rsl_rl_adapter import (
+    RslRlUpdate,
+    augmentation,
+    build_algorithm,
+    model_class,
+)
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.cuda_graphs import Capture
@@ -43,11 +48,14 @@ def make_algorithm(
         UserError: a class of the user's cannot be loaded, or does not fit the others.
     """
     kind, slower = choose_algorithm(agent, load)
+    mirror = augmentation(agent.algorithm.symmetry_cfg, load)
     if issubclass(kind, PPO):
-        kind = partial(kind, capture=capture)
-    if slower and collectives.rank == 0:
+        mirror = partial(mirror, env) if mirror and agent.algorithm.ties_weights else None
+        kind = partial(kind, capture=capture, mirror=mirror)
+    elif slower and collectives.rank == 0:
         graphs = "; it captures no CUDA graphs" if capture else ""
-        print_line(f"{slower}, which is slower{graphs}")
+        tied = "; networks are not equivariant" if agent.algorithm.ties_weights else ""
+        print_line(f"{slower}, which is slower{graphs}{tied}")
     return build_algorithm(kind, env, agent, device, load, collectives, num_threads)
 
 

@@ -12,18 +12,24 @@ import torch
 from tensordict import TensorDict
 
 from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.equivariance import Equivariance
 
 
 @torch.no_grad()
 def update_normalizers(
-    networks: tuple[Any, ...], observations: TensorDict, collectives: Collectives
+    networks: tuple[Any, ...],
+    observations: TensorDict,
+    collectives: Collectives,
+    equivariance: Equivariance | None = None,
 ) -> Iterator[Callable[[], object]]:
     """Add observations `(samples, size)` to the statistics of the networks that keep any.
 
     With several ranks, yields the reductions between them, to be called.
     """
     num_ranks = collectives.world_size
-    for network in (network for network in networks if network.obs_normalization):
+    for number, network in enumerate(networks):
+        if not network.obs_normalization:
+            continue
         inputs = torch.cat([observations[group] for group in network.obs_groups], dim=-1)
         var = torch.var(inputs, dim=0, unbiased=False, keepdim=True)
         mean = own_mean = torch.mean(inputs, dim=0, keepdim=True)
@@ -35,6 +41,8 @@ def update_normalizers(
             var = own_count * (var + (own_mean - mean).square())
             yield partial(collectives.all_reduce, var)
             var = var / count
+        if equivariance:
+            mean, var = equivariance.of_inputs(number).add_image(mean, var)
         normalizer = network.obs_normalizer
         normalizer.count += count
         rate = torch.full_like(normalizer.count, count) / normalizer.count

@@ -23,8 +23,9 @@ from mjfleet.config import AgentConfig
 from mjfleet.errors import UserError
 from mjfleet.rl.algorithm import LEARNING_RATES, Algorithm
 from mjfleet.rl.autograd_backprop import AutogradBackprop
-from mjfleet.rl.cpu_backprop import CpuBackprop, useful_threads
+from mjfleet.rl.cpu_backprop import SUPPORTED, CpuBackprop, useful_threads
 from mjfleet.rl.cuda_graphs import Capture, GraphedWork
+from mjfleet.rl.equivariance import Equivariance
 from mjfleet.rl.gradient_reduction import MEASURES
 from mjfleet.rl.groups import group_advantages
 from mjfleet.rl.minibatches import Minibatches
@@ -42,16 +43,28 @@ class PPO(Algorithm):
         missing = {
             "a recurrent network": agent.is_recurrent,
             "random network distillation": algorithm.rnd_cfg is not None,
-            "symmetry": algorithm.symmetry_cfg is not None,
+            "symmetry": algorithm.mirrors_samples,
             "torch.compile": agent.torch_compile_mode is not None,
             f"the optimiser {algorithm.optimizer}": algorithm.optimizer == "rmsprop",
         }
         return next((what for what, is_wanted in missing.items() if is_wanted), None)
 
-    def __init__(self, *args: Any, capture: Capture | None = None, **settings: Any) -> None:
-        """Take Algorithm's arguments; `capture` captures updates. None: nothing is captured."""
+    def __init__(
+        self,
+        *args: Any,
+        capture: Capture | None = None,
+        mirror: Callable[..., Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        """Take Algorithm's arguments; `capture` captures updates. None: nothing is captured.
+
+        `mirror`: ties the networks' weights, see Equivariance. None: they are free.
+        """
         super().__init__(*args, **settings)
         self._capture = capture
+        self._equivariance = mirror and Equivariance(
+            mirror, (self.actor, self.critic), self.storage.observations[0], self.gradient
+        )
         storage, flat = self.storage, self.gradient.flat
         # Means and standard deviations of the actions of a rollout.
         self._old = torch.zeros_like(storage.actions), torch.zeros_like(storage.actions)
@@ -164,12 +177,14 @@ class PPO(Algorithm):
             for batch in self._minibatches.batches:
                 self.on_minibatch()
                 self._backprop.compute_gradients(batch)
+                if self._equivariance:
+                    self._equivariance.tie_gradients()
                 if self.is_distributed:
                     yield self.reduce_parameters
                 self._apply_gradients()
         networks = (self.actor, self.critic) if config.learns_values else (self.actor,)
         observations = storage.observations.flatten(0, 1)
-        yield from update_normalizers(networks, observations, self.collectives)
+        yield from update_normalizers(networks, observations, self.collectives, self._equivariance)
 
     def _compute_advantages(self) -> Iterator[Callable[[], object]]:
         """Compute advantages by the critic; yield what the ranks have to do together."""
@@ -224,8 +239,7 @@ class PPO(Algorithm):
         if config.backprop == "closed-form" and not is_known:
             raise UserError(
                 "--agent.algorithm.backprop closed-form needs a CPU, full precision, "
-                "GaussianDistribution, and one of the activations elu, selu, relu, crelu, lrelu, "
-                "tanh, sigmoid, identity. Otherwise `auto` uses autograd."
+                f"{SUPPORTED}. Otherwise `auto` uses autograd."
             )
         if config.backprop == "autograd" or not is_known:
             return AutogradBackprop(*networks, self.gradient, config)

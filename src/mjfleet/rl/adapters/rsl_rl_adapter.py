@@ -9,7 +9,7 @@ import torch
 from rsl_rl import models
 from rsl_rl.algorithms import PPO
 
-from mjfleet.config import AgentConfig, to_dict
+from mjfleet.config import AgentConfig, SymmetryConfig, to_dict
 from mjfleet.env import Env
 from mjfleet.errors import UserError
 from mjfleet.rl.algorithm import Algorithm
@@ -84,12 +84,12 @@ def rsl_rl_config(agent: AgentConfig, load: Callable[..., Any]) -> dict[str, Any
     own = ("name", "group_size", "backprop", "learning_threads", "gradient_length", "loss_type")
     for name in own:
         del algorithm[name]
-    if symmetry := algorithm["symmetry_cfg"]:
-        name = symmetry["data_augmentation_func"]
-        function = symmetry["data_augmentation_func"] = load(name)
-        if not callable(function) or isinstance(function, type):
-            flag = "--agent.algorithm.symmetry-cfg.data-augmentation-func"
-            raise UserError(f"{flag} {name}: it must be a function.")
+    if agent.algorithm.mirrors_samples:
+        symmetry = algorithm["symmetry_cfg"]
+        del symmetry["use_equivariant_networks"]
+        symmetry["data_augmentation_func"] = augmentation(agent.algorithm.symmetry_cfg, load)
+    else:
+        algorithm["symmetry_cfg"] = None
     groups = plain["obs_groups"]
     if agent.distils:
         if (teacher := plain["teacher"]) is None:
@@ -106,6 +106,21 @@ def rsl_rl_config(agent: AgentConfig, load: Callable[..., Any]) -> dict[str, Any
         "critic": _model(plain["critic"], load),
         "algorithm": {"class_name": "PPO"} | algorithm,
     }
+
+
+def augmentation(symmetry: SymmetryConfig | None, load: Callable[..., Any]) -> Any:
+    """Return the function that mirrors samples, or None.
+
+    Raises:
+        UserError: it cannot be loaded, or is no function.
+    """
+    if symmetry is None:
+        return None
+    function = load(name := symmetry.data_augmentation_func)
+    if not callable(function) or isinstance(function, type):
+        flag = "--agent.algorithm.symmetry-cfg.data-augmentation-func"
+        raise UserError(f"{flag} {name}: it must be a function.")
+    return function
 
 
 def model_class(name: str, load: Callable[..., Any]) -> type[models.MLPModel]:

@@ -1,0 +1,140 @@
+"""Networks that commute with a mirror of the robot, by weights that are tied. Runs in a worker.
+
+A mirror permutes the numbers of observations and actions and changes some signs. Where each weight
+equals its mirror image, mirrored observations lead to mirrored actions and to the same value, and
+each sample teaches as much as two (van der Pol et al. 2020, arXiv:2006.16908). The mirror reverses
+the order of a hidden layer's units. Networks keep their form and cost: their weights are tied once,
+and gradients are averaged with their images.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from mjfleet.errors import UserError
+from mjfleet.rl.cpu_backprop import SUPPORTED, CpuBackprop
+from mjfleet.rl.gradient_reduction import FlatGradient
+
+TIES_WEIGHTS = "--agent.algorithm.symmetry-cfg.use-equivariant-networks"
+
+
+class Mirror(NamedTuple):
+    """A signed permutation: `x[..., source] * sign` is the image of `x` `(..., size)`."""
+
+    source: torch.Tensor
+    sign: torch.Tensor
+
+    def add_image(self, mean: torch.Tensor, var: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the moments `(1, size)` of samples and their images, given those of samples."""
+        change = (mean[:, self.source] * self.sign - mean) / 2
+        return mean + change, (var + var[:, self.source]) / 2 + change.square()
+
+
+class Equivariance:
+    """Ties the weights of rsl_rl's networks."""
+
+    def __init__(
+        self,
+        mirror: Callable[..., Any],
+        networks: tuple[Any, ...],
+        observations: TensorDict,
+        gradient: FlatGradient,
+    ) -> None:
+        """Tie the weights of `networks`, whose gradients `gradient` holds.
+
+        `mirror` returns `observations` and actions `(samples, size)`, each followed by its images.
+
+        Raises:
+            UserError: it is no mirror, or a network is not made of linear layers alone.
+        """
+        if not CpuBackprop.supports(*networks):
+            raise UserError(f"{TIES_WEIGHTS} needs {SUPPORTED}.")
+        actor = networks[0]
+        device, num_actions = gradient.flat.device, actor.distribution.output_dim
+        sizes = {name: rows.shape[1] for name, rows in observations.items()}
+        examples = {name: _example(size, device) for name, size in sizes.items()}
+        seen, done = mirror(
+            obs=TensorDict(examples, batch_size=1), actions=_example(num_actions, device)
+        )
+        actions = _read("actions", done)
+        groups = {name: _read(name, seen[name]) for name in sizes}
+        self._inputs = [_join([groups[name] for name in x.obs_groups]) for x in networks]
+        images: dict[torch.Tensor, Mirror] = {
+            parameter: _same(parameter.numel(), device) for parameter in gradient.parameters
+        }
+        for network, observed in zip(networks, self._inputs, strict=True):
+            is_actor, inputs = network is actor, observed
+            linears = [layer for layer in network.mlp if isinstance(layer, nn.Linear)]
+            for layer in linears:
+                size = layer.out_features
+                outputs = _reversed(size, device)
+                if layer is linears[-1]:
+                    outputs = actions if is_actor else _same(size, device)
+                images[layer.weight] = _of_matrix(outputs, inputs)
+                images[layer.bias] = outputs
+                inputs = outputs
+            if is_actor:
+                deviations = Mirror(actions.source, torch.ones_like(actions.sign))
+                images |= dict.fromkeys(actor.distribution.parameters(), deviations)
+        rest = _same(len(gradient.measures), device)
+        self._image = _join([*(images[parameter] for parameter in gradient.parameters), rest])
+        self._flat = gradient.flat
+        for parameter in gradient.parameters:
+            image, old = images[parameter], parameter.detach().flatten()
+            # The mean of two independent numbers has half the variance of one.
+            scale = 2**0.5 if parameter.dim() > 1 else 1.0
+            tied = (old + old[image.source] * image.sign) * (scale / 2)
+            parameter.data.copy_(tied.view_as(parameter))
+
+    def tie_gradients(self) -> None:
+        """Average all gradients with their images."""
+        self._flat.add_(self._flat[self._image.source] * self._image.sign).mul_(0.5)
+
+    def of_inputs(self, network: int) -> Mirror:
+        """Return the mirror of what a network observes, by its place among the networks."""
+        return self._inputs[network]
+
+
+def _example(size: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(1.0, size + 1, device=device).unsqueeze(0)
+
+
+def _read(name: str, rows: torch.Tensor) -> Mirror:
+    """Return the mirror whose image of the first row, 1, 2, 3..., is the second one."""
+    if len(rows) == 2:
+        mirror = Mirror(rows[1].abs().long() - 1, rows[1].sign())
+        unchanged = torch.arange(rows.shape[1], device=rows.device)
+        if torch.equal(mirror.source.sort().values, unchanged):
+            twice = Mirror(mirror.source[mirror.source], mirror.sign[mirror.source] * mirror.sign)
+            if torch.equal(twice.source, unchanged) and bool((twice.sign == 1).all()):
+                return mirror
+    raise UserError(
+        f"{TIES_WEIGHTS} needs a data-augmentation-func that is a mirror: it swaps the numbers of "
+        f"`{name}`, changes some signs, and undoes itself. It returns samples, then their images."
+    )
+
+
+def _same(size: int, device: torch.device) -> Mirror:
+    return Mirror(torch.arange(size, device=device), torch.ones(size, device=device))
+
+
+def _reversed(size: int, device: torch.device) -> Mirror:
+    return Mirror(torch.arange(size, device=device).flip(0), torch.ones(size, device=device))
+
+
+def _of_matrix(outputs: Mirror, inputs: Mirror) -> Mirror:
+    """Return the mirror of a layer's weights `(outputs, inputs)`, flattened."""
+    index = outputs.source[:, None] * len(inputs.source) + inputs.source
+    return Mirror(index.flatten(), (outputs.sign[:, None] * inputs.sign).flatten())
+
+
+def _join(mirrors: list[Mirror]) -> Mirror:
+    """Return the mirror of tensors that follow each other."""
+    first, index = 0, []
+    for mirror in mirrors:
+        index.append(mirror.source + first)
+        first += len(mirror.source)
+    return Mirror(torch.cat(index), torch.cat([mirror.sign for mirror in mirrors]))

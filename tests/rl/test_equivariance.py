@@ -1,0 +1,102 @@
+"""Networks whose weights are tied commute with a mirror, and learn as from mirrored samples."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from mjfleet.config import AgentConfig, SymmetryConfig
+from mjfleet.errors import UserError
+from mjfleet.rl.equivariance import Mirror
+from mjfleet.rl.ppo import PPO
+
+from .test_ppo import agent, learn, observations
+from .test_ranks import weights
+
+SIGNS = {"actor": [1, -1, 1, 1, -1, 1, 1], "critic": [1, -1, 1, 1], "extra": [-1, 1]}
+SWAPPED = {"actor": [2, 1, 0, 3, 4, 6, 5], "critic": [0, 1, 3, 2], "extra": [0, 1]}
+
+
+def mirror(
+    env: Any, obs: TensorDict | None, actions: torch.Tensor | None
+) -> tuple[TensorDict | None, torch.Tensor | None]:
+    """Samples, followed by their images."""
+    if obs is not None:
+        images = {k: x[:, SWAPPED[k]] * torch.tensor(SIGNS[k]) for k, x in obs.items()}
+        obs = torch.cat((obs, TensorDict(images, batch_size=obs.batch_size)))
+    if actions is not None:
+        image = actions[:, [1, 0, 2]] * torch.tensor([1, 1, -1])
+        actions = torch.cat((actions, image))
+    return obs, actions
+
+
+def rotate(env: Any, obs: Any, actions: torch.Tensor) -> Any:
+    """A permutation that does not undo itself."""
+    return mirror(env, obs, None)[0], torch.cat((actions, actions.roll(1, dims=1)))
+
+
+def fourfold(env: Any, obs: Any, actions: torch.Tensor) -> Any:
+    """More images than one."""
+    return mirror(env, obs, None)[0], actions.repeat(4, 1)
+
+
+def scale(env: Any, obs: Any, actions: torch.Tensor) -> Any:
+    """No permutation."""
+    return mirror(env, obs, None)[0], torch.cat((actions, 2 * actions))
+
+
+def tied(config: AgentConfig, updates: int = 0, function: Any = mirror) -> Any:
+    kind = partial(PPO, mirror=partial(function, None))
+    return learn(kind, config, updates, perturbs=False)[0]
+
+
+@pytest.mark.parametrize("backprop", ["closed-form", "autograd"])
+def test_mirrored_observations_lead_to_mirrored_actions_and_the_same_value(backprop: str) -> None:
+    alg = tied(agent(normalised=True, algorithm={"backprop": backprop}), updates=5)
+    untrained = tied(agent(normalised=True))
+    assert not torch.equal(alg.actor.mlp[0].weight, untrained.actor.mlp[0].weight)
+    seen = observations()
+    both, _ = mirror(None, seen, None)
+    actions = alg.actor(both)
+    torch.testing.assert_close(actions, mirror(None, None, actions[: len(seen)])[1])
+    assert (actions[: len(seen)] - actions[len(seen) :]).abs().max() > 0.01
+    own, image = alg.critic(both).split(len(seen))
+    torch.testing.assert_close(own, image)
+    first, second, _ = alg.actor.distribution.std_param
+    assert first == second
+
+
+def test_an_update_is_that_of_rsl_rl_from_samples_and_their_images() -> None:
+    config = agent(algorithm={"schedule": "fixed", "learning_rate": 0.1, "optimizer": "sgd"})
+    symmetry = SymmetryConfig(data_augmentation_func="task:mirror", use_data_augmentation=True)
+    augmented = replace(config, algorithm=replace(config.algorithm, symmetry_cfg=symmetry))
+    theirs = learn(None, augmented, 0, load=lambda name: mirror)[0]
+    for name, network in {"actor": theirs.actor, "critic": theirs.critic}.items():
+        network.load_state_dict(getattr(tied(config), name).state_dict())
+    learn(None, augmented, 1, theirs, perturbs=False)
+    ours = tied(config, updates=1)
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-5, atol=1e-5)
+    plain = learn(PPO, config, 0)[0]
+    for name in ("actor", "critic"):
+        getattr(plain, name).load_state_dict(getattr(tied(config), name).state_dict())
+    learn(PPO, config, 1, plain, perturbs=False)
+    assert (plain.actor.mlp[0].weight - ours.actor.mlp[0].weight).abs().max() > 1e-4
+
+
+def test_moments_are_those_of_samples_and_their_images() -> None:
+    samples = observations()["actor"]
+    known = Mirror(torch.tensor(SWAPPED["actor"]), torch.tensor(SIGNS["actor"]))
+    both = torch.cat((samples, samples[:, known.source] * known.sign))
+    moments = [
+        torch.var_mean(x, dim=0, unbiased=False, keepdim=True)[::-1] for x in (samples, both)
+    ]
+    torch.testing.assert_close(known.add_image(*moments[0]), moments[1])
+
+
+@pytest.mark.parametrize("function", [rotate, fourfold, scale])
+def test_a_function_that_is_no_mirror_is_refused(function: Any) -> None:
+    with pytest.raises(UserError, match="is a mirror: it swaps the numbers of `actions`"):
+        tied(agent(), function=function)
