@@ -9,6 +9,7 @@ from mjfleet.config import (
     CriticConfig,
     EnvConfig,
     PPOConfig,
+    SymmetryConfig,
     Task,
 )
 from mjfleet.config.validation import Checked, Count, Fraction, NotNegative, Positive, Rule
@@ -91,7 +92,7 @@ class WeightsConfig(Checked, flags="env.weights."):
     pose: float = -0.1
     """Distance of the joints from the standing pose, squared; ten times that if standing still."""
     touch: float = -1.0
-    """Number of hips, thighs and calves that touch the ground."""
+    """Contacts of hips, thighs and calves with the ground, at most 4."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +145,13 @@ AGENT = AgentConfig(
     max_iterations=1200,
     actor=ActorConfig(hidden_dims=(128, 128), obs_normalization=True),
     critic=CriticConfig(hidden_dims=(128, 128), obs_normalization=True),
-    algorithm=PPOConfig(entropy_coef=0.005, use_clipped_value_loss=False),
+    algorithm=PPOConfig(
+        entropy_coef=0.005,
+        use_clipped_value_loss=False,
+        symmetry_cfg=SymmetryConfig(
+            data_augmentation_func="mirror:mirror", use_equivariant_networks=True
+        ),
+    ),
 )
 
 TASKS = {

@@ -39,9 +39,7 @@ class Go1Env(Env[Go1Config]):
         self.velocity, self.fallen = sim.sensor("base_linvel"), sim.sensor("trunk_contact")
         self.on_ground = self._of_feet("foot_contact", 1).squeeze(2)
         self.foot_velocities = self._of_feet("foot_linvel", 3)
-        self.links = torch.cat(
-            [self._slice(f"{part}_contact", 1) for part in ("hip", "thigh", "calf")]
-        )
+        self.contacts = sim.sensor("robot_contact")
         self._vary_models()
 
         self.command = torch.zeros(self.num_envs, 3, device=self.device)
@@ -118,6 +116,7 @@ class Go1Env(Env[Go1Config]):
         far = (self.joints - self.pose).square().sum(dim=1)
         steps = (self.landed - self.cfg.air_seconds).clamp(0.0, 0.3).sum(dim=1)
         steps = steps.masked_fill(self.stands, 0.0)
+        others = (self.contacts - self.fallen).squeeze(1) - self.on_ground.sum(dim=1)
         terms = {
             "linear": w.linear * torch.exp(-off.square().sum(dim=1) / width**2),
             "yaw": w.yaw * torch.exp(-turning.square() / width**2),
@@ -137,7 +136,7 @@ class Go1Env(Env[Go1Config]):
             "slip": w.slip * slip.sum(dim=1),
             "pose": w.pose * far * torch.where(self.stands, 10.0, 1.0),
             # Isaac Lab: nothing but feet touches the ground.
-            "touch": w.touch * (self.sim.sensordata[:, self.links] > 0).sum(dim=1),
+            "touch": w.touch * others.clamp(max=4.0),
         }
         self.previous.copy_(self.action)
         return {name: term * self.step_dt for name, term in terms.items()}
@@ -265,14 +264,9 @@ class Go1Env(Env[Go1Config]):
         sim.set_const()
         self.masses = sim.expand("body_mass").sum(dim=1)
 
-    def _slice(self, name: str, size: int) -> torch.Tensor:
-        """Return the indices of the four legs' sensors in `sensordata`, `(4 * size,)`."""
-        first = int(self.sim.model.sensor(f"{LEGS[0]}_{name}").adr[0])
-        return torch.arange(first, first + 4 * size, device=self.device)
-
     def _of_feet(self, name: str, size: int) -> torch.Tensor:
         """Return the values of the four legs' sensors, `(num_envs, 4, size)`."""
-        first = int(self._slice(name, size)[0])
+        first = int(self.sim.model.sensor(f"{LEGS[0]}_{name}").adr[0])
         return self.sim.sensordata[:, first : first + 4 * size].view(self.num_envs, 4, size)
 
 

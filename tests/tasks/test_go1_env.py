@@ -59,6 +59,41 @@ def test_a_robot_on_its_back_or_belly_has_fallen() -> None:
     assert dones.tolist() == [True, True, False]
 
 
+@pytest.mark.parametrize("name", ["go1-velocity-flat", "go1-velocity-rough"])
+def test_a_mirror_image_moves_and_is_observed_as_the_image(name: str) -> None:
+    same = {"payload": 0.0, "center_of_mass": 0.0, "gains": 1.0, "strength": 1.0, "friction": 0.6}
+    equal = {key: (value, value) for key, value in same.items()} | {"delay": (0, 0)}
+    env: Any = build(name, 2, parts={"random": CALM | equal})
+    if "rough" in name:
+        env.level[:], env.column[:] = 3, 0
+        env.reset()
+    mirror = TASKS[name].load("mirror:mirror")
+    joints = mirror(env, None, torch.rand(1, 12) - 0.5)[1]
+    # A pyramid is the same on both sides of its middle.
+    middle = env.origins[3, 0, 1] if "rough" in name else 0.0
+    start = env.sim.qpos[0].clone()
+    start[1] += 0.2
+    start[3:7] = torch.tensor([0.9, 0.1, 0.1, 0.3])
+    for world, sign in enumerate((1, -1)):
+        place = start.clone()
+        place[1] = middle + sign * (start[1] - middle)
+        place[[4, 6]] *= sign
+        place[7:] = env.pose + 0.2 * joints[world]
+        env.sim.qpos[world] = place
+        env.sim.qvel[world] = 0.0
+        env.command[world] = torch.tensor([0.5, 0.3 * sign, 0.2 * sign])
+    env.has_heading[:] = False
+    env.sim.forward()
+    for _ in range(5):
+        env.command[1] = env.command[0] * torch.tensor([1, -1, -1])
+        seen = env.step(joints)[0]
+    images = mirror(env, seen[:1], None)[0][1:]
+    for group, image in images.items():
+        difference = (seen[group][1:] - image).abs()
+        assert difference.max() < 0.1 * seen[group].abs().max(), group
+        assert (seen[group][:1] - image).abs().max() > 0.5
+
+
 def test_commands_keep_their_ranges_and_change() -> None:
     ranges = {"forward": (0.2, 0.4), "lateral": (-0.3, -0.1), "yaw": (-0.6, 0.6)}
     shares = {"standing_share": 0.25, "heading_share": 0.5, "seconds": (1.0, 2.0)}

@@ -36,6 +36,15 @@ def touching(model: mujoco.MjModel, data: mujoco.MjData) -> set[str]:
     return {model.geom(geom).name for geom in pairs.ravel() if geom != floor}
 
 
+def lifting_force(model: mujoco.MjModel, data: mujoco.MjData) -> float:
+    """Return the force of all contacts on the robot, upwards, N."""
+    force, total = np.zeros(6), 0.0
+    for i in range(data.ncon):
+        mujoco.mj_contactForce(model, data, i, force)
+        total += force[0]  # Along the normal, which is up on the floor.
+    return total
+
+
 def reached(model: mujoco.MjModel, leg: str) -> np.ndarray:
     """Where a foot may be, relative to its hip joint, on a grid over the joints' ranges, m."""
     data = mujoco.MjData(model)
@@ -124,7 +133,7 @@ def test_it_stands(model: mujoco.MjModel) -> None:
     while data.time < 2.0:
         mujoco.mj_step(model, data)
         heights.append(data.qpos[2])
-        forces.append([data.sensor(f"{leg}_foot_force").data[2] for leg in LEGS])
+        forces.append(lifting_force(model, data))
     second = slice(200, None)
     assert np.ptp(heights[second]) < 0.005
     assert heights[-1] == pytest.approx(0.3, abs=0.01)
@@ -132,7 +141,7 @@ def test_it_stands(model: mujoco.MjModel) -> None:
     assert data.sensor("base_up").data[2] > 0.999
     assert touching(model, data) == {f"{leg}_foot" for leg in LEGS}
     weight = 9.81 * model.body("trunk").subtreemass[0]
-    assert np.mean(forces[second], axis=0).sum() == pytest.approx(weight, rel=0.01)
+    assert np.mean(forces[second]) == pytest.approx(weight, rel=0.01)
 
 
 def test_only_the_ground_is_touched_and_sensors_say_by_what(model: mujoco.MjModel) -> None:
@@ -147,8 +156,9 @@ def test_only_the_ground_is_touched_and_sensors_say_by_what(model: mujoco.MjMode
         mujoco.mj_forward(model, data)
         down = touching(model, data)
         seen |= down
-        for name in (f"{leg}_{part}" for leg in LEGS for part in (*PARTS, "foot")):
-            assert (data.sensor(f"{name}_contact").data[0] > 0) == (name in down)
+        for leg in LEGS:
+            assert (data.sensor(f"{leg}_foot_contact").data[0] > 0) == (f"{leg}_foot" in down)
+        assert data.sensor("robot_contact").data[0] == data.ncon
         assert (data.sensor("trunk_contact").data[0] > 0) == bool(down & {"trunk", "head"})
     assert len(seen) == 2 + 4 * 4
 
@@ -156,16 +166,12 @@ def test_only_the_ground_is_touched_and_sensors_say_by_what(model: mujoco.MjMode
 def test_sensors_are_laid_out_in_slices_of_four_legs(model: mujoco.MjModel) -> None:
     whole = {
         "imu_gyro": 3,
-        "imu_accelerometer": 3,
-        "imu_quat": 4,
         "base_linvel": 3,
         "base_up": 3,
-        "world_linvel": 3,
-        "world_angvel": 3,
         "trunk_contact": 1,
+        "robot_contact": 1,
     }
-    of_legs = {"foot_pos": 3, "foot_linvel": 3, "foot_contact": 1, "foot_force": 3}
-    of_legs |= {f"{part}_contact": 1 for part in PARTS}
+    of_legs = {"foot_linvel": 3, "foot_contact": 1}
     dims = whole | {f"{leg}_{name}": dim for name, dim in of_legs.items() for leg in LEGS}
     found = [model.sensor(i) for i in range(model.nsensor)]
     assert {sensor.name: sensor.dim[0] for sensor in found} == dims
@@ -184,7 +190,4 @@ def test_sensors_measure_in_the_frames_that_the_readme_says(model: mujoco.MjMode
     value = {model.sensor(i).name: data.sensor(i).data for i in range(model.nsensor)}
     assert value["base_up"] == pytest.approx(rotation.T @ [0, 0, 1])
     assert value["imu_gyro"] == pytest.approx(data.qvel[3:6])
-    assert value["world_linvel"] == pytest.approx(data.qvel[:3])
     assert value["base_linvel"] == pytest.approx(rotation.T @ data.qvel[:3])
-    assert value["world_angvel"] == pytest.approx(rotation @ data.qvel[3:6])
-    assert value["RR_foot_pos"] == pytest.approx(data.site("RR_foot").xpos)
