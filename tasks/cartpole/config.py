@@ -16,7 +16,7 @@ from mjfleet.config import (
 class CartpoleConfig(EnvConfig):
     """Control at 20 Hz in episodes of 50 s, so 1000 steps of at most 1 each."""
 
-    num_envs: int = 512
+    num_envs: int = 128
     """Environments per worker; `auto` measures which number trains fastest on these devices."""
     decimation: int = 5
     """Physics steps (0.01 s each) per environment step; the action is held meanwhile."""
@@ -28,11 +28,13 @@ class CartpoleConfig(EnvConfig):
 
 AGENT = AgentConfig(
     num_steps_per_env=32,
-    max_iterations=150,
+    max_iterations=100,
     actor=ActorConfig(hidden_dims=(64, 64)),
     critic=CriticConfig(hidden_dims=(64, 64)),
-    # Returns reach 100 (discounted), far beyond a value clip of 0.2.
-    algorithm=PPOConfig(entropy_coef=0.005, use_clipped_value_loss=False),
+    # What an action did shows within a second, 20 steps. With gamma 0.99, which looks ahead 100
+    # steps, balance takes 1.4 times the samples, and swing-up fails in most seeds.
+    # Returns reach 20 (discounted), far beyond a value clip of 0.2.
+    algorithm=PPOConfig(gamma=0.95, entropy_coef=0.005, use_clipped_value_loss=False),
 )
 SIZES = {"actor": 5, "critic": 5}
 

@@ -103,7 +103,7 @@ def test_one_device_runs_here_and_several_through_torchrunx() -> None:
         (0, "cuda:0", "4", 1),
         (1, "cuda:2", "6", 2),
     ]
-    assert made.steps_per_iteration == 2 * 512 * 32
+    assert made.steps_per_iteration == 2 * 128 * 32
     folder = Path("logs/cartpole-balance/2026-05-04_12-00-00/torchrunx/2026-05-04T12:00:00")
     assert [w.log_file for w in made.workers] == [
         folder / "localhost[0].log",
@@ -123,7 +123,7 @@ def test_a_process_that_something_else_started_is_the_rank_it_was_given() -> Non
         (3, "cuda:2", 4),
     ]
     assert all(w.log_file is None for w in made.workers)
-    assert made.steps_per_iteration == 4 * 512 * 32
+    assert made.steps_per_iteration == 4 * 128 * 32
     assert plan(environ={"WORLD_SIZE": "1", "RANK": "0"}).launcher == "in-process"
     alone = plan(environ={"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"})
     assert (alone.launcher, alone.world_size, alone.backend) == ("outer", 1, None)
