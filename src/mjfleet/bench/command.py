@@ -20,6 +20,7 @@ from mjfleet.bench.benchmark_options import Options, Setup, progress, select_dev
 from mjfleet.bench.collective_time import ExchangeOptions, exchange
 from mjfleet.bench.gpu import GpuOptions, gpu
 from mjfleet.bench.learning import LearningOptions, learning
+from mjfleet.bench.mjbatch import MjbatchOptions, compare_mjbatch
 from mjfleet.bench.peer_comparison import MjlabOptions, RslRlOptions, compare
 from mjfleet.bench.result import Result, page, write_page
 from mjfleet.bench.scaling import ScalingOptions, scaling
@@ -55,6 +56,7 @@ BENCHMARKS: dict[str, tuple[type[Options], Callable[[Setup, Any], Result]]] = {
     "startup": (StartupOptions, startup),
     "peer mjlab": (MjlabOptions, compare),
     "peer rsl_rl": (RslRlOptions, compare),
+    "peer mjbatch": (MjbatchOptions, compare_mjbatch),
     "learning": (LearningOptions, learning),
     "ablation": (AblationOptions, ablation),
     "gpu": (GpuOptions, gpu),

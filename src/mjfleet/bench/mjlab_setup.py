@@ -1,11 +1,9 @@
-"""The stacks that mjfleet is compared with: mjlab, which is installed for it, and stock rsl_rl.
+"""The stacks that train like mjfleet: mjlab, which is installed for it, and stock rsl_rl.
 
-Runs in the launcher. mjlab has an environment of its own under the user's cache folder, because
-its pins of torch, MuJoCo and rsl_rl are not mjfleet's.
+Runs in the launcher.
 """
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,15 +11,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_path
-
-from mjfleet.bench.benchmark_options import Setup, progress
+from mjfleet.bench.benchmark_options import Setup
+from mjfleet.bench.peer_environment import install, versions
 from mjfleet.bench.timed_training import run_timed, summarise
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 
 VERSION = "1.6.0"
-NEWEST = "2026-11-14T00:00:00Z"  # As for the packages of mjfleet, see pyproject.toml.
 PACKAGES = ("mjlab", "mujoco", "mujoco-warp", "warp-lang", "torch", "rsl-rl-lib")
 DRIVER = str(Path(__file__).with_name("peer_driver.py"))
 
@@ -81,17 +77,14 @@ def find_peer(name: str, setup: Setup) -> Peer:
         known = ", ".join(MJLAB_TASKS)
         raise UserError(f"mjlab has no counterpart of {setup.found.name}; it has those of {known}.")
     task, timestep, integrator, notes = MJLAB_TASKS[setup.found.name]
-    folder = install_mjlab(setup.scratch)
-    python, train = f"{folder}/bin/python", f"{folder}/bin/train"
-    code = f"import importlib.metadata as m\nfor name in {PACKAGES}: print(name, m.version(name))"
-    lines = run_timed([python, "-P", "-c", code], setup.scratch).lines
-    versions = dict(line.split(" ", 1) for _, line in lines)
+    folder = install(name, VERSION, setup.scratch)
+    train = f"{folder}/bin/train"
     return Peer(
         name,
-        [python],
+        [f"{folder}/bin/python"],
         {"name": task, "timestep": timestep, "integrator": integrator},
         {"train --help": [train, "--help"], "train <task> --help": [train, task, "--help"]},
-        {name if name == "mjlab" else f"mjlab's {name}": v for name, v in versions.items()},
+        versions(name, folder, PACKAGES, setup.scratch),
         list(notes),
     )
 
@@ -113,36 +106,3 @@ def train_peer(
     peer.notes.extend(note for note in found if note not in peer.notes)
     rows = [{"seconds": seconds, **line} for seconds, line in lines if "collect_seconds" in line]
     return summarise(setup, config, child, rows)
-
-
-def install_mjlab(scratch: Path) -> Path:
-    """Return the folder of mjlab's virtual environment, which is made where there is none.
-
-    It is made under another name and then renamed: an existing one is complete.
-
-    Raises:
-        UserError: uv is missing, or the folder cannot be made.
-        WorkerError: uv could not install it; the message says why.
-    """
-    folder = user_cache_path("mjfleet") / "bench" / f"mjlab-{VERSION}"
-    if folder.is_dir():
-        return folder
-    if not (uv := shutil.which("uv")):
-        raise UserError("mjlab is installed by uv, which is missing: `pip install uv`.")
-    progress(f"installing mjlab {VERSION} into {folder}")
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"mjlab's environment cannot be made (XDG_CACHE_HOME): {error}") from None
-    flags = "--compile-bytecode", "--exclude-newer", NEWEST
-    try:
-        # Relocatable, because the scripts of an environment name its folder.
-        run_timed([uv, "venv", "--relocatable", "--python", sys.executable, str(aside)], scratch)
-        install = [uv, "pip", "install", "--python", str(aside), *flags, f"mjlab=={VERSION}"]
-        run_timed(install, scratch)
-        if not folder.is_dir():  # Another benchmark may have been faster.
-            aside.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return folder

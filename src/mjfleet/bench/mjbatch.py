@@ -1,0 +1,253 @@
+"""`mjfleet bench peer mjbatch`: stepping and training beside mjbatch's. In the launcher."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+from mjfleet.bench.benchmark_options import Counts, Options, Setup
+from mjfleet.bench.peer_environment import install, versions
+from mjfleet.bench.result import Result, Table
+from mjfleet.bench.timed_training import TimedChild, run_module, run_timed, summarise, train_ours
+from mjfleet.errors import UserError
+from mjfleet.registry import TASKS_VARIABLE, find_task
+
+VERSION = "0.1.4"
+DRIVER = str(Path(__file__).with_name("mjbatch_driver.py"))
+GO1 = "go1-velocity-flat"
+EQUAL = f"{GO1}-as-mjbatch"
+CONFIG = """from dataclasses import replace
+from pathlib import Path
+
+from mjfleet.registry import find_task
+
+FOUND = find_task({0}, Path({1}))
+TASKS = {{"{2}": replace(FOUND.task, env_class="env:EqualEnv")}}
+"""
+ENV = """from .config import FOUND
+
+
+class EqualEnv(FOUND.load(FOUND.task.env_class)):
+    model_file = "model.xml"
+"""
+"""The files of a task that is another one with the model beside them."""
+COLUMNS = ["", "mjfleet", "mjbatch", "ratio"]
+PARTS = {"end to end": None, "collecting": "collect_seconds", "learning": "learn_seconds"}
+STEPPING = (
+    "Medians of the repeats, with the least and the greatest. Both are measured in turn, each time "
+    "in a new process; a ratio is that of two measurements next to each other, and above 1 where "
+    "mjfleet is faster.",
+    "The bare engines step the same MJCF from its first keyframe on, with the same random controls "
+    "and as many threads, and return to it after 24 environment steps. mjfleet's is MuJoCo's own "
+    "`Batch`, without what a task reads after a step.",
+)
+TRAINING = (
+    "mjbatch trains by its example, whose functions are called as its own loop does. mjfleet "
+    "trains its Go1 with the example's numbers of environments, steps, epochs and minibatches, its "
+    "hidden layers and physics steps, and its time step, integrator, solver, iterations and cone; "
+    "the feet alone collide.",
+    "The rest is each one's own. mjfleet's task draws noise, delays, pushes and a robot for each "
+    "environment, observes three frames and reads sensors of the newest state; the example "
+    "observes one frame, reads sensors of the state before the last physics step, and evaluates "
+    "its policy twice, as it commutes with the robot's mirror.",
+    "Torch's threads wait by spinning unless OMP_WAIT_POLICY=PASSIVE is set, which makes learning "
+    "slow where other processes want a core; mjfleet sets it itself.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MjbatchOptions(Options):
+    """The same model stepped by mjbatch, which is installed for this, and by mjfleet in turn."""
+
+    task = GO1
+
+    gpu_ids: list[int] | Literal["auto", "all"] | None = None
+    """`None` (the CPU), on which mjbatch runs."""
+    num_envs: Counts = (256, 1024, 4096)
+    """Numbers of environments to step."""
+    example: str | None = None
+    """mjbatch's examples/go1_joystick.py, whose folder holds what it needs: also trains, by that
+    and by mjfleet on a model with its physics."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Calls `mjbatch_driver` by the Python of either side."""
+
+    pythons: Mapping[str, str]  # By who steps.
+    scratch: Path
+
+    def __call__(self, who: str, do: str, **request: Any) -> TimedChild:
+        command = [self.pythons[who], "-P", DRIVER, json.dumps({"do": do, **request})]
+        # The example would train on a GPU.
+        return run_timed(command, self.scratch, {"CUDA_VISIBLE_DEVICES": ""})
+
+
+def compare_mjbatch(setup: Setup, options: MjbatchOptions) -> Result:
+    """Step, and train where there is an example, by both in turn.
+
+    Raises:
+        UserError: this is not for CPUs, the task has no MJCF, or the example does not fit.
+        WorkerError: mjbatch could not be installed, or the example failed.
+    """
+    _check(setup, options)
+    config = setup.config(options.num_envs[0])
+    threads = setup.worker_args(config, setup.scratch).threads
+    own = _mjcf(setup)
+    models = {"the task's model": (own, config.env.decimation)}
+    torch = f"torch=={version('torch').partition('+')[0]}"
+    folder = install("mjbatch", VERSION, setup.scratch, ("mujoco-menagerie", torch))
+    drive = Driver({"mjfleet": sys.executable, "mjbatch": f"{folder}/bin/python"}, setup.scratch)
+    keys = [{"what": "the task's model", "num_envs": n} for n in options.num_envs]
+    equal = None
+    if options.example:
+        equal = EqualTraining.of(setup, own, str(Path(options.example).resolve()), drive)
+        models["the same with the example's physics"] = equal.mjcf, equal.sizes["decimation"]
+        keys += [
+            {"what": what, "num_envs": equal.sizes["num_envs"]}
+            for what in ("the same with the example's physics", "training")
+        ]
+
+    def measure(what: str, num_envs: int) -> dict[str, Any]:
+        if what == "training":
+            assert equal
+            return equal.train(drive)
+        (mjcf, decimation), found = models[what], {}
+        common = {
+            "mjcf": str(mjcf),
+            "decimation": decimation,
+            "num_envs": num_envs,
+            "threads": threads,
+        }
+        common |= {"warmup": options.warmup, "iterations": options.iterations}
+        for who in drive.pythons:
+            found[who] = json.loads(drive(who, "step", engine=who, **common).lines[-1][1])
+        return found
+
+    samples = setup.rounds(keys, measure, "{what}, {num_envs} worlds")
+    tables, notes = [_bare([s for s in samples if s["what"] != "training"])], [*STEPPING]
+    if equal:
+        tables.append(equal.table([s for s in samples if s["what"] == "training"]))
+        notes += TRAINING
+    found = versions("mjbatch", folder, ("mjbatch", "mujoco", "torch"), setup.scratch)
+    name = f"peer-mjbatch-{setup.found.name}-native-cpu"
+    title = f"{setup.found.name} by mjfleet, native engine on cpu, and by mjbatch"
+    return Result(name, title, tables, notes, samples, versions=found)
+
+
+@dataclass(frozen=True)
+class EqualTraining:
+    """The example's training, and ours with its sizes and its physics."""
+
+    setup: Setup  # Its task is ours with the example's physics.
+    example: str
+    sizes: Mapping[str, Any]  # What the driver's `describe` returns.
+    mjcf: Path
+
+    @classmethod
+    def of(cls, setup: Setup, mjcf: Path, example: str, drive: Driver) -> "EqualTraining":
+        """Ask the example what it trains, and write a task like it into the scratch folder."""
+        sizes = json.loads(drive("mjbatch", "describe", example=example).lines[-1][1])
+        if "lacks" in sizes:
+            lacks = ", ".join(sizes["lacks"])
+            raise UserError(f"--example {example}: it lacks {lacks}; is it go1_joystick.py?")
+        folder = setup.scratch / "tasks" / "equal"
+        folder.mkdir(parents=True)
+        write_equal_model(mjcf, sizes["option"], folder / "model.xml")
+        found = repr(setup.found.name), repr(str(setup.found.folder))
+        (folder / "config.py").write_text(CONFIG.format(*found, EQUAL))
+        (folder / "env.py").write_text(ENV)
+        task = find_task(EQUAL, folder)
+        return cls(replace(setup, found=task), example, sizes, folder / "model.xml")
+
+    def train(self, drive: Driver) -> dict[str, Any]:
+        """Train by both, for as many iterations."""
+        sizes = self.sizes
+        steps = {"num_steps_per_env": sizes["num_steps_per_env"]}
+        config = self.setup.config(sizes["num_envs"], **steps)
+        flags = {
+            "env.decimation": [sizes["decimation"]],
+            "agent.num-steps-per-env": [sizes["num_steps_per_env"]],
+            "agent.algorithm.num-learning-epochs": [sizes["epochs"]],
+            "agent.algorithm.num-mini-batches": [sizes["minibatches"]],
+            "agent.actor.hidden-dims": sizes["hidden"],
+            "agent.critic.hidden-dims": sizes["hidden"],
+        }
+        listed = [str(x) for name, values in flags.items() for x in (f"--{name}", *values)]
+        tasks = {TASKS_VARIABLE: str(self.setup.found.folder.parent)}
+        ours, _ = train_ours(self.setup, config, listed, tasks)
+        iterations = config.agent.max_iterations
+        child = drive("mjbatch", "train", example=self.example, iterations=iterations)
+        lines = [(seconds, json.loads(line)) for seconds, line in child.lines if line[:2] == '{"']
+        rows = [{"seconds": seconds, **line} for seconds, line in lines]
+        return {"mjfleet": ours, "mjbatch": summarise(self.setup, config, child, rows)}
+
+    def table(self, samples: Sequence[Mapping[str, Any]]) -> Table:
+        """Return the speeds of the trainings end to end, and of their parts."""
+        worlds, number = self.sizes["num_envs"], self.sizes["num_steps_per_env"]
+        speeds = [(part, _speed(figure, worlds * number)) for part, figure in PARTS.items()]
+        pairs = [(part, _pair(sample, speed)) for sample in samples for part, speed in speeds]
+        return Table.of(f"Training in {worlds} environments, env steps per second", COLUMNS, pairs)
+
+
+def _check(setup: Setup, options: MjbatchOptions) -> None:
+    if setup.kind != "cpu" or options.engine == "warp":
+        raise UserError("mjbatch runs on CPUs: --gpu-ids None, without --engine warp.")
+    if options.example is None:
+        return
+    if not Path(options.example).is_file():
+        raise UserError(f"--example {options.example}: there is no such file.")
+    if setup.found.name != GO1:
+        raise UserError(f"--example trains a Go1: the task must be {GO1}.")
+    if options.cpu_threads:
+        raise UserError("--example uses all CPU threads, so --cpu-threads cannot be given with it.")
+
+
+def _mjcf(setup: Setup) -> Path:
+    """Return the path of the task's MJCF."""
+    task = {"task": setup.found.name, "task_folder": str(setup.found.folder)}
+    path = run_module("mjfleet.bench.mjcf_path", task, setup.scratch)
+    if path is None:
+        raise UserError(f"{setup.found.name} makes its model in code; mjbatch needs an MJCF file.")
+    return Path(path)
+
+
+def write_equal_model(source: Path, option: dict[str, str], target: Path) -> None:
+    """Write the MJCF of a Go1 with another `option`, and with feet that alone touch the ground.
+
+    It is not written by MuJoCo, whose own MJCF older versions do not read.
+    """
+    root = ElementTree.parse(source).getroot()
+    for include in root.findall("include"):
+        root.remove(include)
+        root.extend(ElementTree.parse(source.parent / include.attrib["file"]).getroot())
+    for own in root.findall("option"):
+        root.remove(own)
+    root.append(ElementTree.Element("option", option))
+    for geom in root.iterfind("worldbody/body//geom"):
+        if not geom.get("name", "").endswith("_foot"):
+            geom.attrib |= {"contype": "0", "conaffinity": "0"}
+    ElementTree.ElementTree(root).write(target)
+
+
+def _bare(samples: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the speeds of the bare engines."""
+    pairs = [
+        (f"{sample['what']}, {sample['num_envs']} worlds", _pair(sample, _speed()))
+        for sample in samples
+    ]
+    return Table.of("Bare engine, env steps per second", COLUMNS, pairs)
+
+
+def _speed(figure: str | None = None, steps: int = 0) -> Callable[[Mapping[str, Any]], float]:
+    """Return what computes the speed of so many steps in the seconds of a figure, or reads it."""
+    return lambda found: steps / found[figure] if figure else found["steps_per_second"]
+
+
+def _pair(sample: Mapping[str, Any], speed: Callable[[Mapping[str, Any]], float]) -> list[float]:
+    ours, theirs = speed(sample["mjfleet"]), speed(sample["mjbatch"])
+    return [ours, theirs, ours / theirs]
