@@ -53,9 +53,16 @@ def tied(config: AgentConfig, updates: int = 0, function: Any = mirror) -> Any:
     return learn(kind, config, updates, perturbs=False)[0]
 
 
-@pytest.mark.parametrize("backprop", ["closed-form", "autograd"])
-def test_mirrored_observations_lead_to_mirrored_actions_and_the_same_value(backprop: str) -> None:
-    alg = tied(agent(normalised=True, algorithm={"backprop": backprop}), updates=5)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"algorithm": {"backprop": "closed-form"}},
+        {"algorithm": {"backprop": "autograd"}},
+        {"distribution": {"class_name": "HeteroscedasticGaussianDistribution"}},
+    ],
+)
+def test_mirrored_observations_lead_to_mirrored_actions_and_the_same_value(how: Any) -> None:
+    alg = tied(agent(normalised=True, **how), updates=5)
     untrained = tied(agent(normalised=True))
     assert not torch.equal(alg.actor.mlp[0].weight, untrained.actor.mlp[0].weight)
     seen = observations()
@@ -65,8 +72,9 @@ def test_mirrored_observations_lead_to_mirrored_actions_and_the_same_value(backp
     assert (actions[: len(seen)] - actions[len(seen) :]).abs().max() > 0.01
     own, image = alg.critic(both).split(len(seen))
     torch.testing.assert_close(own, image)
-    first, second, _ = alg.actor.distribution.std_param
-    assert first == second
+    alg.actor(both, stochastic_output=True)
+    own, image = alg.actor.output_std.split(len(seen))
+    torch.testing.assert_close(own[:, [1, 0, 2]], image)
 
 
 def test_an_update_is_that_of_rsl_rl_from_samples_and_their_images() -> None:

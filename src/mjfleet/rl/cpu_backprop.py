@@ -24,11 +24,6 @@ from mjfleet.rl.gradient_reduction import MEASURES, FlatGradient
 from mjfleet.rl.minibatches import Minibatch
 
 LOG_2_PI = math.log(2.0 * math.pi)
-SUPPORTED = (
-    "MLPModel, GaussianDistribution, and one of the activations elu, selu, relu, crelu, lrelu, "
-    "tanh, sigmoid, identity"
-)
-"""What `CpuBackprop.supports`, in words."""
 NUMBERS_LIKE_PYTHON = 2**15
 """Activations of a layer in a minibatch that take about as long as Python's part of it."""
 

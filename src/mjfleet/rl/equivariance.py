@@ -15,7 +15,6 @@ from tensordict import TensorDict
 from torch import nn
 
 from mjfleet.errors import UserError
-from mjfleet.rl.cpu_backprop import SUPPORTED, CpuBackprop
 from mjfleet.rl.gradient_reduction import FlatGradient
 
 TIES_WEIGHTS = "--agent.algorithm.symmetry-cfg.use-equivariant-networks"
@@ -48,12 +47,10 @@ class Equivariance:
         `mirror` returns `observations` and actions `(samples, size)`, each followed by its images.
 
         Raises:
-            UserError: it is no mirror, or a network is not made of linear layers alone.
+            UserError: it is no mirror, or a network has other parameters than linear layers.
         """
-        if not CpuBackprop.supports(*networks):
-            raise UserError(f"{TIES_WEIGHTS} needs {SUPPORTED}.")
-        actor = networks[0]
-        device, num_actions = gradient.flat.device, actor.distribution.output_dim
+        distribution = networks[0].distribution
+        device, num_actions = gradient.flat.device, distribution.output_dim
         sizes = {name: rows.shape[1] for name, rows in observations.items()}
         examples = {name: _example(size, device) for name, size in sizes.items()}
         seen, done = mirror(
@@ -61,24 +58,28 @@ class Equivariance:
         )
         actions = _read("actions", done)
         groups = {name: _read(name, seen[name]) for name in sizes}
+        deviations = Mirror(actions.source, torch.ones_like(actions.sign))
+        images: dict[Any, Mirror] = dict.fromkeys(distribution.parameters(), deviations)
         self._inputs = [_join([groups[name] for name in x.obs_groups]) for x in networks]
-        images: dict[torch.Tensor, Mirror] = {
-            parameter: _same(parameter.numel(), device) for parameter in gradient.parameters
-        }
         for network, observed in zip(networks, self._inputs, strict=True):
-            is_actor, inputs = network is actor, observed
             linears = [layer for layer in network.mlp if isinstance(layer, nn.Linear)]
+            inputs = observed
             for layer in linears:
                 size = layer.out_features
                 outputs = _reversed(size, device)
-                if layer is linears[-1]:
-                    outputs = actions if is_actor else _same(size, device)
+                if layer is linears[-1] and network.distribution is None:
+                    outputs = _same(size, device)  # A value is its own image.
+                elif layer is linears[-1]:
+                    # Deviations by observation follow the means.
+                    outputs = _join([actions, deviations]) if size > num_actions else actions
                 images[layer.weight] = _of_matrix(outputs, inputs)
                 images[layer.bias] = outputs
                 inputs = outputs
-            if is_actor:
-                deviations = Mirror(actions.source, torch.ones_like(actions.sign))
-                images |= dict.fromkeys(actor.distribution.parameters(), deviations)
+        if not images.keys() >= set(gradient.parameters):
+            raise UserError(
+                f"{TIES_WEIGHTS} needs networks of linear layers; use "
+                "--agent.algorithm.symmetry-cfg.no-use-equivariant-networks with others."
+            )
         rest = _same(len(gradient.measures), device)
         self._image = _join([*(images[parameter] for parameter in gradient.parameters), rest])
         self._flat = gradient.flat

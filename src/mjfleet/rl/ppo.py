@@ -23,7 +23,7 @@ from mjfleet.config import AgentConfig
 from mjfleet.errors import UserError
 from mjfleet.rl.algorithm import LEARNING_RATES, Algorithm
 from mjfleet.rl.autograd_backprop import AutogradBackprop
-from mjfleet.rl.cpu_backprop import SUPPORTED, CpuBackprop, useful_threads
+from mjfleet.rl.cpu_backprop import CpuBackprop, useful_threads
 from mjfleet.rl.cuda_graphs import Capture, GraphedWork
 from mjfleet.rl.equivariance import Equivariance
 from mjfleet.rl.gradient_reduction import MEASURES
@@ -239,7 +239,8 @@ class PPO(Algorithm):
         if config.backprop == "closed-form" and not is_known:
             raise UserError(
                 "--agent.algorithm.backprop closed-form needs a CPU, full precision, "
-                f"{SUPPORTED}. Otherwise `auto` uses autograd."
+                "GaussianDistribution, and one of the activations elu, selu, relu, crelu, lrelu, "
+                "tanh, sigmoid, identity. Otherwise `auto` uses autograd."
             )
         if config.backprop == "autograd" or not is_known:
             return AutogradBackprop(*networks, self.gradient, config)
