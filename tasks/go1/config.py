@@ -7,6 +7,7 @@ from mjfleet.config import (
     ActorConfig,
     AgentConfig,
     CriticConfig,
+    DistributionConfig,
     EnvConfig,
     PPOConfig,
     SymmetryConfig,
@@ -67,9 +68,9 @@ class RandomConfig(Checked, flags="env.random."):
 class WeightsConfig(Checked, flags="env.weights."):
     """Weights of the reward terms, per second."""
 
-    linear: float = 2.0
+    linear: float = 4.0
     """Following the commanded velocity."""
-    yaw: float = 1.0
+    yaw: float = 2.0
     """Following the commanded yaw rate."""
     upright: float = 1.0
     """Being upright."""
@@ -81,6 +82,8 @@ class WeightsConfig(Checked, flags="env.weights."):
     """Roll and pitch rates, squared."""
     torque: float = -2e-4
     """Torques, squared."""
+    power: float = -5e-3
+    """Mechanical power of the motors in W, times the earned share of `linear` to the fourth."""
     acceleration: float = -1e-7
     """Accelerations of the joints, squared."""
     jerk: float = -0.01
@@ -105,7 +108,7 @@ class Go1Config(EnvConfig):
     """Physics steps (5 ms each) per environment step; the action is held meanwhile."""
     episode_seconds: float = 20.0
     """Simulated seconds after which an episode times out."""
-    action_scale: Positive = 0.25
+    action_scale: Positive = 0.5
     """Angle in rad by which an action of 1 moves a joint's target from the standing pose."""
     history: Count = 3
     """How many of the newest observations the policy observes at once."""
@@ -141,12 +144,17 @@ class RoughConfig(Go1Config):
 
 
 AGENT = AgentConfig(
-    num_steps_per_env=24,
-    max_iterations=1200,
-    actor=ActorConfig(hidden_dims=(128, 128), obs_normalization=True),
+    num_steps_per_env=8,
+    max_iterations=2000,
+    actor=ActorConfig(
+        hidden_dims=(128, 128),
+        obs_normalization=True,
+        distribution=DistributionConfig(init_std=0.5),
+    ),
     critic=CriticConfig(hidden_dims=(128, 128), obs_normalization=True),
     algorithm=PPOConfig(
-        entropy_coef=0.005,
+        schedule="fixed",
+        entropy_coef=0.002,
         use_clipped_value_loss=False,
         symmetry_cfg=SymmetryConfig(
             data_augmentation_func="mirror:mirror", use_equivariant_networks=True

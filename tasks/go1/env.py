@@ -117,8 +117,9 @@ class Go1Env(Env[Go1Config]):
         steps = (self.landed - self.cfg.air_seconds).clamp(0.0, 0.3).sum(dim=1)
         steps = steps.masked_fill(self.stands, 0.0)
         others = (self.contacts - self.fallen).squeeze(1) - self.on_ground.sum(dim=1)
+        following = torch.exp(-off.square().sum(dim=1) / width**2)
         terms = {
-            "linear": w.linear * torch.exp(-off.square().sum(dim=1) / width**2),
+            "linear": w.linear * following,
             "yaw": w.yaw * torch.exp(-turning.square() / width**2),
             # mjlab: upright, which also makes living worth while. Playground: a price on a fall.
             "upright": w.upright * torch.exp(-self.up[:, :2].square().sum(dim=1) / 0.2),
@@ -128,6 +129,8 @@ class Go1Env(Env[Go1Config]):
             "tumbling": w.tumbling * self.gyro[:, :2].square().sum(dim=1),
             # legged_gym: motors that live long.
             "torque": w.torque * self.sim.actuator_force.square().sum(dim=1),
+            # Playground: motors that save energy, once they follow and not by standing still.
+            "power": w.power * self._power() * following**4,
             "acceleration": w.acceleration * self.sim.qacc[:, 6:].square().sum(dim=1),
             "jerk": w.jerk * (self.action - self.previous).square().sum(dim=1),
             # legged_gym: steps instead of shuffling, unless it is to stand.
@@ -149,7 +152,7 @@ class Go1Env(Env[Go1Config]):
     def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
         """Return errors in m/s and rad/s, falls per minute, and energy per weight and distance."""
         off, turning = self._errors()
-        power = (self.sim.actuator_force * self.speeds).abs().sum(dim=1)
+        power = self._power()
         speed = self.velocity[:, :2].norm(dim=1)
         minutes = torch.full_like(speed, self.step_dt / 60)
         return {
@@ -218,6 +221,10 @@ class Go1Env(Env[Go1Config]):
     def _errors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the errors from the command: `(num_envs, 2)`, m/s, and `(num_envs,)`, rad/s."""
         return self.velocity[:, :2] - self.command[:, :2], self.gyro[:, 2] - self.command[:, 2]
+
+    def _power(self) -> torch.Tensor:
+        """Return the absolute mechanical power of the motors, `(num_envs,)`, W."""
+        return (self.sim.actuator_force * self.speeds).abs().sum(dim=1)
 
     def _time_steps(self) -> None:
         """Update how long each foot has been in the air."""

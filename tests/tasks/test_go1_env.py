@@ -68,11 +68,12 @@ def test_a_mirror_image_moves_and_is_observed_as_the_image(name: str) -> None:
         env.level[:], env.column[:] = 3, 0
         env.reset()
     mirror = TASKS[name].load("mirror:mirror")
-    joints = mirror(env, None, torch.rand(1, 12) - 0.5)[1]
+    joints = mirror(env, None, torch.linspace(-0.5, 0.5, 12)[None])[1]
     # A pyramid is the same on both sides of its middle.
     middle = env.origins[3, 0, 1] if "rough" in name else 0.0
     start = env.sim.qpos[0].clone()
     start[1] += 0.2
+    start[2] += 0.3 * ("rough" in name)  # It falls freely there: bumps would magnify rounding.
     start[3:7] = torch.tensor([0.9, 0.1, 0.1, 0.3])
     for world, sign in enumerate((1, -1)):
         place = start.clone()
@@ -91,7 +92,7 @@ def test_a_mirror_image_moves_and_is_observed_as_the_image(name: str) -> None:
     for group, image in images.items():
         difference = (seen[group][1:] - image).abs()
         assert difference.max() < 0.1 * seen[group].abs().max(), group
-        assert (seen[group][:1] - image).abs().max() > 0.5
+        assert (seen[group][:1] - image).abs().max() > 0.3
 
 
 def test_commands_keep_their_ranges_and_change() -> None:
