@@ -1,6 +1,7 @@
 """`mjfleet bench peer mjbatch`: stepping and training beside mjbatch's. In the launcher."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,21 +21,6 @@ VERSION = "0.1.4"
 DRIVER = str(Path(__file__).with_name("mjbatch_driver.py"))
 GO1 = "go1-velocity-flat"
 EQUAL = f"{GO1}-as-mjbatch"
-CONFIG = """from dataclasses import replace
-from pathlib import Path
-
-from mjfleet.registry import find_task
-
-FOUND = find_task({0}, Path({1}))
-TASKS = {{"{2}": replace(FOUND.task, env_class="env:EqualEnv")}}
-"""
-ENV = """from .config import FOUND
-
-
-class EqualEnv(FOUND.load(FOUND.task.env_class)):
-    model_file = "model.xml"
-"""
-"""The files of a task that is another one with the model beside them."""
 COLUMNS = ["", "mjfleet", "mjbatch", "ratio"]
 PARTS = {"end to end": None, "collecting": "collect_seconds", "learning": "learn_seconds"}
 STEPPING = (
@@ -156,13 +142,13 @@ class EqualTraining:
             lacks = ", ".join(sizes["lacks"])
             raise UserError(f"--example {example}: it lacks {lacks}; is it go1_joystick.py?")
         folder = setup.scratch / "tasks" / "equal"
-        folder.mkdir(parents=True)
-        write_equal_model(mjcf, sizes["option"], folder / "model.xml")
-        found = repr(setup.found.name), repr(str(setup.found.folder))
-        (folder / "config.py").write_text(CONFIG.format(*found, EQUAL))
-        (folder / "env.py").write_text(ENV)
+        shutil.copytree(setup.found.folder, folder)
+        model = folder / mjcf.relative_to(setup.found.folder)
+        write_equal_model(mjcf, sizes["option"], model)
+        with (folder / "config.py").open("a") as config:  # Two tasks may not have the same name.
+            config.write(f"\nTASKS = {{{EQUAL!r}: TASKS[{setup.found.name!r}]}}\n")
         task = find_task(EQUAL, folder)
-        return cls(replace(setup, found=task), example, sizes, folder / "model.xml")
+        return cls(replace(setup, found=task), example, sizes, model)
 
     def train(self, drive: Driver) -> dict[str, Any]:
         """Train by both, for as many iterations."""
