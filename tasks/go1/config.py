@@ -82,7 +82,7 @@ class WeightsConfig(Checked, flags="env.weights."):
     """Roll and pitch rates, squared."""
     torque: float = -2e-4
     """Torques, squared."""
-    power: float = -5e-3
+    power: float = -3e-3
     """Mechanical power of the motors in W, times the earned share of `linear` to the fourth."""
     acceleration: float = -1e-7
     """Accelerations of the joints, squared."""

@@ -38,8 +38,9 @@ TRAINING = (
     "the feet alone collide.",
     "The rest is each one's own. mjfleet's task draws noise, delays, pushes and a robot for each "
     "environment, observes three frames and reads sensors of the newest state; the example "
-    "observes one frame, reads sensors of the state before the last physics step, and evaluates "
-    "its policy twice, as it commutes with the robot's mirror.",
+    "observes one frame, and reads sensors of the state before the last physics step. Both "
+    "policies commute with the robot's mirror: the example evaluates its own twice, mjfleet's has "
+    "tied weights.",
     "Torch's threads wait by spinning unless OMP_WAIT_POLICY=PASSIVE is set, which makes learning "
     "slow where other processes want a core; mjfleet sets it itself.",
 )
