@@ -174,7 +174,7 @@ TASKS = {
         summary="The same on slopes, stairs and blocks that get harder as it improves.",
         env=RoughConfig(),
         env_class="rough:RoughEnv",
-        agent=replace(AGENT, max_iterations=3000),
+        agent=replace(AGENT, max_iterations=2500),
         num_actions=12,
     ),
 }
