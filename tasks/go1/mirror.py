@@ -29,8 +29,8 @@ def mirror(
         }
         if env.sim.model.nhfield:
             parts["critic"] += (SCAN,)
-        images = {name: _image(rows, *parts[name]) for name, rows in obs.items()}
-        obs = torch.cat((obs, TensorDict(images, batch_size=obs.batch_size)))
+        images = {name: _image(obs.get(name), *parts[name]) for name in parts}
+        obs = TensorDict.cat((obs, TensorDict(images, batch_size=obs.batch_size)))
     if actions is not None:
         actions = torch.cat((actions, _image(actions, JOINTS)))
     return obs, actions

@@ -26,7 +26,7 @@ def mirror(
     """Samples, followed by their images."""
     if obs is not None:
         images = {k: x[:, SWAPPED[k]] * torch.tensor(SIGNS[k]) for k, x in obs.items()}
-        obs = torch.cat((obs, TensorDict(images, batch_size=obs.batch_size)))
+        obs = TensorDict.cat((obs, TensorDict(images, batch_size=obs.batch_size)))
     if actions is not None:
         image = actions[:, [1, 0, 2]] * torch.tensor([1, 1, -1])
         actions = torch.cat((actions, image))
