@@ -83,7 +83,8 @@ class WeightsConfig(Checked, flags="env.weights."):
     torque: float = -2e-4
     """Torques, squared."""
     power: float = -3e-3
-    """Mechanical power of the motors in W, times the earned share of `linear` to the fourth."""
+    """Absolute mechanical power of the motors in W, times the fourth power of the share of
+    `linear` that is earned."""
     acceleration: float = -1e-7
     """Accelerations of the joints, squared."""
     jerk: float = -0.01

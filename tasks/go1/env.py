@@ -129,7 +129,8 @@ class Go1Env(Env[Go1Config]):
             "tumbling": w.tumbling * self.gyro[:, :2].square().sum(dim=1),
             # legged_gym: motors that live long.
             "torque": w.torque * self.sim.actuator_force.square().sum(dim=1),
-            # Playground: motors that save energy, once they follow and not by standing still.
+            # Playground: motors that save energy. It counts once the robot follows its command;
+            # at once, it would teach the robot to stand still.
             "power": w.power * self._power() * following**4,
             "acceleration": w.acceleration * self.sim.qacc[:, 6:].square().sum(dim=1),
             "jerk": w.jerk * (self.action - self.previous).square().sum(dim=1),

@@ -60,10 +60,11 @@ class Equivariance:
         groups = {name: _read(name, seen[name]) for name in sizes}
         deviations = Mirror(actions.source, torch.ones_like(actions.sign))
         images: dict[Any, Mirror] = dict.fromkeys(distribution.parameters(), deviations)
-        self._inputs = [_join([groups[name] for name in x.obs_groups]) for x in networks]
-        for network, observed in zip(networks, self._inputs, strict=True):
+        self.inputs = {x: _join([groups[name] for name in x.obs_groups]) for x in networks}
+        """The mirror of what each network observes."""
+        for network in networks:
             linears = [layer for layer in network.mlp if isinstance(layer, nn.Linear)]
-            inputs = observed
+            inputs = self.inputs[network]
             for layer in linears:
                 size = layer.out_features
                 outputs = _reversed(size, device)
@@ -93,10 +94,6 @@ class Equivariance:
     def tie_gradients(self) -> None:
         """Average all gradients with their images."""
         self._flat.add_(self._flat[self._image.source] * self._image.sign).mul_(0.5)
-
-    def of_inputs(self, network: int) -> Mirror:
-        """Return the mirror of what a network observes, by its place among the networks."""
-        return self._inputs[network]
 
 
 def _example(size: int, device: torch.device) -> torch.Tensor:

@@ -24,12 +24,11 @@ def update_normalizers(
 ) -> Iterator[Callable[[], object]]:
     """Add observations `(samples, size)` to the statistics of the networks that keep any.
 
+    With `equivariance`, their mirror images count as observations too.
     With several ranks, yields the reductions between them, to be called.
     """
     num_ranks = collectives.world_size
-    for number, network in enumerate(networks):
-        if not network.obs_normalization:
-            continue
+    for network in (network for network in networks if network.obs_normalization):
         inputs = torch.cat([observations[group] for group in network.obs_groups], dim=-1)
         var = torch.var(inputs, dim=0, unbiased=False, keepdim=True)
         mean = own_mean = torch.mean(inputs, dim=0, keepdim=True)
@@ -42,7 +41,7 @@ def update_normalizers(
             yield partial(collectives.all_reduce, var)
             var = var / count
         if equivariance:
-            mean, var = equivariance.of_inputs(number).add_image(mean, var)
+            mean, var = equivariance.inputs[network].add_image(mean, var)
         normalizer = network.obs_normalizer
         normalizer.count += count
         rate = torch.full_like(normalizer.count, count) / normalizer.count
