@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.mjlab_setup import find_peer, train_peer
 from mjfleet.bench.result import Cell, Result, Spread, Table, show
-from mjfleet.bench.threshold import WINDOW, Conditions, Threshold, reached
 from mjfleet.bench.timed_training import train_ours
 from mjfleet.config.validation import MOST, Count, between
 from mjfleet.errors import UserError
-from mjfleet.tools.plot import Line, Panel, draw
+from mjfleet.runs.bootstrap import Line
+from mjfleet.runs.threshold import WINDOW, Conditions, Threshold, reached
+from mjfleet.tools.plot import Panel, draw
 from mjfleet.utils.packages import need_extra, stack_versions
 
 LAST = 10  # Iterations at the end of a run whose mean counts.

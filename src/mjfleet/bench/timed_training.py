@@ -13,10 +13,10 @@ from statistics import median
 from typing import Any
 
 from mjfleet.bench.benchmark_options import Setup
-from mjfleet.bench.threshold import WINDOW, Threshold, check_columns, reached
 from mjfleet.config import TrainConfig
 from mjfleet.errors import WorkerError
 from mjfleet.runs.metrics_csv import METRICS_FILE
+from mjfleet.runs.threshold import WINDOW, Threshold, check_columns, reached
 from mjfleet.utils.child_process import ChildProcess, python_module
 
 TRAIN = python_module("mjfleet.cli.train")

@@ -3,7 +3,6 @@
 Runs in the process that the user started; matplotlib is imported once something is drawn.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +11,11 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from mjfleet.cli.flags import parse_flags
-from mjfleet.config import by_dotted_name
 from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
-from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
-from mjfleet.runs.metrics_csv import METRICS_FILE, columns_of, read_rows, seconds_spent, value
+from mjfleet.runs.bootstrap import Line, mean_curve
+from mjfleet.runs.logged_run import LoggedRun, group_runs, read_run
+from mjfleet.runs.metrics_csv import columns_of, seconds_spent, value
 from mjfleet.runs.run_lookup import find_run
 from mjfleet.tools.output_file import check_output
 from mjfleet.utils.atomic_write import write_atomically
@@ -31,21 +30,14 @@ DEFAULT_COLUMNS = (
     "mean_return", "mean_episode_length", "mean_reward", "task/", "reward/", "loss/value",
     "action_std", "learning_rate", "global_steps_per_second",
 )  # fmt: skip
-NO_GROUPS = (
-    "agent.seed", "agent.run_name", "agent.experiment_name", "agent.logger", "agent.wandb",
-    "agent.save_interval",
-)  # fmt: skip
-"""Settings in which the runs of a group may differ."""
-MAX_DIFFERENCES = 3  # Settings in a group's name.
 EVALUATED = {"mean_return": "eval/return", "mean_episode_length": "eval/length"}
 """Columns whose evaluations are drawn as dots beside them."""
-Line = tuple[Sequence[float], Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlotArguments(Checked):
     """Draw curves of runs, grouped and named by what differs between them. Runs that differ only in
-    their seed are drawn as a mean and a range."""
+    their seed are drawn as a mean and its 95% bootstrap interval."""
 
     runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN ...")]
     """Run directories, parts of runs' names, or `latest`."""
@@ -68,31 +60,22 @@ class Panel:
     lines: Mapping[str, Sequence[Line]]
     is_count: bool = False  # Whether x is a whole number.
     of_runs: bool = False
-    """Whether several lines of a label are drawn as their mean within their range, and the y-axis
+    """Whether several lines of a label are drawn as their mean within its interval, and the y-axis
     may begin above zero."""
     dots: Mapping[str, Sequence[Line]] = field(default_factory=dict)  # Single points, by label.
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run's metrics."""
-
-    folder: Path
-    rows: list[dict[str, str]]
-    settings: Mapping[str, Any]  # What decides how well it learns, except the seed.
 
 
 def plot(arguments: Sequence[str]) -> int:
     parsed = parse_flags(PlotArguments, arguments, "mjfleet plot")
     if not parsed.runs:
         raise UserError("name one run directory or more: mjfleet plot logs/<experiment>/<run>")
-    runs = [_read(find_run(name, name, Path(parsed.log_root))) for name in parsed.runs]
+    runs = [read_run(find_run(name, name, Path(parsed.log_root))) for name in parsed.runs]
     if parsed.output is None:
         output = path_in(runs[-1].folder, "plots/curves.png")
     else:
         output = check_output("--output", parsed.output, SUFFIXES)
-    known = list(dict.fromkeys(column for run in runs for column in run.rows[0]))
-    groups, panels = _group(runs), []
+    known = list(dict.fromkeys(column for run in runs for column in run.columns))
+    groups, panels = group_runs(runs), []
     for wanted in parsed.columns:
         found = columns_of(wanted, known)
         if not found and parsed.columns is not DEFAULT_COLUMNS:
@@ -111,54 +94,7 @@ def plot(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _read(folder: Path) -> Run:
-    file = folder / METRICS_FILE
-    if not os.path.lexists(file):
-        raise UserError(f"{folder} is not a run directory: it has no {METRICS_FILE}.")
-    try:
-        _, rows = read_rows(file)
-    except OSError as error:
-        raise UserError(f"{folder}: its {METRICS_FILE}: {error.strerror}.") from None
-    if not rows:
-        raise UserError(f"{folder}: its {METRICS_FILE} has no rows yet.")
-    name = str(folder / CONFIG_FILE)
-    config: dict[str, Any] = read_config(name, name, trust=True)  # Only compared.
-    kept = {key: config[key] for key in ("env", "agent", "engine") if key in config}
-    settings = {"task": folder.resolve().parent.name, "workers": rows[-1].get("world_size")}
-    settings |= {key: v for key, v in by_dotted_name(kept).items() if not key.startswith(NO_GROUPS)}
-    return Run(folder, rows, settings)
-
-
-def _group(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs of each group by what makes it differ from the others.
-
-    A group of runs that have nothing to differ from has the name of its first run.
-    """
-    keys = dict.fromkeys(key for run in runs for key in run.settings)
-    differing = [key for key in keys if len({str(run.settings.get(key)) for run in runs}) > 1]
-    groups: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        groups.setdefault(tuple(str(run.settings.get(k)) for k in differing), []).append(run)
-    if len(groups) == 1:
-        return {runs[0].folder.resolve().name: list(runs)}
-    names = {values: _label(dict(zip(differing, values, strict=True))) for values in groups}
-    is_clear = len(set(names.values())) == len(groups)
-    return {
-        name if is_clear else f"{name} ({groups[values][0].folder.resolve().name})": groups[values]
-        for values, name in names.items()
-    }
-
-
-def _label(differing: Mapping[str, str]) -> str:
-    """Return the first differences in words: the task, then `name value`."""
-    named = {key: value for key, value in differing.items() if key != "task"}
-    shown = [f"{key.rpartition('.')[2]} {value}" for key, value in named.items()][:MAX_DIFFERENCES]
-    if len(named) > MAX_DIFFERENCES:
-        shown = [] if "task" in differing else [*shown, "..."]
-    return ", ".join([differing["task"], *shown] if "task" in differing else shown)
-
-
-def _panel(groups: Mapping[str, list[Run]], column: str, x: str) -> Panel:
+def _panel(groups: Mapping[str, list[LoggedRun]], column: str, x: str) -> Panel:
     """Return the curves of a column, and its evaluations as dots beside them."""
     lines, evaluated = _lines(groups, column, x), EVALUATED.get(column, "")
     found = _lines(groups, evaluated, x)
@@ -167,7 +103,7 @@ def _panel(groups: Mapping[str, list[Run]], column: str, x: str) -> Panel:
     return Panel(X_LABELS[x], label, lines, of_runs=True, dots=dots)
 
 
-def _lines(groups: Mapping[str, list[Run]], column: str, x: str) -> dict[str, list[Line]]:
+def _lines(groups: Mapping[str, list[LoggedRun]], column: str, x: str) -> dict[str, list[Line]]:
     """Return a column of the runs that have values of it, over million steps or minutes."""
     lines: dict[str, list[Line]] = {}
     for name, runs in groups.items():
@@ -214,8 +150,8 @@ def _draw_panel(axes: Any, panel: Panel, labels: Sequence[str]) -> None:
     for label, lines in panel.lines.items():
         drawn, colour = list(lines), f"C{labels.index(label)}"
         if panel.of_runs and len(lines) > 1:
-            x, least, mean, most = _band(lines)
-            axes.fill_between(x, least, most, color=colour, alpha=0.2, linewidth=0)
+            x, low, mean, high = mean_curve(lines)
+            axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
             drawn = [(x, mean)]
         for x, y in drawn:
             axes.plot(x, y, color=colour, marker="o" if len(x) < 20 else "", alpha=0.8)
@@ -231,13 +167,3 @@ def _draw_panel(axes: Any, panel: Panel, labels: Sequence[str]) -> None:
 
 def _shown(name: str) -> str:
     return printable(name[:LONGEST])
-
-
-def _band(lines: Sequence[Line]) -> tuple[Sequence[float], ...]:
-    """Return x where all lines have values, and there the least, mean and greatest y."""
-    import numpy as np
-
-    first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
-    common = np.linspace(first, max(first, last), 500)
-    values = np.stack([np.interp(common, x, y) for x, y in lines])
-    return common.tolist(), *(f(values, axis=0).tolist() for f in (np.min, np.mean, np.max))
