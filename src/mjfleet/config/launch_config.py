@@ -99,6 +99,9 @@ class LaunchConfig(Checked):
     environment, or `reset` the environment and continue."""
     log_root: Folder = "logs"
     """Folder under which run directories are made."""
+    run_dir: OptionalFolder = None
+    """The run directory to make; `None`: one under --log-root, named by the experiment and the
+    time."""
     torchrunx_log_dir: str | None = None
     """Folder of workers' logs; `""`: none; `None`: the run directory. TORCHRUNX_LOG_DIR wins."""
     tasks_dir: OptionalFolder = None

@@ -173,6 +173,7 @@ def name_files(plan: LaunchPlan, environ: Mapping[str, str], when: datetime) -> 
         suffix = f"_{config.agent.run_name}" if config.agent.run_name else ""
         run_dir = Path(config.log_root, config.agent.experiment_name)
         run_dir /= when.strftime("%Y-%m-%d_%H-%M-%S") + suffix
+        run_dir = Path(config.run_dir or run_dir)
     log_dir, source = choose_log_directory(config, environ, run_dir)
     if log_dir and plan.has_host_agents:
         folder = log_dir / when.isoformat(timespec="seconds")

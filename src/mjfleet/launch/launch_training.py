@@ -119,6 +119,7 @@ def _attempt(
                     print_line(f"nothing is left to do: {have}; raise it to train further")
                 return 0, None
         plan = name_files(plan, os.environ, datetime.now())
+        _refuse_existing(plan)
         if config.dry_run:
             if is_first:
                 print_line(describe(plan))
@@ -178,6 +179,15 @@ def _with_iterations(plan: LaunchPlan, resume: Resume | None) -> LaunchPlan:
     return replace(plan, config=replace(plan.config, agent=agent), notes=notes)
 
 
+def _refuse_existing(plan: LaunchPlan) -> None:
+    """Raise an error on rank 0 if what --run-dir names exists already."""
+    named, is_new = plan.config.run_dir, plan.rank.rank == 0 and not plan.goes_on
+    if named and is_new and os.path.lexists(named):
+        raise UserError(
+            f"--run-dir {named}: it exists; name a new folder. --resume goes on with a run."
+        )
+
+
 def _create_run_dir(
     plan: LaunchPlan, defaults: TrainConfig, argv: Sequence[str], lock: int | None
 ) -> tuple[LaunchPlan, RunDirectory]:
@@ -194,6 +204,7 @@ def _create_run_dir(
             plan = replace(plan, checkpoint=run_dir.checkpoint, task_hash=run_dir.task_hash)
             return replace(plan, notes=(*plan.notes, *changes)), run_dir
         except FileExistsError:
+            _refuse_existing(plan)
             when += timedelta(seconds=1)
             plan = name_files(plan, os.environ, when)
 

@@ -16,7 +16,7 @@ CONFIG_BYTES = 2**16
 EARLIER_FOLDER = "configs"  # Holds those of earlier attempts.
 TASK_ENTRY = "task"  # Names the task whose configuration the file holds.
 # Flags of one command, not of the run.
-NOT_RECORDED = ("resume", "teacher", "config", "trust", "dry_run")
+NOT_RECORDED = ("resume", "teacher", "config", "trust", "dry_run", "run_dir")
 
 
 def read_config(

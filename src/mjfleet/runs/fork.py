@@ -49,6 +49,11 @@ def resume_or_fork(
         others = {n: both for n, both in different.items() if n not in PLACEMENT}
         why = "nothing differs that decides what is learned"
         note = f"goes on in place: {why}{f' ({_listed(others)})' if others else ''}"
+        if config.run_dir:
+            raise UserError(
+                f"--run-dir {config.run_dir} is for a new run, and {wanted.run_dir} goes on in "
+                "place: leave it out."
+            )
         resume = choose_checkpoint(wanted, take_lock)
         config = replace(config, log_root=recorded.log_root)  # It is where it is.
         return replace(resume, notes=(note, *resume.notes)), config

@@ -59,7 +59,8 @@ class RunDirectory:
         self.path = path
         self._lock = lock
         self._undo = ExitStack()
-        wanted = {} if plan["goes_on"] else {path: f"--log-root {config.log_root}"}
+        name = f"--run-dir {path}" if config.run_dir else f"--log-root {config.log_root}"
+        wanted = {} if plan["goes_on"] else {path: name}
         if log_folder is not None:
             wanted[log_folder] = log_folder_name
         for folder, name in wanted.items():

@@ -1,0 +1,1 @@
+"""Several runs of one task that share this machine's devices."""

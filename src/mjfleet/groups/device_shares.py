@@ -1,0 +1,86 @@
+"""Divides this machine's devices among the runs of a group. Pure functions; run in the launcher."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from mjfleet.config import LaunchConfig
+from mjfleet.errors import UserError
+from mjfleet.launch.devices import choose_devices, needs_gpus
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one run at a time has of the machine."""
+
+    gpus: tuple[int, ...]  # As `--gpu-ids` counts; none means the CPU.
+    threads: int | None  # For all workers of the run; None: not limited.
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flags of `train` that choose these devices."""
+        gpus = map(str, self.gpus) if self.gpus else ("None",)
+        threads = () if self.threads is None else ("--cpu-threads", str(self.threads))
+        return ("--gpu-ids", *gpus, *threads)
+
+    def __str__(self) -> str:
+        if self.gpus:
+            return f"GPU {', '.join(map(str, self.gpus))}"
+        return f"{self.threads} core" + ("" if self.threads == 1 else "s")
+
+
+def divide_devices(
+    config: LaunchConfig,
+    environ: Mapping[str, str],
+    runs: int,
+    per_run: int | None = None,
+    num_gpus: int | None = None,
+    cores: int | None = None,
+) -> list[Share]:
+    """Divide the devices that the flags choose, all visible GPUs by default, among `runs` runs.
+
+    Args:
+        config: flags for devices. `cpu_threads` limits the cores of all runs together.
+        environ: environment variables, for CUDA_VISIBLE_DEVICES.
+        runs: the runs that there will be; never more shares than these.
+        per_run: GPUs of each run, or cores without GPUs. None: one GPU, or an even part of the
+            cores, at least one for each of the run's workers.
+        num_gpus, cores: of this machine; None: as it is.
+
+    Raises:
+        UserError: `per_run` is more than there is, or the devices cannot be had.
+
+    Examples:
+        >>> [str(s) for s in divide_devices(LaunchConfig(), {}, 5, num_gpus=2, cores=8)]
+        ['GPU 0', 'GPU 1']
+        >>> divide_devices(LaunchConfig(), {}, 9, per_run=2, num_gpus=5, cores=8)[1].flags
+        ('--gpu-ids', '2', '3', '--cpu-threads', '4')
+        >>> [str(s) for s in divide_devices(LaunchConfig(gpu_ids=None), {}, 3, cores=8)]
+        ['2 cores', '2 cores', '2 cores']
+    """
+    if needs_gpus(config) and config.gpu_ids == "auto":
+        config = replace(config, gpu_ids="all")
+    cores = cores or len(os.sched_getaffinity(0))
+    if config.cpu_threads is not None:
+        if config.cpu_threads > cores:
+            raise UserError(
+                f"--cpu-threads is {config.cpu_threads}; it must be at most {cores}, the cores "
+                "that this process may use."
+            )
+        cores = config.cpu_threads
+    devices = choose_devices(config, environ, num_gpus)
+    if gpus := devices.indices:
+        have, what, least, usual = len(gpus), "GPUs", 1, 1
+    else:
+        least = devices.cpu_workers
+        have, what, usual = cores, "cores", max(least, cores // runs)
+    if per_run is not None and not least <= per_run <= have:
+        raise UserError(
+            f"--per-run is {per_run}; it must be at least {least} and at most {have}, the {what} "
+            "that the runs share."
+        )
+    size = per_run or usual
+    count = max(1, min(runs, have // size))
+    threads, workers = (cores // count, size) if gpus else (size, least)
+    limit = threads if workers <= threads <= cores else None
+    return [Share(gpus[i * size : (i + 1) * size], limit) for i in range(count)]

@@ -1,0 +1,184 @@
+"""Trains the members of a group, as many at once as there are shares. Runs in the launcher.
+
+Each member is a child process `train` with an ordinary run directory. What the members are for,
+seeds or the trials of a sweep, is decided by the `Members` that are asked.
+"""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from mjfleet.groups.device_shares import Share
+from mjfleet.runs.run_json import RECORD_FILE, read_record
+from mjfleet.utils.child_process import ChildProcess, python_module
+from mjfleet.utils.safe_read import open_regular
+from mjfleet.utils.wait_until import wait_until
+from mjfleet.worker.stop_signals import StopRequest
+
+LOOK_SECONDS = 0.2
+END_SECONDS = 10.0  # For members to end after a second signal, before they are killed.
+MISTAKE = 2  # The exit code of `train` after a mistake of the user's.
+LOG_BYTES = 2**40
+MESSAGE_BYTES = 2**16  # Of a log's end, in which a message is looked for.
+
+
+@dataclass(frozen=True)
+class Member:
+    """A run of the group."""
+
+    name: str  # Of its run directory in the group's folder.
+    flags: tuple[str, ...] = ()  # Of `train`, besides those of all members; only when it begins.
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a member's process ended."""
+
+    status: Literal["finished", "stopped", "failed"]
+    message: str = ""  # Why it failed, in one line or more.
+    is_mistake: bool = False  # Whether the user's flags were wrong; no run directory is left.
+
+
+class Members(Protocol):
+    """Says which members to train, and hears of them. Its methods are called one at a time."""
+
+    def next_member(self) -> Member | Literal["later"] | None:
+        """Return the member to train next; None: there are no more, and it is not called again.
+
+        It is called when a share is free. "later": none now; it is called again soon.
+        """
+        ...
+
+    def look(self, running: Sequence["RunningMember"]) -> None:
+        """See the members that are being trained, a few times per second; it may stop some."""
+        ...
+
+    def ended(self, member: Member, ending: Ending) -> None:
+        """Hear that a member's process has ended; raises nothing."""
+        ...
+
+
+class RunningMember:
+    """A member's process, which ends with this one, however that ends."""
+
+    def __init__(self, member: Member, run_dir: Path, share: Share, command: Sequence[str]) -> None:
+        self.member, self.run_dir, self.share = member, run_dir, share
+        self.log_file = run_dir.with_name(f"{run_dir.name}.log")
+        with self.log_file.open("ab") as log:
+            self._begin = log.tell()
+            self._child = ChildProcess(command, stdout=log, stderr=log, is_foreign=True)
+        self._is_asked = False
+
+    def stop(self, number: int = signal.SIGTERM, at_once: bool = False) -> None:
+        """Ask it, unless it has been asked, to save and stop after this iteration, or `at_once`."""
+        if at_once or not self._is_asked:
+            self._child.send_signal(signal.Signals(number))
+        self._is_asked = True
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process has ended."""
+        return self._child.exit_code() is not None
+
+    def end(self) -> Ending:
+        """Return how it ended; kill it if it has not."""
+        code, how = self._child.exit_code(), self._child.how_it_ended()
+        self._child.end()
+        if code is None or code > 128:
+            return Ending("stopped")
+        if code == MISTAKE:
+            return Ending("failed", self._error(), is_mistake=True)
+        return Ending("failed", self._cause() or how) if code else Ending("finished")
+
+    def _error(self) -> str:
+        """Return the message that it has printed about a mistake."""
+        with open_regular(self.log_file, LOG_BYTES) as log:
+            size = os.fstat(log.fileno()).st_size
+            log.seek(max(self._begin, size - MESSAGE_BYTES))
+            text = log.read().decode(errors="replace")
+        return text.rpartition("error: ")[2].strip()
+
+    def _cause(self) -> str:
+        """Return the first line of the cause that it has recorded."""
+        with suppress(OSError, ValueError):
+            *_, last = read_record(self.run_dir).get("attempts") or [{}]
+            if last.get("status") == "failed":
+                return str(last.get("cause", "")).partition("\n")[0]
+        return ""
+
+
+def run_members(
+    folder: Path,
+    task: str,
+    shares: Sequence[Share],
+    members: Members,
+    stop: StopRequest,
+    begin: Sequence[str] = (),
+    resume: Sequence[str] = (),
+) -> int | None:
+    """Train members in a folder until there are no more, or until a signal has stopped them.
+
+    The first signal is passed on, so that members save and stop. `begin` are flags of `train` for
+    members that begin, `resume` those for members that go on with a run directory of theirs.
+
+    Returns:
+        The signal, or None.
+
+    Raises:
+        Stopped: a second signal arrived. All members have ended.
+    """
+    free, running, is_over, passed_on = list(shares), list[RunningMember](), False, False
+
+    def let_go(one: RunningMember) -> None:
+        running.remove(one)
+        free.append(one.share)
+        members.ended(one.member, one.end())
+
+    try:
+        with stop.deferred():
+            while True:
+                for one in [one for one in running if one.has_ended]:
+                    let_go(one)
+                if (number := stop.check()) and not passed_on:
+                    is_over = passed_on = True
+                    for one in running:
+                        one.stop(number)
+                while free and not is_over:
+                    member = members.next_member()
+                    if member == "later":
+                        break
+                    if is_over := member is None:
+                        break
+                    command = _command(folder / member.name, task, member, begin, resume)
+                    share = free.pop(0)
+                    running.append(
+                        RunningMember(member, folder / member.name, share, [*command, *share.flags])
+                    )
+                if is_over and not running:
+                    return number
+                members.look(running)
+                time.sleep(LOOK_SECONDS)
+    finally:
+        for one in running:
+            one.stop(stop.received or signal.SIGTERM, at_once=True)
+        wait_until(lambda: all(one.has_ended for one in running), END_SECONDS if running else 0)
+        for one in list(running):
+            let_go(one)
+
+
+def _command(
+    run_dir: Path, task: str, member: Member, begin: Sequence[str], resume: Sequence[str]
+) -> list[str]:
+    """Return the command that begins a member, or that goes on with it."""
+    if os.path.lexists(run_dir / RECORD_FILE):
+        return python_module("mjfleet.cli.train", task, "--resume", str(run_dir), *resume)
+    if os.path.lexists(run_dir):  # It was killed while it made this folder.
+        shutil.rmtree(run_dir)
+    where = ("--run-dir", str(run_dir))
+    return python_module("mjfleet.cli.train", task, *begin, *where, *member.flags)

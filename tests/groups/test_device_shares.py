@@ -1,0 +1,78 @@
+"""The devices of the runs of a group."""
+
+import doctest
+
+import pytest
+
+from mjfleet.config import LaunchConfig
+from mjfleet.errors import UserError
+from mjfleet.groups import device_shares
+from mjfleet.groups.device_shares import divide_devices
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def test_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(device_shares).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "visible", "runs", "per_run", "shares"),
+    [
+        (LaunchConfig(), None, 2, None, [(0,), (1,)]),
+        (LaunchConfig(), None, 9, 2, [(0, 1), (2, 3)]),
+        (LaunchConfig(), None, 9, 3, [(0, 1, 2)]),
+        (LaunchConfig(), "2,3", 9, None, [(0,), (1,)]),
+        (LaunchConfig(gpu_ids=[1, 3]), None, 9, None, [(1,), (3,)]),
+        (LaunchConfig(gpu_ids="all"), "1", 9, None, [(0,)]),
+        (LaunchConfig(gpu_ids=[0, 0], backend="gloo"), None, 9, None, [(0,), (0,)]),
+    ],
+)
+def test_each_run_has_gpus_of_its_own(
+    config: LaunchConfig,
+    visible: str | None,
+    runs: int,
+    per_run: int | None,
+    shares: list[tuple[int, ...]],
+) -> None:
+    environ = {} if visible is None else {VISIBLE: visible}
+    found = divide_devices(config, environ, runs, per_run, num_gpus=4, cores=8)
+    assert [share.gpus for share in found] == shares
+    assert {share.threads for share in found} == {8 // len(shares)}
+
+
+@pytest.mark.parametrize(
+    ("config", "runs", "per_run", "threads"),
+    [
+        (LaunchConfig(gpu_ids=None), 2, None, [4, 4]),
+        (LaunchConfig(gpu_ids=None), 20, None, [1] * 8),
+        (LaunchConfig(gpu_ids=None), 20, 3, [3, 3]),
+        (LaunchConfig(gpu_ids=None, cpu_threads=4), 20, None, [1] * 4),
+        (LaunchConfig(engine="native"), 1, None, [8]),
+        (LaunchConfig(cpu_workers=2), 20, None, [2] * 4),
+        (LaunchConfig(cpu_workers=12), 20, None, [None]),
+    ],
+)
+def test_each_run_has_cores_of_its_own(
+    config: LaunchConfig, runs: int, per_run: int | None, threads: list[int | None]
+) -> None:
+    found = divide_devices(config, {}, runs, per_run, num_gpus=4, cores=8)
+    assert [share.threads for share in found] == threads
+    assert not any(share.gpus for share in found)
+
+
+@pytest.mark.parametrize(
+    ("config", "per_run", "said"),
+    [
+        (LaunchConfig(), 5, "--per-run is 5; it must be at least 1 and at most 4, the GPUs"),
+        (LaunchConfig(gpu_ids=None), 9, "--per-run is 9; it must be at least 1 and at most 8"),
+        (LaunchConfig(cpu_workers=2), 1, "--per-run is 1; it must be at least 2"),
+        (LaunchConfig(cpu_threads=9), None, "--cpu-threads is 9; it must be at most 8"),
+        (LaunchConfig(gpu_ids=[4]), None, "there is no GPU 4"),
+    ],
+)
+def test_more_than_there_is_is_refused(
+    config: LaunchConfig, per_run: int | None, said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        divide_devices(config, {}, 9, per_run, num_gpus=4, cores=8)

@@ -1,0 +1,55 @@
+"""The queue of a group's members: real runs of a few iterations."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from mjfleet.config import LaunchConfig
+from mjfleet.groups.device_shares import divide_devices
+from mjfleet.groups.run_queue import Ending, Member, RunningMember, run_members
+from mjfleet.runs.metrics_csv import completed_iterations
+from mjfleet.worker.stop_signals import StopRequest
+
+SMALL = ("--env.num-envs", "16", "--agent.num-steps-per-env", "4")
+
+
+class Three:
+    """One that is stopped once it has learned, one that finishes, one whose flags are wrong."""
+
+    def __init__(self) -> None:
+        self.endings: dict[str, Ending] = {}
+        self._waiting = [
+            Member("wrong", ("--agent.seed", "none")),
+            Member("long", ("--agent.max-iterations", "100000")),
+            Member("short", ("--agent.max-iterations", "2")),
+        ]
+        self._is_asked = False
+
+    def next_member(self) -> Member | Literal["later"] | None:
+        self._is_asked = not self._is_asked
+        if self._is_asked:
+            return "later"
+        return self._waiting.pop(0) if self._waiting else None
+
+    def look(self, running: Sequence[RunningMember]) -> None:
+        for one in running:
+            if completed_iterations(one.run_dir) > 2:
+                one.stop()
+
+    def ended(self, member: Member, ending: Ending) -> None:
+        self.endings[member.name] = ending
+
+
+def test_members_come_when_a_share_is_free_and_each_ending_is_told(tmp_path: Path) -> None:
+    members = Three()
+    shares = divide_devices(LaunchConfig(gpu_ids=None), os.environ, 2)
+    with StopRequest().installed() as stop:
+        assert run_members(tmp_path, "cartpole-balance", shares, members, stop, SMALL) is None
+    endings = {name: ending.status for name, ending in members.endings.items()}
+    assert endings == {"wrong": "failed", "long": "stopped", "short": "finished"}
+    assert members.endings["wrong"].is_mistake
+    assert "--agent.seed" in members.endings["wrong"].message
+    assert not (tmp_path / "wrong").exists()
+    assert (tmp_path / "long/checkpoints/final_model.pt").exists()
+    assert completed_iterations(tmp_path / "short") == 2
