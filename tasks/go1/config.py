@@ -133,7 +133,7 @@ class RoughConfig(Go1Config):
     """Levels of difficulty of the ground."""
     columns: Count = 8
     """Tiles of each level; there are eight kinds."""
-    start_levels: Count = 2
+    start_levels: Count = 1
     """Number of levels, from the easiest on, at which environments begin."""
     terrain_seed: int = 0
     """Seed from which the ground is generated."""
@@ -175,7 +175,12 @@ TASKS = {
         summary="The same on slopes, stairs and blocks that get harder as it improves.",
         env=RoughConfig(),
         env_class="rough:RoughEnv",
-        agent=replace(AGENT, max_iterations=2500),
+        agent=replace(
+            AGENT,
+            max_iterations=2500,
+            # With the entropy of flat ground, exploration ends before the robot walks.
+            algorithm=replace(AGENT.algorithm, entropy_coef=0.006),
+        ),
         num_actions=12,
     ),
 }
