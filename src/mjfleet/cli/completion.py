@@ -14,7 +14,7 @@ from pathlib import Path
 from mjfleet.cli.flags import LIST_FLAGS, peek
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
-from mjfleet.runs.run_lookup import LATEST, runs_in
+from mjfleet.runs.run_lookup import LATEST, groups_in, name_of, runs_in
 
 WORDS = "--words"
 SCRIPTS = {
@@ -79,9 +79,10 @@ def candidates(words: Sequence[str], places: Mapping[str, str]) -> list[str]:
         command, *typed = typed
     previous = typed[-1] if typed else ""
     if previous == "--resume" or (command in RUNS and not (previous + last).startswith("-")):
-        found = runs_in(Path(peek(typed, "--log-root") or "logs"))
-        runs = sorted((run for run in found if _is_word(run.name + run.parent.name)), reverse=True)
-        full = _beginning_with(last, [LATEST, *(f"{run.parent.name}/{run.name}" for run in runs)])
+        root = Path(peek(typed, "--log-root") or "logs")
+        found = runs_in(root) + groups_in(root)
+        runs = sorted((run for run in found if _is_word(name_of(run))), reverse=True)
+        full = _beginning_with(last, [LATEST, *map(name_of, runs)])
         return full or _beginning_with(last, [run.name for run in runs])
     if command in places and (last.startswith("-") or previous.startswith("-")):
         flags = _flags(places[command], takewhile(lambda word: not word.startswith("-"), typed))

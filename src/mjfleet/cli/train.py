@@ -20,6 +20,7 @@ from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.runs.config_yaml import read_config, task_of
 from mjfleet.runs.fork import resume_or_fork
 from mjfleet.runs.resume_choice import Wanted, find_wanted, read_recorded, take_tasks_dir
+from mjfleet.runs.run_lookup import is_group
 from mjfleet.runs.teacher import with_teacher
 from mjfleet.utils.packages import need_extra
 from mjfleet.worker.class_check import check_classes
@@ -55,7 +56,12 @@ def train(arguments: Sequence[str]) -> int:
         _drop_names_of_others(data, name, registry)
     config = parse(found, flags, wanted.config if wanted else data)
     config = with_teacher(config)
-    if wanted:
+    group = wanted.path if wanted and is_group(wanted.path) else None
+    if wanted and not group:
+        if config.seeds:
+            raise UserError(
+                f"--seeds is for new runs: leave it out, and --resume {wanted.path} goes on."
+            )
         take_lock = not config.dry_run and os.environ.get("RANK", "0") == "0"
         recorded = from_dict(found.defaults(), wanted.config)
         resume, config = resume_or_fork(wanted, config, recorded, take_lock)
@@ -64,7 +70,17 @@ def train(arguments: Sequence[str]) -> int:
         need_extra("wandb", "--agent.logger wandb", ["wandb"])
     need_extra(agent.extra, f"--agent.library {agent.library}", agent.packages)
     check_classes(found, config)
-    from mjfleet.launch.launch_training import launch_training  # Help does not wait for it.
+    # Help does not wait for these.
+    if group and wanted:
+        from mjfleet.groups.seeds import resume_seeds
+
+        recorded = from_dict(found.defaults(), wanted.config)
+        return resume_seeds(found, group, recorded, config, arguments)
+    if config.seeds:
+        from mjfleet.groups.seeds import train_seeds
+
+        return train_seeds(found, config, arguments)
+    from mjfleet.launch.launch_training import launch_training
 
     return launch_training(found, config, resume, arguments)
 

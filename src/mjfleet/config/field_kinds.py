@@ -32,8 +32,8 @@ TEACHER = "agent.teacher.checkpoint"
 
 OPERATION = _names("""
 gpu_ids cpu_workers engine cpu_threads numa deterministic backend collective_timeout hang_timeout
-max_restarts keep_checkpoints save_worlds eval_interval eval_envs video_interval on_nan plain quiet
-dry_run total_steps env.nconmax env.njmax
+seeds per_run max_restarts keep_checkpoints save_worlds eval_interval eval_envs video_interval
+on_nan plain quiet dry_run total_steps env.nconmax env.njmax
 agent.tf32 agent.max_iterations agent.save_interval agent.wandb.group agent.wandb.tags
 agent.wandb.notes agent.torch_compile_mode agent.algorithm.backprop agent.algorithm.learning_threads
 """)

@@ -30,6 +30,16 @@ HOSTS = Rule(
     lambda v: len(set(v)) == len(v) <= MAX_HOSTS and all(re.fullmatch(HOST, name) for name in v),
     f"names of at most {MAX_HOSTS} different hosts, or `slurm`",
 )
+MAX_SEEDS = 1000
+LAST_SEED = 2**31 - 1
+SEEDS = Rule(
+    lambda v: (
+        1 <= v[0] <= MAX_SEEDS
+        if len(v) == 1
+        else len(set(v)) == len(v) <= MAX_SEEDS and all(0 <= seed <= LAST_SEED for seed in v)
+    ),
+    f"a number of seeds from 1 to {MAX_SEEDS}, or several different seeds from 0 to {LAST_SEED}",
+)
 VARIABLES = Rule(
     lambda v: all(re.match(r"[A-Za-z_]\w*(=|$)", item) for item in v),
     "NAME or NAME=VALUE, one or more",
@@ -54,6 +64,12 @@ class LaunchConfig(Checked):
     """Address at which the other hosts reach the first one; `None`: the one that ssh uses."""
     min_hosts: OptionalCount = None
     """Hosts that must be reachable for a restart after a fault; `None`: all of them."""
+    seeds: Annotated[list[int], SEEDS] = field(default_factory=list)
+    """Train one run for each seed, as a group that shares this machine's devices: `5` means so many
+    seeds from --agent.seed on, `1 2 3` these. `--gpu-ids auto` then means all visible GPUs."""
+    per_run: OptionalCount = None
+    """GPUs of each run of a group, or cores on the CPU; `None`: one GPU, or an even part of the
+    cores. As many runs train at once as fit, the others wait."""
     env_var: Annotated[list[str], VARIABLES] = field(default_factory=list)
     """Environment variables for workers on other hosts: NAME, with its value here, or NAME=VALUE.
     Those of torch, MuJoCo, Warp, NCCL, gloo, OpenMP and W&B are passed on anyway."""

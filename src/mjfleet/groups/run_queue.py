@@ -33,7 +33,8 @@ class Member:
     """A run of the group."""
 
     name: str  # Of its run directory in the group's folder.
-    flags: tuple[str, ...] = ()  # Of `train`, besides those of all members; only when it begins.
+    flags: tuple[str, ...] = ()  # Of `train`, besides those of all members, when it begins.
+    resume_flags: tuple[str, ...] = ()  # The same when it goes on with its run directory.
 
 
 @dataclass(frozen=True)
@@ -120,12 +121,11 @@ def run_members(
     members: Members,
     stop: StopRequest,
     begin: Sequence[str] = (),
-    resume: Sequence[str] = (),
 ) -> int | None:
     """Train members in a folder until there are no more, or until a signal has stopped them.
 
     The first signal is passed on, so that members save and stop. `begin` are flags of `train` for
-    members that begin, `resume` those for members that go on with a run directory of theirs.
+    members that begin; one whose run directory exists goes on instead.
 
     Returns:
         The signal, or None.
@@ -155,7 +155,7 @@ def run_members(
                         break
                     if is_over := member is None:
                         break
-                    command = _command(folder / member.name, task, member, begin, resume)
+                    command = _command(folder / member.name, task, member, begin)
                     share = free.pop(0)
                     running.append(
                         RunningMember(member, folder / member.name, share, [*command, *share.flags])
@@ -172,12 +172,11 @@ def run_members(
             let_go(one)
 
 
-def _command(
-    run_dir: Path, task: str, member: Member, begin: Sequence[str], resume: Sequence[str]
-) -> list[str]:
+def _command(run_dir: Path, task: str, member: Member, begin: Sequence[str]) -> list[str]:
     """Return the command that begins a member, or that goes on with it."""
     if os.path.lexists(run_dir / RECORD_FILE):
-        return python_module("mjfleet.cli.train", task, "--resume", str(run_dir), *resume)
+        resume = ("--resume", str(run_dir), *member.resume_flags)
+        return python_module("mjfleet.cli.train", task, *resume)
     if os.path.lexists(run_dir):  # It was killed while it made this folder.
         shutil.rmtree(run_dir)
     where = ("--run-dir", str(run_dir))

@@ -170,10 +170,7 @@ def name_files(plan: LaunchPlan, environ: Mapping[str, str], when: datetime) -> 
     """Return the plan with run directory, unless it goes on, and log files named by a time."""
     config, run_dir, workers = plan.config, plan.run_dir, plan.workers
     if not plan.goes_on:
-        suffix = f"_{config.agent.run_name}" if config.agent.run_name else ""
-        run_dir = Path(config.log_root, config.agent.experiment_name)
-        run_dir /= when.strftime("%Y-%m-%d_%H-%M-%S") + suffix
-        run_dir = Path(config.run_dir or run_dir)
+        run_dir = new_folder(config, when)
     log_dir, source = choose_log_directory(config, environ, run_dir)
     if log_dir and plan.has_host_agents:
         folder = log_dir / when.isoformat(timespec="seconds")
@@ -189,6 +186,13 @@ def name_files(plan: LaunchPlan, environ: Mapping[str, str], when: datetime) -> 
         torchrunx_log_dir=log_dir,
         torchrunx_log_dir_source=source,
     )
+
+
+def new_folder(config: TrainConfig, when: datetime) -> Path:
+    """Return the folder of a new run, or of a group: --run-dir, or one that is named by a time."""
+    suffix = f"_{config.agent.run_name}" if config.agent.run_name else ""
+    name = when.strftime("%Y-%m-%d_%H-%M-%S") + suffix
+    return Path(config.run_dir or Path(config.log_root, config.agent.experiment_name, name))
 
 
 def describe(plan: LaunchPlan) -> str:

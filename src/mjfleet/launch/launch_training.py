@@ -80,7 +80,7 @@ def launch_training(
         print_line(f"run directory: {run_dir}")
         if code and list((run_dir / "checkpoints").glob("model_*.pt")):
             resume_command = f"{found.name} --resume {shlex.quote(str(run_dir))}"
-            print_line(f"go on with: {_train_command()} {resume_command}")
+            print_line(f"go on with: {train_command()} {resume_command}")
         return code
 
 
@@ -119,7 +119,7 @@ def _attempt(
                     print_line(f"nothing is left to do: {have}; raise it to train further")
                 return 0, None
         plan = name_files(plan, os.environ, datetime.now())
-        _refuse_existing(plan)
+        refuse_existing(plan.config, plan.rank.rank == 0 and not plan.goes_on)
         if config.dry_run:
             if is_first:
                 print_line(describe(plan))
@@ -141,6 +141,19 @@ def _attempt(
                 print_line(f"going on from {plan.checkpoint}")
         code = run_plan(plan, run_dir, connections)
         return code, plan if run_dir else None
+
+
+def plan_here(found: FoundTask, config: TrainConfig) -> LaunchPlan:
+    """Return the plan of a new run on this host; `--env.num-envs auto` is measured.
+
+    Raises:
+        UserError: the configuration asks for what cannot be had.
+    """
+    with StopRequest().installed():
+        plan = make_plan(found, config, [_this_host(config)], os.environ)
+        _check_groups(plan.config)
+        plan = _with_iterations(with_envs(plan, None), None)
+    return name_files(plan, os.environ, datetime.now())
 
 
 def _this_host(config: TrainConfig) -> Host:
@@ -179,12 +192,11 @@ def _with_iterations(plan: LaunchPlan, resume: Resume | None) -> LaunchPlan:
     return replace(plan, config=replace(plan.config, agent=agent), notes=notes)
 
 
-def _refuse_existing(plan: LaunchPlan) -> None:
-    """Raise an error on rank 0 if what --run-dir names exists already."""
-    named, is_new = plan.config.run_dir, plan.rank.rank == 0 and not plan.goes_on
-    if named and is_new and os.path.lexists(named):
+def refuse_existing(config: TrainConfig, is_new: bool = True) -> None:
+    """Raise an error if what --run-dir names for a new run exists already."""
+    if config.run_dir and is_new and os.path.lexists(config.run_dir):
         raise UserError(
-            f"--run-dir {named}: it exists; name a new folder. --resume goes on with a run."
+            f"--run-dir {config.run_dir}: it exists; name a new folder, or --resume what is in it."
         )
 
 
@@ -204,12 +216,12 @@ def _create_run_dir(
             plan = replace(plan, checkpoint=run_dir.checkpoint, task_hash=run_dir.task_hash)
             return replace(plan, notes=(*plan.notes, *changes)), run_dir
         except FileExistsError:
-            _refuse_existing(plan)
+            refuse_existing(plan.config)
             when += timedelta(seconds=1)
             plan = name_files(plan, os.environ, when)
 
 
-def _train_command() -> str:
+def train_command() -> str:
     """Return how `train` can be called from here."""
     if "UV_RUN_RECURSION_DEPTH" in os.environ:
         return "uv run train"

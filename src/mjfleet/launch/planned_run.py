@@ -13,6 +13,7 @@ from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.launch.run_supervisor import supervise
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_directory import RunDirectory
+from mjfleet.runs.run_lookup import members_of
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import in_a_line, print_line, printable
 from mjfleet.utils.parent_death import PARENT_VARIABLE
@@ -131,11 +132,11 @@ class _Ending:
 
 
 def draw_curves(run_dir: Path, patience: float = DRAW_SECONDS) -> None:
-    """Draw what `mjfleet plot` draws, in a child process that has so many seconds.
+    """Draw what `mjfleet plot` draws of a run or a group, in a child that has so many seconds.
 
     A failure is a warning; a signal ends it.
     """
-    if completed_iterations(run_dir) < FEW_ITERATIONS:
+    if max(map(completed_iterations, members_of(run_dir) or [run_dir])) < FEW_ITERATIONS:
         return
     command = python_module("mjfleet.cli.dispatcher", "plot", str(run_dir))
     try:

@@ -20,6 +20,7 @@ from mjfleet.loggers.logger import Logger, Row
 from mjfleet.runs.config_yaml import CONFIG_FILE
 from mjfleet.runs.foreign_files import WANDB_RUN, sign
 from mjfleet.runs.run_json import RECORD_FILE, read_record, record_to_share, write_record
+from mjfleet.runs.run_lookup import group_of
 from mjfleet.utils.console import in_a_line
 
 if TYPE_CHECKING:
@@ -68,13 +69,15 @@ class WandbLogger(Logger):
         # With `console` on, every print would wait for W&B.
         settings = wandb.Settings(silent=True, console="off", init_timeout=INIT_SECONDS)
         own, wanted = wandb.setup(settings).settings, self._wanted
+        name, group = self._run_dir.name, group_of(self._run_dir)
+        name = f"{group.name}/{name}" if group else name
         options: dict[str, Any] = {
             "project": wanted.project or own.project or self._experiment,
             "entity": wanted.entity,
             "group": wanted.group,
             "tags": wanted.tags or None,
             "notes": wanted.notes,
-            "name": own.run_name or self._run_dir.name,
+            "name": own.run_name or name,
             "dir": str(self._run_dir),
             "config": self._config,
             "id": run_id,

@@ -16,7 +16,9 @@ CONFIG_BYTES = 2**16
 EARLIER_FOLDER = "configs"  # Holds those of earlier attempts.
 TASK_ENTRY = "task"  # Names the task whose configuration the file holds.
 # Flags of one command, not of the run.
-NOT_RECORDED = ("resume", "teacher", "config", "trust", "dry_run", "run_dir")
+NOT_RECORDED = (
+    "resume", "teacher", "config", "trust", "dry_run", "run_dir", "seeds", "per_run",
+)  # fmt: skip
 
 
 def read_config(

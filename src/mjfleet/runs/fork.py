@@ -15,6 +15,7 @@ from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import differences
 from mjfleet.runs.resume_choice import Parent, Resume, Wanted, choose_checkpoint
 from mjfleet.runs.run_json import read_record
+from mjfleet.runs.run_lookup import name_of
 
 NAMED = 5  # How many differing values a line names.
 Values = Mapping[str, tuple[Any, Any]]
@@ -74,7 +75,7 @@ def resume_or_fork(
 def _parent(resume: Resume, run_dir: Path | None, different: Values) -> Parent:
     """Return what run.json records of the run, or of the checkpoint, that a new run begins from."""
     return Parent(
-        run=f"{run_dir.parent.name}/{run_dir.name}" if run_dir else None,
+        run=name_of(run_dir) if run_dir else None,
         checkpoint=str(resume.checkpoint.resolve()) if resume.checkpoint else None,
         iteration=resume.iteration,
         changed={n: {"value": ours, "parent": theirs} for n, (ours, theirs) in different.items()},

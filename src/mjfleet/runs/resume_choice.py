@@ -11,8 +11,8 @@ from mjfleet.runs.checkpoint_archive import about, why_damaged
 from mjfleet.runs.checkpoint_names import checkpoints_in, iteration_of
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.run_directory import lock_run
-from mjfleet.runs.run_json import RECORD_FILE
-from mjfleet.runs.run_lookup import LATEST, find_run, record_of
+from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
+from mjfleet.runs.run_lookup import LATEST, find_run, is_group, record_of
 from mjfleet.utils.safe_read import path_in
 
 FLAG = "--resume "  # How messages name what the user typed.
@@ -22,8 +22,8 @@ FLAG = "--resume "  # How messages name what the user typed.
 class Wanted:
     """What `--resume` names."""
 
-    path: Path  # A run directory, or a checkpoint.
-    run_dir: Path | None  # None: the checkpoint is in no run directory.
+    path: Path  # A run directory, a group's folder, or a checkpoint.
+    run_dir: Path | None  # The same unless it is a checkpoint. None: that is in no run directory.
     config: dict[str, Any]  # The configuration of that run, empty without a run directory.
 
 
@@ -85,7 +85,7 @@ def find_wanted(
         UserError: the run or file does not exist, or belongs to another task.
     """
     root, name = experiment.parent, experiment.name
-    path = find_run(wanted, FLAG + wanted, root, name, task, dry_run)
+    path = find_run(wanted, FLAG + wanted, root, name, task, dry_run, may_be_group=True)
     run_dir = _run_of(path)
     if run_dir is None and not path.is_file():
         raise UserError(
@@ -191,8 +191,8 @@ def _choose(path: Path, flag: str = "") -> tuple[Path | None, tuple[str, ...]]:
 
 
 def _run_of(path: Path) -> Path | None:
-    """Return a run directory, or that of a checkpoint: relative if the checkpoint's path is."""
-    if os.path.lexists(path / RECORD_FILE):
+    """Return a run directory, a group's, or that of a checkpoint: relative if its path is."""
+    if os.path.lexists(path / RECORD_FILE) or is_group(path):
         return path
     folder = path.parent if len(path.parts) > 2 else path.absolute().parent
     is_checkpoint = folder.name == "checkpoints" and not path.is_dir()
@@ -203,7 +203,7 @@ def _run_of(path: Path) -> Path | None:
 def _recorded(run_dir: Path, flag: str = "", trust: bool = False) -> tuple[str, dict[str, Any]]:
     """Return the task of a run and its configuration."""
     try:
-        task = record_of(run_dir)["task"]
+        task = record_of(run_dir, GROUP_FILE if is_group(run_dir) else RECORD_FILE)["task"]
     except UserError as error:
         raise UserError(f"{flag}{run_dir}: {error}") from None
     name = f"{flag}{run_dir}: its {CONFIG_FILE}"

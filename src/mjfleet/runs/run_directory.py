@@ -17,7 +17,7 @@ from mjfleet.runs.config_yaml import CONFIG_FILE, changed_values, config_of_atte
 from mjfleet.runs.foreign_files import WANDB_RUN, is_own, say_left_out
 from mjfleet.runs.git_state import git_state
 from mjfleet.runs.metrics_csv import completed_iterations
-from mjfleet.runs.run_json import RECORD_FILE, now, read_record, write_record
+from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, now, read_record, write_record
 from mjfleet.runs.task_snapshot import TaskCode, changes_since, keep, read_code
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.packages import stack_versions
@@ -65,7 +65,7 @@ class RunDirectory:
             wanted[log_folder] = log_folder_name
         for folder, name in wanted.items():
             try:
-                self._create(folder)
+                make_folder(folder, self._undo)
             except OSError as error:
                 self.discard()
                 if isinstance(error, FileExistsError) and folder.is_dir():
@@ -117,14 +117,6 @@ class RunDirectory:
         except (OSError, LookupError, TypeError, ValueError) as error:
             why = "the run directory is gone" if not self.path.exists() else in_a_line(error)
             logger.warning("%s does not say how the run ended: %s", self.path / RECORD_FILE, why)
-
-    def _create(self, folder: Path) -> None:
-        for parent in reversed(folder.parents):
-            if not parent.exists():
-                parent.mkdir(exist_ok=True)
-                self._undo.callback(_remove_empty, parent)
-        folder.mkdir()
-        self._undo.callback(shutil.rmtree, folder, ignore_errors=True)
 
     def _record(
         self,
@@ -211,8 +203,22 @@ class RunDirectory:
         self._undo.callback(_remove_records, folder)
 
 
+def make_folder(folder: Path, undo: ExitStack) -> None:
+    """Make a folder and its parents; `undo` removes what was made.
+
+    Raises:
+        OSError: it exists, or cannot be made.
+    """
+    for parent in reversed(folder.parents):
+        if not parent.exists():
+            parent.mkdir(exist_ok=True)
+            undo.callback(_remove_empty, parent)
+    folder.mkdir()
+    undo.callback(shutil.rmtree, folder, ignore_errors=True)
+
+
 def lock_run(run_dir: Path) -> int | None:
-    """Lock a run directory, so that no other process continues the run meanwhile.
+    """Lock a run directory or a group's, so that no other process continues it meanwhile.
 
     Returns:
         A descriptor to close at the end, or None on a file system without such locks.
@@ -231,7 +237,8 @@ def lock_run(run_dir: Path) -> int | None:
                 time.sleep(0.1)
                 continue
             os.close(lock)
-            pid, host = map(read_record(run_dir).get, ("pid", "host"))
+            record = read_record(run_dir) or read_record(run_dir, GROUP_FILE)
+            pid, host = map(record.get, ("pid", "host"))
             raise UserError(
                 f"{run_dir} is being trained by process {pid} on {host}. Stop it first."
             ) from None

@@ -1,4 +1,7 @@
-"""Reads and writes run.json: what was run, on which machine, and how each attempt ended."""
+"""Reads and writes run.json: what was run, on which machine, and how each attempt ended.
+
+group.json, of a group of runs, is built alike.
+"""
 
 import json
 import reprlib
@@ -10,9 +13,11 @@ from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.safe_read import read_json
 
 RECORD_FILE = "run.json"
+GROUP_FILE = "group.json"
 KINDS = {
     "task": str, "status": str, "attempts": list, "plan": dict, "argv": list, "git": dict,
-    "versions": dict, "changed": dict, "parent": dict, "wandb_id": str, "wandb_signature": str,
+    "versions": dict, "changed": dict, "parent": dict, "members": dict,
+    "wandb_id": str, "wandb_signature": str,
 }  # fmt: skip
 """The types of entries that other code relies on."""
 
@@ -22,15 +27,15 @@ def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-def read_record(run_dir: Path) -> dict[str, Any]:
-    """Return the entries of run.json, none if the file does not exist yet.
+def read_record(run_dir: Path, file: str = RECORD_FILE) -> dict[str, Any]:
+    """Return the entries of run.json, or of a group's `file`; none if it does not exist yet.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is not JSON, or is not built as `write_record` builds it.
     """
     try:
-        record = read_json(run_dir / RECORD_FILE)
+        record = read_json(run_dir / file)
     except FileNotFoundError:
         return {}
     if not isinstance(record, dict):
@@ -42,13 +47,15 @@ def read_record(run_dir: Path) -> dict[str, Any]:
     for name, some in {"attempts": record.get("attempts", []), "workers": workers}.items():
         if not isinstance(some, list) or not all(isinstance(one, dict) for one in some):
             raise ValueError(f"its {name} are no list of mappings")
+    if not all(isinstance(one, dict) for one in record.get("members", {}).values()):
+        raise ValueError("its members are no mapping of mappings")
     return record
 
 
-def write_record(run_dir: Path, **entries: Any) -> None:
-    """Add or change entries of run.json. Paths are written as text."""
-    text = json.dumps(read_record(run_dir) | entries, indent=2, default=str) + "\n"
-    write_atomically(run_dir / RECORD_FILE, lambda file: file.write(text.encode()))
+def write_record(run_dir: Path, file: str = RECORD_FILE, **entries: Any) -> None:
+    """Add or change entries of run.json, or of a group's `file`. Paths are written as text."""
+    text = json.dumps(read_record(run_dir, file) | entries, indent=2, default=str) + "\n"
+    write_atomically(run_dir / file, lambda opened: opened.write(text.encode()))
 
 
 def record_to_share(run_dir: Path, iteration: int) -> dict[str, Any]:

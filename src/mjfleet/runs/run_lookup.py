@@ -3,7 +3,7 @@
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from mjfleet.errors import UserError
 from mjfleet.runs.metrics_csv import METRICS_FILE
-from mjfleet.runs.run_json import RECORD_FILE, read_record
+from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, read_record
 from mjfleet.utils.console import in_a_line
 
 LATEST = "latest"
@@ -21,10 +21,52 @@ NEAR = 0.6  # Similarity of a run's name to the typed word, 0 to 1, from which i
 
 
 def runs_in(root: Path, experiment: str | None = None) -> list[Path]:
-    """Return the run directories under a log root, of one experiment or all, damaged ones too."""
-    folders = root.glob("*/*") if experiment is None else (root / experiment).glob("*")
-    files = (RECORD_FILE, METRICS_FILE)
-    return [path for path in folders if any(os.path.lexists(path / name) for name in files)]
+    """Return the run directories under a log root, of one experiment or all, damaged ones too.
+
+    The members of groups are among them.
+    """
+    folders = _folders(root, experiment)
+    runs = ([path] if _is_run(path) else members_of(path) for path in folders)
+    return [run for some in runs for run in some]
+
+
+def groups_in(root: Path, experiment: str | None = None) -> list[Path]:
+    """Return the folders of groups of runs under a log root, of one experiment or all."""
+    return [path for path in _folders(root, experiment) if is_group(path)]
+
+
+def is_group(folder: Path) -> bool:
+    """Return whether a folder is one of a group of runs."""
+    return os.path.lexists(folder / GROUP_FILE)
+
+
+def members_of(group: Path) -> list[Path]:
+    """Return the run directories of a group in the order of their numbers; of no group, none."""
+    found = filter(_is_run, group.glob("*")) if is_group(group) else ()
+    return sorted(found, key=lambda run: (len(run.name), run.name))
+
+
+def group_of(run: Path) -> Path | None:
+    """Return the folder of the group that a run is a member of, if it is one."""
+    return run.parent if is_group(run.parent) else None
+
+
+def name_of(run: Path) -> str:
+    """Return the experiment and name of a run or a group; a member's group is in between."""
+    return "/".join(run.parts[-3 if group_of(run) else -2 :])
+
+
+def experiment_of(run: Path) -> str:
+    """Return the name of the experiment of a run or a group."""
+    return (group_of(run) or run).parent.name
+
+
+def _folders(root: Path, experiment: str | None) -> Iterable[Path]:
+    return root.glob("*/*") if experiment is None else (root / experiment).glob("*")
+
+
+def _is_run(folder: Path) -> bool:
+    return any(os.path.lexists(folder / name) for name in (RECORD_FILE, METRICS_FILE))
 
 
 def failure_files(run_dir: Path, pattern: str) -> list[Path]:
@@ -33,20 +75,20 @@ def failure_files(run_dir: Path, pattern: str) -> list[Path]:
     return [p for folder in folders if not folder.is_symlink() for p in folder.glob(pattern)]
 
 
-def record_of(run_dir: Path) -> dict[str, Any]:
-    """Return the entries of a run's run.json.
+def record_of(run_dir: Path, file: str = RECORD_FILE) -> dict[str, Any]:
+    """Return the entries of a run's run.json, or of a group's `file`.
 
     Raises:
         UserError: they cannot be read, or name no task. The message begins with "its run.json".
     """
     try:
-        record = read_record(run_dir)
+        record = read_record(run_dir, file)
     except OSError as error:
-        raise UserError(f"its {RECORD_FILE}: {error.strerror}.") from None
+        raise UserError(f"its {file}: {error.strerror}.") from None
     except ValueError as error:
-        raise UserError(f"its {RECORD_FILE}: {in_a_line(error)}.") from None
+        raise UserError(f"its {file}: {in_a_line(error)}.") from None
     if "task" not in record:
-        raise UserError(f"its {RECORD_FILE} names no task.")
+        raise UserError(f"its {file} names no task.")
     return record
 
 
@@ -65,8 +107,9 @@ def find_run(
     experiment: str | None = None,
     task: str | None = None,
     dry_run: bool = False,
+    may_be_group: bool = False,
 ) -> Path:
-    """Return the path of the run, or of the checkpoint, that a word means.
+    """Return the path of the run, or of the checkpoint, that a word means; or of a group of runs.
 
     Args:
         wanted: a path, `latest` or `<experiment>/latest` (the run that was started last), a run's
@@ -77,6 +120,8 @@ def find_run(
         experiment: if given, `latest` is this experiment's, and its runs take precedence.
         task: of which alone a run is downloaded; None: any.
         dry_run: whether to exit instead of downloading, see `fetch_run`.
+        may_be_group: whether a word may mean a group. `latest` is then the group of the member
+            that was started last.
 
     Raises:
         UserError: no run, or several runs, match.
@@ -87,15 +132,21 @@ def find_run(
         return fetch_run(wanted, name, root, experiment, task, dry_run)
     folder, _, last = wanted.rpartition("/")
     if wanted == LATEST or (last == LATEST and not os.path.exists(wanted)):
-        return _latest(name, root, Path(folder).name or experiment)
+        newest = _latest(name, root, Path(folder).name or experiment)
+        return (may_be_group and group_of(newest)) or newest
     if os.path.exists(wanted):
+        if is_group(Path(wanted)) and not may_be_group:
+            members = _listed(members_of(Path(wanted))) or "none yet"
+            raise UserError(f"{name} is a group of runs; name one of them: {members}.")
         return Path(wanted)
-    runs = sorted(runs_in(root), key=lambda run: (run.name, run), reverse=True)
+    runs = runs_in(root) + (groups_in(root) if may_be_group else [])
+    runs = sorted(runs, key=lambda run: (run.name, run), reverse=True)
     word = re.compile(rf"(?<![^\W_]){re.escape(wanted)}(?![^\W_])")
     found = [run for run in runs if wanted in _names(run)]
     found = found or [run for run in runs if any(n.startswith(wanted) for n in _names(run))]
-    found = found or [run for run in runs if any(map(word.search, _names(run)[:2]))]
-    found = [run for run in found if run.parent.name == experiment] or found
+    found = found or [run for run in runs if any(map(word.search, _names(run)[:-1]))]
+    found = [run for run in found if run.parent not in found]  # A group stands for its members.
+    found = [run for run in found if experiment_of(run) == experiment] or found
     if len(found) == 1:
         return found[0]
     if found:
@@ -124,9 +175,11 @@ def _latest(name: str, root: Path, experiment: str | None) -> Path:
 
 
 def _names(run: Path) -> tuple[str, ...]:
-    """Return the names of a run: alone, with its experiment, and with the log root."""
-    return run.name, f"{run.parent.name}/{run.name}", str(run)
+    """Return the names of a run: alone, with what it is in, and with the log root."""
+    full = name_of(run)
+    within = (full.partition("/")[2],) if group_of(run) else ()
+    return run.name, *within, full, str(run)
 
 
 def _listed(runs: Sequence[Path]) -> str:
-    return ", ".join(_names(run)[1] for run in runs[:LISTED])
+    return ", ".join(map(name_of, runs[:LISTED]))

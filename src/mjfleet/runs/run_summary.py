@@ -14,7 +14,7 @@ from mjfleet.errors import UserError
 from mjfleet.runs.metrics_csv import METRICS_BYTES, METRICS_FILE, iteration_in, lines_of
 from mjfleet.runs.run_directory import is_locked
 from mjfleet.runs.run_json import RECORD_FILE
-from mjfleet.runs.run_lookup import record_of, started_at
+from mjfleet.runs.run_lookup import name_of, record_of, started_at
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.safe_read import open_regular, walk
 
@@ -47,7 +47,7 @@ class Summary:
 
 def summarise(run_dir: Path) -> tuple[float, Summary]:
     """Return the start of a run in seconds since the epoch, and its summary."""
-    summary = Summary(run=f"{run_dir.parent.name}/{run_dir.name}")
+    summary = Summary(run=name_of(run_dir))
     started, problems = 0.0, []
     try:
         started = run_dir.stat().st_mtime

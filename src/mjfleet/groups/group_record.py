@@ -1,0 +1,133 @@
+"""The folder of a group: group.json, the common configuration, a lock. Runs in the launcher.
+
+config.yaml      what all members have in common, as `train --config` reads it
+group.json       task, kind, status and the status of each member
+<member>/        a run directory
+<member>.log     what its process printed
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from mjfleet.config import TrainConfig
+from mjfleet.errors import UserError
+from mjfleet.launch.host_environment import without_values
+from mjfleet.launch.launch_plan import new_folder
+from mjfleet.launch.launch_training import refuse_existing
+from mjfleet.runs.config_yaml import CONFIG_FILE, write_config
+from mjfleet.runs.run_directory import lock_run, make_folder
+from mjfleet.runs.run_json import GROUP_FILE, now, read_record, write_record
+from mjfleet.runs.run_lookup import members_of
+from mjfleet.utils.safe_read import check_folder
+
+
+class GroupRecord:
+    """A group whose members are about to be trained. Use it as a context, which ends the lock."""
+
+    def __init__(self, folder: Path, task: str) -> None:
+        """See `create` and `reopen`."""
+        self.folder, self.task = folder, task
+        self.members: dict[str, dict[str, Any]] = {}
+        """What group.json says of each member: its `status`, and what its kind of group adds."""
+        self._undo, self._lock = ExitStack(), None
+
+    @classmethod
+    def create(
+        cls,
+        kind: str,
+        task: str,
+        config: TrainConfig,
+        members: Mapping[str, Mapping[str, Any]],
+        argv: Sequence[str],
+    ) -> "GroupRecord":
+        """Make the folder of a new group, named by the next second if the name is taken.
+
+        Args:
+            kind: `seeds` or `sweep`.
+            task: of all members.
+            config: what they have in common.
+            members: entries of those that are known, by name.
+            argv: the command.
+
+        Raises:
+            UserError: the folder cannot be made.
+        """
+        when = datetime.now()
+        while True:
+            refuse_existing(config)
+            group = cls(new_folder(config, when), task)
+            try:
+                make_folder(group.folder, group._undo)
+                break
+            except FileExistsError:
+                when += timedelta(seconds=1)
+            except OSError as error:
+                group.discard()
+                raise UserError(f"{group.folder}: {error.strerror}.") from None
+        group._lock = lock_run(group.folder)
+        group.members = {name: {**entries, "status": "queued"} for name, entries in members.items()}
+        write_config(group.folder / CONFIG_FILE, task, in_group(config, group.folder.name))
+        write_record(group.folder, GROUP_FILE, kind=kind, task=task, started=now())
+        group._start(argv)
+        return group
+
+    @classmethod
+    def reopen(cls, folder: Path, task: str, argv: Sequence[str]) -> "GroupRecord":
+        """Lock the folder of a group that goes on.
+
+        Raises:
+            UserError: another process trains its members, or something in it leads elsewhere.
+        """
+        group = cls(folder, task)
+        group._lock = lock_run(folder)
+        check_folder(folder, [f"{member.name}/wandb" for member in members_of(folder)])
+        group.members = read_record(folder, GROUP_FILE).get("members", {})
+        group._start(argv)
+        return group
+
+    def __enter__(self) -> "GroupRecord":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def config_file(self) -> Path:
+        """The file of what all members have in common."""
+        return self.folder / CONFIG_FILE
+
+    def note(self, member: str, **entries: Any) -> None:
+        """Add or change entries of a member."""
+        self.members[member] = {**self.members.get(member, {}), **entries}
+        write_record(self.folder, GROUP_FILE, members=self.members)
+
+    def end(self, status: str) -> None:
+        """Record how the group ended: finished, stopped or failed."""
+        write_record(self.folder, GROUP_FILE, status=status, ended=now())
+
+    def discard(self) -> None:
+        """Remove the folder of a new group, since nothing has been trained."""
+        self._undo.close()
+
+    def _start(self, argv: Sequence[str]) -> None:
+        started = {"argv": ["train", *without_values(argv)], "host": os.uname().nodename}
+        write_record(
+            self.folder, GROUP_FILE, **started, pid=os.getpid(), status="running", ended=None,
+            members=self.members,
+        )  # fmt: skip
+
+
+def in_group(config: TrainConfig, name: str) -> TrainConfig:
+    """Return the configuration of a group's members, which W&B shows together by its name."""
+    agent = config.agent
+    if "wandb" not in agent.logger or agent.wandb.group or os.environ.get("WANDB_RUN_GROUP"):
+        return config
+    wandb = replace(agent.wandb, group=name)
+    return replace(config, agent=replace(agent, wandb=wandb))
