@@ -80,6 +80,8 @@ def train(arguments: Sequence[str]) -> int:
         from mjfleet.groups.seeds import train_seeds
 
         return train_seeds(found, config, arguments)
+    if config.per_run is not None:
+        raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
     from mjfleet.launch.launch_training import launch_training
 
     return launch_training(found, config, resume, arguments)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 RESAMPLES = 2000
 PERCENTILES = (2.5, 97.5)
+INTERVAL = "the 95% bootstrap interval of that mean"
 Line = tuple[Sequence[float], Sequence[float]]  # Of a run: x, which never decreases, and y.
 
 

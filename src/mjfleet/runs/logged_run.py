@@ -10,8 +10,9 @@ from typing import Any
 from mjfleet.config import by_dotted_name
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
-from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows
-from mjfleet.runs.run_lookup import record_of
+from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations, read_rows
+from mjfleet.runs.run_lookup import is_group, members_of, name_of, record_of
+from mjfleet.utils.console import print_error
 
 NO_DIFFERENCE = (
     "agent.seed", "agent.run_name", "agent.experiment_name", "agent.logger", "agent.wandb",
@@ -30,10 +31,31 @@ class LoggedRun:
     columns: Sequence[str]
     rows: Sequence[dict[str, str]]  # At least one.
     settings: Mapping[str, Any]  # What decides how well it learns, except the seed.
+    has_failed: bool = False
 
     @property
     def name(self) -> str:
-        return self.folder.resolve().name
+        """The run's name, after its group's if it is a member of one."""
+        return name_of(self.folder.resolve()).partition("/")[2]
+
+
+def read_runs(folder: Path) -> list[LoggedRun]:
+    """Read a run directory, or those of a group's runs that have metrics and have not failed.
+
+    If all have failed, all are read.
+
+    Raises:
+        UserError: it is none, or none has metrics.
+    """
+    if not is_group(folder):
+        return [read_run(folder)]
+    runs = {run: read_run(run) for run in members_of(folder) if completed_iterations(run)}
+    if not runs:
+        raise UserError(f"{folder}: none of its runs has metrics yet.")
+    sound = {run: read for run, read in runs.items() if not read.has_failed}
+    for run in runs.keys() - (sound or runs).keys():
+        print_error(f"{run} is left out, since it has failed")
+    return list((sound or runs).values())
 
 
 def read_run(folder: Path) -> LoggedRun:
@@ -64,7 +86,7 @@ def read_run(folder: Path) -> LoggedRun:
     match record.get("attempts"):
         case [*_, {"code": {"hash": str() as code}}]:
             settings["code"] = code[:HASH_LENGTH]
-    return LoggedRun(folder, columns, rows, settings)
+    return LoggedRun(folder, columns, rows, settings, record.get("status") == "failed")
 
 
 def group_runs(runs: Sequence[LoggedRun]) -> dict[str, list[LoggedRun]]:

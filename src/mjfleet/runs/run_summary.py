@@ -4,16 +4,18 @@ import math
 import os
 import reprlib
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from mjfleet.errors import UserError
 from mjfleet.runs.metrics_csv import METRICS_BYTES, METRICS_FILE, iteration_in, lines_of
 from mjfleet.runs.run_directory import is_locked
-from mjfleet.runs.run_json import RECORD_FILE
+from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
 from mjfleet.runs.run_lookup import name_of, record_of, started_at
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.safe_read import open_regular, walk
@@ -23,9 +25,11 @@ MAX_SECONDS = 100 * 365 * 86400.0  # Of training; a table can show more, but no 
 
 @dataclass(kw_only=True)
 class Summary:
-    """A run. None: its files do not tell."""
+    """A run, or a group of runs. None: its files do not tell."""
 
     run: str  # Experiment and name of the run: its folder relative to the log root.
+    members: int | None = None  # Of a group: its runs, those that have not begun included.
+    finished_members: int | None = None
     task: str | None = None
     # The status in run.json. died: recorded as running, but no process runs it. damaged: run.json
     # cannot be read.
@@ -69,6 +73,37 @@ def summarise(run_dir: Path) -> tuple[float, Summary]:
     except ValueError as error:
         problems.append(f"its {METRICS_FILE}: {error}.")
     summary.problem = " ".join(problems) or None
+    return started, summary
+
+
+def summarise_group(group: Path, members: Sequence[Summary]) -> tuple[float, Summary]:
+    """Return the start of a group in seconds since the epoch, and the summary of its members.
+
+    Returns are means over the members that have any.
+    """
+    summary = Summary(run=name_of(group), members=len(members))
+    started = 0.0
+    try:
+        started = group.stat().st_mtime
+        record = record_of(group, GROUP_FILE)
+        started = started_at(record) or started
+        summary.task, summary.status = record["task"], str(record.get("status"))
+        summary.started = record.get("started") if started_at(record) else None
+        if summary.status == "running" and not is_locked(group):
+            summary.status = "died"
+        summary.members = max(len(members), len(record.get("members", {})))
+        summary.iterations = sum(member.iterations for member in members)
+        lengths = [member.max_iterations or 0 for member in members]
+        summary.max_iterations = sum(lengths) + max(lengths, default=0) * (
+            summary.members - len(members)
+        )
+    except (UserError, OSError) as error:
+        summary.problem = str(error)
+    summary.finished_members = sum(member.status == "finished" for member in members)
+    for name in ("last_mean_return", "best_mean_return", "best_eval_return"):
+        found = [value for one in members if (value := getattr(one, name)) is not None]
+        setattr(summary, name, fmean(found) if found else None)
+    summary.bytes = sum(member.bytes for member in members)
     return started, summary
 
 

@@ -14,8 +14,8 @@ import tyro
 from mjfleet.cli.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
-from mjfleet.runs.run_lookup import runs_in
-from mjfleet.runs.run_summary import Summary, summarise
+from mjfleet.runs.run_lookup import groups_in, runs_in
+from mjfleet.runs.run_summary import Summary, summarise, summarise_group
 from mjfleet.utils.console import printable
 
 LONGEST = 200  # Characters of a cell.
@@ -25,7 +25,7 @@ NEEDED = ("run", "status", "seed", "done", "return", "best")  # Columns for any 
 
 @dataclass(frozen=True, kw_only=True)
 class RunsArguments(Checked):
-    """List runs, the newest first."""
+    """List runs and groups of runs, the newest first."""
 
     words: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="WORD ...")] = ()
     """Only runs that have all these words in their name, task or status."""
@@ -42,8 +42,8 @@ def runs(arguments: Sequence[str]) -> int:
     root = Path(parsed.log_root)
     if not root.is_dir():
         raise UserError(f"--log-root {root}: there is no such folder.")
-    found = sorted(map(summarise, runs_in(root)), key=lambda r: (r[0], r[1].run), reverse=True)
-    summaries = [summary for _, summary in found if _has(summary, parsed.words)]
+    found = _newest_first(root)
+    summaries = [summary for summary in found if _has(summary, parsed.words)]
     if (key := KEYS.get(parsed.sort)) is not None:
         known = [summary for summary in summaries if key(summary) is not None]
         unknown = [summary for summary in summaries if key(summary) is None]
@@ -61,6 +61,21 @@ def runs(arguments: Sequence[str]) -> int:
         which = f" with the words {' '.join(parsed.words)}" if parsed.words and found else ""
         print(f"there is no run{which} in {root}")
     return 0
+
+
+def _newest_first(root: Path) -> list[Summary]:
+    """Return all runs and groups; a group is followed by its members."""
+    groups = {group: list[Summary]() for group in groups_in(root)}
+    found: list[tuple[float, Summary, list[Summary]]] = []
+    for run in runs_in(root):
+        started, summary = summarise(run)
+        if run.parent in groups:
+            groups[run.parent].append(summary)
+        else:
+            found.append((started, summary, []))
+    found += [(*summarise_group(group, members), members) for group, members in groups.items()]
+    found.sort(key=lambda one: (one[0], one[1].run), reverse=True)
+    return [summary for _, first, members in found for summary in (first, *members)]
 
 
 def _has(summary: Summary, words: Sequence[str]) -> bool:
@@ -100,7 +115,7 @@ def _columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
         "run": lambda s: s.run,
         "status": lambda s: s.status,
         "seed": lambda s: s.seed,
-        "done": lambda s: f"{s.iterations}/{s.max_iterations or '?'}",
+        "done": _done,
         "return": lambda s: s.last_mean_return,
         "best": _best,
         "took": lambda s: s.seconds and timedelta(seconds=round(s.seconds)),
@@ -110,6 +125,13 @@ def _columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
         "size": lambda s: decimal(s.bytes),
     }
     return {name: [_text(cell(s)) for s in summaries] for name, cell in of.items()}
+
+
+def _done(summary: Summary) -> str:
+    """Return the iterations of a run, or the runs of a group that have finished."""
+    if summary.members is not None:
+        return f"{summary.finished_members}/{summary.members} runs"
+    return f"{summary.iterations}/{summary.max_iterations or '?'}"
 
 
 def _best(summary: Summary) -> float | None:

@@ -13,8 +13,8 @@ import tyro
 from mjfleet.cli.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
-from mjfleet.runs.bootstrap import Line, mean_curve
-from mjfleet.runs.logged_run import LoggedRun, group_runs, read_run
+from mjfleet.runs.bootstrap import INTERVAL, Line, mean_curve
+from mjfleet.runs.logged_run import LoggedRun, group_runs, read_runs
 from mjfleet.runs.metrics_csv import columns_of, seconds_spent, value
 from mjfleet.runs.run_lookup import find_run
 from mjfleet.tools.output_file import check_output
@@ -40,13 +40,13 @@ class PlotArguments(Checked):
     their seed are drawn as a mean and its 95% bootstrap interval."""
 
     runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN ...")]
-    """Run directories, parts of runs' names, or `latest`."""
+    """Run directories, groups, parts of their names, or `latest`."""
     x: Literal["steps", "minutes"] = "steps"
     """The x-axis: environment steps of all workers, or minutes of training."""
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     """Columns of metrics.csv; one that ends in a slash selects all that begin with it."""
     output: str | None = None
-    """File to write, PNG, SVG or PDF; `None`: plots/curves.png in the last run directory."""
+    """File to write, PNG, SVG or PDF; `None`: plots/curves.png in the last run or group."""
     log_root: Folder = "logs"
     """Folder that holds the run directories."""
 
@@ -69,9 +69,11 @@ def plot(arguments: Sequence[str]) -> int:
     parsed = parse_flags(PlotArguments, arguments, "mjfleet plot")
     if not parsed.runs:
         raise UserError("name one run directory or more: mjfleet plot logs/<experiment>/<run>")
-    runs = [read_run(find_run(name, name, Path(parsed.log_root))) for name in parsed.runs]
+    root = Path(parsed.log_root)
+    folders = [find_run(name, name, root, may_be_group=True) for name in parsed.runs]
+    runs = [run for folder in folders for run in read_runs(folder)]
     if parsed.output is None:
-        output = path_in(runs[-1].folder, "plots/curves.png")
+        output = path_in(folders[-1], "plots/curves.png")
     else:
         output = check_output("--output", parsed.output, SUFFIXES)
     known = list(dict.fromkeys(column for run in runs for column in run.columns))
@@ -141,6 +143,10 @@ def _draw(path: Path, panels: Sequence[Panel]) -> None:
             Line2D([], [], color=f"C{i}", label=_shown(name)) for i, name in enumerate(labels)
         ]
         figure.legend(handles=handles, loc="outside upper center", ncols=min(columns, 2))
+    numbers = {len(lines) for p in panels if p.of_runs for lines in p.lines.values()} - {1}
+    if numbers:
+        some = " to ".join(map(str, sorted({min(numbers), max(numbers)})))
+        figure.supxlabel(f"mean of {some} runs, within {INTERVAL}", fontsize="medium")
     kind = path.suffix.removeprefix(".")
     about = {"Software": None} if kind == "png" else None
     write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=120, metadata=about))

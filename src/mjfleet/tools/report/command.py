@@ -1,4 +1,4 @@
-"""`mjfleet report RUN`: one HTML page about a run, complete in one file.
+"""`mjfleet report RUN`: one HTML page about a run or a group, complete in one file.
 
 Runs in the process that the user started and imports nothing heavy. In the browser, curves are
 drawn by the copy of uPlot in page/: https://github.com/leeoniya/uPlot
@@ -15,8 +15,9 @@ import tyro
 from mjfleet.cli.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
-from mjfleet.runs.run_lookup import find_run
+from mjfleet.runs.run_lookup import find_run, is_group
 from mjfleet.tools.output_file import check_output
+from mjfleet.tools.report.group_contents import read_group_contents
 from mjfleet.tools.report.report_contents import read_contents
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
@@ -27,24 +28,27 @@ PAGE_FOLDER = Path(__file__).with_name("page")
 
 @dataclass(frozen=True, kw_only=True)
 class ReportArguments(Checked):
-    """Write an HTML page about a run, complete in one file, with curves and videos."""
+    """Write an HTML page about a run or a group of runs, complete in one file, with curves."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """Run directory, part of a run's name, or `latest`."""
+    """Run directory, group, part of its name, or `latest`."""
     output: str | None = None
-    """File to write; `None`: report.html in the run directory."""
+    """File to write; `None`: report.html in the folder of the run or group."""
     log_root: Folder = "logs"
     """Folder that holds the run directories."""
 
 
 def report(arguments: Sequence[str]) -> int:
     parsed = parse_flags(ReportArguments, arguments, "mjfleet report")
-    run_dir = find_run(parsed.run, parsed.run, Path(parsed.log_root))
+    run_dir = find_run(parsed.run, parsed.run, Path(parsed.log_root), may_be_group=True)
     if parsed.output is None:
         output = path_in(run_dir, "report.html")
     else:
         output = check_output("--output", parsed.output)
-    page = render(read_contents(run_dir, output.parent))
+    if is_group(run_dir):
+        page = render(read_group_contents(run_dir))
+    else:
+        page = render(read_contents(run_dir, output.parent))
     try:
         # What the user names may be a link, such as /dev/stdout; one in a run is replaced.
         target = output.resolve() if parsed.output else output

@@ -56,13 +56,10 @@ def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
         )
     _, summary = summarise(run_dir.resolve())
     problems = [summary.problem] if summary.problem else []
-    record, config = {}, {}
+    record = {}
     with suppress(UserError):  # The summary contains it.
         record = record_of(run_dir)
-    try:
-        config = by_dotted_name(read_config(str(run_dir / CONFIG_FILE), CONFIG_FILE, trust=True))
-    except UserError as error:
-        problems.append(str(error))
+    settings, unreadable = read_settings(run_dir)
     columns, rows = [], []
     with suppress(OSError):  # The summary contains it.
         columns, rows = read_rows(run_dir / METRICS_FILE)
@@ -71,8 +68,8 @@ def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
         "written": now(),
         "summary": summary,
         "record": record,
-        "problems": problems + unread,
-        "settings": [{"flag": _flag(name), "value": given} for name, given in config.items()],
+        "problems": problems + unreadable + unread,
+        "settings": settings,
         "changed": _changed(record, "default"),
         "changed_from_parent": _changed(record.get("parent") or {}, "parent"),
         "total_steps": value(rows[-1], "total_steps") if rows else None,
@@ -83,6 +80,15 @@ def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
         "failures": failures,
         "dumps": sorted(map(str, failure_files(run_dir, "nan_rank*.npz"))),
     }
+
+
+def read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the flags and values of a run's or group's configuration, and why there are none."""
+    try:
+        config = by_dotted_name(read_config(str(folder / CONFIG_FILE), CONFIG_FILE, trust=True))
+    except UserError as error:
+        return [], [str(error)]
+    return [{"flag": _flag(name), "value": given} for name, given in config.items()], []
 
 
 def _flag(name: object) -> str:
@@ -172,11 +178,7 @@ def _curves(known: Sequence[str], rows: Rows) -> dict[str, Any]:
         "minutes": [seconds / 60 for seconds in seconds_spent(rows)],
         "iteration": [float(row["iteration"]) for row in rows],
     }
-    headings: dict[str, str] = {}
-    for heading, names in GROUPS.items():
-        for name in names:
-            headings |= dict.fromkeys(columns_of(name, known), heading)
-    headings |= {c: OTHERS for c in known if c not in headings and c not in NO_CURVES}
+    headings = headings_of(known)
     groups: dict[str, list[dict[str, Any]]] = {}
     for column, heading in headings.items():
         curve = _curve(column, rows, each)
@@ -184,9 +186,18 @@ def _curves(known: Sequence[str], rows: Rows) -> dict[str, Any]:
         if curve is not None and (heading != OTHERS or curve["least"] < curve["greatest"]):
             groups.setdefault(heading, []).append(curve)
     ends = range(each - 1, len(rows) + each - 1, each)
-    thin = {x: [_round(at[min(i, len(at) - 1)]) for i in ends] for x, at in along.items()}
+    thin = {x: [rounded(at[min(i, len(at) - 1)]) for i in ends] for x, at in along.items()}
     columns = {curve["column"]: curve["means"] for some in groups.values() for curve in some}
     return {"curves": groups, "along": thin, "columns": columns, "iterations_per_point": each}
+
+
+def headings_of(known: Sequence[str]) -> dict[str, str]:
+    """Return the heading of each column that is drawn, in the order of the page."""
+    headings: dict[str, str] = {}
+    for heading, names in GROUPS.items():
+        for name in names:
+            headings |= dict.fromkeys(columns_of(name, known), heading)
+    return headings | {c: OTHERS for c in known if c not in headings and c not in NO_CURVES}
 
 
 def _curve(column: str, rows: Rows, each: int) -> dict[str, Any] | None:
@@ -196,11 +207,11 @@ def _curve(column: str, rows: Rows, each: int) -> dict[str, Any] | None:
         return None
     points = (values[i : i + each] for i in range(0, len(values), each))
     some = ([v for v in point if v is not None] for point in points)
-    means = [_round(fmean(found)) if found else None for found in some]
+    means = [rounded(fmean(found)) if found else None for found in some]
     numbers = {"first": known[0], "last": known[-1], "least": min(known), "greatest": max(known)}
     return {"column": column, "means": means, **numbers}
 
 
-def _round(number: float) -> float:
+def rounded(number: float) -> float:
     """Round to as many digits as a curve can show."""
     return float(f"{number:.7g}")

@@ -19,9 +19,10 @@ function short(value) {
 
 function draw(place) {
   const values = data.columns[place.dataset.column];
+  const band = data.bands[place.dataset.column] || [];  // Its low and high.
   const shown = place.parentNode.querySelector("figcaption span");
   const last = shown.textContent;
-  const isAbove0 = values.every((value) => value === null || value > 0);
+  const isAbove0 = [values, ...band].flat().every((value) => value === null || value > 0);
   const axis = {
     stroke: () => colour("--muted"),
     grid: { stroke: () => colour("--line"), width: 1 },
@@ -37,7 +38,12 @@ function draw(place) {
     cursor: { y: false, sync: { key: "all", scales: ["x", null] }, points: { size: 7 } },
     scales: { x: { time: false }, y: { distr: logarithmic.checked && isAbove0 ? 3 : 1 } },
     axes: [{ ...axis, size: 22 }, { ...axis, size: 52 }],
-    series: [{}, { stroke: () => colour("--accent"), width: 1.75, spanGaps: true }],
+    series: [
+      {},
+      { stroke: () => colour("--accent"), width: 1.75, spanGaps: !band.length },
+      ...band.map(() => ({ stroke: "transparent", width: 0, points: { show: false } })),
+    ],
+    bands: band.length ? [{ series: [3, 2], fill: () => `${colour("--accent")}33` }] : [],
     hooks: {
       setCursor: [({ cursor: { idx } }) => {
         const x = data.along[along.value][idx];
@@ -45,7 +51,7 @@ function draw(place) {
       }],
     },
   };
-  return new uPlot(options, [data.along[along.value], values], place);
+  return new uPlot(options, [data.along[along.value], values, ...band], place);
 }
 
 function drawAll() {
