@@ -76,10 +76,11 @@ def _mean_curves(runs: Sequence[LoggedRun]) -> dict[str, Any]:
     for column, heading in headings_of(runs[0].columns).items():
         lines = []
         for run, at in zip(runs, steps, strict=True):
-            points = [(x, v) for x, row in zip(at, run.rows, strict=True)
-                      if (v := value(row, column)) is not None]  # fmt: skip
-            if points:
-                lines.append(np.interp(along, *zip(*points, strict=True), np.nan, np.nan))
+            known = [(x, v) for x, row in zip(at, run.rows, strict=True)
+                     if (v := value(row, column)) is not None]  # fmt: skip
+            if known:
+                points, numbers = np.array(known).T
+                lines.append(np.interp(along, points, numbers, np.nan, np.nan))
         if len(lines) < len(runs):
             continue
         values = np.stack(lines)
