@@ -12,7 +12,7 @@ from mjfleet.errors import UserError
 from mjfleet.runs.bootstrap import INTERVAL, Estimate, bootstrap_interval
 from mjfleet.runs.logged_run import LoggedRun, read_runs
 from mjfleet.runs.metrics_csv import value
-from mjfleet.runs.run_json import GROUP_FILE, now
+from mjfleet.runs.run_json import GROUP_FILE
 from mjfleet.runs.run_lookup import members_of, record_of
 from mjfleet.runs.run_summary import Summary, summarise, summarise_group
 from mjfleet.tools.report.report_contents import headings_of, read_settings, rounded
@@ -39,7 +39,7 @@ def read_group_contents(group: Path) -> dict[str, Any]:
     except UserError as error:
         problems.append(str(error))
     return {
-        "written": now(),
+        "command": "report",
         "summary": summary,
         "record": record,
         "problems": problems,
@@ -69,7 +69,7 @@ def _mean_curves(runs: Sequence[LoggedRun]) -> dict[str, Any]:
 
     steps = [[(value(row, "total_steps") or 0.0) / 1e6 for row in run.rows] for run in runs]
     if not runs:
-        return {"curves": {}, "along": {}, "columns": {}, "bands": {}}
+        return {"curves": {}, "along": {}, "columns": {}, "entries": []}
     first, last = max(some[0] for some in steps), min(some[-1] for some in steps)
     along = np.linspace(first, max(first, last), POINTS)
     curves, columns, bands = dict[str, list[dict[str, Any]]](), {}, {}
@@ -94,7 +94,9 @@ def _mean_curves(runs: Sequence[LoggedRun]) -> dict[str, Any]:
         if len(runs) > 1:
             bands[column] = [_as_json(bound) for bound in bootstrap_interval(values)]
     steps = {"million steps of each run": _as_json(along)}
-    return {"curves": curves, "along": steps, "columns": columns, "bands": bands}
+    low, high = ({column: both[i] for column, both in bands.items()} for i in (0, 1))
+    entry = {"along": steps, "columns": columns, "low": low, "high": high}
+    return {"curves": curves, "along": steps, "columns": columns, "entries": [entry]}
 
 
 def _as_json(numbers: Any) -> list[float | None]:

@@ -15,7 +15,7 @@ from mjfleet.config import by_dotted_name
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.metrics_csv import METRICS_FILE, Rows, columns_of, read_rows, seconds_spent, value
-from mjfleet.runs.run_json import RECORD_FILE, now
+from mjfleet.runs.run_json import RECORD_FILE
 from mjfleet.runs.run_lookup import failure_files, record_of
 from mjfleet.runs.run_summary import summarise
 from mjfleet.utils.console import in_a_line
@@ -63,9 +63,10 @@ def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
     columns, rows = [], []
     with suppress(OSError):  # The summary contains it.
         columns, rows = read_rows(run_dir / METRICS_FILE)
+    curves = curves_of(columns, rows)
     failures, unread = _failures(run_dir, max(1, len(record.get("attempts", ()))))
     return {
-        "written": now(),
+        "command": "report",
         "summary": summary,
         "record": record,
         "problems": problems + unreadable + unread,
@@ -73,7 +74,8 @@ def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
         "changed": _changed(record, "default"),
         "changed_from_parent": _changed(record.get("parent") or {}, "parent"),
         "total_steps": value(rows[-1], "total_steps") if rows else None,
-        **_curves(columns, rows),
+        **curves,
+        "entries": [{"along": curves["along"], "columns": curves["columns"]}],
         "time_spent": _time_spent(rows),
         "slowest": _slowest_ranks(rows),
         "videos": _videos(run_dir / "videos", page_folder),
@@ -169,9 +171,9 @@ def _slowest_ranks(rows: Rows) -> dict[int, tuple[float, float]]:
     return {rank: (len(some) / count, fmean(some)) for rank, some in sorted(waits.items())}
 
 
-def _curves(known: Sequence[str], rows: Rows) -> dict[str, Any]:
+def curves_of(known: Sequence[str], rows: Rows, points: int = MAX_POINTS) -> dict[str, Any]:
     """Return the curves by heading, those without values left out, and choices for the x-axis."""
-    each = -(-len(rows) // MAX_POINTS) or 1
+    each = -(-len(rows) // points) or 1
     steps = accumulate((value(row, "total_steps") or 0.0 for row in rows), max)
     along = {
         "million steps": [s / 1e6 for s in steps],

@@ -1,10 +1,11 @@
 "use strict";
 // Draws the curves. All charts share their horizontal axis: a pointer over one shows the values of
 // all there, and zooming into one zooms into all.
-const data = JSON.parse(document.getElementById("curves-data").textContent);
+const entries = JSON.parse(document.getElementById("curves-data").textContent);
 const along = document.getElementById("along");
 const logarithmic = document.getElementById("logarithmic");
 const HEIGHT = 180;
+const COLOURS = 8;
 let charts = [];
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -17,12 +18,30 @@ function short(value) {
   return size && size < 1e-3 ? value.toExponential(2) : `${+value.toPrecision(4)}`;
 }
 
+// Each entry's colour is the same in all charts; from the ninth on, lines are dashed.
+const colourOf = (number) => colour(`--line-${number % COLOURS}`);
+
 function draw(place) {
-  const values = data.columns[place.dataset.column];
-  const band = data.bands[place.dataset.column] || [];  // Its low and high.
+  const column = place.dataset.column;
   const shown = place.parentNode.querySelector("figcaption span");
-  const last = shown.textContent;
-  const isAbove0 = [values, ...band].flat().every((value) => value === null || value > 0);
+  const before = [...shown.childNodes];
+  const tables = [], series = [{}], bands = [], drawn = [];
+  entries.forEach((entry, number) => {
+    if (!entry.columns[column]) return;
+    const x = entry.along[along.value];
+    const lines = [entry.columns[column]];
+    const dash = number < COLOURS ? [] : [6, 4];
+    drawn.push({ number, at: series.length, last: x.at(-1) });
+    series.push({ stroke: () => colourOf(number), width: 1.75, spanGaps: true, dash });
+    if (entry.low?.[column]) {
+      lines.push(entry.low[column], entry.high[column]);
+      bands.push({ series: [series.length + 1, series.length], fill: () => `${colourOf(number)}30` });
+      series.push({ spanGaps: true, points: { show: false } }, { spanGaps: true, points: { show: false } });
+    }
+    tables.push([x, ...lines]);
+  });
+  const values = tables.length > 1 ? uPlot.join(tables) : tables[0];
+  const isAbove0 = values.slice(1).every((line) => line.every((value) => value == null || value > 0));
   const axis = {
     stroke: () => colour("--muted"),
     grid: { stroke: () => colour("--line"), width: 1 },
@@ -30,6 +49,19 @@ function draw(place) {
     font: "11px system-ui, sans-serif",
     values: (_, splits) => splits.map((split) => (split == null ? "" : short(split))),
   };
+
+  function show(at) {
+    const x = values[0][at];
+    const parts = drawn.filter((each) => x <= each.last).map(({ number, at: line }) => {
+      const part = document.createElement("b");
+      const known = values[line].slice(0, at + 1).findLast((value) => value != null);
+      part.style.color = entries.length > 1 ? colourOf(number) : "";
+      part.textContent = `${short(known)} `;
+      return part;
+    });
+    shown.replaceChildren(...parts, `at ${short(x)}`);
+  }
+
   const options = {
     width: place.clientWidth,
     height: HEIGHT,
@@ -38,20 +70,13 @@ function draw(place) {
     cursor: { y: false, sync: { key: "all", scales: ["x", null] }, points: { size: 7 } },
     scales: { x: { time: false }, y: { distr: logarithmic.checked && isAbove0 ? 3 : 1 } },
     axes: [{ ...axis, size: 22 }, { ...axis, size: 52 }],
-    series: [
-      {},
-      { stroke: () => colour("--accent"), width: 1.75, spanGaps: !band.length },
-      ...band.map(() => ({ stroke: "transparent", width: 0, points: { show: false } })),
-    ],
-    bands: band.length ? [{ series: [3, 2], fill: () => `${colour("--accent")}33` }] : [],
+    series,
+    bands,
     hooks: {
-      setCursor: [({ cursor: { idx } }) => {
-        const x = data.along[along.value][idx];
-        shown.textContent = idx == null ? last : `${short(values[idx])} at ${short(x)}`;
-      }],
+      setCursor: [({ cursor: { idx } }) => (idx == null ? shown.replaceChildren(...before) : show(idx))],
     },
   };
-  return new uPlot(options, [data.along[along.value], values, ...band], place);
+  return new uPlot(options, values, place);
 }
 
 function drawAll() {
