@@ -184,7 +184,7 @@ def test_every_flag_in_the_documentation_exists(run: Run, tmp_path: Path) -> Non
     known |= set(re.findall(r"--env[.][a-z]+", GUIDE)) & {"--env.payload"}  # A field of its task.
     known |= set(FLAG.findall(run("mjfleet", "doctor", "--help").stdout))
     known |= set(FLAG.findall(run("play", "cartpole-balance", "--help").stdout))
-    for what in ("plot", "report", "runs", "export"):
+    for what in ("plot", "compare", "report", "runs", "export"):
         known |= set(FLAG.findall(run("mjfleet", what, "--help").stdout))
     benchmarks = ["throughput", "scaling", "exchange", "startup", "learning", "ablation", "report"]
     for what in [*benchmarks, "peer mjlab", "peer mjbatch"]:

@@ -92,6 +92,7 @@ NAMES = [
     ["mjfleet", "check-task"],
     ["mjfleet", "plot"],
     ["mjfleet", "plot", RUN_DIR, "--output"],
+    ["mjfleet", "compare"],
     ["mjfleet", "report"],
     ["mjfleet", "report", RUN_DIR, "--output"],
     ["mjfleet", "export"],

@@ -51,7 +51,8 @@ VARIABLES = {
 COMMANDS = (
     ("train", "cartpole-balance", "--dry-run"), ("train", "cartpole-balance", "--dry-run"),
     ("train", "cartpole-balance", "--dry-run"), ("train", "cartpole-balance", "--dry-run"),
-    ("runs",), ("plot",), ("report",), ("tasks",), ("inspect",), ("nothing",), ("train",), (),
+    ("runs",), ("plot",), ("compare",), ("report",), ("tasks",), ("inspect",), ("nothing",),
+    ("train",), (),
 )  # fmt: skip
 OTHERS = ("--log-root", "--json", "--output", "--columns", "--x", "--tasks-dir", "--total-steps")
 

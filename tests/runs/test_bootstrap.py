@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mjfleet.runs.bootstrap import Estimate, bootstrap_interval, mean_curve
+from mjfleet.runs.bootstrap import Estimate, bootstrap_interval, common_x, mean_curve
 
 
 def test_an_interval_holds_the_true_mean_as_often_as_it_says() -> None:
@@ -26,8 +26,12 @@ def test_a_number_of_several_runs() -> None:
     assert 1.0 <= some.low < some.mean == 3.0 < some.high <= 6.0
 
 
-def test_a_curve_is_the_mean_where_all_runs_have_values() -> None:
-    x, low, mean, high = mean_curve([([0, 2], [0, 2]), ([1, 5], [3, 3])], points=3)
-    assert x == [1, 1.5, 2]
-    assert mean == pytest.approx([2, 2.25, 2.5])
-    assert all(a <= b <= c for a, b, c in zip(low, mean, high, strict=True))
+def test_a_curve_is_the_mean_of_the_runs_that_have_got_so_far() -> None:
+    lines = [([0, 2], [0, 2]), ([1, 5], [3, 3])]
+    x = common_x([x for x, _ in lines], points=6)
+    assert x == [0, 1, 2, 3, 4, 5]
+    low, mean, high = mean_curve(lines, x)
+    assert mean == pytest.approx([0, 2, 2.5, 3, 3, 3])
+    assert low == pytest.approx([0, 1, 2, 3, 3, 3])
+    assert high == pytest.approx([0, 3, 3, 3, 3, 3])
+    assert np.isnan(mean_curve(lines[1:], x)[1][0])

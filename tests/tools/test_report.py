@@ -16,6 +16,7 @@ from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.errors import run_command
 
 from ..conftest import only_run
+from .browser import document_after_pointing
 
 SHORT = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.max-iterations", "4",
          "--agent.num-steps-per-env", "60", "--agent.no-init-at-random-ep-len",
@@ -172,25 +173,7 @@ def test_a_browser_draws_it_without_an_error_or_a_request(
     trained: Path, page: Page, tmp_path: Path
 ) -> None:
     text = page(trained)
-    # As a person would: choose minutes, then point at a curve.
-    pointing = """<script>
-    along.value = "minutes"; along.onchange();
-    const over = document.querySelector(".u-over"), box = over.getBoundingClientRect();
-    const at = {clientX: box.left + box.width / 2, clientY: box.top + 9, bubbles: true};
-    over.dispatchEvent(new MouseEvent("mouseenter", at));
-    over.dispatchEvent(new MouseEvent("mousemove", at));
-    </script>"""
-    watched = tmp_path / "watched.html"
-    watched.write_text(text.replace("</body>", f"{pointing}</body>"))
-    browser = subprocess.run(
-        ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-         "--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND",
-         f"--user-data-dir={tmp_path / 'browser'}", "--enable-logging=stderr", "--v=0",
-         "--virtual-time-budget=2000", "--dump-dom", watched.as_uri()],
-        check=True, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert "CONSOLE" not in browser.stderr, browser.stderr  # Errors, and requests that it forbids.
-    document = html5lib.parse(browser.stdout, namespaceHTMLElements=False)
+    document = html5lib.parse(document_after_pointing(text, tmp_path), namespaceHTMLElements=False)
     curves = text.count("data-column=")
     assert curves > 10
     assert len(list(document.iter("canvas"))) == curves

@@ -44,7 +44,7 @@ end
 """,
 }
 TASK_FIRST = ("train", "play", "check-task")
-RUNS = ("plot", "report", "export", "inspect", "runs")
+RUNS = ("plot", "compare", "report", "export", "inspect", "runs")
 
 
 def completion(arguments: Sequence[str]) -> int:

@@ -22,6 +22,7 @@ COMMANDS = {
     "bench": ("bench.command:bench", "Measure how fast training is on this machine."),
     "runs": ("tools.list_runs:runs", "List runs and their status."),
     "plot": ("tools.plot:plot", "Draw curves of runs."),
+    "compare": ("tools.compare.command:compare", "Compare the results of runs."),
     "report": ("tools.report.command:report", "Write an HTML page about a run."),
     "export": (
         "tools.export.command:export",

@@ -1,6 +1,7 @@
 """Means over runs that differ in their seed alone, and how sure these are. Imports no torch."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,12 +50,29 @@ def bootstrap_interval(values: "np.ndarray") -> tuple[Any, Any]:
     return low, high
 
 
-def mean_curve(lines: Sequence[Line], points: int = 500) -> tuple[list[float], ...]:
-    """Return x where all runs have values, and there the interval's low, the mean and the high."""
+def common_x(lines: Iterable[Sequence[float]], points: int) -> list[float]:
+    """Return evenly spaced places from the first x of any line to the last, which lines share."""
+    ends = [(x[0], x[-1]) for x in lines]
+    first, last = min(a for a, _ in ends), max(b for _, b in ends)
+    return [first + (last - first) * i / (points - 1) for i in range(points)]
+
+
+def mean_curve(lines: Sequence[Line], x: Sequence[float]) -> tuple[list[float], ...]:
+    """Return the interval's low, the mean and the high of at least one run at each of `x`.
+
+    They are of the runs that have values before and after it; NaN where none has. A run that ended
+    early thus counts as far as it got.
+    """
     import numpy as np
 
-    first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
-    common = np.linspace(first, max(first, last), points)
-    values = np.stack([np.interp(common, x, y) for x, y in lines])
-    low, high = bootstrap_interval(values)
-    return common.tolist(), low.tolist(), values.mean(axis=0).tolist(), high.tolist()
+    nan = math.nan
+    values = np.stack([np.interp(x, *line, left=nan, right=nan) for line in lines])
+    found = np.full((3, len(x)), nan)
+    is_known = ~np.isnan(values)
+    for some in np.unique(is_known, axis=1).T:
+        here = (is_known == some[:, None]).all(axis=0)
+        if some.any():
+            known = values[some][:, here]
+            low, high = bootstrap_interval(known)
+            found[:, here] = low, known.mean(axis=0), high
+    return found[0].tolist(), found[1].tolist(), found[2].tolist()

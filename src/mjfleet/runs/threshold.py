@@ -10,6 +10,7 @@ from mjfleet.config.validation import Rule
 from mjfleet.errors import UserError
 
 WINDOW = 10  # Iterations whose mean has to hold: a single one may do so by chance.
+EVALUATION = "eval/"  # What the columns of evaluations begin with.
 CONDITION = re.compile(r"\s*(\S+?)\s*([<>])\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*")
 Conditions = Annotated[
     tuple[str, ...],
@@ -43,8 +44,10 @@ class Threshold:
     def holds(self, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Return whether the mean over these iterations is beyond the number.
 
-        It is not where the metric has no value in one of them.
+        It is not where the metric has no value in one of them. An evaluation is a mean over whole
+        episodes, and few iterations have one: that of the last iteration counts alone.
         """
+        rows = rows[-1:] if self.metric.startswith(EVALUATION) else rows
         if any(row.get(self.metric, "") == "" for row in rows):
             return False
         mean = fmean(float(row[self.metric]) for row in rows)

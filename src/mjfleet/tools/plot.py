@@ -13,7 +13,7 @@ import tyro
 from mjfleet.cli.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
-from mjfleet.runs.bootstrap import INTERVAL, Line, mean_curve
+from mjfleet.runs.bootstrap import INTERVAL, Line, common_x, mean_curve
 from mjfleet.runs.logged_run import LoggedRun, group_runs, read_runs
 from mjfleet.runs.metrics_csv import columns_of, seconds_spent, value
 from mjfleet.runs.run_lookup import find_run
@@ -23,6 +23,7 @@ from mjfleet.utils.console import print_line, printable
 from mjfleet.utils.safe_read import path_in
 
 MAX_SIDE_BY_SIDE, MAX_PANELS = 4, 100
+POINTS = 500  # Of a mean.
 LONGEST = 100  # Characters of a name in a picture.
 SUFFIXES = (".png", ".svg", ".pdf")
 X_LABELS = {"steps": "million environment steps", "minutes": "minutes"}
@@ -156,7 +157,8 @@ def _draw_panel(axes: Any, panel: Panel, labels: Sequence[str]) -> None:
     for label, lines in panel.lines.items():
         drawn, colour = list(lines), f"C{labels.index(label)}"
         if panel.of_runs and len(lines) > 1:
-            x, low, mean, high = mean_curve(lines)
+            x = common_x([x for x, _ in lines], POINTS)
+            low, mean, high = mean_curve(lines, x)
             axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
             drawn = [(x, mean)]
         for x, y in drawn:

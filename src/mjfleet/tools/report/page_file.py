@@ -35,7 +35,7 @@ def write_page(output: Path, template: str, contents: Mapping[str, Any]) -> None
         lstrip_blocks=True,
         undefined=jinja2.ChainableUndefined,  # What an older run has not recorded is left out.
     )
-    filters = {"number": number, "took": duration, "when": _local_time, "plain": _as_typed}
+    filters = {"number": number, "took": duration, "when": _local_time, "plain": as_typed}
     environment.filters |= filters
     environment.globals["file"] = lambda name: (PAGE_FOLDER / name).read_text(encoding="utf-8")
     page = environment.get_template(template).render(contents, written=now())
@@ -66,8 +66,8 @@ def _local_time(moment: Any) -> str:
         return str(moment)
 
 
-def _as_typed(value: Any) -> str:
+def as_typed(value: Any) -> str:
     """Return a value of the configuration as it is typed on the command line."""
     if isinstance(value, list):
-        return " ".join(map(_as_typed, value))
+        return " ".join(map(as_typed, value))
     return str(value) if value != "" else '""'

@@ -180,9 +180,8 @@ def curves_of(known: Sequence[str], rows: Rows, points: int = MAX_POINTS) -> dic
         "minutes": [seconds / 60 for seconds in seconds_spent(rows)],
         "iteration": [float(row["iteration"]) for row in rows],
     }
-    headings = headings_of(known)
     groups: dict[str, list[dict[str, Any]]] = {}
-    for column, heading in headings.items():
+    for column, heading in headings_of(known).items():
         curve = _curve(column, rows, each)
         # An unknown column, such as a count of warnings, is shown once it changes.
         if curve is not None and (heading != OTHERS or curve["least"] < curve["greatest"]):

@@ -1,0 +1,1 @@
+"""`mjfleet compare`: runs side by side."""

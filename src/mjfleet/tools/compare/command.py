@@ -1,0 +1,154 @@
+"""`mjfleet compare RUN ...`: runs side by side, on the terminal, as a page, or as JSON.
+
+Runs in the process that the user started and imports nothing heavy.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from mjfleet.cli.flags import parse_flags
+from mjfleet.config.validation import Checked, Folder
+from mjfleet.errors import UserError
+from mjfleet.runs.logged_run import LoggedRun, differences, group_runs, read_run
+from mjfleet.runs.metrics_csv import columns_of
+from mjfleet.runs.run_lookup import find_run
+from mjfleet.runs.threshold import Conditions, Threshold, check_columns
+from mjfleet.tools.compare.comparison import GOOD, Table, compare_groups, share_of_best, tables
+from mjfleet.tools.compare.curves import (
+    RETURN,
+    Curves,
+    columns_by_heading,
+    curves_of_group,
+    sparklines,
+)
+from mjfleet.tools.output_file import check_output
+from mjfleet.tools.report.page_file import write_page
+from mjfleet.utils.console import print_line, printable
+
+if TYPE_CHECKING:
+    import rich.table
+    import rich.text
+
+LONGEST = 200  # Characters of a cell.
+ONE_LINE = 400  # Columns, which a row does not exceed.
+NARROW = 80  # Columns of a terminal; in a narrower one, anything may be broken.
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareArguments(Checked):
+    """Compare runs: their results, the steps and the time to a threshold, what differs in their
+    configuration, and curves. Runs that differ only in their seed are one row: their mean and its
+    95% bootstrap interval."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN ...")]
+    """Run directories, parts of runs' names, or `latest`."""
+    metric: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Another column of metrics.csv to compare; may be given several times. One that ends in a
+    slash selects all that begin with it."""
+    until: Conditions = ()
+    """Conditions to be reached, in quotation marks: "task/velocity_error < 0.27". The means over
+    ten iterations count. Without any: 90% of the best `mean_return` of all runs."""
+    output: str | None = None
+    """File to write, HTML: the comparison and curves of all metrics as one page."""
+    log_root: Folder = "logs"
+    """Folder that holds the run directories."""
+    json: bool = False
+    """Print a JSON object instead of tables."""
+
+
+def compare(arguments: Sequence[str]) -> int:
+    parsed = parse_flags(CompareArguments, arguments, "mjfleet compare")
+    output = check_output("--output", parsed.output, (".html",)) if parsed.output else None
+    runs = _read(parsed.runs, Path(parsed.log_root))
+    known = list(dict.fromkeys(column for run in runs for column in run.columns))
+    metrics: dict[str, None] = {}  # Each once.
+    for wanted in parsed.metric:
+        metrics |= (found := dict.fromkeys(columns_of(wanted, known)))
+        if not found:
+            raise UserError(f"--metric {wanted}: there is no such column; of these: {known}.")
+    until = [Threshold.parse(text) for text in parsed.until]
+    check_columns(until, known)
+    note = "" if until else f" ({GOOD:.0%} of the best)"
+    until = until or share_of_best(runs)
+    groups = group_runs(runs)
+    rows = compare_groups(groups, list(metrics), until)
+    shown = tables(rows, list(metrics), until, note)
+    if parsed.json:
+        differing = differences([run.settings for run in runs])
+        found = [row.as_dict(differing) for row in rows]
+        print(json.dumps({"until": list(map(str, until)), "rows": found}, indent=2, default=asdict))
+    else:
+        _print(shown, [curves_of_group(group, [RETURN]) for group in groups.values()])
+    if output:
+        entries = [curves_of_group(group, known) for group in groups.values()]
+        contents = {"command": "compare", "runs": runs, "rows": rows, "tables": shown,
+                    "tasks": list(dict.fromkeys(str(run.settings["task"]) for run in runs)),
+                    "headings": columns_by_heading(entries), "entries": entries}  # fmt: skip
+        write_page(output.resolve(), "compare.html", contents)
+        if not parsed.json:
+            print_line(f"wrote {output}")
+    return 0
+
+
+def _read(names: Sequence[str], log_root: Path) -> list[LoggedRun]:
+    """Read the runs that words mean.
+
+    Raises:
+        UserError: they are fewer than two, one is named twice, or one cannot be read.
+    """
+    named: dict[Path, str] = {}
+    runs: list[LoggedRun] = []
+    for name in names:
+        run = read_run(find_run(name, name, log_root))
+        if (place := run.folder.resolve()) in named:
+            raise UserError(f"{name} and {named[place]} are the same run; name each run once.")
+        named[place] = name
+        runs.append(run)
+    if len(runs) < 2:
+        raise UserError(
+            f"{len(runs)} runs leave nothing to compare; name two or more: "
+            "mjfleet compare logs/<experiment>/<run> logs/<experiment>/<run>"
+        )
+    return runs
+
+
+def _print(shown: Sequence[Table], entries: Sequence[Curves]) -> None:
+    """Print the tables, and each row's curve. In a pipe each row has one line."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else ONE_LINE)
+    if not console.options.ascii_only:
+        shown = [*shown, *sparklines([name for name, _ in shown[0].rows], entries)]
+    unlimited = console.options.update(max_width=ONE_LINE)
+    for table in shown:
+        drawn = _drawn(table, " [")
+        if console.measure(drawn, options=unlimited).maximum > console.width:
+            # An interval has a line of its own, and is not broken.
+            drawn = _drawn(table, "\n[", no_wrap=table.of_runs and console.width >= NARROW)
+        console.print(_text(table.title, "bold"), drawn, "", sep="\n")
+
+
+def _drawn(table: Table, gap: str, no_wrap: bool = False) -> "rich.table.Table":
+    """Return a table as rich draws it, with `gap` between a number and its interval."""
+    from rich.table import Table as Drawn
+
+    drawn = Drawn(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    drawn.add_column("run" if table.of_runs else "setting", overflow="fold")
+    for name in table.columns:
+        drawn.add_column(_text(name), overflow="fold", no_wrap=no_wrap)
+    for name, cells in table.rows:
+        drawn.add_row(_text(name), *(_text(cell.replace(" [", gap)) for cell in cells))
+    return drawn
+
+
+def _text(words: str, style: str = "") -> "rich.text.Text":
+    """Return text of which nothing is markup, and that does not act on the terminal."""
+    from rich.text import Text
+
+    return Text(printable(words[:LONGEST]), style)

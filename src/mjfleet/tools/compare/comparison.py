@@ -1,0 +1,169 @@
+"""Compares runs: their results, when each reached a threshold, and what differs between them.
+
+Runs in the process that the user started and imports nothing heavy.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+from mjfleet.runs.bootstrap import Estimate
+from mjfleet.runs.logged_run import LoggedRun, differences
+from mjfleet.runs.metrics_csv import seconds_spent, value
+from mjfleet.runs.threshold import Threshold, reached
+from mjfleet.tools.report.page_file import as_typed, duration, number
+
+GOOD = 0.9  # Share of the best return, which the runs are to reach if nothing else is asked for.
+OF: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "last": itemgetter(-1), "best": max, "least": min, "greatest": max,
+}  # fmt: skip
+"""What a column of metrics.csv is summarised to."""
+RETURNS = {"mean_return": ("last", "best"), "eval/return": ("best",)}
+METRIC = ("last", "least", "greatest")  # Whether less or more is better is not known.
+Results = Mapping[str, Mapping[str, Estimate | None]]
+
+
+@dataclass(frozen=True)
+class Reached:
+    """When the runs of a row reached the threshold."""
+
+    runs: int  # That did. The rest is about these alone.
+    steps: Estimate | None  # Environment steps.
+    seconds: Estimate | None  # Of training, without pauses.
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run, or several that differ in their seed alone."""
+
+    name: str
+    runs: Sequence[LoggedRun]
+    results: Results  # By column of metrics.csv and a key of OF. None: the column has no values.
+    reached: Reached
+
+    def as_dict(self, differing: Sequence[str]) -> dict[str, Any]:
+        """Return what --json prints."""
+        return {
+            "name": self.name,
+            "runs": [str(run.folder) for run in self.runs],
+            "iterations": self.iterations,
+            "results": self.results,
+            "reached": self.reached,
+            "settings": {name: self.runs[0].settings.get(name) for name in differing},
+        }
+
+    @property
+    def iterations(self) -> list[int]:
+        """Return the number of the last iteration of each run."""
+        return [int(run.rows[-1]["iteration"]) for run in self.runs]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for the terminal and the page."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[str]]]  # Their names, and a cell for each column.
+    of_runs: bool = True  # Whether the rows are those of the comparison; else they are settings.
+
+
+def compare_groups(
+    groups: Mapping[str, Sequence[LoggedRun]], metrics: Sequence[str], until: Sequence[Threshold]
+) -> list[Row]:
+    """Return a row for each group of runs; `metrics` are columns that it summarises too."""
+    wanted = {**RETURNS, **{m: (*RETURNS.get(m, ()), *METRIC) for m in metrics}}
+
+    def results(runs: Sequence[LoggedRun]) -> Results:
+        return {
+            metric: {key: Estimate.of(_each(runs, metric, key)) for key in keys}
+            for metric, keys in wanted.items()
+        }
+
+    return [Row(n, runs, results(runs), _reached(runs, until)) for n, runs in groups.items()]
+
+
+def share_of_best(runs: Sequence[LoggedRun]) -> list[Threshold]:
+    """Return the threshold for which nobody asked; none if there is no return yet."""
+    best = _each(runs, "mean_return", "best")
+    # A tenth worse, below zero too.
+    goods = [max(best) - (1 - GOOD) * abs(max(best))] if best else []
+    return [Threshold("mean_return", ">", float(f"{good:.4g}")) for good in goods]
+
+
+def _each(runs: Sequence[LoggedRun], column: str, key: str) -> list[float]:
+    """Return a column's last, best, least or greatest value of each run that has some."""
+    known = ([v for row in run.rows if (v := value(row, column)) is not None] for run in runs)
+    return [OF[key](values) for values in known if values]
+
+
+def _reached(runs: Sequence[LoggedRun], until: Sequence[Threshold]) -> Reached:
+    found = [(run, reached(until, run.rows)) for run in runs] if until else []
+    ends = [(run, end) for run, end in found if end is not None]
+    steps = [value(run.rows[end], "total_steps") or 0.0 for run, end in ends]
+    seconds = [seconds_spent(run.rows)[end] for run, end in ends]
+    return Reached(len(ends), Estimate.of(steps), Estimate.of(seconds))
+
+
+def tables(
+    rows: Sequence[Row], metrics: Sequence[str], until: Sequence[Threshold], note: str
+) -> list[Table]:
+    """Return the tables of a comparison; `note` says where the threshold comes from."""
+    names = [f"{place} {row.name}" for place, row in enumerate(rows, 1)]
+
+    def table(title: str, columns: Sequence[str], cells: Callable[[Row], list[str]]) -> Table:
+        return Table(title, columns, list(zip(names, map(cells, rows), strict=True)))
+
+    def cell(row: Row, metric: str, key: str) -> str:
+        return _text(row.results[metric][key], len(row.runs))
+
+    pairs = [(metric, key) for metric, keys in RETURNS.items() for key in keys]
+    shown = [
+        table(
+            "Returns",
+            ["runs", "iterations", *(f"{key} {metric}" for metric, key in pairs)],
+            lambda row: [
+                f"{len(row.runs)}", _span(row.iterations), *(cell(row, *pair) for pair in pairs),
+            ],
+        )
+    ]  # fmt: skip
+    for metric in metrics:
+        shown.append(
+            table(metric, METRIC, lambda row, of=metric: [cell(row, of, key) for key in METRIC])
+        )
+    if until:
+        is_reached = any(row.reached.runs for row in rows)
+        title = f"Until {' and '.join(map(str, until))}{note}"
+        title += "" if is_reached else ": no run has reached it"
+        shown.append(table(title, ["reached by", "million steps", "time"], _until))
+    settings = [row.runs[0].settings for row in rows]
+    if differing := differences(settings):
+        found = [(n, [as_typed(s[n]) if n in s else "-" for s in settings]) for n in differing]
+        numbers = [name.partition(" ")[0] for name in names]
+        shown.append(Table("What differs in the configuration", numbers, found, of_runs=False))
+    return shown
+
+
+def _until(row: Row) -> list[str]:
+    """Return the cells of the table of the threshold."""
+    found = row.reached
+    steps = _text(found.steps, found.runs, lambda steps: number(steps / 1e6))
+    time = _text(found.seconds, found.runs, duration)
+    return [f"{found.runs} of {len(row.runs)}", steps, time]
+
+
+def _text(found: Estimate | None, runs: int, text: Callable[[float], str] = number) -> str:
+    """Return a cell: the mean, its interval, and of how many of the runs it is if not of all."""
+    if found is None:
+        return "-"
+    words = [text(found.mean)]
+    if found.low is not None and found.high is not None:
+        words.append(f"[{text(found.low)}, {text(found.high)}]")
+    words += [f"({found.runs} of {runs})"] * (found.runs < runs)
+    return " ".join(words)
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low} to {high}"

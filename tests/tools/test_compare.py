@@ -1,0 +1,162 @@
+"""`mjfleet compare`: runs side by side, on the terminal, as JSON and as a page in a browser."""
+
+import json
+import pty
+import re
+import shutil
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import html5lib
+import pytest
+
+from mjfleet.cli.dispatcher import mjfleet
+from mjfleet.errors import run_command
+
+from ..cli.test_cli import POISON
+from ..conftest import Run
+from .browser import document_after_pointing
+from .test_list_runs import write_run
+
+EVIL = "<img src=x onerror=alert(1)> & </script>"
+STEPS = 1000  # Of an iteration.
+
+
+def trained(
+    folder: Path, returns: list[float], seed: int = 1, gamma: float = 0.9, **columns: list[float]
+) -> Path:
+    """A run that took ten seconds for each iteration; columns may be shorter than it."""
+    write_run(folder, "2026-05-04T10:00:00+00:00", status="finished", task="cartpole")
+    config = f"task: cartpole\nagent: {{seed: {seed}, algorithm: {{gamma: {gamma}}}}}\n"
+    (folder / "config.yaml").write_text(config)
+    names = ["mean_return", *columns]
+    lines = [f"iteration,total_steps,global_steps_per_second,{','.join(names)}"]
+    for i, number in enumerate(returns):
+        numbers = [number, *(column[i] if i < len(column) else "" for column in columns.values())]
+        lines.append(f"{i + 1},{STEPS * (i + 1)},{STEPS / 10},{','.join(map(str, numbers))}")
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[str]:
+    """Two seeds of one setting, of which the second learns half as fast, and another setting."""
+    root = tmp_path / "logs/cartpole"
+    error = [1.0 - i / 100 for i in range(60)]
+    one = trained(root / "a", [2.0 * i for i in range(60)], error=error, **{"eval/return": [7.0]})
+    two = trained(root / "b", [1.0 * i for i in range(60)], seed=2, error=[1.0])
+    other = trained(root / "c", [*range(40), *[5.0] * 5], gamma=0.99)
+    return [str(one), str(two), str(other)]
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert run_command(mjfleet, ["compare", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_seeds_are_one_row_and_rows_are_told_apart_by_what_differs(
+    runs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = as_json(capsys, *runs, "--metric", "error", "--until", "mean_return > 30")
+    one, other = found["rows"]
+    assert (one["name"], other["name"]) == ("gamma 0.9", "gamma 0.99")
+    assert [one["runs"], other["runs"]] == [runs[:2], runs[2:]]
+    assert one["settings"] == {"agent.algorithm.gamma": 0.9}
+    returns = one["results"]["mean_return"]
+    assert returns["last"] == {"mean": 88.5, "low": 59.0, "high": 118.0, "runs": 2}
+    assert other["results"]["mean_return"] == {
+        "last": {"mean": 5.0, "low": None, "high": None, "runs": 1},
+        "best": {"mean": 39.0, "low": None, "high": None, "runs": 1},
+    }
+    assert one["results"]["eval/return"]["best"]["runs"] == 1  # Of two.
+    assert other["results"]["eval/return"]["best"] is None
+    assert one["results"]["error"]["least"]["mean"] == pytest.approx((0.41 + 1.0) / 2)
+    assert other["results"]["error"] == dict.fromkeys(("last", "least", "greatest"))
+    # The means over ten iterations are greater than 30 from iteration 21, 36 and 36 on.
+    assert one["reached"]["runs"] == 2
+    assert one["reached"]["steps"]["mean"] == STEPS * (21 + 36) / 2
+    assert one["reached"]["seconds"]["mean"] == 10 * (21 + 36) / 2
+    assert other["reached"]["steps"]["mean"] == STEPS * 36
+
+    # Without a condition: 90% of the best, 118, which one of the three runs has reached.
+    found = as_json(capsys, *runs)
+    assert found["until"] == ["mean_return > 106.2"]
+    assert [row["reached"]["runs"] for row in found["rows"]] == [1, 0]
+    # An evaluation counts alone, as it is a mean already.
+    late = [*[""] * 19, 8.0]
+    trained(Path(runs[2]).with_name("d"), [0.0] * 30, seed=5, gamma=0.99, **{"eval/return": late})
+    found = as_json(capsys, *runs, f"{runs[2][:-1]}d", "--until", "eval/return > 7.5")
+    assert found["rows"][1]["reached"]["steps"]["mean"] == STEPS * 20
+
+
+def test_tables_fit_80_columns_and_a_row_is_a_line_in_a_pipe(
+    run: Run, runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--metric", "error", "--metric", "eval/", "--until", "mean_return > 900")
+    piped = run("mjfleet", "compare", "a", "b", "c", *words, prelude=POISON)
+    assert piped.returncode == 0, piped.stderr
+    lines = piped.stdout.splitlines()
+    for line in (
+        "1 gamma 0.9 2 60 88.5 [59, 118] 88.5 [59, 118] 7 (1 of 2)",
+        "2 gamma 0.99 1 45 5 39 -",
+        "Until mean_return > 900: no run has reached it",
+        "1 gamma 0.9 0 of 2 - -",
+        "agent.algorithm.gamma 0.9 0.99",
+    ):
+        assert line in [" ".join(shown.split()) for shown in lines], piped.stdout
+
+    reader, writer = pty.openpty()
+    with open(reader, "rb", buffering=0) as screen, open(writer, "w") as terminal:
+        monkeypatch.setenv("COLUMNS", "80")
+        with redirect_stdout(terminal):
+            assert run_command(mjfleet, ["compare", *runs]) == 0
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", screen.read(4000).decode()).splitlines()
+    assert max(map(len, shown)) <= 80
+    assert sum("[59, 118]" in line for line in shown) == 1
+
+
+def test_a_page_shows_tables_and_curves(runs: list[str], tmp_path: Path) -> None:
+    other = json.loads((Path(runs[2]) / "run.json").read_text())
+    (Path(runs[2]) / "run.json").write_text(json.dumps(other | {"task": EVIL}))
+    page = tmp_path / "page.html"
+    assert run_command(mjfleet, ["compare", *runs, "--output", str(page)]) == 0
+    text = page.read_text()
+    html5lib.HTMLParser(strict=True).parse(text)
+    assert EVIL not in text
+    curves = text.count("data-column=")
+    assert curves == 4  # mean_return, eval/return, error, and steps per second.
+    if shutil.which("chromium") is None:
+        return
+    document = html5lib.parse(document_after_pointing(text, tmp_path), namespaceHTMLElements=False)
+    assert len(list(document.iter("canvas"))) == curves
+    captions = ["".join(caption.itertext()) for caption in document.iter("figcaption")]
+    # The mean of the seeds there, and the other setting's value.
+    name, mean, other, _, minutes = captions[0].split()
+    assert name == "mean_return"
+    assert float(mean) == pytest.approx(1.5 * (6 * float(minutes) - 1), rel=0.03)
+    assert float(other) == pytest.approx(6 * float(minutes) - 1, rel=0.05)
+
+
+def test_mistakes_are_answered_and_nothing_is_written(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = trained(tmp_path / "logs/cartpole/empty", [])
+    before = sorted(tmp_path.rglob("*"))
+    for words, said in (
+        ([], "nothing to compare"),
+        (runs[:1], "nothing to compare"),
+        ([*runs, runs[0]], "same run"),
+        ([runs[0], str(empty)], "no rows yet"),
+        ([runs[0], "nowhere"], "nowhere does not exist"),
+        ([*runs, "--metric", "eror"], "'error'"),
+        ([*runs, "--until", "eror < 1"], "error"),
+        ([*runs, "--until", "error"], "quotation marks"),
+        ([*runs, "--output", str(tmp_path / "page.pdf")], ".html"),
+    ):
+        assert run_command(mjfleet, ["compare", *words]) == 2
+        shown = capsys.readouterr()
+        assert said in shown.err
+        assert shown.err.count("\n") == 1
+        assert not shown.out
+    assert sorted(tmp_path.rglob("*")) == before
