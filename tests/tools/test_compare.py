@@ -4,6 +4,7 @@ import json
 import pty
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,17 @@ STEPS = 1000  # Of an iteration.
 
 
 def trained(
-    folder: Path, returns: list[float], seed: int = 1, gamma: float = 0.9, **columns: list[float]
+    folder: Path,
+    returns: Sequence[float],
+    columns: Mapping[str, Sequence[object]] | None = None,
+    seed: int = 1,
+    gamma: float = 0.9,
 ) -> Path:
     """A run that took ten seconds for each iteration; columns may be shorter than it."""
     write_run(folder, "2026-05-04T10:00:00+00:00", status="finished", task="cartpole")
     config = f"task: cartpole\nagent: {{seed: {seed}, algorithm: {{gamma: {gamma}}}}}\n"
     (folder / "config.yaml").write_text(config)
+    columns = columns or {}
     names = ["mean_return", *columns]
     lines = [f"iteration,total_steps,global_steps_per_second,{','.join(names)}"]
     for i, number in enumerate(returns):
@@ -44,8 +50,8 @@ def runs(tmp_path: Path) -> list[str]:
     """Two seeds of one setting, of which the second learns half as fast, and another setting."""
     root = tmp_path / "logs/cartpole"
     error = [1.0 - i / 100 for i in range(60)]
-    one = trained(root / "a", [2.0 * i for i in range(60)], error=error, **{"eval/return": [7.0]})
-    two = trained(root / "b", [1.0 * i for i in range(60)], seed=2, error=[1.0])
+    one = trained(root / "a", [2.0 * i for i in range(60)], {"error": error, "eval/return": [7.0]})
+    two = trained(root / "b", range(60), {"error": [1.0]}, seed=2)
     other = trained(root / "c", [*range(40), *[5.0] * 5], gamma=0.99)
     return [str(one), str(two), str(other)]
 
@@ -85,7 +91,7 @@ def test_seeds_are_one_row_and_rows_are_told_apart_by_what_differs(
     assert [row["reached"]["runs"] for row in found["rows"]] == [1, 0]
     # An evaluation counts alone, as it is a mean already.
     late = [*[""] * 19, 8.0]
-    trained(Path(runs[2]).with_name("d"), [0.0] * 30, seed=5, gamma=0.99, **{"eval/return": late})
+    trained(Path(runs[2]).with_name("d"), [0.0] * 30, {"eval/return": late}, seed=5, gamma=0.99)
     found = as_json(capsys, *runs, f"{runs[2][:-1]}d", "--until", "eval/return > 7.5")
     assert found["rows"][1]["reached"]["steps"]["mean"] == STEPS * 20
 

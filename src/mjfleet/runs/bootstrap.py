@@ -54,7 +54,7 @@ def common_x(lines: Iterable[Sequence[float]], points: int) -> list[float]:
     """Return evenly spaced places from the first x of any line to the last, which lines share."""
     ends = [(x[0], x[-1]) for x in lines]
     first, last = min(a for a, _ in ends), max(b for _, b in ends)
-    return [first + (last - first) * i / (points - 1) for i in range(points)]
+    return [*(first + (last - first) * i / (points - 1) for i in range(points - 1)), last]
 
 
 def mean_curve(lines: Sequence[Line], x: Sequence[float]) -> tuple[list[float], ...]:

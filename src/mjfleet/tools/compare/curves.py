@@ -26,17 +26,17 @@ def curves_of_group(runs: Sequence[LoggedRun], columns: Sequence[str]) -> Curves
         return {name: drawn[0][name] for name in ("along", "columns")}
     x = common_x([curves["along"][STEPS] for curves in drawn], POINTS)
 
-    def mean(part: str, name: str) -> Iterable[list[float | None]]:
+    def mean(part: str, name: str) -> tuple[list[float], ...]:
         lines = [_line(each["along"][STEPS], each[part].get(name, [])) for each in drawn]
-        return map(_plain, mean_curve([line for line in lines if line[0]], x))
+        return mean_curve([line for line in lines if line[0]], x)
 
     found: dict[str, dict[str, list[float | None]]] = {"low": {}, "columns": {}, "high": {}}
     for column in dict.fromkeys(name for curves in drawn for name in curves["columns"]):
         for curve, values in zip(found.values(), mean("columns", column), strict=True):
-            curve[column] = values
-    along = {name: list(mean("along", name))[1] for name in drawn[0]["along"]}
+            curve[column] = _plain(values)
     # Where a slow run ends, the mean of the others' minutes may be less.
-    return found | {"along": {name: list(accumulate(known, max)) for name, known in along.items()}}
+    along = {n: _plain(accumulate(mean("along", n)[1], max)) for n in drawn[0]["along"]}
+    return {**found, "along": along}
 
 
 def columns_by_heading(entries: Sequence[Curves]) -> dict[str, list[str]]:
