@@ -85,15 +85,41 @@ def test_seeds_are_one_row_and_rows_are_told_apart_by_what_differs(
     assert one["reached"]["seconds"]["mean"] == 10 * (21 + 36) / 2
     assert other["reached"]["steps"]["mean"] == STEPS * 36
 
-    # Without a condition: 90% of the best, 118, which one of the three runs has reached.
+    # Without a condition: 90% of 109, the best mean over ten, which one of the runs has reached.
     found = as_json(capsys, *runs)
-    assert found["until"] == ["mean_return > 106.2"]
+    assert found["until"] == ["mean_return > 98.1"]
     assert [row["reached"]["runs"] for row in found["rows"]] == [1, 0]
     # An evaluation counts alone, as it is a mean already.
     late = [*[""] * 19, 8.0]
     trained(Path(runs[2]).with_name("d"), [0.0] * 30, {"eval/return": late}, seed=5, gamma=0.99)
     found = as_json(capsys, *runs, f"{runs[2][:-1]}d", "--until", "eval/return > 7.5")
     assert found["rows"][1]["reached"]["steps"]["mean"] == STEPS * 20
+
+
+def test_groups_that_differ_in_seeds_alone_are_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    evaluated = {"eval/return": [*[""] * 7, 8.0]}
+    for group, seeds in (("first", (1, 2)), ("second", (3, 4))):
+        folder = Path("logs/cartpole") / group
+        for seed in seeds:
+            trained(folder / f"seed_{seed}", [float(seed)] * (10 + seed), evaluated, seed=seed)
+        record = {"task": "cartpole", "kind": "seeds", "status": "finished"}
+        (folder / "group.json").write_text(json.dumps(record))
+    found = as_json(capsys, "first", "logs/cartpole/second")
+    assert [row["name"] for row in found["rows"]] == ["first", "logs/cartpole/second"]
+    assert [row["iterations"] for row in found["rows"]] == [[11, 12], [13, 14]]
+    assert found["rows"][0]["results"]["mean_return"]["last"]["mean"] == 1.5
+    assert len(as_json(capsys, "first")["rows"]) == 1
+    for command in (["compare", "first", "second"], ["report", "first"]):
+        assert run_command(mjfleet, [*command, "--output", "page.html"]) == 0
+        document = html5lib.parse(Path("page.html").read_text(), namespaceHTMLElements=False)
+        (data,) = (each.text for each in document.iter("script") if each.get("id"))
+        entry = json.loads(data or "")[0]
+        # One evaluation is one point; where a run has ended, the other is drawn.
+        assert [v for v in entry["columns"]["eval/return"] if v] == [8.0]
+        assert entry["columns"]["mean_return"] == [1.5] * 11 + [2.0]
 
 
 def test_tables_fit_80_columns_and_a_row_is_a_line_in_a_pipe(

@@ -1,5 +1,6 @@
 """Conditions that metrics are to reach, such as `task/velocity_error < 0.27`. In the launcher."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,16 +43,20 @@ class Threshold:
         return f"{self.metric} {self.sign} {self.value:g}"
 
     def holds(self, rows: Sequence[Mapping[str, Any]]) -> bool:
-        """Return whether the mean over these iterations is beyond the number.
-
-        It is not where the metric has no value in one of them. An evaluation is a mean over whole
-        episodes, and few iterations have one: that of the last iteration counts alone.
-        """
-        rows = rows[-1:] if self.metric.startswith(EVALUATION) else rows
-        if any(row.get(self.metric, "") == "" for row in rows):
-            return False
-        mean = fmean(float(row[self.metric]) for row in rows)
+        """Return whether the mean over these iterations is beyond the number."""
+        mean = window_mean(self.metric, rows)
         return mean < self.value if self.sign == "<" else mean > self.value
+
+
+def window_mean(metric: str, rows: Sequence[Mapping[str, Any]]) -> float:
+    """Return the mean of a metric over iterations; NaN where it has no value in one of them.
+
+    An evaluation is a mean over whole episodes, and few iterations have one: that of the last
+    iteration counts alone.
+    """
+    rows = rows[-1:] if metric.startswith(EVALUATION) else rows
+    values = (row.get(metric, "") for row in rows)
+    return fmean(math.nan if value == "" else float(value) for value in values)
 
 
 def check_columns(thresholds: Sequence[Threshold], columns: Sequence[str]) -> None:

@@ -15,19 +15,21 @@ import tyro
 from mjfleet.cli.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
-from mjfleet.runs.logged_run import LoggedRun, differences, group_runs, read_run
+from mjfleet.runs.logged_run import LoggedRun, differences, group_runs, read_runs
 from mjfleet.runs.metrics_csv import columns_of
 from mjfleet.runs.run_lookup import find_run
 from mjfleet.runs.threshold import Conditions, Threshold, check_columns
-from mjfleet.tools.compare.comparison import GOOD, Table, compare_groups, share_of_best, tables
-from mjfleet.tools.compare.curves import (
+from mjfleet.tools.compare.comparison import (
+    GOOD,
     RETURN,
-    Curves,
-    columns_by_heading,
-    curves_of_group,
-    sparklines,
+    Table,
+    compare_groups,
+    share_of_best,
+    tables,
 )
+from mjfleet.tools.compare.curves import columns_by_heading, sparklines
 from mjfleet.tools.output_file import check_output
+from mjfleet.tools.report.mean_curves import Curves, curves_of_group
 from mjfleet.tools.report.page_file import write_page
 from mjfleet.utils.console import print_line, printable
 
@@ -42,18 +44,19 @@ NARROW = 80  # Columns of a terminal; in a narrower one, anything may be broken.
 
 @dataclass(frozen=True, kw_only=True)
 class CompareArguments(Checked):
-    """Compare runs: their results, the steps and the time to a threshold, what differs in their
-    configuration, and curves. Runs that differ only in their seed are one row: their mean and its
-    95% bootstrap interval."""
+    """Compare runs and groups of runs: their results, the steps and the time to a threshold, what
+    differs in their configuration, and curves. Runs that differ only in their seed are one row:
+    their mean and its 95% bootstrap interval."""
 
     runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN ...")]
-    """Run directories, parts of runs' names, or `latest`."""
+    """Run directories, groups, parts of their names, or `latest`."""
     metric: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Another column of metrics.csv to compare; may be given several times. One that ends in a
     slash selects all that begin with it."""
     until: Conditions = ()
     """Conditions to be reached, in quotation marks: "task/velocity_error < 0.27". The means over
-    ten iterations count. Without any: 90% of the best `mean_return` of all runs."""
+    ten iterations count. Without any: 90% of the best `mean_return` of all runs,
+    also a mean over ten."""
     output: str | None = None
     """File to write, HTML: the comparison and curves of all metrics as one page."""
     log_root: Folder = "logs"
@@ -65,7 +68,8 @@ class CompareArguments(Checked):
 def compare(arguments: Sequence[str]) -> int:
     parsed = parse_flags(CompareArguments, arguments, "mjfleet compare")
     output = check_output("--output", parsed.output, (".html",)) if parsed.output else None
-    runs = _read(parsed.runs, Path(parsed.log_root))
+    named = _read(parsed.runs, Path(parsed.log_root))
+    runs = [run for some in named.values() for run in some]
     known = list(dict.fromkeys(column for run in runs for column in run.columns))
     metrics: dict[str, None] = {}  # Each once.
     for wanted in parsed.metric:
@@ -77,6 +81,8 @@ def compare(arguments: Sequence[str]) -> int:
     note = "" if until else f" ({GOOD:.0%} of the best)"
     until = until or share_of_best(runs)
     groups = group_runs(runs)
+    if len(groups) == 1:  # Only the seeds differ: what was named is told apart.
+        groups = named
     rows = compare_groups(groups, list(metrics), until)
     shown = tables(rows, list(metrics), until, note)
     if parsed.json:
@@ -96,26 +102,27 @@ def compare(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _read(names: Sequence[str], log_root: Path) -> list[LoggedRun]:
-    """Read the runs that words mean.
+def _read(names: Sequence[str], log_root: Path) -> dict[str, list[LoggedRun]]:
+    """Read the runs that each word means.
 
     Raises:
         UserError: they are fewer than two, one is named twice, or one cannot be read.
     """
-    named: dict[Path, str] = {}
-    runs: list[LoggedRun] = []
+    named: dict[str, list[LoggedRun]] = {}
+    words: dict[Path, str] = {}  # By the run that they mean.
     for name in names:
-        run = read_run(find_run(name, name, log_root))
-        if (place := run.folder.resolve()) in named:
-            raise UserError(f"{name} and {named[place]} are the same run; name each run once.")
-        named[place] = name
-        runs.append(run)
-    if len(runs) < 2:
+        runs = read_runs(find_run(name, name, log_root, may_be_group=True))
+        for run in runs:
+            if (place := run.folder.resolve()) in words:
+                raise UserError(f"{name} and {words[place]} mean the same run; name it once.")
+            words[place] = name
+        named[name] = runs
+    if len(words) < 2:
         raise UserError(
-            f"{len(runs)} runs leave nothing to compare; name two or more: "
+            f"{len(words)} runs leave nothing to compare; name two or more, or a group: "
             "mjfleet compare logs/<experiment>/<run> logs/<experiment>/<run>"
         )
-    return runs
+    return named
 
 
 def _print(shown: Sequence[Table], entries: Sequence[Curves]) -> None:

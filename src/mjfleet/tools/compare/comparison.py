@@ -3,6 +3,7 @@
 Runs in the process that the user started and imports nothing heavy.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -11,7 +12,7 @@ from typing import Any
 from mjfleet.runs.bootstrap import Estimate
 from mjfleet.runs.logged_run import LoggedRun, differences
 from mjfleet.runs.metrics_csv import seconds_spent, value
-from mjfleet.runs.threshold import Threshold, reached
+from mjfleet.runs.threshold import WINDOW, Threshold, reached, window_mean
 from mjfleet.tools.report.page_file import as_typed, duration, number
 
 GOOD = 0.9  # Share of the best return, which the runs are to reach if nothing else is asked for.
@@ -19,7 +20,8 @@ OF: Mapping[str, Callable[[Sequence[float]], float]] = {
     "last": itemgetter(-1), "best": max, "least": min, "greatest": max,
 }  # fmt: skip
 """What a column of metrics.csv is summarised to."""
-RETURNS = {"mean_return": ("last", "best"), "eval/return": ("best",)}
+RETURN = "mean_return"
+RETURNS = {RETURN: ("last", "best"), "eval/return": ("best",)}
 METRIC = ("last", "least", "greatest")  # Whether less or more is better is not known.
 Results = Mapping[str, Mapping[str, Estimate | None]]
 
@@ -85,11 +87,12 @@ def compare_groups(
 
 
 def share_of_best(runs: Sequence[LoggedRun]) -> list[Threshold]:
-    """Return the threshold for which nobody asked; none if there is no return yet."""
-    best = _each(runs, "mean_return", "best")
+    """Return the threshold for which nobody asked; none if no run is long enough to reach one."""
+    windows = (run.rows[i - WINDOW : i] for run in runs for i in range(WINDOW, len(run.rows) + 1))
+    means = [mean for rows in windows if math.isfinite(mean := window_mean(RETURN, rows))]
     # A tenth worse, below zero too.
-    goods = [max(best) - (1 - GOOD) * abs(max(best))] if best else []
-    return [Threshold("mean_return", ">", float(f"{good:.4g}")) for good in goods]
+    goods = [max(means) - (1 - GOOD) * abs(max(means))] if means else []
+    return [Threshold(RETURN, ">", float(f"{good:.4g}")) for good in goods]
 
 
 def _each(runs: Sequence[LoggedRun], column: str, key: str) -> list[float]:

@@ -171,9 +171,12 @@ def _slowest_ranks(rows: Rows) -> dict[int, tuple[float, float]]:
     return {rank: (len(some) / count, fmean(some)) for rank, some in sorted(waits.items())}
 
 
-def curves_of(known: Sequence[str], rows: Rows, points: int = MAX_POINTS) -> dict[str, Any]:
-    """Return the curves by heading, those without values left out, and choices for the x-axis."""
-    each = -(-len(rows) // points) or 1
+def curves_of(known: Sequence[str], rows: Rows, each: int = 0) -> dict[str, Any]:
+    """Return the curves by heading, those without values left out, and choices for the x-axis.
+
+    A point is the mean over `each` iterations; 0: over as many as leave at most `MAX_POINTS`.
+    """
+    each = each or -(-len(rows) // MAX_POINTS) or 1
     steps = accumulate((value(row, "total_steps") or 0.0 for row in rows), max)
     along = {
         "million steps": [s / 1e6 for s in steps],
