@@ -80,20 +80,22 @@ def test_seeds_are_one_row_and_rows_are_told_apart_by_what_differs(
     assert one["results"]["error"]["least"]["mean"] == pytest.approx((0.41 + 1.0) / 2)
     assert other["results"]["error"] == dict.fromkeys(("last", "least", "greatest"))
     # The means over ten iterations are greater than 30 from iteration 21, 36 and 36 on.
-    assert one["reached"]["runs"] == 2
-    assert one["reached"]["steps"]["mean"] == STEPS * (21 + 36) / 2
-    assert one["reached"]["seconds"]["mean"] == 10 * (21 + 36) / 2
-    assert other["reached"]["steps"]["mean"] == STEPS * 36
+    steps, minutes = one["until"]["million steps"], one["until"]["minutes"]
+    assert steps["runs"] == minutes["runs"] == 2
+    assert steps["mean"] == pytest.approx(STEPS / 1e6 * (21 + 36) / 2)
+    assert minutes["mean"] == pytest.approx(10 / 60 * (21 + 36) / 2)
+    assert other["until"]["million steps"]["mean"] == pytest.approx(STEPS / 1e6 * 36)
 
     # Without a condition: 90% of 109, the best mean over ten, which one of the runs has reached.
     found = as_json(capsys, *runs)
     assert found["until"] == ["mean_return > 98.1"]
-    assert [row["reached"]["runs"] for row in found["rows"]] == [1, 0]
+    assert found["rows"][0]["until"]["minutes"]["runs"] == 1
+    assert found["rows"][1]["until"]["minutes"] is None
     # An evaluation counts alone, as it is a mean already.
     late = [*[""] * 19, 8.0]
     trained(Path(runs[2]).with_name("d"), [0.0] * 30, {"eval/return": late}, seed=5, gamma=0.99)
     found = as_json(capsys, *runs, f"{runs[2][:-1]}d", "--until", "eval/return > 7.5")
-    assert found["rows"][1]["reached"]["steps"]["mean"] == STEPS * 20
+    assert found["rows"][1]["until"]["million steps"]["mean"] == pytest.approx(STEPS / 1e6 * 20)
 
 
 def test_groups_that_differ_in_seeds_alone_are_rows(
@@ -132,8 +134,8 @@ def test_tables_fit_80_columns_and_a_row_is_a_line_in_a_pipe(
     for line in (
         "1 gamma 0.9 2 60 88.5 [59, 118] 88.5 [59, 118] 7 (1 of 2)",
         "2 gamma 0.99 1 45 5 39 -",
-        "Until mean_return > 900: no run has reached it",
-        "1 gamma 0.9 0 of 2 - -",
+        "Until mean_return > 900",
+        "1 gamma 0.9 - -",
         "agent.algorithm.gamma 0.9 0.99",
     ):
         assert line in [" ".join(shown.split()) for shown in lines], piped.stdout

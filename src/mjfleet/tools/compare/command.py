@@ -78,13 +78,14 @@ def compare(arguments: Sequence[str]) -> int:
             raise UserError(f"--metric {wanted}: there is no such column; of these: {known}.")
     until = [Threshold.parse(text) for text in parsed.until]
     check_columns(until, known)
-    note = "" if until else f" ({GOOD:.0%} of the best)"
     until = until or share_of_best(runs)
+    title = f"Until {' and '.join(map(str, until))}" if until else ""
+    title += "" if parsed.until or not until else f" ({GOOD:.0%} of the best)"
     groups = group_runs(runs)
     if len(groups) == 1:  # Only the seeds differ: what was named is told apart.
         groups = named
     rows = compare_groups(groups, list(metrics), until)
-    shown = tables(rows, list(metrics), until, note)
+    shown = tables(rows, list(metrics), title)
     if parsed.json:
         differing = differences([run.settings for run in runs])
         found = [row.as_dict(differing) for row in rows]

@@ -13,7 +13,7 @@ from mjfleet.runs.bootstrap import Estimate
 from mjfleet.runs.logged_run import LoggedRun, differences
 from mjfleet.runs.metrics_csv import seconds_spent, value
 from mjfleet.runs.threshold import WINDOW, Threshold, reached, window_mean
-from mjfleet.tools.report.page_file import as_typed, duration, number
+from mjfleet.tools.report.page_file import as_typed, number
 
 GOOD = 0.9  # Share of the best return, which the runs are to reach if nothing else is asked for.
 OF: Mapping[str, Callable[[Sequence[float]], float]] = {
@@ -23,16 +23,8 @@ OF: Mapping[str, Callable[[Sequence[float]], float]] = {
 RETURN = "mean_return"
 RETURNS = {RETURN: ("last", "best"), "eval/return": ("best",)}
 METRIC = ("last", "least", "greatest")  # Whether less or more is better is not known.
+UNTIL = ("million steps", "minutes")
 Results = Mapping[str, Mapping[str, Estimate | None]]
-
-
-@dataclass(frozen=True)
-class Reached:
-    """When the runs of a row reached the threshold."""
-
-    runs: int  # That did. The rest is about these alone.
-    steps: Estimate | None  # Environment steps.
-    seconds: Estimate | None  # Of training, without pauses.
 
 
 @dataclass(frozen=True)
@@ -42,7 +34,7 @@ class Row:
     name: str
     runs: Sequence[LoggedRun]
     results: Results  # By column of metrics.csv and a key of OF. None: the column has no values.
-    reached: Reached
+    until: Mapping[str, Estimate | None]  # By UNTIL, of the runs that reached the threshold.
 
     def as_dict(self, differing: Sequence[str]) -> dict[str, Any]:
         """Return what --json prints."""
@@ -51,7 +43,7 @@ class Row:
             "runs": [str(run.folder) for run in self.runs],
             "iterations": self.iterations,
             "results": self.results,
-            "reached": self.reached,
+            "until": self.until,
             "settings": {name: self.runs[0].settings.get(name) for name in differing},
         }
 
@@ -83,7 +75,7 @@ def compare_groups(
             for metric, keys in wanted.items()
         }
 
-    return [Row(n, runs, results(runs), _reached(runs, until)) for n, runs in groups.items()]
+    return [Row(n, runs, results(runs), _until(runs, until)) for n, runs in groups.items()]
 
 
 def share_of_best(runs: Sequence[LoggedRun]) -> list[Threshold]:
@@ -101,45 +93,32 @@ def _each(runs: Sequence[LoggedRun], column: str, key: str) -> list[float]:
     return [OF[key](values) for values in known if values]
 
 
-def _reached(runs: Sequence[LoggedRun], until: Sequence[Threshold]) -> Reached:
-    found = [(run, reached(until, run.rows)) for run in runs] if until else []
-    ends = [(run, end) for run, end in found if end is not None]
-    steps = [value(run.rows[end], "total_steps") or 0.0 for run, end in ends]
-    seconds = [seconds_spent(run.rows)[end] for run, end in ends]
-    return Reached(len(ends), Estimate.of(steps), Estimate.of(seconds))
+def _until(runs: Sequence[LoggedRun], until: Sequence[Threshold]) -> Mapping[str, Estimate | None]:
+    found = [(run.rows, reached(until, run.rows)) for run in runs] if until else []
+    ends = [(rows, end) for rows, end in found if end is not None]
+    steps = [(value(rows[end], "total_steps") or 0.0) / 1e6 for rows, end in ends]
+    minutes = [seconds_spent(rows)[end] / 60 for rows, end in ends]
+    return dict(zip(UNTIL, map(Estimate.of, (steps, minutes)), strict=True))
 
 
-def tables(
-    rows: Sequence[Row], metrics: Sequence[str], until: Sequence[Threshold], note: str
-) -> list[Table]:
-    """Return the tables of a comparison; `note` says where the threshold comes from."""
+def tables(rows: Sequence[Row], metrics: Sequence[str], title: str) -> list[Table]:
+    """Return the tables of a comparison; `title` is that of the threshold's."""
     names = [f"{place} {row.name}" for place, row in enumerate(rows, 1)]
 
     def table(title: str, columns: Sequence[str], cells: Callable[[Row], list[str]]) -> Table:
         return Table(title, columns, list(zip(names, map(cells, rows), strict=True)))
 
-    def cell(row: Row, metric: str, key: str) -> str:
-        return _text(row.results[metric][key], len(row.runs))
+    def returns(row: Row) -> list[str]:
+        ends = sorted({min(row.iterations), max(row.iterations)})
+        some = [_text(row.results[m][key], row) for m, keys in RETURNS.items() for key in keys]
+        return [f"{len(row.runs)}", " to ".join(map(str, ends)), *some]
 
-    pairs = [(metric, key) for metric, keys in RETURNS.items() for key in keys]
-    shown = [
-        table(
-            "Returns",
-            ["runs", "iterations", *(f"{key} {metric}" for metric, key in pairs)],
-            lambda row: [
-                f"{len(row.runs)}", _span(row.iterations), *(cell(row, *pair) for pair in pairs),
-            ],
-        )
-    ]  # fmt: skip
-    for metric in metrics:
-        shown.append(
-            table(metric, METRIC, lambda row, of=metric: [cell(row, of, key) for key in METRIC])
-        )
-    if until:
-        is_reached = any(row.reached.runs for row in rows)
-        title = f"Until {' and '.join(map(str, until))}{note}"
-        title += "" if is_reached else ": no run has reached it"
-        shown.append(table(title, ["reached by", "million steps", "time"], _until))
+    columns = [f"{key} {metric}" for metric, keys in RETURNS.items() for key in keys]
+    shown = [table("Returns", ["runs", "iterations", *columns], returns)]
+    for m in metrics:
+        shown.append(table(m, METRIC, lambda r, of=m: [_text(r.results[of][k], r) for k in METRIC]))
+    if title:
+        shown.append(table(title, UNTIL, lambda row: [_text(row.until[k], row) for k in UNTIL]))
     settings = [row.runs[0].settings for row in rows]
     if differing := differences(settings):
         found = [(n, [as_typed(s[n]) if n in s else "-" for s in settings]) for n in differing]
@@ -148,25 +127,12 @@ def tables(
     return shown
 
 
-def _until(row: Row) -> list[str]:
-    """Return the cells of the table of the threshold."""
-    found = row.reached
-    steps = _text(found.steps, found.runs, lambda steps: number(steps / 1e6))
-    time = _text(found.seconds, found.runs, duration)
-    return [f"{found.runs} of {len(row.runs)}", steps, time]
-
-
-def _text(found: Estimate | None, runs: int, text: Callable[[float], str] = number) -> str:
+def _text(found: Estimate | None, row: Row) -> str:
     """Return a cell: the mean, its interval, and of how many of the runs it is if not of all."""
     if found is None:
         return "-"
-    words = [text(found.mean)]
-    if found.low is not None and found.high is not None:
-        words.append(f"[{text(found.low)}, {text(found.high)}]")
-    words += [f"({found.runs} of {runs})"] * (found.runs < runs)
+    words = [number(found.mean)]
+    if found.low is not None:
+        words.append(f"[{number(found.low)}, {number(found.high)}]")
+    words += [f"({found.runs} of {len(row.runs)})"] * (found.runs < len(row.runs))
     return " ".join(words)
-
-
-def _span(numbers: Sequence[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return f"{low}" if low == high else f"{low} to {high}"
