@@ -4,6 +4,7 @@ Runs in the process that the user started and imports nothing heavy.
 """
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 LONGEST = 200  # Characters of a cell.
 ONE_LINE = 400  # Columns, which a row does not exceed.
-NARROW = 80  # Columns of a terminal; in a narrower one, anything may be broken.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,23 +135,22 @@ def _print(shown: Sequence[Table], entries: Sequence[Curves]) -> None:
         shown = [*shown, *sparklines([name for name, _ in shown[0].rows], entries)]
     unlimited = console.options.update(max_width=ONE_LINE)
     for table in shown:
-        drawn = _drawn(table, " [")
+        drawn = _drawn(table, " ")
         if console.measure(drawn, options=unlimited).maximum > console.width:
-            # An interval has a line of its own, and is not broken.
-            drawn = _drawn(table, "\n[", no_wrap=table.of_runs and console.width >= NARROW)
+            drawn = _drawn(table, "\n")
         console.print(_text(table.title, "bold"), drawn, "", sep="\n")
 
 
-def _drawn(table: Table, gap: str, no_wrap: bool = False) -> "rich.table.Table":
-    """Return a table as rich draws it, with `gap` between a number and its interval."""
+def _drawn(table: Table, gap: str) -> "rich.table.Table":
+    """Return a table as rich draws it, with `gap` before what is in brackets."""
     from rich.table import Table as Drawn
 
     drawn = Drawn(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     drawn.add_column("run" if table.of_runs else "setting", overflow="fold")
     for name in table.columns:
-        drawn.add_column(_text(name), overflow="fold", no_wrap=no_wrap)
+        drawn.add_column(_text(name), overflow="fold")
     for name, cells in table.rows:
-        drawn.add_row(_text(name), *(_text(cell.replace(" [", gap)) for cell in cells))
+        drawn.add_row(_text(name), *(_text(re.sub(r" (?=[\[(])", gap, cell)) for cell in cells))
     return drawn
 
 
