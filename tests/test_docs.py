@@ -32,7 +32,8 @@ MIGRATION = (REPOSITORY / "docs/migrate.md").read_text()
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z0-9]+(?!\.[a-z.-]*\*|[a-z-])")
 OTHERS = {
     "--bind-to", "--check", "--compile-bytecode", "--cpus-per-task", "--draws", "--extra",
-    "--figures", "--flag", "--gpus-per-task", "--headless", "--help", "--help-all", "--key",
+    "--figures", "--filename", "--flag", "--gpus-per-task", "--headless", "--help", "--help-all",
+    "--key",
     "--kills", "--log-dir", "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes",
     "--no-annotate", "--no-deps", "--no-dev", "--no-emit-project", "--no-header",
     "--no-install-recommends", "--node-rank", "--nodes", "--nproc-per-node", "--ntasks",
@@ -182,7 +183,8 @@ def test_every_flag_in_the_documentation_exists(run: Run, tmp_path: Path) -> Non
     shown += run("train", "go1-velocity-rough", "--help-all").stdout
     known = set(FLAG.findall(shown)) | OTHERS
     known |= set(re.findall(r"--env[.][a-z]+", GUIDE)) & {"--env.payload"}  # A field of its task.
-    known |= set(FLAG.findall(run("mjfleet", "doctor", "--help").stdout))
+    for what in ("doctor", "submit slurm", "submit sky", "submit k8s"):
+        known |= set(FLAG.findall(run("mjfleet", *what.split(), "--help").stdout))
     known |= set(FLAG.findall(run("play", "cartpole-balance", "--help").stdout))
     for what in ("plot", "compare", "report", "runs", "export"):
         known |= set(FLAG.findall(run("mjfleet", what, "--help").stdout))

@@ -1,6 +1,10 @@
 """Flags as other launchers write them, and the help that shows the common ones first."""
 
+import re
+
 import pytest
+import yaml
+from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from mjfleet.cli.flags import parse_flags
 from mjfleet.cli.help import COMMON
@@ -8,6 +12,8 @@ from mjfleet.cli.train import train
 from mjfleet.config import TrainConfig, to_dict
 from mjfleet.errors import UserError
 from mjfleet.tools.play.command import play
+
+from ..conftest import REPOSITORY
 
 TASK = "cartpole-balance"
 
@@ -118,3 +124,34 @@ def test_common_flags_come_first_and_the_others_with_their_values(
     whole = capsys.readouterr().out
     assert "Discount factor" in whole
     assert "Discount factor" not in short
+
+
+@pytest.mark.parametrize("form", ["args", "args_no_equals", "args_no_boolean_flags"])
+def test_what_an_agent_of_a_wandb_sweep_types_trains(form: str) -> None:
+    """Fill in the command of the documented sweep as W&B's agent does."""
+    page = (REPOSITORY / "docs/clusters.md").read_text()
+    (text,) = re.findall("^```yaml\n(program: .*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    sweep = yaml.safe_load(text)
+    wanted = {
+        "agent.algorithm.learning-rate": 0.0003,
+        "agent.actor.hidden-dims": [64, 32],
+        "agent.algorithm.normalize-advantage-per-mini-batch": True,
+    }
+    assert {*wanted} == {*sweep["parameters"]}
+    wanted |= {"agent.seed": 7, "agent.no-tf32": True, "agent.algorithm.num_mini_batches": 2}
+    chosen = {name: {"value": value} for name, value in wanted.items()}
+    given = create_sweep_command_args({"args": chosen})
+    given |= {"env": ["/usr/bin/env"], "interpreter": ["python"], "program": [sweep["program"]]}
+    words = [
+        word
+        for part in create_sweep_command(sweep["command"])
+        for word in given.get(form if part == "${args}" else part[2:-1], [part])
+    ]
+    assert words[:5] == ["/usr/bin/env", "python", "-m", "mjfleet.cli.train", TASK]
+    config = parsed(*words[5:])
+    assert config.agent.logger == ("wandb",)
+    assert config.agent.algorithm.learning_rate == 0.0003
+    assert config.agent.actor.hidden_dims == (64, 32)
+    assert config.agent.algorithm.normalize_advantage_per_mini_batch
+    assert (config.agent.seed, config.agent.tf32) == (7, False)
+    assert config.agent.algorithm.num_mini_batches == 2

@@ -19,6 +19,7 @@ COMMANDS = {
     "new-task": ("tools.new_task:new_task", "Write a task to start from."),
     "check-task": ("tools.check_task.command:check_task", "Look for common mistakes in a task."),
     "doctor": ("tools.doctor.command:doctor", "Check what training on this machine needs."),
+    "submit": ("submit.command:submit", "Run a command on a cluster."),
     "bench": ("bench.command:bench", "Measure how fast training is on this machine."),
     "runs": ("tools.list_runs:runs", "List runs and their status."),
     "plot": ("tools.plot:plot", "Draw curves of runs."),

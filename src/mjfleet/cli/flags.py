@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, TypeVar
 
 import tyro
@@ -91,6 +91,18 @@ def is_given(arguments: Sequence[str], flag: str) -> bool:
     """Return whether a switch is given, as `--flag` or `--flag=True`."""
     typed = (argument.partition("=") for argument in arguments)
     return any(n.replace("_", "-") == flag and v.lower() != "false" for n, _, v in typed)
+
+
+def split_words(words: Sequence[str], names: Container[str]) -> tuple[list[str], list[str]]:
+    """Divide the words of a command line: the flags of some names with their values, and others."""
+    named, others = list[str](), list[str]()
+    place = others
+    for word in words:
+        if word.startswith("--"):
+            name = word.partition("=")[0].removeprefix("--").replace("_", "-")
+            place = named if name in names else others
+        place.append(word)
+    return named, others
 
 
 def peek(arguments: Sequence[str], flag: str) -> str | None:

@@ -73,7 +73,7 @@ SWITCHES = {"true": True, "false": False}
 def as_typed_here(words: Sequence[str], flags: Iterable[Flag]) -> list[str]:
     """Return the words of a command line as this program expects them.
 
-    `--flag=True` and `--flag=False` become a switch's own forms, and `--key=[64,64]`,
+    `--flag=True` and `--flag False` become a switch's own forms, and `--key=[64,64]`,
     `--key "[64, 64]"` and `--key 64,64` the words of a list.
 
     Raises:
@@ -83,8 +83,14 @@ def as_typed_here(words: Sequence[str], flags: Iterable[Flag]) -> list[str]:
     known |= {flag.off: flag for flag in known.values() if flag.is_switch}
     found: list[str] = []
     newest: Flag | None = None  # The flag to which words without dashes belong.
+    switch: Flag | None = None  # The word before, if it may have a value.
     for word in words:
         name, equals, value = word.partition("=")
+        if switch and word.lower() in SWITCHES:
+            found[-1] = _switched(switch, found[-1], word)
+            switch = None
+            continue
+        switch = None
         if not name.startswith("--"):
             is_value = newest is not None and found[-1].startswith("--")
             if equals and not is_value:
@@ -102,11 +108,17 @@ def as_typed_here(words: Sequence[str], flags: Iterable[Flag]) -> list[str]:
             found += [f"--{name}={value}"] if newest.item is None else [f"--{name}"]
             found += [] if newest.item is None else _items(value, newest)
         elif flag and flag.is_switch and value.lower() in SWITCHES:
-            is_on = SWITCHES[value.lower()] == (name == flag.name)
-            found.append(f"--{flag.name if is_on else flag.off}")
+            found.append(_switched(flag, typed, value))
         else:
+            switch = flag if flag and flag.is_switch and not equals else None
             found.append(word)
     return found
+
+
+def _switched(flag: Flag, typed: str, value: str) -> str:
+    """Return the form of a switch, typed in either form, that has a value."""
+    is_on = SWITCHES[value.lower()] == (typed.replace("_", "-") == f"--{flag.name}")
+    return f"--{flag.name if is_on else flag.off}"
 
 
 def _refuse_assignment(word: str, known: Mapping[str, Flag]) -> None:

@@ -19,7 +19,7 @@ from mjfleet.errors import UserError, run_command
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.runs.config_yaml import read_config, task_of
 from mjfleet.runs.fork import resume_or_fork
-from mjfleet.runs.resume_choice import Wanted, find_wanted, read_recorded, take_tasks_dir
+from mjfleet.runs.resume_choice import Resume, Wanted, find_wanted, read_recorded, take_tasks_dir
 from mjfleet.runs.run_lookup import is_group
 from mjfleet.runs.teacher import with_teacher
 from mjfleet.utils.packages import need_extra
@@ -35,14 +35,48 @@ def main() -> None:
 def train(arguments: Sequence[str]) -> int:
     """Parse the arguments and train; return the exit code."""
     os.environ.update(torchrun_variables(os.environ))
+    arguments = with_task(arguments)
+    found, config, resume, group = configure(arguments)
+    # Help does not wait for these.
+    if group:
+        from mjfleet.groups.seeds import resume_seeds
+
+        recorded = from_dict(found.defaults(), group.config)
+        return resume_seeds(found, group.path, recorded, config, arguments)
+    if config.seeds:
+        from mjfleet.groups.seeds import train_seeds
+
+        return train_seeds(found, config, arguments)
+    if config.per_run is not None:
+        raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
+    from mjfleet.launch.launch_training import launch_training
+
+    return launch_training(found, config, resume, arguments)
+
+
+def with_task(arguments: Sequence[str]) -> Sequence[str]:
+    """Return the arguments with the task that the file of --config names, if they name none."""
     if arguments and arguments[0].startswith("-") and (file := peek(arguments, "--config")):
-        arguments = [task_of(file), *arguments]
+        return [task_of(file), *arguments]
+    return arguments
+
+
+def configure(
+    arguments: Sequence[str],
+) -> tuple[FoundTask, TrainConfig, Resume | None, Wanted | None]:
+    """Return the task, what is to be trained, and the run or the group that continues, if one does.
+
+    Help is printed, which ends the process.
+
+    Raises:
+        UserError: the arguments ask for what there is not.
+    """
     data = _base(arguments)
     registry = discover(os.environ, peek(arguments, "--tasks-dir") or take_tasks_dir(data))
     asks_for_help = bool({*HELP, LIST_FLAGS} & set(arguments))
     if not arguments or (arguments[0].startswith("-") and asks_for_help):
         _print_help(registry, arguments)
-        return 0 if arguments else 2
+        sys.exit(0 if arguments else 2)
     name, flags = arguments[0], arguments[1:]
     if name.startswith("-"):
         task = peek(arguments, "--task") or "<task>"
@@ -56,7 +90,7 @@ def train(arguments: Sequence[str]) -> int:
         _drop_names_of_others(data, name, registry)
     config = parse(found, flags, wanted.config if wanted else data)
     config = with_teacher(config)
-    group = wanted.path if wanted and is_group(wanted.path) else None
+    group = wanted is not None and is_group(wanted.path)
     if wanted and not group:
         if config.seeds:
             raise UserError(
@@ -70,21 +104,7 @@ def train(arguments: Sequence[str]) -> int:
         need_extra("wandb", "--agent.logger wandb", ["wandb"])
     need_extra(agent.extra, f"--agent.library {agent.library}", agent.packages)
     check_classes(found, config)
-    # Help does not wait for these.
-    if group and wanted:
-        from mjfleet.groups.seeds import resume_seeds
-
-        recorded = from_dict(found.defaults(), wanted.config)
-        return resume_seeds(found, group, recorded, config, arguments)
-    if config.seeds:
-        from mjfleet.groups.seeds import train_seeds
-
-        return train_seeds(found, config, arguments)
-    if config.per_run is not None:
-        raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
-    from mjfleet.launch.launch_training import launch_training
-
-    return launch_training(found, config, resume, arguments)
+    return found, config, resume, wanted if group else None
 
 
 def _wanted(found: FoundTask, flags: Sequence[str]) -> Wanted | None:

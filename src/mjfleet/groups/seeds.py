@@ -45,7 +45,7 @@ def train_seeds(found: FoundTask, config: TrainConfig, argv: Sequence[str]) -> i
     """
     config = _on_this_host(config)
     refuse_existing(config)
-    names = {f"seed_{seed}": seed for seed in _seeds_of(config)}
+    names = {f"seed_{seed}": seed for seed in seeds_of(config)}
     shares = divide_devices(config, os.environ, len(names), config.per_run)
     folder, (name, seed) = new_folder(config, datetime.now()), next(iter(names.items()))
     first = replace(
@@ -247,7 +247,7 @@ def _on_this_host(config: TrainConfig) -> TrainConfig:
     return replace(config, env_var=take_variables(config.env_var, os.environ))
 
 
-def _seeds_of(config: TrainConfig) -> Sequence[int]:
+def seeds_of(config: TrainConfig) -> Sequence[int]:
     """Return the seeds that --seeds means."""
     if len(config.seeds) > 1:
         return config.seeds

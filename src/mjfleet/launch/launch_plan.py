@@ -195,30 +195,37 @@ def new_folder(config: TrainConfig, when: datetime) -> Path:
     return Path(config.run_dir or Path(config.log_root, config.agent.experiment_name, name))
 
 
-def describe(plan: LaunchPlan) -> str:
-    """Return the plan as --dry-run prints it."""
+def describe_size(plan: LaunchPlan) -> dict[str, Any]:
+    """Return how much is trained, and by whom, as --dry-run prints it."""
     who = {
         "in-process": "in this process",
         "torchrunx": "started by torchrunx",
         "hosts": "started by torchrunx on each host",
-        "outer": "started already",
+        "outer": "started by torchrun or a scheduler",
     }[plan.launcher]
     talk = f", which talk by {plan.backend}" if plan.backend else ""
-    envs = "found when training begins"
+    envs, iterations = "found when training begins", str(plan.config.agent.max_iterations)
     if each := plan.envs_per_worker:
         envs = f"{each} per worker, {each * plan.world_size} in total"
-    lines = {
-        "task": f"{plan.task} ({plan.task_folder})",
+    elif plan.config.total_steps:
+        iterations = "as many as --total-steps needs"
+    return {
         "workers": f"{plan.world_size}, {who}{talk}",
         "engine": plan.engine,
         "worlds": envs,
         "steps per iteration": plan.steps_per_iteration or "as many as the worlds allow",
-        "iterations": plan.config.agent.max_iterations,
+        "iterations": iterations,
+    }
+
+
+def describe(plan: LaunchPlan) -> str:
+    """Return the plan as --dry-run prints it."""
+    lines = {
+        "task": f"{plan.task} ({plan.task_folder})",
+        **describe_size(plan),
         "run directory": f"{plan.run_dir}{', which goes on' if plan.goes_on else ''}",
         "goes on from": plan.checkpoint or "nothing, it begins",
     }
-    if plan.config.total_steps and plan.steps_per_iteration is None:
-        lines["iterations"] = "as many as --total-steps needs"
     if plan.has_host_agents:
         log_dir = f"{plan.torchrunx_log_dir or 'none'} ({plan.torchrunx_log_dir_source})"
         lines["torchrunx log directory"] = log_dir

@@ -9,7 +9,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -106,9 +106,7 @@ def _attempt(
                 connections, hosts = stack.enter_context(
                     reach_hosts(names, found, config, is_restart)
                 )
-            plan = make_plan(found, config, hosts, os.environ, resume)
-            _check_groups(plan.config)
-            plan = _with_iterations(with_envs(plan, connections), resume)
+            plan = plan_size(found, config, hosts, os.environ, resume, connections)
             is_first, total = plan.rank.rank == 0, plan.config.agent.max_iterations
             if resume and (resume.iteration or 0) >= total and not config.dry_run:
                 if is_first:
@@ -150,10 +148,22 @@ def plan_here(found: FoundTask, config: TrainConfig) -> LaunchPlan:
         UserError: the configuration asks for what cannot be had.
     """
     with StopRequest().installed():
-        plan = make_plan(found, config, [_this_host(config)], os.environ)
-        _check_groups(plan.config)
-        plan = _with_iterations(with_envs(plan, None), None)
+        plan = plan_size(found, config, [_this_host(config)], os.environ)
     return name_files(plan, os.environ, datetime.now())
+
+
+def plan_size(
+    found: FoundTask,
+    config: TrainConfig,
+    hosts: Sequence[Host],
+    environ: Mapping[str, str],
+    resume: Resume | None = None,
+    connections: HostConnections | None = None,
+) -> LaunchPlan:
+    """Return the plan with environments and iterations, see `make_plan`; it names no files yet."""
+    plan = make_plan(found, config, hosts, environ, resume)
+    _check_groups(plan.config)
+    return _with_iterations(with_envs(plan, connections), resume)
 
 
 def _this_host(config: TrainConfig) -> Host:

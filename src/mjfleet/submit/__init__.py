@@ -1,0 +1,1 @@
+"""`mjfleet submit`: files that run a command on a cluster, by SLURM, SkyPilot or Kubernetes."""

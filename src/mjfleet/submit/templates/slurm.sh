@@ -1,0 +1,44 @@
+#!/bin/bash
+{{ job.header }}
+#SBATCH --job-name={{ job.name }}
+#SBATCH --nodes={{ job.nodes }}
+#SBATCH --ntasks-per-node={{ job.processes }}
+#SBATCH --cpus-per-task={{ job.cpus }}
+{% if job.gpus %}
+#SBATCH --gpus-per-node={{ job.gpus }}
+{% endif %}
+{% if arguments.time %}
+#SBATCH --time={{ arguments.time }}
+{% endif %}
+{% for option in arguments.sbatch %}
+#SBATCH --{{ option }}
+{% endfor %}
+#SBATCH --signal=TERM@{{ save_seconds }}
+#SBATCH --open-mode=append
+#SBATCH --requeue
+
+# In an array, the number of the job names all of its jobs.
+job=$SLURM_JOB_ID
+if [ -n "$SLURM_ARRAY_JOB_ID" ]; then job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi
+{% if job.run_dir %}
+run={{ job.run_dir | quote }}
+{% else %}
+run={{ job.folder | quote }}/"job$job"
+{% endif %}
+if [ -f "$run/run.json" ] || [ -f "$run/group.json" ]; then
+    set -- {{ job.resume }} --resume "$run"
+else
+    set -- {{ job.begin }} --run-dir "$run"
+fi
+# srun does not take the number of cores from the job.
+srun --cpus-per-task={{ job.cpus }} {{ python | quote }} -P -m mjfleet {{ job.kind }} "$@" \
+    {{ job.command }}{{ ' --agent.seed "$SLURM_ARRAY_TASK_ID"' if arguments.is_array and job.kind == "train" }}
+code=$?
+# 143: stopped by SLURM's signal, after a checkpoint.
+if [ "$code" = 143 ]; then scontrol requeue "$job"; fi
+{% if job.restarts %}
+if [ "$code" != 143 ] && [ "$code" != 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt {{ job.restarts }} ]; then
+    scontrol requeue "$job"
+fi
+{% endif %}
+exit "$code"

@@ -1,0 +1,240 @@
+"""`mjfleet submit`: the files that it writes, and how it answers mistakes."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mjfleet.cli.dispatcher import mjfleet
+from mjfleet.errors import UserError
+
+from ..conftest import REPOSITORY
+
+TASK = "cartpole-balance"
+SMALL = [TASK, "--gpu-ids", "None", "--env.num-envs", "8", "--agent.max-iterations", "2"]
+K8S = ["k8s", "--image", "lab/mjfleet", "--volume", "runs"]
+SKY = ["sky", "--image", "lab/mjfleet", "--volume", "s3://runs", "--gpu", "H100"]
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*words: str) -> str:
+        assert mjfleet(["submit", words[0], "--print", *words[1:]]) == 0
+        return capsys.readouterr().out
+
+    return call
+
+
+def check_shell(script: str) -> None:
+    """Let bash and ShellCheck read a script."""
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    for command in (["bash", "-n"], [shellcheck, "--shell=bash", "--exclude=SC2148", "-"]):
+        subprocess.run(command, input=script, text=True, check=True, timeout=60)
+
+
+def stub(name: str, script: str) -> None:
+    """Make a program in `bin`."""
+    Path("bin").mkdir(exist_ok=True)
+    Path("bin", name).write_text(f"#!/bin/bash\n{script}\n")
+    Path("bin", name).chmod(0o755)
+
+
+def test_a_batch_job_begins_its_run_and_then_resumes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run the script that sbatch gets, with real training in the place of srun's tasks."""
+    stub("sbatch", 'cp "$1" job.sh')
+    stub("srun", 'shift; "$@" > output; exit "${CODE:-$?}"')
+    stub("scontrol", 'echo "$@" > scontrol')
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    flags = ["--time", "1-00:00:00", "--sbatch", "partition=long", "account=robots"]
+    assert mjfleet(["submit", "slurm", *flags, "--", "train", *SMALL, "--agent.seed", "3"]) == 0
+    script = Path("job.sh").read_text()
+    check_shell(script)
+    options = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", script, flags=re.MULTILINE))
+    assert options | {"time": "1-00:00:00", "partition": "long", "account": "robots"} == options
+    assert (options["nodes"], options["ntasks-per-node"]) == ("1", "1")
+    assert {"requeue", "signal"} <= {*options}
+    assert "gpus-per-node" not in options
+    codes = []
+    for code in ("", "143"):
+        environ = {**os.environ, "SLURM_JOB_ID": "7", "CODE": code}
+        done = subprocess.run(["bash", "job.sh"], check=False, env=environ, timeout=100)
+        codes.append(done.returncode)
+        assert Path("scontrol").exists() == bool(code)
+    assert codes == [0, 143]
+    assert Path("scontrol").read_text().split() == ["requeue", "7"]
+    assert "nothing is left to do" in Path("output").read_text()
+    assert [path.name for path in Path("logs", TASK).iterdir()] == ["job7"]
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run a script of sbatch, and return what srun was to start; it ends with 143."""
+
+    def call(script: str, **variables: str) -> list[str]:
+        monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+        stub("srun", 'echo "${@:2}" > words; exit 143')
+        stub("scontrol", 'echo "$@" > requeued')
+        check_shell(script)
+        environ = {**os.environ, "SLURM_JOB_ID": "9", **variables}
+        done = subprocess.run(["bash"], input=script, check=False, text=True, env=environ)
+        assert done.returncode == 143
+        return Path("words").read_text().partition("-m mjfleet ")[2].split()
+
+    return call
+
+
+def test_each_job_of_an_array_has_a_run_whose_seed_is_its_index(printed: Any, started: Any) -> None:
+    script = printed("slurm", "--sbatch", "array=1-3", "--", "train", *SMALL)
+    words = started(script, SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID="2")
+    assert words[:4] == ["train", TASK, "--run-dir", f"logs/{TASK}/job7_2"]
+    assert words[-2:] == ["--agent.seed", "2"]
+    assert Path("requeued").read_text().split() == ["requeue", "7_2"]
+
+
+def test_several_seeds_share_a_job_that_resumes_them(printed: Any, started: Any) -> None:
+    flags = ("--gpus", "4", "--cpus", "2")
+    command = ("train", TASK, "--seeds", "5", "--per-run", "2", "--run-dir", "of five")
+    script = printed("slurm", *flags, "--", *command)
+    assert "# runs: 5, 2 at a time, each on GPU 0, 1" in script
+    assert {"#SBATCH --ntasks-per-node=1", "#SBATCH --cpus-per-task=8"} <= {*script.splitlines()}
+    begun = started(script)
+    assert begun == ["train", TASK, "--seeds", "5", "--run-dir", "of", "five", "--per-run", "2"]
+    Path("of five").mkdir()
+    Path("of five/group.json").touch()
+    assert started(script) == ["train", TASK, "--resume", "of", "five", "--per-run", "2"]
+    pod = yaml.safe_load(printed(*K8S, *flags, "--", *command[:-1], "/runs/five"))
+    (pods,) = (replicated["template"]["spec"] for replicated in pod["spec"]["replicatedJobs"])
+    (container,) = pods["template"]["spec"]["containers"]
+    assert "torchrun" not in container["command"][-1]
+    assert container["resources"]["requests"] == {"cpu": 8}
+
+
+def test_several_machines_are_planned_as_a_worker_there_plans(printed: Any) -> None:
+    words = ("--nodes", "2", "--gpus", "4", "--", "train", TASK, "--total-envs", "1024")
+    shown = printed("slurm", *words)
+    assert "# workers: 8," in shown
+    assert "# worlds: 128 per worker, 1024 in total" in shown
+    assert "--gpus-per-node=4" in shown
+    check_shell(shown)
+    assert "--gpu-ids None" in printed("slurm", "--gpus", "0", "--", "train", TASK)
+    assert "--ntasks-per-node=2" in printed("slurm", "train", TASK, "--cpu-workers", "2")
+    again = printed("slurm", "--", "train", TASK, "--max-restarts", "3", "--run-dir", "my run")
+    check_shell(again)
+    assert "\nrun='my run'\n" in again
+    assert "--max-restarts" not in again.splitlines()[-5]
+
+
+def test_a_jobset_has_a_pod_for_each_machine(printed: Any) -> None:
+    flags = ("--nodes", "2", "--gpus", "8", "--time", "1:00:00", "--name", "go1")
+    job = yaml.safe_load(printed(*K8S, *flags, "--", "train", TASK, "--max-restarts", "3"))
+    assert (job["kind"], job["metadata"]) == ("JobSet", {"name": "go1"})
+    assert job["spec"]["failurePolicy"]["maxRestarts"] == 3
+    (pods,) = (replicated["template"]["spec"] for replicated in job["spec"]["replicatedJobs"])
+    assert (pods["completions"], pods["parallelism"]) == (2, 2)
+    assert pods["activeDeadlineSeconds"] == 3600
+    pod = pods["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["resources"] == {"requests": {"cpu": 32}, "limits": {"nvidia.com/gpu": 8}}
+    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounted == {"runs": "/runs", "memory": "/dev/shm"}
+    assert {volume["name"] for volume in pod["volumes"]} == {*mounted}
+    script = container["command"][-1]
+    check_shell(script)
+    assert f"run=/runs/{TASK}/" in script
+    assert {"first=go1-train-0-0.go1", "host=$JOB_COMPLETION_INDEX"} <= {*script.splitlines()}
+    assert "torchrun --nnodes 2 --nproc-per-node 8 " in script
+
+
+def test_a_task_of_skypilot_keeps_its_runs_in_the_volume(printed: Any) -> None:
+    task = yaml.safe_load(printed(*SKY, "--nodes", "2", "--gpus", "8", "--", "train", TASK))
+    assert (task["num_nodes"], task["resources"]["accelerators"]) == (2, "H100:8")
+    assert task["file_mounts"]["/runs"]["source"] == "s3://runs"
+    check_shell(task["run"])
+    assert "host=$SKYPILOT_NODE_RANK" in task["run"].splitlines()
+    Path("pyproject.toml").touch()
+    words = ("sky", "--volume", "runs", "--spot", "--", "train", TASK, "--gpu-ids", "None")
+    task = yaml.safe_load(printed(*words))
+    assert (task["volumes"], task["resources"]["use_spot"]) == ({"/runs": "runs"}, True)
+    check_shell(task["setup"])
+    check_shell(task["run"].replace(". .venv", "# .venv"))
+    assert "torchrun" not in task["run"]
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["slurm"], "train <task>"),
+        (["pbs", "--", "train", TASK], "slurm, sky, k8s"),
+        (["slurm", "--", "train", "cartpole-balanse"], TASK),
+        (["slurm", "--", "train", TASK, "--seed", "3"], "--agent.seed"),
+        (["slurm", "--", "play", TASK], "train <task>"),
+        (["slurm", "--time", "4:00", "--", "train", TASK], "HOURS:MM:SS"),
+        (["slurm", "--time", "0:01:00", "--", "train", TASK], "at least 0:05:00"),
+        (["slurm", "--nodes", "0", "--", "train", TASK], "at least 1"),
+        (["slurm", "--name", "Two words", "--", "train", TASK], "lower-case"),
+        (["slurm", "--sbatch", "a b", "--", "train", TASK], "NAME=VALUE"),
+        (["slurm", "--gpus", "8", "--", "train", TASK, "--gpu-ids", "0", "1"], "names 2 GPUs"),
+        (["slurm", "--gpus", "8", "--", "train", TASK, "--cpu-workers", "2"], "on the CPU"),
+        (["slurm", "--nodes", "3", "--", "train", TASK, "--total-envs", "64"], "multiple of 3"),
+        (["slurm", "--", "train", TASK, "--hosts", "a", "b"], "--hosts"),
+        (["slurm", "--", "train", TASK, "--resume", "latest"], "--run-dir"),
+        (["slurm", "--sbatch", "array=1-3", "--", "train", TASK, "--seeds", "3"], "--seeds"),
+        (["slurm", "--nodes", "2", "--", "train", TASK, "--seeds", "3"], "--nodes"),
+        (["slurm", "--", "train", TASK, "--seeds", "3", "--per-run", "2"], "--per-run"),
+        (["slurm", "--", "train", TASK, "--per-run", "2"], "--seeds"),
+        (["slurm", "--", "train", TASK, "--help"], "train <task> --help"),
+        (["slurm", "--", "train", *SMALL], "--print"),
+        ([*K8S, "--", "train", TASK, "--run-dir", "logs/x"], "/runs"),
+        (["sky", "--volume", "runs", "--", "train", TASK], "H100"),
+        (["sky", "--volume", "runs", "--", "train", *SMALL], "pyproject.toml"),
+    ],
+)
+def test_a_mistake_is_answered_before_anything_is_submitted(
+    words: list[str], answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=re.escape(answer)):
+        mjfleet(["submit", *words])
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_image_is_made_by_the_commands_that_are_tested() -> None:
+    """Each command of the Dockerfile is one of .ci/run, which have other folders."""
+    lint = Path(sys.executable).with_name("hadolint")
+    subprocess.run([lint, REPOSITORY / "Dockerfile"], check=True, timeout=60)
+    tested = re.sub(r'"?\$scratch"?|"', "", (REPOSITORY / ".ci/run").read_text())
+    text = (REPOSITORY / "Dockerfile").read_text().replace("\\\n", " ")
+    commands = [
+        command.strip()
+        for line in re.findall(r"^RUN (.*)$", text, flags=re.MULTILINE)
+        for command in line.split("&&")
+    ]
+    install = "apt-get install -y --no-install-recommends "
+    (packages,) = (c.removeprefix(install) for c in commands if c.startswith(install))
+    (known,) = re.findall(r"packages=\((.*)\)", tested)
+    assert {*packages.split()} <= {*known.split()}
+    others = [c for c in commands if not c.startswith((install, "rm -rf "))]
+    assert len(others) == 6
+    for command in others:
+        assert command in tested
+
+
+def test_the_image_has_what_the_wheel_is_built_from(tmp_path: Path) -> None:
+    ignored = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    kept = {line.removeprefix("!") for line in ignored if line.startswith("!")}
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    assert {"pyproject.toml", "requirements.lock", "src", "tasks"} <= kept
+    assert all(name in project for name in kept - {"pyproject.toml", "requirements.lock"})
+    assert all((REPOSITORY / name).exists() for name in kept)
