@@ -117,7 +117,7 @@ class GroupRecord:
         self._undo.close()
 
     def _start(self, argv: Sequence[str]) -> None:
-        started = {"argv": ["train", *without_values(argv)], "host": os.uname().nodename}
+        started = {"argv": without_values(argv), "host": os.uname().nodename}
         write_record(
             self.folder, GROUP_FILE, **started, pid=os.getpid(), status="running", ended=None,
             members=self.members,

@@ -28,10 +28,11 @@ from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, read_record
 from mjfleet.runs.run_lookup import record_of
 from mjfleet.utils.console import print_line
-from mjfleet.worker.rank_environment import Rank
+from mjfleet.worker.rank_environment import Rank, torchrun_variables
 from mjfleet.worker.stop_signals import StopRequest
 
 KIND = "seeds"
+ONE_EACH = "or train each seed by a command of its own, with --agent.seed and all its workers."
 OF_EACH = {"gpu_ids", "cpu_workers", "cpu_threads", "agent.seed", "agent.wandb.group"}
 """In what a member may differ from its group."""
 
@@ -43,7 +44,7 @@ def train_seeds(found: FoundTask, config: TrainConfig, argv: Sequence[str]) -> i
         UserError: the configuration asks for what cannot be had, or the members found a mistake of
             the user's; nothing is left then.
     """
-    config = _on_this_host(config)
+    config = on_this_host(config)
     refuse_existing(config)
     names = {f"seed_{seed}": seed for seed in seeds_of(config)}
     shares = divide_devices(config, os.environ, len(names), config.per_run)
@@ -63,7 +64,7 @@ def train_seeds(found: FoundTask, config: TrainConfig, argv: Sequence[str]) -> i
     if config.env.num_envs == "auto":  # Measured once, for all.
         config = config.with_num_envs(plan.config.num_envs)
     members = {name: {"seed": seed} for name, seed in names.items()}
-    with GroupRecord.create(KIND, found.name, config, members, argv) as group:
+    with GroupRecord.create(KIND, found.name, config, members, ["train", *argv]) as group:
         return _train(found, group, config, shares, members)
 
 
@@ -90,7 +91,7 @@ def resume_seeds(
             f"--{wrong[0].replace('_', '-')} would make other runs of those in {folder}: train a "
             "new group, or resume one of its runs, which then becomes a run of its own."
         )
-    config = _on_this_host(replace(config, log_root=recorded.log_root))
+    config = on_this_host(replace(config, log_root=recorded.log_root))
     seeds = {name: entries.get("seed") for name, entries in record.get("members", {}).items()}
     if not seeds or any(
         type(seed) is not int or not 0 <= seed <= LAST_SEED or name != f"seed_{seed}"
@@ -107,7 +108,7 @@ def resume_seeds(
         whats = {name: "goes on" if (folder / name).exists() else "begins" for name in waiting}
         _print_plan(folder, dict.fromkeys(seeds, "has finished") | whats, shares)
         return 0
-    with GroupRecord.reopen(folder, found.name, argv) as group:
+    with GroupRecord.reopen(folder, found.name, ["train", *argv]) as group:
         write_config(group.config_file, found.name, config)
         return _train(found, group, config, shares, waiting)
 
@@ -230,20 +231,20 @@ def _has_finished(found: FoundTask, run_dir: Path, config: TrainConfig) -> bool:
     return False
 
 
-def _on_this_host(config: TrainConfig) -> TrainConfig:
+def on_this_host(config: TrainConfig, otherwise: str = ONE_EACH) -> TrainConfig:
     """Return the configuration, with the variables of --env-var set here.
 
     Raises:
-        UserError: workers are on other hosts, or something else has started this process.
+        UserError: workers are on other hosts, or something else has started this process. The
+            message ends with what to do `otherwise`.
     """
-    one_each = "or train each seed by a command of its own, with --agent.seed and all its workers."
-    if Rank.from_environ(os.environ):
+    if Rank.from_environ(os.environ | torchrun_variables(os.environ)):
         raise UserError(
             "a group of runs starts its processes itself, and torchrun or a scheduler has started "
-            f"this one as a worker: start it once, without torchrun or srun, {one_each}"
+            f"this one as a worker: start it once, without torchrun or srun, {otherwise}"
         )
     if choose_hosts(config, os.environ) != [LOCALHOST]:
-        raise UserError(f"the runs of a group share one machine: leave out --hosts, {one_each}")
+        raise UserError(f"the runs of a group share one machine: leave out --hosts, {otherwise}")
     return replace(config, env_var=take_variables(config.env_var, os.environ))
 
 
