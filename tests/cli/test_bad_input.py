@@ -88,6 +88,7 @@ NAMES = [
     ["mjfleet", "runs", "--log-root"],
     ["mjfleet", "tasks", "--tasks-dir"],
     ["mjfleet", "new-task"],
+    ["mjfleet", "sweep"],
     ["mjfleet", "new-task", "robot", "--tasks-dir"],
     ["mjfleet", "check-task"],
     ["mjfleet", "plot"],

@@ -43,7 +43,7 @@ for program in mjfleet train play
 end
 """,
 }
-TASK_FIRST = ("train", "play", "check-task")
+TASK_FIRST = ("train", "sweep", "play", "check-task")
 RUNS = ("plot", "compare", "report", "export", "inspect", "runs")
 
 

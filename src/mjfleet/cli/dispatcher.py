@@ -21,6 +21,7 @@ COMMANDS = {
     "doctor": ("tools.doctor.command:doctor", "Check what training on this machine needs."),
     "submit": ("submit.command:submit", "Run a command on a cluster."),
     "bench": ("bench.command:bench", "Measure how fast training is on this machine."),
+    "sweep": ("sweep.command:sweep", "Find good settings by many short runs."),
     "runs": ("tools.list_runs:runs", "List runs and their status."),
     "plot": ("tools.plot:plot", "Draw curves of runs."),
     "compare": ("tools.compare.command:compare", "Compare the results of runs."),

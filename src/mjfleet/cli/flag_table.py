@@ -69,7 +69,8 @@ def flags_of(kind: type[Any], default: Any = None, group: str = "") -> Iterator[
         else:
             make = field.default_factory
             value = field.default if make is MISSING else make()
-        name = group + field.name.replace("_", "-")
+        # A field that would be called like a word of Python ends in `_`.
+        name = group + field.name.rstrip("_").replace("_", "-")
         if is_dataclass(value):
             nested.append((type(value), value, name + "."))
         elif not any(map(is_dataclass, get_args(_plain(hints[field.name])))):
@@ -91,7 +92,7 @@ def field_texts(kind: type[Any]) -> dict[str, str]:
                     ast.AnnAssign(target=ast.Name(id=name)),
                     ast.Expr(value=ast.Constant(value=str(words))),
                 ):
-                    found[name] = " ".join(words.split())
+                    found[name.rstrip("_")] = " ".join(words.split())
     return found
 
 

@@ -23,16 +23,18 @@ const colourOf = (number) => colour(`--line-${number % COLOURS}`);
 
 function draw(place) {
   const column = place.dataset.column;
+  const own = place.dataset.along; // An axis of its own, on which all that is there are points.
   const shown = place.parentNode.querySelector("figcaption span");
   const before = [...shown.childNodes];
   const tables = [], series = [{}], bands = [], drawn = [];
   entries.forEach((entry, number) => {
     if (!entry.columns[column]) return;
-    const x = entry.along[along.value];
+    const x = entry.along[own ?? along.value];
     const lines = [entry.columns[column]];
     const dash = number < COLOURS ? [] : [6, 4];
     drawn.push({ number, at: series.length, last: x.at(-1) });
     series.push({ stroke: () => colourOf(number), width: 1.75, spanGaps: true, dash });
+    if (own) Object.assign(series.at(-1), { paths: () => null, points: { show: true, size: 6 } });
     if (entry.low?.[column]) {
       lines.push(entry.low[column], entry.high[column]);
       bands.push({ series: [series.length + 1, series.length], fill: () => `${colourOf(number)}30` });
@@ -67,8 +69,8 @@ function draw(place) {
     height: HEIGHT,
     padding: [8, 12, 0, 0],
     legend: { show: false },
-    cursor: { y: false, sync: { key: "all", scales: ["x", null] }, points: { size: 7 } },
-    scales: { x: { time: false }, y: { distr: logarithmic.checked && isAbove0 ? 3 : 1 } },
+    cursor: { y: false, sync: own ? {} : { key: "all", scales: ["x", null] }, points: { size: 7 } },
+    scales: { x: { time: false, distr: place.dataset.log ? 3 : 1 }, y: { distr: logarithmic.checked && isAbove0 ? 3 : 1 } },
     axes: [{ ...axis, size: 22 }, { ...axis, size: 52 }],
     series,
     bands,

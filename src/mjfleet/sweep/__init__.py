@@ -1,0 +1,1 @@
+"""`mjfleet sweep`: many short runs that find good settings, on Optuna."""

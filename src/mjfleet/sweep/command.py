@@ -1,0 +1,107 @@
+"""`mjfleet sweep <task>`: begins a sweep or goes on with one. Runs in the launcher."""
+
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from mjfleet.cli.flags import HELP, LIST_FLAGS, parse_flags, peek
+from mjfleet.cli.train import configure, train, with_task
+from mjfleet.config import TrainConfig
+from mjfleet.errors import UserError
+from mjfleet.groups.device_shares import divide_devices
+from mjfleet.groups.group_record import GroupRecord
+from mjfleet.groups.seeds import on_this_host
+from mjfleet.launch.launch_training import refuse_existing
+from mjfleet.runs.config_yaml import CONFIG_FILE, write_config
+from mjfleet.runs.run_json import GROUP_FILE, write_record
+from mjfleet.runs.run_lookup import find_run, record_of
+from mjfleet.sweep.arguments import SweepArguments, split_flags
+from mjfleet.sweep.metric import check_metric
+from mjfleet.utils.console import print_line
+from mjfleet.utils.packages import need_extra
+
+PROG = "mjfleet sweep"
+KIND = "sweep"  # Of the group, and the entry of group.json with `id` and `arguments`.
+
+
+def sweep(arguments: Sequence[str]) -> int:
+    """Parse the arguments and run the sweep; return the exit code."""
+    own, others = split_flags(arguments)
+    if asked := next((word for word in arguments if word in (*HELP, LIST_FLAGS)), None):
+        with suppress(SystemExit):
+            parse_flags(SweepArguments, [asked], f"{PROG} <task>")
+        if asked == LIST_FLAGS:
+            return train(others)
+        print("The flags of `train` are for all trials; `train <task> --help` shows them.")
+        return 0
+    given = parse_flags(SweepArguments, own, PROG)
+    need_extra("sweep", PROG, ["optuna", "cmaes"])
+    if given.resume is None:
+        return _run(given, with_task(others), arguments)
+    root = Path(peek(others, "--log-root") or TrainConfig().log_root)
+    folder = find_run(given.resume, f"--resume {given.resume}", root, may_be_group=True)
+    try:
+        known = record_of(folder, GROUP_FILE)[KIND]
+        default = SweepArguments(**known["arguments"] | {"try_": (*known["arguments"]["try_"],)})
+        wanted = parse_flags(SweepArguments, own, PROG, default)
+    except (KeyError, TypeError):
+        raise UserError(f"--resume {folder}: its {GROUP_FILE} is no sweep's.") from None
+    words = with_task(["--config", str(folder / CONFIG_FILE), *others])
+    return _run(wanted, words, arguments, folder, str(known["id"]))
+
+
+def _run(
+    wanted: SweepArguments,
+    words: Sequence[str],
+    argv: Sequence[str],
+    folder: Path | None = None,
+    folder_id: str | None = None,
+) -> int:
+    """Run a new sweep, or go on with that of a folder."""
+    found, config, *_ = configure(words)
+    if config.seeds:
+        raise UserError("--seeds: leave it out, or vary the seed: --try agent.seed=1,2,3.")
+    config = on_this_host(config, "or start a sweep on each machine, with the same --storage.")
+    # Optuna takes a third of a second: mistakes so far are answered without it.
+    from mjfleet.sweep.definition import define, with_looks
+    from mjfleet.sweep.study import PASSWORD, Study
+    from mjfleet.sweep.trials import run_trials
+
+    config = with_looks(config, words, wanted.metric)
+    definition = define(wanted, found, config)
+    shares = divide_devices(config, os.environ, definition.most, config.per_run)
+    if folder is None:
+        refuse_existing(config)
+        check_metric(found.name, config, definition.metric)
+    how = f"{wanted.sampler}, {wanted.pruner}; {len(shares)} at once with {shares[0]} each"
+    print_line(f"{definition.most} trials of {found.name} for {wanted.metric}: {how}")
+    for name, typed in definition.typed.items():
+        print_line(f"  {name}: {typed}")
+    if config.dry_run:
+        return 0
+    name = "/".join(filter(None, (config.agent.experiment_name, config.agent.run_name)))
+    if wanted.storage and "://" not in wanted.storage:
+        wanted = replace(wanted, storage=os.path.abspath(wanted.storage))
+    # What --space says is kept, not the file's name, and no password.
+    storage = wanted.storage and PASSWORD.sub("***", wanted.storage)
+    tried = tuple(f"{name}={typed}" for name, typed in definition.typed.items())
+    kept = replace(wanted, try_=tried, space=None, resume=None, storage=storage)
+    argv = [KIND, *(PASSWORD.sub("***", word) for word in argv)]
+    if folder is None:
+        group = GroupRecord.create(KIND, found.name, config, {}, argv)
+    else:
+        group = GroupRecord.reopen(folder, found.name, argv)
+    folder_id = folder_id or secrets.token_hex(8)
+    with group:
+        try:
+            study = Study(wanted.storage, group, folder_id, definition, name)
+        except UserError:
+            group.discard() if folder is None else group.end("stopped")
+            raise
+        entry = {"id": folder_id, "arguments": asdict(kept)}
+        write_record(group.folder, GROUP_FILE, **{KIND: entry})
+        write_config(group.config_file, found.name, config)
+        return run_trials(group, study, config, shares)

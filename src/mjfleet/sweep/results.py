@@ -1,0 +1,81 @@
+"""What came of a sweep: the best configuration, how much each field matters, a summary."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from mjfleet.config import TrainConfig
+from mjfleet.runs.config_yaml import write_config
+from mjfleet.sweep.space import shown, with_values
+from mjfleet.sweep.study import STEPS, Study
+
+BEST_FILE = "best.yaml"
+END_WORDS = {
+    TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed",
+    TrialState.RUNNING: "under way", TrialState.WAITING: "waiting",
+}  # fmt: skip
+FEWEST = 4
+"""Trials with a result from which importance is computed."""
+
+
+def write_best(study: Study, folder: Path, config: TrainConfig) -> None:
+    """Write the configuration of the best trial, as `train --config` reads it."""
+    if best := study.best():
+        config = with_values(config, best.params)
+        config = replace(config, agent=replace(config.agent, run_name="best"))
+        write_config(folder / BEST_FILE, study.definition.task, config)
+
+
+def ended_trials(study: Study) -> list[FrozenTrial]:
+    """Return the trials that have ended with a result; a pruned trial's is its last value."""
+    return [t for t in study.trials() if t.state.is_finished() and t.value is not None]
+
+
+def importance(study: Study) -> dict[str, float]:
+    """Return how much each field decides whether a trial is among the best tenth; in all 1.
+
+    By PED-ANOVA (Watanabe et al. 2023, arXiv:2304.10255). Pruned trials count with their last
+    value: those that were not are few. Nothing is returned for too few trials.
+    """
+    seen = optuna.create_study(direction=study.optuna.direction)
+    for one in ended_trials(study):
+        given = {"params": one.params, "distributions": one.distributions}
+        seen.add_trial(create_trial(value=one.value, **given))
+    if len(seen.trials) < FEWEST:
+        return {}
+    evaluator = PedAnovaImportanceEvaluator(evaluate_on_local=False)
+    return get_param_importances(seen, evaluator=evaluator)
+
+
+def text_of(value: Any) -> str:
+    """Return a value in short: numbers have four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else shown(value)
+
+
+def short_values(values: Mapping[str, Any]) -> str:
+    """Return values in a line, with the last part of each name."""
+    return ", ".join(f"{n.rpartition('.')[2]} {text_of(v)}" for n, v in values.items())
+
+
+def counts(study: Study) -> str:
+    """Return how many trials have ended in which way, and the steps that they have taken."""
+    states = [END_WORDS[trial.state] for trial in study.trials()]
+    ends = ", ".join(f"{states.count(word)} {word}" for word in dict.fromkeys(states))
+    return f"{ends}; {sum(t.user_attrs.get(STEPS, 0) for t in study.trials()):,} environment steps"
+
+
+def summary(study: Study, folder: Path) -> str:
+    """Return the results in a few lines."""
+    lines = [f"{len(study.trials())} trials: {counts(study)}"]
+    if best := study.best():
+        lines.append(f"best: trial {best.number}, {study.definition.metric} {best.value:.4g}")
+        lines += [f"  --{name} {shown(value)}" for name, value in best.params.items()]
+        lines.append(f"train --config {folder / BEST_FILE}")
+    if shares := importance(study):
+        lines.append(f"importance: {short_values(shares)}")
+    return "\n".join(lines)

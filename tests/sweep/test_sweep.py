@@ -1,0 +1,140 @@
+"""`mjfleet sweep`: what it refuses, and two machines that share one while processes are killed."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import optuna
+import psutil
+import pytest
+import yaml
+
+from mjfleet.runs.run_json import read_record
+
+from ..conftest import MODULES, Run, rows
+
+TASK, ITERATIONS = "cartpole-balance", 8
+FLAGS = (
+    "--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8",
+    "--agent.max-iterations", str(ITERATIONS), "--eval-envs", "4", "--gpu-ids", "None",
+)  # fmt: skip
+RATE = "agent.algorithm.learning-rate"
+SPACE = ("--try", f"{RATE}=1e-4..1e-2:log", "agent.algorithm.gamma=0.9,0.95")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--try", "agent.algorithm.learning-rat=1..2"], RATE),
+        (["--try", "agent.algorithm.gamma=1..0.5"], "empty"),
+        ([], "--try"),
+        (["--space", "nowhere.yaml"], "nowhere.yaml"),
+        ([*SPACE, "--metric", "eval/return:most"], "--metric"),
+        ([*SPACE, *FLAGS, "--metric", "task/nothing:min"], "mean_return"),
+        ([*SPACE, "--per-run", "9999"], "--per-run"),
+        ([*SPACE, "--sampler", "grid"], "grid"),
+        ([*SPACE, "--storage", "sqlite:////nowhere/s.db"], "--storage"),
+        ([*SPACE, "--hosts", "a", "b"], "--storage"),
+        (["--resume", "nothing"], "nothing"),
+    ],
+)
+def test_mistakes_get_one_message_and_nothing_is_created(
+    run: Run, tmp_path: Path, words: list[str], said: str
+) -> None:
+    done = run("mjfleet", "sweep", *([] if "--resume" in words else [TASK]), *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("error: ") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def start(folder: Path, *words: str) -> "subprocess.Popen[bytes]":
+    """Start the command `mjfleet sweep`."""
+    command = [sys.executable, "-P", "-m", MODULES["mjfleet"], "sweep", *words]
+    with (folder / "output").open("ab") as output:
+        return subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
+
+
+def sweep_in(folder: Path) -> Path | None:
+    """Return the folder of the sweep that a machine works on, once there is one."""
+    found = (file.parent for file in folder.glob("logs/*/*/group.json"))
+    return next((path for path in found if "sweep" in read_record(path, "group.json")), None)
+
+
+def kill_until_done(folders: list[Path], words: tuple[str, ...], kills: int, seed: int) -> None:
+    """Work on a sweep in folders as machines do; kill any process, and start what was killed."""
+    working = {folder: start(folder, *words) for folder in folders}
+    chance, killed = random.Random(seed), Counter[str]()
+    while working:
+        time.sleep(chance.uniform(0.5, 4) if killed.total() < kills else 0.1)
+        folder = chance.choice([*working])
+        process = working[folder]
+        if process.poll() is None and killed.total() < kills:
+            whole = psutil.Process(process.pid)
+            if not (children := whole.children()) and chance.random() < 0.9:
+                continue  # It is starting, or between two trials.
+            who = chance.choice([whole, *children])
+            killed["sweep" if who == whole else "trial"] += 1
+            who.send_signal(signal.SIGKILL)
+            if who == whole:
+                process.wait()
+                psutil.wait_procs(children, timeout=10)
+        if process.poll() == 0:
+            del working[folder]
+        elif process.poll() is not None:
+            text = (folder / "output").read_text()
+            assert process.returncode in (-signal.SIGKILL, 1), text
+            sweep = sweep_in(folder)
+            resumed = ("--resume", str(sweep), "--cpu-threads", "1")
+            working[folder] = start(folder, *(resumed if sweep else words))
+    print(f"killed {dict(killed)}")
+
+
+@pytest.mark.timeout(7200)
+def test_two_machines_share_a_sweep_whose_processes_are_killed(
+    run: Run, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """No trial is lost, none counts twice. `--kills 30` kills more often.
+
+    Two processes with folders of their own stand for the machines.
+    """
+    kills, seed = (int(str(pytestconfig.getoption(name))) for name in ("--kills", "--seed"))
+    trials = 3 + kills // 2
+    url = f"sqlite:///{tmp_path}/study.db?timeout=60"
+    words = (TASK, *SPACE, *FLAGS, "--trials", str(trials), "--storage", url)
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    kill_until_done(folders, (*words, "--per-run", "1", "--cpu-threads", "1"), kills, seed)
+    study = optuna.load_study(study_name=TASK, storage=url)
+    ended = [trial for trial in study.trials if "surplus" not in trial.user_attrs]
+    assert len(ended) == trials
+    assert {trial.state.name for trial in ended} <= {"COMPLETE", "PRUNED"}
+    assert len({tuple(trial.params.items()) for trial in ended}) == trials
+    sweeps = list(filter(None, map(sweep_in, folders)))
+    owners = {read_record(path, "group.json")["sweep"]["id"]: path for path in sweeps}
+    for trial in ended:
+        name = f"trial_{trial.number}"
+        run_dir = owners[trial.user_attrs["folder"]] / name
+        assert list(tmp_path.glob(f"*/logs/*/*/{name}")) == [run_dir]
+        iterations = [int(row["iteration"]) for row in rows(run_dir)]
+        assert iterations == list(range(1, len(iterations) + 1))
+        is_finished = read_record(run_dir)["status"] == "finished"
+        assert is_finished == (len(iterations) == ITERATIONS) == (trial.state.name == "COMPLETE")
+    print(Counter(trial.state.name for trial in ended))
+
+    # The machine that ends last has seen all results.
+    best = [yaml.safe_load((sweep / "best.yaml").read_text()) for sweep in sweeps]
+    rates = [config["agent"]["algorithm"]["learning_rate"] for config in best]
+    assert study.best_trial.params[RATE] in rates
+    assert run("train", "--config", str(sweeps[0] / "best.yaml"), "--dry-run").returncode == 0
+    page = (sweeps[0] / "sweep.html").read_text()
+    assert RATE in page
+    assert "<script src" not in page
+    done = run("mjfleet", "sweep", TASK, *SPACE[:2], *FLAGS, "--storage", url)
+    assert done.returncode == 2
+    assert "gamma" in done.stderr
