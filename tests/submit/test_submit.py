@@ -121,6 +121,21 @@ def test_several_seeds_share_a_job_that_resumes_them(printed: Any, started: Any)
     assert container["resources"]["requests"] == {"cpu": 8}
 
 
+def test_machines_of_an_array_share_a_sweep_that_each_resumes(printed: Any, started: Any) -> None:
+    sweep = ["--try", "agent.seed=1,2", "--trials", "4", "--storage", "shared.db"]
+    script = printed("slurm", "--sbatch", "array=1-2", "--", "sweep", *SMALL, *sweep)
+    assert "# runs: 4, " in script
+    place = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    folder = Path("logs", TASK, "job7_2")
+    begun = started(script, **place)
+    assert begun[:8] == ["sweep", TASK, *sweep[:4], "--run-dir", str(folder)]
+    folder.mkdir(parents=True)
+    (folder / "group.json").touch()
+    resumed = started(script, **place)
+    assert resumed == ["sweep", "--resume", str(folder), *begun[8:]]
+    assert resumed[-2:] == sweep[4:]
+
+
 def test_several_machines_are_planned_as_a_worker_there_plans(printed: Any) -> None:
     words = ("--nodes", "2", "--gpus", "4", "--", "train", TASK, "--total-envs", "1024")
     shown = printed("slurm", *words)
@@ -194,6 +209,8 @@ def test_a_task_of_skypilot_keeps_its_runs_in_the_volume(printed: Any) -> None:
         (["slurm", "--nodes", "2", "--", "train", TASK, "--seeds", "3"], "--nodes"),
         (["slurm", "--", "train", TASK, "--seeds", "3", "--per-run", "2"], "--per-run"),
         (["slurm", "--", "train", TASK, "--per-run", "2"], "--seeds"),
+        (["slurm", "--", "sweep", TASK, "--try", "agent.nothing=1,2"], "nothing"),
+        (["slurm", "--", "sweep", TASK, "--try", "agent.seed=1,2", "--per-run", "2"], "--per-run"),
         (["slurm", "--", "train", TASK, "--help"], "train <task> --help"),
         (["slurm", "--", "train", *SMALL], "--print"),
         ([*K8S, "--", "train", TASK, "--run-dir", "logs/x"], "/runs"),

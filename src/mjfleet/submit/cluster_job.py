@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from mjfleet.cli.flags import peek, split_words
+from mjfleet.cli.flag_table import flags_of
+from mjfleet.cli.flags import parse_flags, peek, split_words
 from mjfleet.cli.train import configure, with_task
 from mjfleet.config import TrainConfig
 from mjfleet.config.launch_config import MAX_HOSTS, MAX_WORKERS
@@ -24,6 +25,9 @@ from mjfleet.launch.launch_training import plan_size
 from mjfleet.registry import FoundTask
 from mjfleet.runs.resume_choice import Resume
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
+from mjfleet.sweep.arguments import SweepArguments, split_flags
+from mjfleet.sweep.command import PROG, define_sweep
+from mjfleet.sweep.metric import check_metric
 
 SHORTEST_SECONDS = 300
 TIME = re.compile(r"(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d):([0-5]\d)", re.ASCII)
@@ -36,7 +40,10 @@ JOB_NAME = Rule(
     "at most 30 lower-case letters, digits and dashes, with a letter first",
 )
 
-NEW_RUN = {"train": {"config", "init-from", "seeds"}}
+NEW_RUN = {
+    "train": {"config", "init-from", "seeds"},
+    "sweep": {"config", *(flag.name for flag in flags_of(SweepArguments))} - {"storage"},
+}
 """Flags that are for a new run only."""
 
 
@@ -70,7 +77,7 @@ class ClusterJob:
 
     header: str  # Comments: the command that the user typed, and what is trained.
     name: str
-    kind: str  # The command: `train`.
+    kind: str  # The command: `train` or `sweep`.
     begin: str  # The words after it that begin a run, as a shell reads them,
     resume: str  # those that resume it,
     command: str  # and those that follow in either case.
@@ -84,7 +91,7 @@ class ClusterJob:
 
 
 def make_job(arguments: JobArguments, typed: str, command: Sequence[str]) -> ClusterJob:
-    """Return the job that runs a `train` command.
+    """Return the job that runs a `train` or `sweep` command.
 
     The command is checked as `train` checks it, and planned as `train --dry-run` does.
 
@@ -95,12 +102,12 @@ def make_job(arguments: JobArguments, typed: str, command: Sequence[str]) -> Clu
     why = "The job begins or resumes the run in --run-dir, on machines that the cluster chooses."
     _refuse(words, ("--resume", "--hosts", "--dry-run"), why)
     if arguments.is_array:
-        fixed = ("--run-dir", "--seeds", "--agent.seed")
+        fixed = ("--run-dir", "--seeds", "--agent.seed")[: 1 if kind == "sweep" else None]
         _refuse(words, fixed, "An array has a run for each index, which is its seed.")
     run_dir, restarts = peek(words, "--run-dir"), peek(words, "--max-restarts")
     new, always = split_words(split_words(words, {"run-dir"})[1], NEW_RUN[kind])
     task = [always.pop(0)] if words and not words[0].startswith("-") else []
-    found, config, resume, runs = _checked(task, new, always, run_dir)
+    found, config, resume, runs = _checked(kind, task, new, always, run_dir)
     gpus = _gpus(arguments, config)
     if not gpus and needs_gpus(config):
         config = replace(config, gpu_ids=None)
@@ -128,7 +135,7 @@ def make_job(arguments: JobArguments, typed: str, command: Sequence[str]) -> Clu
         name=arguments.name or name,
         kind=kind,
         begin=shlex.join([*task, *new]),
-        resume=shlex.join(task),
+        resume=shlex.join(task if kind == "train" else []),
         command=shlex.join(always),
         folder=str(Path(config.log_root, config.agent.experiment_name)),
         run_dir=run_dir,
@@ -141,9 +148,16 @@ def make_job(arguments: JobArguments, typed: str, command: Sequence[str]) -> Clu
 
 
 def _checked(
-    task: Sequence[str], new: Sequence[str], always: Sequence[str], run_dir: str | None
+    kind: str, task: Sequence[str], new: Sequence[str], always: Sequence[str], run_dir: str | None
 ) -> tuple[FoundTask, TrainConfig, Resume | None, int | None]:
     """Return what is trained, the run that goes on, and the number of runs of a group."""
+    own, words = split_flags([*task, *new, *always]) if kind == "sweep" else ([], [])
+    if kind == "sweep":
+        found, config, *_ = configure([*words, "--dry-run"])
+        wanted = parse_flags(SweepArguments, own, PROG)
+        config, definition = define_sweep(wanted, found, config, words)
+        check_metric(found.name, config, definition.metric)
+        return found, config, None, definition.most
     is_begun = run_dir and any(Path(run_dir, n).is_file() for n in (RECORD_FILE, GROUP_FILE))
     start = ["--resume", run_dir] if run_dir and is_begun else new
     found, config, resume, group = configure([*task, *start, *always, "--dry-run"])

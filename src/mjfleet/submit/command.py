@@ -16,7 +16,7 @@ from mjfleet.submit.cluster_job import make_job
 from mjfleet.submit.clusters import CLUSTERS
 from mjfleet.utils.console import print_line
 
-BEGINNINGS = ("--", "mjfleet", "train")
+BEGINNINGS = ("--", "mjfleet", "train", "sweep")
 """Words at which the command that is submitted begins."""
 
 
@@ -35,10 +35,10 @@ def submit(arguments: Sequence[str]) -> int:
     parsed = parse_flags(CLUSTERS[cluster], flags, f"mjfleet submit {cluster}")
     for word in BEGINNINGS[:2]:
         command = command[command[:1] == [word] :]
-    if command[:1] != ["train"] or {*HELP, LIST_FLAGS} & {*command}:
+    if command[:1] not in (["train"], ["sweep"]) or {*HELP, LIST_FLAGS} & {*command}:
         raise UserError(
             f"after the flags comes the command: mjfleet submit {cluster} ... -- train <task> ... "
-            "`train <task> --help` shows its flags."
+            "or sweep <task> ... `train <task> --help` shows its flags."
         )
     typed = shlex.join(flag for flag in flags if flag != "--print")
     job = make_job(parsed, f"mjfleet submit {cluster} {typed} -- {shlex.join(command)}", command)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from mjfleet.cli.flag_table import flags_of
+from mjfleet.cli.flags import split_words
 from mjfleet.config.validation import Checked, Count
 
 
@@ -39,12 +40,4 @@ class SweepArguments(Checked):
 
 def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words that belong to flags of SweepArguments, and those for `train`."""
-    names = {flag.name for flag in flags_of(SweepArguments)}
-    own, others = list[str](), list[str]()
-    place = others
-    for word in words:
-        if word.startswith("--"):
-            name = word.partition("=")[0].removeprefix("--").replace("_", "-")
-            place = own if name in names else others
-        place.append(word)
-    return own, others
+    return split_words(words, {flag.name for flag in flags_of(SweepArguments)})

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mjfleet.cli.flags import HELP, LIST_FLAGS, parse_flags, peek
 from mjfleet.cli.train import configure, train, with_task
@@ -15,6 +16,7 @@ from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.group_record import GroupRecord
 from mjfleet.groups.seeds import on_this_host
 from mjfleet.launch.launch_training import refuse_existing
+from mjfleet.registry import FoundTask
 from mjfleet.runs.config_yaml import CONFIG_FILE, write_config
 from mjfleet.runs.run_json import GROUP_FILE, write_record
 from mjfleet.runs.run_lookup import find_run, record_of
@@ -22,6 +24,9 @@ from mjfleet.sweep.arguments import SweepArguments, split_flags
 from mjfleet.sweep.metric import check_metric
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
+
+if TYPE_CHECKING:
+    from mjfleet.sweep.definition import Definition
 
 PROG = "mjfleet sweep"
 KIND = "sweep"  # Of the group, and the entry of group.json with `id` and `arguments`.
@@ -38,7 +43,6 @@ def sweep(arguments: Sequence[str]) -> int:
         print("The flags of `train` are for all trials; `train <task> --help` shows them.")
         return 0
     given = parse_flags(SweepArguments, own, PROG)
-    need_extra("sweep", PROG, ["optuna", "cmaes"])
     if given.resume is None:
         return _run(given, with_task(others), arguments)
     root = Path(peek(others, "--log-root") or TrainConfig().log_root)
@@ -53,6 +57,24 @@ def sweep(arguments: Sequence[str]) -> int:
     return _run(wanted, words, arguments, folder, str(known["id"]))
 
 
+def define_sweep(
+    wanted: SweepArguments, found: FoundTask, config: TrainConfig, words: Sequence[str]
+) -> "tuple[TrainConfig, Definition]":
+    """Return what all trials share, and what the sweep is; `words` are the flags of `train`.
+
+    Raises:
+        UserError: a value is not allowed.
+    """
+    need_extra("sweep", PROG, ["optuna", "cmaes"])
+    if config.seeds:
+        raise UserError("--seeds: leave it out, or vary the seed: --try agent.seed=1,2,3.")
+    # Optuna takes a third of a second: mistakes so far are answered without it.
+    from mjfleet.sweep.definition import define, with_looks
+
+    config = with_looks(config, words, wanted.metric)
+    return config, define(wanted, found, config)
+
+
 def _run(
     wanted: SweepArguments,
     words: Sequence[str],
@@ -62,16 +84,11 @@ def _run(
 ) -> int:
     """Run a new sweep, or go on with that of a folder."""
     found, config, *_ = configure(words)
-    if config.seeds:
-        raise UserError("--seeds: leave it out, or vary the seed: --try agent.seed=1,2,3.")
     config = on_this_host(config, "or start a sweep on each machine, with the same --storage.")
-    # Optuna takes a third of a second: mistakes so far are answered without it.
-    from mjfleet.sweep.definition import define, with_looks
+    config, definition = define_sweep(wanted, found, config, words)
     from mjfleet.sweep.study import PASSWORD, Study
     from mjfleet.sweep.trials import run_trials
 
-    config = with_looks(config, words, wanted.metric)
-    definition = define(wanted, found, config)
     shares = divide_devices(config, os.environ, definition.most, config.per_run)
     if folder is None:
         refuse_existing(config)
