@@ -39,6 +39,15 @@ def test_a_policy_is_played_as_it_was_trained(run: Run, tmp_path: Path) -> None:
     assert column(alone.stdout, "return")[0] > 30.0
 
 
+def test_a_robot_walks_with_the_policy_that_comes_with_it(run: Run, tmp_path: Path) -> None:
+    few = ("--env.num-envs", "8", "--env.episode-seconds", "3")
+    played = run("play", "go1-velocity-flat", "--pretrained", *few)
+    assert played.returncode == 0, played.stderr
+    assert column(played.stdout, "length")[0] == 150.0
+    assert column(played.stdout, "task/velocity_error")[0] < 0.35
+    assert not list(tmp_path.iterdir())
+
+
 @needs_drawing
 def test_a_task_can_be_looked_at_without_a_policy(run: Run, tmp_path: Path) -> None:
     still, wild = (
@@ -62,6 +71,9 @@ def test_a_task_can_be_looked_at_without_a_policy(run: Run, tmp_path: Path) -> N
         (["cartpole-balance", "--resume", "latest"], "there is no run in"),
         (["cartpole-balance", "--resume", "nowhere"], "does not exist"),
         (["cartpole-balance", "--actions", "zero", "--resume", "latest"], "--actions"),
+        (["cartpole-balance", "--pretrained"], "go1-velocity-flat, go1-velocity-rough"),
+        (["go1-velocity-flat", "--actions", "zero", "--pretrained"], "--actions"),
+        (["go1-velocity-flat", "--pretrained", "--env.history", "5"], "another network"),
         (["cartpole-balance", "--actions", "zero", "--episodes", "0"], "at least 1"),
         (["cartpole-balance", "--actions", "zero", "--gpu-ids", "7"], "7"),
         (["cartpole-balance", "--actions", "zero", "--video", "a.avi"], ".mp4"),

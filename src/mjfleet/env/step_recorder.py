@@ -8,7 +8,9 @@ from mjfleet.sim import Simulation
 
 RESULTS = ("qpos", "qvel", "act")
 """Fields that the physics changes. A step also starts from fields that a task writes."""
-STARTS = ("time", *RESULTS, "mocap_pos", "mocap_quat", "ctrl")
+STATE = (*RESULTS, "mocap_pos", "mocap_quat")
+"""Fields that an episode begins with."""
+STARTS = ("time", *STATE, "ctrl")
 APPLIED = ("qfrc_applied", "xfrc_applied")
 """Large fields, zero unless a task writes them. Recorded once a task has read them."""
 Arrows = dict[str, tuple[torch.Tensor, torch.Tensor]]

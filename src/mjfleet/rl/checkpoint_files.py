@@ -85,6 +85,11 @@ def check_shapes(path: Path, saved: dict[str, Any], built: dict[str, Any]) -> No
         if key not in built or key not in saved:
             continue
         theirs, ours = saved[key], built[key]
+        if ours and not theirs:
+            raise UserError(
+                f"checkpoint {path} has no {name}: it is a policy alone, which `play` shows and "
+                "`train --init-from` begins with."
+            )
         if {k: v.shape for k, v in theirs.items()} != {k: v.shape for k, v in ours.items()}:
             raise UserError(
                 f"checkpoint {path} is of another network: its {name} is {matrices(theirs)}, this "

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -20,8 +20,11 @@ from mjfleet.config import TrainConfig
 from mjfleet.config.validation import Checked, Folder, OptionalFolder
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, discover
+from mjfleet.runs.checkpoint_archive import about
 from mjfleet.runs.checkpoint_names import iteration_of
+from mjfleet.runs.pretrained import PLAYED, recorded_in
 from mjfleet.runs.resume_choice import Trained, find_trained, take_tasks_dir
+from mjfleet.runs.run_lookup import record_of
 from mjfleet.tools.output_file import check_output
 from mjfleet.tools.trained_task import trained_task
 from mjfleet.utils.atomic_write import write_atomically
@@ -30,9 +33,17 @@ from mjfleet.utils.packages import need_extra
 from mjfleet.utils.safe_read import JSON_BYTES, path_in, read_bytes
 from mjfleet.worker.thread_limits import prepare
 
+if TYPE_CHECKING:
+    from mjfleet.rl.runner import Runner
+
 MAX_ENVS = 64
 VERSION_ENTRY = "mjfleet_version"  # Marks the metadata as written by `mjfleet export`.
-FORMATS = {"onnx": (".onnx", ("onnx", "onnxruntime", "onnxscript")), "torchscript": (".pt", ())}
+PRETRAINED = "pretrained"
+FORMATS = {
+    "onnx": (".onnx", ("onnx", "onnxruntime", "onnxscript")),
+    "torchscript": (".pt", ()),
+    PRETRAINED: (".pt", ()),
+}
 """The suffix of each format, and what it needs of the optional dependencies."""
 
 
@@ -43,10 +54,11 @@ class ExportArguments(Checked):
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Run directory (its newest checkpoint), checkpoint, part of a run's name, `latest`, or a run
     on W&B: `wandb:<entity>/<project>/<run>`, also with `:model_<n>`."""
-    format: Literal["onnx", "torchscript"] = "onnx"
-    """Format of the file."""
+    format: Literal["onnx", "torchscript", "pretrained"] = "onnx"
+    """Format of the file. `pretrained`: a checkpoint of the policy alone for `play --pretrained`,
+    which a task's folder holds as pretrained/<task>.pt."""
     output: str | None = None
-    """File to write, and a .json beside it; `None`: exported/policy.onnx (.pt) in the run."""
+    """File to write, and others beside it; `None`: exported/policy.onnx (.pt) in the run."""
     log_root: Folder = "logs"
     """Folder that holds the run directories."""
     tasks_dir: OptionalFolder = None
@@ -64,10 +76,11 @@ def export(arguments: Sequence[str]) -> int:
     need_extra("export", f"--format {parsed.format}", packages)
     task, trained = find_trained(parsed.run, Path(parsed.log_root), parsed.trust)
     if parsed.output is None:
-        output = path_in(trained.run_dir, f"exported/policy{suffix}")
+        name = task if parsed.format == PRETRAINED else "policy"
+        output = path_in(trained.run_dir, f"exported/{name}{suffix}")
     else:
         output = check_output("--output", parsed.output, [suffix])
-    _refuse_to_replace(output, output.with_suffix(".json"))
+    _refuse_to_replace(output, output.with_suffix(".json"), parsed.format)
     registry = discover(os.environ, parsed.tasks_dir or take_tasks_dir(trained.config))
     now = None if parsed.as_trained else registry.find(task)
     with trained_task(trained.checkpoint, task, now, trained.config, parsed.trust) as own:
@@ -87,14 +100,21 @@ def _export(
     print_line(f"exporting {trained.checkpoint}")
 
     prepare()
+    from mjfleet.env import EnvShard
     from mjfleet.env.factory import build_env
     from mjfleet.rl.runner import Runner
     from mjfleet.tools.export.policy_graph import COMPARED, compare, images_of, make_graph
     from mjfleet.tools.export.robot_metadata import describe
+    from mjfleet.tools.export.run_script import write_run_files
 
-    env = build_env(found, config, "native", "cpu", num_threads=1)
+    shard = None
+    if parsed.format == PRETRAINED:  # It is played as `play` does.
+        shard = EnvShard(0, num_envs, num_envs, seed=agent.seed)
+    env = build_env(found, config, "native", "cpu", num_threads=1, shard=shard)
     runner = Runner(env, config.agent, "cpu", 1, found.load)
     runner.load(trained.checkpoint, {"actor": True, "iteration": True})
+    if parsed.format == PRETRAINED:
+        return _export_pretrained(found, config, trained, runner, output)
     policy = runner.get_inference_policy()
     entries: dict[str, Any] = {
         "task": found.name,
@@ -118,16 +138,49 @@ def _export(
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, lambda file: file.write(graph))
         write_atomically(json_file, lambda file: file.write(metadata.encode()))
+        lines = [f"wrote {output} and {json_file.name}"]
+        if parsed.format == "onnx" and not images_of(policy):
+            lines += write_run_files(output, env.sim.model, found.folder)
     except OSError as error:
         raise UserError(f"{output}: {error.strerror}.") from None
-    print_line(f"wrote {output} and {json_file.name}")
+    for line in lines:
+        print_line(line)
     return 0
 
 
-def _refuse_to_replace(output: Path, json_file: Path) -> None:
+def _export_pretrained(
+    found: FoundTask, config: TrainConfig, trained: Trained, runner: "Runner", output: Path
+) -> int:
+    """Play the policy and write it with its configuration and the table of its episodes."""
+    from mjfleet.tools.export.pretrained_policy import make_pretrained
+
+    commits = [str(state["commit"]) for state in record_of(trained.run_dir).get("git", {}).values()]
+    known = {
+        "task": found.name,
+        VERSION_ENTRY: version("mjfleet"),
+        "commit": commits[0] if commits else None,
+        "iteration": runner.current_learning_iteration,
+        "config": recorded_in(config),
+    }
+    content, table = make_pretrained(runner, known)
+    print_line(table)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(output, lambda file: file.write(content))
+    except OSError as error:
+        raise UserError(f"{output}: {error.strerror}.") from None
+    print_line(f"wrote {output}: {len(content) / 1000:.0f} kB")
+    return 0
+
+
+def _refuse_to_replace(output: Path, json_file: Path, kind: str) -> None:
     """Refuse to replace a checkpoint, or a file that `mjfleet export` has not written."""
     if iteration_of(output) is not None and output.exists():
         raise UserError(f"--output {output} exists and is named like a checkpoint.")
+    if kind == PRETRAINED:
+        if output.exists() and PLAYED not in about(output):
+            raise UserError(f"--output {output} exists and is no pretrained policy.")
+        return
     marker = f'"{VERSION_ENTRY}"'
     try:
         if marker.encode() in read_bytes(json_file, JSON_BYTES):

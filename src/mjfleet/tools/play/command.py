@@ -28,6 +28,7 @@ from mjfleet.errors import UserError, run_command
 from mjfleet.launch.devices import Host, choose_devices
 from mjfleet.launch.launch_plan import LaunchPlan, make_plan
 from mjfleet.registry import FoundTask, discover
+from mjfleet.runs.pretrained import config_in, describe, find_pretrained
 from mjfleet.runs.resume_choice import find_resume, read_recorded, take_tasks_dir
 from mjfleet.tools.output_file import check_output
 from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing, say_levels
@@ -51,6 +52,8 @@ class PlayArguments(Checked):
     resume: str | None = None
     """Run directory, checkpoint, part of a run's name, `latest` (the experiment's newest run), or a
     run on W&B: `wandb:<entity>/<project>/<run>`, also with `:model_<n>`."""
+    pretrained: bool = False
+    """Play the policy that the task's folder holds, instead of one of your own."""
     actions: Actions | None = None
     """`zero` or `random` (standard normal) actions instead of a policy's."""
     episodes: OptionalCount = None
@@ -59,6 +62,9 @@ class PlayArguments(Checked):
     """MP4 file to write: the first of the worlds, from the beginning of their first episodes."""
     video_seconds: Positive = VIDEO_SECONDS
     """Simulated seconds that the video shows."""
+    save_episodes: str | None = None
+    """NumPy file (.npz) to write: how the first episode of each world begins, and its commands, for
+    the run_policy.py of `mjfleet export` to repeat."""
     viewer: Viewer | None = None
     """Show episodes in real time, in MuJoCo's own window (`native`) or in a browser (`web`)."""
     host: str = LOCALHOST
@@ -86,9 +92,10 @@ class PlayArguments(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.viewer and (self.episodes or self.video):
+        if self.viewer and (self.episodes or self.video or self.save_episodes):
             raise UserError(
-                "--episodes and --video: no viewer has them; it plays until it is closed."
+                "--episodes, --video and --save-episodes: no viewer has them; it plays until it is "
+                "closed."
             )
         if self.video is None and self.video_seconds != VIDEO_SECONDS:
             raise UserError("--video-seconds: it needs --video FILE.")
@@ -118,7 +125,11 @@ def play(arguments: Sequence[str]) -> int:
         raise UserError(f"the task comes first: `play {task} ...`. `play --help` lists tasks.")
     (name, *flags), policy, folder = arguments, None, None
     found = None if is_given(flags, "--as-trained") else registry.find(name)
-    if asked is not None and not (peek(flags, "--actions") or wants_help):
+    if is_given(flags, "--pretrained") and not wants_help:
+        policy, found = find_pretrained(registry, name), registry.find(name)
+        recorded = config_in(policy, trust)
+        print_line(f"pretrained: {describe(policy)}")
+    elif asked is not None and not (peek(flags, "--actions") or wants_help):
         experiment = found.defaults().agent.experiment_name if found else name
         log_root = peek(flags, "--log-root") or PlayArguments.log_root
         resume = find_resume(asked, name, Path(log_root, experiment), trust=trust)
@@ -126,6 +137,7 @@ def play(arguments: Sequence[str]) -> int:
         if policy is None:
             raise UserError(f"--resume {asked}: {'; '.join(resume.notes)}.")
         folder = policy.parent if resume.run_dir else None
+        recorded = recorded or config_in(policy, trust)
     with ExitStack() as stack:
         if policy:
             own = trained_task(policy, name, found, recorded, trust)
@@ -145,12 +157,13 @@ def _play(
 ) -> int:
     """Play a policy, or the actions that the flags name, by the configuration of its training."""
     parsed = _parse(found, flags, trained)
-    if parsed.as_trained and policy is None:
+    if parsed.as_trained and parsed.resume is None:
         raise UserError("--as-trained: it needs --resume RUN, whose code is used.")
-    if (parsed.resume is None) == (parsed.actions is None):
+    if (parsed.resume, parsed.pretrained or None, parsed.actions).count(None) != 2:
         raise UserError(
-            "give --resume RUN (a run, a checkpoint or `latest`) to play a trained policy, or "
-            "--actions zero or --actions random to look at the task without one."
+            "give one of --resume RUN (a run, a checkpoint or `latest`) to play a trained policy, "
+            "--pretrained to play the one that comes with the task, and --actions zero or "
+            "--actions random to look at the task without one."
         )
     played = parsed.actions or policy
     assert played is not None
@@ -162,16 +175,19 @@ def _play(
     worlds = config.num_envs
     print_line(f"playing {played}: {worlds} worlds, {plan.engine} engine")
     name = played.name if isinstance(played, Path) else f"{played} actions"
+    name = "pretrained" if parsed.pretrained else name
     with StopRequest().installed(), playing(found, config, plan, played) as player:
         if levels := say_levels(player.env):
             print_line(levels)
         if parsed.viewer:
             # A run that is named may still be training; a checkpoint stays.
-            follows = not (parsed.resume and Path(parsed.resume).is_file())
+            follows = not (parsed.pretrained or (parsed.resume and Path(parsed.resume).is_file()))
             _view(player, name, folder, follows, parsed)
             return 0
         title = f"{found.name}, {name.removesuffix('.pt')}" if parsed.video else None
-        table, recording = evaluate(player, parsed.episodes or worlds, title, parsed.video_seconds)
+        saved = Path(parsed.save_episodes) if parsed.save_episodes else None
+        count, seconds = parsed.episodes or worlds, parsed.video_seconds
+        table, recording = evaluate(player, count, title, seconds, saved)
         print_line(table)
         if parsed.video and recording:
             print_line(f"\ndrawing {parsed.video}: {parsed.video_seconds:g} s")
@@ -203,6 +219,8 @@ def _check_output(parsed: PlayArguments) -> None:
         check_display()
     if parsed.video is not None:
         check_output("--video", parsed.video, [".mp4"])
+    if parsed.save_episodes is not None:
+        check_output("--save-episodes", parsed.save_episodes, [".npz"])
 
 
 def _place(found: FoundTask, config: TrainConfig) -> LaunchPlan:

@@ -1,0 +1,201 @@
+"""Runs an exported policy in plain MuJoCo. It needs mujoco, numpy and onnxruntime, but not mjfleet.
+
+python RUN
+    opens a window; with up and down, left and right, home and end the commands change, and
+    with enter they become 0
+python RUN --seconds 20 --command forward=0.5 turn_left=1@5
+    without a window; each command holds from a time in s on, at first 0
+python RUN --episodes FILE.npz
+    repeats the episodes of `play ... --save-episodes FILE.npz` and prints the same figures
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import onnxruntime
+
+from mjfleet.tools.export.unknown_robot import Robot  # The robot's own takes this place.
+
+KEYS = ((265, 264), (263, 262), (268, 269))
+"""Codes of the keys that raise and lower the first command, the last, and the second of three."""
+ENTER = 257
+
+
+class Policy:
+    """Returns the mean action for an observation."""
+
+    def __init__(self, file: Path) -> None:
+        self.session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        self.known = json.loads(self.session.get_modelmeta().custom_metadata_map["policy.json"])
+        self.reset()
+
+    def reset(self) -> None:
+        """Clear a recurrent network's memory."""
+        inputs = self.session.get_inputs()[1:]
+        self.memory = {i.name: np.zeros((i.shape[0], 1, i.shape[2]), np.float32) for i in inputs}
+
+    def __call__(self, observation: np.ndarray) -> np.ndarray:
+        row = observation.astype(np.float32)[None]
+        actions, *after = self.session.run(None, {"observations": row} | self.memory)
+        self.memory = dict(zip(self.memory, after, strict=True))
+        return np.asarray(actions)[0]
+
+
+class Loop:
+    """The policy, the robot, and MuJoCo in the place of the world."""
+
+    def __init__(self, file: Path) -> None:
+        self.policy = Policy(file)
+        self.known = known = self.policy.known
+        try:
+            self.model = mujoco.MjModel.from_binary_path(str(file.with_suffix(".mjb")))
+        except ValueError as error:
+            wanted, here = known["mujoco_version"], mujoco.__version__
+            raise SystemExit(
+                f"{error}: it was written by MuJoCo {wanted}; this is {here}"
+            ) from None
+        self.data = mujoco.MjData(self.model)
+        self.robot = Robot(self.model, self.data, known)
+        self.command = np.zeros(len(known["commands"]))
+        """In the order of `commands` in policy.json."""
+
+    def begin(self, start: dict[str, Any]) -> None:
+        """Begin an episode from fields of MjData; `model <field>` are fields of the model."""
+        of_model = [name for name in start if name.startswith("model ")]
+        for name in of_model:
+            getattr(self.model, name.removeprefix("model "))[:] = start[name]
+        if of_model:
+            mujoco.mj_setConst(self.model, self.data)
+        mujoco.mj_resetData(self.model, self.data)
+        for name in start.keys() - of_model:
+            getattr(self.data, name)[:] = start[name]
+        mujoco.mj_step1(self.model, self.data)
+        self.robot.reset()
+        self.policy.reset()
+
+    def step(self) -> None:
+        """Observe, act, and advance by 1 / `control_rate` seconds."""
+        self.robot.act(self.policy(self.robot.observe(self.command)))
+        self.wait()
+
+    def wait(self) -> None:
+        """Advance the simulation. On a robot: sleep until the next period begins."""
+        mujoco.mj_step(self.model, self.data, self.known["decimation"])
+        mujoco.mj_step1(self.model, self.data)  # Sensors of the new state.
+
+    def play(self, steps: int, commands: Any) -> dict[str, float]:
+        """Play an episode of at most `steps`; return its length and the sum of each measure.
+
+        `commands` returns the command of a step.
+        """
+        sums = {"length": 0.0}
+        for i in range(steps):
+            self.command = commands(i)
+            self.step()
+            for name, value in {"length": 1.0, **self.robot.measure(self.command)}.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+            if self.robot.has_failed():
+                break
+        return sums
+
+
+def table(episodes: list[dict[str, float]]) -> str:
+    """Return means over the episodes, and over all steps of what is named task/..., as `play`."""
+    lines, steps = [], sum(episode["length"] for episode in episodes)
+    for name in episodes[0]:
+        values = np.array([episode[name] for episode in episodes])
+        mean = values.sum() / steps if name.startswith("task/") else values.mean()
+        lines.append(f"{name:<26}{mean:10.4g}")
+    return "\n".join(lines)
+
+
+def repeat(loop: Loop, file: Path) -> list[dict[str, float]]:
+    """Play the episodes of a file again."""
+    with np.load(file) as saved:
+        fields: dict[str, np.ndarray] = dict(saved)
+    steps, commands = int(fields.pop("steps")), fields.pop("commands")
+    episodes = []
+    for i in range(commands.shape[1]):
+        loop.begin({name: values[i] for name, values in fields.items()})
+        episodes.append(loop.play(steps, lambda t, i=i: commands[min(t, len(commands) - 1), i]))
+    return episodes
+
+
+def script(loop: Loop, texts: list[str]) -> Any:
+    """Return the command of each step, from texts such as forward=0.5 or turn_left=1@5."""
+    names, changes = [command["name"] for command in loop.known["commands"]], []
+    for text in texts:
+        name, _, rest = text.partition("=")
+        value, _, begin = rest.partition("@")
+        if name not in names:
+            raise SystemExit(f"--command {text}: the commands are {', '.join(names) or 'none'}")
+        changes.append((float(begin or 0), names.index(name), float(value)))
+
+    def at(step: int) -> np.ndarray:
+        command = np.zeros(len(names))
+        for begin, index, value in sorted(changes):
+            if step >= begin * loop.known["control_rate"]:
+                command[index] = value
+        return command
+
+    return at
+
+
+def show(loop: Loop) -> None:
+    """Play in a window until it is closed."""
+    from mujoco import viewer
+
+    commands = loop.known["commands"]
+    keys = {1: KEYS[2], len(commands) - 1: KEYS[1], 0: KEYS[0]}
+
+    def on_key(key: int) -> None:
+        for i, (up, down) in keys.items():
+            if i >= len(commands):
+                continue
+            low, high = commands[i]["range"]
+            moved = loop.command[i] + (high - low) / 10 * ((key == up) - (key == down))
+            loop.command[i] = np.clip(moved, low, high)
+        if key == ENTER:
+            loop.command[:] = 0
+        print(
+            {c["name"]: round(v, 3) for c, v in zip(commands, loop.command.tolist(), strict=True)}
+        )
+
+    loop.begin(loop.known["start"])
+    with viewer.launch_passive(loop.model, loop.data, key_callback=on_key) as window:
+        while window.is_running():
+            end = time.monotonic() + 1 / loop.known["control_rate"]
+            loop.step()
+            if loop.robot.has_failed():
+                loop.begin(loop.known["start"])
+            window.sync()
+            time.sleep(max(0.0, end - time.monotonic()))
+
+
+def main() -> None:
+    as_it_is = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_it_is)
+    parser.add_argument("--seconds", type=float, help="play so long, without a window")
+    parser.add_argument("--command", nargs="+", default=[], metavar="NAME=VALUE[@SECONDS]")
+    parser.add_argument("--episodes", type=Path, metavar="FILE.npz")
+    parsed = parser.parse_args()
+    loop = Loop(Path(__file__).with_name("POLICY"))
+    if parsed.episodes:
+        episodes = repeat(loop, parsed.episodes)
+    elif parsed.seconds:
+        loop.begin(loop.known["start"])
+        steps = round(parsed.seconds * loop.known["control_rate"])
+        episodes = [loop.play(steps, script(loop, parsed.command))]
+    else:
+        show(loop)
+        return
+    print(f"{len(episodes)} episodes\n\n{table(episodes)}")
+
+
+if __name__ == "__main__":
+    main()
