@@ -17,7 +17,7 @@ def main(request: dict[str, Any]) -> None:
     found = find_task(request["task"], Path(request["task_folder"]))
     task: Any = found.load(found.task.env_class, Env)
     has_file = task.make_model.__func__ is Env.make_model.__func__
-    print(json.dumps(str(found.folder / task.model_file) if has_file else None))
+    print(json.dumps(str(task.model_path()) if has_file else None))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 Runs in a worker, and in every command that steps a task.
 """
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from rsl_rl.env import VecEnv
 
 from mjfleet.config import EnvConfig
 from mjfleet.env.episode_statistics import Metrics
+from mjfleet.env.model_file import find_model
 from mjfleet.env.step_recorder import Arrows
 from mjfleet.errors import UserError
 from mjfleet.sim import Simulation
@@ -31,7 +31,8 @@ class EnvContract(VecEnv, Generic[C]):
     """
 
     model_file: ClassVar[str]
-    """The MJCF file, relative to the file of the class that sets this."""
+    """The MJCF file, relative to the file of the class that sets this; or `menagerie:<robot>`, a
+    model of MuJoCo Menagerie: see model_file.py."""
 
     # rsl_rl declares the types of `cfg` and `max_episode_length` more widely.
     cfg: C  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -44,12 +45,21 @@ class EnvContract(VecEnv, Generic[C]):
     def make_model(cls, cfg: C) -> mujoco.MjModel:
         """Return the model, compiled from `model_file`. Override to build it from `cfg`."""
         del cfg
-        owner = next(base for base in cls.__mro__ if "model_file" in vars(base))
-        path = Path(inspect.getfile(owner)).parent / cls.model_file
+        path = cls.model_path()
         try:
             return mujoco.MjModel.from_xml_path(str(path))
         except ValueError as error:
             raise UserError(f"{cls.__name__}: {path}: {error}") from None
+
+    @classmethod
+    def model_path(cls) -> Path:
+        """Return the path of `model_file`.
+
+        Raises:
+            UserError: it is a model of Menagerie that can neither be found nor fetched.
+        """
+        owner = next(base for base in cls.__mro__ if "model_file" in vars(base))
+        return find_model(owner, cls.model_file)
 
     def setup(self) -> None:
         """Look up ids and sensors, allocate the task's tensors. Called before the first reset."""

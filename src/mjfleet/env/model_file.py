@@ -1,0 +1,41 @@
+"""Finds the file of a task's model: beside the task's code, or in MuJoCo Menagerie.
+
+Runs where a model is compiled.
+"""
+
+import inspect
+from pathlib import Path
+
+from mjfleet.errors import UserError
+from mjfleet.utils.packages import need_extra
+
+MENAGERIE = "menagerie:"
+
+
+def find_model(owner: type, model_file: str) -> Path:
+    """Return the path of an MJCF file.
+
+    Args:
+        owner: the class that names it.
+        model_file: relative to the file of that class; or `menagerie:<robot>`, the robot's default
+            scene, or `menagerie:<robot>/<entry>`, another of its files.
+
+    Raises:
+        UserError: Menagerie has no such robot, or it can neither be found nor fetched.
+    """
+    if not model_file.startswith(MENAGERIE):
+        return Path(inspect.getfile(owner)).parent / model_file
+    what = f"{owner.__name__}: model_file {model_file!r}"
+    need_extra("menagerie", what, ["mujoco_menagerie"])
+    import mujoco_menagerie
+
+    robot, _, entry = model_file.removeprefix(MENAGERIE).partition("/")
+    try:
+        return mujoco_menagerie.get(robot).xml(entry or None)
+    except (mujoco_menagerie.UnknownRobotError, mujoco_menagerie.UnknownEntryPointError) as error:
+        raise UserError(f"{what}: {error}") from None
+    except (mujoco_menagerie.MenagerieError, OSError) as error:
+        raise UserError(
+            f"{what}: {error}. Without internet, MENAGERIE_ROOT names a folder with {robot}/ in "
+            "it, such as a clone of MuJoCo Menagerie."
+        ) from None
