@@ -1,11 +1,11 @@
 """Runs an exported policy in plain MuJoCo. It needs mujoco, numpy and onnxruntime, but not mjfleet.
 
-python RUN
+python run_policy.py
     opens a window; with up and down, left and right, home and end the commands change, and
     with enter they become 0
-python RUN --seconds 20 --command forward=0.5 turn_left=1@5
+python run_policy.py --seconds 20 --command forward=0.5 turn_left=1@5
     without a window; each command holds from a time in s on, at first 0
-python RUN --episodes FILE.npz
+python run_policy.py --episodes FILE.npz
     repeats the episodes of `play ... --save-episodes FILE.npz` and prints the same figures
 """
 
