@@ -44,6 +44,7 @@ end
 """,
 }
 TASK_FIRST = ("train", "sweep", "play", "check-task")
+NAME_A_RUN = ("--resume", "--init-from", "--teacher")
 RUNS = ("plot", "compare", "report", "export", "inspect", "runs")
 
 
@@ -78,7 +79,7 @@ def candidates(words: Sequence[str], places: Mapping[str, str]) -> list[str]:
             return _beginning_with(last, places)
         command, *typed = typed
     previous = typed[-1] if typed else ""
-    if previous == "--resume" or (command in RUNS and not (previous + last).startswith("-")):
+    if previous in NAME_A_RUN or (command in RUNS and not (previous + last).startswith("-")):
         root = Path(peek(typed, "--log-root") or "logs")
         found = runs_in(root) + groups_in(root)
         runs = sorted((run for run in found if _is_word(name_of(run))), reverse=True)

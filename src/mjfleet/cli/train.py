@@ -26,6 +26,8 @@ from mjfleet.utils.packages import need_extra
 from mjfleet.worker.class_check import check_classes
 from mjfleet.worker.rank_environment import torchrun_variables
 
+INIT_STD = "agent.actor.distribution.init-std"
+
 
 def main() -> None:
     """Run the command line `train`."""
@@ -109,8 +111,16 @@ def configure(
 
 def _wanted(found: FoundTask, flags: Sequence[str]) -> Wanted | None:
     """Find what `--resume` names, whose configuration the flags change."""
-    if (wanted := peek(flags, "--resume")) is None:
+    wanted, init = peek(flags, "--resume"), peek(flags, "--init-from")
+    if wanted is None:
+        if init is not None and peek(flags, f"--{INIT_STD}") is not None:
+            raise UserError(f"--{INIT_STD} and --init-from: give one; the policy has begun there.")
         return None
+    if init is not None:
+        raise UserError(
+            "--resume and --init-from: give one; a run goes on from its own checkpoint, or begins "
+            "anew with the networks of another."
+        )
     default = found.defaults()
     log_root = peek(flags, "--log-root") or default.log_root
     experiment = peek(flags, "--agent.experiment-name") or default.agent.experiment_name

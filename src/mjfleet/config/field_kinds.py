@@ -13,8 +13,8 @@ def _names(text: str) -> frozenset[str]:
 
 PLACEMENT = _names("""
 hosts ssh_config launcher_address min_hosts env_var tasks_dir log_root run_dir torchrunx_log_dir
-resume config trust teacher agent.logger agent.wandb.project agent.wandb.entity agent.wandb.mode
-agent.wandb.checkpoints
+resume config trust teacher init_from agent.logger agent.wandb.project agent.wandb.entity
+agent.wandb.mode agent.wandb.checkpoints
 """)
 """Where, as whom or with whose code something runs. Only the user decides it, never somebody else's
 file; the others may come from any file. A run that is resumed goes on in place."""

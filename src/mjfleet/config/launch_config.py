@@ -97,6 +97,9 @@ class LaunchConfig(Checked):
     resume: str | None = None
     """Run directory, checkpoint, part of a run's name, `latest` (the experiment's newest run), or a
     run on W&B: `wandb:<entity>/<project>/<run>`, also with `:model_<n>`."""
+    init_from: str | None = None
+    """Run whose networks and normalisers a new run begins with, also one of another task, named as
+    for `--resume`; everything else begins anew."""
     teacher: str | None = None
     """Run that `--agent.algorithm.name distillation` imitates, named as for `--resume`."""
     keep_checkpoints: OptionalCount = None

@@ -28,6 +28,8 @@ from mjfleet.launch.planned_run import FAILED, run_plan
 from mjfleet.launch.preflight import reach_hosts
 from mjfleet.launch.restart_policy import wait_for_restart
 from mjfleet.registry import FoundTask
+from mjfleet.runs.checkpoint_names import INIT
+from mjfleet.runs.init_choice import begin_from
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
 from mjfleet.runs.resume_choice import Resume, find_resume
 from mjfleet.runs.run_directory import RunDirectory
@@ -67,6 +69,9 @@ def launch_training(
             os.close(resume.lock)
         resume = find_again(begun)
         config = from_dict(config, resume.config)
+    elif config.init_from and not resume and (is_rank_0 or os.path.exists(config.init_from)):
+        # For other ranks, a word might already mean the run that rank 0 begins.
+        resume, config = begin_from(found, config)
     while True:
         code, plan = _attempt(found, config, resume, arguments)
         if plan is None:
@@ -136,7 +141,11 @@ def _attempt(
             for line in (f"run directory: {plan.run_dir}", *plan.notes):
                 print_line(line)
             if plan.checkpoint:
-                print_line(f"going on from {plan.checkpoint}")
+                is_init = plan.checkpoint.name == INIT
+                how = "beginning with networks of" if is_init else "going on from"
+                print_line(
+                    f"{how} {plan.init_from.checkpoint if plan.init_from else plan.checkpoint}"
+                )
         code = run_plan(plan, run_dir, connections)
         return code, plan if run_dir else None
 

@@ -83,13 +83,26 @@ class Equivariance:
             )
         rest = _same(len(gradient.measures), device)
         self._image = _join([*(images[parameter] for parameter in gradient.parameters), rest])
-        self._flat = gradient.flat
+        self._gradient, self._flat = gradient, gradient.flat
         for parameter in gradient.parameters:
             image, old = images[parameter], parameter.detach().flatten()
             # The mean of two independent numbers has half the variance of one.
             scale = 2**0.5 if parameter.dim() > 1 else 1.0
             tied = (old + old[image.source] * image.sign) * (scale / 2)
             parameter.data.copy_(tied.view_as(parameter))
+
+    def check_weights(self) -> None:
+        """Raise UserError if weights that have been loaded are not tied."""
+        weights = torch.cat([p.detach().flatten() for p in self._gradient.parameters])
+        size = len(weights)
+        if not torch.allclose(
+            weights, weights[self._image.source[:size]] * self._image.sign[:size]
+        ):
+            raise UserError(
+                f"{TIES_WEIGHTS}: the networks were trained without it, or by another mirror, and "
+                "cannot become equivariant: give "
+                "--agent.algorithm.symmetry-cfg.no-use-equivariant-networks."
+            )
 
     def tie_gradients(self) -> None:
         """Average all gradients with their images."""

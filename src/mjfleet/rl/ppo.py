@@ -225,8 +225,14 @@ class PPO(Algorithm):
         return state
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict | None, strict: bool) -> bool:
-        """Load rsl_rl's format."""
+        """Load rsl_rl's format.
+
+        Raises:
+            UserError: weights are to be tied, and the loaded ones are not.
+        """
         loads_iteration = super().load(loaded_dict, load_cfg, strict)
+        if self._equivariance:
+            self._equivariance.check_weights()
         self._prepare_optimizer()
         self._learn = self._make_learn()  # Earlier graphs would step the replaced optimiser state.
         return loads_iteration

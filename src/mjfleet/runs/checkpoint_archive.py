@@ -10,7 +10,7 @@ from mjfleet.utils.safe_read import check_values, open_regular
 CHECKPOINT_BYTES = 2**40
 ABOUT = "archive/mjfleet.json"
 """The record of what a checkpoint says of itself, for those who do not import torch."""
-ABOUT_BYTES = 10_000
+ABOUT_BYTES = 50_000
 DIRECTORY_BYTES = 2**23  # Of the list of an archive's records, which is read whole.
 
 
@@ -36,7 +36,7 @@ def why_damaged(checkpoint: Path, is_thorough: bool = True) -> str | None:
 
 
 def about(checkpoint: Path) -> dict[str, Any]:
-    """Return what a checkpoint says of itself: `iteration`, `task`, `task_hash`.
+    """Return what a checkpoint says of itself: `iteration`, `task`, `task_hash`, `networks`.
 
     Empty if it says nothing, as those of earlier versions and of rsl_rl, or cannot be read.
     """

@@ -5,6 +5,7 @@ from datetime import datetime
 from pathlib import Path
 
 BEST = "best.pt"  # The checkpoint of the policy with the best evaluation.
+INIT = "init.pt"  # The checkpoint with whose networks alone the run began, see `--init-from`.
 FINAL = "final_model.pt"  # A second name of the checkpoint with which training ended last.
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_archive import about, why_damaged
-from mjfleet.runs.checkpoint_names import checkpoints_in, iteration_of
+from mjfleet.runs.checkpoint_names import INIT, checkpoints_in, iteration_of
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.run_directory import lock_run
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
@@ -28,12 +28,18 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parent:
-    """Where a run of its own began that was trained from another run's checkpoint."""
+class Origin:
+    """The checkpoint of another run whose networks a new run began with."""
 
     run: str | None  # Experiment and name; None: the checkpoint was in no run directory.
     checkpoint: str | None  # Its path; None: the other run had none yet.
     iteration: int | None  # Iterations done in it; None: unknown.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent(Origin):
+    """The same of a run of its own, which went on from all that the checkpoint holds."""
+
     changed: dict[str, dict[str, Any]] = field(default_factory=dict)
     """`value`, and the `parent`'s, of what differs from the other run, by dotted name."""
     wandb_id: str | None = None  # Of the other run.
@@ -50,15 +56,14 @@ class Resume:
     lock: int | None = None  # Open descriptor that keeps other processes from continuing the run.
     is_restart: bool = False  # Whether the run continues by itself, after a fault.
     parent: Parent | None = None  # Of a new run.
+    init_from: Origin | None = None  # Of a new run that takes the checkpoint's networks alone.
 
     @property
     def iteration(self) -> int | None:
-        """Iterations done, if the checkpoint tells them; 0 without a checkpoint."""
-        if self.checkpoint is None:
+        """Iterations done, if the checkpoint tells them; 0 where training begins anew."""
+        if self.checkpoint is None or self.init_from or self.checkpoint.name == INIT:
             return 0
-        number = iteration_of(self.checkpoint)
-        number = about(self.checkpoint).get("iteration") if number is None else number
-        return number if type(number) is int and 0 <= number < 10**12 else None
+        return iteration_in(self.checkpoint)
 
 
 @dataclass(frozen=True)
@@ -86,13 +91,9 @@ def find_wanted(
     """
     root, name = experiment.parent, experiment.name
     path = find_run(wanted, FLAG + wanted, root, name, task, dry_run, may_be_group=True)
-    run_dir = _run_of(path)
-    if run_dir is None and not path.is_file():
-        raise UserError(
-            f"{FLAG}{wanted} is no run directory: it has no {RECORD_FILE}. It must be a run "
-            f"directory, a checkpoint (<run directory>/checkpoints/model_<n>.pt), `{LATEST}`, or "
-            "the beginning of a run's name."
-        )
+    run_dir = run_of_file(path, FLAG + wanted)
+    if path.name == INIT:
+        raise UserError(f"{FLAG}{wanted} is what the run began with: name the run itself.")
     if run_dir is None:
         # What the user names may be a link.
         return Wanted(Path(os.path.realpath(path)) if path.is_symlink() else path, None, {})
@@ -114,7 +115,9 @@ def choose_checkpoint(wanted: Wanted, take_lock: bool = False) -> Resume:
         UserError: there are only damaged checkpoints, or the run is being trained.
     """
     lock = lock_run(wanted.run_dir) if take_lock and wanted.run_dir else None
-    checkpoint, notes = _choose(wanted.path, FLAG)
+    checkpoint, notes = choose(wanted.path, FLAG)
+    if checkpoint is None and (init := path_in(wanted.path, f"checkpoints/{INIT}")).exists():
+        checkpoint = init  # It begins again with the networks that it began with.
     return Resume(wanted.run_dir, checkpoint, wanted.config, notes, lock)
 
 
@@ -143,7 +146,7 @@ def find_trained(
             "(<run directory>/checkpoints/model_<n>.pt)."
         )
     task, config = _recorded(run_dir, trust=trust)
-    checkpoint, notes = _choose(path)
+    checkpoint, notes = choose(path)
     if checkpoint is None:
         raise UserError(f"{path} has no checkpoint yet.")
     return task, Trained(run_dir, checkpoint, config, notes)
@@ -167,13 +170,36 @@ def take_tasks_dir(recorded: dict[str, Any]) -> str | None:
     return folder if isinstance(folder, str) else None
 
 
-def _choose(path: Path, flag: str = "") -> tuple[Path | None, tuple[str, ...]]:
+def run_of_file(path: Path, name: str) -> Path | None:
+    """Return the run directory that a path is, or that of a checkpoint; None: it is in no run.
+
+    Raises:
+        UserError: there is no run and no file. The message calls the path `name`.
+    """
+    run_dir = _run_of(path)
+    if run_dir is None and not path.is_file():
+        raise UserError(
+            f"{name} is no run directory: it has no {RECORD_FILE}. It must be a run "
+            f"directory, a checkpoint (<run directory>/checkpoints/model_<n>.pt), `{LATEST}`, or "
+            "the beginning of a run's name."
+        )
+    return run_dir
+
+
+def iteration_in(checkpoint: Path) -> int | None:
+    """Return the iterations done in a checkpoint, which its name or the file tells; else None."""
+    number = iteration_of(checkpoint)
+    number = about(checkpoint).get("iteration") if number is None else number
+    return number if type(number) is int and 0 <= number < 10**12 else None
+
+
+def choose(path: Path, flag: str = "") -> tuple[Path | None, tuple[str, ...]]:
     """Return a checkpoint, or the newest undamaged one of a run directory, and notes about it."""
     if not path.is_dir():
         if damage := why_damaged(path):
             raise UserError(
-                f"{flag}{path} is damaged or no checkpoint: {damage}. Name the run directory to "
-                "resume from its newest good checkpoint."
+                f"{flag}{path} is damaged or no checkpoint: {damage}. Name the run directory for "
+                "its newest good checkpoint."
             )
         return path, ()
     found = checkpoints_in(path_in(path, "checkpoints"))

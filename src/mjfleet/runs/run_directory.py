@@ -13,6 +13,7 @@ from typing import Any
 
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
+from mjfleet.runs.checkpoint_names import INIT
 from mjfleet.runs.config_yaml import CONFIG_FILE, changed_values, config_of_attempt, write_config
 from mjfleet.runs.foreign_files import WANDB_RUN, is_own, say_left_out
 from mjfleet.runs.git_state import git_state
@@ -23,6 +24,7 @@ from mjfleet.utils.console import in_a_line
 from mjfleet.utils.packages import stack_versions
 from mjfleet.utils.safe_read import check_folder
 
+ORIGINS = ("parent", "init_from")  # Entries of run.json that name another run.
 LOCK_SECONDS = 3.0
 """How long to wait for a lock: the processes of a run that has just ended may still hold it."""
 
@@ -74,10 +76,12 @@ class RunDirectory:
         if not plan["goes_on"]:
             self._lock = lock_run(path)
         self.checkpoint: Path | None = plan["checkpoint"]
-        """Where training continues from; a new run has a copy of its own."""
+        """Where training continues from, or takes networks; a new run has a copy of its own."""
         code = read_code(plan["task_folder"])
         self.task_hash = code.hash
-        self.code_changes = changes_since(self.checkpoint, code) if self.checkpoint else None
+        begins_anew = plan["init_from"] or (self.checkpoint and self.checkpoint.name == INIT)
+        source = None if begins_anew else self.checkpoint
+        self.code_changes = changes_since(source, code) if source else None
         """How the task's code differs from what the checkpoint was trained with, in words."""
         try:
             if plan["goes_on"]:
@@ -135,7 +139,9 @@ class RunDirectory:
                 self._undo.callback(path.write_bytes, path.read_bytes())
             self._keep_config(len(attempts))
         elif self.checkpoint:
-            copy = self.path / "checkpoints" / f"model_{plan['parent']['iteration'] or 0}.pt"
+            goes_on = plan["parent"] and self.checkpoint.name != INIT
+            name = f"model_{plan['parent']['iteration'] or 0}.pt" if goes_on else INIT
+            copy = self.path / "checkpoints" / name
             self.checkpoint = Path(shutil.copyfile(self.checkpoint, copy))
         if not (config.trust or plan["is_restart"]) and "wandb" in config.agent.logger:
             self._leave_out_foreign_id(record)
@@ -162,14 +168,14 @@ class RunDirectory:
         write_record(
             self.path,
             **({} if attempts else start | {"task": plan["task"]}),
-            **({"parent": plan["parent"]} if plan["parent"] else {}),
+            **{name: plan[name] for name in ORIGINS if plan[name]},
             status="running",
             ended=None,
             seed=config.agent.seed,
             host=os.uname().nodename,
             pid=os.getpid(),
             changed=changed,
-            plan={name: entry for name, entry in plan.items() if name != "parent"},
+            plan={name: entry for name, entry in plan.items() if name not in ORIGINS},
             versions=stack_versions(*config.agent.packages),
             git=git_state([package, plan["task_folder"]], with_diff=True),
             attempts=[*attempts, this],

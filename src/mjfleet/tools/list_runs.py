@@ -55,6 +55,8 @@ def runs(arguments: Sequence[str]) -> int:
         for summary in summaries:
             if summary.parent:
                 print(printable(f"{summary.run} began from {summary.parent}"))
+            if summary.init_from:
+                print(printable(f"{summary.run} began with networks of {summary.init_from}"))
             if summary.problem:
                 print(printable(f"{summary.run}: {summary.problem}"), file=sys.stderr)
     else:

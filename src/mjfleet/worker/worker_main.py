@@ -10,12 +10,12 @@ from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.registry import FoundTask, find_task
 from mjfleet.rl.phase import Phase
-from mjfleet.runs.checkpoint_names import set_aside
+from mjfleet.runs.checkpoint_names import INIT, set_aside
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
 from mjfleet.utils.console import print_line
 from mjfleet.utils.memory import enough_memory
@@ -86,7 +86,9 @@ def train_worker(
         with enough_memory():
             place = args, rank, heartbeat, collectives, run_dir
             runner, checkpointer = _build(found, config, *place)
-        lost = checkpointer.resume(Path(checkpoint), state) if checkpoint and state else []
+        said = (
+            _restore(Path(checkpoint or ""), state, config, runner, checkpointer) if state else []
+        )
         if rank.rank == 0:
             runner.alg.take_teacher(config.agent)
         del state  # Its worlds may take much memory.
@@ -94,8 +96,8 @@ def train_worker(
         begun = runner.current_learning_iteration
         if rank.rank == 0 and not begun and completed_iterations(run_dir):
             _keep_metrics(run_dir)
-        if rank.rank == 0 and begun:
-            _announce_resume(run_dir, begun, config.agent.max_iterations, lost)
+        if rank.rank == 0 and (begun or said):
+            _announce_resume(run_dir, begun, config.agent.max_iterations, said)
         stop.check()
         with stop.deferred():
             heartbeat.enter(Phase.COLLECT, begun + 1)
@@ -156,6 +158,21 @@ def _build(
     return runner, checkpointer
 
 
+def _restore(
+    checkpoint: Path,
+    state: dict[str, Any],
+    config: TrainConfig,
+    runner: "Runner",
+    checkpointer: "Checkpointer",
+) -> list[str]:
+    """Continue from a checkpoint, or take its networks alone; return what to tell the user."""
+    from mjfleet.rl.initial_networks import take_networks
+
+    if checkpoint.name == INIT:
+        return take_networks(runner, checkpoint, state, config.init_from or str(checkpoint))
+    return [f"not kept: {what}" for what in checkpointer.resume(checkpoint, state)]
+
+
 def _announce_build(args: WorkerArgs, rank: Rank) -> None:
     who = f"rank {rank.rank}: " if rank.world_size > 1 else ""
     num_envs, device = args.config["env"]["num_envs"], args.devices[rank.local_rank]
@@ -171,11 +188,12 @@ def _keep_metrics(run_dir: Path) -> None:
     print_line(f"the run has no checkpoint and begins anew; its {METRICS_FILE} is kept in {aside}")
 
 
-def _announce_resume(run_dir: Path, begun: int, total: int, lost: list[str]) -> None:
+def _announce_resume(run_dir: Path, begun: int, total: int, said: list[str]) -> None:
     """Say where the run continues, and put aside what came after its checkpoint."""
-    print_line(f"{begun} of {total} iterations are done, {total - begun} are left")
-    for what in lost:
-        print_line(f"not kept: {what}")
+    if begun:
+        print_line(f"{begun} of {total} iterations are done, {total - begun} are left")
+    for line in said:
+        print_line(line)
     if replaced := set_aside(run_dir / "checkpoints", begun):
         with suppress(FileNotFoundError):
             shutil.copy(run_dir / METRICS_FILE, replaced)
