@@ -108,3 +108,13 @@ def test_moments_are_those_of_samples_and_their_images() -> None:
 def test_a_function_that_is_no_mirror_is_refused(function: Any) -> None:
     with pytest.raises(UserError, match="is a mirror: it swaps the numbers of `actions`"):
         tied(agent(), function=function)
+
+
+def test_loaded_weights_that_are_not_tied_are_named() -> None:
+    config, networks = agent(), {"actor": True, "critic": True}
+    alg = tied(config)
+    alg.load(tied(config, updates=3).save(), networks, strict=True)
+    alg.check_weights()
+    alg.load(learn(PPO, config, 0)[0].save(), networks, strict=True)
+    with pytest.raises(UserError, match="by another mirror"):
+        alg.check_weights()

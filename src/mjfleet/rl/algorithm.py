@@ -72,6 +72,9 @@ class Algorithm(algorithms.PPO):
         """Load the policy to imitate, where the algorithm does that. Called before training, on
         rank 0, after a checkpoint has been restored."""
 
+    def check_weights(self) -> None:
+        """Raise UserError if a new run cannot begin with the networks that have been loaded."""
+
     def compute_returns(self, obs: TensorDict) -> None:
         """Compute returns and advantages; `obs` are the observations after the rollout.
 

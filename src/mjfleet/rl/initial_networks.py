@@ -27,7 +27,7 @@ def take_networks(runner: Runner, path: Path, state: dict[str, Any], name: str) 
     Messages call the file `name`.
 
     Raises:
-        UserError: the policy does not fit.
+        UserError: the policy does not fit, or its weights are not tied where they have to be.
     """
     built, told, ours = runner.alg.save(), told_networks(path), networks_of(runner)
     own, taken, said = state.get(OWN) or {}, {}, []
@@ -46,6 +46,7 @@ def take_networks(runner: Runner, path: Path, state: dict[str, Any], name: str) 
         kept = ", with its normaliser" * any("normalizer" in x for x in built[key])
         said.append(f"{part}: begins anew, since {why}" if why else f"{part}: taken{kept}")
     runner.alg.load(state, {**taken, "optimizer": False, "rnd": False}, strict=True)
+    runner.alg.check_weights()
     if taken.get("rnd"):  # rsl_rl would load its optimiser too.
         rnd: Any = runner.alg.rnd
         rnd.load_state_dict(state["rnd_state_dict"])

@@ -225,17 +225,15 @@ class PPO(Algorithm):
         return state
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict | None, strict: bool) -> bool:
-        """Load rsl_rl's format.
-
-        Raises:
-            UserError: weights are to be tied, and the loaded ones are not.
-        """
+        """Load rsl_rl's format."""
         loads_iteration = super().load(loaded_dict, load_cfg, strict)
-        if self._equivariance:
-            self._equivariance.check_weights()
         self._prepare_optimizer()
         self._learn = self._make_learn()  # Earlier graphs would step the replaced optimiser state.
         return loads_iteration
+
+    def check_weights(self) -> None:
+        if self._equivariance:
+            self._equivariance.check_weights()
 
     def _make_backprop(self) -> CpuBackprop | AutogradBackprop:
         """Choose how gradients are computed, see PPOConfig.backprop."""

@@ -15,6 +15,7 @@ from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, read_record
 from mjfleet.utils.console import in_a_line
 
 LATEST = "latest"
+PRUNED = ".pruned_"  # What the name of a folder begins with that `mjfleet runs --prune` removes.
 ON_WANDB = "wandb:"  # What a word for a run on W&B begins with.
 LISTED = 5  # Number of runs that a message names at most.
 NEAR = 0.6  # Similarity of a run's name to the typed word, 0 to 1, from which it is suggested.
@@ -66,7 +67,9 @@ def _folders(root: Path, experiment: str | None) -> Iterable[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    return any(os.path.lexists(folder / name) for name in (RECORD_FILE, METRICS_FILE))
+    files = (RECORD_FILE, METRICS_FILE)
+    is_kept = not folder.name.startswith(PRUNED)
+    return is_kept and any(os.path.lexists(folder / name) for name in files)
 
 
 def failure_files(run_dir: Path, pattern: str) -> list[Path]:

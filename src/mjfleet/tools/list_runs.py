@@ -16,6 +16,7 @@ from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
 from mjfleet.runs.run_lookup import groups_in, runs_in
 from mjfleet.runs.run_summary import Summary, summarise, summarise_group
+from mjfleet.tools.prune_runs import Conditions, prune
 from mjfleet.utils.console import printable
 
 LONGEST = 200  # Characters of a cell.
@@ -35,6 +36,12 @@ class RunsArguments(Checked):
     """Folder that holds the run directories."""
     json: bool = False
     """Print a JSON list of objects instead of a table."""
+    prune: Conditions = ()
+    """Remove, of the runs with these words, `all`, those that ended `unfinished`, those not trained
+    for a time (`older-than=30d`, or h, w), or their `checkpoints` except best.pt, the newest and
+    final_model.pt; several apply together. It shows what that is, and asks."""
+    yes: bool = False
+    """Remove without asking."""
 
 
 def runs(arguments: Sequence[str]) -> int:
@@ -42,8 +49,14 @@ def runs(arguments: Sequence[str]) -> int:
     root = Path(parsed.log_root)
     if not root.is_dir():
         raise UserError(f"--log-root {root}: there is no such folder.")
+    if "--prune" in arguments and not parsed.prune:
+        raise UserError("--prune: say what to remove, such as `--prune unfinished`.")
+    if parsed.yes and not parsed.prune:
+        raise UserError("--yes is for --prune.")
     found = _newest_first(root)
     summaries = [summary for summary in found if _has(summary, parsed.words)]
+    if parsed.prune:
+        return prune(root, parsed.prune, summaries, found, parsed.yes)
     if (key := KEYS.get(parsed.sort)) is not None:
         known = [summary for summary in summaries if key(summary) is not None]
         unknown = [summary for summary in summaries if key(summary) is None]
