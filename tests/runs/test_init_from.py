@@ -21,34 +21,41 @@ SMALL = (
 STILL = ("--agent.algorithm.schedule", "fixed", "--agent.algorithm.learning-rate", "1e-12")
 
 
-@pytest.fixture
-def base(run: Run, tmp_path: Path) -> Path:
-    """A run whose policy normalises what it observes."""
-    flags = ("--agent.actor.obs-normalization", "--agent.run-name", "base")
-    assert run("train", TASK, *SMALL, *flags).returncode == 0
-    return next(tmp_path.glob("logs/*/*_base"))
-
-
 def networks(checkpoint: Path) -> dict[str, dict[str, torch.Tensor]]:
     state = torch.load(checkpoint, weights_only=True)
     return {name: state[f"{name}_state_dict"] for name in ("actor", "critic")}
 
 
 def test_another_task_begins_with_networks_that_fit_and_later_goes_on_by_itself(
-    base: Path, run: Run, tmp_path: Path
+    run: Run, tmp_path: Path
 ) -> None:
-    flags = (*SMALL, *STILL, "--agent.actor.obs-normalization", "--agent.critic.hidden-dims", "8")
+    normalised = "--agent.actor.obs-normalization"
+    assert run("train", TASK, *SMALL, normalised, "--agent.run-name", "base").returncode == 0
+    (base,) = tmp_path.glob("logs/*/*_base")
+    flags = (*SMALL, *STILL, "--agent.critic.hidden-dims", "8", "--init-from", "base")
+
+    # What does not fit is named, and nothing is made.
+    wrong = ("--agent.actor.activation", "relu", "--agent.obs-groups.actor", "actor", "critic")
+    done = run("train", OTHER, *flags, *wrong)
+    assert done.returncode == 2, done.stderr
+    for words in (
+        "--agent.actor.obs-normalization is True there, False here",
+        "--agent.actor.activation is elu there, relu here",
+        "it observes actor (5) there, actor (5) and critic (5) here",
+    ):
+        assert words in done.stderr
+    assert [path.name for path in tmp_path.glob("logs/*/*")] == [base.name]
+
     workers = ("--cpu-workers", "2", "--agent.run-name", "tuned")
-    done = run("train", OTHER, *flags, *workers, "--init-from", "base")
+    done = run("train", OTHER, *flags, normalised, *workers)
     assert done.returncode == 0, done.stderr
     assert "critic: begins anew, since --agent.critic.hidden-dims is" in done.stdout
     (tuned,) = tmp_path.glob("logs/*/*_tuned")
-    origin = json.loads((tuned / "run.json").read_text())["init_from"]
-    name, file = f"{TASK}/{base.name}", base / "checkpoints/model_2.pt"
-    assert origin == {"run": name, "checkpoint": str(file), "iteration": 2}
-    (listed, other) = json.loads(run("mjfleet", "runs", "--json").stdout)
-    assert listed["init_from"] == f"{name} at iteration 2"
-    assert listed["parent"] is other["init_from"] is None
+    parent = json.loads((tuned / "run.json").read_text())["parent"]
+    file = base / "checkpoints/model_2.pt"
+    name = f"{TASK}/{base.name}"
+    origin = {"run": name, "checkpoint": str(file), "iteration": 2, "networks_only": True}
+    assert parent == origin | {"changed": {}, "wandb_id": None}
     assert [int(row["iteration"]) for row in rows(tuned)] == [1, 2]
     assert float(rows(tuned)[0]["total_steps"]) == 2 * 16 * 8
 
@@ -72,36 +79,26 @@ def test_another_task_begins_with_networks_that_fit_and_later_goes_on_by_itself(
     assert "actor: taken" in done.stdout, done.stderr
     again = networks(tuned / "checkpoints/model_1.pt")["actor"]
     assert again[count] == theirs[count] + 16 * 8
-    with pytest.raises(UserError, match="is what the run began with"):
-        train([OTHER, "--resume", str(tuned / "checkpoints" / INIT)])
 
 
-def test_what_does_not_fit_is_named_and_nothing_is_made(
-    base: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_begun_with_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    normalised = "--agent.actor.obs-normalization"
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    (tmp_path / "run/run.json").write_text(json.dumps({"task": OTHER}))
     for flags, words in (
-        ((), r"--agent\.actor\.obs-normalization is True there, False here"),
-        ((normalised, "--agent.obs-groups.actor", "actor", "critic"),
-         r"it observes actor \(5\) there, actor \(5\) and critic \(5\) here"),
-        ((normalised, "--agent.actor.activation", "relu"), "activation is elu there, relu here"),
-        ((normalised, "--resume", "latest"), "--resume and --init-from: give one"),
-        ((normalised, "--agent.actor.distribution.init-std", "0.5"), "init-std and --init-from"),
-        ((normalised, "--init-from", "nobody"), "--init-from nobody does not exist"),
-        ((normalised, "--init-from", f"{base}/run.json"), "damaged or no checkpoint"),
-    ):  # fmt: skip
+        (("--init-from", "run"), "has no checkpoint yet"),
+        (("--init-from", "run", "--resume", "latest"), "--resume and --init-from: give one"),
+        (("--init-from", "run", "--agent.actor.distribution.init-std", "1"), "init-std and --init"),
+        (("--init-from", "nobody"), "--init-from nobody does not exist"),
+        (("--init-from", "nobody", "--seeds", "2"), "--init-from nobody does not exist"),
+        (("--init-from", "run/run.json"), "damaged or no checkpoint"),
+        (("--resume", f"run/checkpoints/{INIT}"), "is what the run began with"),
+    ):
         with pytest.raises(UserError, match=words):
-            train([OTHER, *SMALL, "--init-from", "base", *flags])
-
-    # A file that does not tell of its networks, as rsl_rl's, is looked at by the workers.
-    bare = tmp_path / "bare.pt"
-    torch.save(torch.load(base / "checkpoints/model_2.pt", weights_only=True), bare)
-    done = run("train", OTHER, *SMALL, "--init-from", "bare.pt")
-    assert done.returncode == 2, done.stderr
-    assert "obs_normalizer._mean is [1, 5] there, None here" in done.stderr
-    assert [path.name for path in (tmp_path / "logs").iterdir()] == [TASK]
-    assert [path.name for path in (tmp_path / "logs" / TASK).iterdir()] == [base.name]
+            train([OTHER, *SMALL, *flags])
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_somebody_elses_configuration_does_not_name_a_file_to_begin_with(

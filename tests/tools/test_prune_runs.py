@@ -1,6 +1,7 @@
 """`mjfleet runs --prune`: what goes, what stays, and that nothing is half removed."""
 
 import fcntl
+import json
 import os
 import pty
 import signal
@@ -42,8 +43,7 @@ def test_what_is_named_goes_and_the_rest_stays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = {"max_iterations": 3, "world_size": 1, "workers": [{"device": "cpu"}]}
-    origin = {"run": "a/failed", "iteration": 3}
-    write(tmp_path / "a/done", status="finished", plan=plan, init_from=origin, days=40)
+    write(tmp_path / "a/done", status="finished", plan=plan, days=40)
     write(tmp_path / "a/died", days=2)
     write(tmp_path / "a/failed", status="failed", days=50)
     write(tmp_path / "a/stopped_one", status="stopped", days=60)
@@ -54,7 +54,6 @@ def test_what_is_named_goes_and_the_rest_stays(
     with pytest.raises(UserError, match=r"3\.0 MB would be removed.*--yes"):
         prune(tmp_path, "--prune", "unfinished")
     shown = capsys.readouterr().out
-    assert "a/done began from a/failed" in shown
     assert "a/stopped_one: stopped, 3 iterations" in shown
     for wrong, words in (
         (("--prune", "old"), "older-than=30d"),
@@ -96,6 +95,23 @@ def test_what_is_locked_or_no_run_or_behind_a_link_stays(
     assert all(f"{name} stays" in said for name in ("a/locked", "a/garbled", "a/linked", "b/run"))
 
 
+def test_a_group_goes_with_the_last_of_its_runs(tmp_path: Path) -> None:
+    for group, statuses in {"one": ("failed", "finished"), "two": ("failed", "died")}.items():
+        for seed, status in enumerate(statuses):
+            write(tmp_path / f"a/{group}/seed_{seed}", status=status)
+        (tmp_path / f"a/{group}/group.json").write_text(json.dumps({"task": "t", "members": {}}))
+    lock = os.open(tmp_path / "a/two", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    for left in ({"one", "two"}, {"one"}):
+        assert prune(tmp_path, "--prune", "unfinished", "--yes") == 0
+        assert names(tmp_path) == left
+        assert {path.name for path in (tmp_path / "a/one").iterdir()} == {"seed_1", "group.json"}
+        fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
+    assert prune(tmp_path, "one", "--prune", "all", "--yes") == 0
+    assert names(tmp_path) == set()
+
+
 def test_only_checkpoints_that_others_make_unneeded_go(tmp_path: Path) -> None:
     run_dir = write(tmp_path / "a/1", status="finished")
     folder = run_dir / "checkpoints"
@@ -130,11 +146,18 @@ def test_it_asks_and_after_a_kill_the_next_one_finishes(
     ]
     run_dir, aside = write(tmp_path / "a/1", status="failed"), tmp_path / "a/.pruned_1"
     terminal, stdin = pty.openpty()
-    for answer, remaining in ((b"\n", {"1"}), (b"y\n", set())):
-        with subprocess.Popen([*command, "--prune", "all"], stdin=stdin) as process:
+    for answer, is_trained, code in ((b"\n", False, 0), (b"y\n", True, 1), (b"y\n", False, 0)):
+        assert names(tmp_path) == {"1"}
+        with subprocess.Popen(
+            [*command, "--prune", "all"], stdin=stdin, stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout
+            process.stdout.readline()
+            if is_trained:  # It has begun and ended since it was listed.
+                (run_dir / "metrics.csv").touch()
             os.write(terminal, answer)
-            assert process.wait() == 0
-        assert names(tmp_path) == remaining
+            assert process.wait() == code
+    assert names(tmp_path) == set()
     os.close(terminal)
     os.close(stdin)
 

@@ -24,6 +24,7 @@ from mjfleet.launch.launch_training import plan_here, refuse_existing, train_com
 from mjfleet.launch.planned_run import FAILED, draw_curves
 from mjfleet.registry import FoundTask
 from mjfleet.runs.config_yaml import CONFIG_FILE, differences, read_config, write_config
+from mjfleet.runs.init_choice import begin_from
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, read_record
 from mjfleet.runs.run_lookup import record_of
@@ -45,6 +46,8 @@ def train_seeds(found: FoundTask, config: TrainConfig, argv: Sequence[str]) -> i
             the user's; nothing is left then.
     """
     config = on_this_host(config)
+    if config.init_from:
+        _, config = begin_from(config)  # `latest` means the same run for all.
     refuse_existing(config)
     names = {f"seed_{seed}": seed for seed in seeds_of(config)}
     shares = divide_devices(config, os.environ, len(names), config.per_run)

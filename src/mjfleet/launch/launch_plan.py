@@ -16,7 +16,7 @@ from mjfleet.launch.devices import Host, choose_backend
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.launch.log_directory import choose_log_directory
 from mjfleet.registry import FoundTask
-from mjfleet.runs.resume_choice import Origin, Parent, Resume
+from mjfleet.runs.resume_choice import Parent, Resume
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import WorkerArgs
 
@@ -54,7 +54,6 @@ class LaunchPlan:
     checkpoint: Path | None  # Where training continues from; None: it begins.
     is_restart: bool  # Whether the run was started again after a fault, by itself.
     parent: Parent | None  # Of a new run that begins from another run's checkpoint.
-    init_from: Origin | None  # Of a new run that takes only networks from `checkpoint`.
     notes: tuple[str, ...]  # What the user should be told about these decisions.
     run_dir: Path = Path()
     task_hash: str = ""  # Of the task's code, once the run directory has a snapshot of it.
@@ -162,7 +161,6 @@ def make_plan(
         checkpoint=resume.checkpoint if resume else None,
         is_restart=bool(resume and resume.is_restart),
         parent=resume.parent if resume else None,
-        init_from=resume.init_from if resume else None,
         notes=(*_notes(config, hosts, world_size), *(resume.notes if resume else ())),
         run_dir=(resume and resume.run_dir) or Path(),
     )
@@ -228,7 +226,7 @@ def describe(plan: LaunchPlan) -> str:
         "run directory": f"{plan.run_dir}{', which goes on' if plan.goes_on else ''}",
         "goes on from": plan.checkpoint or "nothing, it begins",
     }
-    if plan.init_from:
+    if plan.parent and plan.parent.networks_only:
         lines["goes on from"] = f"nothing, it begins with networks of {plan.checkpoint}"
     if plan.has_host_agents:
         log_dir = f"{plan.torchrunx_log_dir or 'none'} ({plan.torchrunx_log_dir_source})"

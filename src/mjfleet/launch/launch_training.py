@@ -71,7 +71,7 @@ def launch_training(
         config = from_dict(config, resume.config)
     elif config.init_from and not resume and (is_rank_0 or os.path.exists(config.init_from)):
         # For other ranks, a word might already mean the run that rank 0 begins.
-        resume, config = begin_from(found, config)
+        resume, config = begin_from(config)
     while True:
         code, plan = _attempt(found, config, resume, arguments)
         if plan is None:
@@ -143,9 +143,7 @@ def _attempt(
             if plan.checkpoint:
                 is_init = plan.checkpoint.name == INIT
                 how = "beginning with networks of" if is_init else "going on from"
-                print_line(
-                    f"{how} {plan.init_from.checkpoint if plan.init_from else plan.checkpoint}"
-                )
+                print_line(f"{how} {(is_init and config.init_from) or plan.checkpoint}")
         code = run_plan(plan, run_dir, connections)
         return code, plan if run_dir else None
 

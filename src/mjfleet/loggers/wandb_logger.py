@@ -35,7 +35,7 @@ class WandbLogger(Logger):
     """A Weights & Biases run per run directory, which a resumed run continues.
 
     A run of its own that began from another one's checkpoint names that one as `parent` in its
-    configuration there, with that one's id on W&B; one that took its networks alone, `init_from`.
+    configuration there, with that one's id on W&B.
 
     Without a login or a reachable server, the run is recorded offline. Nothing asks for a login.
     """
@@ -54,8 +54,6 @@ class WandbLogger(Logger):
         if parent := record.get("parent"):
             self._config["parent"] = parent
             wanted = None if wanted == parent.get("wandb_id") else wanted
-        if init_from := record.get("init_from"):
-            self._config["init_from"] = init_from
         run_id = record.get("wandb_id") or wanted or uuid.uuid4().hex[:16]
         write_record(self._run_dir, wandb_id=run_id, wandb_signature=sign(WANDB_RUN, run_id))
         # At exit, W&B's telemetry would wait for a server that does not answer.

@@ -13,7 +13,7 @@ from mjfleet.errors import UserError
 from mjfleet.rl import checkpoint_files as files
 from mjfleet.rl.checkpoint_schedule import CheckpointSchedule
 from mjfleet.rl.checkpoint_values import OWN, check_optimizer, check_tensors
-from mjfleet.rl.initial_networks import networks_of
+from mjfleet.rl.initial_networks import describe_networks
 from mjfleet.rl.phase import Phase
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.checkpoint_names import BEST
@@ -93,7 +93,7 @@ class Checkpointer:
                 return []
             before()
             about = {"iteration": iteration, "task": self._task, "task_hash": self._task_hash}
-            about |= {"networks": networks_of(runner)}
+            about |= {"networks": describe_networks(runner)}
             data = files.pack_checkpoint(self._state(ranks), about)
             return paths if self._schedule.write(paths, data, is_last=is_last) else []
 

@@ -1,23 +1,36 @@
 """Begins with networks of another run, see `--init-from`. Runs in a worker."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mjfleet.config import to_dict
 from mjfleet.config.validation import SHOWN
 from mjfleet.errors import UserError
 from mjfleet.rl.checkpoint_values import OWN
 from mjfleet.rl.runner import Runner
-from mjfleet.runs.network_fit import Networks, describe_networks, misfit, told_networks
+from mjfleet.runs.checkpoint_archive import about
 
+SETTINGS = ("class_name", "hidden_dims", "activation", "obs_normalization", "cnn_cfg")
+"""What decides, besides sizes, what a network computes from its weights."""
 NAMED = 3  # How many tensors of another shape a line names.
 
 
-def networks_of(runner: Runner) -> Networks:
-    """Return what a checkpoint of this run tells of its networks."""
+def describe_networks(runner: Runner) -> dict[str, dict[str, Any]]:
+    """Return what a checkpoint tells of its policy, and of its critic, if it learns."""
+    agent, values = runner.agent, to_dict(runner.agent)
     observed = runner.env.get_observations().items()
-    sizes = {group: tuple(rows.shape[1:]) for group, rows in observed}
-    return describe_networks(runner.agent, sizes, runner.env.num_actions)
+    shapes = {group: list(rows.shape[1:]) for group, rows in observed}
+    outputs = {"actor": runner.env.num_actions, "critic": 1}
+    if agent.distils or not agent.algorithm.learns_values:
+        del outputs["critic"]
+    return {
+        name: {setting: values[name][setting] for setting in SETTINGS}
+        | {"observes": {group: shapes[group] for group in values["obs_groups"][name]}}
+        | {"outputs": number}
+        for name, number in outputs.items()
+    }
 
 
 def take_networks(runner: Runner, path: Path, state: dict[str, Any], name: str) -> list[str]:
@@ -29,7 +42,8 @@ def take_networks(runner: Runner, path: Path, state: dict[str, Any], name: str) 
     Raises:
         UserError: the policy does not fit, or its weights are not tied where they have to be.
     """
-    built, told, ours = runner.alg.save(), told_networks(path), networks_of(runner)
+    told, ours, built = about(path).get("networks"), describe_networks(runner), runner.alg.save()
+    told = told if isinstance(told, dict) else {}  # Files of rsl_rl do not tell.
     own, taken, said = state.get(OWN) or {}, {}, []
     if (told and "critic" not in told) or own.get("teacher"):
         state = {key: value for key, value in state.items() if key != "critic_state_dict"}
@@ -37,9 +51,8 @@ def take_networks(runner: Runner, path: Path, state: dict[str, Any], name: str) 
         key = f"{part}_state_dict"
         if key not in built or (part == "critic" and part not in ours):
             continue
-        why = misfit(part, told.get(part, {}), ours.get(part, {})) or _other_shapes(
-            state.get(key), built[key]
-        )
+        why = _other_settings(part, told.get(part), ours.get(part, {}))
+        why = why or _other_shapes(state.get(key), built[key])
         if why and part == "actor":
             raise UserError(f"--init-from {name}: its actor does not fit: {why}.")
         taken[part] = not why
@@ -51,6 +64,42 @@ def take_networks(runner: Runner, path: Path, state: dict[str, Any], name: str) 
         rnd: Any = runner.alg.rnd
         rnd.load_state_dict(state["rnd_state_dict"])
     return [*said, "optimiser, learning rate, counters and worlds: begin anew"]
+
+
+def _other_settings(part: str, theirs: Any, ours: Mapping[str, Any]) -> str:
+    """Return in words why a network cannot take the other's weights; empty: nothing is known."""
+    if not isinstance(theirs, dict):
+        return ""
+    words = []
+    then, now = theirs.get("observes"), ours.get("observes", {})
+    if _are_shapes(then) and sum(map(math.prod, then.values())) != sum(
+        map(math.prod, now.values())
+    ):
+        words.append(f"it observes {_listed(then)} there, {_listed(now)} here")
+    for name in ("outputs", *SETTINGS):
+        if name in theirs and theirs[name] != ours[name]:
+            what = name if name == "outputs" else f"--agent.{part}.{name.replace('_', '-')}"
+            words.append(f"{what} is {_word(theirs[name])} there, {_word(ours[name])} here")
+    return "; ".join(words)
+
+
+def _are_shapes(observes: Any) -> bool:
+    """Return whether a file tells the shape of each observation group."""
+    return isinstance(observes, dict) and all(
+        isinstance(shape, list) and all(type(n) is int for n in shape)
+        for shape in observes.values()
+    )
+
+
+def _listed(groups: Mapping[str, list[int]]) -> str:
+    named = (f"{name} ({'x'.join(map(str, shape))})" for name, shape in groups.items())
+    return " and ".join(named)[: 2 * SHOWN]
+
+
+def _word(value: Any) -> str:
+    """Return a value as it is typed, not at any length."""
+    typed = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return typed[:SHOWN]
 
 
 def _other_shapes(theirs: Mapping[str, Any] | None, ours: Mapping[str, Any]) -> str:

@@ -78,6 +78,7 @@ def _parent(resume: Resume, run_dir: Path | None, different: Values) -> Parent:
         run=name_of(run_dir) if run_dir else None,
         checkpoint=str(resume.checkpoint.resolve()) if resume.checkpoint else None,
         iteration=resume.iteration,
+        networks_only=resume.networks_only,
         changed={n: {"value": ours, "parent": theirs} for n, (ours, theirs) in different.items()},
         wandb_id=read_record(run_dir).get("wandb_id") if run_dir else None,
     )

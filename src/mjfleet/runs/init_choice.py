@@ -1,7 +1,7 @@
 """Finds what `--init-from` names: networks of another run. Runs in the launcher.
 
 Resuming goes on from all that a checkpoint holds. Here a new run begins, which takes the networks
-alone, and the other run may be of another task.
+alone, and the other run may be of another task. Workers compare the networks.
 """
 
 from dataclasses import replace
@@ -9,39 +9,29 @@ from pathlib import Path
 
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
-from mjfleet.registry import FoundTask
-from mjfleet.runs.network_fit import describe_networks, misfit, told_networks
-from mjfleet.runs.resume_choice import Origin, Resume, choose, iteration_in, run_of_file
-from mjfleet.runs.run_lookup import find_run
-
-FLAG = "--init-from "
+from mjfleet.runs.resume_choice import Parent, Resume, choose, iteration_in, run_of_file
+from mjfleet.runs.run_lookup import find_run, name_of
 
 
-def begin_from(found: FoundTask, config: TrainConfig) -> tuple[Resume, TrainConfig]:
+def begin_from(config: TrainConfig) -> tuple[Resume, TrainConfig]:
     """Return where a new run takes its networks, and its configuration, which names that file.
 
-    Workers compare all shapes. What is known without them is checked here: the policy's settings,
-    and its sizes, if the task lists them and the checkpoint tells them.
-
     Raises:
-        UserError: the run or file does not exist or is damaged, or its policy does not fit.
+        UserError: the run or file does not exist, is damaged, or has no checkpoint.
     """
-    wanted = config.init_from or ""
+    flag = f"--init-from {config.init_from}"
     place = Path(config.log_root), config.agent.experiment_name
-    path = find_run(wanted, FLAG + wanted, *place, dry_run=config.dry_run)
-    run_dir = run_of_file(path, FLAG + wanted)
-    checkpoint, notes = choose(path, FLAG)
+    path = find_run(config.init_from or "", flag, *place, dry_run=config.dry_run)
+    run_dir = run_of_file(path, flag)
+    checkpoint, notes = choose(path, "--init-from ")
     if checkpoint is None:
-        raise UserError(f"{FLAG}{wanted}: {path} has no checkpoint yet.")
+        raise UserError(f"{flag}: {path} has no checkpoint yet.")
     checkpoint = checkpoint.resolve()
-    sizes = found.task.observation_sizes or {}
-    theirs, ours = (
-        told_networks(checkpoint),
-        describe_networks(config.agent, sizes, found.task.num_actions),
+    parent = Parent(
+        run=run_dir and name_of(run_dir.resolve()),
+        checkpoint=str(checkpoint),
+        iteration=iteration_in(checkpoint),
+        networks_only=True,
     )
-    if why := misfit("actor", theirs.get("actor", {}), ours["actor"]):
-        raise UserError(f"{FLAG}{wanted}: the actor of {checkpoint} does not fit: {why}.")
-    name = run_dir and "/".join(run_dir.resolve().parts[-2:])
-    origin = Origin(run=name, checkpoint=str(checkpoint), iteration=iteration_in(checkpoint))
-    resume = Resume(None, checkpoint, {}, notes, init_from=origin)
+    resume = Resume(None, checkpoint, {}, notes, parent=parent)
     return resume, replace(config, init_from=str(checkpoint))

@@ -28,18 +28,13 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
-    """The checkpoint of another run whose networks a new run began with."""
+class Parent:
+    """Where a run of its own began that was trained from another run's checkpoint."""
 
     run: str | None  # Experiment and name; None: the checkpoint was in no run directory.
     checkpoint: str | None  # Its path; None: the other run had none yet.
     iteration: int | None  # Iterations done in it; None: unknown.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parent(Origin):
-    """The same of a run of its own, which went on from all that the checkpoint holds."""
-
+    networks_only: bool = False  # Whether it took nothing else of the checkpoint.
     changed: dict[str, dict[str, Any]] = field(default_factory=dict)
     """`value`, and the `parent`'s, of what differs from the other run, by dotted name."""
     wandb_id: str | None = None  # Of the other run.
@@ -56,14 +51,17 @@ class Resume:
     lock: int | None = None  # Open descriptor that keeps other processes from continuing the run.
     is_restart: bool = False  # Whether the run continues by itself, after a fault.
     parent: Parent | None = None  # Of a new run.
-    init_from: Origin | None = None  # Of a new run that takes the checkpoint's networks alone.
 
     @property
     def iteration(self) -> int | None:
         """Iterations done, if the checkpoint tells them; 0 where training begins anew."""
-        if self.checkpoint is None or self.init_from or self.checkpoint.name == INIT:
-            return 0
-        return iteration_in(self.checkpoint)
+        return iteration_in(self.checkpoint) if self.checkpoint and not self.networks_only else 0
+
+    @property
+    def networks_only(self) -> bool:
+        """Whether nothing but networks is taken of the checkpoint."""
+        is_init = self.checkpoint is not None and self.checkpoint.name == INIT
+        return is_init or (self.parent is not None and self.parent.networks_only)
 
 
 @dataclass(frozen=True)

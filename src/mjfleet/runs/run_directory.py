@@ -24,7 +24,6 @@ from mjfleet.utils.console import in_a_line
 from mjfleet.utils.packages import stack_versions
 from mjfleet.utils.safe_read import check_folder
 
-ORIGINS = ("parent", "init_from")  # Entries of run.json that name another run.
 LOCK_SECONDS = 3.0
 """How long to wait for a lock: the processes of a run that has just ended may still hold it."""
 
@@ -79,7 +78,8 @@ class RunDirectory:
         """Where training continues from, or takes networks; a new run has a copy of its own."""
         code = read_code(plan["task_folder"])
         self.task_hash = code.hash
-        begins_anew = plan["init_from"] or (self.checkpoint and self.checkpoint.name == INIT)
+        networks_only = plan["parent"] and plan["parent"]["networks_only"]
+        begins_anew = networks_only or (self.checkpoint and self.checkpoint.name == INIT)
         source = None if begins_anew else self.checkpoint
         self.code_changes = changes_since(source, code) if source else None
         """How the task's code differs from what the checkpoint was trained with, in words."""
@@ -139,8 +139,8 @@ class RunDirectory:
                 self._undo.callback(path.write_bytes, path.read_bytes())
             self._keep_config(len(attempts))
         elif self.checkpoint:
-            goes_on = plan["parent"] and self.checkpoint.name != INIT
-            name = f"model_{plan['parent']['iteration'] or 0}.pt" if goes_on else INIT
+            parent = plan["parent"]
+            name = INIT if parent["networks_only"] else f"model_{parent['iteration'] or 0}.pt"
             copy = self.path / "checkpoints" / name
             self.checkpoint = Path(shutil.copyfile(self.checkpoint, copy))
         if not (config.trust or plan["is_restart"]) and "wandb" in config.agent.logger:
@@ -168,14 +168,14 @@ class RunDirectory:
         write_record(
             self.path,
             **({} if attempts else start | {"task": plan["task"]}),
-            **{name: plan[name] for name in ORIGINS if plan[name]},
+            **({"parent": plan["parent"]} if plan["parent"] else {}),
             status="running",
             ended=None,
             seed=config.agent.seed,
             host=os.uname().nodename,
             pid=os.getpid(),
             changed=changed,
-            plan={name: entry for name, entry in plan.items() if name not in ORIGINS},
+            plan={name: entry for name, entry in plan.items() if name != "parent"},
             versions=stack_versions(*config.agent.packages),
             git=git_state([package, plan["task_folder"]], with_diff=True),
             attempts=[*attempts, this],
@@ -230,14 +230,17 @@ def lock_run(run_dir: Path) -> int | None:
         A descriptor to close at the end, or None on a file system without such locks.
 
     Raises:
-        UserError: another process holds the lock.
+        UserError: another process holds the lock, or has removed the directory.
     """
     lock = os.open(run_dir, os.O_RDONLY)
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
+            if run_dir.exists():
+                return lock
+            os.close(lock)
+            raise UserError(f"{run_dir} has been removed meanwhile.")
         except BlockingIOError:
             if time.monotonic() < deadline:
                 time.sleep(0.1)

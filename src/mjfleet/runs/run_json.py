@@ -16,7 +16,7 @@ RECORD_FILE = "run.json"
 GROUP_FILE = "group.json"
 KINDS = {
     "task": str, "status": str, "attempts": list, "plan": dict, "argv": list, "git": dict,
-    "versions": dict, "changed": dict, "parent": dict, "init_from": dict, "members": dict,
+    "versions": dict, "changed": dict, "parent": dict, "members": dict,
     "wandb_id": str, "wandb_signature": str,
 }  # fmt: skip
 """The types of entries that other code relies on."""

@@ -15,7 +15,7 @@ from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, read_record
 from mjfleet.utils.console import in_a_line
 
 LATEST = "latest"
-PRUNED = ".pruned_"  # What the name of a folder begins with that `mjfleet runs --prune` removes.
+NAMES = "[!.]*"  # Of runs and groups; other names are those of folders that are being removed.
 ON_WANDB = "wandb:"  # What a word for a run on W&B begins with.
 LISTED = 5  # Number of runs that a message names at most.
 NEAR = 0.6  # Similarity of a run's name to the typed word, 0 to 1, from which it is suggested.
@@ -43,7 +43,7 @@ def is_group(folder: Path) -> bool:
 
 def members_of(group: Path) -> list[Path]:
     """Return the run directories of a group in the order of their numbers; of no group, none."""
-    found = filter(_is_run, group.glob("*")) if is_group(group) else ()
+    found = filter(_is_run, group.glob(NAMES)) if is_group(group) else ()
     return sorted(found, key=lambda run: (len(run.name), run.name))
 
 
@@ -63,13 +63,11 @@ def experiment_of(run: Path) -> str:
 
 
 def _folders(root: Path, experiment: str | None) -> Iterable[Path]:
-    return root.glob("*/*") if experiment is None else (root / experiment).glob("*")
+    return root.glob(f"*/{NAMES}") if experiment is None else (root / experiment).glob(NAMES)
 
 
 def _is_run(folder: Path) -> bool:
-    files = (RECORD_FILE, METRICS_FILE)
-    is_kept = not folder.name.startswith(PRUNED)
-    return is_kept and any(os.path.lexists(folder / name) for name in files)
+    return any(os.path.lexists(folder / name) for name in (RECORD_FILE, METRICS_FILE))
 
 
 def failure_files(run_dir: Path, pattern: str) -> list[Path]:

@@ -43,7 +43,6 @@ class Summary:
     workers: int | None = None
     devices: list[str] | None = None  # Of the workers, each once.
     parent: str | None = None  # The run from whose checkpoint it began, and at which iteration.
-    init_from: str | None = None  # The run of which it took the networks alone, and the iteration.
     started: str | None = None  # Time of the first start, with its zone.
     seconds: float | None = None  # Running time without the pauses between attempts.
     bytes: int = 0  # Size of all files.
@@ -121,7 +120,12 @@ def _read_record(summary: Summary, run_dir: Path, record: dict[str, Any]) -> Non
     summary.task = record["task"]
     summary.iterations = _count(record.get("iterations", 0))
     summary.seed = _count(record["seed"]) if "seed" in record else None
-    summary.parent, summary.init_from = _origin(record, "parent"), _origin(record, "init_from")
+    if parent := record.get("parent"):
+        summary.parent = str(parent.get("run") or parent.get("checkpoint"))
+        if parent.get("iteration") is not None:
+            summary.parent += f" at iteration {parent['iteration']}"
+        if parent.get("networks_only"):
+            summary.parent += ", its networks only"
     if _seconds(record["started"]):
         summary.started = record["started"]
     died = record["status"] == "running" and not is_locked(run_dir)
@@ -141,15 +145,6 @@ def _read_record(summary: Summary, run_dir: Path, record: dict[str, Any]) -> Non
         raise ValueError("its attempts took longer than a century")
     summary.seconds = round(seconds, 1)
     summary.status = "died" if died else record["status"]
-
-
-def _origin(record: dict[str, Any], name: str) -> str | None:
-    """Return the other run that an entry names, and at which iteration it was."""
-    if not (other := record.get(name)):
-        return None
-    text = str(other.get("run") or other.get("checkpoint"))
-    iteration = other.get("iteration")
-    return text if iteration is None else f"{text} at iteration {iteration}"
 
 
 def _count(number: Any) -> int:

@@ -56,7 +56,7 @@ def runs(arguments: Sequence[str]) -> int:
     found = _newest_first(root)
     summaries = [summary for summary in found if _has(summary, parsed.words)]
     if parsed.prune:
-        return prune(root, parsed.prune, summaries, found, parsed.yes)
+        return prune(root, parsed.prune, summaries, parsed.yes)
     if (key := KEYS.get(parsed.sort)) is not None:
         known = [summary for summary in summaries if key(summary) is not None]
         unknown = [summary for summary in summaries if key(summary) is None]
@@ -68,8 +68,6 @@ def runs(arguments: Sequence[str]) -> int:
         for summary in summaries:
             if summary.parent:
                 print(printable(f"{summary.run} began from {summary.parent}"))
-            if summary.init_from:
-                print(printable(f"{summary.run} began with networks of {summary.init_from}"))
             if summary.problem:
                 print(printable(f"{summary.run}: {summary.problem}"), file=sys.stderr)
     else:

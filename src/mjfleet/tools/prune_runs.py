@@ -11,8 +11,8 @@ import stat
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -23,14 +23,16 @@ from mjfleet.runs.checkpoint_names import BEST, FINAL
 from mjfleet.runs.metrics_csv import METRICS_FILE
 from mjfleet.runs.resume_choice import choose
 from mjfleet.runs.run_directory import is_locked, lock_run
-from mjfleet.runs.run_json import RECORD_FILE
-from mjfleet.runs.run_lookup import PRUNED
+from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
+from mjfleet.runs.run_lookup import group_of, groups_in, is_group, members_of, name_of
 from mjfleet.runs.run_summary import Summary
 from mjfleet.utils.console import print_error, print_line
 from mjfleet.utils.safe_read import path_in, walk
 
+PRUNED = ".pruned_"  # What the name of a folder begins with whose files are being removed.
 WORDS = ("all", "unfinished", "checkpoints")
 AGE = re.compile(r"older-than=([0-9]{1,6})([hdw])", re.ASCII)
+FILES = (RECORD_FILE, METRICS_FILE, GROUP_FILE)  # Those that training writes often.
 SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 Conditions = Annotated[
     tuple[str, ...],
@@ -43,44 +45,31 @@ Conditions = Annotated[
 
 @dataclass(frozen=True)
 class Removal:
-    """What is to be removed of a run."""
+    """What is to be removed of a run or a group."""
 
-    run: str
     path: Path  # Its directory.
-    files: tuple[Path, ...]  # Its checkpoints; none: all of it.
     text: str  # What that is, for the user.
     bytes: int  # How much space it frees.
+    trained: float  # When it was trained last.
+    files: tuple[Path, ...] = ()  # Its checkpoints; none: all of it.
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return name_of(self.path).replace(PRUNED, "")
 
 
-def prune(
-    root: Path,
-    conditions: Sequence[str],
-    chosen: Sequence[Summary],
-    known: Sequence[Summary],
-    yes: bool,
-) -> int:
+def prune(root: Path, conditions: Sequence[str], chosen: Sequence[Summary], yes: bool) -> int:
     """Show what the conditions name of the chosen runs, ask, and remove it; return the exit code.
-
-    It says which of all known runs began from one that goes.
 
     Raises:
         UserError: there is nobody to ask, and `yes` was not given. Nothing is removed.
     """
     from rich.filesize import decimal
 
-    asides = (path for path in root.glob(f"*/{PRUNED}*") if path.is_dir() and not path.is_symlink())
-    removals = [_leftover(path) for path in asides if not is_locked(path)]
-    for summary in chosen:
-        if (removal := _removal(root / summary.run, summary, conditions)) is not None:
-            removals.append(removal)
-    removed = {removal.run for removal in removals if not removal.files}
+    removals = [*_leftovers(root), *_removals(root, conditions, chosen)]
     for removal in removals:
-        print_line(f"{removal.run}: {removal.text}, {decimal(removal.bytes)}")
-    for summary in known:
-        for other in (summary.parent, summary.init_from):
-            name = (other or "").partition(" at iteration ")[0]
-            if name in removed and summary.run not in removed:
-                print_line(f"{summary.run} began from {name}; it has a copy of that checkpoint")
+        print_line(f"{removal.name}: {removal.text}, {decimal(removal.bytes)}")
     if not removals:
         print_line("nothing is to be removed")
         return 0
@@ -100,102 +89,117 @@ def prune(
     return 0 if len(gone) == len(removals) else 1
 
 
+def _removals(root: Path, conditions: Sequence[str], chosen: Sequence[Summary]) -> list[Removal]:
+    """Return what is to be removed. A group is, if no run of it is left, or if it never had one."""
+    meant = {root / run.run: run for run in chosen if _is_meant(root / run.run, run, conditions)}
+    found: dict[Path, Removal] = {}
+    for path, summary in meant.items():
+        try:
+            if not is_group(path) and (removal := _removal(path, summary, conditions)):
+                found[path] = removal
+        except (OSError, UserError) as error:
+            print_error(f"{summary.run} stays: {error}")
+    for group in groups_in(root) if "checkpoints" not in conditions else ():
+        runs = members_of(group)
+        if found.keys() >= set(runs) and (runs or group in meant) and not _why_kept(group):
+            found = {path: removal for path, removal in found.items() if path not in runs}
+            found[group] = _whole(group, f"a group of {len(runs)} run{'s' * (len(runs) != 1)}")
+    return list(found.values())
+
+
 def _removal(path: Path, summary: Summary, conditions: Sequence[str]) -> Removal | None:
-    """Return what is to be removed of a run; None: it is not meant, or stays, which is said."""
-    if not _is_meant(path, summary, conditions):
+    """Return what is to be removed of a run, if anything.
+
+    Raises:
+        UserError: it must not be touched.
+    """
+    if summary.task is None:
+        raise UserError(f"{path / RECORD_FILE} cannot be read, so it may be no run.")
+    if why := _why_kept(path):
+        raise UserError(why)
+    if "checkpoints" not in conditions:
+        return _whole(path, f"{summary.status}, {summary.iterations} iterations")
+    newest, _ = choose(path)
+    folder = path_in(path, "checkpoints")
+    kept = {newest, folder / BEST, folder / FINAL}
+    files = {f: about for f, about in _files(folder).items() if f.suffix == ".pt" and f not in kept}
+    if not newest or not files:
         return None
-    try:
-        if why := _why_kept(path, summary):
-            raise UserError(why)
-        if "checkpoints" not in conditions:
-            text = f"{summary.status}, {summary.iterations} iterations"
-            return Removal(summary.run, path, (), text, _space(_files(path)))
-        if not (files := _older_checkpoints(path)):
-            return None
-        text = f"{len(files)} checkpoint{'s' * (len(files) > 1)}"
-        return Removal(summary.run, path, files, text, _space(files))
-    except UserError as error:
-        print_error(f"{summary.run} stays: {error}")
-    return None
+    text = f"{len(files)} checkpoint{'s' * (len(files) != 1)}"
+    return Removal(path, text, _space(files.values()), _trained(path), tuple(files))
+
+
+def _whole(path: Path, text: str) -> Removal:
+    return Removal(path, text, _space(_files(path).values()), _trained(path))
+
+
+def _leftovers(root: Path) -> list[Removal]:
+    """Return what is left of runs and groups, since a process that removed them was killed."""
+    folders = (*root.glob("*"), *groups_in(root))
+    found = (path for folder in folders for path in folder.glob(f"{PRUNED}*"))
+    return [_whole(path, "what is left of it") for path in found if not _why_kept(path)]
 
 
 def _is_meant(path: Path, summary: Summary, conditions: Sequence[str]) -> bool:
     if "unfinished" in conditions:
         done, total = summary.iterations, summary.max_iterations
+        if summary.members is not None:
+            done, total = summary.finished_members or 0, summary.members
         if summary.status in ("running", "finished") or total is None or done >= total:
             return False
-    for number, unit in (age.groups() for age in map(AGE.fullmatch, conditions) if age):
-        times = [0.0]
-        for name in (RECORD_FILE, METRICS_FILE):
-            with suppress(OSError):
-                times.append((path / name).lstat().st_mtime)
-        if max(times) > time.time() - int(number) * SECONDS[unit]:
-            return False
-    return True
+    ages = (int(age[1]) * SECONDS[age[2]] for age in map(AGE.fullmatch, conditions) if age)
+    return time.time() - _trained(path) >= max(ages, default=0)
 
 
-def _why_kept(path: Path, summary: Summary) -> str | None:
-    """Return why a run must not be touched."""
-    if summary.task is None:
-        return f"{path / RECORD_FILE} cannot be read, so it may be no run."
-    if path.is_symlink() or path.parent.is_symlink():
+def _trained(path: Path) -> float:
+    """Return when a run or a run of a group was trained last, in seconds since the epoch."""
+    times = [0.0]
+    for file in (one / name for one in (path, *members_of(path)) for name in FILES):
+        with suppress(OSError):
+            times.append(file.lstat().st_mtime)
+    return max(times)
+
+
+def _why_kept(path: Path) -> str | None:
+    """Return why a run or group must not be touched."""
+    if any(one.is_symlink() for one in (path, *path.parents[: name_of(path).count("/")])):
         return f"{path} is reached by a link."
-    return "it is being trained, or its file system has no locks." if is_locked(path) else None
+    is_busy = any(map(is_locked, filter(None, (path, group_of(path)))))
+    return "it is being trained, or its file system has no locks." if is_busy else None
 
 
-def _older_checkpoints(path: Path) -> tuple[Path, ...]:
-    """Return the checkpoints of a run besides the newest good one, the best and the last.
-
-    Raises:
-        UserError: none of them is good.
-    """
-    newest, _ = choose(path)
-    folder = path_in(path, "checkpoints")
-    kept = {folder / BEST, folder / FINAL, newest}
-    found = [file for file in _files(folder) if file.suffix == ".pt"]
-    return tuple(sorted(file for file in found if file not in kept)) if newest else ()
-
-
-def _leftover(path: Path) -> Removal:
-    run = str(path.with_name(path.name.removeprefix(PRUNED)))
-    return Removal(run, path, (), "what is left of it", _space(_files(path)))
-
-
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path) -> dict[Path, os.stat_result]:
     """Return the regular files in a folder and its folders, without following links."""
-    paths = (here / name for here, _, names in walk(folder) for name in names)
-    return [path for path in paths if stat.S_ISREG(path.lstat().st_mode)]
+    found = {}
+    for path in (here / name for here, _, names in walk(folder) for name in names):
+        with suppress(FileNotFoundError):  # A run has begun meanwhile.
+            found[path] = path.lstat()
+    return {path: about for path, about in found.items() if stat.S_ISREG(about.st_mode)}
 
 
-def _space(files: Iterable[Path]) -> int:
+def _space(files: Collection[os.stat_result]) -> int:
     """Return the bytes that removing files frees: not those of files with other names as well."""
-    about = {path: path.lstat() for path in files}
-    names = Counter((entry.st_dev, entry.st_ino) for entry in about.values())
-    sizes = {(entry.st_dev, entry.st_ino): entry for entry in about.values()}
-    return sum(
-        sizes[file].st_size for file, count in names.items() if count == sizes[file].st_nlink
-    )
+    names = Counter(file.st_ino for file in files)
+    return sum({f.st_ino: f.st_size for f in files if names[f.st_ino] == f.st_nlink}.values())
 
 
 def _remove(removal: Removal) -> bool:
-    """Remove that, unless a process has locked the run meanwhile; return whether it is gone."""
+    """Remove that, unless it has been trained meanwhile; return whether it is gone."""
+    path = removal.path
     try:
-        lock = lock_run(removal.path)
+        with ExitStack() as locks:
+            for one in filter(None, (group_of(path), path, *members_of(path))):
+                if (lock := lock_run(one)) is not None:
+                    locks.callback(os.close, lock)
+            if _trained(path) != removal.trained:
+                raise UserError("it was trained meanwhile.")
+            for file in removal.files:
+                file.unlink(missing_ok=True)
+            if not removal.files:
+                if not path.name.startswith(PRUNED):
+                    path = path.rename(path.with_name(PRUNED + path.name))
+                shutil.rmtree(path)
     except (OSError, UserError) as error:
-        print_error(f"{removal.run} stays: {error}")
+        print_error(f"{removal.name} stays: {error}")
         return False
-    try:
-        for file in removal.files:
-            file.unlink(missing_ok=True)
-        if not removal.files:
-            aside, name = removal.path, removal.path.name
-            if not name.startswith(PRUNED):
-                aside = removal.path.rename(removal.path.with_name(PRUNED + name))
-            shutil.rmtree(aside)
-    except OSError as error:
-        print_error(f"{removal.run} could not be removed: {error}")
-        return False
-    finally:
-        if lock is not None:
-            os.close(lock)
     return True

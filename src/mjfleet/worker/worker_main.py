@@ -86,9 +86,7 @@ def train_worker(
         with enough_memory():
             place = args, rank, heartbeat, collectives, run_dir
             runner, checkpointer = _build(found, config, *place)
-        said = (
-            _restore(Path(checkpoint or ""), state, config, runner, checkpointer) if state else []
-        )
+        said = _restore(Path(checkpoint), state, config, runner, checkpointer) if state else []
         if rank.rank == 0:
             runner.alg.take_teacher(config.agent)
         del state  # Its worlds may take much memory.
@@ -159,18 +157,14 @@ def _build(
 
 
 def _restore(
-    checkpoint: Path,
-    state: dict[str, Any],
-    config: TrainConfig,
-    runner: "Runner",
-    checkpointer: "Checkpointer",
+    path: Path, state: Any, config: TrainConfig, runner: "Runner", checkpointer: "Checkpointer"
 ) -> list[str]:
     """Continue from a checkpoint, or take its networks alone; return what to tell the user."""
     from mjfleet.rl.initial_networks import take_networks
 
-    if checkpoint.name == INIT:
-        return take_networks(runner, checkpoint, state, config.init_from or str(checkpoint))
-    return [f"not kept: {what}" for what in checkpointer.resume(checkpoint, state)]
+    if path.name == INIT:
+        return take_networks(runner, path, state, config.init_from or path.name)
+    return [f"not kept: {what}" for what in checkpointer.resume(path, state)]
 
 
 def _announce_build(args: WorkerArgs, rank: Rank) -> None:
