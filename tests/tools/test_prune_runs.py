@@ -30,8 +30,9 @@ def prune(root: Path, *words: str) -> int:
 def write(folder: Path, days: float = 0, **entries: Any) -> Path:
     """A run that was trained some days ago and did 3 of 9 iterations."""
     write_run(folder, WHEN, **entries)
+    when = time.time() - days * 86400
     for file in ("run.json", "metrics.csv"):
-        os.utime(folder / file, (time.time() - days * 86400,) * 2)
+        os.utime(folder / file, (when, when))
     return folder
 
 

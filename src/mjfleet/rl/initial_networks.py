@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from mjfleet.config import to_dict
 from mjfleet.config.validation import SHOWN
@@ -72,23 +72,26 @@ def _other_settings(part: str, theirs: Any, ours: Mapping[str, Any]) -> str:
         return ""
     words = []
     then, now = theirs.get("observes"), ours.get("observes", {})
-    if _are_shapes(then) and sum(map(math.prod, then.values())) != sum(
-        map(math.prod, now.values())
-    ):
+    if _are_shapes(then) and _size(then) != _size(now):
         words.append(f"it observes {_listed(then)} there, {_listed(now)} here")
     for name in ("outputs", *SETTINGS):
         if name in theirs and theirs[name] != ours[name]:
-            what = name if name == "outputs" else f"--agent.{part}.{name.replace('_', '-')}"
+            flag = f"--agent.{part}.{name.replace('_', '-')}"
+            what = "the number of outputs" if name == "outputs" else flag
             words.append(f"{what} is {_word(theirs[name])} there, {_word(ours[name])} here")
     return "; ".join(words)
 
 
-def _are_shapes(observes: Any) -> bool:
+def _are_shapes(observes: Any) -> TypeGuard[dict[str, list[int]]]:
     """Return whether a file tells the shape of each observation group."""
     return isinstance(observes, dict) and all(
         isinstance(shape, list) and all(type(n) is int for n in shape)
         for shape in observes.values()
     )
+
+
+def _size(shapes: Mapping[str, list[int]]) -> int:
+    return sum(map(math.prod, shapes.values()))
 
 
 def _listed(groups: Mapping[str, list[int]]) -> str:

@@ -86,7 +86,7 @@ def train_worker(
         with enough_memory():
             place = args, rank, heartbeat, collectives, run_dir
             runner, checkpointer = _build(found, config, *place)
-        said = _restore(Path(checkpoint), state, config, runner, checkpointer) if state else []
+        said = _restore(checkpoint, state, config, runner, checkpointer) if state else []
         if rank.rank == 0:
             runner.alg.take_teacher(config.agent)
         del state  # Its worlds may take much memory.
@@ -157,11 +157,16 @@ def _build(
 
 
 def _restore(
-    path: Path, state: Any, config: TrainConfig, runner: "Runner", checkpointer: "Checkpointer"
+    checkpoint: str | None,
+    state: dict[str, Any],
+    config: TrainConfig,
+    runner: "Runner",
+    checkpointer: "Checkpointer",
 ) -> list[str]:
     """Continue from a checkpoint, or take its networks alone; return what to tell the user."""
     from mjfleet.rl.initial_networks import take_networks
 
+    path = Path(checkpoint or "")
     if path.name == INIT:
         return take_networks(runner, path, state, config.init_from or path.name)
     return [f"not kept: {what}" for what in checkpointer.resume(path, state)]
