@@ -87,6 +87,8 @@ def test_what_cannot_be_begun_with_is_named(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     (tmp_path / "run/run.json").write_text(json.dumps({"task": OTHER}))
+    (tmp_path / "run/config.yaml").write_text("{}")
+    (tmp_path / "run/checkpoints" / INIT).touch()
     for flags, words in (
         (("--init-from", "run"), "has no checkpoint yet"),
         (("--init-from", "run", "--resume", "latest"), "--resume and --init-from: give one"),
