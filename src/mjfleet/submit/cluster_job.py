@@ -27,7 +27,6 @@ from mjfleet.runs.resume_choice import Resume
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
 from mjfleet.sweep.arguments import SweepArguments, split_flags
 from mjfleet.sweep.command import PROG, define_sweep
-from mjfleet.sweep.metric import check_metric
 
 SHORTEST_SECONDS = 300
 TIME = re.compile(r"(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d):([0-5]\d)", re.ASCII)
@@ -156,7 +155,6 @@ def _checked(
         found, config, *_ = configure([*words, "--dry-run"])
         wanted = parse_flags(SweepArguments, own, PROG)
         config, definition = define_sweep(wanted, found, config, words)
-        check_metric(found.name, config, definition.metric)
         return found, config, None, definition.most
     is_begun = run_dir and any(Path(run_dir, n).is_file() for n in (RECORD_FILE, GROUP_FILE))
     start = ["--resume", run_dir] if run_dir and is_begun else new
