@@ -55,10 +55,8 @@ class Loop:
         try:
             self.model = mujoco.MjModel.from_binary_path(str(file.with_suffix(".mjb")))
         except ValueError as error:
-            wanted, here = known["mujoco_version"], mujoco.__version__
-            raise SystemExit(
-                f"{error}: it was written by MuJoCo {wanted}; this is {here}"
-            ) from None
+            versions = f"written by MuJoCo {known['mujoco_version']}, read by {mujoco.__version__}"
+            raise SystemExit(f"{error} ({versions})") from None
         self.data = mujoco.MjData(self.model)
         self.robot = Robot(self.model, self.data, known)
         self.command = np.zeros(len(known["commands"]))
@@ -151,20 +149,17 @@ def show(loop: Loop) -> None:
     from mujoco import viewer
 
     commands = loop.known["commands"]
-    keys = {1: KEYS[2], len(commands) - 1: KEYS[1], 0: KEYS[0]}
+    pairs = (1, KEYS[2]), (len(commands) - 1, KEYS[1]), (0, KEYS[0])
+    keys = {i: pair for i, pair in pairs if 0 <= i < len(commands)}
 
     def on_key(key: int) -> None:
         for i, (up, down) in keys.items():
-            if i >= len(commands):
-                continue
             low, high = commands[i]["range"]
             moved = loop.command[i] + (high - low) / 10 * ((key == up) - (key == down))
             loop.command[i] = np.clip(moved, low, high)
         if key == ENTER:
             loop.command[:] = 0
-        print(
-            {c["name"]: round(v, 3) for c, v in zip(commands, loop.command.tolist(), strict=True)}
-        )
+        print(loop.command.round(3))
 
     loop.begin(loop.known["start"])
     with viewer.launch_passive(loop.model, loop.data, key_callback=on_key) as window:
