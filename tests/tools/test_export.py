@@ -216,15 +216,18 @@ CALM = (
     ("name", "task", "flags", "measure"),
     [
         ("recurrent", "cartpole-balance", ("--env.episode-seconds", "10"), "return"),
-        ("go1", "go1-velocity-flat", ("--env.episode-seconds", "1", *CALM), "task/velocity_error"),
+        ("", "go1-velocity-flat", ("--env.episode-seconds", "2", *CALM), "task/velocity_error"),
     ],
 )
 def test_a_policy_does_as_well_in_plain_mujoco(
     runs: dict[str, Path], run: Run, tmp_path: Path, name: str, task: str, flags: Any, measure: str
 ) -> None:
-    assert run("mjfleet", "export", str(runs[name]), "--output", "a.onnx").returncode == 0
+    which, policy = [task, "--pretrained"], ["--pretrained"]
+    if name:
+        which, policy = [str(runs[name])], ["--resume", str(runs[name])]
+    assert run("mjfleet", "export", *which, "--output", "a.onnx").returncode == 0
     episodes = ("--env.num-envs", "20", "--save-episodes", "episodes.npz")
-    played = run("play", task, "--resume", str(runs[name]), *flags, *episodes)
+    played = run("play", task, *policy, *flags, *episodes)
     assert played.returncode == 0, played.stderr
     repeated = run_file(tmp_path, "run_a.py", "--episodes", "episodes.npz")
     for what in (measure, "length"):
@@ -264,6 +267,9 @@ def test_a_policy_alone_is_played_as_it_was_when_it_was_made(
     assert (known["task"], known["iteration"]) == ("cartpole-balance", 5)
     result = run("train", "cartpole-balance", "--resume", "a.pt")
     assert (result.returncode, "is a policy alone" in result.stderr) == (2, True)
+    few = ("--env.num-envs", "8", "--agent.max-iterations", "1")
+    result = run("train", "cartpole-balance", "--init-from", "a.pt", *few)
+    assert (result.returncode, "actor: taken" in result.stdout) == (0, True)
 
     # Somebody else's file may say what is learned, and nothing more.
     whole = read_checkpoint(tmp_path / "a.pt")

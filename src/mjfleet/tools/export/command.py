@@ -22,7 +22,7 @@ from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.checkpoint_archive import about
 from mjfleet.runs.checkpoint_names import iteration_of
-from mjfleet.runs.pretrained import PLAYED, recorded_in
+from mjfleet.runs.pretrained import PLAYED, config_in, find_pretrained, recorded_in
 from mjfleet.runs.resume_choice import Trained, find_trained, take_tasks_dir
 from mjfleet.runs.run_lookup import record_of
 from mjfleet.tools.output_file import check_output
@@ -59,6 +59,9 @@ class ExportArguments(Checked):
     which a task's folder holds as pretrained/<task>.pt."""
     output: str | None = None
     """File to write, and others beside it; `None`: exported/policy.onnx (.pt) in the run."""
+    pretrained: bool = False
+    """Export the policy that comes with a task: RUN is the task's name, and files are written below
+    the current folder."""
     log_root: Folder = "logs"
     """Folder that holds the run directories."""
     tasks_dir: OptionalFolder = None
@@ -74,7 +77,13 @@ def export(arguments: Sequence[str]) -> int:
     parsed = parse_flags(ExportArguments, arguments, "mjfleet export")
     suffix, packages = FORMATS[parsed.format]
     need_extra("export", f"--format {parsed.format}", packages)
-    task, trained = find_trained(parsed.run, Path(parsed.log_root), parsed.trust)
+    if parsed.pretrained:
+        if parsed.format == PRETRAINED:
+            raise UserError("--pretrained: the policy has that --format already.")
+        file = find_pretrained(discover(os.environ, parsed.tasks_dir), parsed.run)
+        task, trained = parsed.run, Trained(Path(), file, config_in(file, parsed.trust))
+    else:
+        task, trained = find_trained(parsed.run, Path(parsed.log_root), parsed.trust)
     if parsed.output is None:
         name = task if parsed.format == PRETRAINED else "policy"
         output = path_in(trained.run_dir, f"exported/{name}{suffix}")
@@ -152,6 +161,7 @@ def _export_pretrained(
     found: FoundTask, config: TrainConfig, trained: Trained, runner: "Runner", output: Path
 ) -> int:
     """Play the policy and write it with its configuration and the table of its episodes."""
+    from mjfleet.rl.initial_networks import describe_networks
     from mjfleet.tools.export.pretrained_policy import make_pretrained
 
     commits = [str(state["commit"]) for state in record_of(trained.run_dir).get("git", {}).values()]
@@ -160,6 +170,7 @@ def _export_pretrained(
         VERSION_ENTRY: version("mjfleet"),
         "commit": commits[0] if commits else None,
         "iteration": runner.current_learning_iteration,
+        "networks": {"actor": describe_networks(runner)["actor"]},
         "config": recorded_in(config),
     }
     content, table = make_pretrained(runner, known)
