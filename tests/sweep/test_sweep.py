@@ -103,7 +103,7 @@ def test_two_machines_share_a_sweep_whose_processes_are_killed(
     Two processes with folders of their own stand for the machines.
     """
     kills, seed = (int(str(pytestconfig.getoption(name))) for name in ("--kills", "--seed"))
-    trials = 3 + kills // 2
+    trials = max(3, kills // 2)
     url = f"sqlite:///{tmp_path}/study.db?timeout=60"
     words = (TASK, *SPACE, *FLAGS, "--trials", str(trials), "--storage", url)
     folders = [tmp_path / "a", tmp_path / "b"]

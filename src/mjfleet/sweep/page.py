@@ -30,8 +30,6 @@ def write_sweep_page(study: Study, folder: Path) -> Path:
         "best_file": folder / BEST_FILE,
         "default": next((t for t in trials if t.params == definition.defaults), None),
         "counts": counts(study),
-        "is_log": {n: getattr(one, "log", False) for n, one in definition.space.items()},
-        "choices": {n: getattr(one, "choices", ()) for n, one in definition.space.items()},
         "importance": importance(study),
         "trials": trials,
         "end_words": END_WORDS,
