@@ -7,7 +7,7 @@ import pytest
 from mjfleet.errors import UserError
 from mjfleet.registry import bundled_tasks, discover, find_task
 
-from .conftest import write_task
+from .conftest import Run, write_task
 
 CONFIG = """
 from mjfleet.config import EnvConfig, Task
@@ -173,3 +173,15 @@ def test_a_wrong_reference_into_the_folder_says_what_is_missing(tmp_path: Path) 
         found.load("nowhere:Thing")
     with pytest.raises(UserError, match="has no `Thing`"):
         found.load("env:Thing")
+
+
+def test_a_task_says_which_package_is_missing(run: Run, tmp_path: Path) -> None:
+    needs = 'Task(packages=("nonexistent",), extra="gym", '
+    write_task(tmp_path / "tasks", "thing", config("thing").replace("Task(", needs))
+    assert run("train", "thing", "--help").returncode == 0
+    for command in (("train", "thing"), ("mjfleet", "check-task", "thing")):
+        refused = run(*command)
+        assert refused.returncode == 2
+        assert "task thing needs nonexistent: " in refused.stderr
+        assert "gym" in refused.stderr
+    assert not (tmp_path / "logs").exists()

@@ -17,6 +17,7 @@ from typing import Any
 from mjfleet.config import Task, TrainConfig, from_dict, to_dict
 from mjfleet.config.validation import FOLDER_NAME
 from mjfleet.errors import UserError
+from mjfleet.utils.packages import need_extra
 
 TASKS_VARIABLE = "MJFLEET_TASKS"
 UNREAD = " could not be read:"
@@ -39,6 +40,10 @@ class FoundTask:
             return from_dict(config, to_dict(config))
         except UserError as error:
             raise UserError(f"{self.folder / 'config.py'}, task {self.name}: {error}") from None
+
+    def check_packages(self) -> None:
+        """Raise UserError, which says how to install them, if packages are missing."""
+        need_extra(self.task.extra, f"task {self.name}", self.task.packages)
 
     def check_groups(self, config: TrainConfig, known: Collection[str]) -> None:
         """Raise UserError if a network is to observe a group that is not `known`."""

@@ -101,6 +101,7 @@ def configure(
         take_lock = not config.dry_run and os.environ.get("RANK", "0") == "0"
         recorded = from_dict(found.defaults(), wanted.config)
         resume, config = resume_or_fork(wanted, config, recorded, take_lock)
+    found.check_packages()
     agent = config.agent
     if "wandb" in agent.logger:
         need_extra("wandb", "--agent.logger wandb", ["wandb"])

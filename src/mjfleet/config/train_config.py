@@ -102,3 +102,7 @@ class Task:
     observation_sizes: Mapping[str, int | tuple[int, ...]] | None = None
     """Size of each observation group, or (channels, height, width) of an image, for lists; checked
     when the environment is built."""
+    packages: tuple[str, ...] = ()
+    """Packages that must be installed, such as the one that holds the model."""
+    extra: str = ""
+    """The optional dependency of mjfleet that installs them."""

@@ -31,13 +31,16 @@ class EnvContract(VecEnv, Generic[C]):
     """
 
     model_file: ClassVar[str]
-    """The MJCF file, relative to the file of the class that sets this; or `menagerie:<robot>`, a
-    model of MuJoCo Menagerie: see model_file.py."""
+    """The MJCF file, relative to the file of the class that sets this; `package:path` in an
+    installed package; or `menagerie:<robot>`, a model of MuJoCo Menagerie: see model_file.py."""
 
     # rsl_rl declares the types of `cfg` and `max_episode_length` more widely.
     cfg: C  # pyright: ignore[reportIncompatibleVariableOverride]
     max_episode_length: int  # pyright: ignore[reportIncompatibleVariableOverride]
     sim: Simulation
+    action_limit: float = 1.0
+    """Largest action of either sign, for libraries that need limits: see mjfleet.gym. A task may
+    set another in `setup`."""
     command_override: bool = False
     """Whether a viewer sets the commands. The task then draws none."""
 

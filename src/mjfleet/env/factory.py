@@ -50,8 +50,10 @@ def build_env(
         while_compiling: surrounds the construction of the simulation, which may compile kernels.
 
     Raises:
-        UserError: the task's class, or its sizes, are not what they have to be.
+        UserError: the task's class, or its sizes, are not what they have to be, or a package that
+            it needs is missing.
     """
+    found.check_packages()
     env_class = _env_class(found)
     num_envs, seed = config.num_envs, config.agent.seed + rank
     if shard is not None:

@@ -1,4 +1,4 @@
-"""Finds the file of a task's model: beside the task's code, or in MuJoCo Menagerie.
+"""Finds the file of a task's model: beside its code, in a package, or in MuJoCo Menagerie.
 
 Runs where a model is compiled.
 """
@@ -7,7 +7,7 @@ import inspect
 from pathlib import Path
 
 from mjfleet.errors import UserError
-from mjfleet.utils.packages import need_extra
+from mjfleet.utils.packages import find_package, need_extra
 
 MENAGERIE = "menagerie:"
 
@@ -17,14 +17,17 @@ def find_model(owner: type, model_file: str) -> Path:
 
     Args:
         owner: the class that names it.
-        model_file: relative to the file of that class; or `menagerie:<robot>`, the robot's default
-            scene, or `menagerie:<robot>/<entry>`, another of its files.
+        model_file: relative to the file of that class; `package:path`, relative to an installed
+            package, which is not imported; or `menagerie:<robot>`, the robot's default scene, or
+            `menagerie:<robot>/<entry>`, another of its files.
 
     Raises:
-        UserError: Menagerie has no such robot, or it can neither be found nor fetched.
+        UserError: the package is not installed, Menagerie has no such robot, or it can neither be
+            found nor fetched.
     """
     if not model_file.startswith(MENAGERIE):
-        return Path(inspect.getfile(owner)).parent / model_file
+        package, _, file = model_file.rpartition(":")
+        return (find_package(package) if package else Path(inspect.getfile(owner)).parent) / file
     what = f"{owner.__name__}: model_file {model_file!r}"
     need_extra("menagerie", what, ["mujoco_menagerie"])
     import mujoco_menagerie

@@ -40,6 +40,18 @@ def need_extra(extra: str, what: str, packages: Collection[str]) -> None:
         raise UserError(f"{what} needs {', '.join(missing)}: `{command}` installs what is missing.")
 
 
+def find_package(name: str) -> Path:
+    """Return the folder of an installed package, which is not imported.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    spec = find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"the package {name} is not installed.")
+    return Path(spec.submodule_search_locations[0])
+
+
 class Installation(NamedTuple):
     """How mjfleet was installed, for advice that fits."""
 
