@@ -176,6 +176,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=2, help="processes to kill at random moments")
     parser.addoption("--draws", type=int, help="how much each property test draws")
     parser.addoption("--seed", type=int, default=1, help="which random moments")
+    parser.addoption("--all-tasks", action="store_true", help="compile all bundled models on warp")
 
 
 def pytest_configure(config: pytest.Config) -> None:

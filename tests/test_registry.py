@@ -45,14 +45,14 @@ def test_folders_are_searched_in_order(elsewhere: Path, tmp_path: Path) -> None:
 
 def test_installed_packages_bring_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"
-    write_task(site / "robots" / "tasks", "walker", config("walker-walk"))
+    write_task(site / "robots" / "tasks", "walker", config("robot-walk"))
     (site / "robots" / "__init__.py").write_text("raise RuntimeError('imported for a list')")
     information = site / "robots-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Name: robots\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text("[mjfleet.tasks]\nrobots = robots.tasks\n")
     monkeypatch.syspath_prepend(str(site))
-    assert discover({}).find("walker-walk").folder == site / "robots" / "tasks" / "walker"
+    assert discover({}).find("robot-walk").folder == site / "robots" / "tasks" / "walker"
 
 
 def test_the_same_folder_by_two_ways_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

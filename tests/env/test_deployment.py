@@ -12,7 +12,7 @@ from mjfleet.errors import UserError
 from mjfleet.sim import make_simulation
 from mjfleet.tools.export.robot_metadata import describe
 
-from .test_env import BUNDLED, build_task
+from .test_env import OWN, build_task
 
 MODEL = """
 <mujoco>
@@ -122,7 +122,7 @@ def test_what_a_robot_could_not_use_is_refused(env: LegEnv, said: Any, words: st
         describe(env, ("actor",))
 
 
-@pytest.mark.parametrize("name", BUNDLED)
+@pytest.mark.parametrize("name", OWN)
 def test_bundled_tasks_name_all_that_a_policy_observes(name: str) -> None:
     (group,) = describe(build_task(name, "native", "cpu", num_envs=1), ("actor",))["observations"]
     assert sum(part["size"] for part in group["parts"]) == group["size"]

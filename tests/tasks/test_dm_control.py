@@ -1,0 +1,137 @@
+"""The tasks of the DeepMind Control Suite against dm_control itself.
+
+dm_control is asked for one world after the other: what follows from a state and an action, and
+where episodes begin.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ks_2samp
+
+from mjfleet.env import Env
+from mjfleet.registry import discover
+from mjfleet.tools.export.robot_metadata import describe
+
+from ..env.test_env import build_task, no_host_synchronisation
+
+TASKS = [name for name, found in discover({}).tasks.items() if found.folder.name == "dm_control"]
+DOMAINS = {name.partition("-")[0]: name for name in reversed(TASKS)}
+"""The first task of each."""
+STATES = 200
+STATE = "qpos", "qvel", "qacc_warmstart", "mocap_pos"
+
+
+@pytest.fixture(scope="module")
+def load() -> Any:
+    """Return the function that builds a task of dm_control, which draws nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MUJOCO_GL", "disable")
+        from dm_control import suite
+        from dm_control.mujoco.wrapper.mjbindings import sizes
+
+        # dm_control 1.0.50 lists fields that MuJoCo 4 no longer has, and looks each of them up.
+        model = mujoco.MjModel.from_xml_string("<mujoco/>")
+        for name, struct in (("mjmodel", model), ("mjdata", mujoco.MjData(model))):
+            for field in [f for f in sizes.array_sizes[name] if not hasattr(struct, f)]:
+                patch.delitem(sizes.array_sizes[name], field)
+        yield lambda name: suite.load(*name.split("-"), task_kwargs={"random": 1})
+
+
+def random_states(env: Env[Any]) -> None:
+    """Bring all worlds into states of their own, with contacts, from slow ones to fast ones."""
+    torch.manual_seed(5)
+    speeds = torch.linspace(0.0, 10.0, env.num_envs).unsqueeze(1)
+    for _ in range(20):
+        env.step(2 * torch.rand_like(env.action) - 1)
+    env.sim.qvel[:] += speeds * torch.randn(env.sim.qvel.shape)
+    env.sim.forward()
+
+
+def oracle_step(oracle: Any, env: Env[Any], world: int, action: Any) -> list[Any]:
+    """Step dm_control's task from a world's state; return observation, reward and new state."""
+    physics = oracle.physics
+    state = {name: field[world].numpy() for name, field in env.sim.state().items() if name in STATE}
+    with physics.reset_context():
+        physics.data.qpos[:], physics.data.qvel[:] = state["qpos"], state["qvel"]
+        if physics.model.name == "two-link planar reacher":
+            physics.named.model.geom_pos["target", ["x", "y"]] = state["mocap_pos"][0, :2]
+    physics.data.qacc_warmstart[:] = state["qacc_warmstart"]
+    step = oracle.step(action)
+    return [observed(step), step.reward, physics.data.qpos.copy(), physics.data.qvel.copy()]
+
+
+def observed(step: Any) -> np.ndarray:
+    """Return all that dm_control's task observes."""
+    return np.concatenate([np.ravel(part) for part in step.observation.values()])
+
+
+def largest_error(env: Env[Any], oracle: Any) -> float:
+    """Return by how much one step from random states differs, relative to numbers above 1."""
+    random_states(env)
+    oracle.reset()
+    actions = 2 * torch.rand_like(env.action) - 1
+    steps = [oracle_step(oracle, env, i, actions[i].numpy()) for i in range(env.num_envs)]
+    theirs = [np.stack(column) for column in zip(*steps, strict=True)]
+    rewards, dones = env.step(actions)[1:3]
+    assert not dones.any()
+    assert theirs[1].std() > 0  # Also of rewards that are 0 or 1.
+    ours = env.observe()["actor"], rewards, env.sim.qpos, env.sim.qvel
+    pairs = [(a.numpy(), b) for a, b in zip(ours, theirs, strict=True)]
+    return max(float((abs(a - b) / np.maximum(1.0, abs(b))).max()) for a, b in pairs)
+
+
+def starts(env: Env[Any]) -> np.ndarray:
+    """Return positions, velocities and observations at the start of 1000 episodes."""
+    drawn = []
+    for _ in range(1000 // env.num_envs):
+        env.reset()
+        drawn.append(torch.cat((env.sim.qpos, env.sim.qvel, env.observe()["actor"]), dim=1))
+    return torch.cat(drawn).numpy()
+
+
+def oracle_starts(oracle: Any) -> np.ndarray:
+    """Return the same of dm_control's episodes."""
+    rows = []
+    for _ in range(STATES):
+        first, data = oracle.reset(), oracle.physics.data
+        rows.append(np.concatenate((data.qpos, data.qvel, observed(first))))
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_steps_and_starts_are_those_of_dm_control(
+    name: str, load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env, oracle = build_task(name, "native", "cpu", STATES), load(name)
+    assert env.step_dt == pytest.approx(oracle.control_timestep())
+    if name == DOMAINS[name.partition("-")[0]]:  # The others begin likewise.
+        for ours, theirs in zip(starts(env).T, oracle_starts(oracle).T, strict=True):
+            if name != "hopper-stand" or ours.any():  # Touch is 0 before the first step.
+                result: Any = ks_2samp(ours, theirs)
+                assert result.pvalue > 1e-4
+        zero = np.zeros(env.num_actions)
+        assert [oracle.step(zero).last() for _ in range(1000)] == [False] * 999 + [True]
+    assert largest_error(env, oracle) < 1e-6
+
+    (group,) = describe(env, ("actor",))["observations"]
+    assert [part["name"] for part in group["parts"]] == list(oracle.observation_spec())
+    env.episode_length_buf[:] = 998  # Of 1000.
+    assert not env.step(env.action)[2].any()
+    with torch.inference_mode(), no_host_synchronisation(monkeypatch):
+        *_, extras = env.step(env.action)
+    assert extras["time_outs"].all()
+
+
+@pytest.mark.parametrize("name", DOMAINS.values())
+def test_warp_steps_as_dm_control_does(
+    name: str, load: Callable[[str], Any], request: pytest.FixtureRequest
+) -> None:
+    if name != "cheetah-run" and not request.config.getoption("--all-tasks"):
+        pytest.skip("compiles kernels for a minute; see --all-tasks")
+    env = build_task(name, "warp", "cpu", STATES)
+    assert largest_error(env, load(name)) < 1e-3
