@@ -18,6 +18,7 @@ from mjfleet.groups.seeds import on_this_host
 from mjfleet.launch.launch_training import refuse_existing
 from mjfleet.registry import FoundTask
 from mjfleet.runs.config_yaml import CONFIG_FILE, write_config
+from mjfleet.runs.init_choice import begin_from
 from mjfleet.runs.run_json import GROUP_FILE, write_record
 from mjfleet.runs.run_lookup import find_run, record_of
 from mjfleet.sweep.arguments import SweepArguments, split_flags
@@ -83,8 +84,12 @@ def _run(
     folder_id: str | None = None,
 ) -> int:
     """Run a new sweep, or go on with that of a folder."""
+    if not words or words[0].startswith("-"):
+        raise UserError(f"the task comes first: `{PROG} <task> --try NAME=VALUES`.")
     found, config, *_ = configure(words)
     config = on_this_host(config, "or start a sweep on each machine, with the same --storage.")
+    if config.init_from and folder is None:
+        _, config = begin_from(config)  # `latest` means the same run for all.
     config, definition = define_sweep(wanted, found, config, words)
     from mjfleet.sweep.study import PASSWORD, Study
     from mjfleet.sweep.trials import run_trials
