@@ -1,7 +1,6 @@
 """MuJoCo-Warp: all worlds in one set of arrays, on a GPU or the CPU. Runs in a worker."""
 
-import os
-import sys
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -18,11 +17,13 @@ from mjfleet.sim.buffer_use import BufferUse, overflowed_sizes
 from mjfleet.sim.simulation import (
     ACCELERATION_FIELDS,
     INTEGRATION_FIELDS,
+    LAST,
     STATE_FIELDS,
     Simulation,
     no_garbage_collection,
 )
 from mjfleet.sim.unread import Unread
+from mjfleet.sim.warp_start import start_warp
 
 # Not warnings: a solver that stops at its limit of iterations works as intended.
 _LIMITS = mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS
@@ -68,6 +69,9 @@ class WarpSimulation(Simulation):
         self._derived = False
         self._is_full = False  # Whether the device had no memory for larger buffers.
         self._computed: Versions | None = None  # When positions and velocities were gone through.
+        if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:  # Which MuJoCo-Warp lacks.
+            model = self.model = copy.copy(model)
+            model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
         with wp.ScopedDevice(device):
             self._model = mjw.put_model(model)
             self._model.opt.deterministic = deterministic
@@ -95,13 +99,20 @@ class WarpSimulation(Simulation):
         known, now = "", self._versions()
         if self._has_halves and self._computed and self._computed[0] == now[0]:
             known = "all" if self._computed == now else "positions"
-        self.launch(self._step, n, known, self._derived)
+        self.launch(self._step, n, known, self._derived and not self._last)
+        if self._last:
+            if "cfrc_ext" in self._last:
+                self.launch(self._find_external_forces)
+            self._keep_last()
+            if self._derived:
+                self.launch(self._velocity_stage)
         self._computed = now if self._derived else None
 
     def forward(self, mask: torch.Tensor | None = None) -> None:
-        if self._derived:
+        if self._derived or self._last:
             self.launch(self._velocity_stage)
             self._computed = self._versions()
+            self._renew_last(mask)
 
     def reset(self, mask: torch.Tensor) -> None:
         self._mask.copy_(mask)
@@ -148,7 +159,8 @@ class WarpSimulation(Simulation):
         live = {name: wp.to_torch(a) for name, a in arrays.items() if isinstance(a, wp.array)}
         room = torch.tensor((self._data.naconmax // self.num_envs, self._data.njmax))
         expanded = {f"model {name}": field for name, field in self._expanded.items()}
-        return {**live, **expanded, "room": room}
+        last = {f"{LAST}{name}": copy for name, (copy, _) in self._last.items()}
+        return {**live, **expanded, **last, "room": room}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         if "room" in state:  # Sums over buffers of another size would be rounded differently.
@@ -292,6 +304,10 @@ class WarpSimulation(Simulation):
         mjw.fwd_velocity(self._model, self._data)
         mjw.sensor_vel(self._model, self._data)
 
+    def _find_external_forces(self) -> None:
+        """Compute `cfrc_ext`, which `mjw.step` does not, of what it has left."""
+        mjw.rne_postconstraint(self._model, self._data)
+
     def _reset(self) -> None:
         mjw.reset_data(self._model, self._data, reset=self._mask_array)
 
@@ -309,6 +325,11 @@ class WarpSimulation(Simulation):
         if name not in STATE_FIELDS and not self._derived:
             self._derived = True
             self.forward()
+        return self._bind_last(name)
+
+    def _bind_last(self, name: str) -> torch.Tensor:
+        if name == "cfrc_ext":
+            self._find_external_forces()  # Compiles the kernels, which a capture must not do.
         # A matrix is 3 x 3 on warp, and 9 numbers in MuJoCo's own arrays.
         shape = np.shape(getattr(mujoco.MjData(self.model), name))
         return wp.to_torch(getattr(self._data, name)).view(self.num_envs, *shape)
@@ -324,23 +345,3 @@ def _note_use(
     overflowed[world] = overflowed[world] | overflow[world]
     if world == 0:
         contacts[0] = wp.max(contacts[0], wp.max(nacon[0], ncollision[0]))
-
-
-def start_warp(device: str) -> None:
-    """Start warp without its banner and without a line for each kernel that it loads.
-
-    On the CPU, its C++ code would print to stderr that there is no GPU driver.
-    """
-    wp.config.log_level = wp.LOG_WARNING
-    if device != "cpu":
-        wp.init()
-        return
-    sys.stderr.flush()
-    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        wp.init()
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        os.close(null)
