@@ -46,6 +46,8 @@ class Env(EnvContract[C]):
 
     recorder: StepRecorder | None = None
     """Records the states of each step for videos and NaN dumps."""
+    before_reset: Callable[[torch.Tensor], None] | None = None
+    """Called in each step with the environments that are done, before they are reset."""
     on_nan: Literal["stop", "reset"] = "stop"
     """With `reset`, an environment whose state, reward or observation is not finite has failed."""
 
@@ -178,6 +180,8 @@ class Env(EnvContract[C]):
         time_outs = (self.episode_length_buf >= self.max_episode_length) & ~failed
         dones = failed | time_outs
         self._record(terms, reward, dones)
+        if self.before_reset:
+            self.before_reset(dones)
         self._reset(dones)
         self._observations = self._observe()
         return self._observations, reward, dones, {"time_outs": time_outs}

@@ -1,0 +1,232 @@
+"""Any task as a `gymnasium.vector.VectorEnv`, for algorithms of other libraries; docs/gymnasium.md.
+
+Runs in the process that imports it. Needs the extra `gym`.
+"""
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from mjfleet.config import from_dict
+from mjfleet.env.env_state import EnvState
+from mjfleet.env.factory import build_env, on_device
+from mjfleet.errors import UserError
+from mjfleet.registry import discover
+from mjfleet.utils.packages import need_extra
+
+need_extra("gym", "mjfleet.gym", ("gymnasium",))
+
+import gymnasium  # noqa: E402
+from gymnasium.envs.registration import EnvSpec  # noqa: E402
+from gymnasium.spaces import Box  # noqa: E402
+from gymnasium.vector import AutoresetMode, VectorEnv  # noqa: E402
+from gymnasium.vector.utils import batch_space  # noqa: E402
+
+Array = np.ndarray[Any, Any]
+Infos = dict[str, Any]
+
+
+def make_vector(
+    task: str,
+    *,
+    num_envs: int | None = None,
+    device: str = "cpu",
+    engine: Literal["auto", "warp", "native"] = "auto",
+    num_threads: int | None = None,
+    observations: str = "actor",
+    env: Mapping[str, Any] | None = None,
+    tasks_dir: str | None = None,
+) -> "TaskVectorEnv":
+    """Return a task as vector environment.
+
+    Args:
+        task: its name, as `mjfleet tasks` lists it.
+        num_envs: number of environments; None: the task's default.
+        device: torch's name of the device that steps the physics, such as "cuda:0".
+        engine: `auto` is `native` on the CPU, `warp` on a GPU.
+        num_threads: threads of the native engine; None: one for each CPU core.
+        observations: the group that is observed.
+        env: other fields of the task's configuration, those of its flags `--env....`.
+        tasks_dir: a folder with task folders, as for `train --tasks-dir`.
+
+    Raises:
+        UserError: there is no such task, field, group or device.
+    """
+    return TaskVectorEnv(
+        task,
+        {**(env or {}), **({} if num_envs is None else {"num_envs": num_envs})},
+        device=device,
+        engine=engine,
+        num_threads=num_threads,
+        observations=observations,
+        tasks_dir=tasks_dir,
+    )
+
+
+def make(task: str, **settings: Any) -> "TaskEnv":
+    """Return a single environment of a task; `settings` are those of `make_vector`."""
+    return TaskEnv(task, **settings)
+
+
+class TaskVectorEnv(VectorEnv[Array, Array, Array]):
+    """All environments of a task as one: arrays have the environment's index first.
+
+    Observations and rewards are float32. An episode that ends is followed by the next one in the
+    same step: `metadata["autoreset_mode"]` is SAME_STEP. The observation that is returned is then
+    the first one of the new episode, and `infos["final_obs"][i]` the last one of the old, where
+    `infos["_final_obs"][i]`. Failures are `terminations`, time-outs are `truncations`.
+
+    The action space is bounded by the task's `action_limit`; further actions are the task's affair.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(
+        self,
+        task: str,
+        fields: Mapping[str, Any],
+        *,
+        device: str,
+        engine: Literal["auto", "warp", "native"],
+        num_threads: int | None,
+        observations: str,
+        tasks_dir: str | None,
+    ) -> None:
+        found = discover(os.environ, tasks_dir).find(task)
+        config = from_dict(found.defaults(), {"env": dict(fields)})
+        if config.env.num_envs == "auto":
+            raise UserError("num_envs is 'auto'; here it must be a whole number from 1 up.")
+        self._device = _known_device(device)
+        if engine == "auto":
+            engine = "native" if device == "cpu" else "warp"
+        if engine not in ("warp", "native") or (engine == "native" and device != "cpu"):
+            raise UserError(
+                f"engine is {engine!r} on {device}; it must be `warp`, or on the CPU `native`."
+            )
+        threads = num_threads or len(os.sched_getaffinity(0))
+        self._open = ExitStack()
+        self._open.enter_context(on_device(engine, device))
+        with torch.no_grad():
+            self.env = build_env(found, config, engine, device, threads)
+        """The task's environment, see docs/tasks.md."""
+        groups = self.env.get_observations()
+        if observations not in (names := [str(name) for name in groups.keys()]):  # noqa: SIM118
+            raise UserError(
+                f"observations is {observations!r}; task {task} observes: {', '.join(names)}."
+            )
+        self._group, self._final = observations, None
+        self._built, self._began = EnvState(self.env), False
+        self.env.before_reset = self._observe_ends
+        self.num_envs = self.env.num_envs
+        shape, limit = tuple(groups[observations].shape[1:]), self.env.action_limit
+        self.single_observation_space = Box(-np.inf, np.inf, shape, np.float32)
+        self.single_action_space = Box(-limit, limit, (self.env.num_actions,), np.float32)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Array, Infos]:
+        """Begin a new episode everywhere; the same after each reset with the same seed.
+
+        Raises:
+            UserError: `seed` is not a number, or `options` asks for a reset of some.
+        """
+        if seed is not None and not isinstance(seed, int):
+            raise UserError(f"seed is {seed!r}; it must be one whole number for all environments.")
+        if options and "reset_mask" in options:
+            raise UserError("options has a reset_mask; here episodes that end are reset at once.")
+        super().reset(seed=seed)
+        if seed is not None or not self._began:
+            self._built.restore_built()
+            self.env.generator.manual_seed(int(self.np_random.integers(2**62)))
+            self._began = True
+        with torch.no_grad():
+            self.env.reset()
+        return self._observations(), {}
+
+    def step(self, actions: Array) -> tuple[Array, Array, Array, Array, Infos]:
+        """Advance all environments by one step; see the class.
+
+        Raises:
+            UserError: `actions` have another shape than the action space, or `reset` is missing.
+        """
+        if not self._began or self.closed:
+            raise UserError("call reset() before step(), and neither after close().")
+        given = np.asarray(actions, np.float32)
+        if given.shape != self.action_space.shape:
+            raise UserError(f"actions have shape {given.shape}, not {self.action_space.shape}.")
+        self._final = None
+        with torch.no_grad():
+            tensor = torch.tensor(given, device=self._device)
+            _, rewards, dones, extras = self.env.step(tensor)
+        truncations, ended = extras["time_outs"].cpu().numpy(), dones.cpu().numpy()
+        infos: Infos = {}
+        if self._final is not None:
+            last = np.full(self.num_envs, None, dtype=object)
+            for i in np.flatnonzero(ended):
+                last[i] = self._final[i]
+            infos = {"final_obs": last, "_final_obs": ended}
+            infos |= {"final_info": {}, "_final_info": ended.copy()}
+        failed = ended & ~truncations
+        return self._observations(), rewards.cpu().numpy(), failed, truncations, infos
+
+    def close_extras(self, **_: Any) -> None:
+        """Leave the device."""
+        self._open.close()
+
+    def _observe_ends(self, dones: torch.Tensor) -> None:
+        """Observe before the resets, as if it had not been: noise and memories are restored."""
+        if dones.any():
+            before = EnvState(self.env)
+            group = self.env.observe()[self._group]
+            self._final = group.to("cpu", torch.float32, copy=True).numpy()
+            before.restore_built()
+
+    def _observations(self) -> Array:
+        return self.env.get_observations()[self._group].cpu().numpy()
+
+
+class TaskEnv(gymnasium.Env[Array, Array]):
+    """One environment of a task, which is reset by `reset` alone."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(self, task: str, **settings: Any) -> None:
+        """Take the arguments of `make_vector`, without `num_envs`."""
+        self.envs = make_vector(task, num_envs=1, **settings)
+        self.observation_space = self.envs.single_observation_space
+        self.action_space = self.envs.single_action_space
+        place, kwargs = f"{__name__}:make", {"task": task, **settings}
+        self.spec = EnvSpec(f"mjfleet/{task}", entry_point=place, kwargs=kwargs)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Array, Infos]:
+        """Begin an episode."""
+        super().reset(seed=seed)
+        observations, infos = self.envs.reset(seed=seed, options=options)
+        return observations[0], infos
+
+    def step(self, action: Array) -> tuple[Array, float, bool, bool, Infos]:
+        """Advance by one step. The episode has ended if it was `terminated` or `truncated`."""
+        observations, rewards, failed, truncated, infos = self.envs.step(np.asarray(action)[None])
+        is_last = "final_obs" in infos
+        observation = infos["final_obs"][0] if is_last else observations[0]
+        return observation, float(rewards[0]), bool(failed[0]), bool(truncated[0]), {}
+
+    def close(self) -> None:
+        """Leave the device."""
+        self.envs.close()
+
+
+def _known_device(name: str) -> torch.device:
+    """Return torch's device, if it is the CPU or a GPU with its index."""
+    index = name.removeprefix("cuda:")
+    if name == "cpu" or (index != name and index.isdecimal()):
+        return torch.device(name)
+    raise UserError(f"device is {name!r}; it must be `cpu`, or `cuda:0`, `cuda:1`, ...")
