@@ -179,7 +179,7 @@ def test_a_task_says_which_package_is_missing(run: Run, tmp_path: Path) -> None:
     needs = 'Task(packages=("nonexistent",), extra="gym", '
     write_task(tmp_path / "tasks", "thing", config("thing").replace("Task(", needs))
     assert run("train", "thing", "--help").returncode == 0
-    for command in (("train", "thing"), ("mjfleet", "check-task", "thing")):
+    for command in (("train", "thing"), ("play", "thing", "--actions", "zero")):
         refused = run(*command)
         assert refused.returncode == 2
         assert "task thing needs nonexistent: " in refused.stderr

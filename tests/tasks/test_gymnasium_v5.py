@@ -1,0 +1,113 @@
+"""Gymnasium's MuJoCo tasks against gymnasium itself, which is asked for one world after another."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from mjfleet.env import Env
+from mjfleet.registry import discover
+
+from ..env.test_env import build_task
+
+IDS = {
+    "ant-v5": "Ant-v5",
+    "half-cheetah-v5": "HalfCheetah-v5",
+    "hopper-v5": "Hopper-v5",
+    "humanoid-v5": "Humanoid-v5",
+    "inverted-double-pendulum-v5": "InvertedDoublePendulum-v5",
+    "inverted-pendulum-v5": "InvertedPendulum-v5",
+    "swimmer-v5": "Swimmer-v5",
+    "walker2d-v5": "Walker2d-v5",
+}
+STATES = 200
+STARTS = 500
+
+
+def oracle(name: str) -> Any:
+    env: Any = gymnasium.make(IDS[name], disable_env_checker=True).unwrapped
+    env.reset(seed=1)
+    return env
+
+
+def random_states(env: Env[Any]) -> None:
+    """Bring all worlds into states of their own: with contacts, and many that are unhealthy."""
+    torch.manual_seed(5)
+    for _ in range(12):
+        env.step(env.action_limit * (2 * torch.rand_like(env.action) - 1))
+    env.sim.qvel[:] += 0.3 * torch.randn(env.sim.qvel.shape)
+    env.sim.state()["qacc_warmstart"].zero_()  # As after a reset: PGS does not converge.
+    env.sim.forward()
+
+
+def compare(name: str, engine: str, tolerance: float, share: float = 1.0) -> None:
+    """Take two steps from random states; the second begins where the first has ended.
+
+    `share` of the worlds, at least, agrees.
+    """
+    env, other = build_task(name, engine, "cpu", STATES), oracle(name)
+    random_states(env)
+    states = [field.double().numpy().copy() for field in (env.sim.qpos, env.sim.qvel)]
+    first, second = env.action_limit * (2 * torch.rand(2, *env.action.shape) - 1)
+    mine: list[list[np.ndarray]] = []
+
+    def note(_: torch.Tensor) -> None:
+        found = (env.observe()["actor"], env.terms.sum(dim=0), env.terminated(), env.sim.qpos)
+        mine.append([x.double().numpy().copy() for x in (*found, env.sim.qvel)])
+
+    env.before_reset = note
+    alive = ~env.step(first)[2].numpy()
+    env.step(second)
+    theirs: list[list[Any]] = [[], []]
+    for world in range(STATES):
+        other.reset()
+        other.set_state(states[0][world], states[1][world])
+        for step, actions in enumerate((first, second)):
+            observation, reward, failed, _, _ = other.step(actions[world].numpy())
+            state = other.data.qpos.copy(), other.data.qvel.copy()
+            theirs[step].append((observation, reward, failed, *state))
+    for step, compared in enumerate((np.ones_like(alive), alive)):
+        agree = np.ones(STATES, dtype=bool)
+        for ours, rows in zip(mine[step], zip(*theirs[step], strict=True), strict=True):
+            wanted = np.stack(rows).astype(float)
+            near = np.isclose(ours, wanted, rtol=tolerance, atol=tolerance)
+            agree &= near.reshape(STATES, -1).all(axis=1)
+        assert agree[compared].mean() >= share, (name, step, agree[compared].mean())
+    if name not in ("half-cheetah-v5", "swimmer-v5"):
+        assert not mine[0][2].all()
+    assert env.max_episode_length == gymnasium.spec(IDS[name]).max_episode_steps
+    assert env.step_dt == pytest.approx(other.dt)
+
+
+def test_every_task_is_compared() -> None:
+    tasks = discover({}).tasks.items()
+    assert [name for name, found in tasks if found.folder.name == "gymnasium_v5"] == list(IDS)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_native_steps_are_gymnasiums(name: str) -> None:
+    compare(name, "native", 1e-6)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_warp_steps_are_gymnasiums(name: str, request: pytest.FixtureRequest) -> None:
+    if name != "inverted-double-pendulum-v5" and not request.config.getoption("--all-tasks"):
+        pytest.skip("--all-tasks compiles its kernels")
+    # Where a steep capsule touches the floor, MuJoCo-Warp turns the pyramid of friction otherwise.
+    compare(name, "warp", 1e-3, share=0.5 if name == "ant-v5" else 0.97)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_episodes_start_as_gymnasiums(name: str) -> None:
+    other = oracle(name)
+    theirs = np.stack([other.reset()[0] for _ in range(STARTS)])
+    env = build_task(name, "native", "cpu", STARTS)
+    ours = env.get_observations()["actor"].double().numpy()
+    spread = theirs.std(axis=0)
+    assert np.abs(ours.mean(axis=0) - theirs.mean(axis=0)).max() <= 0.3 * spread.max() + 1e-6
+    assert np.allclose(ours.std(axis=0), spread, rtol=0.2, atol=1e-6)
+    edge = 1.2 * (theirs.max(axis=0) - theirs.min(axis=0))
+    assert (np.abs(ours - theirs.mean(axis=0)) <= edge + 1e-6).all()
+    assert env.action_limit == other.action_space.high[0]

@@ -1,0 +1,98 @@
+"""Tasks as gymnasium's vector environments: its checker, ends of episodes, and an algorithm."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode
+
+from mjfleet.errors import UserError
+from mjfleet.gym import make, make_vector
+
+from .conftest import REPOSITORY
+
+
+@pytest.mark.filterwarnings("ignore:.*Box observation space")
+@pytest.mark.parametrize("task", ["cartpole-swingup", "hopper-v5", "go1-velocity-flat"])
+def test_gymnasiums_checker_accepts_each_kind_of_task(task: str) -> None:
+    check_env(make(task, num_threads=1), skip_render_check=True)
+
+
+def test_an_end_returns_the_first_observation_and_tells_the_final_one() -> None:
+    calm = {"random": {"noise": 0.0}}  # Resets draw numbers before the noise of observations.
+    fields = {**calm, "episode_seconds": 0.1}, calm
+    short, long = (make_vector("go1-velocity-flat", num_envs=8, env=each) for each in fields)
+    assert short.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    first = [envs.reset(seed=7)[0] for envs in (short, long)]
+    assert np.array_equal(*first)
+    assert first[0].dtype == np.float32
+    assert first[0] in short.observation_space
+    for step in range(1, 6):
+        actions = short.action_space.sample()
+        now, rewards, terminations, truncations, infos = short.step(actions)
+        later = long.step(actions)
+        assert np.array_equal(rewards, later[1])
+        assert not terminations.any()
+        assert truncations.all() == (step == 5)
+        assert ("final_obs" in infos) == (step == 5)
+    assert np.array_equal(np.stack(infos["final_obs"]), later[0])
+    assert infos["_final_obs"].all()
+    assert not np.array_equal(now, later[0])
+    for envs in (short, long):
+        envs.close()
+        envs.close()
+
+
+def test_observing_ends_leaves_memories_and_noise_as_they_are() -> None:
+    seen: list[list[Any]] = [[], []]
+    failures = 0
+    for kept in seen:
+        envs = make_vector("go1-velocity-flat", num_envs=8)
+        if kept is seen[1]:
+            envs.env.before_reset = None  # Nobody observes the ends.
+        kept.append(envs.reset(seed=3)[0])
+        envs.action_space.seed(3)
+        for _ in range(60):
+            result = envs.step(5 * envs.action_space.sample())
+            assert not result[3].any()
+            kept.append(result[0])
+            failures += result[2].sum()
+    assert 0 < failures < 8 * 60
+    assert all(map(np.array_equal, *seen))
+
+
+def test_mistakes_are_named() -> None:
+    for task, settings, message in (
+        ("cartpole-balanse", {}, "Did you mean cartpole-balance"),
+        ("cartpole-balance", {"num_envs": 0}, "--env.num-envs is 0"),
+        ("cartpole-balance", {"env": {"weight": 1}}, "weight"),
+        ("cartpole-balance", {"observations": "camera"}, "observes: actor, critic"),
+        ("cartpole-balance", {"device": "gpu"}, "device is 'gpu'"),
+        ("cartpole-balance", {"engine": "mjx"}, "engine is 'mjx'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make_vector(task, **settings)
+    envs = make_vector("cartpole-balance", num_envs=2)
+    with pytest.raises(UserError, match="call reset"):
+        envs.step(envs.action_space.sample())
+    envs.reset()
+    with pytest.raises(UserError, match=r"\(3, 1\)"):
+        envs.step(np.zeros((3, 1)))
+    with pytest.raises(UserError, match="reset_mask"):
+        envs.reset(options={"reset_mask": np.ones(2, bool)})
+
+
+def test_the_example_learns(tmp_path: Path) -> None:
+    example = str(REPOSITORY / "examples/gymnasium_ppo.py")
+    settings = "inverted-pendulum-v5 --num-envs 16 --steps 12288".split()
+    done = subprocess.run(
+        [sys.executable, example, *settings],
+        check=True, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    returns = [float(line.partition("return=")[2]) for line in done.stdout.splitlines()]
+    assert returns[-1] > 2 * returns[0]
+    assert not list(tmp_path.iterdir())
