@@ -88,7 +88,7 @@ def test_mistakes_are_named() -> None:
 
 def test_the_example_learns(tmp_path: Path) -> None:
     example = str(REPOSITORY / "examples/gymnasium_ppo.py")
-    settings = "inverted-pendulum-v5 --num-envs 16 --steps 12288".split()
+    settings = ["inverted-pendulum-v5", "--num-envs", "16", "--steps", "12288"]
     done = subprocess.run(
         [sys.executable, example, *settings],
         check=True, cwd=tmp_path, capture_output=True, text=True,

@@ -50,7 +50,7 @@ def make_vector(
         engine: `auto` is `native` on the CPU, `warp` on a GPU.
         num_threads: threads of the native engine; None: one for each CPU core.
         observations: the group that is observed.
-        env: other fields of the task's configuration, those of its flags `--env....`.
+        env: other fields of the task's configuration, those of its flags `--env.*`.
         tasks_dir: a folder with task folders, as for `train --tasks-dir`.
 
     Raises:

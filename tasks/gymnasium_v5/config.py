@@ -64,8 +64,10 @@ class DoublePendulumConfig(V5Config):
 
 
 def agent(init_std: float = 1.0, gamma: float = 0.99) -> AgentConfig:
-    """Return settings like those of Schulman et al. 2017 (arXiv:1707.06347): rollouts of 2048 steps,
-    10 epochs at a fixed learning rate of 3e-4."""
+    """Return settings like those of Schulman et al. 2017 (arXiv:1707.06347).
+
+    Rollouts of 2048 steps, and 10 epochs at a fixed learning rate of 3e-4.
+    """
     return AgentConfig(
         num_steps_per_env=32,
         max_iterations=500,

@@ -6,6 +6,7 @@ beyond the motors' range counts as their limit, as behind Gymnasium's wrapper Cl
 
 from typing import ClassVar, Literal, TypeVar
 
+import mujoco
 import torch
 
 from mjfleet.env import Env
@@ -22,6 +23,12 @@ class V5Env(Env[C]):
 
     velocity_noise: ClassVar[Literal["uniform", "normal"]] = "uniform"
     """Distribution of the initial velocities; that of positions is uniform."""
+
+    @classmethod
+    def make_model(cls, cfg: C) -> mujoco.MjModel:
+        # Of an attribute that half_cheetah.xml uses, MuJoCo says in a file that it is deprecated.
+        mujoco.set_mju_user_warning(lambda message: None)
+        return super().make_model(cfg)
 
     def setup(self) -> None:
         sim = self.sim
