@@ -12,6 +12,7 @@ from collections import deque
 
 import numpy as np
 import torch
+from gymnasium.spaces import Box
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from torch import nn
 from torch.distributions import Normal
@@ -60,11 +61,13 @@ def train(task: str, num_envs: int, rollout: int, steps: int, seed: int) -> None
     """Train, and print the mean return of the newest episodes after each update."""
     torch.manual_seed(seed)
     envs = RecordEpisodeStatistics(mjfleet.gym.make_vector(task, num_envs=num_envs))
-    size, actions = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
+    first, _ = envs.reset(seed=seed)
+    assert isinstance(envs.single_action_space, Box)
     low, high = envs.single_action_space.low, envs.single_action_space.high
+    size, actions = first.shape[1], len(low)
     agent, returns = Agent(size, actions), deque[float](maxlen=100)
     optimizer = torch.optim.Adam(agent.parameters(), LEARNING_RATE, eps=1e-5)
-    observations = agent.normalize(envs.reset(seed=seed)[0], learn=True)
+    observations = agent.normalize(first, learn=True)
     for update in range(1, 1 + steps // (num_envs * rollout)):
         seen, taken = torch.zeros(rollout, num_envs, size), torch.zeros(rollout, num_envs, actions)
         log_probs, rewards, values = torch.zeros(3, rollout, num_envs)

@@ -180,7 +180,8 @@ def test_every_flag_in_the_documentation_exists(run: Run, tmp_path: Path) -> Non
     agent = dict.fromkeys(("actor", "critic", "teacher"), network) | {"algorithm": options}
     (tmp_path / "all.yaml").write_text(json.dumps({"agent": agent}))
     shown = run("train", "cartpole-balance", "--config", "all.yaml", "--help-all").stdout
-    shown += run("train", "go1-velocity-rough", "--help-all").stdout
+    for task in ("go1-velocity-rough", "hopper-v5"):
+        shown += run("train", task, "--help-all").stdout
     known = set(FLAG.findall(shown)) | OTHERS
     known |= set(re.findall(r"--env[.][a-z]+", GUIDE)) & {"--env.payload"}  # A field of its task.
     for what in ("doctor", "submit slurm", "submit sky", "submit k8s"):
