@@ -31,15 +31,15 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 MIGRATION = (REPOSITORY / "docs/migrate.md").read_text()
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z0-9]+(?!\.[a-z.-]*\*|[a-z-])")
 OTHERS = {
-    "--bind-to", "--check", "--compile-bytecode", "--cpus-per-task", "--draws", "--extra",
-    "--figures", "--filename", "--flag", "--gpus-per-task", "--headless", "--help", "--help-all",
-    "--key",
-    "--kills", "--log-dir", "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes",
-    "--no-annotate", "--no-deps", "--no-dev", "--no-emit-project", "--no-header",
-    "--no-install-recommends", "--node-rank", "--nodes", "--nproc-per-node", "--ntasks",
-    "--ntasks-per-node", "--open-mode", "--output", "--rdzv-backend", "--rdzv-endpoint",
-    "--rdzv-id", "--requeue", "--require-hashes", "--shm-size", "--shutdown-timeout",
-    "--signal", "--time", "--torch-backend", "--ulimit", "--version", "--wheel",
+    "--all-tasks", "--bind-to", "--check", "--command", "--compile-bytecode", "--cpus-per-task",
+    "--draws", "--extra", "--figures", "--filename", "--flag", "--gpus-per-task", "--headless",
+    "--help", "--help-all", "--key", "--kills", "--log-dir", "--logdir", "--master-addr",
+    "--master-port", "--mjcf", "--nnodes", "--no-annotate", "--no-deps", "--no-dev",
+    "--no-emit-project", "--no-header", "--no-install-recommends", "--node-rank", "--nodes",
+    "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--open-mode", "--output",
+    "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--requeue", "--require-hashes", "--seconds",
+    "--shm-size", "--shutdown-timeout", "--signal", "--time", "--torch-backend", "--ulimit",
+    "--version", "--wheel",
 }  # fmt: skip
 """Flags of other programs, those for help, and two that stand for any."""
 
@@ -180,7 +180,7 @@ def test_every_flag_in_the_documentation_exists(run: Run, tmp_path: Path) -> Non
     agent = dict.fromkeys(("actor", "critic", "teacher"), network) | {"algorithm": options}
     (tmp_path / "all.yaml").write_text(json.dumps({"agent": agent}))
     shown = run("train", "cartpole-balance", "--config", "all.yaml", "--help-all").stdout
-    for task in ("go1-velocity-rough", "hopper-v5"):
+    for task in ("go1-velocity-rough", "hopper-v5", "walker-run", "reacher-hard"):
         shown += run("train", task, "--help-all").stdout
     known = set(FLAG.findall(shown)) | OTHERS
     known |= set(re.findall(r"--env[.][a-z]+", GUIDE)) & {"--env.payload"}  # A field of its task.

@@ -1,10 +1,49 @@
-"""Train reinforcement-learning policies on MuJoCo-Warp: one CPU, one GPU or a fleet of GPUs."""
+"""Train reinforcement-learning policies on MuJoCo-Warp: one CPU, one GPU or a fleet of GPUs.
+
+The names below are the Python API, which docs/api.md describes. Each is imported when it is used:
+torch takes seconds.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mjfleet.api.environment import make
+    from mjfleet.api.loop import Iteration, iterate
+    from mjfleet.api.run import Run, TrainingError
+    from mjfleet.api.task_list import tasks
+    from mjfleet.api.training import train
+    from mjfleet.config import AgentConfig, EnvConfig, TrainConfig
+    from mjfleet.env import Env
+    from mjfleet.errors import UserError
+
+MODULES = {
+    "AgentConfig": "config",
+    "Env": "env",
+    "EnvConfig": "config",
+    "Iteration": "api.loop",
+    "Run": "api.run",
+    "TrainConfig": "config",
+    "TrainingError": "api.run",
+    "UserError": "errors",
+    "iterate": "api.loop",
+    "make": "api.environment",
+    "tasks": "api.task_list",
+    "train": "api.training",
+}
+"""The module of each name."""
+__all__ = [
+    "AgentConfig", "Env", "EnvConfig", "Iteration", "Run", "TrainConfig", "TrainingError",
+    "UserError", "iterate", "make", "tasks", "train",
+]  # fmt: skip
 
 
-def __getattr__(name: str) -> str:
-    """Return `__version__` when it is asked for: reading it takes several milliseconds."""
-    if name != "__version__":
+def __getattr__(name: str) -> Any:
+    """Import a name of the API, or read `__version__`, which takes several milliseconds."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version(__name__)
+    if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib.metadata import version
-
-    return version(__name__)
+    return getattr(import_module(f"mjfleet.{MODULES[name]}"), name)

@@ -4,8 +4,9 @@ Runs in a worker, and in every command that steps a task.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from tensordict import TensorDict
@@ -123,11 +124,22 @@ class Env(EnvContract[C]):
         self._nan_resets = torch.zeros((), dtype=torch.long, device=self.device)
         # With `on_nan` reset: environments whose newest observation was not finite.
         self._unseeable = ~everywhere
+        self.on_close = ExitStack()
 
     @property
     def unwrapped(self) -> "Env[C]":
         """The environment itself. rsl_rl asks for it, since environments may be wrapped."""
         return self
+
+    def close(self) -> None:
+        """Give back what `mjfleet.make` has set for this environment. `with` calls it."""
+        self.on_close.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def world_ids(self) -> torch.Tensor:

@@ -92,10 +92,18 @@ class Checkpointer:
             if rank != 0:
                 return []
             before()
-            about = {"iteration": iteration, "task": self._task, "task_hash": self._task_hash}
-            about |= {"networks": describe_networks(runner)}
-            data = files.pack_checkpoint(self._state(ranks), about)
+            data = self._packed(ranks)
             return paths if self._schedule.write(paths, data, is_last=is_last) else []
+
+    def packed(self) -> bytes:
+        """Return a checkpoint of a run with one worker as it is now."""
+        return self._packed([self._rank_state()])
+
+    def _packed(self, ranks: list[dict[str, Any]]) -> bytes:
+        iteration = self._runner.current_learning_iteration
+        about = {"iteration": iteration, "task": self._task, "task_hash": self._task_hash}
+        about |= {"networks": describe_networks(self._runner)}
+        return files.pack_checkpoint(self._state(ranks), about)
 
     def resume(self, path: Path, state: dict[str, Any] | None = None) -> list[str]:
         """Continue from a checkpoint.

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
@@ -122,6 +122,19 @@ class Runner:
             DivergedError: on some rank a state, observation, reward or loss is not finite.
             OutOfStepError: the ranks' parameters differ.
         """
+        iterations = self.iterations(stop_signal, save)
+        while True:
+            try:
+                on_iteration(next(iterations))
+            except StopIteration as end:
+                return end.value
+
+    def iterations(
+        self,
+        stop_signal: Callable[[], int | None],
+        save: Callable[[bool], list[Path]] = lambda is_last: [],
+    ) -> Generator[IterationMetrics, None, int | None]:
+        """Train as `train` does, and yield the metrics of each iteration before it is saved."""
         assert self.env.group_size == self.agent.algorithm.envs_per_group
         if self.agent.init_at_random_ep_len and not self.is_resumed:
             self.env.start_at_random_times()
@@ -139,7 +152,7 @@ class Runner:
                 reports = self._run_iteration(iteration, stop_signal)
             now = time.perf_counter()
             metrics = self._summarize(reports, now - before)
-            on_iteration(metrics)
+            yield metrics
             hook.after_iteration(metrics)
             before = now
             is_last = iteration == self.agent.max_iterations

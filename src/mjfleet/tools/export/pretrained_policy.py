@@ -18,11 +18,11 @@ def make_pretrained(runner: Runner, known: Mapping[str, Any]) -> tuple[bytes, st
     `known` is what the file is to say of itself.
     """
     policy = runner.get_inference_policy()
-    table, _ = evaluate(Player(runner.env, policy, forget=policy.reset), 1, None, 0)
+    sums, _ = evaluate(Player(runner.env, policy, forget=policy.reset), 1, None, 0)
     state = {
         "actor_state_dict": runner.alg.save()["actor_state_dict"],
         "critic_state_dict": {},
         "optimizer_state_dict": {"state": {}, "param_groups": [{"lr": 0.0}]},
         "iter": runner.current_learning_iteration,
     }
-    return pack_checkpoint(state, {**known, PLAYED: table}), table
+    return pack_checkpoint(state, {**known, PLAYED: sums.table}), sums.table

@@ -3,6 +3,7 @@
 Runs in the process that the user started. Importing this file imports nothing heavy.
 """
 
+import json
 import os
 import secrets
 import sys
@@ -33,6 +34,7 @@ from mjfleet.runs.resume_choice import find_resume, read_recorded, take_tasks_di
 from mjfleet.tools.output_file import check_output
 from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing, say_levels
 from mjfleet.tools.trained_task import trained_task
+from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
 from mjfleet.video.render_process import render
@@ -58,6 +60,8 @@ class PlayArguments(Checked):
     """`zero` or `random` (standard normal) actions instead of a policy's."""
     episodes: OptionalCount = None
     """Episodes in total, rounded up to the same number in each world; `None`: one in each."""
+    output: str | None = None
+    """JSON file to write: the numbers of the table."""
     video: str | None = None
     """MP4 file to write: the first of the worlds, from the beginning of their first episodes."""
     video_seconds: Positive = VIDEO_SECONDS
@@ -187,8 +191,11 @@ def _play(
         title = f"{found.name}, {name.removesuffix('.pt')}" if parsed.video else None
         saved = Path(parsed.save_episodes) if parsed.save_episodes else None
         count, seconds = parsed.episodes or worlds, parsed.video_seconds
-        table, recording = evaluate(player, count, title, seconds, saved)
-        print_line(table)
+        sums, recording = evaluate(player, count, title, seconds, saved)
+        print_line(sums.table)
+        if parsed.output:
+            text = json.dumps(sums.numbers, indent=2) + "\n"
+            write_atomically(Path(parsed.output), lambda file: file.write(text.encode()))
         if parsed.video and recording:
             print_line(f"\ndrawing {parsed.video}: {parsed.video_seconds:g} s")
             render(recording, Path(parsed.video))
@@ -217,6 +224,8 @@ def _check_output(parsed: PlayArguments) -> None:
         from mjfleet.tools.play.window_viewer import check_display
 
         check_display()
+    if parsed.output is not None:
+        check_output("--output", parsed.output, [".json"])
     if parsed.video is not None:
         check_output("--video", parsed.video, [".mp4"])
     if parsed.save_episodes is not None:

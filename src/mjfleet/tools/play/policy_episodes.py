@@ -3,7 +3,7 @@
 Runs in the process that the user started. Importing this file imports nothing heavy.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mjfleet.video.video_recorder import StateRecording
 
 Actions = Literal["zero", "random"]
+COLUMNS = "mean", "deviation", "least", "most"
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ def playing(
 
 def evaluate(
     player: Player, count: int, title: str | None, seconds: float, saved: Path | None = None
-) -> "tuple[str, StateRecording | None]":
-    """Play at least `count` episodes; return a table of their sums and, with a title, a recording.
+) -> "tuple[EpisodeSums, StateRecording | None]":
+    """Play at least `count` episodes; return their sums and, with a title, a recording.
 
     Each world plays the same number of episodes from its first reset on, so that short episodes do
     not count for more than long ones. The recording shows the first `seconds` of the first worlds.
@@ -122,7 +123,7 @@ def evaluate(
         after_step(dones)
     progress.close()
     recording = recorder.finish(title) if recorder and title else None
-    return _table(env, rows), recording
+    return _summed(env, rows), recording
 
 
 def say_levels(env: "Env[Any]") -> str | None:
@@ -136,8 +137,28 @@ def say_levels(env: "Env[Any]") -> str | None:
     return text if len(played) == total else f"{text}: --env.num-envs {total} plays all {total}"
 
 
-def _table(env: "Env[Any]", rows: "torch.Tensor") -> str:
-    """Return means, deviations and ranges over the episodes; metrics' means are over all steps."""
+@dataclass(frozen=True)
+class EpisodeSums:
+    """What whole episodes have given."""
+
+    episodes: int
+    minutes: float  # Of simulated time.
+    numbers: Mapping[str, Mapping[str, float]]
+    """The COLUMNS over the episodes, by name. Metrics' means are over all steps."""
+
+    @property
+    def table(self) -> str:
+        """All of it as a table."""
+        text = [f"{self.episodes} episodes, {self.minutes:.4g} minutes of simulated time", ""]
+        text.append("{:<26}{:>10}{:>11}{:>10}{:>10}".format("", *COLUMNS))
+        for name, numbers in self.numbers.items():
+            columns = "{:10.4g}{:11.3g}{:10.4g}{:10.4g}".format(*numbers.values())
+            text.append(f"{name:<26}{columns}")
+        return "\n".join(text)
+
+
+def _summed(env: "Env[Any]", rows: "torch.Tensor") -> EpisodeSums:
+    """Return what the rows of `Episodes.play` say."""
     from mjfleet.env.curriculum_levels import levels_of
 
     rows = rows.double()
@@ -154,12 +175,9 @@ def _table(env: "Env[Any]", rows: "torch.Tensor") -> str:
         on = levels.each.cpu().repeat(len(rows) // env.num_envs)
         each = {n: plain["return"].cpu()[on == n] for n in levels.numbers}
         lines += [(f"return on level {n}", values, values.mean()) for n, values in each.items()]
-    minutes = lengths.sum().item() * env.step_dt / 60
-    text = [f"{len(rows)} episodes, {minutes:.4g} minutes of simulated time", ""]
-    text.append(f"{'':<26}{'mean':>10}{'deviation':>11}{'least':>10}{'most':>10}")
+    numbers = {}
     for name, values, mean in lines:
         if len(values):
-            numbers = (mean, values.std(correction=0), values.min(), values.max())
-            columns = "{:10.4g}{:11.3g}{:10.4g}{:10.4g}".format(*map(float, numbers))
-            text.append(f"{name:<26}{columns}")
-    return "\n".join(text)
+            found = (mean, values.std(correction=0), values.min(), values.max())
+            numbers[name] = dict(zip(COLUMNS, map(float, found), strict=True))
+    return EpisodeSums(len(rows), lengths.sum().item() * env.step_dt / 60, numbers)

@@ -1,0 +1,134 @@
+"""From a task's name, or an environment class, and changes: a task and its configuration."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+from mjfleet.api.task_by_value import config_class, write_task
+from mjfleet.cli.train import parse
+from mjfleet.config import AgentConfig, EnvConfig, Task, TrainConfig, from_dict, to_dict
+from mjfleet.config.validation import FOLDER_NAME
+from mjfleet.errors import UserError
+from mjfleet.registry import FoundTask, discover
+from mjfleet.runs.config_yaml import read_config
+
+EXCLUSIVE = {"total_steps": ("agent", "max_iterations"), "total_envs": ("env", "num_envs")}
+"""Fields that say the same as another one: the length of training, the number of environments."""
+Config = TrainConfig | Mapping[str, Any] | str | os.PathLike[str]
+
+
+def choose_task(
+    task: str | type, name: str | None, config: Config | None, changes: Mapping[str, Any]
+) -> tuple[FoundTask, TrainConfig]:
+    """Return the task, and its configuration: its defaults, changed by `config`, then `changes`.
+
+    Args:
+        task: its name, or a subclass of Env.
+        name: of the task of a class. None: the class's, `ReachEnv` becomes `reach`.
+        config: a configuration, a part of one, or a file as `train --config` reads it.
+        changes: fields of TrainConfig; `env` and `agent` may be mappings of what changes.
+
+    Raises:
+        UserError: there is no such task, or a value is not allowed.
+    """
+    data = _plain(_read(config))
+    changed = _plain(changes)
+    for one, (group, other) in EXCLUSIVE.items():
+        if isinstance(inner := changed.get(group), Mapping) and other in inner:
+            if changed.get(one) is not None:
+                raise UserError(f"{one} and {group}.{other}: give one.")
+            data.pop(one, None)
+    data = _merged(data, changed)
+    log_root = data.get("log_root", TrainConfig.log_root)
+    if isinstance(task, str):
+        if name is not None:
+            raise UserError(f"name={name!r} is for a class; the task {task} has one.")
+        found = discover(os.environ, data.get("tasks_dir")).find(task)
+    else:
+        found = _by_value(task, name, changes, Path(str(log_root)))
+    try:
+        from_dict(found.defaults(), data)
+    except UserError as error:
+        raise UserError(f"{found.name}: {error}") from None
+    return found, parse(found, [], data)
+
+
+def _by_value(
+    env_class: type, name: str | None, changes: Mapping[str, Any], log_root: Path
+) -> FoundTask:
+    """Return the task of a class, whose folder is written."""
+    from mjfleet.env import Env
+
+    if not (isinstance(env_class, type) and issubclass(env_class, Env)):
+        raise UserError(f"{env_class!r} is neither a task's name nor a subclass of mjfleet.Env.")
+    if missing := sorted(env_class.__abstractmethods__):
+        raise UserError(f"{env_class.__name__} lacks {', '.join(missing)}.")
+    if name is None:
+        stem = env_class.__name__.removesuffix("Env") or env_class.__name__
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", stem).lower()
+    if not name or not FOLDER_NAME.holds(name):
+        raise UserError(f"name is {name!r}; it must be {FOLDER_NAME.allowed}.")
+    env, agent = changes.get("env"), changes.get("agent")
+    task = Task(
+        summary=next(iter((env_class.__doc__ or name).strip().splitlines())),
+        env=env if isinstance(env, EnvConfig) else config_class(env_class)(),
+        env_class="env:Env",
+        agent=agent if isinstance(agent, AgentConfig) else AgentConfig(),
+    )
+    folder = write_task(name, env_class, task, log_root)
+    return discover({}, str(folder.parent)).find(name)
+
+
+def _read(config: Config | None) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if isinstance(config, TrainConfig):
+        return to_dict(config)
+    if isinstance(config, Mapping):
+        return dict(config)
+    if isinstance(config, (str, os.PathLike)):
+        return read_config(os.fspath(config))
+    raise UserError(f"config is {config!r}; it must be a file, a mapping or a TrainConfig.")
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with dataclasses and paths as plain data."""
+    return {name: _plain_value(value) for name, value in values.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return to_dict(value)
+    if isinstance(value, Mapping):
+        return _plain(value)
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _merged(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(data)
+    for name, value in changes.items():
+        old = merged.get(name)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            merged[name] = _merged(old, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def as_flags(changes: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return changes as the flags of a command."""
+    flags: list[str] = []
+    for name, value in _plain(changes).items():
+        flag = f"{prefix}{name.replace('_', '-')}"
+        if isinstance(value, Mapping):
+            flags += as_flags(value, f"{flag}.")
+        elif isinstance(value, bool):
+            flags.append(f"--{flag}={value}")
+        elif isinstance(value, (list, tuple)):
+            flags += [f"--{flag}", *map(str, value)]
+        else:
+            flags.append(f"--{flag}={value}")
+    return flags

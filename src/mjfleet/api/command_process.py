@@ -1,0 +1,143 @@
+"""Runs a command of mjfleet's in a child process, and raises here what it has found.
+
+The process of a script or a notebook thus keeps its settings, and may train several runs at once.
+"""
+
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TextIO
+
+from mjfleet.cli.dispatcher import mjfleet
+from mjfleet.errors import UserError, run_command
+from mjfleet.utils.child_process import KEEP, ChildProcess, python_module
+from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
+
+LOOK_SECONDS = 0.2
+MISTAKE = 2  # The exit code after a mistake of the user's.
+
+
+class CommandProcess:
+    """A command that runs, with a folder for files that only it reads.
+
+    Args:
+        make_arguments: returns the command's words; it may write files into the folder.
+        shows: whether its output is shown here; otherwise nobody sees it.
+    """
+
+    def __init__(self, make_arguments: Callable[[Path], Sequence[str]], shows: bool) -> None:
+        self._folder = TemporaryDirectory(prefix="mjfleet-")
+        folder = Path(self._folder.name)
+        self._mistake, self._shown = folder / "mistake.json", [0, 0]
+        # A notebook shows the run itself, and its standard output has no terminal.
+        self._is_relayed = shows and sys.stdout is not sys.__stdout__ and not is_notebook()
+        self._shows = shows
+        try:
+            words = python_module(__name__, str(self._mistake), *make_arguments(folder))
+            if shows:
+                sys.stdout.flush()
+            stdout = None if shows and not (self._is_relayed or is_notebook()) else KEEP
+            self._child = ChildProcess(words, stdout=stdout)
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        self.pid = self._child.pid
+        self._code: int | None = None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, 128 and the signal's number if a signal ended it; None while it runs."""
+        if self._code is None and (code := self._child.exit_code()) is not None:
+            self._end(code)
+        return self._code
+
+    def stop(self) -> None:
+        """Ask it to save and stop after this iteration; asked again, it stops at once."""
+        if self.exit_code is None:
+            self._child.send_signal(signal.SIGINT)
+
+    def wait(
+        self, seconds: float = math.inf, on_look: Callable[[], object] = lambda: None
+    ) -> int | None:
+        """Wait until it has ended, or for so many seconds; return `exit_code`.
+
+        KeyboardInterrupt, Ctrl-C or a notebook's "interrupt kernel", is passed on to it.
+        """
+        deadline = time.monotonic() + seconds
+        while self.exit_code is None and time.monotonic() < deadline:
+            try:
+                self._relay()
+                on_look()
+                self._child.wait(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+            except KeyboardInterrupt:
+                self.stop()
+        return self._code
+
+    def raise_mistake(self) -> None:
+        """Raise the UserError that the command has ended with, if it has."""
+        if self._code == MISTAKE:
+            raise UserError(self._found_mistake or self.errors or "the command line is wrong")
+
+    def kill(self) -> None:
+        """End it at once, if it runs."""
+        if self.exit_code is None:
+            self._end(128 + signal.SIGKILL)
+
+    def _end(self, code: int) -> None:
+        self._relay(is_over=True, is_failure=code not in (0, MISTAKE) and 0 < code <= 128)
+        self.errors = self._child.errors().strip()
+        """What it has written to standard error."""
+        self._found_mistake = ""
+        if self._mistake.exists():
+            self._found_mistake = json.loads(self._mistake.read_text())
+        self._child.end()
+        self._folder.cleanup()
+        self._code = code if code >= 0 else 128 - code
+
+    def _relay(self, is_over: bool = False, is_failure: bool = False) -> None:
+        """Show what is new of its output. A failure's last lines are in the exception instead."""
+        if not self._shows or (is_failure and not self._is_relayed):
+            return
+        streams: list[tuple[int, bytes, TextIO]] = []
+        if self._is_relayed:
+            streams.append((0, self._child.output(), sys.stdout))
+        if not is_failure and not (is_over and self._mistake.exists()):
+            streams.append((1, self._child.errors().encode(), sys.stderr))
+        for i, data, stream in streams:
+            end = len(data) if is_over else data.rfind(b"\n") + 1
+            if end > self._shown[i]:
+                stream.write(data[self._shown[i] : end].decode(errors="replace"))
+                stream.flush()
+                self._shown[i] = end
+
+
+def is_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+def main() -> None:
+    """Run a command: a file for a mistake's message, then the command's words."""
+    die_with_parent()
+    file, *arguments = sys.argv[1:]
+
+    def noting_mistakes(arguments: Sequence[str]) -> int:
+        try:
+            return mjfleet(arguments)
+        except UserError as error:
+            Path(file).write_text(json.dumps(str(error)))
+            return MISTAKE
+
+    os.environ.pop(PARENT_VARIABLE, None)  # Curves are drawn: somebody looks at them.
+    sys.exit(run_command(noting_mistakes, arguments))
+
+
+if __name__ == "__main__":
+    main()

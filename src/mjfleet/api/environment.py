@@ -1,0 +1,72 @@
+"""`mjfleet.make`: an environment in this process."""
+
+import os
+from contextlib import ExitStack
+from typing import Any
+
+from mjfleet.api.choose_task import Config, choose_task
+from mjfleet.config import TrainConfig
+from mjfleet.env import Env
+from mjfleet.env.factory import build_env, on_device
+from mjfleet.errors import UserError
+from mjfleet.launch.devices import Host, choose_devices
+from mjfleet.launch.launch_plan import LaunchPlan, make_plan
+from mjfleet.registry import FoundTask
+
+
+def make(
+    task: str | type,
+    *,
+    num_envs: int | None = None,
+    device: str = "auto",
+    name: str | None = None,
+    config: Config | None = None,
+    **changes: Any,
+) -> Env[Any]:
+    """Build an environment, whose contract docs/tasks.md describes; close it, or use it by `with`.
+
+    Args:
+        task, name, config: as for `mjfleet.train`.
+        num_envs: environments; None: as many as the task has.
+        device: `cpu`, `cuda:0` and so on, or `auto`: GPU 0, else the CPU. One process has the
+            environments of one device.
+        changes: fields of TrainConfig: `engine="native"`, `env={"episode_seconds": 5}`.
+
+    Raises:
+        UserError: the task, the device or a value is not known.
+    """
+    if num_envs is not None:
+        changes["env"] = {**_as_mapping(changes.get("env")), "num_envs": num_envs}
+    found, chosen = choose_task(task, name, config, {**changes, "gpu_ids": _gpu_ids(device)})
+    plan = place(found, chosen)
+    stack = ExitStack()
+    with stack:
+        stack.enter_context(on_device(plan.engine, plan.workers[0].device))
+        env = build_env(found, plan.config, plan.engine, plan.workers[0].device, plan.threads)
+        env.on_close = stack.pop_all()
+    return env
+
+
+def place(found: FoundTask, config: TrainConfig) -> LaunchPlan:
+    """Choose device, engine and threads of one worker in this process, as `train` does."""
+    devices = choose_devices(config, os.environ)
+    if len(devices.names) > 1:
+        raise UserError("gpu_ids: this process has one worker, so one device.")
+    if config.env.num_envs == "auto":
+        raise UserError("env.num_envs is `auto`: here it must be a number.")
+    return make_plan(found, config, [Host(devices=devices, cores=len(os.sched_getaffinity(0)))], {})
+
+
+def _gpu_ids(device: str) -> Any:
+    if device in ("auto", "cpu"):
+        return {"auto": "auto", "cpu": None}[device]
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not (index or "0").isdecimal():
+        raise UserError(f"device is {device!r}; it must be `auto`, `cpu` or `cuda:<index>`.")
+    return [int(index or 0)]
+
+
+def _as_mapping(env: Any) -> dict[str, Any]:
+    from mjfleet.config import to_dict
+
+    return {} if env is None else dict(env) if isinstance(env, dict) else to_dict(env)

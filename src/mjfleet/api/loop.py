@@ -1,0 +1,74 @@
+"""`mjfleet.iterate`: the training loop in this process, one iteration at a time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mjfleet.api.choose_task import Config, choose_task
+from mjfleet.api.environment import place
+from mjfleet.env import Env
+from mjfleet.env.factory import build_env, on_device
+from mjfleet.env.random_numbers import seed_everything
+from mjfleet.rl.checkpoint_contents import Checkpointer
+from mjfleet.rl.runner import Runner
+from mjfleet.utils.atomic_write import write_atomically
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """An iteration that is done, and what trains: change it, and the next iteration uses that."""
+
+    number: int
+    """Iterations done, this one included."""
+    metrics: dict[str, float | int | None]
+    """The columns of metrics.csv."""
+    runner: Runner
+    """Its `alg` is the algorithm, an rsl_rl PPO: `alg.entropy_coef`, `alg.clip_param`, ..."""
+    checkpointer: Checkpointer
+
+    @property
+    def env(self) -> Env[Any]:
+        """The environment."""
+        return self.runner.env
+
+    def set_learning_rate(self, value: float) -> None:
+        """Set the learning rate of all parameters, from which an adaptive schedule goes on."""
+        self.runner.alg.set_learning_rate(value)
+
+    def save(self, path: str | Path) -> Path:
+        """Write a checkpoint, which `train --resume` and `play --resume` take; return its path."""
+        data = self.checkpointer.packed()
+        write_atomically(Path(path), lambda file: file.write(data))
+        return Path(path)
+
+
+def iterate(
+    task: str | type,
+    *,
+    name: str | None = None,
+    config: Config | None = None,
+    **changes: Any,
+) -> Iterator[Iteration]:
+    """Train with one worker in this process; yield each iteration. Leave the loop to stop.
+
+    It writes no run directory: `Iteration.save` keeps a policy, `Iteration.metrics` the numbers.
+
+    Args:
+        task, name, config, changes: as for `mjfleet.train`.
+
+    Raises:
+        UserError: the configuration asks for what cannot be had.
+        DivergedError: a state, observation, reward or loss is not finite.
+    """
+    found, chosen = choose_task(task, name, config, {"gpu_ids": "auto", **changes})
+    plan = place(found, chosen)
+    device, config = plan.workers[0].device, plan.config
+    seed_everything(config.agent.seed)
+    with on_device(plan.engine, device):
+        size = config.agent.algorithm.envs_per_group
+        env = build_env(found, config, plan.engine, device, plan.threads, group_size=size)
+        runner = Runner(env, config.agent, device, plan.threads, found.load)
+        checkpointer = Checkpointer(runner, found.name, Path(), keep=None)
+        for metrics in runner.iterations(lambda: None):
+            yield Iteration(metrics.iteration, metrics.row(), runner, checkpointer)

@@ -1,0 +1,322 @@
+"""`mjfleet.Run`: a training run, to look at, to wait for, and to use its policy."""
+
+import atexit
+import json
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from mjfleet.api.choose_task import as_flags
+from mjfleet.api.command_process import CommandProcess, is_notebook
+from mjfleet.api.notebook import live_view, page_of
+from mjfleet.errors import UserError
+from mjfleet.runs.checkpoint_names import BEST, checkpoints_in
+from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
+from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows
+from mjfleet.runs.run_directory import is_locked
+from mjfleet.runs.run_json import RECORD_FILE, read_record
+from mjfleet.runs.run_lookup import find_run, group_of, name_of, record_of, runs_in
+from mjfleet.worker.failure_record import Failure, read_failures
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from mjfleet.api.policy import Policy
+
+LOOK_SECONDS = 0.1
+END_SECONDS = 60.0  # For runs in the background to save when the interpreter ends.
+_in_background: set["Run"] = set()
+
+
+class TrainingError(Exception):
+    """Training has failed. The text is what the command prints.
+
+    Attributes:
+        run: the run, which can be resumed from its newest checkpoint.
+        rank: the worker that failed first. None: no worker has said why.
+        host: its host.
+        phase: what it was doing: `build`, `collect`, `learn`, `save`, ...
+        iteration: the iteration it was in, counted from 1; 0 before the first.
+        kind: the class of its exception; or Killed, Exited, Hang, Lost.
+        cause: that exception's message.
+        traceback: of that exception, as text.
+    """
+
+    def __init__(self, run: "Run", failure: Failure | None, otherwise: str) -> None:
+        super().__init__(failure.report if failure else otherwise)
+        self.run = run
+        self.rank = failure and failure.rank
+        self.host = failure and failure.host
+        self.phase = failure and failure.phase
+        self.iteration = failure and failure.iteration
+        self.kind = failure and failure.kind
+        self.cause = failure.message if failure else otherwise
+        self.traceback = failure.traceback if failure else ""
+
+
+class Run:
+    """A run directory, also of a run that the command `train` has made.
+
+    Args:
+        run: the run directory, or a word that `train --resume` knows: a part of its name, `latest`.
+        log_root: the folder that holds the run directories, for such a word.
+
+    Raises:
+        UserError: there is no such run.
+    """
+
+    def __init__(self, run: str | Path, log_root: str | Path = "logs") -> None:
+        self.path = find_run(str(run), str(run), Path(log_root)).absolute()
+        self._process: CommandProcess | None = None
+        record_of(self.path)
+
+    @classmethod
+    def of_process(cls, process: CommandProcess, run_dir: Path, background: bool) -> "Run":
+        """Return the run that a process trains: at once in the background, or when it has ended."""
+        run = cls.__new__(cls)
+        run.path, run._process = run_dir.absolute(), process
+        if background:
+            _in_background.add(run)
+            return run
+        return run._shown_until_it_ends()
+
+    def __repr__(self) -> str:
+        return f"<Run {name_of(self.path)}: {self.status}, iteration {self.iteration}>"
+
+    def _repr_html_(self) -> str:
+        return page_of(self)
+
+    @property
+    def name(self) -> str:
+        """Experiment and name, as `mjfleet runs` shows them."""
+        return name_of(self.path)
+
+    @property
+    def task(self) -> str:
+        """The name of its task."""
+        return str(record_of(self.path)["task"])
+
+    @property
+    def status(self) -> str:
+        """`starting`, `running`, `finished`, `stopped`, `failed`, or `died` if it was killed."""
+        if not (self.path / RECORD_FILE).exists():
+            return "starting" if self.is_running else "failed"
+        status = str(read_record(self.path).get("status"))
+        return "died" if status == "running" and not is_locked(self.path) else status
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process trains it."""
+        if self._process:
+            return self._process.exit_code is None
+        return self.status == "running"
+
+    @property
+    def iteration(self) -> int:
+        """Iterations that are done."""
+        _, rows = read_rows(self.path / METRICS_FILE)
+        return int(rows[-1]["iteration"]) if rows else 0
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Its configuration, as config.yaml has it."""
+        file = str(self.path / CONFIG_FILE)
+        return read_config(file, file)
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Its checkpoints, the oldest first."""
+        return checkpoints_in(self.path / "checkpoints")
+
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint with the greatest return in an evaluation; None: there was none."""
+        path = self.path / "checkpoints" / BEST
+        return path if path.exists() else None
+
+    def metrics(self) -> "dict[str, np.ndarray]":
+        """Return the columns of metrics.csv, float64, NaN where a field is empty."""
+        import numpy as np
+
+        columns, rows = read_rows(self.path / METRICS_FILE)
+        return {c: np.array([float(row[c] or math.nan) for row in rows]) for c in columns}
+
+    def frame(self) -> Any:
+        """Return the metrics as a data frame of pandas or polars, whichever is installed.
+
+        Raises:
+            UserError: neither is.
+        """
+        for module in ("pandas", "polars"):
+            try:
+                return __import__(module).DataFrame(self.metrics())
+            except ModuleNotFoundError as error:
+                if error.name != module:
+                    raise
+        raise UserError("Run.frame needs pandas or polars; Run.metrics needs neither.")
+
+    def wait(
+        self, seconds: float = math.inf, on_look: Callable[[], object] = lambda: None
+    ) -> "Run":
+        """Wait until training has ended, or for so many seconds; return the run.
+
+        Ctrl-C saves and stops it. `on_look` is called a few times per second.
+
+        Raises:
+            UserError: training found a mistake; no run is left. Or it was not started here.
+            TrainingError: a worker has failed.
+        """
+        code = self._own_process().wait(seconds, on_look)
+        if code is None:
+            return self
+        _in_background.discard(self)
+        self._own_process().raise_mistake()
+        if 0 < code <= 128:
+            failures = read_failures(self.path)
+            raise TrainingError(self, failures[0] if failures else None, self._own_process().errors)
+        return self
+
+    def stop(self) -> "Run":
+        """Save and stop after this iteration, wait for that, and return the run."""
+        self._own_process().stop()
+        return self.wait()
+
+    def resume(self, *, background: bool = False, **changes: Any) -> "Run":
+        """Go on with training, as `train --resume` does; return the run.
+
+        If `changes` decide what is learned, a new run begins from this one's newest checkpoint.
+
+        Args:
+            background: as for `mjfleet.train`.
+            changes: as for `mjfleet.train`: `agent={"max_iterations": 500}`.
+
+        Raises:
+            UserError, TrainingError: as for `mjfleet.train`.
+        """
+        words = ["train", self.task, "--resume", str(self.path), *as_flags(changes)]
+        process = CommandProcess(lambda _: words, shows=not background)
+        run, own = Run.of_process(process, self.path, background=True), None
+        while run.is_running and own is None:
+            own = _run_of(process, self._log_root)
+            process.wait(LOOK_SECONDS)
+        run.path = own or self.path
+        return run if background and run.is_running else run._shown_until_it_ends()
+
+    def policy(self, checkpoint: str | Path | None = None, device: str = "cpu") -> "Policy":
+        """Return the policy: a function from observations to mean actions, normaliser included.
+
+        Args:
+            checkpoint: a file; None: the newest.
+            device: torch's name of the device.
+        """
+        from mjfleet.api.policy import Policy
+
+        return Policy.read(str(checkpoint or self.path), device)
+
+    def evaluate(
+        self, episodes: int = 64, checkpoint: str | Path | None = None, **flags: Any
+    ) -> dict[str, dict[str, float]]:
+        """Play episodes with the mean action; return the numbers that `play` prints.
+
+        Args:
+            episodes: their number.
+            checkpoint: a file; None: the newest.
+            flags: of the command `play`: `engine="native"`, `seed=2`, `env={"num_envs": 16}`.
+
+        Returns:
+            `mean`, `deviation`, `least` and `most` of the return, the length, each reward term and
+            each of the task's metrics, by name: `result["return"]["mean"]`.
+        """
+        with TemporaryDirectory(prefix="mjfleet-") as folder:
+            file = Path(folder, "episodes.json")
+            self._play(checkpoint, {"episodes": episodes, "output": file, **flags})
+            return json.loads(file.read_text())
+
+    def video(
+        self,
+        path: str | Path | None = None,
+        seconds: float = 10.0,
+        checkpoint: str | Path | None = None,
+        **flags: Any,
+    ) -> Path:
+        """Write an MP4 file of the policy's first episodes; return its path.
+
+        Arguments are as for `evaluate`; `seconds` are those of simulated time. `path` None:
+        videos/policy.mp4 in the run directory.
+        """
+        if path is None:
+            path = self.path / "videos" / "policy.mp4"
+            path.parent.mkdir(exist_ok=True)
+        self._play(checkpoint, {"video": path, "video_seconds": seconds, **flags})
+        return Path(path)
+
+    def plot(self, path: str | Path | None = None, **flags: Any) -> Path:
+        """Draw the curves of training into a PNG, SVG or PDF file; return its path.
+
+        `flags` are those of `mjfleet plot`: `x="minutes"`, `columns=["mean_return"]`.
+        """
+        output = Path(path) if path else self.path / "plots" / "curves.png"
+        self._command("plot", str(self.path), *as_flags({"output": path, **flags}))
+        return output
+
+    def export(
+        self, path: str | Path | None = None, checkpoint: str | Path | None = None, **flags: Any
+    ) -> Path:
+        """Write the policy as a file that runs without mjfleet, ONNX by default; return its path.
+
+        `flags` are those of `mjfleet export`: `format="torchscript"`.
+        """
+        suffix = ".pt" if flags.get("format") == "torchscript" else ".onnx"
+        words = as_flags({"output": path, **flags})
+        self._command("export", str(checkpoint or self.path), *words)
+        return Path(path) if path else self.path / "exported" / f"policy{suffix}"
+
+    def _shown_until_it_ends(self) -> "Run":
+        return self.wait(on_look=live_view(self) if is_notebook() else lambda: None)
+
+    @property
+    def _log_root(self) -> Path:
+        return self.path.parents[2 if group_of(self.path) else 1]
+
+    def _own_process(self) -> CommandProcess:
+        if self._process is None:
+            raise UserError(f"{self.path}: this process has not started its training.")
+        return self._process
+
+    def _play(self, checkpoint: str | Path | None, flags: Mapping[str, Any]) -> None:
+        self._command("play", self.task, "--resume", str(checkpoint or self.path), *as_flags(flags))
+
+    def _command(self, *words: str) -> None:
+        """Run a command of mjfleet's, quietly.
+
+        Raises:
+            UserError: it has failed.
+        """
+        process = CommandProcess(lambda _: words, shows=False)
+        code = process.wait()
+        process.raise_mistake()
+        if code:
+            raise UserError(f"{words[0]} of {self.path}: {process.errors}")
+
+
+def _run_of(process: CommandProcess, root: Path) -> Path | None:
+    """Return the run of a log root that a process trains."""
+    for run in runs_in(root):
+        with suppress(OSError, ValueError):  # It may be written just now.
+            if read_record(run).get("pid") == process.pid and is_locked(run):
+                return run
+    return None
+
+
+@atexit.register
+def _end_all() -> None:
+    """Have the runs in the background save when the interpreter ends, and wait for that."""
+    running = [run for run in _in_background if run.is_running]
+    for run in running:
+        run._own_process().stop()
+    for run in running:
+        if run._own_process().wait(END_SECONDS) is None:
+            run._own_process().kill()

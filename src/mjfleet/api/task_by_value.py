@@ -1,0 +1,134 @@
+"""Makes a task folder of an environment class that a script or a notebook defines.
+
+Workers are other processes, perhaps on other hosts: what they need of the script is pickled by
+value into the folder, which is then a task folder like any other.
+"""
+
+import hashlib
+import inspect
+import pickle
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mjfleet.config import EnvConfig, Task
+from mjfleet.errors import UserError
+
+TASK_FILE, CLASS_FILE = "task.pkl", "environment.pkl"
+FOLDER = ".tasks"  # In the log root.
+CONFIG_PY = '''"""The task {name}, from {source}. mjfleet wrote this folder for its workers."""
+
+from mjfleet.api.task_by_value import load
+
+TASKS = {{{name!r}: load(__file__, {file!r})}}
+'''
+ENV_PY = '''"""The environment of the task."""
+
+from mjfleet.api.task_by_value import load
+
+Env = load(__file__, {file!r})
+'''
+
+
+def write_task(name: str, env_class: type, task: Task, log_root: Path) -> Path:
+    """Write a task's folder under the log root; return it.
+
+    The folder's name depends on its content: two definitions never share one.
+
+    Raises:
+        UserError: the class cannot be pickled, or the folder cannot be written.
+    """
+    files = {TASK_FILE: _pickled(task), CLASS_FILE: _pickled(_with_whole_path(env_class))}
+    source = _source_file(env_class)
+    place = source.name if source else "a notebook"
+    for file, text, pickled in ("config.py", CONFIG_PY, TASK_FILE), ("env.py", ENV_PY, CLASS_FILE):
+        files[file] = text.format(name=name, source=place, file=pickled).encode()
+    digest = hashlib.sha256(b"".join(files[file] for file in sorted(files))).hexdigest()[:12]
+    folder = log_root.absolute() / FOLDER / digest / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, data in files.items():
+            if not (folder / file).exists():
+                (folder / file).write_bytes(data)
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror}.") from None
+    return folder
+
+
+def load(place: str, file: str) -> Any:
+    """Return the object in a pickle beside a module, which is as trusted as the module."""
+    return pickle.loads(Path(place).with_name(file).read_bytes())
+
+
+def config_class(env_class: type) -> type[EnvConfig]:
+    """Return the class of configuration that `class MyEnv(Env[MyConfig])` names."""
+    for base in env_class.__mro__:
+        for generic in vars(base).get("__orig_bases__", ()):
+            for argument in getattr(generic, "__args__", ()):
+                if isinstance(argument, type) and issubclass(argument, EnvConfig):
+                    return argument
+    return EnvConfig
+
+
+def _with_whole_path(env_class: type) -> type:
+    """Return the class, with the whole path of its model."""
+    model = getattr(env_class, "model_file", None)
+    if not isinstance(model, str) or ":" in model:
+        return env_class
+    owner = next(base for base in env_class.__mro__ if "model_file" in vars(base))
+    source = _source_file(owner)
+    path = (source.parent if source else Path()) / model
+    own = {"model_file": str(path.absolute()), "__module__": env_class.__module__}
+    return type(env_class.__name__, (env_class,), own)
+
+
+def _source_file(env_class: type) -> Path | None:
+    try:
+        found = Path(inspect.getfile(env_class))
+    except (TypeError, OSError):  # A notebook's.
+        return None
+    return found if found.exists() else None
+
+
+def _pickled(thing: object) -> bytes:
+    import cloudpickle
+
+    with _modules_by_value():
+        try:
+            return cloudpickle.dumps(thing)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{getattr(thing, '__name__', thing)} cannot be sent to workers: {error}. What it "
+                "uses of the script must be functions, classes and plain values."
+            ) from error
+
+
+@contextmanager
+def _modules_by_value() -> Iterator[None]:
+    """Have modules that are not installed, which workers could not import, pickled by value."""
+    import cloudpickle
+
+    before = set(cloudpickle.list_registry_pickle_by_value())
+    with ExitStack() as undo:
+        for module in list(sys.modules.values()):
+            if _is_local(module) and module.__name__ not in before:
+                cloudpickle.register_pickle_by_value(module)
+                undo.callback(cloudpickle.unregister_pickle_by_value, module)
+        yield
+
+
+def _is_local(module: ModuleType) -> bool:
+    """Return whether a module is part of the user's program, and not installed."""
+    file, name = getattr(module, "__file__", None), getattr(module, "__name__", "")
+    if not isinstance(file, str) or name == "__main__" or sys.modules.get(name) is not module:
+        return False
+    if name.partition(".")[0] in ("mjfleet", "__mp_main__") or name.startswith("mjfleet_task_"):
+        return False
+    installed = [*sysconfig.get_paths().values()]
+    path = Path(file).absolute()
+    inside = any(path.is_relative_to(place) for place in installed)
+    return not inside and "site-packages" not in path.parts and "dist-packages" not in path.parts

@@ -1,0 +1,62 @@
+"""`mjfleet.train`: a training run in processes of its own, from a script or a notebook."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from mjfleet.api.choose_task import Config, choose_task
+from mjfleet.api.command_process import CommandProcess
+from mjfleet.api.run import Run
+from mjfleet.errors import UserError
+from mjfleet.launch.launch_plan import new_folder
+from mjfleet.runs.config_yaml import write_config
+
+OF_COMMAND = ("seeds", "per_run", "dry_run", "resume", "config")
+"""Flags of `train` that this function has no equal for."""
+
+
+def train(
+    task: str | type,
+    *,
+    name: str | None = None,
+    config: Config | None = None,
+    background: bool = False,
+    **changes: Any,
+) -> Run:
+    """Train a policy, as the command `train` does, and return the run.
+
+    The run's workers are other processes. Ctrl-C, or a notebook's "interrupt kernel", saves and
+    returns the run as stopped; a second one stops at once.
+
+    Args:
+        task: the name of a task, or a subclass of `mjfleet.Env`. The class may be defined in the
+            script or the notebook; `env=` is then its configuration, `agent=` an AgentConfig.
+        name: of the task of a class. None: the class's name, `ReachEnv` becomes `reach`.
+        config: where the configuration begins: a file as for `train --config`, a mapping or a
+            TrainConfig. None: the task's defaults.
+        background: whether to return at once. The run is then watched, stopped and waited for by
+            the methods of `Run`. It ends with this process, which waits until it has saved.
+        changes: fields of TrainConfig, which are the flags of `train`: `gpu_ids=[0, 1]`,
+            `gpu_ids="all"`, `gpu_ids=None` for the CPU, `env={"num_envs": 256}`,
+            `agent={"max_iterations": 50}`.
+
+    Raises:
+        UserError: the configuration asks for what cannot be had; no run is left.
+        TrainingError: a worker has failed.
+    """
+    if wrong := [flag for flag in OF_COMMAND if flag in changes]:
+        raise UserError(f"{wrong[0]}: it is a flag of the command `train` alone.")
+    found, planned = choose_task(task, name, config, changes)
+    when = datetime.now()
+    while (run_dir := new_folder(planned, when)).exists() and not planned.run_dir:
+        when += timedelta(seconds=1)
+
+    def arguments(folder: Path) -> Sequence[str]:
+        file = folder / "config.yaml"
+        write_config(file, found.name, replace(planned, run_dir=None))
+        return ["train", found.name, "--config", str(file), "--run-dir", str(run_dir)]
+
+    process = CommandProcess(arguments, shows=not background)
+    return Run.of_process(process, run_dir, background)

@@ -1,0 +1,187 @@
+"""The Python API, from a script and from a notebook, with real trainings."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import mjfleet
+
+from ..conftest import REPOSITORY
+
+TASK = '''
+from dataclasses import dataclass
+
+import mujoco
+import torch
+
+import mjfleet
+
+MODEL = """
+<mujoco>
+  <worldbody><body>
+    <joint name="rail" type="slide" axis="1 0 0" damping="1"/><geom size=".1" mass="1"/>
+  </body></worldbody>
+  <actuator><motor joint="rail" gear="5"/></actuator>
+</mujoco>
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RailConfig(mjfleet.EnvConfig):
+    num_envs: int = 16
+    episode_seconds: float = 0.01
+    breaks_on: str = ""
+
+
+class RailEnv(mjfleet.Env[RailConfig]):
+    """Stay in the middle of a rail."""
+
+    @classmethod
+    def make_model(cls, cfg):
+        return mujoco.MjModel.from_xml_string(MODEL)
+
+    def reset_worlds(self, mask):
+        self.sim.qpos[:] = torch.where(mask.unsqueeze(1), self.uniform(1, -1, 1), self.sim.qpos)
+
+    def apply(self, action):
+        self.sim.ctrl[:] = action
+
+    def observe(self):
+        state = torch.cat((self.sim.qpos, self.sim.qvel), dim=1)
+        return {"actor": state, "critic": state}
+
+    def rank(self):
+        return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+    def rewards(self):
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls > 20 and str(self.rank()) == self.cfg.breaks_on:
+            raise ValueError("the rail is broken")
+        return {"middle": -self.sim.qpos[:, 0].abs()}
+'''
+PROGRAM = """
+import json
+
+import numpy as np
+
+import mjfleet
+from rail import RailConfig, RailEnv
+
+SHORT = {"gpu_ids": None, "cpu_threads": 1}
+AGENT = {"num_steps_per_env": 8, "max_iterations": 3}
+run = mjfleet.train(RailEnv, agent=AGENT, env=RailConfig(num_envs=32), **SHORT)
+assert (run.status, run.iteration, run.task) == ("finished", 3, "rail"), run
+assert run.config["env"]["num_envs"] == 32
+assert isinstance(run.metrics()["mean_reward"], np.ndarray)
+assert "mean_reward" in run._repr_html_() and "<polyline" in run._repr_html_()
+
+assert run.resume(agent={"max_iterations": 4}).path == run.path and run.iteration == 4
+fork = run.resume(agent={"max_iterations": 5, "algorithm": {"gamma": 0.5}})
+assert fork.path != run.path and fork.iteration == 5 and run.iteration == 4
+
+policy = run.policy()
+with mjfleet.make(RailEnv, num_envs=2, device="cpu") as env:
+    observations, rewards, dones, extras = env.step(policy(env.get_observations()))
+    assert rewards.shape == (2,)
+    by_array = policy(env.get_observations()["actor"].numpy())
+    assert np.allclose(by_array, policy(env.get_observations()))
+played = run.evaluate(episodes=4, gpu_ids=None, env={"num_envs": 4})
+assert played["length"]["mean"] == env.max_episode_length
+
+# Two at once; one of them is stopped, with two workers of which one fails in the other.
+long = AGENT | {"max_iterations": 10**6}
+endless = mjfleet.train(RailEnv, agent=long, background=True, **SHORT)
+try:
+    mjfleet.train(
+        RailEnv, cpu_workers=2, env=RailConfig(breaks_on="1"), agent=AGENT | {"max_iterations": 9},
+        gpu_ids=None,
+    )
+except mjfleet.TrainingError as error:
+    assert (error.rank, error.kind, error.cause) == (1, "ValueError", "the rail is broken"), error
+    assert error.phase == "collect" and error.host and "rail.py" in error.traceback
+    assert error.run.status == "failed"
+else:
+    raise AssertionError("worker 1 has failed")
+while endless.iteration < 2:
+    endless.wait(0.2)
+assert endless.is_running and endless.status == "running"
+assert endless.stop().status == "stopped" and not endless.is_running
+
+before = {*run.path.parent.iterdir()}
+for message, call in {
+    "there is no task": lambda: mjfleet.train("cartpol"),
+    "neither a task": lambda: mjfleet.train(int),
+    "env.foo": lambda: mjfleet.train(RailEnv, env={"foo": 1}),
+    "--gpu-ids 99": lambda: mjfleet.train(RailEnv, gpu_ids=[99]),
+    "device is": lambda: mjfleet.make(RailEnv, device="tpu"),
+    "give one": lambda: mjfleet.train(RailEnv, total_steps=9, agent={"max_iterations": 1}),
+}.items():
+    try:
+        call()
+    except mjfleet.UserError as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError(message)
+assert {*run.path.parent.iterdir()} == before
+
+rates = []
+for iteration in mjfleet.iterate(RailEnv, agent=AGENT | {"max_iterations": 99}, gpu_ids=None):
+    rates.append(iteration.metrics["learning_rate"])
+    if iteration.number == 2:
+        iteration.save("policy.pt")
+        break
+again = mjfleet.train("rail", tasks_dir=run.config["tasks_dir"], agent=AGENT, **SHORT)
+assert again.task == "rail"
+print("all is well")
+"""
+
+
+def test_a_task_of_a_script_is_trained_watched_resumed_and_played(tmp_path: Path) -> None:
+    (tmp_path / "rail.py").write_text(TASK)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("all is well\n")
+    assert "Traceback" not in done.stderr
+
+
+def test_importing_is_light_and_names_are_documented() -> None:
+    code = "import sys, mjfleet; assert not {'torch', 'mujoco', 'tyro', 'yaml'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    page = (REPOSITORY / "docs/api.md").read_text()
+    for name in mjfleet.__all__:
+        assert getattr(mjfleet, name).__doc__
+        assert f"`{name}" in page or f"mjfleet.{name}" in page, name
+    with pytest.raises(AttributeError, match="nothing"):
+        mjfleet.nothing  # noqa: B018
+
+
+def test_the_notebook_runs_from_the_task_to_the_video(tmp_path: Path) -> None:
+    notebook = nbformat.read(REPOSITORY / "examples/notebook.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+    first = notebook.cells[1]
+    first.source = first.source.replace("= 40, 3.0", "= 3, 0.2")
+    place = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=200, resources=place).execute()
+    (video,) = tmp_path.glob("logs/rail/*/videos/policy.mp4")
+    assert video.stat().st_size
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("finished" in output.get("data", {}).get("text/html", "") for output in shown)
+
+
+@pytest.mark.parametrize(
+    ("script", "last"), [("own_learner", "mean reward"), ("three_seeds", "png")]
+)
+def test_the_scripts_run(script: str, last: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / f"examples/{script}.py", "2"], cwd=tmp_path,
+        capture_output=True, text=True, timeout=200, check=True,
+    )  # fmt: skip
+    assert last in done.stdout.splitlines()[-1]
