@@ -39,6 +39,7 @@ def check_task(arguments: Sequence[str]) -> int:
     """Print each mistake; return 1 if there are any."""
     parsed = parse_flags(CheckTaskArguments, arguments, "mjfleet check-task")
     found = discover(os.environ, parsed.tasks_dir).find(parsed.name)
+    found.check_packages()
     (device,) = choose_devices(LaunchConfig(), os.environ).names
     prepare()
     mistakes, warnings = examine(found, device)
