@@ -1,7 +1,7 @@
 """The tasks of the DeepMind Control Suite against dm_control itself.
 
 dm_control is asked for one world after the other: what follows from a state and an action, and
-where episodes begin.
+where episodes begin. `--all-tasks` compares all models on MuJoCo-Warp, which compiles for minutes.
 """
 
 from collections.abc import Callable
