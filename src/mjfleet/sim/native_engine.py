@@ -120,7 +120,7 @@ class NativeSimulation(Simulation):
         self._stage = _VEL
         if name in ACCELERATION_FIELDS or name == "sensordata":
             self._copies[name] = (self._accelerations(live), live)
-        self.forward()
+        self._derive(None)
         return self._copies[name][0] if name in self._copies else live
 
     def _bind_last(self, name: str) -> torch.Tensor:

@@ -110,9 +110,12 @@ class WarpSimulation(Simulation):
 
     def forward(self, mask: torch.Tensor | None = None) -> None:
         if self._derived or self._last:
-            self.launch(self._velocity_stage)
-            self._computed = self._versions()
+            self._derive()
             self._renew_last(mask)
+
+    def _derive(self) -> None:
+        self.launch(self._velocity_stage)
+        self._computed = self._versions()
 
     def reset(self, mask: torch.Tensor) -> None:
         self._mask.copy_(mask)
@@ -324,7 +327,7 @@ class WarpSimulation(Simulation):
     def _bind(self, name: str) -> torch.Tensor:
         if name not in STATE_FIELDS and not self._derived:
             self._derived = True
-            self.forward()
+            self._derive()
         return self._bind_last(name)
 
     def _bind_last(self, name: str) -> torch.Tensor:
