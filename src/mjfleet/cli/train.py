@@ -126,7 +126,8 @@ def _wanted(found: FoundTask, flags: Sequence[str]) -> Wanted | None:
     log_root = peek(flags, "--log-root") or default.log_root
     experiment = peek(flags, "--agent.experiment-name") or default.agent.experiment_name
     trust, dry_run = is_given(flags, "--trust"), is_given(flags, "--dry-run")
-    return find_wanted(wanted, found.name, Path(log_root, experiment), trust, dry_run)
+    folder = Path(log_root, experiment)
+    return find_wanted(wanted, found.name, folder, trust, dry_run, may_be_group=True)
 
 
 def _base(arguments: Sequence[str]) -> dict[str, Any]:

@@ -74,13 +74,13 @@ class RunningMember:
         with self.log_file.open("ab") as log:
             self._begin = log.tell()
             self._child = ChildProcess(command, stdout=log, stderr=log, is_foreign=True)
-        self._is_asked = False
+        self._asked_by: int | None = None
 
     def stop(self, number: int = signal.SIGTERM, at_once: bool = False) -> None:
         """Ask it, unless it has been asked, to save and stop after this iteration, or `at_once`."""
-        if at_once or not self._is_asked:
+        if at_once or self._asked_by is None:
+            self._asked_by = number
             self._child.send_signal(signal.Signals(number))
-        self._is_asked = True
 
     @property
     def has_ended(self) -> bool:
@@ -91,7 +91,7 @@ class RunningMember:
         """Return how it ended; kill it if it has not."""
         code, how = self._child.exit_code(), self._child.how_it_ended()
         self._child.end()
-        if code is None or code > 128:
+        if code is None or code > 128 or (code < 0 and -code == self._asked_by):
             return Ending("stopped")
         if code == MISTAKE:
             return Ending("failed", self._error(), is_mistake=True)

@@ -73,7 +73,12 @@ class Trained(Resume):
 
 
 def find_wanted(
-    wanted: str, task: str, experiment: Path, trust: bool = False, dry_run: bool = False
+    wanted: str,
+    task: str,
+    experiment: Path,
+    trust: bool = False,
+    dry_run: bool = False,
+    may_be_group: bool = False,
 ) -> Wanted:
     """Return what `--resume` names.
 
@@ -82,13 +87,13 @@ def find_wanted(
         task: the task to train.
         experiment: the folder in which `latest` looks for runs, under the log root.
         trust: as for `read_config`.
-        dry_run: as for `find_run`.
+        dry_run, may_be_group: as for `find_run`.
 
     Raises:
         UserError: the run or file does not exist, or belongs to another task.
     """
     root, name = experiment.parent, experiment.name
-    path = find_run(wanted, FLAG + wanted, root, name, task, dry_run, may_be_group=True)
+    path = find_run(wanted, FLAG + wanted, root, name, task, dry_run, may_be_group)
     run_dir = run_of_file(path, FLAG + wanted)
     if path.name == INIT:
         raise UserError(f"{FLAG}{wanted} is what the run began with: name the run itself.")

@@ -1,0 +1,164 @@
+"""`train --seeds`: one run for each seed, stopped and resumed as one."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from operator import gt
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mjfleet.cli.completion import candidates
+from mjfleet.errors import UserError
+from mjfleet.runs.metrics_csv import completed_iterations
+from mjfleet.runs.resume_choice import find_resume
+from mjfleet.runs.run_lookup import find_run
+from mjfleet.utils.wait_until import wait_until
+
+from ..conftest import Run, only_run, rows, write_task
+from ..launch.workers import TRAIN
+
+TASK = "cartpole-balance"
+SMALL = ("--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8")
+LONG = "1000000"
+SECONDS = 120.0  # At most, for any step.
+
+
+class Group:
+    """`train` of two seeds, whose runs have been started."""
+
+    def __init__(self, root: Path, *flags: str) -> None:
+        self._root, self._before = root, _done(root)
+        command = ["env", "--default-signal=INT", *TRAIN, TASK, *flags]
+        self.process = subprocess.Popen(
+            command, cwd=root, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        launcher = psutil.Process(self.process.pid)
+        assert wait_until(lambda: len(launcher.children()) == 2, SECONDS)
+        self.members = launcher.children()
+
+    def send(self, number: int) -> int:
+        """Send a signal once both runs learn; return the exit code, when no process is left."""
+        assert wait_until(lambda: all(map(gt, _done(self._root), self._before)), SECONDS)
+        self.process.send_signal(number)
+        code = self.process.wait(SECONDS)
+        assert not psutil.wait_procs(self.members, SECONDS)[1]
+        return code
+
+
+def _done(root: Path) -> list[int]:
+    runs = [root.joinpath("logs", TASK) / f"0/seed_{seed}" for seed in (3, 5)]
+    return [completed_iterations(run) for run in runs]
+
+
+def _statuses(group: Path) -> Sequence[str]:
+    record = json.loads((group / "group.json").read_text())
+    return record["status"], *(member["status"] for member in record["members"].values())
+
+
+def test_seeds_are_stopped_and_resumed_as_one(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = f"logs/{TASK}/0"
+    group = tmp_path / folder
+    new = ("--gpu-ids", "None", "--cpu-threads", "2", *SMALL, "--seeds", "3", "5", "--run-dir",
+           folder, "--agent.max-iterations", LONG)  # fmt: skip
+    started = Group(tmp_path, *new)
+    assert run("train", TASK, "--resume", folder).returncode == 2  # It is being trained.
+    assert started.send(signal.SIGINT) == 128 + signal.SIGINT
+    assert _statuses(group) == ("stopped", "stopped", "stopped")
+
+    # A group goes on after its launcher was killed, and after one of its runs was.
+    assert Group(tmp_path, "--resume", folder).send(signal.SIGKILL) == -signal.SIGKILL
+    length = max(_done(tmp_path)) + 20
+    started = Group(tmp_path, "--resume", "0", "--agent.max-iterations", str(length))
+    (victim,) = (one for one in started.members if f"{folder}/seed_3" in " ".join(one.cmdline()))
+    victim.kill()
+    assert started.process.wait(SECONDS) == 1
+    assert _statuses(group) == ("failed", "failed", "finished")
+    ended = run("train", TASK, "--resume", "latest")
+    assert ended.returncode == 0, ended.stderr
+    assert _statuses(group) == ("finished", "finished", "finished")
+    for seed in (3, 5):
+        member = group / f"seed_{seed}"
+        assert [int(row["iteration"]) for row in rows(member)] == [*range(1, length + 1)]
+        assert json.loads((member / "run.json").read_text())["seed"] == seed
+    again = run("train", TASK, "--resume", folder)
+    assert (again.returncode, again.stdout.count("nothing is left to do")) == (0, 1)
+
+    # The group and its runs are found by their names.
+    monkeypatch.chdir(tmp_path)
+    logs = Path("logs")
+    for word in ("seed_3", "0/seed_3", f"{TASK}/0/seed_3", f"{folder}/seed_3"):
+        assert find_run(word, word, logs) == Path(folder, "seed_3")
+    for word in ("0", f"{TASK}/0", folder, "latest"):
+        assert find_run(word, word, logs, may_be_group=True) == Path(folder)
+    assert find_resume("latest", TASK, logs / TASK).iteration == length
+    with pytest.raises(UserError, match="seed_3"):
+        find_run(folder, folder, logs)
+    assert {f"{TASK}/0", f"{TASK}/0/seed_5"} <= set(candidates(["mjfleet", "plot", TASK], {}))
+    listed = json.loads(run("mjfleet", "runs", "--json").stdout)
+    assert [(one["run"], one["status"], one["members"]) for one in listed] == [
+        (f"{TASK}/0", "finished", 2),
+        (f"{TASK}/0/seed_3", "finished", None),
+        (f"{TASK}/0/seed_5", "finished", None),
+    ]
+    mean = sum(one["last_mean_return"] for one in listed[1:]) / 2
+    assert listed[0]["last_mean_return"] == pytest.approx(mean)
+    assert run("mjfleet", "report", "latest").returncode == 0
+    assert (group / "report.html").stat().st_size > 0
+    assert (group / "plots/curves.png").stat().st_size > 0
+
+    # What a group cannot do leaves it as it is.
+    before = sorted(group.rglob("*"))
+    for flags in (
+        ("--resume", f"{folder}/seed_3", "--seeds", "2"),
+        ("--resume", folder, "--seeds", "2"),
+        ("--resume", folder, "--agent.algorithm.gamma", "0.5"),
+        ("--seeds", "2", "--run-dir", folder),
+    ):
+        assert run("train", TASK, *flags).returncode == 2
+    assert (only_run(tmp_path), sorted(group.rglob("*"))) == (group, before)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--seeds", "0"), "--seeds"),
+        (("--seeds", "1", "2", "1"), "--seeds"),
+        (("--seeds", "2", "--agent.seed", str(2**31 - 1)), "--seeds 2"),
+        (("--seeds", "2", "--gpu-ids", "None", "--per-run", "1000"), "--per-run is 1000"),
+        (("--seeds", "2", "--hosts", "a", "b"), "--hosts"),
+        (("--per-run", "1"), "--seeds"),
+    ],
+)
+def test_a_mistake_leaves_nothing(
+    run: Run, tmp_path: Path, flags: Sequence[str], said: str
+) -> None:
+    result = run("train", TASK, *flags)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert not os.listdir(tmp_path)
+
+
+def test_a_mistake_that_each_run_would_find_is_told_once(run: Run, tmp_path: Path) -> None:
+    env = """
+from mjfleet.env import Env
+from mjfleet.errors import UserError
+class WrongEnv(Env):
+    def setup(self):
+        raise UserError("the field has no goal")
+"""
+    config = """
+from mjfleet.config import EnvConfig, Task
+TASKS = {"wrong": Task(summary="Wrong.", env=EnvConfig(num_envs=8), env_class="env:WrongEnv")}
+"""
+    model = "<mujoco><worldbody/></mujoco>"
+    tasks = write_task(tmp_path / "tasks", "wrong", config, env, model).parent
+    result = run("train", "wrong", "--tasks-dir", str(tasks), "--gpu-ids", "None", "--seeds", "4")
+    assert result.returncode == 2
+    assert result.stderr.count("the field has no goal") == 1
+    assert not list(tmp_path.rglob("group.json"))
