@@ -25,7 +25,7 @@ LOOK_SECONDS = 0.2
 END_SECONDS = 10.0  # For members to end after a second signal, before they are killed.
 MISTAKE = 2  # The exit code of `train` after a mistake of the user's.
 LOG_BYTES = 2**40
-MESSAGE_BYTES = 2**16  # Of a log's end, in which a message is looked for.
+MESSAGE_BYTES = 2**16  # Of a log's end that are read.
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,11 @@ class RunningMember:
             self._child.send_signal(signal.Signals(number))
 
     @property
+    def last_line(self) -> str:
+        """What it has printed last."""
+        return self._printed().rpartition("\n")[2]
+
+    @property
     def has_ended(self) -> bool:
         """Whether its process has ended."""
         return self._child.exit_code() is not None
@@ -94,16 +99,14 @@ class RunningMember:
         if code is None or code > 128 or (code < 0 and -code == self._asked_by):
             return Ending("stopped")
         if code == MISTAKE:
-            return Ending("failed", self._error(), is_mistake=True)
+            return Ending("failed", self._printed().rpartition("error: ")[2], is_mistake=True)
         return Ending("failed", self._cause() or how) if code else Ending("finished")
 
-    def _error(self) -> str:
-        """Return the message that it has printed about a mistake."""
+    def _printed(self) -> str:
+        """Return the end of what it has printed."""
         with open_regular(self.log_file, LOG_BYTES) as log:
-            size = os.fstat(log.fileno()).st_size
-            log.seek(max(self._begin, size - MESSAGE_BYTES))
-            text = log.read().decode(errors="replace")
-        return text.rpartition("error: ")[2].strip()
+            log.seek(max(self._begin, os.fstat(log.fileno()).st_size - MESSAGE_BYTES))
+            return log.read().decode(errors="replace").strip()
 
     def _cause(self) -> str:
         """Return the first line of the cause that it has recorded."""

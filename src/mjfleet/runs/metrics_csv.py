@@ -80,39 +80,11 @@ def completed_iterations(run_dir: Path) -> int:
     """
     try:
         with open_regular(run_dir / METRICS_FILE, METRICS_BYTES) as file:
-            last = _last_line(file)
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 2 * LINE_BYTES))
+            *_, last, _ = file.read(2 * LINE_BYTES).split(b"\n")
     except (FileNotFoundError, ValueError):
         return 0
     return iteration_in(last.partition(b",")[0]) or 0
-
-
-def newest_row(run_dir: Path) -> dict[str, str]:
-    """Return the last row of a run's metrics.csv, {} without one; the others are not read.
-
-    Raises:
-        OSError: there is a file, which cannot be read.
-    """
-    try:
-        with open_regular(run_dir / METRICS_FILE, METRICS_BYTES) as file:
-            columns, last = next(lines_of(file), b"").decode().split(","), _last_line(file).decode()
-    except (FileNotFoundError, ValueError):
-        return {}
-    row = dict(zip((column.strip() for column in columns), last.split(","), strict=False))
-    is_sound = iteration_in(row.get("iteration", "")) and all(
-        map(_is_number_or_empty, row.values())
-    )
-    return row if is_sound else {}
-
-
-def _last_line(file: BinaryIO) -> bytes:
-    """Return the last complete line of a file.
-
-    Raises:
-        ValueError: there is none.
-    """
-    file.seek(max(0, file.seek(0, os.SEEK_END) - 2 * LINE_BYTES))
-    *_, last, _ = file.read(2 * LINE_BYTES).split(b"\n")
-    return last
 
 
 def seconds_spent(rows: Rows) -> list[float]:
