@@ -6,6 +6,7 @@ group.json       task, kind, status and the status of each member
 <member>.log     what its process printed
 """
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -23,7 +24,10 @@ from mjfleet.runs.config_yaml import CONFIG_FILE, write_config
 from mjfleet.runs.run_directory import lock_run, make_folder
 from mjfleet.runs.run_json import GROUP_FILE, now, read_record, write_record
 from mjfleet.runs.run_lookup import members_of
+from mjfleet.utils.console import in_a_line
 from mjfleet.utils.safe_read import check_folder
+
+logger = logging.getLogger(__name__)
 
 
 class GroupRecord:
@@ -106,15 +110,23 @@ class GroupRecord:
     def note(self, member: str, **entries: Any) -> None:
         """Add or change entries of a member."""
         self.members[member] = {**self.members.get(member, {}), **entries}
-        write_record(self.folder, GROUP_FILE, members=self.members)
+        self._write(members=self.members)
 
     def end(self, status: str) -> None:
         """Record how the group ended: finished, stopped or failed."""
-        write_record(self.folder, GROUP_FILE, status=status, ended=now())
+        self._write(status=status, ended=now())
 
     def discard(self) -> None:
         """Remove the folder of a new group, since nothing has been trained."""
         self._undo.close()
+
+    def _write(self, **entries: Any) -> None:
+        """Write entries while members train, which goes on if that fails, as on a full disk."""
+        try:
+            write_record(self.folder, GROUP_FILE, **entries)
+        except (OSError, ValueError) as error:
+            file = self.folder / GROUP_FILE
+            logger.warning("%s does not say how the runs stand: %s", file, in_a_line(error))
 
     def _start(self, argv: Sequence[str]) -> None:
         started = {"argv": without_values(argv), "host": os.uname().nodename}
