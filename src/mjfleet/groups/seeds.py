@@ -179,6 +179,7 @@ def _train(
     for name, entries in seeds.items():
         changes = _changes(found, group.folder / name, config)
         flags = tuple(f"--{n.replace('_', '-')}={_typed(v)}" for n, v in changes.items())
+        flags += ("--trust",) if config.trust else ()
         waiting.append(Member(name, ("--agent.seed", str(entries["seed"])), flags))
     experiment = config.agent.experiment_name
     begin = ["--config", str(group.config_file), "--agent.experiment-name", experiment]
@@ -265,14 +266,11 @@ def seeds_of(config: TrainConfig) -> Sequence[int]:
 
 def _print_plan(folder: Path, members: Mapping[str, str], shares: Sequence[Share]) -> None:
     """Print which members a group has, and what each has of the machine."""
+    each = dict.fromkeys(map(str, shares))
     print_line(f"group:                   {folder}")
-    print_line(f"runs at a time:          {len(shares)}, each on {' or '.join(_names(shares))}")
+    print_line(f"runs at a time:          {len(shares)}, each on {' or '.join(each)}")
     for name, what in members.items():
         print_line(f"{name + ':':<25}{what}")
-
-
-def _names(shares: Sequence[Share]) -> list[str]:
-    return list(dict.fromkeys(map(str, shares)))
 
 
 def _typed(value: Any) -> str:
