@@ -40,9 +40,11 @@ class Group:
         assert wait_until(lambda: len(launcher.children()) == 2, SECONDS)
         self.members = launcher.children()
 
-    def send(self, number: int) -> int:
-        """Send a signal once both runs learn; return the exit code, when no process is left."""
+    def wait_until_both_learn(self) -> None:
         assert wait_until(lambda: all(map(gt, _done(self._root), self._before)), SECONDS)
+
+    def send(self, number: int) -> int:
+        """Send a signal; return the exit code, when no process is left."""
         self.process.send_signal(number)
         code = self.process.wait(SECONDS)
         assert not psutil.wait_procs(self.members, SECONDS)[1]
@@ -68,6 +70,7 @@ def test_seeds_are_stopped_and_resumed_as_one(
            folder, "--agent.max-iterations", LONG)  # fmt: skip
     started = Group(tmp_path, *new)
     assert run("train", TASK, "--resume", folder).returncode == 2  # It is being trained.
+    started.wait_until_both_learn()
     assert started.send(signal.SIGINT) == 128 + signal.SIGINT
     assert _statuses(group) == ("stopped", "stopped", "stopped")
 
@@ -147,18 +150,16 @@ def test_a_mistake_leaves_nothing(
 def test_a_mistake_that_each_run_would_find_is_told_once(run: Run, tmp_path: Path) -> None:
     env = """
 from mjfleet.env import Env
-from mjfleet.errors import UserError
-class WrongEnv(Env):
-    def setup(self):
-        raise UserError("the field has no goal")
+class UnfinishedEnv(Env):
+    model_file = "model.xml"
 """
     config = """
 from mjfleet.config import EnvConfig, Task
-TASKS = {"wrong": Task(summary="Wrong.", env=EnvConfig(num_envs=8), env_class="env:WrongEnv")}
+TASKS = {"wrong": Task(summary="Wrong.", env=EnvConfig(num_envs=8), env_class="env:UnfinishedEnv")}
 """
     model = "<mujoco><worldbody/></mujoco>"
     tasks = write_task(tmp_path / "tasks", "wrong", config, env, model).parent
     result = run("train", "wrong", "--tasks-dir", str(tasks), "--gpu-ids", "None", "--seeds", "4")
     assert result.returncode == 2
-    assert result.stderr.count("the field has no goal") == 1
+    assert result.stderr.count("UnfinishedEnv") == 1
     assert not list(tmp_path.rglob("group.json"))
