@@ -130,7 +130,7 @@ def test_the_newest_word_on_the_number_of_worlds_counts(run: Run, tmp_path: Path
     assert "10 per worker, 20 in total" in own.stdout
 
 
-@pytest.mark.parametrize("file", sorted((REPOSITORY / "examples").glob("*.*")))
+@pytest.mark.parametrize("file", sorted((REPOSITORY / "examples").glob("*.[yj]*[ln]")))
 def test_a_file_is_a_whole_run(
     file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

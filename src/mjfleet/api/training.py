@@ -15,6 +15,7 @@ from mjfleet.runs.config_yaml import write_config
 
 OF_COMMAND = ("seeds", "per_run", "dry_run", "resume", "config")
 """Flags of `train` that this function has no equal for."""
+_given: set[Path] = set()  # Names of runs that this process has given, made or not.
 
 
 def train(
@@ -50,8 +51,11 @@ def train(
         raise UserError(f"{wrong[0]}: it is a flag of the command `train` alone.")
     found, planned = choose_task(task, name, config, changes)
     when = datetime.now()
-    while (run_dir := new_folder(planned, when)).exists() and not planned.run_dir:
+    while (run_dir := new_folder(planned, when).absolute()) in _given or run_dir.exists():
+        if planned.run_dir:
+            break  # The command says what is wrong.
         when += timedelta(seconds=1)
+    _given.add(run_dir)
 
     def arguments(folder: Path) -> Sequence[str]:
         file = folder / "config.yaml"
