@@ -130,6 +130,7 @@ def test_seeds_are_stopped_and_resumed_as_one(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
+        (("--seeds",), "--seeds"),
         (("--seeds", "0"), "--seeds"),
         (("--seeds", "1", "2", "1"), "--seeds"),
         (("--seeds", "2", "--agent.seed", str(2**31 - 1)), "--seeds 2"),

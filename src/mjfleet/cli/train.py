@@ -102,6 +102,8 @@ def configure(
         recorded = from_dict(found.defaults(), wanted.config)
         resume, config = resume_or_fork(wanted, config, recorded, take_lock)
     found.check_packages()
+    if not config.seeds and "--seeds" in flags:
+        raise UserError("--seeds has no number: give how many, or the seeds themselves.")
     agent = config.agent
     if "wandb" in agent.logger:
         need_extra("wandb", "--agent.logger wandb", ["wandb"])
