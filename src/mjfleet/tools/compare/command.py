@@ -120,7 +120,7 @@ def _read(names: Sequence[str], log_root: Path) -> dict[str, list[LoggedRun]]:
         named[name] = runs
     if len(words) < 2:
         raise UserError(
-            f"{len(words)} runs leave nothing to compare; name two or more, or a group: "
+            "there is nothing to compare with; name two runs or more, or a group: "
             "mjfleet compare logs/<experiment>/<run> logs/<experiment>/<run>"
         )
     return named
