@@ -49,6 +49,8 @@ class CommandProcess:
             raise
         self.pid = self._child.pid
         self._code: int | None = None
+        self.has_failed: Callable[[], bool] = lambda: False
+        """Whether it has recorded a failure, of which it prints a report."""
 
     @property
     def exit_code(self) -> int | None:
@@ -101,20 +103,22 @@ class CommandProcess:
         self._code = code if code >= 0 else 128 - code
 
     def _relay(self, is_over: bool = False, is_failure: bool = False) -> None:
-        """Show what is new of its output. A failure's last lines are in the exception instead."""
-        if not self._shows or (is_failure and not self._is_relayed):
+        """Show what is new of its output. What it says of a failure is in the exception instead."""
+        if not self._shows:
             return
-        streams: list[tuple[int, bytes, TextIO]] = []
         if self._is_relayed:
-            streams.append((0, self._child.output(), sys.stdout))
-        if not is_failure and not (is_over and self._mistake.exists()):
-            streams.append((1, self._child.errors().encode(), sys.stderr))
-        for i, data, stream in streams:
-            end = len(data) if is_over else data.rfind(b"\n") + 1
-            if end > self._shown[i]:
-                stream.write(data[self._shown[i] : end].decode(errors="replace"))
-                stream.flush()
-                self._shown[i] = end
+            self._write(0, self._child.output(), sys.stdout, is_over)
+        data = self._child.errors().encode()
+        # It records a failure before it prints it: what was read before was printed before.
+        if not (is_failure or self.has_failed() or self._mistake.exists()):
+            self._write(1, data, sys.stderr, is_over)
+
+    def _write(self, i: int, data: bytes, stream: TextIO, is_over: bool) -> None:
+        end = len(data) if is_over else data.rfind(b"\n") + 1
+        if end > self._shown[i]:
+            stream.write(data[self._shown[i] : end].decode(errors="replace"))
+            stream.flush()
+            self._shown[i] = end
 
 
 def is_notebook() -> bool:

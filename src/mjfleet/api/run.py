@@ -78,6 +78,7 @@ class Run:
         """Return the run that a process trains: at once in the background, or when it has ended."""
         run = cls.__new__(cls)
         run.path, run._process = run_dir.absolute(), process
+        process.has_failed = lambda: run._recorded_status == "failed"
         if background:
             _in_background.add(run)
             return run
@@ -273,6 +274,12 @@ class Run:
         words = as_flags({"output": path, **flags})
         self._command("export", str(checkpoint or self.path), *words)
         return Path(path) if path else self.path / "exported" / f"policy{suffix}"
+
+    @property
+    def _recorded_status(self) -> str:
+        with suppress(OSError, ValueError):  # It may not have been made yet.
+            return str(read_record(self.path).get("status"))
+        return ""
 
     def _shown_until_it_ends(self) -> "Run":
         return self.wait(on_look=live_view(self) if is_notebook() else lambda: None)
