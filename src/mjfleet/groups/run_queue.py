@@ -54,15 +54,12 @@ class Members(Protocol):
 
         It is called when a share is free. "later": none now; it is called again soon.
         """
-        ...
 
     def look(self, running: Sequence["RunningMember"]) -> None:
         """See the members that are being trained, a few times per second; it may stop some."""
-        ...
 
     def ended(self, member: Member, ending: Ending) -> None:
         """Hear that a member's process has ended; raises nothing."""
-        ...
 
 
 class RunningMember:
