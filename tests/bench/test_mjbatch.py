@@ -134,7 +134,7 @@ def test_a_task_without_an_mjcf_of_its_own_is_refused(run: Run, tmp_path: Path) 
 
 
 def test_the_equal_model_has_the_physics_and_only_feet_collide(tmp_path: Path) -> None:
-    source, target = bundled_tasks() / "go1/flat.xml", tmp_path / "model.xml"
+    source, target = bundled_tasks() / "go1/go1.xml", tmp_path / "model.xml"
     write_equal_model(source, {"timestep": "0.004", "solver": "PGS", "iterations": "7"}, target)
     model, before = (mujoco.MjModel.from_xml_path(str(path)) for path in (target, source))
     assert (model.opt.timestep, model.opt.iterations) == (0.004, 7)

@@ -59,7 +59,7 @@ def test_a_robot_on_its_back_or_belly_has_fallen() -> None:
     assert dones.tolist() == [True, True, False]
 
 
-@pytest.mark.parametrize("name", ["go1-velocity-flat", "go1-velocity-rough"])
+@pytest.mark.parametrize("name", ["go1-velocity-flat", "go1-velocity-rough", "go2-velocity-flat"])
 def test_a_mirror_image_moves_and_is_observed_as_the_image(name: str) -> None:
     same = {"payload": 0.0, "center_of_mass": 0.0, "gains": 1.0, "strength": 1.0, "friction": 0.6}
     equal = {key: (value, value) for key, value in same.items()} | {"delay": (0, 0)}
@@ -67,7 +67,7 @@ def test_a_mirror_image_moves_and_is_observed_as_the_image(name: str) -> None:
     if "rough" in name:
         env.level[:], env.column[:] = 3, 0
         env.reset()
-    mirror = TASKS[name].load("mirror:mirror")
+    mirror = TASKS[name].load("env:mirror")
     joints = mirror(env, None, torch.linspace(-0.5, 0.5, 12)[None])[1]
     # A pyramid is the same on both sides of its middle.
     middle = env.origins[3, 0, 1] if "rough" in name else 0.0

@@ -204,14 +204,20 @@ def _mjcf(setup: Setup) -> Path:
 
 
 def write_equal_model(source: Path, option: dict[str, str], target: Path) -> None:
-    """Write the MJCF of a Go1 with another `option`, and with feet that alone touch the ground.
+    """Write the MJCF of a Go1 on a plane, with another `option`, and with feet that alone touch it.
 
     It is not written by MuJoCo, whose own MJCF older versions do not read.
     """
     root = ElementTree.parse(source).getroot()
-    for include in root.findall("include"):
-        root.remove(include)
-        root.extend(ElementTree.parse(source.parent / include.attrib["file"]).getroot())
+    plane = {
+        "name": "floor",
+        "type": "plane",
+        "size": "0 0 0.05",
+        "contype": "1",
+        "conaffinity": "0",
+    }
+    root.append(worldbody := ElementTree.Element("worldbody"))
+    worldbody.append(ElementTree.Element("geom", plane))
     for own in root.findall("option"):
         root.remove(own)
     root.append(ElementTree.Element("option", option))

@@ -149,7 +149,7 @@ def _export(
         write_atomically(json_file, lambda file: file.write(metadata.encode()))
         lines = [f"wrote {output} and {json_file.name}"]
         if parsed.format == "onnx" and not images_of(policy):
-            lines += write_run_files(output, env.sim.model, found.folder)
+            lines += write_run_files(output, env.sim.model, type(env), found.folder)
     except OSError as error:
         raise UserError(f"{output}: {error.strerror}.") from None
     for line in lines:

@@ -1,4 +1,4 @@
-"""Rough ground for the Go1: one height field, a grid of tiles that get harder level by level.
+"""Rough ground: one height field, a grid of tiles that get harder level by level.
 
 The environment makes it, in each worker; all worlds share it.
 
@@ -109,20 +109,28 @@ class Terrain:
     origins: np.ndarray
     """Middle of each tile, on the ground, `(levels, columns, 3)`, float32, m."""
 
-    def put_into(self, spec: mujoco.MjSpec) -> None:
-        """Write it into a model's height field `terrain`, which its geom `floor` shows."""
-        field = spec.hfield("terrain")
+    def put_into(self, spec: mujoco.MjSpec, floor: mujoco.MjsGeom) -> None:
+        """Make a geom of a model show it, as the height field `terrain`."""
+        field = spec.add_hfield(name="terrain")
         field.nrow, field.ncol = self.heights.shape
         # MuJoCo scales the data to [0, 1], and those to [0, size[2]] above the geom.
         field.userdata = self.heights.ravel()
         low, high = float(self.heights.min()), float(self.heights.max())
         half_y, half_x = (CELL * (points - 1) / 2 for points in self.heights.shape)
         field.size = half_x, half_y, high - low, 1.0
-        spec.geom("floor").pos = 0.0, 0.0, low
+        floor.type, floor.hfieldname = mujoco.mjtGeom.mjGEOM_HFIELD, field.name
+        floor.pos = 0.0, 0.0, low
 
 
-def make_terrain(levels: int = 8, columns: int = 8, seed: int = 0) -> Terrain:
-    """Generate a terrain. The same arguments generate the same one."""
+def make_terrain(levels: int = 8, columns: int = 8, seed: int = 0, scale: float = 1.0) -> Terrain:
+    """Generate a terrain. The same arguments generate the same one.
+
+    Args:
+        levels: number of levels of difficulty.
+        columns: number of tiles of each level.
+        seed: seed of what is drawn by chance.
+        scale: factor of all heights.
+    """
     rng = np.random.default_rng(seed)
     shape = (columns * TILE + 2 * BORDER + 1, levels * TILE + 2 * BORDER + 1)
     heights = np.zeros(shape, np.float32)
@@ -130,7 +138,7 @@ def make_terrain(levels: int = 8, columns: int = 8, seed: int = 0) -> Terrain:
     shapes = list(KINDS.values())
     for level in range(levels):
         for column in range(columns):
-            tile = shapes[column % len(shapes)](rng) * (level + 1) / levels
+            tile = scale * shapes[column % len(shapes)](rng) * (level + 1) / levels
             row, start = BORDER + column * TILE, BORDER + level * TILE
             heights[row : row + TILE + 1, start : start + TILE + 1] = tile
             place = np.array([level - (levels - 1) / 2, column - (columns - 1) / 2])

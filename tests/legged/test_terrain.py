@@ -1,7 +1,5 @@
-"""The Go1's rough ground: what is drawn, what is stood on and what is looked up are the same."""
+"""Rough ground: what is drawn, what is stood on and what is looked up are the same."""
 
-import importlib.util
-from types import ModuleType
 from typing import Any
 
 import mujoco
@@ -11,39 +9,28 @@ import pytest
 import torch
 import warp as wp
 
+from mjfleet.legged.scene import make_robot
+from mjfleet.legged.terrain import heights_at, make_terrain
+
 from ..conftest import REPOSITORY
 
-FOLDER = REPOSITORY / "tasks/go1"
-FEET = {f"{leg}_foot" for leg in ("FR", "FL", "RR", "RL")}
-
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("go1_terrain", FOLDER / "terrain.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-go1 = load()
+GO1 = REPOSITORY / "tasks/go1/go1.xml"
+FEET = ("FR_foot", "FL_foot", "RR_foot", "RL_foot")
 
 
 @pytest.fixture(scope="module")
 def terrain() -> Any:
-    return go1.make_terrain()
+    return make_terrain()
 
 
 @pytest.fixture(scope="module")
 def model(terrain: Any) -> mujoco.MjModel:
-    spec = mujoco.MjSpec.from_file(str(FOLDER / "rough.xml"))
-    terrain.put_into(spec)
-    return spec.compile()
+    return make_robot(GO1, "trunk", FEET, terrain)
 
 
 def look_up(terrain: Any, xy: np.ndarray) -> np.ndarray:
     points = torch.as_tensor(xy, dtype=torch.float32)
-    return go1.heights_at(torch.as_tensor(terrain.heights), points).numpy()
+    return heights_at(torch.as_tensor(terrain.heights), points).numpy()
 
 
 def tile(terrain: Any, level: int, column: int) -> np.ndarray:
@@ -80,9 +67,9 @@ def test_the_lookup_is_the_surface_that_mujoco_has(terrain: Any, model: mujoco.M
 def test_the_lookup_takes_any_shape_and_any_number(terrain: Any) -> None:
     heights = torch.as_tensor(terrain.heights)
     grid = torch.as_tensor(terrain.origins[:, :, :2])
-    assert go1.heights_at(heights, grid).shape == grid.shape[:-1]
+    assert heights_at(heights, grid).shape == grid.shape[:-1]
     nowhere = torch.tensor([[1e6, 0.0], [0.0, -1e30], [torch.inf, -torch.inf], [torch.nan, 0.0]])
-    found = go1.heights_at(heights, nowhere)
+    found = heights_at(heights, nowhere)
     assert found[:3].tolist() == [0, 0, 0]
     assert found[3].isnan()
 
@@ -128,19 +115,23 @@ def test_the_hardest_level_has_the_published_figures(terrain: Any) -> None:
 
 
 def test_a_seed_gives_one_terrain(terrain: Any) -> None:
-    again = go1.make_terrain()
+    again = make_terrain()
     assert (again.heights == terrain.heights).all()
     assert (again.origins == terrain.origins).all()
-    assert (go1.make_terrain(seed=1).heights != terrain.heights).any()
+    assert (make_terrain(seed=1).heights != terrain.heights).any()
+
+
+def test_all_heights_are_scaled() -> None:
+    plain, low = (make_terrain(levels=2, columns=9, scale=scale) for scale in (1.0, 0.5))
+    assert low.heights == pytest.approx(0.5 * plain.heights)
+    assert low.origins[..., 2] == pytest.approx(0.5 * plain.origins[..., 2])
 
 
 def test_any_number_of_levels_and_columns() -> None:
-    small = go1.make_terrain(levels=2, columns=9)
+    small = make_terrain(levels=2, columns=9)
     assert small.origins.shape == (2, 9, 3)
     assert np.ptp(tile(small, 1, 8)) == pytest.approx(np.ptp(tile(small, 1, 0)), abs=0.005)
-    spec = mujoco.MjSpec.from_file(str(FOLDER / "rough.xml"))
-    small.put_into(spec)
-    model = spec.compile()
+    model = make_robot(GO1, "trunk", FEET, small)
     assert model.hfield_size[0, :2] == pytest.approx([20 + 8, 20 + 36])
 
 
@@ -154,7 +145,7 @@ def test_it_stands_where_it_starts(
         mujoco.mj_step(model, data)
     floor = model.geom("floor").id
     touching = {model.geom(geom).name for geom in data.contact.geom.ravel() if geom != floor}
-    assert touching == FEET
+    assert touching == {*FEET}
     assert np.linalg.norm(data.qpos[:2] - place[:2]) < 0.05
     assert data.qpos[2] - place[2] == pytest.approx(0.3, abs=0.015)
     assert data.sensor("base_up").data[2] > 0.99
@@ -164,11 +155,3 @@ def test_warp_takes_the_model(model: mujoco.MjModel) -> None:
     with wp.ScopedDevice("cpu"):
         field = mjw.put_model(model).hfield_data.numpy()
     assert (field == model.hfield_data).all()
-
-
-def test_the_scene_alone_is_flat() -> None:
-    model = mujoco.MjModel.from_xml_path(str(FOLDER / "rough.xml"))
-    data = stand_at(model, np.zeros(3))
-    while data.time < 0.5:
-        mujoco.mj_step(model, data)
-    assert data.qpos[2] == pytest.approx(0.3, abs=0.015)

@@ -1,4 +1,4 @@
-"""The Go1 of an exported run_policy.py, without mjfleet; `env.py` defines the same.
+"""The legged robot of an exported run_policy.py, without mjfleet: what velocity_env.py defines.
 
 On the real robot, `read` and `write` are what changes, and `wait` in the loop.
 """
@@ -9,15 +9,15 @@ from typing import Any
 import mujoco
 import numpy as np
 
-LARGEST_TILT = math.radians(70)
-
 
 class Robot:
     """What the policy observes, what its actions do, and how well it does."""
 
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, known: dict[str, Any]) -> None:
         self.data = data
-        self.pose, self.scale = np.array(known["default_pose"]), known["action_scale"]
+        self.pose = np.array(known["default_pose"])
+        self.scale = np.array(known["action_scale"])
+        self.least_up = math.cos(known["largest_tilt"])
         self.length = known["observations"][0]["parts"][0]["history"]
         self.reset()
 
@@ -29,7 +29,7 @@ class Robot:
     def read(self) -> tuple[np.ndarray, ...]:
         """Return rates of turning (rad/s), the direction of up, angles (rad) and speeds (rad/s).
 
-        The joints are in the order of `joint_names`, the others in the trunk's frame. On the robot,
+        The joints are in the order of `joint_names`, the others in the base's frame. On the robot,
         return what its drivers have measured last: gyroscope, the negative direction of gravity,
         and the joints' encoders.
         """
@@ -55,7 +55,7 @@ class Robot:
 
     def has_failed(self) -> bool:
         """Return whether the robot lies upside down or on its belly."""
-        tilted = self.data.sensor("base_up").data[2] < math.cos(LARGEST_TILT)
+        tilted = self.data.sensor("base_up").data[2] < self.least_up
         return bool(tilted or self.data.sensor("trunk_contact").data[0] > 0)
 
     def measure(self, command: np.ndarray) -> dict[str, float]:

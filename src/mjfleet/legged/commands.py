@@ -1,0 +1,104 @@
+"""Commanded velocities: drawn, steered towards headings, shown and set by viewers. In a worker."""
+
+import math
+from typing import ClassVar
+
+import torch
+
+from mjfleet.env import Env, Timer
+from mjfleet.legged.config import VelocityConfig
+
+
+class CommandedEnv(Env[VelocityConfig]):
+    """A robot with a free joint that is told how fast to go.
+
+    A subclass calls `set_up_commands` in `setup`, `renew_commands` at the end of `reset_worlds`,
+    and `steer` at the beginning of `observe`. It sets the tensors below.
+    """
+
+    base: ClassVar[str] = "trunk"
+    """The body that the free joint moves."""
+    velocity: torch.Tensor
+    """Velocity in the base's frame, `(num_envs, 3)`, m/s."""
+    gyro: torch.Tensor
+    """Angular velocity in the base's frame, `(num_envs, 3)`, rad/s."""
+
+    above: torch.Tensor
+    """Where arrows are drawn, relative to the base, `(3,)`, m."""
+
+    def set_up_commands(self) -> None:
+        """Make the tensors of the commands."""
+        self.command = torch.zeros(self.num_envs, 3, device=self.device)
+        """Forward and lateral velocity (m/s), yaw rate (rad/s), in the base's frame."""
+        self.heading = torch.zeros(self.num_envs, device=self.device)
+        """Commanded heading, where a command names one (rad)."""
+        self.has_heading = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        self.stands = torch.zeros_like(self.has_heading)
+        self.next_command = Timer(self, *self.cfg.command.seconds)
+
+    def renew_commands(self, mask: torch.Tensor) -> None:
+        """Draw new commands where an episode begins, or where it is time for one.
+
+        Called in every step, so that commands may change in the midst of an episode.
+        """
+        self.next_command.reset(mask)
+        renewed = mask | self.next_command()
+        if not self.command_override:
+            self._draw_commands(renewed)
+
+    def _draw_commands(self, mask: torch.Tensor) -> None:
+        """Draw new commands where `mask` is true."""
+        cfg, world = self.cfg.command, mask.unsqueeze(1)
+        ranges = (cfg.forward, cfg.lateral, cfg.yaw)
+        drawn = torch.cat([self.uniform(1, *limits) for limits in ranges], dim=1)
+        kind = self.uniform(2, 0.0, 1.0)
+        stands = kind[:, 0] < cfg.standing_share
+        drawn = drawn.masked_fill(stands.unsqueeze(1), 0.0)
+        self.stands = torch.where(mask, stands, self.stands)
+        self.has_heading = torch.where(
+            mask, (kind[:, 1] < cfg.heading_share) & ~stands, self.has_heading
+        )
+        heading = self.uniform(1, -math.pi, math.pi).squeeze(1)
+        self.heading = torch.where(mask, heading, self.heading)
+        self.command = torch.where(world, drawn, self.command)
+
+    def steer(self) -> None:
+        """Compute the yaw rate from the heading error, as Isaac Lab does."""
+        if self.command_override:
+            return
+        error = torch.remainder(self.heading - self.yaw() + math.pi, 2 * math.pi) - math.pi
+        rate = (0.5 * error).clamp(*self.cfg.command.yaw).to(self.command)
+        self.command[:, 2] = torch.where(self.has_heading, rate, self.command[:, 2])
+
+    def yaw(self) -> torch.Tensor:
+        """Return the base's heading, `(num_envs,)`, rad."""
+        w, x, y, z = self.sim.qpos[:, 3:7].unbind(dim=1)
+        return torch.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+
+    def errors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the errors from the command: `(num_envs, 2)`, m/s, and `(num_envs,)`, rad/s."""
+        return self.velocity[:, :2] - self.command[:, :2], self.gyro[:, 2] - self.command[:, 2]
+
+    def commands(self) -> dict[str, tuple[torch.Tensor, float, float]]:
+        """Return velocities in m/s, forward and to the left, and the yaw rate in rad/s."""
+        told = self.cfg.command
+        ranges = {"forward": told.forward, "left": told.lateral, "turn_left": told.yaw}
+        return {name: (self.command[:, i], *ranges[name]) for i, name in enumerate(ranges)}
+
+    def debug_vis(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Draw commanded and measured velocity (0.5 m per m/s) and yaw rate (0.25 m per rad/s)."""
+        base = self.sim.model.body(self.base).id
+        frame = self.sim.xmat[:, base].view(-1, 3, 3)
+        above = self.sim.xpos[:, base] + self.above
+        ahead = above + 0.2 * frame[:, :, 0]
+        return {
+            "command": (above, 0.5 * _turned(frame, self.command[:, :2])),
+            "velocity": (above, 0.5 * _turned(frame, self.velocity[:, :2])),
+            "commanded turn": (ahead, 0.25 * frame[:, :, 1] * self.command[:, 2:]),
+            "turn": (ahead, 0.25 * frame[:, :, 1] * self.gyro[:, 2:]),
+        }
+
+
+def _turned(frame: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """Rotate vectors in a frame's x-y plane, `(num_envs, 2)`, into the world frame."""
+    return (frame[:, :, :2] @ flat.to(frame).unsqueeze(2)).squeeze(2)

@@ -1,0 +1,218 @@
+"""The numbers of legged robots that follow velocity commands. Imports nothing heavy.
+
+Defaults are those of the Unitree Go1 (tasks/go1/README.md); a task's config.py gives its own.
+"""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated
+
+from mjfleet.config import (
+    ActorConfig,
+    AgentConfig,
+    CriticConfig,
+    DistributionConfig,
+    EnvConfig,
+    PPOConfig,
+    SymmetryConfig,
+    Task,
+)
+from mjfleet.config.validation import Checked, Count, Fraction, NotNegative, Positive, Rule
+
+ORDERED = Rule(lambda v: v[0] <= v[1], "two numbers, the lower one first")
+Range = Annotated[tuple[float, float], ORDERED]
+PositiveRange = Annotated[Range, Rule(lambda v: v[0] > 0, "two numbers above 0")]
+DelayRange = Annotated[tuple[int, int], ORDERED, Rule(lambda v: v[0] >= 0, "two numbers from 0 up")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandConfig(Checked, flags="env.command."):
+    """Velocity commands."""
+
+    forward: Range = (-1.0, 1.0)
+    """Range of the forward velocity in m/s."""
+    lateral: Range = (-1.0, 1.0)
+    """Range of the lateral velocity in m/s, to the left."""
+    yaw: Range = (-1.0, 1.0)
+    """Range of the yaw rate in rad/s, to the left."""
+    seconds: PositiveRange = (3.0, 8.0)
+    """Range of the time between commands in s."""
+    heading_share: Fraction = 0.3
+    """Share of commands that name a heading, which then determines the yaw rate."""
+    standing_share: Fraction = 0.1
+    """Share of commands to stand still."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomConfig(Checked, flags="env.random."):
+    """How environments and episodes differ; a range of zero width switches a variation off."""
+
+    friction: PositiveRange = (0.4, 1.2)
+    """Sliding friction of the feet."""
+    payload: Range = (-1.0, 2.0)
+    """Mass added to the base in kg."""
+    center_of_mass: Range = (-0.03, 0.03)
+    """Shift of the base's centre of mass in m, along each axis."""
+    gains: PositiveRange = (0.9, 1.1)
+    """Factor of the kp and kv of each motor."""
+    strength: PositiveRange = (0.9, 1.1)
+    """Factor of the torque limit of each motor."""
+    delay: DelayRange = (0, 1)
+    """Range of the delay of actions in environment steps, both ends included."""
+    push_speed: NotNegative = 0.5
+    """Largest change of velocity by a push in m/s, along x and y each."""
+    push_seconds: PositiveRange = (5.0, 10.0)
+    """Range of the time between pushes in s."""
+    noise: NotNegative = 1.0
+    """Factor of the noise on the policy's observations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsConfig(Checked, flags="env.weights."):
+    """Weights of the reward terms, per second."""
+
+    linear: float = 4.0
+    """Following the commanded velocity."""
+    yaw: float = 2.0
+    """Following the commanded yaw rate."""
+    upright: float = 1.0
+    """Being upright."""
+    fall: float = -2.0
+    """A fall, counted once."""
+    vertical: float = -1.0
+    """Vertical velocity, squared."""
+    tumbling: float = -0.05
+    """Roll and pitch rates, squared."""
+    torque: float = -2e-4
+    """Torques, squared."""
+    power: float = -3e-3
+    """Absolute mechanical power of the motors in W, times the fourth power of the share of
+    `linear` that is earned."""
+    acceleration: float = -1e-7
+    """Accelerations of the joints, squared."""
+    jerk: float = -0.01
+    """Changes of the action, squared."""
+    air_time: float = 0.8
+    """When a foot lands, its seconds in the air beyond `air_seconds`, at most 0.3."""
+    slip: float = -0.1
+    """Horizontal velocity of feet on the ground, squared."""
+    pose: float = -0.1
+    """Distance of the joints from the pose `home`, squared; ten times that if standing still."""
+    touch: float = -1.0
+    """Contacts of anything but the feet and the base, at most 4."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VelocityConfig(EnvConfig):
+    """Control at 50 Hz in episodes of 20 s."""
+
+    num_envs: int = 1024
+    """Environments per worker; `auto` measures which number trains fastest on these devices."""
+    decimation: int = 4
+    """Physics steps (5 ms each) per environment step; the action is held meanwhile."""
+    episode_seconds: float = 20.0
+    """Simulated seconds after which an episode times out."""
+    action_scale: Positive = 0.5
+    """Angle in rad by which an action of 1 moves a joint's target from the pose `home`."""
+    history: Count = 3
+    """How many of the newest observations the policy observes at once."""
+    tracking_width: Positive = 0.5
+    """Error in m/s or rad/s at which a tracking reward has fallen to 1/e."""
+    air_seconds: float = 0.1
+    """Time in the air in s beyond which a step is rewarded."""
+    command: CommandConfig = field(default_factory=CommandConfig)
+    """Velocity commands."""
+    random: RandomConfig = field(default_factory=RandomConfig)
+    """How environments differ."""
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
+    """Weights of the reward terms."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoughVelocityConfig(VelocityConfig):
+    """The same on rough ground."""
+
+    levels: Count = 8
+    """Levels of difficulty of the ground."""
+    columns: Count = 8
+    """Tiles of each level; there are eight kinds."""
+    start_levels: Count = 1
+    """Number of levels, from the easiest on, at which environments begin."""
+    terrain_scale: Positive = 1.0
+    """Factor of all heights of the ground, which suit legs of 0.4 m."""
+    terrain_seed: int = 0
+    """Seed from which the ground is generated."""
+    nconmax: int | None = 48
+    """Contacts per environment that the warp engine has room for: what a short run of a quadruped
+    also chooses."""
+    njmax: int | None = 256
+    """Constraint rows per environment that the warp engine has room for: twice what a short run
+    chooses, since it sees the easier ground alone."""
+
+
+AGENT = AgentConfig(
+    num_steps_per_env=8,
+    max_iterations=2000,
+    actor=ActorConfig(
+        hidden_dims=(128, 128),
+        obs_normalization=True,
+        distribution=DistributionConfig(init_std=0.5),
+    ),
+    critic=CriticConfig(hidden_dims=(128, 128), obs_normalization=True),
+    algorithm=PPOConfig(
+        schedule="fixed",
+        entropy_coef=0.002,
+        use_clipped_value_loss=False,
+        symmetry_cfg=SymmetryConfig(
+            data_augmentation_func="env:mirror", use_equivariant_networks=True
+        ),
+    ),
+)
+"""How a quadruped learns, with networks that commute with its mirror image."""
+
+
+def velocity_tasks(
+    name: str,
+    robot: str,
+    num_actions: int,
+    flat: VelocityConfig | None = None,
+    rough: RoughVelocityConfig | None = None,
+    agent: AgentConfig = AGENT,
+    terrain_scale: float = 1.0,
+) -> dict[str, Task]:
+    """Return the tasks `<name>-velocity-flat` and `<name>-velocity-rough` of a robot.
+
+    The task's env.py defines `FlatEnv`, `RoughEnv` and `mirror`.
+
+    Args:
+        name: of the tasks, such as "go1".
+        robot: what it is, such as "A Unitree Go1".
+        num_actions: number of its joints.
+        flat: numbers on flat ground; None: the defaults.
+        rough: numbers on rough ground; None: those of `flat` and `terrain_scale`.
+        agent: how it learns on flat ground; on rough ground it explores more, for longer.
+        terrain_scale: factor of the ground's heights.
+    """
+    flat = flat or VelocityConfig()
+    if rough is None:
+        names = {field.name for field in fields(VelocityConfig)} - {"nconmax", "njmax"}
+        same = {name: getattr(flat, name) for name in names}
+        rough = RoughVelocityConfig(**same, terrain_scale=terrain_scale)
+    # With the entropy of flat ground, exploration ends before the robot walks.
+    algorithm = replace(agent.algorithm, entropy_coef=3 * agent.algorithm.entropy_coef)
+    iterations = agent.max_iterations * 5 // 4
+    return {
+        f"{name}-velocity-flat": Task(
+            summary=f"{robot} follows velocity commands on flat ground.",
+            env=flat,
+            env_class="env:FlatEnv",
+            agent=agent,
+            num_actions=num_actions,
+        ),
+        f"{name}-velocity-rough": Task(
+            summary="The same on slopes, stairs and blocks that get harder as it improves.",
+            env=rough,
+            env_class="env:RoughEnv",
+            agent=replace(agent, max_iterations=iterations, algorithm=algorithm),
+            num_actions=num_actions,
+        ),
+    }

@@ -1,0 +1,91 @@
+"""A legged robot on rough ground, with a curriculum of levels. Runs in a worker."""
+
+import mujoco
+import torch
+
+from mjfleet.env import next_levels
+from mjfleet.legged import mirror
+from mjfleet.legged.config import RoughVelocityConfig, VelocityConfig
+from mjfleet.legged.scene import make_robot
+from mjfleet.legged.terrain import Terrain, heights_at, make_terrain
+from mjfleet.legged.velocity_env import Part, VelocityEnv
+
+ROWS, COLUMNS = 11, 7
+"""Points at which the value network sees the ground's height: 1 m x 0.6 m, every 0.1 m."""
+LEFT_IS_RIGHT: mirror.Map = (
+    [COLUMNS * row + COLUMNS - 1 - column for row in range(ROWS) for column in range(COLUMNS)],
+    [1.0] * (ROWS * COLUMNS),
+)
+
+
+class RoughVelocityEnv(VelocityEnv):
+    """The policy observes what it does on flat ground; the value network also sees the ground.
+
+    Put it before the robot's own class: `class RoughEnv(RoughVelocityEnv, FlatEnv)`.
+    """
+
+    @classmethod
+    def make_model(cls, cfg: VelocityConfig) -> mujoco.MjModel:
+        """Return the robot of `model_file` on rough ground."""
+        return make_robot(cls.model_path(), cls.base, cls.feet, _terrain(cfg))
+
+    def setup(self) -> None:
+        cfg, device = self.cfg, self.device
+        assert isinstance(cfg, RoughVelocityConfig)
+        self.levels, terrain = cfg.levels, _terrain(cfg)
+        self.ground = torch.as_tensor(terrain.heights, device=device)
+        self.origins = torch.as_tensor(terrain.origins, device=device)
+        self.column = self.env_ids % cfg.columns
+        self.level = self.env_ids // cfg.columns % min(cfg.start_levels, cfg.levels)
+        """Level of each environment's ground, from 0 to `levels` - 1."""
+        self.walked = torch.zeros(self.num_envs, device=device)
+        """Distance covered in this episode in the commanded direction, m."""
+        self.wanted = torch.zeros(self.num_envs, device=device)
+        """Distance commanded in this episode, m."""
+        # What Isaac Lab scans, in a smaller rectangle.
+        x, y = (
+            torch.linspace(-n / 20, n / 20, n + 1, device=device) for n in (ROWS - 1, COLUMNS - 1)
+        )
+        self.scan = torch.stack(torch.meshgrid(x, y, indexing="ij"), dim=2).flatten(0, 1)
+        super().setup()
+
+    def reset_worlds(self, mask: torch.Tensor) -> None:
+        """Move robots that covered the commanded distance to harder ground, as legged_gym does."""
+        share = self.walked / self.wanted.clamp(min=1.0)
+        has_been = mask & (self.wanted > 1.0)
+        up, down = has_been & (share > 0.75), has_been & (share < 0.5)
+        self.level = next_levels(self, self.level, up, down, self.levels)
+        self.walked.masked_fill_(mask, 0.0)
+        self.wanted.masked_fill_(mask, 0.0)
+        super().reset_worlds(mask)
+
+    def spawn_points(self, mask: torch.Tensor) -> torch.Tensor:
+        """Start on the platform in the middle of a tile."""
+        around = torch.nn.functional.pad(self.uniform(2, -0.5, 0.5), (0, 1))
+        return self.origins[self.level, self.column] + around + self.lift
+
+    def truth_parts(self) -> list[Part]:
+        """Add the base's height above the surrounding ground for the value network."""
+        return [*super().truth_parts(), Part("scan", self._scan_ground, LEFT_IS_RIGHT)]
+
+    def reward_terms(self) -> dict[str, torch.Tensor]:
+        told = self.command[:, :2].norm(dim=1)
+        along = (self.velocity[:, :2] * self.command[:, :2]).sum(dim=1) / told.clamp(min=0.1)
+        self.walked += self.step_dt * along.float()
+        self.wanted += self.step_dt * told
+        return super().reward_terms()
+
+    def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
+        return super().metrics() | {"terrain_level": self.level.float()}
+
+    def _scan_ground(self) -> torch.Tensor:
+        place, yaw = self.sim.qpos[:, :3].float(), self.yaw().float().unsqueeze(1)
+        x, y = self.scan[:, 0] * yaw.cos(), self.scan[:, 1] * yaw.cos()
+        x, y = x - self.scan[:, 1] * yaw.sin(), y + self.scan[:, 0] * yaw.sin()
+        points = place[:, None, :2] + torch.stack((x, y), dim=2)
+        return place[:, 2:] - heights_at(self.ground, points)
+
+
+def _terrain(cfg: VelocityConfig) -> Terrain:
+    assert isinstance(cfg, RoughVelocityConfig)
+    return make_terrain(cfg.levels, cfg.columns, cfg.terrain_seed, cfg.terrain_scale)

@@ -1,0 +1,289 @@
+"""A legged robot follows velocity commands: forward, to the left, and turning. In a worker.
+
+Terms and numbers are of the kind published with legged_gym (Rudin et al. 2022, arXiv:2109.11978),
+Isaac Lab's and mjlab's `velocity` tasks (github.com/isaac-sim/IsaacLab, github.com/mujocolab/mjlab)
+and MuJoCo Playground (github.com/google-deepmind/mujoco_playground). Each says which it follows.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import mujoco
+import torch
+
+from mjfleet.env import Delay, History, Timer
+from mjfleet.errors import UserError
+from mjfleet.legged import mirror
+from mjfleet.legged.commands import CommandedEnv
+from mjfleet.legged.config import VelocityConfig
+from mjfleet.legged.scene import make_robot
+from mjfleet.legged.variation import vary_robots
+
+GRAVITY = 9.81
+
+
+@dataclass(frozen=True)
+class Part:
+    """Numbers of an observation, and what they are."""
+
+    name: str
+    read: Callable[[], torch.Tensor]
+    """Returns their current values, `(num_envs, size)`."""
+    image: mirror.Image
+    """Their values in the robot's mirror image."""
+    noise: float = 0.0
+    """Largest noise on what the policy observes, of either sign."""
+    unit: str = "1"
+    meaning: str = ""
+
+
+class VelocityEnv(CommandedEnv):
+    """Actions move the joints' targets from the pose `home`; PD controllers follow.
+
+    A robot's class sets `model_file` and, where its names differ, `base` and the attributes below.
+    docs/tasks.md says what its model must have.
+    """
+
+    feet: ClassVar[tuple[str, ...]] = ("FR_foot", "FL_foot", "RR_foot", "RL_foot")
+    """Names of geoms, or of bodies."""
+    action_factors: ClassVar[Mapping[str, float]] = {}
+    """By joint, a factor of `action_scale`; the joints whose names match a regular expression."""
+    pose_factors: ClassVar[Mapping[str, float]] = {}
+    """Likewise, a factor of the weight of the joint's part of the reward term `pose`."""
+    largest_tilt: ClassVar[float] = math.radians(70)
+    """Tilt of the base beyond which the robot has fallen, rad: Isaac Lab's limit."""
+
+    @classmethod
+    def make_model(cls, cfg: VelocityConfig) -> mujoco.MjModel:
+        """Return the robot of `model_file` on a plane, unless the file has ground of its own."""
+        del cfg
+        return make_robot(cls.model_path(), cls.base, cls.feet)
+
+    def setup(self) -> None:
+        sim, model, cfg = self.sim, self.sim.model, self.cfg
+        self.home = torch.tensor(model.key("home").qpos, device=self.device, dtype=sim.qpos.dtype)
+        self.pose = self.home[7:].float()
+        self.lift = torch.tensor((0.0, 0.0, 0.02), device=self.device)
+        """Height above the ground at which robots start, m."""
+        self.above = 0.6 * self.home[2] * torch.tensor((0.0, 0.0, 1.0), device=self.device)
+        # Position, velocity and force of the newest state: views that follow it.
+        self.joints, self.speeds = sim.qpos[:, 7:], sim.qvel[:, 6:]
+        self.gyro, self.up = sim.sensor("imu_gyro"), sim.sensor("base_up")
+        self.velocity, self.fallen = sim.sensor("base_linvel"), sim.sensor("trunk_contact")
+        self.on_ground = self.of_feet("contact", 1).squeeze(2)
+        self.foot_velocities = self.of_feet("linvel", 3)
+        self.contacts = sim.sensor("robot_contact")
+        self.masses = vary_robots(self, self.base, self.feet)
+        self.action_scale = cfg.action_scale * self.of_joints(self.action_factors)
+        self.pose_weight = self.of_joints(self.pose_factors)
+
+        self.set_up_commands()
+        self.previous = torch.zeros_like(self.action)
+        """The previous action."""
+        self.air_time = torch.zeros(self.num_envs, len(self.feet), device=self.device)
+        """Seconds since each foot left the ground."""
+        self.landed = torch.zeros_like(self.air_time)
+        """Seconds that a foot which has just landed was in the air, else 0."""
+        self.next_push = Timer(self, *cfg.random.push_seconds)
+        self.motors = Delay(self, self.num_actions, *cfg.random.delay)
+        self.frame, self.truth = self.frame_parts(), self.truth_parts()
+        amplitudes = [part.noise for part in self.frame for _ in range(part.read().shape[1])]
+        self.noise = cfg.random.noise * torch.tensor(amplitudes, device=self.device)
+        self.seen = History(self, len(amplitudes), cfg.history)
+
+    def reset_worlds(self, mask: torch.Tensor) -> None:
+        """Start with a random heading, near the pose `home`, moving slowly."""
+        start = self.home.expand(self.num_envs, -1).clone()
+        start[:, :3] += self.spawn_points(mask)
+        half_yaw = self.uniform(1, -math.pi / 2, math.pi / 2)
+        start[:, 3:4], start[:, 6:7] = half_yaw.cos(), half_yaw.sin()
+        start[:, 7:] += self.uniform(self.num_actions, -0.1, 0.1)
+        speed = self.uniform(self.sim.model.nv, -0.3, 0.3)
+        world = mask.unsqueeze(1)
+        self.sim.qpos[:] = torch.where(world, start, self.sim.qpos)
+        self.sim.qvel[:] = torch.where(world, speed, self.sim.qvel)
+        for kept in (self.previous, self.air_time, self.landed):
+            kept.masked_fill_(world, 0.0)
+        for part in (self.motors, self.seen, self.next_push):
+            part.reset(mask)
+        self.renew_commands(mask)
+
+    def spawn_points(self, mask: torch.Tensor) -> torch.Tensor:
+        """Return start positions relative to the model's own, `(num_envs, 3)`, m."""
+        del mask
+        return self.lift
+
+    def apply(self, action: torch.Tensor) -> None:
+        self.sim.ctrl[:] = self.pose + self.action_scale * self.motors(action)
+        # A push is a sudden change of velocity, as legged_gym has it.
+        limit = self.cfg.random.push_speed
+        push = self.uniform(2, -limit, limit).masked_fill(~self.next_push().unsqueeze(1), 0.0)
+        self.sim.qvel[:, :2] += push
+
+    def frame_parts(self) -> list[Part]:
+        """Return what the robot's sensors measure, of which the policy sees the newest frames.
+
+        Amplitudes of noise are those of legged_gym and Isaac Lab.
+        """
+        in_base = "in the trunk's frame"
+        return [
+            Part("gyro", lambda: self.gyro, mirror.ROTATION, 0.2, "rad/s", in_base),
+            Part("up", lambda: self.up, mirror.VECTOR, 0.05, "1",
+                 f"unit vector against gravity, {in_base}"),
+            Part("joint_positions", lambda: self.joints - self.pose, mirror.joints, 0.01, "rad",
+                 "less default_pose"),
+            Part("joint_velocities", lambda: self.speeds, mirror.joints, 1.5, "rad/s"),
+            Part("last_actions", lambda: self.action, mirror.joints,
+                 meaning="the newest output of the policy, zeros at first"),
+        ]  # fmt: skip
+
+    def truth_parts(self) -> list[Part]:
+        """Return what only the value network observes, besides a frame without noise."""
+        return [
+            Part("velocity", lambda: self.velocity, mirror.VECTOR),
+            Part("height", lambda: self.sim.qpos[:, 2:3], mirror.SAME),
+            Part("on_ground", lambda: self.on_ground > 0, mirror.feet),
+            Part("air_time", lambda: self.air_time, mirror.feet),
+        ]
+
+    def parts(self) -> dict[str, Sequence[Part]]:
+        """Return the parts of each group of observations, in order."""
+        command = Part("command", lambda: self.command, mirror.COMMAND)
+        return {
+            "actor": (*self.frame * self.cfg.history, command),
+            "critic": (*self.frame, command, *self.truth),
+        }
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        """Return what the robot's sensors measure; the value network observes more."""
+        self.steer()
+        frame = torch.cat([part.read() for part in self.frame], dim=1).float()
+        noisy = frame + self.noise * self.uniform(frame.shape[1], -1.0, 1.0)
+        truth = [part.read() for part in self.truth]
+        return {
+            "actor": torch.cat((self.seen(noisy), self.command), dim=1),
+            "critic": torch.cat((frame, self.command, *truth), dim=1),
+        }
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        self._time_steps()
+        terms = {name: term * self.step_dt for name, term in self.reward_terms().items()}
+        self.previous.copy_(self.action)
+        return terms
+
+    def reward_terms(self) -> dict[str, torch.Tensor]:
+        """Return weighted reward terms, per second."""
+        w, width = self.cfg.weights, self.cfg.tracking_width
+        off, turning = self.errors()
+        touching = self.on_ground > 0
+        slip = self.foot_velocities[:, :, :2].square().sum(dim=2) * touching
+        far = ((self.joints - self.pose).square() * self.pose_weight).sum(dim=1)
+        steps = (self.landed - self.cfg.air_seconds).clamp(0.0, 0.3).sum(dim=1)
+        steps = steps.masked_fill(self.stands, 0.0)
+        others = (self.contacts - self.fallen).squeeze(1) - self.on_ground.sum(dim=1)
+        following = torch.exp(-off.square().sum(dim=1) / width**2)
+        return {
+            "linear": w.linear * following,
+            "yaw": w.yaw * torch.exp(-turning.square() / width**2),
+            # mjlab: upright, which also makes living worth while. Playground: a price on a fall.
+            "upright": w.upright * torch.exp(-self.up[:, :2].square().sum(dim=1) / 0.2),
+            "fall": w.fall * self.terminated() / self.step_dt,
+            # legged_gym: a trunk that glides.
+            "vertical": w.vertical * self.velocity[:, 2].square(),
+            "tumbling": w.tumbling * self.gyro[:, :2].square().sum(dim=1),
+            # legged_gym: motors that live long.
+            "torque": w.torque * self.sim.actuator_force.square().sum(dim=1),
+            # Playground: motors that save energy. It counts once the robot follows its command;
+            # at once, it would teach the robot to stand still.
+            "power": w.power * self._power() * following**4,
+            "acceleration": w.acceleration * self.sim.qacc[:, 6:].square().sum(dim=1),
+            "jerk": w.jerk * (self.action - self.previous).square().sum(dim=1),
+            # legged_gym: steps instead of shuffling, unless it is to stand.
+            "air_time": w.air_time * steps / self.step_dt,
+            # mjlab: feet that do not slip, a pose to return to.
+            "slip": w.slip * slip.sum(dim=1),
+            "pose": w.pose * far * torch.where(self.stands, 10.0, 1.0),
+            # Isaac Lab: nothing but feet touches the ground.
+            "touch": w.touch * others.clamp(max=4.0),
+        }
+
+    def terminated(self) -> torch.Tensor:
+        """Return where the robot lies upside down or on its belly."""
+        tilted = self.up[:, 2] < math.cos(self.largest_tilt)
+        return tilted | (self.fallen[:, 0] > 0)
+
+    def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
+        """Return errors in m/s and rad/s, falls per minute, and energy per weight and distance."""
+        off, turning = self.errors()
+        speed = self.velocity[:, :2].norm(dim=1)
+        minutes = torch.full_like(speed, self.step_dt / 60)
+        return {
+            "velocity_error": off.norm(dim=1),
+            "yaw_error": turning.abs(),
+            "falls_per_minute": (self.terminated().to(speed), minutes),
+            "cost_of_transport": (self._power(), self.masses * GRAVITY * speed),
+        }
+
+    def deployment(self) -> dict[str, Any]:
+        """Return the parts of an observation, the meaning of an action, the ranges of commands."""
+        told = self.cfg.command
+        frame = []
+        for part in self.frame:
+            known = {"name": part.name, "size": part.read().shape[1], "unit": part.unit}
+            frame.append(known | ({"meaning": part.meaning} if part.meaning else {}))
+        commands = [
+            {"name": "forward", "size": 1, "unit": "m/s", "range": told.forward},
+            {"name": "left", "size": 1, "unit": "m/s", "range": told.lateral},
+            {"name": "turn_left", "size": 1, "unit": "rad/s", "range": told.yaw},
+        ]
+        frames = {
+            "name": "frames",
+            "size": self.seen.past[0].numel(),
+            "history": self.cfg.history,
+            "meaning": "one of each control step, the oldest first; the first fills all places",
+            "parts": frame,
+        }
+        command = {"name": "command", "size": 3, "parts": commands}
+        scales = self.action_scale.tolist() if self.action_factors else self.cfg.action_scale
+        return {
+            "observations": {"actor": [frames, command]},
+            "action_scale": scales,
+            "targets": "default_pose + action_scale * actions, in rad, without delay or limits; PD "
+            "controllers with kp and kv follow them",
+            "largest_tilt": self.largest_tilt,
+        }
+
+    def of_joints(self, factors: Mapping[str, float]) -> torch.Tensor:
+        """Return the factor of each joint, `(num_actions,)`: 1, or that of a pattern it matches."""
+        model = self.sim.model
+        names = [model.joint(i).name for i in range(1, model.njnt)]
+        values = torch.ones(len(names), device=self.device)
+        for pattern, factor in factors.items():
+            found = [i for i, name in enumerate(names) if re.search(pattern, name)]
+            if not found:
+                raise UserError(f"{type(self).__name__}: no joint matches {pattern!r}")
+            values[found] = factor
+        return values
+
+    def of_feet(self, name: str, size: int) -> torch.Tensor:
+        """Return a view of the values of all feet's sensors, `(num_envs, feet, size)`."""
+        count, names = len(self.feet), [f"{foot}_{name}" for foot in self.feet]
+        first, *others = (int(self.sim.model.sensor(each).adr[0]) for each in names)
+        if others != [first + size * i for i in range(1, count)]:
+            raise UserError(f"the sensors {', '.join(names)} must follow each other in this order.")
+        values = self.sim.sensordata[:, first : first + count * size]
+        return values.view(self.num_envs, count, size)
+
+    def _power(self) -> torch.Tensor:
+        """Return the absolute mechanical power of the motors, `(num_envs,)`, W."""
+        return (self.sim.actuator_force * self.speeds).abs().sum(dim=1)
+
+    def _time_steps(self) -> None:
+        """Update how long each foot has been in the air."""
+        touching = self.on_ground > 0
+        self.air_time += self.step_dt
+        self.landed.copy_(self.air_time * (touching & (self.air_time > 1.5 * self.step_dt)))
+        self.air_time.masked_fill_(touching, 0.0)

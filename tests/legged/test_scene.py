@@ -1,0 +1,77 @@
+"""What a legged robot's model must have is said by name; its mirror image follows from it."""
+
+from pathlib import Path
+
+import mujoco
+import pytest
+
+from mjfleet.errors import UserError
+from mjfleet.legged.mirror import foot_images, joint_images
+from mjfleet.legged.scene import make_robot
+
+from ..conftest import REPOSITORY
+
+GO2 = (REPOSITORY / "tasks/go2/go2.xml").read_text()
+FEET = ("FR_foot", "FL_foot", "RR_foot", "RL_foot")
+SWAPPED = [3, 4, 5, 0, 1, 2, 9, 10, 11, 6, 7, 8]
+
+
+def make(folder: Path, *changes: tuple[str, str], feet: tuple[str, ...] = FEET) -> mujoco.MjModel:
+    """Compile the Go2 with some of its text replaced."""
+    text = GO2
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "robot.xml").write_text(text)
+    return make_robot(folder / "robot.xml", "trunk", feet)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('key name="home"', 'key name="stand"'), "no keyframe 'home'"),
+        (('body name="trunk"', 'body name="base"'), "no body 'trunk'"),
+        (('geom name="RL_foot"', 'geom name="RL_toe"'), "'RL_foot', which is a foot"),
+        (('<freejoint name="base"/>', ""), "qpos"),
+        (('name="FR_hip" class="hip_joint" joint="FR_hip_joint"',
+          'name="FR_hip" joint="FL_hip_joint"'), "in the order of the joints"),
+        (('<position name="FR_hip" class="hip_joint"', '<motor name="FR_hip"'), "kp and kv"),
+    ],
+)  # fmt: skip
+def test_what_a_model_lacks_is_said(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        make(tmp_path, change)
+    assert "robot.xml" in str(caught.value)
+
+
+def test_joints_and_feet_find_their_mirror_images(tmp_path: Path) -> None:
+    assert joint_images(make(tmp_path)) == (SWAPPED, [-1.0, 1.0, 1.0] * 4)
+    # A hip that turns the other way round; its standing angle has the other sign, too.
+    turned = ('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" axis="-1 0 0"')
+    home = ("1 0 0 0  -0.1 0.8", "1 0 0 0  0.1 0.8")
+    signs = [1.0] * 6 + [-1.0, 1.0, 1.0] * 2
+    assert joint_images(make(tmp_path, turned, home)) == (SWAPPED, signs)
+    reordered = ("RL_foot", "FR_foot", "RR_foot", "FL_foot")
+    assert foot_images(make(tmp_path, feet=reordered), reordered)[0] == [2, 3, 0, 1]
+
+
+def test_a_robot_without_mirror_symmetry_is_refused(tmp_path: Path) -> None:
+    longer = ('body name="FR_calf" pos="0 0 -0.213"', 'body name="FR_calf" pos="0 0 -0.3"')
+    with pytest.raises(UserError, match="FR_calf_joint is not the mirror image"):
+        joint_images(make(tmp_path, longer))
+    with pytest.raises(UserError, match="FR_hip_joint differs from its image"):
+        joint_images(make(tmp_path, ("1 0 0 0  -0.1 0.8", "1 0 0 0  0.3 0.8")))
+
+
+def test_sensors_and_a_floor_of_ones_own_stay(tmp_path: Path) -> None:
+    own = (
+        "</worldbody>",
+        '<geom name="floor" type="plane" size="1 1 1" friction="0.1"/></worldbody>'
+        '<sensor><contact name="trunk_contact" body2="FR_calf" data="found"/></sensor>',
+    )
+    model = make(tmp_path, own)
+    assert model.geom("floor").friction[0] == 0.1
+    assert model.sensor("trunk_contact").refid[0] == model.body("FR_calf").id
+    assert {model.sensor(i).name for i in range(model.nsensor)} == {
+        model.sensor(i).name for i in range(make(tmp_path).nsensor)
+    }
