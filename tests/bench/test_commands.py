@@ -1,5 +1,6 @@
 """`mjfleet bench` on the command line: help, mistakes, and real measurements, tiny ones."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,44 @@ def test_training_stops_once_all_conditions_hold(run: Run, tmp_path: Path) -> No
     assert seconds["high"] == max(rows[9]["seconds"] for rows in (first, second))
     (plot,) = data["plots"]
     assert (tmp_path / "benchmarks" / plot).is_file()
+
+
+def test_reference_runs_are_added_to_those_of_other_tasks(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    other = {
+        "task": "another", "seed": 3, "steps": 2.0, "minutes": 1.0, "return": 5.0,
+        "policy": {"return": 6.0, "task/error": 0.25}, "threads": 2, "commit": "abc",
+        "curve": [[1, 2], [4, 5]],
+    }  # fmt: skip
+    samples = [other, {**other, "task": "cartpole-balance"}]
+    (folder / "reference.json").write_text(json.dumps({"samples": samples}))
+    data = measured(
+        run, tmp_path, "reference", "cartpole-balance",
+        further=("--iterations", "36", "--seed", "7", "--episodes", "4"),
+    )  # fmt: skip
+    assert data["samples"][0] == other
+    (sample,) = data["samples"][1:]
+    assert (sample["task"], sample["seed"]) == ("cartpole-balance", 7)
+    steps, returns = sample["curve"]
+    assert steps[-1] == sample["steps"] == 36 * 128 * 32 / 1e6
+    assert min(returns) < sample["return"] < max(returns)
+    (table,) = data["tables"]
+    first, second = table["rows"]
+    assert first == ["another", *first[1:5], "error 0.250", "1", "2", "abc"]
+    assert second[0] == "cartpole-balance"
+    assert second[4]["median"] == sample["policy"]["return"] > 0
+    assert (folder / "reference.png").is_file()
+
+
+def test_a_file_that_holds_no_reference_runs_is_kept(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "benchmarks" / "reference.json"
+    file.parent.mkdir()
+    file.write_text("[]")
+    result = run("mjfleet", "bench", "reference", "cartpole-balance", "--gpu-ids", "None")
+    assert result.returncode == 2
+    assert "benchmarks/reference.json is no result of `mjfleet bench reference`" in result.stderr
+    assert file.read_text() == "[]"
 
 
 def test_a_metric_that_does_not_exist_ends_the_first_run(run: Run, tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from mjfleet.bench.gpu import GpuOptions, gpu
 from mjfleet.bench.learning import LearningOptions, learning
 from mjfleet.bench.mjbatch import MjbatchOptions, compare_mjbatch
 from mjfleet.bench.peer_comparison import MjlabOptions, RslRlOptions, compare
-from mjfleet.bench.result import Result, page, write_page
+from mjfleet.bench.reference import ReferenceOptions, reference
+from mjfleet.bench.result import Result, our_commit, page, write_page
 from mjfleet.bench.scaling import ScalingOptions, scaling
 from mjfleet.bench.startup import StartupOptions, startup
 from mjfleet.bench.throughput import ThroughputOptions, throughput
@@ -30,7 +31,6 @@ from mjfleet.cli.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
-from mjfleet.runs.git_state import git_state
 from mjfleet.runs.run_json import now
 from mjfleet.tools.output_file import check_output
 from mjfleet.utils.console import print_line
@@ -58,6 +58,7 @@ BENCHMARKS: dict[str, tuple[type[Options], Callable[[Setup, Any], Result]]] = {
     "peer rsl_rl": (RslRlOptions, compare),
     "peer mjbatch": (MjbatchOptions, compare_mjbatch),
     "learning": (LearningOptions, learning),
+    "reference": (ReferenceOptions, reference),
     "ablation": (AblationOptions, ablation),
     "gpu": (GpuOptions, gpu),
 }
@@ -147,8 +148,6 @@ def _describe_machine() -> dict[str, str]:
 def _describe_software() -> dict[str, str]:
     """Return the versions of Python and of the stack, mjfleet's with its commit."""
     versions = {"python": platform.python_version(), **stack_versions()}
-    for state in git_state([Path(__file__).parent]).values():
-        if state["commit"]:
-            changed = ", changed" if state["dirty"] else ""
-            versions["mjfleet"] += f" ({state['commit'][:9]}{changed})"
+    if commit := our_commit():
+        versions["mjfleet"] += f" ({commit})"
     return versions

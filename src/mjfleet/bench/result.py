@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.errors import UserError
+from mjfleet.runs.git_state import git_state
 from mjfleet.utils.atomic_write import write_atomically
 
 INTRODUCTION = """# Benchmarks
@@ -93,6 +94,14 @@ class Result:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / f"{self.name}.json", json.dumps(asdict(self), indent=1) + "\n")
         write_text(folder / f"{self.name}.md", self.markdown())
+
+
+def our_commit() -> str:
+    """Return mjfleet's commit, in nine digits, and whether files differ; empty if not in git."""
+    for state in git_state([Path(__file__).parent]).values():
+        if state["commit"]:
+            return state["commit"][:9] + (", changed" if state["dirty"] else "")
+    return ""
 
 
 def show(cell: Cell) -> str:

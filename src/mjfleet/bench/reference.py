@@ -1,0 +1,147 @@
+"""`mjfleet bench reference`: what a task's own settings learn, over seeds. In the launcher."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+from mjfleet.bench.benchmark_options import Options, Setup
+from mjfleet.bench.result import Cell, Result, Spread, Table, our_commit, show
+from mjfleet.bench.timed_training import TRAIN, run_timed
+from mjfleet.config.validation import MOST, Count, between
+from mjfleet.errors import UserError
+from mjfleet.runs.bootstrap import Line
+from mjfleet.runs.metrics_csv import METRICS_FILE, Rows, read_rows, value
+from mjfleet.tools.plot import X_LABELS, Panel, draw
+from mjfleet.utils.child_process import python_module
+
+NAME = "reference"
+PLAY = python_module("mjfleet.cli.dispatcher", "play")
+LAST = 10  # Iterations at the end of a run whose mean counts.
+POINTS = 60  # Of a curve: as many means over consecutive iterations.
+COLUMNS = (
+    *("", "million steps", "minutes", "return in training", "return of the policy"),
+    *("metrics of the policy", "seeds", "CPU threads", "commit"),
+)
+NOTES = (
+    "Medians of the seeds, with the least and the greatest. Seeds are trained one after the other, "
+    "with the task's own settings. Minutes are from Enter to the end of training. Each task was "
+    "added by a command of its own, such as the one above.",
+    f"Curves, and the return in training, a mean over the last {LAST} iterations, are of exploring "
+    "policies. The policy is that at the end, played with its mean action.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceOptions(Options):
+    """What a task's own settings learn, over seeds. Adds the task to those in the output folder."""
+
+    iterations: int = 500
+    """Iterations of each run. All are measured: --warmup has no effect."""
+    repeats: Count = 3
+    """Seeds, each greater by one than the last."""
+    seed: Annotated[int, between(0, MOST)] = 1
+    """The first seed."""
+    episodes: Count = 64
+    """Episodes of which the policy's return is the mean."""
+
+
+def reference(setup: Setup, options: ReferenceOptions) -> Result:
+    """Train the task with several seeds, and play each policy.
+
+    Raises:
+        UserError: the file in the output folder that this is added to holds something else.
+    """
+    name = setup.found.name
+    _measured_before(options)  # Raises before anything is trained.
+    seeds = iter(range(options.seed, options.seed + options.repeats))
+    measured = setup.rounds(
+        [{"task": name}], lambda task: _train(setup, options, next(seeds)), "{task}"
+    )
+    # Another process may have added a task in the meantime.
+    others = [sample for sample in _measured_before(options) if sample["task"] != name]
+    samples = sorted([*others, *measured], key=lambda sample: (sample["task"], sample["seed"]))
+    tasks: dict[str, list[Mapping[str, Any]]] = {}
+    for sample in samples:
+        tasks.setdefault(sample["task"], []).append(sample)
+    panels = [
+        Panel(
+            X_LABELS["steps"], f"return of {task}", {"mean_return": [run["curve"] for run in runs]}
+        )
+        for task, runs in tasks.items()
+    ]
+    draw(setup.scratch / f"{NAME}.png", panels)
+    table = Table("Reference runs", COLUMNS, [_row(task, runs) for task, runs in tasks.items()])
+    title = f"Reference runs on {setup.kind}"
+    return Result(NAME, title, [table], NOTES, samples, plots=[f"{NAME}.png"])
+
+
+def _measured_before(options: ReferenceOptions) -> list[Mapping[str, Any]]:
+    """Return the runs that the file in the output folder holds."""
+    file = Path(options.output, f"{NAME}.json")
+    try:
+        return list(json.loads(file.read_text())["samples"])
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} is no result of `mjfleet bench {NAME}`: {error}") from None
+
+
+def _train(setup: Setup, options: ReferenceOptions, seed: int) -> dict[str, Any]:
+    """Train with a seed and play the policy; return what the table needs."""
+    name = setup.found.name
+    devices = [
+        *("--engine", options.engine, "--cpu-threads", options.cpu_threads),
+        *("--gpu-ids", *(setup.devices.indices or ["None"])),
+    ]
+    flags = ["--agent.seed", seed, "--agent.max-iterations", options.iterations]
+    with TemporaryDirectory(dir=setup.scratch) as folder:
+        command = [*TRAIN, name, *devices, *flags, "--log-root", folder]
+        child = run_timed([*map(str, command)], setup.scratch)
+        (run,) = Path(folder).glob("*/*/")
+        points = _returns(read_rows(run / METRICS_FILE)[1])
+        played = Path(folder, "played.json")
+        command = [*PLAY, name, *devices, "--resume", run, "--episodes", options.episodes]
+        run_timed([*map(str, command), "--output", str(played)], setup.scratch)
+        policy = {key: figures["mean"] for key, figures in json.loads(played.read_text()).items()}
+    return {
+        "seed": seed,
+        "steps": points[-1][0],
+        "minutes": child.seconds / 60,
+        "return": fmean(number for _, number in points[-LAST:]),
+        "policy": policy,
+        "threads": options.cpu_threads or len(os.sched_getaffinity(0)),
+        "commit": our_commit(),
+        "curve": _curve(points),
+    }
+
+
+def _returns(rows: Rows) -> list[tuple[float, float]]:
+    """Return million environment steps and returns of the iterations that have one."""
+    found = [(value(row, "total_steps"), value(row, "mean_return")) for row in rows]
+    points = [(steps / 1e6, number) for steps, number in found if steps and number is not None]
+    if not points:
+        raise UserError("no episode has ended; more --iterations are needed.")
+    return points
+
+
+def _curve(points: Sequence[tuple[float, float]]) -> Line:
+    """Return the means over at most POINTS parts, each at its end."""
+    length = -(-len(points) // POINTS)
+    parts = [points[at : at + length] for at in range(0, len(points), length)]
+    returns = [fmean(number for _, number in part) for part in parts]
+    return [part[-1][0] for part in parts], returns
+
+
+def _row(task: str, runs: Sequence[Mapping[str, Any]]) -> list[Cell]:
+    """Return a task's row of the table."""
+    metrics = [key for key in runs[0]["policy"] if key.startswith("task/")]
+    figures = {key: Spread.of(run["policy"][key] for run in runs) for key in ["return", *metrics]}
+    shown = "; ".join(f"{key.removeprefix('task/')} {show(figures[key])}" for key in metrics)
+    trained = [Spread.of(run[key] for run in runs) for key in ("steps", "minutes", "return")]
+    same = (", ".join({str(run[key]): None for run in runs}) for key in ("threads", "commit"))
+    return [task, *trained, figures["return"], shown or None, str(len(runs)), *same]
