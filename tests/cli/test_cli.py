@@ -16,6 +16,7 @@ from mjfleet.cli.train import train
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.runs.config_yaml import write_config
+from mjfleet.utils.hardware_names import cpu_name
 
 from ..conftest import REPOSITORY, Run
 
@@ -339,14 +340,15 @@ def test_a_rank_that_cannot_be_is_told_by_the_worker_that_has_it(run: Run) -> No
     assert "RANK=5" in result.stderr
 
 
-def test_versions_are_printed_and_a_module_is_a_command(run: Run) -> None:
-    for command in (("train",), ("play",), ("mjfleet",)):
-        result = run(*command, "--version")
-        assert result.returncode == 0
-        assert f"mjfleet {mjfleet.__version__}\n" in result.stdout
-        assert f"torch {version('torch')}\n" in result.stdout
-    asked = [sys.executable, "-m", "mjfleet", "tasks", "--help"]
-    assert (
-        "usage: mjfleet tasks"
-        in subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-    )
+def test_versions_are_printed_and_a_module_is_a_command() -> None:
+    def output_of(*command: str | Path) -> str:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    folder = Path(sys.executable).parent
+    for command in (["train"], ["play"], ["mjfleet"], ["mjfleet", "bench", "learning"]):
+        printed = output_of(folder / command[0], *command[1:], "--version")
+        assert f"mjfleet {mjfleet.__version__}\n" in printed
+        assert f"torch {version('torch')}\n" in printed
+        assert f"CPU {cpu_name()}\n" in printed
+    asked = output_of(sys.executable, "-m", "mjfleet", "tasks", "--help")
+    assert "usage: mjfleet tasks" in asked

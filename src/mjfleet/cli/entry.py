@@ -29,7 +29,8 @@ def run(module: str) -> None:
     raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if raises:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    main = import_module(module).main
+    asks_for_version = sys.argv[-1] == "--version"
+    main = import_module("mjfleet.cli.version" if asks_for_version else module).main
     if raises:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
