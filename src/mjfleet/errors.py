@@ -44,12 +44,8 @@ class Stopped(BaseException):
 def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     """Run a command and return its exit code: 2 for a UserError, 1 for a WorkerError, 128 + the
     signal's number for a signal. Their text is printed without a traceback.
-
-    The one argument `--version` has the versions of mjfleet and of what it stands on printed.
     """
     open_streams()
-    if list(arguments) == ["--version"]:
-        command = _print_versions
     try:
         try:
             _check_text(arguments)
@@ -73,14 +69,6 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
         return 128 + signal.SIGINT
     except OSError as error:
         return _exit_code_of_file(error)
-
-
-def _print_versions(_: Sequence[str]) -> int:
-    from mjfleet.utils.packages import stack_versions  # Which raises a UserError.
-
-    for name, version in stack_versions().items():
-        print(name, version)
-    return 0
 
 
 def _check_text(arguments: Sequence[str]) -> None:

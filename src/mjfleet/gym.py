@@ -3,19 +3,15 @@
 Runs in the process that imports it. Needs the extra `gym`.
 """
 
-import os
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from mjfleet.config import from_dict
+import mjfleet
 from mjfleet.env.env_state import EnvState
-from mjfleet.env.factory import build_env, on_device
 from mjfleet.errors import UserError
-from mjfleet.registry import discover
 from mjfleet.utils.packages import need_extra
 
 need_extra("gym", "mjfleet.gym", ("gymnasium",))
@@ -96,22 +92,13 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
         observations: str,
         tasks_dir: str | None,
     ) -> None:
-        found = discover(os.environ, tasks_dir).find(task)
-        config = from_dict(found.defaults(), {"env": dict(fields)})
-        if config.env.num_envs == "auto":
-            raise UserError("num_envs is 'auto'; here it must be a whole number from 1 up.")
-        self._device = _known_device(device)
-        if engine == "auto":
-            engine = "native" if device == "cpu" else "warp"
-        if engine not in ("warp", "native") or (engine == "native" and device != "cpu"):
+        if engine not in ("auto", "warp", "native"):
             raise UserError(
-                f"engine is {engine!r} on {device}; it must be `warp`, or on the CPU `native`."
+                f"engine is {engine!r}; it must be `auto`, `warp`, or on the CPU `native`."
             )
-        threads = num_threads or len(os.sched_getaffinity(0))
-        self._open = ExitStack()
-        self._open.enter_context(on_device(engine, device))
+        own = {"engine": engine, "cpu_threads": num_threads, "env": dict(fields)}
         with torch.no_grad():
-            self.env = build_env(found, config, engine, device, threads)
+            self.env = mjfleet.make(task, device=device, tasks_dir=tasks_dir, **own)
         """The task's environment, see docs/tasks.md."""
         groups = self.env.get_observations()
         if observations not in (names := [str(name) for name in groups.keys()]):  # noqa: SIM118
@@ -162,7 +149,7 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
             raise UserError(f"actions have shape {given.shape}, not {self.action_space.shape}.")
         self._final = None
         with torch.no_grad():
-            tensor = torch.tensor(given, device=self._device)
+            tensor = torch.tensor(given, device=self.env.device)
             _, rewards, dones, extras = self.env.step(tensor)
         truncations, ended = extras["time_outs"].cpu().numpy(), dones.cpu().numpy()
         infos: Infos = {}
@@ -177,7 +164,7 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
 
     def close_extras(self, **_: Any) -> None:
         """Leave the device."""
-        self._open.close()
+        self.env.close()
 
     def _observe_ends(self, dones: torch.Tensor) -> None:
         """Observe before the resets, as if it had not been: noise and memories are restored."""
@@ -222,11 +209,3 @@ class TaskEnv(gymnasium.Env[Array, Array]):
     def close(self) -> None:
         """Leave the device."""
         self.envs.close()
-
-
-def _known_device(name: str) -> torch.device:
-    """Return torch's device, if it is the CPU or a GPU with its index."""
-    index = name.removeprefix("cuda:")
-    if name == "cpu" or (index != name and index.isdecimal()):
-        return torch.device(name)
-    raise UserError(f"device is {name!r}; it must be `cpu`, or `cuda:0`, `cuda:1`, ...")

@@ -8,8 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.api.task_by_value import config_class, write_task
+from mjfleet.cli.flags import as_flag
 from mjfleet.cli.train import parse
-from mjfleet.config import AgentConfig, EnvConfig, Task, TrainConfig, from_dict, to_dict
+from mjfleet.config import (
+    AgentConfig,
+    EnvConfig,
+    Task,
+    TrainConfig,
+    by_dotted_name,
+    from_dict,
+    to_dict,
+)
 from mjfleet.config.validation import FOLDER_NAME
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, discover
@@ -118,17 +127,6 @@ def _merged(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-def as_flags(changes: Mapping[str, Any], prefix: str = "") -> list[str]:
+def as_flags(changes: Mapping[str, Any]) -> list[str]:
     """Return changes as the flags of a command."""
-    flags: list[str] = []
-    for name, value in _plain(changes).items():
-        flag = f"{prefix}{name.replace('_', '-')}"
-        if isinstance(value, Mapping):
-            flags += as_flags(value, f"{flag}.")
-        elif isinstance(value, bool):
-            flags.append(f"--{flag}={value}")
-        elif isinstance(value, (list, tuple)):
-            flags += [f"--{flag}", *map(str, value)]
-        else:
-            flags.append(f"--{flag}={value}")
-    return flags
+    return [as_flag(name, value) for name, value in by_dotted_name(_plain(changes)).items()]

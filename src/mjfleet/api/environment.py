@@ -1,15 +1,14 @@
 """`mjfleet.make`: an environment in this process."""
 
-import os
 from contextlib import ExitStack
 from typing import Any
 
 from mjfleet.api.choose_task import Config, choose_task
-from mjfleet.config import TrainConfig
+from mjfleet.config import TrainConfig, to_dict
 from mjfleet.env import Env
 from mjfleet.env.factory import build_env, on_device
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import Host, choose_devices
+from mjfleet.launch.devices import this_host
 from mjfleet.launch.launch_plan import LaunchPlan, make_plan
 from mjfleet.registry import FoundTask
 
@@ -49,12 +48,12 @@ def make(
 
 def place(found: FoundTask, config: TrainConfig) -> LaunchPlan:
     """Choose device, engine and threads of one worker in this process, as `train` does."""
-    devices = choose_devices(config, os.environ)
-    if len(devices.names) > 1:
+    host = this_host(config)
+    if len(host.devices.names) > 1:
         raise UserError("gpu_ids: this process has one worker, so one device.")
     if config.env.num_envs == "auto":
         raise UserError("env.num_envs is `auto`: here it must be a number.")
-    return make_plan(found, config, [Host(devices=devices, cores=len(os.sched_getaffinity(0)))], {})
+    return make_plan(found, config, [host], {})
 
 
 def _gpu_ids(device: str) -> Any:
@@ -67,6 +66,4 @@ def _gpu_ids(device: str) -> Any:
 
 
 def _as_mapping(env: Any) -> dict[str, Any]:
-    from mjfleet.config import to_dict
-
     return {} if env is None else dict(env) if isinstance(env, dict) else to_dict(env)

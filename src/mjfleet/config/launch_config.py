@@ -31,14 +31,13 @@ HOSTS = Rule(
     f"names of at most {MAX_HOSTS} different hosts, or `slurm`",
 )
 MAX_SEEDS = 1000
-LAST_SEED = 2**31 - 1
 SEEDS = Rule(
     lambda v: (
         1 <= v[0] <= MAX_SEEDS
         if len(v) == 1
-        else len(set(v)) == len(v) <= MAX_SEEDS and all(0 <= seed <= LAST_SEED for seed in v)
+        else len(set(v)) == len(v) <= MAX_SEEDS and all(0 <= seed <= MOST for seed in v)
     ),
-    f"a number of seeds from 1 to {MAX_SEEDS}, or several different seeds from 0 to {LAST_SEED}",
+    f"a number of seeds from 1 to {MAX_SEEDS}, or several different seeds from 0 to {MOST}",
 )
 VARIABLES = Rule(
     lambda v: all(re.match(r"[A-Za-z_]\w*(=|$)", item) for item in v),

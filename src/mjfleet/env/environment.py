@@ -29,9 +29,9 @@ EVALUATION_SEED = 2**31 - 1
 class EnvShard:
     """A worker's share of the environments in which policies are evaluated."""
 
-    first: int  # Number of the first environment of this worker.
-    count: int  # Number of environments of this worker.
-    total: int  # Number of environments of all workers.
+    first: int  #: Number of the first environment of this worker.
+    count: int  #: Number of environments of this worker.
+    total: int  #: Number of environments of all workers.
     seed: int = EVALUATION_SEED
 
 

@@ -9,9 +9,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from mjfleet.cli.flags import as_flag
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.config.field_kinds import NAMES, decides_learning
-from mjfleet.config.launch_config import LAST_SEED
+from mjfleet.config.validation import MOST
 from mjfleet.errors import Stopped, UserError
 from mjfleet.groups.device_shares import Share, divide_devices
 from mjfleet.groups.group_record import GroupRecord
@@ -97,7 +98,7 @@ def resume_seeds(
     config = on_this_host(replace(config, log_root=recorded.log_root))
     seeds = {name: entries.get("seed") for name, entries in record.get("members", {}).items()}
     if not seeds or any(
-        type(seed) is not int or not 0 <= seed <= LAST_SEED or name != f"seed_{seed}"
+        type(seed) is not int or not 0 <= seed <= MOST or name != f"seed_{seed}"
         for name, seed in seeds.items()
     ):
         raise UserError(f"--resume {folder}: its {GROUP_FILE} has no members, or is damaged.")
@@ -178,7 +179,7 @@ def _train(
     waiting = []
     for name, entries in seeds.items():
         changes = _changes(found, group.folder / name, config)
-        flags = tuple(f"--{n.replace('_', '-')}={_typed(v)}" for n, v in changes.items())
+        flags = tuple(as_flag(n, v) for n, v in changes.items())
         flags += ("--trust",) if config.trust else ()
         waiting.append(Member(name, ("--agent.seed", str(entries["seed"])), flags))
     experiment = config.agent.experiment_name
@@ -257,9 +258,9 @@ def seeds_of(config: TrainConfig) -> Sequence[int]:
     if len(config.seeds) > 1:
         return config.seeds
     (number,), first = config.seeds, config.agent.seed
-    if first + number - 1 > LAST_SEED:
+    if first + number - 1 > MOST:
         raise UserError(
-            f"--seeds {number} from --agent.seed {first} on: the greatest seed is {LAST_SEED}."
+            f"--seeds {number} from --agent.seed {first} on: the greatest seed is {MOST}."
         )
     return range(first, first + number)
 
@@ -271,8 +272,3 @@ def _print_plan(folder: Path, members: Mapping[str, str], shares: Sequence[Share
     print_line(f"runs at a time:          {len(shares)}, each on {' or '.join(each)}")
     for name, what in members.items():
         print_line(f"{name + ':':<25}{what}")
-
-
-def _typed(value: Any) -> str:
-    """Return a value as it is typed after `--flag=`."""
-    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)

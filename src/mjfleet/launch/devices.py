@@ -1,5 +1,6 @@
 """Chooses the GPUs or CPU workers that a run uses on a host. Runs in the launcher, without CUDA."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -35,6 +36,12 @@ class Host:
     name: str = LOCALHOST
     devices: Devices
     cores: int  # CPU cores that a process there may use.
+
+
+def this_host(config: LaunchConfig, started: int | None = None) -> Host:
+    """Return this host, and what of it a run uses; see `choose_devices`."""
+    devices = choose_devices(config, os.environ, started=started)
+    return Host(devices=devices, cores=len(os.sched_getaffinity(0)))
 
 
 def choose_devices(

@@ -19,7 +19,7 @@ from mjfleet.autotune.num_envs_search import SMALLEST
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.errors import UserError
 from mjfleet.launch.auto_envs import with_envs
-from mjfleet.launch.devices import Host, choose_devices
+from mjfleet.launch.devices import Host, this_host
 from mjfleet.launch.host_environment import take_variables, without_values
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from mjfleet.launch.host_starter import HostConnections
@@ -177,8 +177,7 @@ def _this_host(config: TrainConfig) -> Host:
     """Return this host, and what of it the run uses."""
     outer = Rank.from_environ(os.environ)
     started = outer.local_world_size if outer else None
-    devices = choose_devices(config, os.environ, started=started)
-    return Host(devices=devices, cores=len(os.sched_getaffinity(0)))
+    return this_host(config, started)
 
 
 def _check_groups(config: TrainConfig) -> None:

@@ -7,30 +7,30 @@ from dataclasses import dataclass, field
 class IterationMetrics:
     """One iteration. A mean over episodes is None until the first episode has ended."""
 
-    iteration: int  # Iterations completed, including this one.
-    world_size: int  # Number of workers. All other fields are totals or means over all of them.
-    total_steps: int  # Environment steps since the run began, summed over all environments.
-    global_steps_per_second: float  # Environment steps, by the time since the last iteration.
-    mean_return: float | None  # Mean sum of rewards over the newest episodes.
-    mean_episode_length: float | None  # Mean length of the same episodes, in environment steps.
-    terms: dict[str, float | None]  # Mean sum of each reward term over the same episodes.
-    mean_reward: float  # Mean reward per step in this iteration.
-    task: dict[str, float | None]  # The task's own metrics. None: the divisor was zero.
+    iteration: int  #: Iterations completed, including this one.
+    world_size: int  #: Number of workers. All other fields are totals or means over all of them.
+    total_steps: int  #: Environment steps since the run began, summed over all environments.
+    global_steps_per_second: float  #: Environment steps, by the time since the last iteration.
+    mean_return: float | None  #: Mean sum of rewards over the newest episodes.
+    mean_episode_length: float | None  #: Mean length of the same episodes, in environment steps.
+    terms: dict[str, float | None]  #: Mean sum of each reward term over the same episodes.
+    mean_reward: float  #: Mean reward per step in this iteration.
+    task: dict[str, float | None]  #: The task's own metrics. None: the divisor was zero.
     losses: dict[str, float]
     learning_rate: float
-    action_std: float  # Standard deviation of the action, averaged over its components.
+    action_std: float  #: Standard deviation of the action, averaged over its components.
     collect_seconds: float
     learn_seconds: float
-    slowest_rank: int  # The rank that waited least for the others.
-    wait_seconds: float  # Mean time for which the other ranks waited for the slowest one.
-    collective_seconds: float  # The slowest rank's in collectives, where it waits for no other.
-    warnings: dict[str, int]  # Worlds with a warning, by kind. Kinds without any are absent.
-    overflows: dict[str, str] = field(default_factory=dict)  # What each kind of overflow did.
-    nan_resets: int = 0  # Number of resets because a state, reward or observation was not finite.
-    # Results of the evaluation, by column without `eval/`. None: no evaluation was due.
+    slowest_rank: int  #: The rank that waited least for the others.
+    wait_seconds: float  #: Mean time for which the other ranks waited for the slowest one.
+    collective_seconds: float  #: The slowest rank's in collectives, where it waits for no other.
+    warnings: dict[str, int]  #: Worlds with a warning, by kind. Kinds without any are absent.
+    overflows: dict[str, str] = field(default_factory=dict)  #: What each kind of overflow did.
+    nan_resets: int = 0  #: Number of resets because a state, reward or observation was not finite.
+    #: Results of the evaluation, by column without `eval/`. None: no evaluation was due.
     evaluation: dict[str, float | None] = field(default_factory=dict)
-    buffers: dict[str, float | None] = field(default_factory=dict)  # Empty on the native engine.
-    gpu: dict[str, float | None] = field(default_factory=dict)  # Empty on CPUs.
+    buffers: dict[str, float | None] = field(default_factory=dict)  #: Empty on the native engine.
+    gpu: dict[str, float | None] = field(default_factory=dict)  #: Empty on CPUs.
 
     def row(self) -> dict[str, float | int | None]:
         """Return the columns of metrics.csv. Every row of a run has the same names."""

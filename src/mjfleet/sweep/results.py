@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from mjfleet.config import TrainConfig
 from mjfleet.runs.config_yaml import write_config
-from mjfleet.sweep.space import shown, with_values
+from mjfleet.sweep.space import with_values
 from mjfleet.sweep.study import STEPS, Study
 
 BEST_FILE = "best.yaml"
@@ -54,7 +54,7 @@ def importance(study: Study) -> dict[str, float]:
 
 def text_of(value: Any) -> str:
     """Return a value in short: numbers have four digits."""
-    return f"{value:.4g}" if isinstance(value, float) else shown(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def short_values(values: Mapping[str, Any]) -> str:
@@ -74,7 +74,7 @@ def summary(study: Study, folder: Path) -> str:
     lines = [f"{len(study.trials())} trials: {counts(study)}"]
     if best := study.best():
         lines.append(f"best: trial {best.number}, {study.definition.metric} {best.value:.4g}")
-        lines += [f"  --{name} {shown(value)}" for name, value in best.params.items()]
+        lines += [f"  --{name} {value}" for name, value in best.params.items()]
         lines.append(f"train --config {folder / BEST_FILE}")
     if shares := importance(study):
         lines.append(f"importance: {short_values(shares)}")

@@ -83,11 +83,6 @@ def with_values(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     return from_dict(config, nested)
 
 
-def shown(value: Any) -> str:
-    """Return a value as a flag takes it."""
-    return repr(value) if isinstance(value, float) else str(value)
-
-
 def defaults_in(space: Space, config: TrainConfig) -> dict[str, Any]:
     """Return the configuration's own values, or {} if some are not in the space."""
     values = {name: _value_of(config, name) for name in space}

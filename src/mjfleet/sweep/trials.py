@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from optuna.trial import Trial, TrialState
 
+from mjfleet.cli.flags import as_flag
 from mjfleet.config import TrainConfig
 from mjfleet.errors import Stopped, UserError
 from mjfleet.groups.device_shares import Share
@@ -23,7 +24,7 @@ from mjfleet.runs.run_json import read_record
 from mjfleet.sweep.definition import Definition
 from mjfleet.sweep.page import write_sweep_page
 from mjfleet.sweep.results import END_WORDS, short_values, summary, write_best
-from mjfleet.sweep.space import shown, with_values
+from mjfleet.sweep.space import with_values
 from mjfleet.sweep.study import CAUSE, PRUNED, STEPS, Study
 from mjfleet.utils.console import print_line
 from mjfleet.worker.stop_signals import StopRequest
@@ -121,7 +122,7 @@ class Trials:
                     continue
                 self._under_way[name] = one
                 self._group.note(name, status="running")
-                return Member(name, tuple(f"--{n}={shown(v)}" for n, v in trial.params.items()))
+                return Member(name, tuple(as_flag(*param) for param in trial.params.items()))
         return None
 
     def look(self, running: Sequence[RunningMember]) -> None:

@@ -26,7 +26,7 @@ from mjfleet.config.validation import (
     between,
 )
 from mjfleet.errors import UserError, run_command
-from mjfleet.launch.devices import Host, choose_devices
+from mjfleet.launch.devices import this_host
 from mjfleet.launch.launch_plan import LaunchPlan, make_plan
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.pretrained import config_in, describe, find_pretrained
@@ -96,10 +96,10 @@ class PlayArguments(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.viewer and (self.episodes or self.video or self.save_episodes):
+        if self.viewer and (self.episodes or self.output or self.video or self.save_episodes):
             raise UserError(
-                "--episodes, --video and --save-episodes: no viewer has them; it plays until it is "
-                "closed."
+                "--episodes, --output, --video and --save-episodes: no viewer has them; it plays "
+                "until it is closed."
             )
         if self.video is None and self.video_seconds != VIDEO_SECONDS:
             raise UserError("--video-seconds: it needs --video FILE.")
@@ -234,10 +234,9 @@ def _check_output(parsed: PlayArguments) -> None:
 
 def _place(found: FoundTask, config: TrainConfig) -> LaunchPlan:
     """Choose device, engine and threads by the rules of training."""
-    devices = choose_devices(config, os.environ)
-    if len(devices.names) > 1:
+    host = this_host(config)
+    if len(host.devices.names) > 1:
         raise UserError("--gpu-ids: `play` uses one GPU.")
-    host = Host(devices=devices, cores=len(os.sched_getaffinity(0)))
     return make_plan(found, config, [host], {})
 
 
