@@ -13,16 +13,23 @@ from pathlib import Path
 import pytest
 
 from mjfleet.cli.train import train
+from mjfleet.config import from_dict
 from mjfleet.errors import UserError
 from mjfleet.loggers.console_logger import ConsoleLogger
 from mjfleet.registry import FoundTask, discover
 from mjfleet.tools.check_task.command import examine
+from mjfleet.tools.check_task.examine import Examination
 
 from .conftest import REPOSITORY, Run
 from .loggers.test_console_logger import metrics
+from .tools.test_play import column
 
 README = (REPOSITORY / "README.md").read_text()
-GUIDE = (REPOSITORY / "docs/tasks.md").read_text()
+TASKS_PAGE = (REPOSITORY / "docs/tasks.md").read_text()
+LEGGED = re.search(
+    "^## A legged robot of your own\n.*?(?=^## )", TASKS_PAGE, flags=re.DOTALL | re.MULTILINE
+)[0]  # pyright: ignore[reportOptionalSubscript]
+GUIDE = TASKS_PAGE.replace(LEGGED, "")
 PAGES = [
     *REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"),
     *(REPOSITORY / "tasks").glob("*/*.md"),
@@ -39,7 +46,7 @@ OTHERS = {
     "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--open-mode", "--output",
     "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--requeue", "--require-hashes", "--seconds",
     "--shm-size", "--shutdown-timeout", "--signal", "--time", "--torch-backend", "--ulimit",
-    "--version", "--wheel",
+    "--from", "--version", "--wheel",
 }  # fmt: skip
 """Flags of other programs, those for help, and two that stand for any."""
 
@@ -105,6 +112,32 @@ def test_the_pieces_of_the_guide_are_tasks_without_mistakes(run: Run, tmp_path: 
     assert len(pieces) == 7
     for piece in pieces:
         assert_no_mistakes(found, f"env:{piece}")
+
+
+def test_the_quadruped_of_the_guide_has_no_mistakes_stands_and_trains(
+    run: Run, tmp_path: Path
+) -> None:
+    blocks, folder = BLOCK.findall(LEGGED), tmp_path / "tasks/foal"
+    folder.mkdir(parents=True)
+    names = re.findall(r"`tasks/foal/(\w+\.\w+)`", LEGGED)
+    files = [text for language, text in blocks if is_file(language, text)]
+    for name, text in zip(names, files, strict=True):
+        (folder / name).write_text(text)
+    for name in ("foal-velocity-flat", "foal-velocity-rough"):
+        found = discover({}, str(folder.parent)).tasks[name]
+        config = from_dict(found.defaults(), {"env": {"num_envs": 32}})
+        assert not list(Examination(found, config).on_native())
+    few = {
+        "train": ("--agent.max-iterations", "2", "--env.num-envs", "16"),
+        "play": ("--env.num-envs", "4", "--env.episode-seconds", "2"),
+    }
+    (commands,) = [text.splitlines() for language, text in blocks if language == "bash"]
+    for command in commands[1:3]:
+        program, *flags = shlex.split(command)
+        done = run(program, *flags, *few[program])
+        assert done.returncode == 0, (command, done.stderr)
+        if "--actions" in flags:
+            assert column(done.stdout, "length") == [100, 0, 100, 100]
 
 
 def assert_no_mistakes(found: FoundTask, env_class: str) -> None:
@@ -220,6 +253,8 @@ def test_every_page_is_in_the_index() -> None:
     index = (REPOSITORY / "docs/index.md").read_text()
     for page in (REPOSITORY / "docs").glob("*.md"):
         assert page.name == "index.md" or f"({page.name})" in index, page
+    for page in (REPOSITORY / "tasks").glob("*/README.md"):
+        assert f"(../{page.relative_to(REPOSITORY)})" in index, page
 
 
 def test_the_tree_in_the_contributing_guide_is_that_of_the_package() -> None:

@@ -6,7 +6,7 @@ which is one stage of the integrator behind; `Simulation.last_step` gives the sa
 
 import torch
 
-from .env import ASSETS, HealthyEnv
+from .env import ASSETS, HealthyEnv, is_within
 
 
 class SpatialEnv(HealthyEnv):
@@ -20,9 +20,7 @@ class SpatialEnv(HealthyEnv):
         super().setup()
 
     def is_healthy(self) -> torch.Tensor:
-        low, high = self.cfg.healthy_height
-        height = self.sim.qpos[:, 2]
-        return (height > low) & (height < high)
+        return is_within(self.sim.qpos[:, 2], self.cfg.healthy_height)
 
     def rewards(self) -> dict[str, torch.Tensor]:
         return {**super().rewards(), "contact": -self.contact_cost()}

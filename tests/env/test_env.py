@@ -23,12 +23,16 @@ OWN = [name for name, found in BUNDLED.items() if not found.task.packages]
 ENGINES = [("native", "cpu"), ("warp", "cpu")]
 
 
-def build_task(name: str, engine: Any, device: str, num_envs: int = 8) -> Env[Any]:
+def build_task(
+    name: str, engine: Any, device: str, num_envs: int = 8, cone: int | None = None, **room: Any
+) -> Env[Any]:
+    """Build a bundled task, with another cone of friction or room for constraints where given."""
     found = BUNDLED[name]
     env_class = found.load(found.task.env_class)
     cfg = replace(found.task.env, num_envs=num_envs)
-    sim = make_simulation(engine, env_class.make_model(cfg), num_envs, device=device)
-    return env_class(cfg, sim, seed=1)
+    model = env_class.make_model(cfg)
+    model.opt.cone = model.opt.cone if cone is None else cone
+    return env_class(cfg, make_simulation(engine, model, num_envs, device=device, **room), seed=1)
 
 
 class HostSynchronisationError(AssertionError):

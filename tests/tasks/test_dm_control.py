@@ -141,7 +141,9 @@ def test_warp_steps_as_dm_control_does(
     is_quick = name.partition("-")[0] in ("pendulum", "acrobot", "reacher")
     if not is_quick and not request.config.getoption("--all-tasks"):
         pytest.skip("compiles kernels for a minute; see --all-tasks")
-    if name.startswith("humanoid"):
-        pytest.xfail("one state in eight differs by more; see docs/tasks-library.md")
-    env = build_task(name, "warp", "cpu", STATES)
-    assert largest_error(env, load(name)) < 1e-3
+    # Where a steep capsule touches the floor, MuJoCo-Warp turns the pyramid of friction otherwise.
+    # A cone is the same however it is turned.
+    cone = int(mujoco.mjtCone.mjCONE_ELLIPTIC) if name.startswith("humanoid") else None
+    env, oracle = build_task(name, "warp", "cpu", STATES, cone, njmax=400), load(name)
+    oracle.physics.model.opt.cone = env.sim.model.opt.cone
+    assert largest_error(env, oracle) < 1e-3

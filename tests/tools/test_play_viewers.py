@@ -122,6 +122,7 @@ def test_without_a_display_the_web_viewer_is_named(monkeypatch: pytest.MonkeyPat
     [
         (["--viewer", "native"], "--viewer web"),
         (["--viewer", "window"], "web"),
+        (["--viewer", "web", "--output", "x.json"], "--output"),
         (["--viewer", "web", "--episodes", "3"], "--episodes"),
         (["--port", "9000"], "--viewer web"),
         (["--viewer", "web", "--port", "70000"], "65535"),
