@@ -2,7 +2,8 @@
 
 import base64
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,12 @@ def page_of(run: "Run") -> str:
     return "<div>" + "".join(parts) + "</div>"
 
 
-def live_view(run: "Run") -> Callable[[], None]:
-    """Return what shows a run below the cell, and again as it is now, at most once per second."""
+@contextmanager
+def live_view(run: "Run") -> Iterator[Callable[[], None]]:
+    """Show a run below the cell; give what shows it as it is now, at most once per second.
+
+    At the end, it is shown as it has ended.
+    """
     from IPython.display import display
 
     handle: Any = display(run, display_id=True)
@@ -49,7 +54,10 @@ def live_view(run: "Run") -> Callable[[], None]:
             due = time.monotonic() + REFRESH_SECONDS
             handle.update(run)
 
-    return show
+    try:
+        yield show
+    finally:
+        handle.update(run)
 
 
 def _curve(points: list[tuple[float, float]]) -> str:

@@ -282,7 +282,10 @@ class Run:
         return ""
 
     def _shown_until_it_ends(self) -> "Run":
-        return self.wait(on_look=live_view(self) if is_notebook() else lambda: None)
+        if not is_notebook():
+            return self.wait()
+        with live_view(self) as show:
+            return self.wait(on_look=show)
 
     @property
     def _log_root(self) -> Path:
