@@ -15,26 +15,35 @@ from ..conftest import REPOSITORY
 
 FRAGILE = """
 
+IS_MENDED = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class FragileConfig(RailConfig):
     breaks_on: str = ""
+
+
+def mend():
+    global IS_MENDED
+    IS_MENDED = True
 
 
 class FragileEnv(RailEnv, mjfleet.Env[FragileConfig]):
     def rewards(self):
         self.calls = getattr(self, "calls", 0) + 1
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        if self.calls > 20 and str(rank) == self.cfg.breaks_on:
+        if self.calls > 20 and str(rank) == self.cfg.breaks_on and not IS_MENDED:
             raise ValueError("the rail is broken")
         return super().rewards()
 """
 PROGRAM = """
 import json
+import pickle
 
 import numpy as np
 
 import mjfleet
-from rail import FragileConfig, FragileEnv, RailConfig, RailEnv
+from rail import mend, FragileConfig, FragileEnv, RailConfig, RailEnv
 
 SHORT = {"gpu_ids": None, "cpu_threads": 1}
 AGENT = {"num_steps_per_env": 8, "max_iterations": 3}
@@ -69,6 +78,9 @@ except mjfleet.TrainingError as error:
     assert (error.rank, error.kind, error.cause) == (1, "ValueError", "the rail is broken"), error
     assert error.phase == "collect" and error.host and "rail.py" in error.traceback
     assert error.run.status == "failed"
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error) and again.run.path == error.run.path
+    failed = error.run
 else:
     raise AssertionError("worker 1 has failed")
 while endless.iteration < 2:
@@ -76,10 +88,22 @@ while endless.iteration < 2:
 assert endless.is_running and endless.status == "running"
 assert endless.stop().status == "stopped" and not endless.is_running
 
+# What the class uses may change: it is that of this moment, here and in workers.
+with mjfleet.make(FragileEnv, num_envs=np.int64(2), device="cpu", env={"breaks_on": "0"}) as env:
+    mend()
+    for _ in range(21):
+        env.step(env.action)
+assert failed.resume(FragileEnv).status == "finished" and failed.iteration == 9
+
 before = {*run.path.parent.iterdir()}
 for message, call in {
     "there is no task": lambda: mjfleet.train("cartpol"),
     "neither a task": lambda: mjfleet.train(int),
+    "env is a RailConfig; it must be a FragileConfig": lambda: mjfleet.train(
+        FragileEnv, env=RailConfig()
+    ),
+    "resume: only": lambda: next(mjfleet.iterate(RailEnv, resume="latest")),
+    "no such checkpoint": lambda: run.evaluate(checkpoint="nothing.pt"),
     "env.foo": lambda: mjfleet.train(RailEnv, env={"foo": 1}),
     "--gpu-ids 99": lambda: mjfleet.train(RailEnv, gpu_ids=[99]),
     "device is": lambda: mjfleet.make(RailEnv, device="tpu"),

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from mjfleet.cli.flags import as_flag
 from mjfleet.cli.train import parse
 from mjfleet.config import (
     AgentConfig,
-    EnvConfig,
     Task,
     TrainConfig,
     by_dotted_name,
@@ -80,10 +80,14 @@ def _by_value(
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", stem).lower()
     if not name or not FOLDER_NAME.holds(name):
         raise UserError(f"name is {name!r}; it must be {FOLDER_NAME.allowed}.")
-    env, agent = changes.get("env"), changes.get("agent")
+    env, agent, config = changes.get("env"), changes.get("agent"), config_class(env_class)
+    if is_dataclass(env) and not isinstance(env, config):
+        raise UserError(
+            f"env is a {type(env).__name__}; it must be a {config.__name__} or a mapping."
+        )
     task = Task(
         summary=next(iter((env_class.__doc__ or name).strip().splitlines())),
-        env=env if isinstance(env, EnvConfig) else config_class(env_class)(),
+        env=env if isinstance(env, config) else config(),
         env_class="env:Env",
         agent=agent if isinstance(agent, AgentConfig) else AgentConfig(),
     )
@@ -111,6 +115,8 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 def _plain_value(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return to_dict(value)
+    if isinstance(value, Number) and hasattr(value, "item"):
+        return value.item()  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(value, Mapping):
         return _plain(value)
     return os.fspath(value) if isinstance(value, os.PathLike) else value

@@ -1,16 +1,25 @@
 """`mjfleet.make`: an environment in this process."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import fields
 from typing import Any
 
 from mjfleet.api.choose_task import Config, choose_task
 from mjfleet.config import TrainConfig, to_dict
+from mjfleet.config.launch_config import LaunchConfig
 from mjfleet.env import Env
 from mjfleet.env.factory import build_env, on_device
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import this_host
 from mjfleet.launch.launch_plan import LaunchPlan, make_plan
 from mjfleet.registry import FoundTask
+
+OF_TRAIN = frozenset(field.name for field in fields(LaunchConfig)) - {
+    *("gpu_ids", "cpu_threads", "engine", "numa", "deterministic", "total_envs", "total_steps"),
+    *("log_root", "tasks_dir", "on_nan", "trust"),
+}
+"""Fields of the configuration that have no meaning for one worker in this process."""
 
 
 def make(
@@ -34,9 +43,11 @@ def make(
     Raises:
         UserError: the task, the device or a value is not known.
     """
+    refuse(changes)
     if num_envs is not None:
         changes["env"] = {**_as_mapping(changes.get("env")), "num_envs": num_envs}
-    found, chosen = choose_task(task, name, config, {**changes, "gpu_ids": _gpu_ids(device)})
+    gpu_ids = _gpu_ids(str(device))
+    found, chosen = choose_task(task, name, config, {**changes, "gpu_ids": gpu_ids})
     plan = place(found, chosen)
     stack = ExitStack()
     with stack:
@@ -44,6 +55,12 @@ def make(
         env = build_env(found, plan.config, plan.engine, plan.workers[0].device, plan.threads)
         env.on_close = stack.pop_all()
     return env
+
+
+def refuse(changes: Mapping[str, Any]) -> None:
+    """Refuse what needs the command `train`: a run directory, other processes, its console."""
+    if wrong := [name for name in changes if name in OF_TRAIN]:
+        raise UserError(f"{wrong[0]}: only `mjfleet.train` or the command `train` can do that.")
 
 
 def place(found: FoundTask, config: TrainConfig) -> LaunchPlan:

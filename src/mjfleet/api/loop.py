@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.api.choose_task import Config, choose_task
-from mjfleet.api.environment import place
+from mjfleet.api.environment import place, refuse
 from mjfleet.env import Env
 from mjfleet.env.factory import build_env, on_device
 from mjfleet.env.random_numbers import seed_everything
@@ -26,6 +26,7 @@ class Iteration:
     runner: Runner
     """Its `alg` is the algorithm, an rsl_rl PPO: `alg.entropy_coef`, `alg.clip_param`, ..."""
     checkpointer: Checkpointer
+    """What `save` writes."""
 
     @property
     def env(self) -> Env[Any]:
@@ -61,6 +62,7 @@ def iterate(
         UserError: the configuration asks for what cannot be had.
         DivergedError: a state, observation, reward or loss is not finite.
     """
+    refuse(changes)
     found, chosen = choose_task(task, name, config, {"gpu_ids": "auto", **changes})
     plan = place(found, chosen)
     device, config = plan.workers[0].device, plan.config

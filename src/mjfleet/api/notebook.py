@@ -20,8 +20,8 @@ VIDEO_BYTES = 5 << 20  # A larger video is named instead of shown.
 REFRESH_SECONDS = 1.0
 
 
-def page_of(run: "Run") -> str:
-    """Return a run as HTML."""
+def page_of(run: "Run", has_video: bool = True) -> str:
+    """Return a run as HTML, with its newest video or without one."""
     _, rows = read_rows(run.path / METRICS_FILE)
     last = rows[-1] if rows else {}
     cells = {"status": run.status, "iteration": last.get("iteration", "0")}
@@ -31,7 +31,7 @@ def page_of(run: "Run") -> str:
     points = [(value(row, "iteration"), value(row, "mean_return")) for row in rows]
     parts.append(_curve([(x, y) for x, y in points if x is not None and y is not None]))
     videos = sorted((run.path / "videos").glob("*.mp4"), key=lambda file: file.stat().st_mtime)
-    if videos and videos[-1].stat().st_size <= VIDEO_BYTES:
+    if has_video and videos and videos[-1].stat().st_size <= VIDEO_BYTES:
         data = base64.b64encode(videos[-1].read_bytes()).decode()
         parts.append(f'<video controls width="{WIDTH}" src="data:video/mp4;base64,{data}"></video>')
     return "<div>" + "".join(parts) + "</div>"
@@ -41,18 +41,18 @@ def page_of(run: "Run") -> str:
 def live_view(run: "Run") -> Iterator[Callable[[], None]]:
     """Show a run below the cell; give what shows it as it is now, at most once per second.
 
-    At the end, it is shown as it has ended.
+    At the end, it is shown as it has ended, with its newest video.
     """
-    from IPython.display import display
+    from IPython.display import HTML, display
 
-    handle: Any = display(run, display_id=True)
+    handle: Any = display(HTML(page_of(run, has_video=False)), display_id=True)
     due = time.monotonic()
 
     def show() -> None:
         nonlocal due
         if time.monotonic() > due:
             due = time.monotonic() + REFRESH_SECONDS
-            handle.update(run)
+            handle.update(HTML(page_of(run, has_video=False)))
 
     try:
         yield show

@@ -3,13 +3,14 @@
 import atexit
 import json
 import math
+import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from mjfleet.api.choose_task import as_flags
+from mjfleet.api.choose_task import as_flags, choose_task
 from mjfleet.api.command_process import CommandProcess, is_notebook
 from mjfleet.api.notebook import live_view, page_of
 from mjfleet.errors import UserError
@@ -46,7 +47,7 @@ class TrainingError(Exception):
     """
 
     def __init__(self, run: "Run", failure: Failure | None, otherwise: str) -> None:
-        super().__init__(failure.report if failure else otherwise)
+        super().__init__(run, failure, otherwise)  # From which it is made again by pickle.
         self.run = run
         self.rank = failure and failure.rank
         self.host = failure and failure.host
@@ -55,6 +56,10 @@ class TrainingError(Exception):
         self.kind = failure and failure.kind
         self.cause = failure.message if failure else otherwise
         self.traceback = failure.traceback if failure else ""
+        self._text = failure.report if failure else otherwise
+
+    def __str__(self) -> str:
+        return self._text
 
 
 class Run:
@@ -83,6 +88,9 @@ class Run:
             _in_background.add(run)
             return run
         return run._shown_until_it_ends()
+
+    def __reduce__(self) -> tuple[type, tuple[Path]]:
+        return Run, (self.path,)  # Another process can look at it, but has not started it.
 
     def __repr__(self) -> str:
         return f"<Run {name_of(self.path)}: {self.status}, iteration {self.iteration}>"
@@ -185,18 +193,24 @@ class Run:
         self._own_process().stop()
         return self.wait()
 
-    def resume(self, *, background: bool = False, **changes: Any) -> "Run":
+    def resume(
+        self, task: type | None = None, *, background: bool = False, **changes: Any
+    ) -> "Run":
         """Go on with training, as `train --resume` does; return the run.
 
         If `changes` decide what is learned, a new run begins from this one's newest checkpoint.
 
         Args:
+            task: the class of the run's task, if it has been changed since.
             background: as for `mjfleet.train`.
             changes: as for `mjfleet.train`: `agent={"max_iterations": 500}`.
 
         Raises:
             UserError, TrainingError: as for `mjfleet.train`.
         """
+        if task is not None:
+            found, _ = choose_task(task, self.task, None, {"log_root": self._log_root})
+            changes["tasks_dir"] = found.folder.parent
         words = ["train", self.task, "--resume", str(self.path), *as_flags(changes)]
         process = CommandProcess(lambda _: words, shows=not background)
         run, own = Run.of_process(process, self.path, background=True), None
@@ -272,7 +286,8 @@ class Run:
         """
         suffix = ".pt" if flags.get("format") == "torchscript" else ".onnx"
         words = as_flags({"output": path, **flags})
-        self._command("export", str(checkpoint or self.path), *words)
+        checkpoint = self._known(checkpoint)
+        self._command("export", checkpoint, *words)
         return Path(path) if path else self.path / "exported" / f"policy{suffix}"
 
     @property
@@ -297,7 +312,14 @@ class Run:
         return self._process
 
     def _play(self, checkpoint: str | Path | None, flags: Mapping[str, Any]) -> None:
-        self._command("play", self.task, "--resume", str(checkpoint or self.path), *as_flags(flags))
+        checkpoint = self._known(checkpoint)
+        self._command("play", self.task, "--resume", checkpoint, *as_flags(flags))
+
+    def _known(self, checkpoint: str | Path | None) -> str:
+        """Return what commands know the policy by."""
+        if checkpoint is not None and not Path(checkpoint).is_file():
+            raise UserError(f"{checkpoint}: there is no such checkpoint.")
+        return str(checkpoint or self.path)
 
     def _command(self, *words: str) -> None:
         """Run a command of mjfleet's, quietly.
@@ -308,6 +330,8 @@ class Run:
         process = CommandProcess(lambda _: words, shows=False)
         code = process.wait()
         process.raise_mistake()
+        if code == 128 + signal.SIGINT:
+            raise KeyboardInterrupt
         if code:
             raise UserError(f"{words[0]} of {self.path}: {process.errors}")
 

@@ -20,6 +20,8 @@ from mjfleet.errors import UserError
 
 TASK_FILE, CLASS_FILE = "task.pkl", "environment.pkl"
 FOLDER = ".tasks"  # In the log root.
+_written: dict[Path, object] = {}
+"""What this process has pickled, by file: it uses that itself, so that edits have effect."""
 CONFIG_PY = '''"""The task {name}, from {source}. mjfleet wrote this folder for its workers."""
 
 from mjfleet.api.task_by_value import load
@@ -42,7 +44,8 @@ def write_task(name: str, env_class: type, task: Task, log_root: Path) -> Path:
     Raises:
         UserError: the class cannot be pickled, or the folder cannot be written.
     """
-    files = {TASK_FILE: _pickled(task), CLASS_FILE: _pickled(_with_whole_path(env_class))}
+    env_class = _with_whole_path(env_class)
+    files = {TASK_FILE: _pickled(task), CLASS_FILE: _pickled(env_class)}
     source = _source_file(env_class)
     place = source.name if source else "a notebook"
     for file, text, pickled in ("config.py", CONFIG_PY, TASK_FILE), ("env.py", ENV_PY, CLASS_FILE):
@@ -56,12 +59,14 @@ def write_task(name: str, env_class: type, task: Task, log_root: Path) -> Path:
                 (folder / file).write_bytes(data)
     except OSError as error:
         raise UserError(f"{folder}: {error.strerror}.") from None
+    _written.update({folder / TASK_FILE: task, folder / CLASS_FILE: env_class})
     return folder
 
 
 def load(place: str, file: str) -> Any:
     """Return the object in a pickle beside a module, which is as trusted as the module."""
-    return pickle.loads(Path(place).with_name(file).read_bytes())
+    path = Path(place).with_name(file)
+    return _written[path] if path in _written else pickle.loads(path.read_bytes())
 
 
 def config_class(env_class: type) -> type[EnvConfig]:
