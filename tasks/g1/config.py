@@ -41,8 +41,8 @@ TASKS = {
             ),
         ),
         env_class="env:FlatEnv",
-        # With an entropy that is rewarded, deviations of 29 actions grow. After 12 million steps, it
-        # falls more often again.
+        # With an entropy that is rewarded, deviations of 29 actions grow. From 12 million steps on,
+        # it falls more often again.
         agent=replace(
             AGENT,
             max_iterations=1500,
