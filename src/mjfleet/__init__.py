@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mjfleet.api.environment import make
     from mjfleet.api.loop import Iteration, iterate
-    from mjfleet.api.run import Run, TrainingError
+    from mjfleet.api.run import Run
     from mjfleet.api.task_list import tasks
     from mjfleet.api.training import train
+    from mjfleet.api.training_error import TrainingError
     from mjfleet.config import AgentConfig, EnvConfig, TrainConfig
     from mjfleet.env import Env
     from mjfleet.errors import UserError
@@ -24,7 +25,7 @@ MODULES = {
     "Iteration": "api.loop",
     "Run": "api.run",
     "TrainConfig": "config",
-    "TrainingError": "api.run",
+    "TrainingError": "api.training_error",
     "UserError": "errors",
     "iterate": "api.loop",
     "make": "api.environment",

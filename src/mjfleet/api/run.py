@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mjfleet.api.choose_task import as_flags, choose_task
 from mjfleet.api.command_process import CommandProcess, is_notebook
 from mjfleet.api.notebook import live_view, page_of
+from mjfleet.api.training_error import TrainingError
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_names import BEST, checkpoints_in
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
@@ -20,7 +21,7 @@ from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows
 from mjfleet.runs.run_directory import is_locked
 from mjfleet.runs.run_json import RECORD_FILE, read_record
 from mjfleet.runs.run_lookup import find_run, group_of, name_of, record_of, runs_in
-from mjfleet.worker.failure_record import Failure, read_failures
+from mjfleet.worker.failure_record import read_failures
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,36 +31,6 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.1
 END_SECONDS = 60.0  # For runs in the background to save when the interpreter ends.
 _in_background: set["Run"] = set()
-
-
-class TrainingError(Exception):
-    """Training has failed. The text is what the command prints.
-
-    Attributes:
-        run: the run, which can be resumed from its newest checkpoint.
-        rank: the worker that failed first. None: no worker has said why.
-        host: its host.
-        phase: what it was doing: `build`, `collect`, `learn`, `save`, ...
-        iteration: the iteration it was in, counted from 1; 0 before the first.
-        kind: the class of its exception; or Killed, Exited, Hang, Lost.
-        cause: that exception's message.
-        traceback: of that exception, as text.
-    """
-
-    def __init__(self, run: "Run", failure: Failure | None, otherwise: str) -> None:
-        super().__init__(run, failure, otherwise)  # From which it is made again by pickle.
-        self.run = run
-        self.rank = failure and failure.rank
-        self.host = failure and failure.host
-        self.phase = failure and failure.phase
-        self.iteration = failure and failure.iteration
-        self.kind = failure and failure.kind
-        self.cause = failure.message if failure else otherwise
-        self.traceback = failure.traceback if failure else ""
-        self._text = failure.report if failure else otherwise
-
-    def __str__(self) -> str:
-        return self._text
 
 
 class Run:
