@@ -6,8 +6,10 @@ import mujoco
 import pytest
 
 from mjfleet.errors import UserError
+from mjfleet.legged.config import VelocityConfig
 from mjfleet.legged.mirror import foot_images, joint_images
 from mjfleet.legged.scene import make_robot
+from mjfleet.legged.velocity_env import VelocityEnv
 
 from ..conftest import REPOSITORY
 
@@ -75,3 +77,11 @@ def test_sensors_and_a_floor_of_ones_own_stay(tmp_path: Path) -> None:
     assert {model.sensor(i).name for i in range(model.nsensor)} == {
         model.sensor(i).name for i in range(make(tmp_path).nsensor)
     }
+
+
+def test_a_robot_without_a_model_is_named() -> None:
+    class Foal(VelocityEnv):
+        pass
+
+    with pytest.raises(UserError, match="Foal sets no model_file"):
+        Foal.make_model(VelocityConfig())

@@ -59,8 +59,11 @@ class EnvContract(VecEnv, Generic[C]):
         """Return the path of `model_file`.
 
         Raises:
-            UserError: it is a model of Menagerie that can neither be found nor fetched.
+            UserError: the class sets none, or it is a model of Menagerie that can neither be found
+                nor fetched.
         """
+        if not hasattr(cls, "model_file"):
+            raise UserError(f"{cls.__name__} sets no model_file.")
         owner = next(base for base in cls.__mro__ if "model_file" in vars(base))
         return find_model(owner, cls.model_file)
 
