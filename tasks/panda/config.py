@@ -1,7 +1,6 @@
 """Franka Panda that reaches poses and lifts a cube. README.md has the sources of its numbers."""
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated
 
 from mjfleet.config import (
     ActorConfig,
@@ -12,10 +11,7 @@ from mjfleet.config import (
     PPOConfig,
     Task,
 )
-from mjfleet.config.validation import Checked, Fraction, NotNegative, Positive, Rule
-
-ORDERED = Rule(lambda v: v[0] <= v[1], "two numbers, the lower one first")
-Range = Annotated[tuple[float, float], ORDERED]
+from mjfleet.config.validation import Checked, Fraction, NotNegative, Positive, Range
 
 
 @dataclass(frozen=True, kw_only=True)

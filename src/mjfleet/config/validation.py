@@ -70,6 +70,8 @@ Positive = Annotated[float, above(0)]
 NotNegative = Annotated[float, at_least(0)]
 Seconds = Annotated[float, Rule(lambda v: 0 < v <= LONGEST, f"greater than 0, at most {LONGEST}")]
 Fraction = Annotated[float, between(0, 1)]
+ORDERED = Rule(lambda v: v[0] <= v[1], "two numbers, the lower one first")
+Range = Annotated[tuple[float, float], ORDERED]
 FolderName = Annotated[str, FOLDER_NAME]
 
 

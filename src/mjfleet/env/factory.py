@@ -126,9 +126,6 @@ def _env_class(found: FoundTask) -> type[Env[Any]]:
         raise UserError(
             f"task {found.name}: {env_class.__name__}.arrows() must now be called debug_vis()."
         )
-    own_model = env_class.make_model.__func__ is not Env.make_model.__func__
-    if not own_model and not hasattr(env_class, "model_file"):
-        raise UserError(f"task {found.name}: {env_class.__name__} sets no model_file.")
     return env_class
 
 

@@ -16,10 +16,17 @@ from mjfleet.config import (
     SymmetryConfig,
     Task,
 )
-from mjfleet.config.validation import Checked, Count, Fraction, NotNegative, Positive, Rule
+from mjfleet.config.validation import (
+    ORDERED,
+    Checked,
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    Range,
+    Rule,
+)
 
-ORDERED = Rule(lambda v: v[0] <= v[1], "two numbers, the lower one first")
-Range = Annotated[tuple[float, float], ORDERED]
 PositiveRange = Annotated[Range, Rule(lambda v: v[0] > 0, "two numbers above 0")]
 DelayRange = Annotated[tuple[int, int], ORDERED, Rule(lambda v: v[0] >= 0, "two numbers from 0 up")]
 
