@@ -58,7 +58,7 @@ def make(
 
 
 def refuse(changes: Mapping[str, Any]) -> None:
-    """Refuse what needs the command `train`: a run directory, other processes, its console."""
+    """Refuse changes that only `train` can make: those of run directories, workers and hosts."""
     if wrong := [name for name in changes if name in OF_TRAIN]:
         raise UserError(f"{wrong[0]}: only `mjfleet.train` or the command `train` can do that.")
 

@@ -257,7 +257,7 @@ class Run:
         """
         suffix = ".pt" if flags.get("format") == "torchscript" else ".onnx"
         words = as_flags({"output": path, **flags})
-        checkpoint = self._known(checkpoint)
+        checkpoint = self._policy_path(checkpoint)
         self._command("export", checkpoint, *words)
         return Path(path) if path else self.path / "exported" / f"policy{suffix}"
 
@@ -283,11 +283,11 @@ class Run:
         return self._process
 
     def _play(self, checkpoint: str | Path | None, flags: Mapping[str, Any]) -> None:
-        checkpoint = self._known(checkpoint)
+        checkpoint = self._policy_path(checkpoint)
         self._command("play", self.task, "--resume", checkpoint, *as_flags(flags))
 
-    def _known(self, checkpoint: str | Path | None) -> str:
-        """Return what commands know the policy by."""
+    def _policy_path(self, checkpoint: str | Path | None) -> str:
+        """Return the checkpoint's path if it exists; None: that of the run."""
         if checkpoint is not None and not Path(checkpoint).is_file():
             raise UserError(f"{checkpoint}: there is no such checkpoint.")
         return str(checkpoint or self.path)
