@@ -11,8 +11,7 @@ from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.host_facts import HostFacts, host_facts
 from mjfleet.launch.host_starter import HostConnection, HostConnections
-from mjfleet.launch.preflight import preflight
-from mjfleet.launch.rendezvous import find_rendezvous
+from mjfleet.launch.preflight import find_rendezvous, preflight
 from mjfleet.registry import FoundTask, discover
 
 

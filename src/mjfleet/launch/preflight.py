@@ -1,5 +1,10 @@
-"""Checks that the hosts of a run fit together, before anything starts. Runs in the launcher."""
+"""Checks that the hosts of a run fit together and reach each other, before anything starts.
 
+Runs in the launcher.
+"""
+
+import ipaddress
+import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,9 +16,9 @@ from typing import IO
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import VISIBLE, Host, choose_devices, needs_gpus
+from mjfleet.launch.host_agent import CONNECT_SECONDS
 from mjfleet.launch.host_facts import HostFacts, host_facts
 from mjfleet.launch.host_starter import HostConnection, HostConnections, refuse
-from mjfleet.launch.rendezvous import find_rendezvous
 from mjfleet.registry import FoundTask
 from mjfleet.utils.console import print_line
 
@@ -104,6 +109,63 @@ def preflight(
     refuse(problems)
     connections.meeting = find_rendezvous(connections, facts, config)
     return hosts
+
+
+def find_rendezvous(
+    connections: HostConnections, facts: Mapping[HostConnection, HostFacts], config: LaunchConfig
+) -> tuple[str, int]:
+    """Find an address of the first host that all others reach, and a free port there.
+
+    Raises:
+        UserError: the first host cannot listen there, or another one cannot connect.
+    """
+    first, *others = connections
+    address, source = _address(first, others, facts, config.launcher_address)
+    if others and ipaddress.ip_address(address).is_loopback:
+        known = [f"{facts[host].launcher_address} by {host}" for host in others if not host.is_here]
+        seen_as = f"; this host is seen as {', '.join(known)}" if known else ""
+        raise UserError(
+            f"{source} is {address}, a loopback address: other hosts cannot reach {first} there. "
+            "Debian's /etc/hosts gives a host's own name such an address. "
+            f"Set --launcher-address to one that they can reach{seen_as}."
+        )
+    answer = connections.ask({first: {"listen": address}}, CONNECT_SECONDS)[first]
+    if "error" in answer:
+        raise UserError(
+            f"{first} cannot listen on {address} ({answer['error']}), which is {source}. "
+            "Set --launcher-address to an address of it that the others reach."
+        )
+    port: int = answer["port"]
+    question = {"connect": [address, port]}
+    answers = connections.ask(dict.fromkeys(others, question), 2 * CONNECT_SECONDS)
+    advice = "open the network between them, or name another address by --launcher-address"
+    refuse(
+        {
+            host: [f"it cannot reach {first} at {address}, port {port}: {why['error']}; {advice}"]
+            for host, why in answers.items()
+            if "error" in why
+        }
+    )
+    return address, port
+
+
+def _address(
+    first: HostConnection,
+    others: Sequence[HostConnection],
+    facts: Mapping[HostConnection, HostFacts],
+    wanted: str | None,
+) -> tuple[str, str]:
+    """Return an address of the first host, and what it is, in words."""
+    if wanted:
+        try:
+            return str(socket.getaddrinfo(wanted, None)[0][4][0]), f"--launcher-address {wanted}"
+        except OSError as error:
+            raise UserError(f"--launcher-address {wanted}: {error.strerror}.") from None
+    if not first.is_here:
+        return facts[first].address, f"the address by which ssh reaches {first}"
+    if not others:
+        return "127.0.0.1", "this host's own"
+    return facts[others[0]].launcher_address, f"the address by which {others[0]} knows this host"
 
 
 def _token(config: LaunchConfig) -> IO[bytes]:
