@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from mjfleet.autotune.num_envs_search import find_num_envs, recall
 from mjfleet.launch.host_starter import HostConnections, refuse
-from mjfleet.launch.launch_plan import LaunchPlan, PlannedWorker
+from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.utils.console import print_line
 from mjfleet.utils.hardware_names import device_names
 from mjfleet.worker.under_torchrun import exchange, meeting_store
@@ -29,7 +29,7 @@ def with_envs(plan: LaunchPlan, connections: HostConnections | None) -> LaunchPl
     if plan.envs_per_worker is not None:
         return plan
     args, notes = plan.worker_args(), plan.notes
-    names = device_names(_physical(plan.workers))
+    names = device_names([worker.physical for worker in plan.workers])
     if plan.launcher == "outer":
         args = replace(args, devices=(args.devices[plan.rank.local_rank],))
     if plan.config.dry_run:
@@ -47,10 +47,6 @@ def with_envs(plan: LaunchPlan, connections: HostConnections | None) -> LaunchPl
     return replace(plan, config=plan.config.with_num_envs(num_envs), notes=notes)
 
 
-def _physical(workers: Sequence[PlannedWorker]) -> list[str]:
-    return [worker.physical for worker in workers]
-
-
 def _with_others(plan: LaunchPlan, args: WorkerArgs, names: Sequence[str]) -> int:
     """Measure for this worker, which something else has started, while the others do so too."""
 
@@ -60,11 +56,9 @@ def _with_others(plan: LaunchPlan, args: WorkerArgs, names: Sequence[str]) -> in
 
     if plan.world_size == 1:
         return int(measure())
-    timeouts = (
-        timedelta(seconds=plan.config.collective_timeout),
-        timedelta(seconds=PATIENCE_SECONDS),
-    )
-    told = exchange(meeting_store(plan.rank), plan.rank, measure, *timeouts)
+    timeout = timedelta(seconds=plan.config.collective_timeout)
+    patience = timedelta(seconds=PATIENCE_SECONDS)
+    told = exchange(meeting_store(plan.rank), plan.rank, measure, timeout, patience)
     num_envs = min(map(int, told))
     if plan.rank.rank == 0:
         _announce(num_envs, f"rank {told.index(str(num_envs))}")
@@ -82,7 +76,8 @@ def _on_hosts(plan: LaunchPlan, connections: HostConnections) -> int:
             devices=tuple(worker.device for worker in workers),
             threads=workers[0].threads,
         )
-        requests[host] = {"measure": asdict(args), "physical": _physical(workers)}
+        physical = [worker.physical for worker in workers]
+        requests[host] = {"measure": asdict(args), "physical": physical}
     answers = connections.ask(requests, PATIENCE_SECONDS)
     refuse({host: [a["error"]] for host, a in answers.items() if "error" in a})
     for host, answer in answers.items():

@@ -10,6 +10,7 @@ from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.utils.hardware_names import count_gpus
+from mjfleet.worker.rank_environment import Rank
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -38,8 +39,12 @@ class Host:
     cores: int  # CPU cores that a process there may use.
 
 
-def this_host(config: LaunchConfig, started: int | None = None) -> Host:
-    """Return this host, and what of it a run uses; see `choose_devices`."""
+def this_host(config: LaunchConfig, outer: Rank | None = None) -> Host:
+    """Return this host, and what of it a run uses; see `choose_devices`.
+
+    `outer` is this process's place among workers that something else has started, if it has.
+    """
+    started = outer.local_world_size if outer else None
     devices = choose_devices(config, os.environ, started=started)
     return Host(devices=devices, cores=len(os.sched_getaffinity(0)))
 

@@ -14,11 +14,12 @@ from mjfleet.config import TrainConfig, to_dict
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Host, choose_backend
 from mjfleet.launch.host_names import LOCALHOST
-from mjfleet.launch.log_directory import choose_log_directory
 from mjfleet.registry import FoundTask
 from mjfleet.runs.resume_choice import Parent, Resume
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import WorkerArgs
+
+LOG_DIR_VARIABLE = "TORCHRUNX_LOG_DIR"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +172,7 @@ def name_files(plan: LaunchPlan, environ: Mapping[str, str], when: datetime) -> 
     config, run_dir, workers = plan.config, plan.run_dir, plan.workers
     if not plan.goes_on:
         run_dir = new_folder(config, when)
-    log_dir, source = choose_log_directory(config, environ, run_dir)
+    log_dir, source = _log_directory(config, environ, run_dir)
     if log_dir and plan.has_host_agents:
         folder = log_dir / when.isoformat(timespec="seconds")
         firsts = {worker.host: worker.rank for worker in reversed(workers)}
@@ -186,6 +187,19 @@ def name_files(plan: LaunchPlan, environ: Mapping[str, str], when: datetime) -> 
         torchrunx_log_dir=log_dir,
         torchrunx_log_dir_source=source,
     )
+
+
+def _log_directory(
+    config: TrainConfig, environ: Mapping[str, str], run_dir: Path
+) -> tuple[Path | None, str]:
+    """Return the folder of the workers' logs, or None for no logs, and which source named it."""
+    if LOG_DIR_VARIABLE in environ:
+        chosen, source = environ[LOG_DIR_VARIABLE], f"environment variable {LOG_DIR_VARIABLE}"
+    elif config.torchrunx_log_dir is not None:
+        chosen, source = config.torchrunx_log_dir, "--torchrunx-log-dir"
+    else:
+        return run_dir / "torchrunx", "default"
+    return (Path(chosen) if chosen else None), source
 
 
 def new_folder(config: TrainConfig, when: datetime) -> Path:

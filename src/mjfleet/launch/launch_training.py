@@ -105,7 +105,7 @@ def _attempt(
             connections = None
             names = choose_hosts(config, os.environ)
             if names == [LOCALHOST]:
-                hosts = [_this_host(config)]
+                hosts = [this_host(config, Rank.from_environ(os.environ))]
             else:
                 is_restart = bool(resume and resume.is_restart)
                 connections, hosts = stack.enter_context(
@@ -155,7 +155,7 @@ def plan_here(found: FoundTask, config: TrainConfig) -> LaunchPlan:
         UserError: the configuration asks for what cannot be had.
     """
     with StopRequest().installed():
-        plan = plan_size(found, config, [_this_host(config)], os.environ)
+        plan = plan_size(found, config, [this_host(config)], os.environ)
     return name_files(plan, os.environ, datetime.now())
 
 
@@ -171,13 +171,6 @@ def plan_size(
     plan = make_plan(found, config, hosts, environ, resume)
     _check_groups(plan.config)
     return _with_iterations(with_envs(plan, connections), resume)
-
-
-def _this_host(config: TrainConfig) -> Host:
-    """Return this host, and what of it the run uses."""
-    outer = Rank.from_environ(os.environ)
-    started = outer.local_world_size if outer else None
-    return this_host(config, started)
 
 
 def _check_groups(config: TrainConfig) -> None:
