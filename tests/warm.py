@@ -20,7 +20,7 @@ from mjfleet.worker.thread_limits import prepare
 MODULES = (
     "mujoco.batch", "mjfleet.env", "mjfleet.rl.runner", "mjfleet.sim.warp_engine",
     "mjfleet.cli.train", "mjfleet.launch.launch_training", "mjfleet.worker.in_process_worker",
-    "mjfleet.worker.rank0_logging",
+    "mjfleet.worker.training",
 )  # fmt: skip
 """What most requests import."""
 

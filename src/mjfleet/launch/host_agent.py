@@ -37,14 +37,7 @@ from mjfleet.worker.worker_args import LOOPBACK_ALONE, HostArgs, WorkerArgs
 if TYPE_CHECKING:
     from mjfleet.launch.worker_processes import WorkerProcesses
 
-WORKER_MODULES = (
-    "mjfleet.launch.worker_processes",
-    "mjfleet.env.factory",
-    "mjfleet.rl.checkpoint_contents",
-    "mjfleet.rl.runner",
-    "mjfleet.worker.rank0_logging",
-    "mjfleet.worker.torch_process_group",
-)
+WORKER_MODULES = ("mjfleet.launch.worker_processes", "mjfleet.worker.training")
 """What workers, which are forks of this process, need to import, besides the engine."""
 CONNECT_SECONDS = 5.0  # How long the first host may take to answer another one.
 END_SECONDS = 30.0  # How long it may take to end; workers are killed at once.

@@ -29,7 +29,7 @@ MESSAGE_SUFFICES = ("DivergedError", "OutOfStepError", "CheckpointError")
 """Exceptions of our own whose traceback says nothing more."""
 WAITING_FILES = (
     "distributed_c10d.py", "rl/collectives.py", "rl/gradient_reduction.py",
-    "worker/torch_process_group.py", "worker/first_compilation.py",
+    "worker/torch_process_group.py",
 )  # fmt: skip
 """Files whose functions wait for other ranks."""
 LOG_LINES = 20

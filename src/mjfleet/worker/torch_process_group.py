@@ -1,9 +1,12 @@
-"""Joins the workers of a run in a torch.distributed process group. Runs in each worker."""
+"""Joins the workers of a run in a torch.distributed process group, and has them take turns.
+
+Runs in each worker.
+"""
 
 import hmac
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +17,7 @@ from torch.distributed import FileStore, Store  # pyright: ignore[reportPrivateI
 
 from mjfleet.errors import WorkerError
 from mjfleet.rl.collectives import Collectives
+from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.secret_store import SecretStore, serve_store
 from mjfleet.worker.under_torchrun import meet, meeting_store
@@ -97,3 +101,28 @@ def _store(args: WorkerArgs, rank: Rank, timeout: timedelta) -> Store:
     if rank.rank == 0:
         return serve_store(args.part.address, args.part.port, args.secret)
     return SecretStore(args.part.address, args.part.port, args.secret, timeout)
+
+
+@contextmanager
+def local_rank_0_first(
+    store: Store, rank: Rank, timeout: timedelta, beat: Callable[[], object]
+) -> Iterator[None]:
+    """Enter the block in the others of a host only when its local rank 0 has left it.
+
+    So one worker of each host compiles warp's kernels, and the others find them in its cache. They
+    meet at the store of the process group, and call `beat` while they wait.
+
+    Raises:
+        TimeoutError: local rank 0 was not done in time.
+    """
+    done = f"mjfleet/first/{rank.node}"
+
+    def is_done() -> bool:
+        beat()
+        return store.check([done])
+
+    if rank.local_rank > 0 and not wait_until(is_done, timeout.total_seconds()):
+        raise TimeoutError(f"local rank 0 was not done after {timeout}")
+    yield
+    if rank.local_rank == 0:
+        store.set(done, "")

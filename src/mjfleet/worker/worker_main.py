@@ -6,16 +6,14 @@ Importing this imports nothing heavy; `train_worker` does.
 import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
-from datetime import datetime, timedelta
-from functools import partial
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from mjfleet.config import TrainConfig, from_dict
-from mjfleet.registry import FoundTask, find_task
+from mjfleet.config import from_dict
+from mjfleet.registry import find_task
 from mjfleet.rl.phase import Phase
-from mjfleet.runs.checkpoint_names import INIT, set_aside
+from mjfleet.runs.checkpoint_names import set_aside
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
 from mjfleet.utils.console import print_line
 from mjfleet.utils.memory import enough_memory
@@ -24,11 +22,6 @@ from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.thread_limits import prepare
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
-
-if TYPE_CHECKING:
-    from mjfleet.rl.checkpoint_contents import Checkpointer
-    from mjfleet.rl.collectives import Collectives
-    from mjfleet.rl.runner import Runner
 
 
 def train_worker(
@@ -62,8 +55,8 @@ def train_worker(
     from mjfleet.env.random_numbers import seed_everything
     from mjfleet.rl.checkpoint_files import read_checkpoint
     from mjfleet.worker.gpu_settings import apply_settings
-    from mjfleet.worker.rank0_logging import train_and_log
     from mjfleet.worker.torch_process_group import process_group
+    from mjfleet.worker.training import build, restore, train_and_log
 
     found = find_task(args.task, Path(args.task_folder))
     config = from_dict(found.defaults(), args.config)
@@ -78,15 +71,15 @@ def train_worker(
         run_dir, checkpoint = args.run_dir, args.checkpoint or ""
         if not args.part:  # On hosts that we started workers on, run directories differ.
             run_dir = collectives.all_gather_text(run_dir)[0] or ""
-            checkpoint = collectives.all_gather_text(checkpoint)[0]
+            checkpoint = collectives.all_gather_text(checkpoint)[0] or ""
         run_dir = Path(run_dir)
         on_run_dir(run_dir)
         # What no run could continue from is refused before anything is built.
         state = read_checkpoint(Path(checkpoint)) if checkpoint else None
         with enough_memory():
             place = args, rank, heartbeat, collectives, run_dir
-            runner, checkpointer = _build(found, config, *place)
-        said = _restore(checkpoint, state, config, runner, checkpointer) if state else []
+            runner, checkpointer = build(found, config, *place)
+        said = restore(Path(checkpoint), state, config, runner, checkpointer) if state else []
         if rank.rank == 0:
             runner.alg.take_teacher(config.agent)
         del state  # Its worlds may take much memory.
@@ -105,71 +98,6 @@ def train_worker(
                 stopped_by = runner.train(lambda _: None, stop.check, checkpointer.save)
             heartbeat.enter(Phase.CLOSE)
     return Outcome(runner.current_learning_iteration, stopped_by)
-
-
-def _build(
-    found: FoundTask,
-    config: TrainConfig,
-    args: WorkerArgs,
-    rank: Rank,
-    heartbeat: Heartbeat,
-    collectives: "Collectives",
-    run_dir: Path,
-) -> tuple["Runner", "Checkpointer"]:
-    """Build environment, runner and checkpointer; one worker of a host compiles kernels first."""
-    import torch.distributed as dist
-
-    from mjfleet.env.environment import EVALUATION_SEED, EnvShard
-    from mjfleet.env.factory import build_env
-    from mjfleet.env.random_numbers import own_random_numbers
-    from mjfleet.nan_dump.nan_guard import DumpTo
-    from mjfleet.rl.checkpoint_contents import Checkpointer
-    from mjfleet.rl.evaluator import Evaluator
-    from mjfleet.rl.runner import Runner
-    from mjfleet.worker.first_compilation import local_rank_0_first
-
-    device, turn, evaluator = args.devices[rank.local_rank], nullcontext(), None
-    settings = (found, config, args.engine, device, args.threads)
-    make_env = partial(build_env, *settings, while_compiling=heartbeat.excused)
-    if args.engine == "warp" and rank.local_world_size > 1:
-        store = dist.distributed_c10d._get_default_store()
-        timeout = timedelta(seconds=config.collective_timeout)
-        turn = local_rank_0_first(store, rank, timeout, heartbeat.beat)
-    with turn:
-        size = config.agent.algorithm.envs_per_group
-        env = make_env(rank=rank.rank, group_size=size)
-    if config.eval_interval is not None:
-        first, end = (config.eval_envs * r // rank.world_size for r in (rank.rank, rank.rank + 1))
-        with own_random_numbers(EVALUATION_SEED, device):
-            shard = EnvShard(first, end - first, config.eval_envs)
-            evaluator = Evaluator(make_env(shard=shard), config.eval_interval)
-    dump = DumpTo(path=run_dir / "failures" / f"nan_rank{rank.rank}.npz", task=args.task)
-    runner = Runner(
-        *(env, config.agent, device, args.threads, found.load, collectives, heartbeat, dump),
-        evaluator=evaluator,
-    )
-    checkpointer = Checkpointer(
-        *(runner, found.name, run_dir / "checkpoints", config.keep_checkpoints),
-        worlds=config.save_worlds,
-        task_hash=args.task_hash,
-    )
-    return runner, checkpointer
-
-
-def _restore(
-    checkpoint: str | None,
-    state: dict[str, Any],
-    config: TrainConfig,
-    runner: "Runner",
-    checkpointer: "Checkpointer",
-) -> list[str]:
-    """Continue from a checkpoint, or take its networks alone; return what to tell the user."""
-    from mjfleet.rl.initial_networks import take_networks
-
-    path = Path(checkpoint or "")
-    if path.name == INIT:
-        return take_networks(runner, path, state, config.init_from or path.name)
-    return [f"not kept: {what}" for what in checkpointer.resume(path, state)]
 
 
 def _announce_build(args: WorkerArgs, rank: Rank) -> None:

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
-from mjfleet.worker.first_compilation import local_rank_0_first
 from mjfleet.worker.rank_environment import Rank
+from mjfleet.worker.torch_process_group import local_rank_0_first
 
 
 def test_the_others_of_a_host_enter_when_its_first_worker_has_left() -> None:

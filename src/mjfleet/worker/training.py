@@ -1,0 +1,123 @@
+"""Builds what one worker trains with, and trains. Imports torch."""
+
+from contextlib import nullcontext
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from mjfleet.config import TrainConfig
+from mjfleet.env.environment import EVALUATION_SEED, EnvShard
+from mjfleet.env.factory import build_env
+from mjfleet.env.random_numbers import own_random_numbers
+from mjfleet.loggers.console_logger import ConsoleLogger
+from mjfleet.loggers.iteration_metrics import IterationMetrics
+from mjfleet.loggers.logger_group import LoggerGroup
+from mjfleet.nan_dump.nan_guard import DumpTo
+from mjfleet.registry import FoundTask
+from mjfleet.rl.checkpoint_contents import Checkpointer
+from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.evaluator import Evaluator
+from mjfleet.rl.gpu_usage import IdleGpuWarning
+from mjfleet.rl.initial_networks import take_networks
+from mjfleet.rl.runner import Runner
+from mjfleet.runs.checkpoint_names import INIT
+from mjfleet.video.video_recorder import TrainingVideos
+from mjfleet.worker.heartbeat import Heartbeat
+from mjfleet.worker.rank_environment import Rank
+from mjfleet.worker.stop_signals import StopRequest
+from mjfleet.worker.torch_process_group import local_rank_0_first
+from mjfleet.worker.worker_args import WorkerArgs
+
+
+def build(
+    found: FoundTask,
+    config: TrainConfig,
+    args: WorkerArgs,
+    rank: Rank,
+    heartbeat: Heartbeat,
+    collectives: Collectives,
+    run_dir: Path,
+) -> tuple[Runner, Checkpointer]:
+    """Build environment, runner and checkpointer; one worker of a host compiles kernels first."""
+    device, turn, evaluator = args.devices[rank.local_rank], nullcontext(), None
+    settings = (found, config, args.engine, device, args.threads)
+    make_env = partial(build_env, *settings, while_compiling=heartbeat.excused)
+    if args.engine == "warp" and rank.local_world_size > 1:
+        store = dist.distributed_c10d._get_default_store()
+        timeout = timedelta(seconds=config.collective_timeout)
+        turn = local_rank_0_first(store, rank, timeout, heartbeat.beat)
+    with turn:
+        size = config.agent.algorithm.envs_per_group
+        env = make_env(rank=rank.rank, group_size=size)
+    if config.eval_interval is not None:
+        first, end = (config.eval_envs * r // rank.world_size for r in (rank.rank, rank.rank + 1))
+        with own_random_numbers(EVALUATION_SEED, device):
+            shard = EnvShard(first, end - first, config.eval_envs)
+            evaluator = Evaluator(make_env(shard=shard), config.eval_interval)
+    dump = DumpTo(path=run_dir / "failures" / f"nan_rank{rank.rank}.npz", task=args.task)
+    runner = Runner(
+        *(env, config.agent, device, args.threads, found.load, collectives, heartbeat, dump),
+        evaluator=evaluator,
+    )
+    checkpointer = Checkpointer(
+        *(runner, found.name, run_dir / "checkpoints", config.keep_checkpoints),
+        worlds=config.save_worlds,
+        task_hash=args.task_hash,
+    )
+    return runner, checkpointer
+
+
+def restore(
+    path: Path,
+    state: dict[str, Any],
+    config: TrainConfig,
+    runner: Runner,
+    checkpointer: Checkpointer,
+) -> list[str]:
+    """Continue from a checkpoint, or take its networks alone; return what to tell the user."""
+    if path.name == INIT:
+        return take_networks(runner, path, state, config.init_from or path.name)
+    return [f"not kept: {what}" for what in checkpointer.resume(path, state)]
+
+
+def train_and_log(
+    runner: Runner, checkpointer: Checkpointer, run_dir: Path, args: WorkerArgs, stop: StopRequest
+) -> int | None:
+    """Train and write the run's files; return the signal that ended training early, if any."""
+    agent, begun = runner.agent, runner.current_learning_iteration
+    view = "quiet" if args.config["quiet"] else "plain" if args.config["plain"] else "live"
+    progress = ConsoleLogger(agent.max_iterations, begun, view, args.task)
+    idle_gpus = IdleGpuWarning()
+    interval = args.config["video_interval"]
+    with LoggerGroup(run_dir, agent, args.config, resumed_from=begun) as loggers:
+        videos = None
+        if interval:
+            videos = TrainingVideos(runner, interval, run_dir / "videos", args.task, loggers)
+
+        def on_iteration(metrics: IterationMetrics) -> None:
+            with runner.heartbeat.excused():  # A terminal may be paused.
+                progress.iteration(metrics)
+            idle_gpus.look(metrics)
+            loggers.write(metrics.row())
+            if videos:
+                videos.iteration(metrics.iteration)
+
+        def save(is_last: bool) -> list[Path]:
+            paths = checkpointer.save(is_last, before=loggers.settle)
+            for path in paths:
+                loggers.checkpoint(path, runner.current_learning_iteration)
+            return paths
+
+        try:
+            stopped_by = runner.train(on_iteration, stop.check, save)
+            if videos and stopped_by is None:
+                with runner.heartbeat.excused():
+                    videos.finish(stop.check)
+            return stopped_by
+        finally:
+            progress.close()
+            if videos:
+                videos.close()
