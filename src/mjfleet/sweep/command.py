@@ -1,11 +1,13 @@
 """`mjfleet sweep <task>`: begins a sweep or goes on with one. Runs in the launcher."""
 
+import difflib
 import os
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from mjfleet.cli.flags import HELP, LIST_FLAGS, parse_flags, peek
@@ -19,18 +21,22 @@ from mjfleet.launch.launch_training import refuse_existing
 from mjfleet.registry import FoundTask
 from mjfleet.runs.config_yaml import CONFIG_FILE, write_config
 from mjfleet.runs.init_choice import begin_from
+from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows
 from mjfleet.runs.run_json import GROUP_FILE, write_record
 from mjfleet.runs.run_lookup import find_run, record_of
 from mjfleet.sweep.arguments import SweepArguments, split_flags
-from mjfleet.sweep.metric import check_metric
+from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
+from mjfleet.worker.stop_signals import StopRequest
 
 if TYPE_CHECKING:
     from mjfleet.sweep.definition import Definition
 
 PROG = "mjfleet sweep"
 KIND = "sweep"  # Of the group, and the entry of group.json with `id` and `arguments`.
+ALWAYS = ("mean_return", "eval/return", "eval/length")
+"""Columns of metrics.csv that every run logs, if it is evaluated."""
 
 
 def sweep(arguments: Sequence[str]) -> int:
@@ -97,7 +103,7 @@ def _run(
     shares = divide_devices(config, os.environ, definition.most, config.per_run)
     if folder is None:
         refuse_existing(config)
-        check_metric(found.name, config, definition.metric)
+        _check_metric(found.name, config, definition.metric)
     how = f"{wanted.sampler}, {wanted.pruner}; {len(shares)} at once with {shares[0]} each"
     print_line(f"{definition.most} trials of {found.name} for {wanted.metric}: {how}")
     for name, typed in definition.typed.items():
@@ -127,3 +133,35 @@ def _run(
         write_record(group.folder, GROUP_FILE, **{KIND: entry})
         write_config(group.config_file, found.name, config)
         return run_trials(group, study, config, shares)
+
+
+def _check_metric(task: str, config: TrainConfig, metric: str) -> None:
+    """Train one iteration in a temporary folder if that is needed to know what runs log.
+
+    Raises:
+        UserError: no run logs the metric, or none can begin.
+    """
+    if metric in ALWAYS:
+        return
+    print_line(f"training one iteration to see whether runs log {metric}")
+    agent = replace(config.agent, max_iterations=1, logger=("none",))
+    config = replace(
+        config,
+        agent=agent,
+        total_steps=None,
+        video_interval=None,
+        eval_interval=config.eval_interval and 1,
+    )
+    with TemporaryDirectory() as folder, StopRequest().installed():
+        file, run_dir = Path(folder, "config.yaml"), Path(folder, "run")
+        write_config(file, task, replace(config, log_root=folder))
+        words = task, "--config", str(file), "--run-dir", str(run_dir), "--quiet"
+        with ChildProcess(python_module("mjfleet.cli.train", *words), is_foreign=True) as child:
+            if child.wait():
+                raise UserError(child.errors().rpartition("error: ")[2].strip())
+        columns, _ = read_rows(run_dir / METRICS_FILE)
+    if metric not in columns:
+        near = difflib.get_close_matches(metric, columns, n=3, cutoff=0.5) or columns
+        raise UserError(
+            f"--metric {metric}: runs of {task} never log it. They log {', '.join(near)}."
+        )

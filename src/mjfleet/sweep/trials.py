@@ -22,8 +22,13 @@ from mjfleet.launch.planned_run import FAILED
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations, read_rows, value
 from mjfleet.runs.run_json import read_record
 from mjfleet.sweep.definition import Definition
-from mjfleet.sweep.page import write_sweep_page
-from mjfleet.sweep.results import END_WORDS, short_values, summary, write_best
+from mjfleet.sweep.results import (
+    END_WORDS,
+    short_values,
+    summary,
+    write_best,
+    write_sweep_page,
+)
 from mjfleet.sweep.space import with_values
 from mjfleet.sweep.study import CAUSE, PRUNED, STEPS, Study
 from mjfleet.utils.console import print_line
