@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from mjfleet.config import LaunchConfig
 from mjfleet.groups.device_shares import divide_devices
@@ -26,11 +25,9 @@ class Three:
         ]
         self._is_asked = False
 
-    def next_member(self) -> Member | Literal["later"] | None:
+    def next_member(self) -> Member | None:
         self._is_asked = not self._is_asked
-        if self._is_asked:
-            return "later"
-        return self._waiting.pop(0) if self._waiting else None
+        return self._waiting.pop(0) if self._waiting and self._is_asked else None
 
     def look(self, running: Sequence[RunningMember]) -> None:
         for one in running:

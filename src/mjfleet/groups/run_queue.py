@@ -49,10 +49,10 @@ class Ending:
 class Members(Protocol):
     """Says which members to train, and hears of them. Its methods are called one at a time."""
 
-    def next_member(self) -> Member | Literal["later"] | None:
-        """Return the member to train next; None: there are no more, and it is not called again.
+    def next_member(self) -> Member | None:
+        """Return the member to train next, or None: none now, and no more once all have ended.
 
-        It is called when a share is free. "later": none now; it is called again soon.
+        It is called again and again while a share is free.
         """
 
     def look(self, running: Sequence["RunningMember"]) -> None:
@@ -133,7 +133,7 @@ def run_members(
     Raises:
         Stopped: a second signal arrived. All members have ended.
     """
-    free, running, is_over, passed_on = list(shares), list[RunningMember](), False, False
+    free, running = list(shares), list[RunningMember]()
 
     def let_go(one: RunningMember) -> None:
         running.remove(one)
@@ -145,22 +145,14 @@ def run_members(
             while True:
                 for one in [one for one in running if one.has_ended]:
                     let_go(one)
-                if (number := stop.check()) and not passed_on:
-                    is_over = passed_on = True
+                if number := stop.check():
                     for one in running:
                         one.stop(number)
-                while free and not is_over:
-                    member = members.next_member()
-                    if member == "later":
-                        break
-                    if is_over := member is None:
-                        break
-                    command = _command(folder / member.name, task, member, begin)
-                    share = free.pop(0)
-                    running.append(
-                        RunningMember(member, folder / member.name, share, [*command, *share.flags])
-                    )
-                if is_over and not running:
+                while free and not number and (member := members.next_member()):
+                    run_dir, share = folder / member.name, free.pop(0)
+                    command = [*_command(run_dir, task, member, begin), *share.flags]
+                    running.append(RunningMember(member, run_dir, share, command))
+                if not running:
                     return number
                 members.look(running)
                 time.sleep(LOOK_SECONDS)

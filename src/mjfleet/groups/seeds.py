@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mjfleet.cli.flags import as_flag
 from mjfleet.config import TrainConfig, from_dict
@@ -123,7 +123,6 @@ class _Seeds:
     def __init__(self, group: GroupRecord, waiting: Sequence[Member], view: GroupView) -> None:
         self._group, self._waiting, self._view = group, list(waiting), view
         self._begun: set[str] = set()
-        self._running = 0
         self._mistake = ""
         self._has_trained = False  # Whether a member has completed an iteration, or finished.
 
@@ -132,14 +131,9 @@ class _Seeds:
         """The mistake of the user's that all members have found so far."""
         return "" if self._has_trained else self._mistake
 
-    def next_member(self) -> Member | Literal["later"] | None:
+    def next_member(self) -> Member | None:
         """Return the next one, unless it would find the same mistake as those before."""
-        if self.mistake:
-            return "later" if self._running else None
-        if not self._waiting:
-            return None
-        self._running += 1
-        return self._waiting.pop(0)
+        return self._waiting.pop(0) if self._waiting and not self.mistake else None
 
     def look(self, running: Sequence[RunningMember]) -> None:
         """Announce those that are new, and show how far all are."""
@@ -153,7 +147,6 @@ class _Seeds:
 
     def ended(self, member: Member, ending: Ending) -> None:
         """Record how it ended, and say so."""
-        self._running -= 1
         self._group.note(member.name, status=ending.status)
         if ending.is_mistake:
             self._mistake = ending.message

@@ -126,13 +126,10 @@ def _curves(study: Study) -> dict[str, Any]:
     for name, one in study.definition.space.items():
         points = sorted((_place(one, trial.params[name]), trial.value) for trial in ended)
         # uPlot draws only points that are each to the right of the one before, be it by a hair.
-        along[name] = list(accumulate((place for place, _ in points), _right_of))
+        places = (place for place, _ in points)
+        along[name] = list(accumulate(places, lambda a, b: max(b, math.nextafter(a, math.inf))))
         columns[name] = [value for _, value in points]
     return {"along": along, "columns": columns}
-
-
-def _right_of(before: float, place: float) -> float:
-    return max(place, math.nextafter(before, math.inf))
 
 
 def _place(one: Distribution, value: Any) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from optuna.trial import Trial, TrialState
 
@@ -88,13 +88,7 @@ def run_trials(
 
 
 class Trials:
-    """The trials of one sweep folder, as a run queue asks for them.
-
-    Args:
-        group: the sweep's folder.
-        study: its study.
-        config: the configuration that all trials share.
-    """
+    """The trials of one sweep folder, which share a configuration, as a run queue asks for them."""
 
     def __init__(self, group: GroupRecord, study: Study, config: TrainConfig) -> None:
         self._group, self._study, self._config = group, study, config
@@ -105,14 +99,14 @@ class Trials:
         self.trouble: UserError | None = None
         """Why the study could not be written."""
 
-    def next_member(self) -> Member | Literal["later"] | None:
+    def next_member(self) -> Member | None:
         """Return a trial that has not ended, then new ones as long as there are to be more."""
         is_hopeless = len(self._ends) >= FIRST_FAILURES and {*self._ends} == {TrialState.FAIL}
         with self._study.explained():
             while not (self.trouble or is_hopeless):
                 number, step = self._to_take_up.pop(0) if self._to_take_up else (None, None)
                 if number is None and self._study.is_full:
-                    return "later" if self._under_way else None  # One may be killed.
+                    return None
                 if (trial := self._study.go_on(number)) is None:
                     continue  # Another machine has begun the last one.
                 name = f"trial_{trial.number}"
