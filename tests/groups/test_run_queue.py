@@ -8,7 +8,6 @@ from mjfleet.config import LaunchConfig
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.run_queue import Ending, Member, RunningMember, run_members
 from mjfleet.runs.metrics_csv import completed_iterations
-from mjfleet.worker.stop_signals import StopRequest
 
 SMALL = ("--env.num-envs", "16", "--agent.num-steps-per-env", "4")
 
@@ -41,8 +40,7 @@ class Three:
 def test_members_come_when_a_share_is_free_and_each_ending_is_told(tmp_path: Path) -> None:
     members = Three()
     shares = divide_devices(LaunchConfig(gpu_ids=None), os.environ, 2)
-    with StopRequest().installed() as stop:
-        assert run_members(tmp_path, "cartpole-balance", shares, members, stop, SMALL) is None
+    assert run_members(tmp_path, "cartpole-balance", shares, members, SMALL) is None
     endings = {name: ending.status for name, ending in members.endings.items()}
     assert endings == {"wrong": "failed", "long": "stopped", "short": "finished"}
     assert members.endings["wrong"].is_mistake

@@ -51,12 +51,7 @@ class GroupRecord:
     ) -> "GroupRecord":
         """Make the folder of a new group, named by the next second if the name is taken.
 
-        Args:
-            kind: `seeds` or `sweep`.
-            task: of all members.
-            config: what they have in common.
-            members: entries of those that are known, by name.
-            argv: the command.
+        `config` is what all members have in common; `members` has entries of those that are known.
 
         Raises:
             UserError: the folder cannot be made.
@@ -76,8 +71,7 @@ class GroupRecord:
         group._lock = lock_run(group.folder)
         group.members = {name: {**entries, "status": "queued"} for name, entries in members.items()}
         write_config(group.folder / CONFIG_FILE, task, in_group(config, group.folder.name))
-        write_record(group.folder, GROUP_FILE, kind=kind, task=task, started=now())
-        group._start(argv)
+        group._start(argv, kind=kind, task=task, started=now())
         return group
 
     @classmethod
@@ -128,12 +122,18 @@ class GroupRecord:
             file = self.folder / GROUP_FILE
             logger.warning("%s does not say how the runs stand: %s", file, in_a_line(error))
 
-    def _start(self, argv: Sequence[str]) -> None:
-        started = {"argv": without_values(argv), "host": os.uname().nodename}
+    def _start(self, argv: Sequence[str], **entries: Any) -> None:
         write_record(
-            self.folder, GROUP_FILE, **started, pid=os.getpid(), status="running", ended=None,
+            self.folder,
+            GROUP_FILE,
+            **entries,
+            argv=without_values(argv),
+            host=os.uname().nodename,
+            pid=os.getpid(),
+            status="running",
+            ended=None,
             members=self.members,
-        )  # fmt: skip
+        )
 
 
 def in_group(config: TrainConfig, name: str) -> TrainConfig:

@@ -1,4 +1,4 @@
-"""Trains the members of a group, as many at once as there are shares. Runs in the launcher.
+"""Trains and shows the members of a group, as many at once as there are shares. In the launcher.
 
 Each member is a child process `train` with an ordinary run directory. What the members are for,
 seeds or the trials of a sweep, is decided by the `Members` that are asked.
@@ -7,21 +7,26 @@ seeds or the trials of a sweep, is decided by the `Members` that are asked.
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
+from mjfleet.config import TrainConfig
+from mjfleet.errors import Stopped
 from mjfleet.groups.device_shares import Share
 from mjfleet.runs.run_json import RECORD_FILE, read_record
 from mjfleet.utils.child_process import ChildProcess, python_module
+from mjfleet.utils.console import print_line, printable
 from mjfleet.utils.safe_read import open_regular
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.stop_signals import StopRequest
 
 LOOK_SECONDS = 0.2
+REFRESH_SECONDS = 1.0
 END_SECONDS = 10.0  # For members to end after a second signal, before they are killed.
 MISTAKE = 2  # The exit code of `train` after a mistake of the user's.
 LOG_BYTES = 2**40
@@ -119,49 +124,48 @@ def run_members(
     task: str,
     shares: Sequence[Share],
     members: Members,
-    stop: StopRequest,
     begin: Sequence[str] = (),
 ) -> int | None:
     """Train members in a folder until there are no more, or until a signal has stopped them.
 
-    The first signal is passed on, so that members save and stop. `begin` are flags of `train` for
-    members that begin; one whose run directory exists goes on instead.
+    The first signal is passed on, so that members save and stop; a second one ends them at once.
+    `begin` are flags of `train` for members that begin; one whose run directory exists goes on
+    instead.
 
     Returns:
         The signal, or None.
-
-    Raises:
-        Stopped: a second signal arrived. All members have ended.
     """
-    free, running = list(shares), list[RunningMember]()
+    free, running, stop = list(shares), list[RunningMember](), StopRequest()
 
     def let_go(one: RunningMember) -> None:
         running.remove(one)
         free.append(one.share)
         members.ended(one.member, one.end())
 
-    try:
-        with stop.deferred():
-            while True:
-                for one in [one for one in running if one.has_ended]:
-                    let_go(one)
-                if number := stop.check():
-                    for one in running:
-                        one.stop(number)
-                while free and not number and (member := members.next_member()):
-                    run_dir, share = folder / member.name, free.pop(0)
-                    command = [*_command(run_dir, task, member, begin), *share.flags]
-                    running.append(RunningMember(member, run_dir, share, command))
-                if not running:
-                    return number
-                members.look(running)
-                time.sleep(LOOK_SECONDS)
-    finally:
-        for one in running:
-            one.stop(stop.received or signal.SIGTERM, at_once=True)
-        wait_until(lambda: all(one.has_ended for one in running), END_SECONDS if running else 0)
-        for one in list(running):
-            let_go(one)
+    with suppress(Stopped), stop.installed():
+        try:
+            with stop.deferred():
+                while True:
+                    for one in [one for one in running if one.has_ended]:
+                        let_go(one)
+                    if number := stop.check():
+                        for one in running:
+                            one.stop(number)
+                    while free and not number and (member := members.next_member()):
+                        run_dir, share = folder / member.name, free.pop(0)
+                        command = [*_command(run_dir, task, member, begin), *share.flags]
+                        running.append(RunningMember(member, run_dir, share, command))
+                    if not running:
+                        break
+                    members.look(running)
+                    time.sleep(LOOK_SECONDS)
+        finally:
+            for one in running:
+                one.stop(stop.received or signal.SIGTERM, at_once=True)
+            wait_until(lambda: all(one.has_ended for one in running), END_SECONDS)
+            for one in list(running):
+                let_go(one)
+    return stop.received
 
 
 def _command(run_dir: Path, task: str, member: Member, begin: Sequence[str]) -> list[str]:
@@ -173,3 +177,42 @@ def _command(run_dir: Path, task: str, member: Member, begin: Sequence[str]) -> 
         shutil.rmtree(run_dir)
     where = ("--run-dir", str(run_dir))
     return python_module("mjfleet.cli.train", task, *begin, *where, *member.flags)
+
+
+class GroupView:
+    """Prints lines, and below them how far runs are, on a terminal without --plain."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._due, self._live, self._is_quiet = 0.0, None, config.quiet
+        if sys.stdout.isatty() and not (config.plain or config.quiet):
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(), auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+            # rich hides the cursor, and a process that is killed could not show it again.
+            self._live.console.show_cursor(True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line, unless --quiet."""
+        if not self._is_quiet:
+            print_line(text)
+
+    def show(self, running: Sequence[RunningMember], note: str) -> None:
+        """Draw what each run has printed last, and a note, unless that was done shortly before."""
+        if self._live is None or time.monotonic() < self._due:
+            return
+        from rich.text import Text
+
+        lines = [f"{one.member.name}: {printable(one.last_line)}" for one in running]
+        shown = "\n".join([*lines, note]).rstrip()
+        self._live.update(Text(shown, no_wrap=True, overflow="ellipsis"), refresh=True)
+        self._due = time.monotonic() + REFRESH_SECONDS

@@ -13,11 +13,10 @@ from mjfleet.cli.flags import as_flag
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.config.field_kinds import NAMES, decides_learning
 from mjfleet.config.validation import MOST
-from mjfleet.errors import Stopped, UserError
+from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import Share, divide_devices
 from mjfleet.groups.group_record import GroupRecord
-from mjfleet.groups.group_view import GroupView
-from mjfleet.groups.run_queue import Ending, Member, RunningMember, run_members
+from mjfleet.groups.run_queue import Ending, GroupView, Member, RunningMember, run_members
 from mjfleet.launch.host_environment import take_variables
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from mjfleet.launch.launch_plan import describe, new_folder
@@ -31,7 +30,6 @@ from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, read_record
 from mjfleet.runs.run_lookup import record_of
 from mjfleet.utils.console import print_line
 from mjfleet.worker.rank_environment import Rank, torchrun_variables
-from mjfleet.worker.stop_signals import StopRequest
 
 KIND = "seeds"
 ONE_EACH = "or train each seed by a command of its own, with --agent.seed and all its workers."
@@ -178,13 +176,9 @@ def _train(
     experiment = config.agent.experiment_name
     begin = ["--config", str(group.config_file), "--agent.experiment-name", experiment]
     print_line(f"group: {group.folder}")
-    number = None
-    with GroupView(config) as view, StopRequest().installed() as stop:
+    with GroupView(config) as view:
         members = _Seeds(group, waiting, view)
-        try:
-            number = run_members(group.folder, found.name, shares, members, stop, begin)
-        except Stopped as stopped:
-            number = stopped.signal_number
+        number = run_members(group.folder, found.name, shares, members, begin)
     statuses = [entries["status"] for entries in group.members.values()]
     is_all = set(statuses) == {"finished"}
     group.end("finished" if is_all else "stopped" if number else "failed")

@@ -33,11 +33,8 @@ def read_space(
 ) -> tuple[Space, dict[str, str]]:
     """Return what is tried, also as it is typed; a word counts more than the file.
 
-    Args:
-        words: of `--try`: `name=values`.
-        file: of `--space`: YAML or JSON, with values by name; a list may be one of YAML's.
-        config: of all trials; it says which fields there are.
-        task: of which the file has to be, if it names one.
+    Each of the words is `name=values`. The file, YAML or JSON, has values by name, which may be one
+    of YAML's lists; if it names a task, it has to be this one.
 
     Raises:
         UserError: a field is unknown, cannot be tried, or does not allow some of the values.

@@ -34,12 +34,8 @@ AGREED = "mjfleet"
 class Study:
     """A study, as one sweep folder sees it; created if it does not exist.
 
-    Args:
-        storage: a database's URL, or a file; None: STUDY_FILE in the folder.
-        group: the folder's record.
-        folder_id: marks the trials of this folder; random.
-        definition: what the sweep is.
-        name: of the study.
+    `storage` is a database's URL or a file; None: STUDY_FILE in the folder. `folder_id`, a random
+    word, marks the trials of this folder.
 
     Raises:
         UserError: the storage cannot be used, or its study of that name is another sweep.

@@ -14,7 +14,7 @@ from optuna.trial import Trial, TrialState
 
 from mjfleet.cli.flags import as_flag
 from mjfleet.config import TrainConfig
-from mjfleet.errors import Stopped, UserError
+from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import Share
 from mjfleet.groups.group_record import GroupRecord
 from mjfleet.groups.run_queue import Ending, Member, RunningMember, run_members
@@ -32,7 +32,6 @@ from mjfleet.sweep.results import (
 from mjfleet.sweep.space import with_values
 from mjfleet.sweep.study import CAUSE, PRUNED, STEPS, Study
 from mjfleet.utils.console import print_line
-from mjfleet.worker.stop_signals import StopRequest
 
 TIMES = 3
 """How often a trial that was killed is taken up again at once; from then on, by --resume only."""
@@ -71,11 +70,7 @@ def run_trials(
     print_line(f"sweep's folder: {group.folder}")
     trials = Trials(group, study, config)
     begin = "--config", str(group.config_file)
-    with StopRequest().installed() as stop:
-        try:
-            signal = run_members(group.folder, group.task, shares, trials, stop, begin)
-        except Stopped as stopped:
-            signal = stopped.signal_number
+    signal = run_members(group.folder, group.task, shares, trials, begin)
     if trials.trouble:
         raise trials.trouble
     print_line(summary(study, group.folder))

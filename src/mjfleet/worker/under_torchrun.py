@@ -52,18 +52,13 @@ def meet(
 
     The store still holds what earlier workers with the same ranks have left. So each worker makes
     up a new name, the others write theirs under rank 0's, and rank 0 answers each under its name.
-
-    Args:
-        store: where they meet.
-        rank: this worker's place.
-        timeout: how long rank 0 waits for each of the others, and they for its answer.
-        known: a text that this worker knows.
+    `known` is a text that this worker knows.
 
     Returns:
         A part of the store that is theirs alone, and the text of the first rank that has one.
 
     Raises:
-        TimeoutError: a worker has not come.
+        TimeoutError: a worker has not come, or rank 0 has not answered.
     """
     from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
