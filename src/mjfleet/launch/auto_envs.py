@@ -70,14 +70,9 @@ def _on_hosts(plan: LaunchPlan, connections: HostConnections) -> int:
     print_line("--env.num-envs auto: measuring on all hosts how many worlds train fastest")
     requests = {}
     for host in connections:
-        workers = [worker for worker in plan.workers if worker.host == host.name]
-        args = replace(
-            plan.worker_args(),
-            devices=tuple(worker.device for worker in workers),
-            threads=workers[0].threads,
-        )
-        physical = [worker.physical for worker in workers]
-        requests[host] = {"measure": asdict(args), "physical": physical}
+        physical = [worker.physical for worker in plan.workers_of(host.name)]
+        args = asdict(plan.worker_args(host.name))
+        requests[host] = {"measure": args, "physical": physical}
     answers = connections.ask(requests, PATIENCE_SECONDS)
     refuse({host: [a["error"]] for host, a in answers.items() if "error" in a})
     for host, answer in answers.items():

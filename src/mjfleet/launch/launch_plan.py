@@ -77,15 +77,20 @@ class LaunchPlan:
         steps = self.world_size * self.config.agent.num_steps_per_env
         return self.envs_per_worker and steps * self.envs_per_worker
 
-    def worker_args(self) -> WorkerArgs:
-        """Return what all workers need to know."""
+    def workers_of(self, host: str) -> list[PlannedWorker]:
+        """Return the workers of one host."""
+        return [worker for worker in self.workers if worker.host == host]
+
+    def worker_args(self, host: str | None = None) -> WorkerArgs:
+        """Return what all workers need to know, or those of one host."""
+        workers = self.workers if host is None else self.workers_of(host)
         return WorkerArgs(
             task=self.task,
             task_folder=str(self.task_folder),
             config=to_dict(self.config),
-            devices=tuple(worker.device for worker in self.workers),
+            devices=tuple(worker.device for worker in workers),
             engine=self.engine,
-            threads=self.threads,
+            threads=workers[0].threads,
             run_dir=str(self.run_dir),
             backend=self.backend,
             local=self.launcher != "outer",

@@ -129,9 +129,9 @@ def _attempt(
             return 0, None
         if plan.has_host_agents:
             connections = connections or stack.enter_context(HostConnections(names, config))
-            threads = {worker.host: worker.threads for worker in plan.workers}
             for host in connections:
-                host.send({"prepare": [plan.engine, threads[host.name]]})
+                threads = plan.workers_of(host.name)[0].threads
+                host.send({"prepare": [plan.engine, threads]})
         run_dir = None
         if is_first:
             lock = resume.lock if resume else None

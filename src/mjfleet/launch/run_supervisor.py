@@ -10,7 +10,6 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from mjfleet.launch.host_messages import Message
 from mjfleet.launch.host_starter import HostConnection, HostConnections
-from mjfleet.launch.launch_plan import LaunchPlan, PlannedWorker
+from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.launch.output_relay import OutputRelay
 from mjfleet.launch.worker_watchdog import ALONE_SECONDS, WorkerStatus
 from mjfleet.runs.checkpoint_archive import CHECKPOINT_BYTES
@@ -26,9 +25,8 @@ from mjfleet.utils.atomic_write import append
 from mjfleet.utils.safe_read import read_bytes
 from mjfleet.worker.failure_record import FailedError, Failure
 from mjfleet.worker.heartbeat import Heartbeat
-from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
-from mjfleet.worker.worker_args import HostArgs, Outcome
+from mjfleet.worker.worker_args import HostArgs, Outcome, WorkerArgs
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +59,7 @@ def supervise(plan: LaunchPlan, connections: HostConnections, stop: StopRequest)
 class _Host:
     """What is known of the workers of a host; times are those of the monotonic clock."""
 
-    first_rank: int
+    args: WorkerArgs
     status: WorkerStatus | None = None
     heard: float = 0.0  # When the status came.
     failure: Failure | None = None
@@ -78,7 +76,7 @@ class RunSupervisor:
 
     def __init__(self, plan: LaunchPlan, connections: HostConnections, relay: OutputRelay) -> None:
         self._plan, self._connections, self._relay = plan, connections, relay
-        self._args = replace(plan.worker_args(), secret=secrets.token_hex(32))
+        self._secret = secrets.token_hex(32)
         self._hosts: dict[HostConnection, _Host] = {}
         self._all_hang = False
         self._lost_files: set[str] = set()
@@ -88,14 +86,10 @@ class RunSupervisor:
     def start(self) -> None:
         """Have every host agent start its workers."""
         for node, host in enumerate(self._connections):
-            workers = [worker for worker in self._plan.workers if worker.host == host.name]
-            self._hosts[host] = _Host(first_rank=workers[0].rank)
-            host.send(self._run_message(node, host, workers))
+            self._start(node, host)
 
-    def _run_message(
-        self, node: int, host: HostConnection, workers: Sequence[PlannedWorker]
-    ) -> Message:
-        """Return what a host agent needs to run its workers.
+    def _start(self, node: int, host: HostConnection) -> None:
+        """Tell a host agent all that it needs to run its workers.
 
         Rank 0's host shares the folder of the run. The files of other hosts' workers come to this
         host through the channel: their names are relative to a folder there.
@@ -110,6 +104,7 @@ class RunSupervisor:
                 return name(self._logs / file) if self._logs else os.devnull
             return file
 
+        workers = self._plan.workers_of(host.name)
         checkpoint, part = self._plan.checkpoint, None
         if checkpoint and node > 0 and not host.is_here:
             host.send_file(checkpoint.name, read_bytes(checkpoint, CHECKPOINT_BYTES))
@@ -126,16 +121,17 @@ class RunSupervisor:
                 port=port,
             )
         args = replace(
-            self._args,
-            devices=tuple(worker.device for worker in workers),
-            threads=workers[0].threads,
+            self._plan.worker_args(host.name),
             part=part,
             run_dir="run" if node > 0 else name(self._plan.run_dir),
             terminal=self._relay.paths if node == 0 and host.is_here else None,
             log_files=tuple(log(f"{host}[{i}].log") for i in range(len(workers))),
             checkpoint=checkpoint and str(checkpoint),
+            secret=self._secret,
         )
-        return {"run": asdict(args), "agent_log": log(f"{host}.log"), "sends_files": sends_files}
+        self._hosts[host] = _Host(args)
+        agent_log = log(f"{host}.log")
+        host.send({"run": asdict(args), "agent_log": agent_log, "sends_files": sends_files})
 
     def stop(self) -> bool:
         """Ask all workers to stop after this iteration; return whether all have begun training."""
@@ -199,8 +195,7 @@ class RunSupervisor:
                 host.outcome = Outcome(**outcome)
             case None if not host.has_ended:
                 why = f"this host is lost: {connection.why_lost()}"
-                rank = Rank(rank=host.first_rank)
-                lost = Failure.seen("Lost", why, self._args, rank, Heartbeat())
+                lost = Failure.seen("Lost", why, host.args, host.args.rank_of(0), Heartbeat())
                 if not connection.is_here:
                     lost = replace(lost, host=connection.name)
                 lost.write(self._plan.run_dir)
