@@ -23,7 +23,7 @@ import tyro
 
 from mjfleet.bench.command import BENCHMARKS
 from mjfleet.cli.dispatcher import COMMANDS, mjfleet
-from mjfleet.submit.clusters import CLUSTERS
+from mjfleet.submit.command import CLUSTERS
 
 REFERENCE = Path(__file__).with_name("reference")
 GUIDES = {
