@@ -162,11 +162,7 @@ def _train(
     shares: Sequence[Share],
     seeds: Mapping[str, Mapping[str, Any]],
 ) -> int:
-    """Train members of a group, record how that ends, and return the exit code.
-
-    Raises:
-        UserError: they have found a mistake of the user's, and nothing has been trained.
-    """
+    """Train members of a group, record how that ends, and return the exit code."""
     waiting = []
     for name, entries in seeds.items():
         changes = _changes(found, group.folder / name, config)

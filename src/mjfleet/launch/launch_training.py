@@ -95,10 +95,9 @@ def _attempt(
     resume: Resume | None,
     arguments: Sequence[str],
 ) -> tuple[int, LaunchPlan | None]:
-    """Resolve hosts and environments, plan, create the run directory, train.
+    """Resolve hosts and environments, plan, create the run directory, train; return the exit code.
 
-    Returns:
-        The exit code, and the plan, if this process has made the run directory or opened it again.
+    The plan is returned too, if this process has made the run directory or opened it again.
     """
     with ExitStack() as stack:
         with StopRequest().installed():

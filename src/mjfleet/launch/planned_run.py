@@ -116,11 +116,7 @@ class _Ending:
         return FAILED
 
     def give_back(self, mistake: str) -> int:
-        """Leave the run directory as it was, after a mistake of the user's; return the exit code.
-
-        Raises:
-            UserError: that mistake, on rank 0.
-        """
+        """Leave the run directory as it was; raise the user's mistake, or return the exit code."""
         if self.run_dir is None:
             print(f"rank {self.plan.rank.rank}: error: {mistake}", file=sys.stderr)
             return 2

@@ -175,11 +175,7 @@ def _refuse(words: Sequence[str], flags: Sequence[str], why: str) -> None:
 
 
 def _gpus(arguments: JobArguments, config: TrainConfig) -> int:
-    """Return the GPUs of each machine.
-
-    Raises:
-        UserError: the command asks for another number, or for the CPU.
-    """
+    """Return the GPUs of each machine; an error if flags and command ask for different ones."""
     named = config.gpu_ids if isinstance(config.gpu_ids, list) else None
     wanted = len(named) if named else int(needs_gpus(config))
     given = wanted if arguments.gpus is None else arguments.gpus

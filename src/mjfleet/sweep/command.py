@@ -136,11 +136,7 @@ def _run(
 
 
 def _check_metric(task: str, config: TrainConfig, metric: str) -> None:
-    """Train one iteration in a temporary folder if that is needed to know what runs log.
-
-    Raises:
-        UserError: no run logs the metric, or none can begin.
-    """
+    """Raise an error if no run logs the metric; to see that, train an iteration if needed."""
     if metric in ALWAYS:
         return
     print_line(f"training one iteration to see whether runs log {metric}")

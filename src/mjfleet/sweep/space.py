@@ -104,11 +104,7 @@ def _value_of(config: TrainConfig, name: str) -> Any:
 
 
 def _distribution(field: Flag, text: str, config: TrainConfig) -> Distribution:
-    """Return what a text says of a field.
-
-    Raises:
-        UserError, ValueError: it says nothing, or what the field does not allow.
-    """
+    """Return what a text says of a field; an error if it says what the field does not allow."""
     if found := RANGE.fullmatch(text):
         one = _range(field, *found.groups())
         for end in (one.low, one.high):
