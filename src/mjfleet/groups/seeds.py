@@ -67,7 +67,7 @@ def train_seeds(found: FoundTask, config: TrainConfig, argv: Sequence[str]) -> i
         config = config.with_num_envs(plan.config.num_envs)
     members = {name: {"seed": seed} for name, seed in names.items()}
     with GroupRecord.create(KIND, found.name, config, members, ["train", *argv]) as group:
-        return _train(found, group, config, shares, members)
+        return _train(found, group, config, shares, names)
 
 
 def resume_seeds(
@@ -100,8 +100,7 @@ def resume_seeds(
         for name, seed in seeds.items()
     ):
         raise UserError(f"--resume {folder}: its {GROUP_FILE} has no members, or is damaged.")
-    entries = record["members"]
-    waiting = {n: entries[n] for n in seeds if not _has_finished(found, folder / n, config)}
+    waiting = {n: seeds[n] for n in seeds if not _has_finished(found, folder / n, config)}
     if not waiting:
         print_line(f"nothing is left to do: all {len(seeds)} runs of {folder} have finished")
         return 0
@@ -160,15 +159,15 @@ def _train(
     group: GroupRecord,
     config: TrainConfig,
     shares: Sequence[Share],
-    seeds: Mapping[str, Mapping[str, Any]],
+    seeds: Mapping[str, int],
 ) -> int:
     """Train members of a group, record how that ends, and return the exit code."""
     waiting = []
-    for name, entries in seeds.items():
+    for name, seed in seeds.items():
         changes = _changes(found, group.folder / name, config)
         flags = tuple(as_flag(n, v) for n, v in changes.items())
         flags += ("--trust",) if config.trust else ()
-        waiting.append(Member(name, ("--agent.seed", str(entries["seed"])), flags))
+        waiting.append(Member(name, ("--agent.seed", str(seed)), flags))
     experiment = config.agent.experiment_name
     begin = ["--config", str(group.config_file), "--agent.experiment-name", experiment]
     print_line(f"group: {group.folder}")
