@@ -12,12 +12,13 @@ from itertools import accumulate
 from mjfleet.config.launch_config import MAX_WORKERS
 from mjfleet.errors import RankError
 
+PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 MPI = {
     "Open MPI": [f"OMPI_COMM_WORLD_{n}" for n in ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE")],
     "jsrun": [f"JSM_NAMESPACE_{n}" for n in ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE")],
     "MPICH or Intel MPI": ["PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"],
 }
-"""Where launchers of MPI programs say RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE."""
+"""Where launchers of MPI programs say what torchrun says in PLACE."""
 STEP_VARIABLES = (
     "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID",
     "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST",
@@ -107,10 +108,24 @@ def _of_srun(environ: Mapping[str, str]) -> dict[str, str]:
     if environ.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return {}
     # Nothing else here needs the package, which a machine with few packages may lack.
-    from hostlist import BadHostlist
+    from hostlist import BadHostlist, expand_hostlist
 
     try:
-        return _place_in_step(environ)
+        node = int(environ["SLURM_NODEID"])
+        # For example "2(x3),1": two tasks on each of three nodes, one on the fourth.
+        groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ["SLURM_STEP_TASKS_PER_NODE"])
+        ends = accumulate(int(repeats or 1) for _, repeats in groups)
+        per_node = next(count for (count, _), end in zip(groups, ends, strict=True) if node < end)
+        step = 16 * int(environ["SLURM_JOB_ID"]) + int(environ["SLURM_STEP_ID"])
+        return {
+            "RANK": environ["SLURM_PROCID"],
+            "LOCAL_RANK": environ["SLURM_LOCALID"],
+            "WORLD_SIZE": environ["SLURM_STEP_NUM_TASKS"],
+            "LOCAL_WORLD_SIZE": per_node,
+            "GROUP_RANK": str(node),
+            "MASTER_ADDR": expand_hostlist(environ["SLURM_STEP_NODELIST"])[0],
+            "MASTER_PORT": str(20000 + step % 20000),
+        }
     except (LookupError, ValueError, StopIteration, BadHostlist) as error:
         given = ", ".join(f"{name}={environ.get(name, '')[:100]}" for name in STEP_VARIABLES)
         raise RankError(
@@ -119,44 +134,19 @@ def _of_srun(environ: Mapping[str, str]) -> dict[str, str]:
         ) from None
 
 
-def _place_in_step(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return torchrun's variables for the place that SLURM's describe."""
-    node = int(environ["SLURM_NODEID"])
-    # For example "2(x3),1": two tasks on each of three nodes, one on the fourth.
-    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ["SLURM_STEP_TASKS_PER_NODE"])
-    ends = accumulate(int(repeats or 1) for _, repeats in groups)
-    per_node = next(count for (count, _), end in zip(groups, ends, strict=True) if node < end)
-    step = 16 * int(environ["SLURM_JOB_ID"]) + int(environ["SLURM_STEP_ID"])
-    from hostlist import expand_hostlist
-
-    return {
-        "RANK": environ["SLURM_PROCID"],
-        "LOCAL_RANK": environ["SLURM_LOCALID"],
-        "WORLD_SIZE": environ["SLURM_STEP_NUM_TASKS"],
-        "LOCAL_WORLD_SIZE": per_node,
-        "GROUP_RANK": str(node),
-        "MASTER_ADDR": expand_hostlist(environ["SLURM_STEP_NODELIST"])[0],
-        "MASTER_PORT": str(20000 + step % 20000),
-    }
-
-
 def _of_mpirun(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a process that a launcher of MPI programs has started.
 
     Processes of one host meet on it, at a port from 20000 to 39999 computed from Open MPI's name
     of the job. Others need MASTER_ADDR and MASTER_PORT.
     """
-    for launcher, (rank, local_rank, size, local_size) in MPI.items():
+    for launcher, names in MPI.items():
+        _, _, size, local_size = names
         if environ.get(size, "1") == "1":
             continue
-        if missing := [name for name in (rank, local_rank, local_size) if name not in environ]:
+        if missing := [name for name in names if name not in environ]:
             raise RankError(f"{launcher} has set {size}, but not {', '.join(missing)}.")
-        found = {
-            "RANK": environ[rank],
-            "LOCAL_RANK": environ[local_rank],
-            "WORLD_SIZE": environ[size],
-            "LOCAL_WORLD_SIZE": environ[local_size],
-        }
+        found = {ours: environ[theirs] for ours, theirs in zip(PLACE, names, strict=True)}
         if environ[local_size] == environ[size]:
             found["MASTER_ADDR"] = "127.0.0.1"
             if job := environ.get("PMIX_NAMESPACE"):
