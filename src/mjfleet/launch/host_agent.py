@@ -37,8 +37,6 @@ from mjfleet.worker.worker_args import LOOPBACK_ALONE, HostArgs, WorkerArgs
 if TYPE_CHECKING:
     from mjfleet.launch.worker_processes import WorkerProcesses
 
-WORKER_MODULES = ("mjfleet.launch.worker_processes", "mjfleet.worker.training")
-"""What workers, which are forks of this process, need to import, besides the engine."""
 CONNECT_SECONDS = 5.0  # How long the first host may take to answer another one.
 END_SECONDS = 30.0  # How long it may take to end; workers are killed at once.
 STATUS_SECONDS = 1.0  # How often the status of the workers is sent at least.
@@ -227,13 +225,13 @@ def _network(address: str) -> dict[str, str]:
 
 
 def _import_for_workers(engine: str, threads: int) -> None:
-    """Import what the workers need, with the settings that count while it is imported."""
+    """Import what workers, forks of this process, need; the settings count while that happens."""
     os.environ |= thread_variables(threads)
     # Without this, torch warns of each address that has no name.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     prepare()
-    for module in (*WORKER_MODULES, f"mjfleet.sim.{engine}_engine"):
-        import_module(module)
+    for module in ("launch.worker_processes", "worker.training", f"sim.{engine}_engine"):
+        import_module(f"mjfleet.{module}")
 
 
 def main() -> None:
