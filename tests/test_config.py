@@ -29,10 +29,50 @@ from mjfleet.config import (
     to_dict,
     train_config,
 )
-from mjfleet.config.field_kinds import CLASSES, INITIAL, LEARNING, NAMES, OPERATION, PLACEMENT
+from mjfleet.config.field_kinds import CLASSES, INITIAL, NAMES, OPERATION, PLACEMENT
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.runs.config_yaml import read_config, write_config
+
+LEARNING_NAMES = """
+total_envs env.num_envs env.decimation env.episode_seconds
+agent.library agent.seed agent.num_steps_per_env agent.init_at_random_ep_len
+agent.obs_groups.actor agent.obs_groups.critic agent.obs_groups.rnd_state
+agent.actor.hidden_dims agent.actor.activation agent.actor.obs_normalization
+agent.actor.rnn_type agent.actor.rnn_hidden_dim agent.actor.rnn_num_layers
+agent.actor.distribution.class_name agent.actor.distribution.std_type
+agent.actor.distribution.std_range agent.actor.distribution.learn_std
+agent.critic.hidden_dims agent.critic.activation
+agent.critic.obs_normalization agent.critic.rnn_type agent.critic.rnn_hidden_dim
+agent.critic.rnn_num_layers
+agent.teacher.checkpoint agent.teacher.obs_groups
+agent.teacher.hidden_dims agent.teacher.activation agent.teacher.obs_normalization
+agent.teacher.rnn_type agent.teacher.rnn_hidden_dim agent.teacher.rnn_num_layers
+agent.teacher.distribution.class_name agent.teacher.distribution.init_std
+agent.teacher.distribution.std_type agent.teacher.distribution.std_range
+agent.teacher.distribution.learn_std
+agent.algorithm.group_size agent.algorithm.gradient_length agent.algorithm.loss_type
+agent.algorithm.num_learning_epochs agent.algorithm.num_mini_batches agent.algorithm.learning_rate
+agent.algorithm.schedule agent.algorithm.desired_kl agent.algorithm.gamma agent.algorithm.lam
+agent.algorithm.clip_param agent.algorithm.use_clipped_value_loss agent.algorithm.value_loss_coef
+agent.algorithm.entropy_coef agent.algorithm.max_grad_norm agent.algorithm.optimizer
+agent.algorithm.normalize_advantage_per_mini_batch agent.algorithm.use_mixed_precision
+agent.algorithm.rnd_cfg.weight agent.algorithm.rnd_cfg.num_outputs
+agent.algorithm.rnd_cfg.predictor_hidden_dims agent.algorithm.rnd_cfg.target_hidden_dims
+agent.algorithm.rnd_cfg.activation agent.algorithm.rnd_cfg.state_normalization
+agent.algorithm.rnd_cfg.reward_normalization agent.algorithm.rnd_cfg.learning_rate
+agent.algorithm.symmetry_cfg.data_augmentation_func
+agent.algorithm.symmetry_cfg.use_equivariant_networks
+agent.algorithm.symmetry_cfg.use_data_augmentation agent.algorithm.symmetry_cfg.use_mirror_loss
+agent.algorithm.symmetry_cfg.mirror_loss_coeff
+"""
+IMAGE_NAMES = "output_channels kernel_size stride padding norm activation max_pool global_pool"
+LEARNING = frozenset(LEARNING_NAMES.split()) | {
+    f"agent.{network}.cnn_cfg.{name}"
+    for network in ("actor", "critic", "teacher")
+    for name in IMAGE_NAMES.split()
+}
+"""What decides what is learned: each new field is to be here, or in a set of `field_kinds`."""
 
 
 @dataclass(frozen=True, kw_only=True)

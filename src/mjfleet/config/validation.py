@@ -29,16 +29,6 @@ def at_least(low: float) -> Rule:
     return Rule(lambda v: low <= v < math.inf, f"at least {low}")
 
 
-def count(most: int) -> Rule:
-    """Accept whole numbers from 1 to `most`."""
-    return Rule(lambda v: 1 <= v <= most, f"at least 1, at most {most}")
-
-
-def above(low: float) -> Rule:
-    """Accept finite numbers greater than `low`."""
-    return Rule(lambda v: low < v < math.inf, f"greater than {low} and finite")
-
-
 def between(low: float, high: float) -> Rule:
     """Accept numbers from `low` to `high`, both included."""
     return Rule(lambda v: low <= v <= high, f"between {low} and {high}")
@@ -63,10 +53,10 @@ FOLDER_NAME = Rule(
     "a plain folder name (at most 100 letters of this locale's encoding, no slashes, none of "
     ':*?"<>|, no space around it)',
 )
-COUNT = count(MOST)
+COUNT = Rule(lambda v: 1 <= v <= MOST, f"at least 1, at most {MOST}")
 Count = Annotated[int, COUNT]
 OptionalCount = Annotated[int | None, optional(COUNT)]
-Positive = Annotated[float, above(0)]
+Positive = Annotated[float, Rule(lambda v: 0 < v < math.inf, "greater than 0 and finite")]
 NotNegative = Annotated[float, at_least(0)]
 Seconds = Annotated[float, Rule(lambda v: 0 < v <= LONGEST, f"greater than 0, at most {LONGEST}")]
 Fraction = Annotated[float, between(0, 1)]

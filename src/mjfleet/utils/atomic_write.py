@@ -28,18 +28,13 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-        _flush_folder(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # The new name is to be on disk too.
+        finally:
+            os.close(folder)
     finally:
         aside.unlink(missing_ok=True)
-
-
-def _flush_folder(folder: Path) -> None:
-    """Flush the folder's entries, so that the new name is on disk too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def extend(path: Path, length: int, data: bytes) -> int:
