@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mjfleet.bench import mjlab_setup
+from mjfleet.bench import peers
 from mjfleet.config import AgentConfig, EnvConfig, TrainConfig, to_dict
 
 from ..conftest import Run
@@ -114,7 +114,7 @@ def test_the_driver_gives_our_settings_and_tells_each_iteration(tmp_path: Path) 
         "peer_task": {"name": "Mjlab-Cartpole-Balance", "timestep": 0.01, "integrator": "euler"},
         "records_rewards": True,
     }
-    driver = Path(mjlab_setup.__file__).with_name("peer_driver.py")
+    driver = Path(peers.__file__).with_name("peer_driver.py")
     result = subprocess.run(
         [sys.executable, driver, json.dumps(request)],
         check=False, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(tmp_path)},

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from mjfleet.bench.benchmark_options import Options, Setup
-from mjfleet.bench.mjlab_setup import find_peer, train_peer
+from mjfleet.bench.peers import find_peer, train_peer
 from mjfleet.bench.result import Cell, Result, Spread, Table, show
 from mjfleet.bench.timed_training import train_ours
 from mjfleet.config.validation import MOST, Count, between

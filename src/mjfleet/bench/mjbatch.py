@@ -1,4 +1,7 @@
-"""`mjfleet bench peer mjbatch`: stepping and training beside mjbatch's. In the launcher."""
+"""`mjfleet bench peer mjbatch`: stepping and training beside mjbatch's.
+
+`compare_mjbatch` runs in the launcher; its child process, which may import a task, runs `main`.
+"""
 
 import json
 import shutil
@@ -11,7 +14,7 @@ from typing import Any, Literal
 from xml.etree import ElementTree
 
 from mjfleet.bench.benchmark_options import Counts, Options, Setup
-from mjfleet.bench.peer_environment import install, versions
+from mjfleet.bench.peers import install, versions
 from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import TimedChild, run_module, run_timed, summarise, train_ours
 from mjfleet.errors import UserError
@@ -22,7 +25,9 @@ DRIVER = str(Path(__file__).with_name("mjbatch_driver.py"))
 GO1 = "go1-velocity-flat"
 EQUAL = f"{GO1}-as-mjbatch"
 COLUMNS = ["", "mjfleet", "mjbatch", "ratio"]
-PARTS = {"end to end": None, "collecting": "collect_seconds", "learning": "learn_seconds"}
+OWN, WITH_PHYSICS = "the task's model", "the same with the example's physics"
+Drive = Callable[..., TimedChild]
+"""Calls `mjbatch_driver` by the Python of either side: who, what it does, and the request."""
 STEPPING = (
     "Medians of the repeats, with the least and the greatest. Both are measured in turn, each time "
     "in a new process; a ratio is that of two measurements next to each other, and above 1 where "
@@ -61,19 +66,6 @@ class MjbatchOptions(Options):
     and by mjfleet on a model with its physics."""
 
 
-@dataclass(frozen=True)
-class Driver:
-    """Calls `mjbatch_driver` by the Python of either side."""
-
-    pythons: Mapping[str, str]  # By who steps.
-    scratch: Path
-
-    def __call__(self, who: str, do: str, **request: Any) -> TimedChild:
-        command = [self.pythons[who], "-P", DRIVER, json.dumps({"do": do, **request})]
-        # The example would train on a GPU.
-        return run_timed(command, self.scratch, {"CUDA_VISIBLE_DEVICES": ""})
-
-
 def compare_mjbatch(setup: Setup, options: MjbatchOptions) -> Result:
     """Step, and train where there is an example, by both in turn.
 
@@ -84,39 +76,42 @@ def compare_mjbatch(setup: Setup, options: MjbatchOptions) -> Result:
     _check(setup, options)
     config = setup.config(options.num_envs[0])
     threads = setup.worker_args(config, setup.scratch).threads
-    own = _mjcf(setup)
-    models = {"the task's model": (own, config.env.decimation)}
+    mjcf = _mjcf(setup)
     torch = f"torch=={version('torch').partition('+')[0]}"
     folder = install("mjbatch", VERSION, setup.scratch, ("mujoco-menagerie", torch))
-    drive = Driver({"mjfleet": sys.executable, "mjbatch": f"{folder}/bin/python"}, setup.scratch)
-    keys = [{"what": "the task's model", "num_envs": n} for n in options.num_envs]
+    pythons = {"mjfleet": sys.executable, "mjbatch": f"{folder}/bin/python"}
+
+    def drive(who: str, do: str, **request: Any) -> TimedChild:
+        command = [pythons[who], "-P", DRIVER, json.dumps({"do": do, **request})]
+        # The example would train on a GPU.
+        return run_timed(command, setup.scratch, {"CUDA_VISIBLE_DEVICES": ""})
+
+    models = {OWN: (mjcf, config.env.decimation)}
+    keys = [{"what": OWN, "num_envs": n} for n in options.num_envs]
     equal = None
     if options.example:
-        equal = EqualTraining.of(setup, own, str(Path(options.example).resolve()), drive)
-        models["the same with the example's physics"] = equal.mjcf, equal.sizes["decimation"]
-        keys += [
-            {"what": what, "num_envs": equal.sizes["num_envs"]}
-            for what in ("the same with the example's physics", "training")
-        ]
+        equal = EqualTraining.of(setup, mjcf, str(Path(options.example).resolve()), drive)
+        models[WITH_PHYSICS] = equal.mjcf, equal.sizes["decimation"]
+        keys += [{"what": w, "num_envs": equal.num_envs} for w in (WITH_PHYSICS, "training")]
 
     def measure(what: str, num_envs: int) -> dict[str, Any]:
-        if what == "training":
-            assert equal
+        if equal and what == "training":
             return equal.train(drive)
-        (mjcf, decimation), found = models[what], {}
-        common = {
-            "mjcf": str(mjcf),
-            "decimation": decimation,
-            "num_envs": num_envs,
-            "threads": threads,
+        model, decimation = models[what]
+        request = {"mjcf": str(model), "decimation": decimation, "num_envs": num_envs}
+        request |= {"warmup": options.warmup, "iterations": options.iterations, "threads": threads}
+        return {
+            who: json.loads(drive(who, "step", engine=who, **request).lines[-1][1])
+            for who in pythons
         }
-        common |= {"warmup": options.warmup, "iterations": options.iterations}
-        for who in drive.pythons:
-            found[who] = json.loads(drive(who, "step", engine=who, **common).lines[-1][1])
-        return found
 
     samples = setup.rounds(keys, measure, "{what}, {num_envs} worlds")
-    tables, notes = [_bare([s for s in samples if s["what"] != "training"])], [*STEPPING]
+    bare = [
+        (f"{s['what']}, {s['num_envs']} worlds", _compared(s, lambda run: run["steps_per_second"]))
+        for s in samples
+        if s["what"] != "training"
+    ]
+    tables, notes = [Table.of("Bare engine, env steps per second", COLUMNS, bare)], [*STEPPING]
     if equal:
         tables.append(equal.table([s for s in samples if s["what"] == "training"]))
         notes += TRAINING
@@ -136,7 +131,7 @@ class EqualTraining:
     mjcf: Path
 
     @classmethod
-    def of(cls, setup: Setup, mjcf: Path, example: str, drive: Driver) -> "EqualTraining":
+    def of(cls, setup: Setup, mjcf: Path, example: str, drive: Drive) -> "EqualTraining":
         """Ask the example what it trains, and write a task like it into the scratch folder."""
         sizes = json.loads(drive("mjbatch", "describe", example=example).lines[-1][1])
         if "lacks" in sizes:
@@ -151,34 +146,40 @@ class EqualTraining:
         task = find_task(EQUAL, folder)
         return cls(replace(setup, found=task), example, sizes, model)
 
-    def train(self, drive: Driver) -> dict[str, Any]:
+    @property
+    def num_envs(self) -> int:
+        """Environments that the example trains in."""
+        return self.sizes["num_envs"]
+
+    def train(self, drive: Drive) -> dict[str, Any]:
         """Train by both, for as many iterations."""
-        sizes = self.sizes
-        steps = {"num_steps_per_env": sizes["num_steps_per_env"]}
-        config = self.setup.config(sizes["num_envs"], **steps)
-        flags = {
-            "env.decimation": [sizes["decimation"]],
-            "agent.num-steps-per-env": [sizes["num_steps_per_env"]],
-            "agent.algorithm.num-learning-epochs": [sizes["epochs"]],
-            "agent.algorithm.num-mini-batches": [sizes["minibatches"]],
-            "agent.actor.hidden-dims": sizes["hidden"],
-            "agent.critic.hidden-dims": sizes["hidden"],
-        }
-        listed = [str(x) for name, values in flags.items() for x in (f"--{name}", *values)]
+        sizes, steps = self.sizes, self.sizes["num_steps_per_env"]
+        config = self.setup.config(self.num_envs, num_steps_per_env=steps)
+        flags = [
+            *("--env.decimation", sizes["decimation"], "--agent.num-steps-per-env", steps),
+            *("--agent.algorithm.num-learning-epochs", sizes["epochs"]),
+            *("--agent.algorithm.num-mini-batches", sizes["minibatches"]),
+            *("--agent.actor.hidden-dims", *sizes["hidden"]),
+            *("--agent.critic.hidden-dims", *sizes["hidden"]),
+        ]
         tasks = {TASKS_VARIABLE: str(self.setup.found.folder.parent)}
-        ours, _ = train_ours(self.setup, config, listed, tasks)
+        ours, _ = train_ours(self.setup, config, [str(word) for word in flags], tasks)
         iterations = config.agent.max_iterations
         child = drive("mjbatch", "train", example=self.example, iterations=iterations)
-        lines = [(seconds, json.loads(line)) for seconds, line in child.lines if line[:2] == '{"']
-        rows = [{"seconds": seconds, **line} for seconds, line in lines]
-        return {"mjfleet": ours, "mjbatch": summarise(self.setup, config, child, rows)}
+        theirs = summarise(self.setup, config, child, child.json_lines())
+        return {"mjfleet": ours, "mjbatch": theirs}
 
     def table(self, samples: Sequence[Mapping[str, Any]]) -> Table:
         """Return the speeds of the trainings end to end, and of their parts."""
-        worlds, number = self.sizes["num_envs"], self.sizes["num_steps_per_env"]
-        speeds = [(part, _speed(figure, worlds * number)) for part, figure in PARTS.items()]
-        pairs = [(part, _pair(sample, speed)) for sample in samples for part, speed in speeds]
-        return Table.of(f"Training in {worlds} environments, env steps per second", COLUMNS, pairs)
+        steps = self.num_envs * self.sizes["num_steps_per_env"]
+        speeds: dict[str, Callable[[Mapping[str, Any]], float]] = {
+            "end to end": lambda run: run["steps_per_second"],
+            "collecting": lambda run: steps / run["collect_seconds"],
+            "learning": lambda run: steps / run["learn_seconds"],
+        }
+        rows = [(part, _compared(s, speed)) for s in samples for part, speed in speeds.items()]
+        title = f"Training in {self.num_envs} environments, env steps per second"
+        return Table.of(title, COLUMNS, rows)
 
 
 def _check(setup: Setup, options: MjbatchOptions) -> None:
@@ -197,10 +198,25 @@ def _check(setup: Setup, options: MjbatchOptions) -> None:
 def _mjcf(setup: Setup) -> Path:
     """Return the path of the task's MJCF."""
     task = {"task": setup.found.name, "task_folder": str(setup.found.folder)}
-    path = run_module("mjfleet.bench.mjcf_path", task, setup.scratch)
+    path = run_module("mjfleet.bench.mjbatch", task, setup.scratch)
     if path is None:
         raise UserError(f"{setup.found.name} makes its model in code; mjbatch needs an MJCF file.")
     return Path(path)
+
+
+def main(request: dict[str, Any]) -> None:
+    """Print the path of a task's MJCF as JSON; null where the task makes its model in code.
+
+    To the file of a legged robot, VelocityEnv adds no more than a plane and sensors.
+    """
+    from mjfleet.env import Env
+    from mjfleet.legged.velocity_env import VelocityEnv
+
+    found = find_task(request["task"], Path(request["task_folder"]))
+    task: Any = found.load(found.task.env_class, Env)
+    from_file = Env.make_model.__func__, VelocityEnv.make_model.__func__
+    has_file = task.make_model.__func__ in from_file
+    print(json.dumps(str(task.model_path()) if has_file else None))
 
 
 def write_equal_model(source: Path, option: dict[str, str], target: Path) -> None:
@@ -209,13 +225,8 @@ def write_equal_model(source: Path, option: dict[str, str], target: Path) -> Non
     It is not written by MuJoCo, whose own MJCF older versions do not read.
     """
     root = ElementTree.parse(source).getroot()
-    plane = {
-        "name": "floor",
-        "type": "plane",
-        "size": "0 0 0.05",
-        "contype": "1",
-        "conaffinity": "0",
-    }
+    plane = {"name": "floor", "type": "plane", "size": "0 0 0.05"}
+    plane |= {"contype": "1", "conaffinity": "0"}
     root.append(worldbody := ElementTree.Element("worldbody"))
     worldbody.append(ElementTree.Element("geom", plane))
     for own in root.findall("option"):
@@ -227,20 +238,13 @@ def write_equal_model(source: Path, option: dict[str, str], target: Path) -> Non
     ElementTree.ElementTree(root).write(target)
 
 
-def _bare(samples: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the speeds of the bare engines."""
-    pairs = [
-        (f"{sample['what']}, {sample['num_envs']} worlds", _pair(sample, _speed()))
-        for sample in samples
-    ]
-    return Table.of("Bare engine, env steps per second", COLUMNS, pairs)
-
-
-def _speed(figure: str | None = None, steps: int = 0) -> Callable[[Mapping[str, Any]], float]:
-    """Return what computes the speed of so many steps in the seconds of a figure, or reads it."""
-    return lambda found: steps / found[figure] if figure else found["steps_per_second"]
-
-
-def _pair(sample: Mapping[str, Any], speed: Callable[[Mapping[str, Any]], float]) -> list[float]:
+def _compared(
+    sample: Mapping[str, Any], speed: Callable[[Mapping[str, Any]], float]
+) -> list[float]:
+    """Return the speeds of both, and their ratio."""
     ours, theirs = speed(sample["mjfleet"]), speed(sample["mjbatch"])
     return [ours, theirs, ours / theirs]
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

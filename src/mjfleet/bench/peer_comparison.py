@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mjfleet.bench.benchmark_options import Counts, Options, Setup, progress
-from mjfleet.bench.mjlab_setup import find_peer, train_peer
+from mjfleet.bench.peers import find_peer, train_peer
 from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import TRAIN, run_timed, train_ours
 

@@ -33,6 +33,10 @@ class TimedChild:
     peak_memory: int  # Bytes: the greatest resident set of it or of one process it waited for.
     errors: str  # Its standard error.
 
+    def json_lines(self) -> list[dict[str, Any]]:
+        """Return its lines of JSON, each with the `seconds` since the start."""
+        return [{"seconds": s, **json.loads(line)} for s, line in self.lines if line[:2] == '{"']
+
 
 def run_timed(
     command: Sequence[str],

@@ -1,9 +1,11 @@
 """The stacks that train like mjfleet: mjlab, which is installed for it, and stock rsl_rl.
 
-Runs in the launcher.
+Runs in the launcher. What is installed is in an environment of its own under the user's cache
+folder, because its pins are not mjfleet's.
 """
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,13 +13,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mjfleet.bench.benchmark_options import Setup
-from mjfleet.bench.peer_environment import install, versions
+from platformdirs import user_cache_path
+
+from mjfleet.bench.benchmark_options import Setup, progress
 from mjfleet.bench.timed_training import run_timed, summarise
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 
 VERSION = "1.6.0"
+NEWEST = "2026-11-14T00:00:00Z"  # As for the packages of mjfleet, see pyproject.toml.
 PACKAGES = ("mjlab", "mujoco", "mujoco-warp", "warp-lang", "torch", "rsl-rl-lib")
 DRIVER = str(Path(__file__).with_name("peer_driver.py"))
 
@@ -101,8 +105,52 @@ def train_peer(
         child = run_timed([*peer.python, DRIVER, json.dumps(request)], setup.scratch)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    lines = [(seconds, json.loads(line)) for seconds, line in child.lines if line[:2] == '{"']
-    found = [note for _, line in lines for note in line.get("notes", [])]
+    lines = child.json_lines()
+    found = [note for line in lines for note in line.get("notes", [])]
     peer.notes.extend(note for note in found if note not in peer.notes)
-    rows = [{"seconds": seconds, **line} for seconds, line in lines if "collect_seconds" in line]
-    return summarise(setup, config, child, rows)
+    return summarise(setup, config, child, [line for line in lines if "collect_seconds" in line])
+
+
+def install(name: str, version: str, scratch: Path, further: Sequence[str] = ()) -> Path:
+    """Return the folder of a package's virtual environment, which is made where there is none.
+
+    It is made under another name and then renamed: an existing one is complete. `further` are
+    requirements besides the package.
+
+    Raises:
+        UserError: uv is missing, or the folder cannot be made.
+        WorkerError: uv could not install it; the message says why.
+    """
+    folder = user_cache_path("mjfleet") / "bench" / f"{name}-{version}"
+    if folder.is_dir():
+        return folder
+    if not (uv := shutil.which("uv")):
+        raise UserError(f"{name} is installed by uv, which is missing: `pip install uv`.")
+    progress(f"installing {name} {version} into {folder}")
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"{name}'s environment cannot be made (XDG_CACHE_HOME)"
+        raise UserError(f"{what}: {error}") from None
+    flags = "--compile-bytecode", "--exclude-newer", NEWEST
+    try:
+        # Relocatable, because the scripts of an environment name its folder.
+        run_timed([uv, "venv", "--relocatable", "--python", sys.executable, str(aside)], scratch)
+        packages = f"{name}=={version}", *further
+        run_timed([uv, "pip", "install", "--python", str(aside), *flags, *packages], scratch)
+        if not folder.is_dir():  # Another benchmark may have been faster.
+            aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def versions(name: str, folder: Path, packages: Sequence[str], scratch: Path) -> dict[str, str]:
+    """Return the versions of packages in an environment, each under the name of whose it is."""
+    code = f"import importlib.metadata as m\nfor name in {packages!r}: print(name, m.version(name))"
+    lines = run_timed([f"{folder}/bin/python", "-P", "-c", code], scratch).lines
+    found = dict(line.split(" ", 1) for _, line in lines)
+    return {
+        package if package == name else f"{name}'s {package}": v for package, v in found.items()
+    }
