@@ -12,8 +12,8 @@ import yaml
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
+from mjfleet.runs.beginning import resume_or_fork
 from mjfleet.runs.config_yaml import write_config
-from mjfleet.runs.fork import resume_or_fork
 from mjfleet.runs.resume_choice import Resume, find_wanted
 
 from ..conftest import Run, rows

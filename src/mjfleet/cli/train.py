@@ -17,11 +17,10 @@ from mjfleet.cli.help import print_help
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.errors import UserError, run_command
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
+from mjfleet.runs.beginning import resume_or_fork, with_teacher
 from mjfleet.runs.config_yaml import read_config, task_of
-from mjfleet.runs.fork import resume_or_fork
 from mjfleet.runs.resume_choice import Resume, Wanted, find_wanted, read_recorded, take_tasks_dir
 from mjfleet.runs.run_lookup import is_group
-from mjfleet.runs.teacher import with_teacher
 from mjfleet.utils.packages import need_extra
 from mjfleet.worker.class_check import check_classes
 from mjfleet.worker.rank_environment import torchrun_variables

@@ -1,6 +1,7 @@
 """The learning agent: networks, PPO and the runner's settings, with rsl_rl's names."""
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Annotated, Literal, get_args
 
 from mjfleet.config.algorithm_config import Activation, PPOConfig
@@ -23,6 +24,12 @@ from mjfleet.errors import UserError
 Logger = Literal["tensorboard", "wandb", "none"]
 Model = Literal["MLPModel", "RNNModel", "CNNModel"]
 Library = Literal["rsl_rl", "skrl", "skrl-jax", "rl_games"]
+RSL_RL_ALONE = (
+    "algorithm.name", "actor.distribution.class_name", "algorithm.optimizer",
+    "algorithm.normalize_advantage_per_mini_batch", "algorithm.use_mixed_precision",
+    "algorithm.backprop", "algorithm.learning_threads", "algorithm.rnd_cfg", "torch_compile_mode",
+)  # fmt: skip
+"""Settings whose defaults alone other libraries know."""
 NOT_IN_NAMES = "/\\#?%:"
 NAME = Rule(
     lambda v: 0 < len(v.strip()) <= 128 and not set(v) & set(NOT_IN_NAMES),
@@ -274,27 +281,15 @@ class AgentConfig(Checked, flags="agent."):
 
     def _unknown_elsewhere(self) -> str | None:
         """Return the first setting that skrl's and rl_games' PPO lack, or have in another sense."""
-        algorithm, distribution = self.algorithm, self.actor.distribution.class_name
-        paths = [(name.replace("_", "-"), path) for name, path in self.class_paths.items()]
-        unknown = {
-            "RNNModel (--agent.actor.class-name, --agent.critic.class-name)": self.is_recurrent,
-            "CNNModel (--agent.actor.class-name, --agent.critic.class-name)": (
-                "CNNModel" in (self.actor.class_name, self.critic.class_name)
-            ),
-            f"--agent.algorithm.name {algorithm.name}": algorithm.name != "ppo",
-            **{f"--{name} {path}": "hook" not in name for name, path in paths},
-            f"--agent.actor.distribution.class-name {distribution}": (
-                distribution != "GaussianDistribution"
-            ),
-            f"--agent.algorithm.optimizer {algorithm.optimizer}": algorithm.optimizer != "adam",
-            "--agent.algorithm.normalize-advantage-per-mini-batch": (
-                algorithm.normalize_advantage_per_mini_batch
-            ),
-            "--agent.algorithm.use-mixed-precision": algorithm.use_mixed_precision,
-            f"--agent.algorithm.backprop {algorithm.backprop}": algorithm.backprop != "auto",
-            "--agent.algorithm.learning-threads": algorithm.learning_threads is not None,
-            "--agent.algorithm.rnd-cfg": algorithm.rnd_cfg is not None,
-            "--agent.algorithm.symmetry-cfg": algorithm.mirrors_samples,
-            "--agent.torch-compile-mode": self.torch_compile_mode is not None,
-        }
-        return next((what for what, is_wanted in unknown.items() if is_wanted), None)
+        for model in ("RNNModel", "CNNModel"):
+            if model in (self.actor.class_name, self.critic.class_name):
+                return f"{model} (--agent.actor.class-name, --agent.critic.class-name)"
+        for name, path in self.class_paths.items():
+            if name != "agent.runner_hook":
+                return f"--{name.replace('_', '-')} {path}"
+        for name in RSL_RL_ALONE:
+            value, usual = (attrgetter(name)(agent) for agent in (self, AgentConfig()))
+            if value != usual:
+                shown = f" {value}" if isinstance(value, str) else ""
+                return f"--agent.{name.replace('_', '-')}{shown}"
+        return "--agent.algorithm.symmetry-cfg" if self.algorithm.mirrors_samples else None

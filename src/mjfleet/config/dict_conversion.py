@@ -26,6 +26,15 @@ def by_dotted_name(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def value_at(data: Any, name: str, default: Any = None) -> Any:
+    """Return what nested mappings hold under a dotted name, or the default where one is missing."""
+    for part in name.split("."):
+        if not isinstance(data, Mapping) or part not in data:
+            return default
+        data = data[part]
+    return data
+
+
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return to_dict(value)

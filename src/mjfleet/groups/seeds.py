@@ -23,8 +23,8 @@ from mjfleet.launch.launch_plan import describe, new_folder
 from mjfleet.launch.launch_training import plan_here, refuse_existing, train_command
 from mjfleet.launch.planned_run import FAILED, draw_curves
 from mjfleet.registry import FoundTask
+from mjfleet.runs.beginning import begin_from
 from mjfleet.runs.config_yaml import CONFIG_FILE, differences, read_config, write_config
-from mjfleet.runs.init_choice import begin_from
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, read_record
 from mjfleet.runs.run_lookup import record_of

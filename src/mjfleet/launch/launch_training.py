@@ -28,8 +28,8 @@ from mjfleet.launch.planned_run import FAILED, run_plan
 from mjfleet.launch.preflight import reach_hosts
 from mjfleet.launch.restart_policy import wait_for_restart
 from mjfleet.registry import FoundTask
+from mjfleet.runs.beginning import begin_from
 from mjfleet.runs.checkpoint_names import INIT
-from mjfleet.runs.init_choice import begin_from
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
 from mjfleet.runs.resume_choice import Resume, find_resume
 from mjfleet.runs.run_directory import RunDirectory

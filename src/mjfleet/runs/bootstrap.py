@@ -52,9 +52,10 @@ def bootstrap_interval(values: "np.ndarray") -> tuple[Any, Any]:
 
 def common_x(lines: Iterable[Sequence[float]], points: int) -> list[float]:
     """Return evenly spaced places from the first x of any line to the last, which lines share."""
+    import numpy as np
+
     ends = [(x[0], x[-1]) for x in lines]
-    first, last = min(a for a, _ in ends), max(b for _, b in ends)
-    return [*(first + (last - first) * i / (points - 1) for i in range(points - 1)), last]
+    return np.linspace(min(a for a, _ in ends), max(b for _, b in ends), points).tolist()
 
 
 def mean_curve(lines: Sequence[Line], x: Sequence[float]) -> tuple[list[float], ...]:

@@ -13,7 +13,6 @@ from mjfleet.utils.safe_read import path_in, read_bytes
 
 CONFIG_FILE = "config.yaml"
 CONFIG_BYTES = 2**16
-EARLIER_FOLDER = "configs"  # Holds those of earlier attempts.
 TASK_ENTRY = "task"  # Names the task whose configuration the file holds.
 # Flags of one command, not of the run.
 NOT_RECORDED = (
@@ -85,13 +84,7 @@ def config_of_attempt(run_dir: Path, attempt: int, attempts: int) -> Path:
     """Return the file of the configuration of one of a run's attempts; the first has number 1."""
     if attempt == attempts:
         return run_dir / CONFIG_FILE
-    return path_in(run_dir, EARLIER_FOLDER) / f"attempt_{attempt}.yaml"
-
-
-def changed_values(config: TrainConfig, defaults: TrainConfig) -> dict[str, dict[str, Any]]:
-    """Return `value` and `default` of what differs from a task's defaults, by dotted name."""
-    different = differences(config, defaults).items()
-    return {name: {"value": value, "default": default} for name, (value, default) in different}
+    return path_in(run_dir, "configs") / f"attempt_{attempt}.yaml"
 
 
 def differences(config: TrainConfig, other: TrainConfig) -> dict[str, tuple[Any, Any]]:

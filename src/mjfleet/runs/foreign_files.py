@@ -11,14 +11,14 @@ import json
 import os
 import secrets
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from platformdirs import user_state_path
 
 from mjfleet.config import LaunchConfig, TeacherConfig, TrainConfig, WandbConfig
-from mjfleet.config.dict_conversion import by_dotted_name, from_dict, to_dict
+from mjfleet.config.dict_conversion import by_dotted_name, from_dict, to_dict, value_at
 from mjfleet.config.field_kinds import CLASSES, PLACEMENT, TEACHER, is_for_the_user
 from mjfleet.errors import UserError
 from mjfleet.utils.console import print_error
@@ -68,12 +68,14 @@ def leave_out_placement(data: dict[str, Any], text: str, name: str) -> None:
         from_dict(WandbConfig(), wandb)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
-    if _is_signed(placement, text):
+    signed = [line.removeprefix(SIGNED) for line in text.splitlines() if line.startswith(SIGNED)]
+    if any(is_own("config.yaml", _text(placement), given) for given in signed):
         return
     # A default would replace what the task's author has set.
     for dotted in PLACEMENT | placement.keys():
-        *folders, last = dotted.split(".")
-        if isinstance(parent := _value(data, folders, None), dict):
+        folder, _, last = dotted.rpartition(".")
+        parent = value_at(data, folder) if folder else data
+        if isinstance(parent, dict):
             parent.pop(last, None)
     if placement:
         say_left_out(name, ", ".join(sorted(placement)))
@@ -94,20 +96,12 @@ def _placement(data: Mapping[str, Any]) -> dict[str, Any]:
     defaults = by_dotted_name(to_dict(TrainConfig()))
     defaults |= by_dotted_name({"agent": {"teacher": to_dict(TeacherConfig())}})
     names = sorted(PLACEMENT | CLASSES | {TEACHER})
-    values = {dotted: _value(data, dotted.split("."), defaults[dotted]) for dotted in names}
+    values = {dotted: value_at(data, dotted, defaults[dotted]) for dotted in names}
     return {
         dotted: value
         for dotted, value in values.items()
         if value != defaults[dotted] and is_for_the_user(dotted, value)
     }
-
-
-def _value(data: Any, parts: Sequence[str], default: Any) -> Any:
-    for part in parts:
-        if not isinstance(data, Mapping) or part not in data:
-            return default
-        data = data[part]
-    return data
 
 
 def _text(placement: Mapping[str, Any]) -> str:
@@ -117,11 +111,6 @@ def _text(placement: Mapping[str, Any]) -> str:
 def _sign(kind: str, text: str, key: bytes) -> str:
     message = f"mjfleet {kind}\n{text}".encode(errors="surrogatepass")
     return hmac.new(key, message, "sha256").hexdigest()
-
-
-def _is_signed(placement: Mapping[str, Any], text: str) -> bool:
-    signed = [line.removeprefix(SIGNED) for line in text.splitlines() if line.startswith(SIGNED)]
-    return any(is_own("config.yaml", _text(placement), given) for given in signed)
 
 
 def _key(may_create: bool = False) -> bytes | None:

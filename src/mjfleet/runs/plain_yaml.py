@@ -40,9 +40,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None):
-            raise yaml.MarkedYAMLError(
-                None, None, "aliases and tags are not read", event.start_mark
-            )
+            raise _refused("aliases and tags are not read", event)
         return super().compose_node(parent, index)
 
     def construct_scalar(self, node: Any) -> Any:

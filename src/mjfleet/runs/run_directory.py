@@ -14,7 +14,7 @@ from typing import Any
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_names import INIT
-from mjfleet.runs.config_yaml import CONFIG_FILE, changed_values, config_of_attempt, write_config
+from mjfleet.runs.config_yaml import CONFIG_FILE, config_of_attempt, differences, write_config
 from mjfleet.runs.foreign_files import WANDB_RUN, is_own, say_left_out
 from mjfleet.runs.git_state import git_state
 from mjfleet.runs.metrics_csv import completed_iterations
@@ -57,43 +57,39 @@ class RunDirectory:
             FileExistsError: the folder of a new run exists already.
             UserError: a folder cannot be created or written.
         """
-        self.path = path
-        self._lock = lock
-        self._undo = ExitStack()
+        self.path, self._lock, self._undo = path, lock, ExitStack()
         name = f"--run-dir {path}" if config.run_dir else f"--log-root {config.log_root}"
         wanted = {} if plan["goes_on"] else {path: name}
         if log_folder is not None:
             wanted[log_folder] = log_folder_name
-        for folder, name in wanted.items():
+        with ExitStack() as on_failure:
+            on_failure.callback(self.discard)
+            for folder, name in wanted.items():
+                try:
+                    make_folder(folder, self._undo)
+                except OSError as error:
+                    if isinstance(error, FileExistsError) and folder.is_dir():
+                        raise
+                    raise UserError(f"{name}: {error.strerror}.") from None
+            if not plan["goes_on"]:
+                self._lock = lock_run(path)
+            self.checkpoint: Path | None = plan["checkpoint"]
+            """Where training continues from, or takes networks; a new run has its own copy."""
+            code = read_code(plan["task_folder"])
+            self.task_hash = code.hash
+            networks_only = plan["parent"] and plan["parent"]["networks_only"]
+            begins_anew = networks_only or (self.checkpoint and self.checkpoint.name == INIT)
+            source = None if begins_anew else self.checkpoint
+            self.code_changes = changes_since(source, code) if source else None
+            """How the task's code differs from what the checkpoint was trained with, in words."""
             try:
-                make_folder(folder, self._undo)
+                if plan["goes_on"]:  # Checked before anything in it is written or moved.
+                    check_folder(path, may_link=["wandb"])
+                    _remove_leftovers(path)
+                self._record(config, differences(config, defaults), argv, plan, code)
             except OSError as error:
-                self.discard()
-                if isinstance(error, FileExistsError) and folder.is_dir():
-                    raise
-                raise UserError(f"{name}: {error.strerror}.") from None
-        if not plan["goes_on"]:
-            self._lock = lock_run(path)
-        self.checkpoint: Path | None = plan["checkpoint"]
-        """Where training continues from, or takes networks; a new run has a copy of its own."""
-        code = read_code(plan["task_folder"])
-        self.task_hash = code.hash
-        networks_only = plan["parent"] and plan["parent"]["networks_only"]
-        begins_anew = networks_only or (self.checkpoint and self.checkpoint.name == INIT)
-        source = None if begins_anew else self.checkpoint
-        self.code_changes = changes_since(source, code) if source else None
-        """How the task's code differs from what the checkpoint was trained with, in words."""
-        try:
-            if plan["goes_on"]:
-                check_folder(path, may_link=["wandb"])  # Before anything in it is written or moved.
-                _remove_leftovers(path)
-            self._record(config, changed_values(config, defaults), argv, plan, code)
-        except OSError as error:
-            self.discard()
-            raise UserError(f"{path}: {error.strerror}.") from None
-        except UserError:
-            self.discard()
-            raise
+                raise UserError(f"{path}: {error.strerror}.") from None
+            on_failure.pop_all()
 
     def discard(self) -> None:
         """Undo everything, since nothing has run: the files are as they were before."""
@@ -125,7 +121,7 @@ class RunDirectory:
     def _record(
         self,
         config: TrainConfig,
-        changed: Mapping[str, Any],
+        different: Mapping[str, tuple[Any, Any]],
         argv: Sequence[str],
         plan: Mapping[str, Any],
         code: TaskCode,
@@ -145,9 +141,8 @@ class RunDirectory:
             self.checkpoint = Path(shutil.copyfile(self.checkpoint, copy))
         if not (config.trust or plan["is_restart"]) and "wandb" in config.agent.logger:
             self._leave_out_foreign_id(record)
-        if (
-            attempts and attempts[-1].get("status") == "running"
-        ):  # It was killed, so recorded nothing.
+        # An attempt that was killed has recorded nothing.
+        if attempts and attempts[-1].get("status") == "running":
             attempts[-1] |= {"status": "killed", "iterations": completed_iterations(self.path)}
         self._move_failures(len(attempts))
         write_config(self.path / CONFIG_FILE, plan["task"], config)
@@ -157,12 +152,7 @@ class RunDirectory:
             "status": "running",
             "checkpoint": self.checkpoint.name if self.checkpoint else None,
             "is_restart": plan["is_restart"],
-            "code": keep(
-                plan["task_folder"],
-                code,
-                self.path,
-                lambda new: self._undo.callback(shutil.rmtree, new, ignore_errors=True),
-            ),
+            "code": keep(plan["task_folder"], code, self.path, self._undo),
         }
         package = Path(str(resources.files("mjfleet")))
         write_record(
@@ -174,7 +164,7 @@ class RunDirectory:
             seed=config.agent.seed,
             host=os.uname().nodename,
             pid=os.getpid(),
-            changed=changed,
+            changed={n: {"value": v, "default": d} for n, (v, d) in different.items()},
             plan={name: entry for name, entry in plan.items() if name != "parent"},
             versions=stack_versions(*config.agent.packages),
             git=git_state([package, plan["task_folder"]], with_diff=True),

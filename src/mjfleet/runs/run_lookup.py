@@ -3,7 +3,7 @@
 import difflib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -26,14 +26,14 @@ def runs_in(root: Path, experiment: str | None = None) -> list[Path]:
 
     The members of groups are among them.
     """
-    folders = _folders(root, experiment)
+    folders = root.glob(f"*/{NAMES}") if experiment is None else (root / experiment).glob(NAMES)
     runs = ([path] if _is_run(path) else members_of(path) for path in folders)
     return [run for some in runs for run in some]
 
 
-def groups_in(root: Path, experiment: str | None = None) -> list[Path]:
-    """Return the folders of groups of runs under a log root, of one experiment or all."""
-    return [path for path in _folders(root, experiment) if is_group(path)]
+def groups_in(root: Path) -> list[Path]:
+    """Return the folders of groups of runs under a log root."""
+    return [path for path in root.glob(f"*/{NAMES}") if is_group(path)]
 
 
 def is_group(folder: Path) -> bool:
@@ -55,15 +55,6 @@ def group_of(run: Path) -> Path | None:
 def name_of(run: Path) -> str:
     """Return the experiment and name of a run or a group; a member's group is in between."""
     return "/".join(run.parts[-3 if group_of(run) else -2 :])
-
-
-def experiment_of(run: Path) -> str:
-    """Return the name of the experiment of a run or a group."""
-    return (group_of(run) or run).parent.name
-
-
-def _folders(root: Path, experiment: str | None) -> Iterable[Path]:
-    return root.glob(f"*/{NAMES}") if experiment is None else (root / experiment).glob(NAMES)
 
 
 def _is_run(folder: Path) -> bool:
@@ -147,7 +138,7 @@ def find_run(
     found = found or [run for run in runs if any(n.startswith(wanted) for n in _names(run))]
     found = found or [run for run in runs if any(map(word.search, _names(run)[:-1]))]
     found = [run for run in found if run.parent not in found]  # A group stands for its members.
-    found = [run for run in found if experiment_of(run) == experiment] or found
+    found = [run for run in found if (group_of(run) or run).parent.name == experiment] or found
     if len(found) == 1:
         return found[0]
     if found:

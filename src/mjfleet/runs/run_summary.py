@@ -5,7 +5,6 @@ import os
 import reprlib
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +17,7 @@ from mjfleet.runs.run_directory import is_locked
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
 from mjfleet.runs.run_lookup import name_of, record_of, started_at
 from mjfleet.utils.console import in_a_line
-from mjfleet.utils.safe_read import open_regular, walk
+from mjfleet.utils.safe_read import bytes_in, open_regular
 
 MAX_SECONDS = 100 * 365 * 86400.0  # Of training; a table can show more, but no run has.
 
@@ -55,7 +54,7 @@ def summarise(run_dir: Path) -> tuple[float, Summary]:
     started, problems = 0.0, []
     try:
         started = run_dir.stat().st_mtime
-        summary.bytes = _bytes(run_dir)
+        summary.bytes = bytes_in(run_dir)
         record = record_of(run_dir)
         started = started_at(record) or started
         _read_record(summary, run_dir, record)
@@ -105,15 +104,6 @@ def summarise_group(group: Path, members: Sequence[Summary]) -> tuple[float, Sum
         setattr(summary, name, fmean(found) if found else None)
     summary.bytes = sum(member.bytes for member in members)
     return started, summary
-
-
-def _bytes(run_dir: Path) -> int:
-    total = 0
-    for folder, _, names in walk(run_dir):
-        for name in names:
-            with suppress(FileNotFoundError):  # A running run renames and removes files.
-                total += (folder / name).lstat().st_size
-    return total
 
 
 def _read_record(summary: Summary, run_dir: Path, record: dict[str, Any]) -> None:

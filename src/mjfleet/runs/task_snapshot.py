@@ -13,8 +13,8 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,7 +90,7 @@ class _Kept:
     """A snapshot in a run directory."""
 
     folder: Path
-    left_out: dict[str, str]  # As in TaskCode.
+    code: TaskCode
     signature: str
     config: Path  # The configuration with which the run trained by this code last.
 
@@ -117,18 +117,16 @@ def read_code(folder: Path) -> TaskCode:
     return TaskCode(files, left_out)
 
 
-def keep(
-    task_folder: Path, code: TaskCode, run_dir: Path, on_new: Callable[[Path], object]
-) -> dict[str, Any]:
+def keep(task_folder: Path, code: TaskCode, run_dir: Path, undo: ExitStack) -> dict[str, Any]:
     """Keep the code of a task's folder in a run directory, unless it is there already.
 
-    Returns what run.json records of it; `on_new` receives each folder before it is created.
+    Returns what run.json records of it; `undo` removes what was made.
     """
     kept = _folder(run_dir, code.hash)
     if not kept.exists():
         for new in (kept.parent, kept):
             if not new.exists():
-                on_new(new)
+                undo.callback(shutil.rmtree, new, ignore_errors=True)
         code.write(kept)
     return {
         "hash": code.hash,
@@ -149,8 +147,7 @@ def changes_since(checkpoint: Path, now: TaskCode) -> str | None:
     kept = _kept(checkpoint, then)
     if kept is None:
         return f"the task's code is not that of {checkpoint.name}, of which the run keeps none"
-    before = TaskCode(read_code(kept.folder).files, kept.left_out)
-    return f"the task's code has changed since {checkpoint.name}: {difference(before, now)}"
+    return f"the task's code has changed since {checkpoint.name}: {difference(kept.code, now)}"
 
 
 @contextmanager
@@ -168,11 +165,10 @@ def as_trained(checkpoint: Path, name: str, trust: bool) -> Iterator[tuple[Path,
     then = _trained_with(checkpoint)
     if (kept := _kept(checkpoint, then)) is None:
         raise UserError(f"--as-trained: the run of {checkpoint} keeps no code of it.")
-    if kept.left_out:
-        what = ", ".join(f"{path} ({why})" for path, why in kept.left_out.items())
+    if kept.code.left_out:
+        what = ", ".join(f"{path} ({why})" for path, why in kept.code.left_out.items())
         raise UserError(f"--as-trained: {kept.folder} is not complete, it lacks {what}.")
-    code = TaskCode(read_code(kept.folder).files, {})
-    if code.hash != then:
+    if kept.code.hash != then:
         raise UserError(
             f"--as-trained: {kept.folder} is not as it was when {checkpoint} was trained."
         )
@@ -182,7 +178,7 @@ def as_trained(checkpoint: Path, name: str, trust: bool) -> Iterator[tuple[Path,
             "runs it."
         )
     with TemporaryDirectory(prefix="mjfleet-") as temporary:
-        code.write(Path(temporary, name))
+        kept.code.write(Path(temporary, name))
         yield Path(temporary, name), kept.config
 
 
@@ -206,7 +202,9 @@ def _kept(checkpoint: Path, task_hash: str) -> _Kept | None:
                 texts = {str(path): str(why) for path, why in left_out.items()}
                 if found == task_hash and folder.is_dir() and not folder.is_symlink():
                     config = config_of_attempt(run_dir, number, len(attempts))
-                    return _Kept(folder, texts, signature, config)
+                    return _Kept(
+                        folder, TaskCode(read_code(folder).files, texts), signature, config
+                    )
     return None
 
 

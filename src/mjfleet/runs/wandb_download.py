@@ -22,6 +22,7 @@ import wandb
 from wandb.sdk.lib.hashutil import md5_file_b64, xxh128_file_b64
 
 from mjfleet.config import AgentConfig
+from mjfleet.config.dict_conversion import value_at
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_archive import CHECKPOINT_BYTES, why_damaged
 from mjfleet.runs.checkpoint_names import iteration_of
@@ -158,8 +159,8 @@ def _experiment(run_dir: Path, task: str | None) -> str:
     its_task = record_of(run_dir)["task"]
     if task not in (None, its_task):
         raise UserError(f"it is a run of the task {its_task}, not of {task}.")
-    agent = read_config(str(run_dir / CONFIG_FILE), CONFIG_FILE, trust=True).get("agent")
-    name = agent.get("experiment_name") if isinstance(agent, dict) else None
+    config = read_config(str(run_dir / CONFIG_FILE), CONFIG_FILE, trust=True)
+    name = value_at(config, "agent.experiment_name")
     return AgentConfig(experiment_name=name or its_task).experiment_name  # It checks the name.
 
 

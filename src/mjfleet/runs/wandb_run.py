@@ -18,6 +18,7 @@ from mjfleet.errors import UserError
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
+from mjfleet.utils.safe_read import bytes_in
 from mjfleet.utils.vanishing_folder import vanishing_folder
 
 WORD = re.compile(
@@ -97,7 +98,7 @@ def _ask(wanted: WantedRun, folder: Path) -> dict[str, str]:
         stack.callback(_kill_descendants, child.pid)
         received = 0
         while child.wait(STALL_SECONDS) is None:
-            before, received = received, _bytes_in(folder / FOLDER)
+            before, received = received, bytes_in(folder / FOLDER)
             if received == before:
                 return {"error": f"W&B's server has sent nothing for {STALL_SECONDS:g} seconds."}
         if child.exit_code():
@@ -111,12 +112,3 @@ def _kill_descendants(pid: int) -> None:
     with suppress(psutil.NoSuchProcess):
         for process in psutil.Process(pid).children(recursive=True):
             process.kill()
-
-
-def _bytes_in(folder: Path) -> int:
-    """Return the size of the files that are in a folder at the moment."""
-    total = 0
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):
-            total += path.stat().st_size
-    return total

@@ -19,8 +19,8 @@ from mjfleet.groups.group_record import GroupRecord
 from mjfleet.groups.seeds import on_this_host
 from mjfleet.launch.launch_training import refuse_existing
 from mjfleet.registry import FoundTask
+from mjfleet.runs.beginning import begin_from
 from mjfleet.runs.config_yaml import CONFIG_FILE, write_config
-from mjfleet.runs.init_choice import begin_from
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows
 from mjfleet.runs.run_json import GROUP_FILE, write_record
 from mjfleet.runs.run_lookup import find_run, record_of

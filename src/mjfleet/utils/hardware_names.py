@@ -78,8 +78,7 @@ def device_names(physical: Sequence[str]) -> list[str]:
 def gpu_name(physical: str) -> str:
     """Return a GPU's model, such as "NVIDIA H100 80GB HBM3", or `physical` where NVML fails.
 
-    Args:
-        physical: an index in the driver's order, a GPU UUID or a MIG UUID.
+    `physical` is an index in the driver's order, a GPU UUID or a MIG UUID.
     """
     with nvml() as driver:
         if driver is None:

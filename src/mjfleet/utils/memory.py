@@ -19,11 +19,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def enough_memory() -> Iterator[None]:
-    """Surround what allocates the memory of a run.
-
-    Raises:
-        UserError: there is too little.
-    """
+    """Raise UserError where what allocates the memory of a run, in the block, finds too little."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -34,12 +30,9 @@ def enough_memory() -> Iterator[None]:
 
 
 def check_fits(what: str, size: int) -> None:
-    """Refuse what takes more bytes than this host has.
+    """Raise UserError for what takes more bytes than this host has.
 
     Linux promises memory that there is not, and kills the process that comes to use it.
-
-    Raises:
-        UserError: it is too large.
     """
     total = psutil.virtual_memory().total
     if size > total:

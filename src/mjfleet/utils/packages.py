@@ -24,15 +24,9 @@ def stack_versions(*more: str) -> dict[str, str]:
 
 
 def need_extra(extra: str, what: str, packages: Collection[str]) -> None:
-    """Refuse `what` if packages of an optional dependency are missing.
+    """Raise UserError if modules that the flag `what` needs are missing.
 
-    Args:
-        extra: its name in pyproject.toml.
-        what: the flag that needs it.
-        packages: the modules to look for.
-
-    Raises:
-        UserError: some are missing; the message says how to install them.
+    The message says how to install them: `extra` is their optional dependency in pyproject.toml.
     """
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
@@ -41,11 +35,7 @@ def need_extra(extra: str, what: str, packages: Collection[str]) -> None:
 
 
 def find_package(name: str) -> Path:
-    """Return the folder of an installed package, which is not imported.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Return the folder of a package, which is not imported; raise UserError without one."""
     spec = find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise UserError(f"the package {name} is not installed.")
@@ -61,11 +51,9 @@ class Installation(NamedTuple):
     source: str | None = None  # Folder of a clone, or URL of a wheel; None: from an index.
 
     def command(self, extra: str = "", compiles: bool = False) -> str:
-        """Return the command that installs matching packages.
+        """Return the command that installs matching packages, and those of an optional dependency.
 
-        Args:
-            extra: an optional dependency to install too.
-            compiles: whether packages are to be stored as compiled bytecode.
+        `compiles`: whether they are to be stored as compiled bytecode.
         """
         if self.how == "clone":
             return "uv sync" + f" --extra {extra}" * bool(extra) + " --compile-bytecode" * compiles

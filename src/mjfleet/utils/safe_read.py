@@ -9,6 +9,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -117,6 +118,16 @@ def walk(
         yield here, list(folders), files
         if len(here.relative_to(folder).parts) == MAX_FOLDERS:
             folders.clear()
+
+
+def bytes_in(folder: Path) -> int:
+    """Return the size of all files in a folder, which may come and go meanwhile."""
+    total = 0
+    for here, _, files in walk(folder):
+        for name in files:
+            with suppress(FileNotFoundError):
+                total += (here / name).lstat().st_size
+    return total
 
 
 def path_in(run_dir: Path, name: str) -> Path:

@@ -1,7 +1,8 @@
-"""Decides whether a run that is resumed goes on in place or becomes a run of its own.
+"""Decides where a run begins, and what it takes of others.
 
-It goes on in place if nothing differs that decides what is learned. Otherwise a new run begins from
-its checkpoint, and the run stays as it is. Runs in the launcher.
+A run that is resumed goes on in place if nothing differs that decides what is learned. Otherwise a
+new run begins from its checkpoint, and the run stays as it is. A new run may also begin with the
+networks of another, or imitate its policy. Runs in the process that the user started.
 """
 
 from collections.abc import Mapping
@@ -9,13 +10,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mjfleet.config import TrainConfig
+from mjfleet.config import TeacherConfig, TrainConfig, from_dict
+from mjfleet.config.dict_conversion import value_at
 from mjfleet.config.field_kinds import INITIAL, NAMES, PLACEMENT, decides_learning
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import differences
-from mjfleet.runs.resume_choice import Parent, Resume, Wanted, choose_checkpoint
+from mjfleet.runs.resume_choice import (
+    Parent,
+    Resume,
+    Wanted,
+    choose,
+    choose_checkpoint,
+    find_trained,
+    iteration_in,
+    run_of_file,
+)
 from mjfleet.runs.run_json import read_record
-from mjfleet.runs.run_lookup import name_of
+from mjfleet.runs.run_lookup import find_run, name_of
 
 NAMED = 5  # How many differing values a line names.
 Values = Mapping[str, tuple[Any, Any]]
@@ -62,14 +73,77 @@ def resume_or_fork(
     if resume.checkpoint:
         for name, (_, theirs) in reasons.items():
             if name in INITIAL:
+                flag = name.replace("_", "-")
                 raise UserError(
-                    f"--{_flag(name)} is for the beginning of a policy, and {resume.checkpoint} "
+                    f"--{flag} is for the beginning of a policy, and {resume.checkpoint} "
                     f"has begun with {theirs}: leave it out, or train without --resume."
                 )
     note = f"a run of its own, since {_listed(reasons)}; {wanted.run_dir} stays as it is"
     parent = _parent(resume, wanted.run_dir.resolve(), different)
     resume = replace(resume, run_dir=None, parent=parent, notes=(note, *resume.notes))
     return resume, config
+
+
+def begin_from(config: TrainConfig) -> tuple[Resume, TrainConfig]:
+    """Find what `--init-from` names, which may be a run of another task.
+
+    Returns:
+        Where the new run takes its networks, and its configuration, which names that file.
+
+    Raises:
+        UserError: the run or file does not exist, is damaged, or has no checkpoint.
+    """
+    flag = f"--init-from {config.init_from}"
+    place = Path(config.log_root), config.agent.experiment_name
+    path = find_run(config.init_from or "", flag, *place, dry_run=config.dry_run)
+    run_dir = run_of_file(path, flag)
+    checkpoint, notes = choose(path, "--init-from ")
+    if checkpoint is None:
+        raise UserError(f"{flag}: {path} has no checkpoint yet.")
+    checkpoint = checkpoint.resolve()
+    parent = Parent(
+        run=run_dir and name_of(run_dir.resolve()),
+        checkpoint=str(checkpoint),
+        iteration=iteration_in(checkpoint),
+        networks_only=True,
+    )
+    resume = Resume(None, checkpoint, {}, notes, parent=parent)
+    return resume, replace(config, init_from=str(checkpoint))
+
+
+def with_teacher(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with checkpoint and network of the run that `--teacher` names.
+
+    Without the flag it keeps the teacher that it has; without a distillation it has none.
+
+    Raises:
+        UserError: the run does not exist or has no checkpoint, or there is no teacher where one is
+            needed, or no use for one.
+    """
+    agent = config.agent
+    if not agent.distils:
+        if config.teacher is not None:
+            raise UserError(
+                "--teacher is for --agent.algorithm.name distillation, and it is "
+                f"{agent.algorithm.name}."
+            )
+        return replace(config, agent=replace(agent, teacher=None))
+    if config.teacher is None:
+        if agent.teacher is None or agent.teacher.checkpoint is None:
+            raise UserError("--agent.algorithm.name distillation needs --teacher RUN.")
+        return config
+    try:
+        log_root = Path(config.log_root)
+        _, trained = find_trained(config.teacher, log_root, config.trust, config.dry_run)
+        network = value_at(trained.config, "agent.actor")
+        data = dict(network) if isinstance(network, dict) else {}
+        if groups := value_at(trained.config, "agent.obs_groups.actor"):
+            data["obs_groups"] = groups
+        data["checkpoint"] = str(trained.checkpoint.resolve())
+        teacher = from_dict(TeacherConfig(), data)
+    except UserError as error:
+        raise UserError(f"--teacher {config.teacher}: {error}") from None
+    return replace(config, agent=replace(agent, teacher=teacher))
 
 
 def _parent(resume: Resume, run_dir: Path | None, different: Values) -> Parent:
@@ -87,10 +161,8 @@ def _parent(resume: Resume, run_dir: Path | None, different: Values) -> Parent:
 def _listed(values: Values) -> str:
     """Return differing values in words: `--agent.seed is 9, was 1`."""
     shown = {n: [value if value != "" else "empty" for value in both] for n, both in values.items()}
-    words = [f"--{_flag(n)} is {ours}, was {theirs}" for n, (ours, theirs) in shown.items()]
+    words = [
+        f"--{n.replace('_', '-')} is {ours}, was {theirs}" for n, (ours, theirs) in shown.items()
+    ]
     more = [f"{len(words) - NAMED} more differ"] if len(words) > NAMED else []
     return "; ".join(words[:NAMED] + more)
-
-
-def _flag(name: str) -> str:
-    return name.replace("_", "-")
