@@ -104,15 +104,17 @@ def test_modules_that_are_compiled_twice_are_counted_twice(tmp_path: Path) -> No
     assert found == ["wp_step_0abc", "wp_step_0abc", "wp_reset_0def"]
 
 
-def learned(*rewards: float) -> dict[str, Any]:
+def learned(*rewards: float) -> list[dict[str, Any]]:
     """A run with an iteration every two seconds."""
-    rows = [{"seconds": 2.0 * (n + 1), "mean_reward": reward} for n, reward in enumerate(rewards)]
-    return {"iterations": rows}
+    return [
+        {"seconds": 2.0 * n, "samples": 0.001 * n, "mean_reward": reward}
+        for n, reward in enumerate(rewards, 1)
+    ]
 
 
 def test_a_run_is_good_once_it_stays_so() -> None:
     early, late, never = learned(1, 1, 1), learned(1, 0.5, 1), learned(1, 1, 0.5)
-    assert until_good([early, late], 0.9, 1000, "seconds") == Spread(4.0, 2.0, 6.0)
-    assert until_good([early, late], 0.9, 1000, "samples") == Spread(0.002, 0.001, 0.003)
-    assert until_good([early, never], 0.9, 1000, "seconds") == "1 of 2 did: 2"
-    assert until_good([never], 0.9, 1000, "seconds") == "0 of 1 did"
+    assert until_good([early, late], 0.9, "seconds") == Spread(4.0, 2.0, 6.0)
+    assert until_good([early, late], 0.9, "samples") == Spread(0.002, 0.001, 0.003)
+    assert until_good([early, never], 0.9, "seconds") == "1 of 2 did: 2"
+    assert until_good([never], 0.9, "seconds") == "0 of 1 did"

@@ -1,7 +1,6 @@
 """The benchmarks' flags, and the task, devices and folder they stand for. In the launcher."""
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, Host, choose_devices
 from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import FoundTask
+from mjfleet.utils.console import print_error
 from mjfleet.worker.worker_args import WorkerArgs
 
 Counts = Annotated[
@@ -111,20 +111,15 @@ class Setup:
     ) -> list[dict[str, Any]]:
         """Call `measure` with every key in turn, `--repeats` times: noise then affects all alike.
 
-        Returns the keys and figures of each measurement. `label` says what is being measured, with
-        the names in a key in braces.
+        Returns the keys and figures of each measurement. `label`, with the names in a key in
+        braces, is what standard error says of it.
         """
         samples = []
         for number in range(1, self.options.repeats + 1):
             for key in keys:
-                progress(f"round {number} of {self.options.repeats}: {label.format(**key)}")
+                print_error(f"round {number} of {self.options.repeats}: {label.format(**key)}")
                 samples.append({**key, **measure(**key)})
         return samples
-
-
-def progress(text: str) -> None:
-    """Print to standard error what is being measured, apart from the results."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def select_devices(options: Options) -> Devices:

@@ -16,12 +16,12 @@ import psutil
 import tyro
 
 from mjfleet.bench.ablation import AblationOptions, ablation
-from mjfleet.bench.benchmark_options import Options, Setup, progress, select_devices
+from mjfleet.bench.benchmark_options import Options, Setup, select_devices
 from mjfleet.bench.collective_time import ExchangeOptions, exchange
 from mjfleet.bench.gpu import GpuOptions, gpu
 from mjfleet.bench.learning import LearningOptions, learning
 from mjfleet.bench.mjbatch import MjbatchOptions, compare_mjbatch
-from mjfleet.bench.peer_comparison import MjlabOptions, RslRlOptions, compare
+from mjfleet.bench.peers import MjlabOptions, RslRlOptions, compare
 from mjfleet.bench.reference import ReferenceOptions, reference
 from mjfleet.bench.result import Result, our_commit, page, write_page
 from mjfleet.bench.scaling import ScalingOptions, scaling
@@ -33,7 +33,7 @@ from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.runs.run_json import now
 from mjfleet.tools.output_file import check_output
-from mjfleet.utils.console import print_line
+from mjfleet.utils.console import print_error, print_line
 from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name
 from mjfleet.utils.packages import stack_versions
 from mjfleet.worker.stop_signals import StopRequest
@@ -108,7 +108,10 @@ def _run(
     if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
         raise UserError(f"--output {folder}: this path leads through a file; it must be a folder.")
     devices = select_devices(options)
-    taken, machine, versions = now(), _describe_machine(), _describe_software()
+    taken, machine = now(), _describe_machine()
+    versions = {"python": platform.python_version(), **stack_versions()}
+    if commit := our_commit():
+        versions["mjfleet"] += f" ({commit})"
     typed = re.sub(" --output[= ]('.*?'|[^ ]*)", "", f"mjfleet bench {shlex.join(arguments)}")
     with tempfile.TemporaryDirectory(prefix="mjfleet-bench-") as scratch:
         result = measure(Setup(found, options, devices, Path(scratch)), options)
@@ -117,7 +120,7 @@ def _run(
         result.write(folder)
         for plot in result.plots:
             shutil.copyfile(Path(scratch, plot), folder / plot)
-    progress(f"written: {folder / result.name}.json and .md")
+    print_error(f"written: {folder / result.name}.json and .md")
     return result
 
 
@@ -143,11 +146,3 @@ def _describe_machine() -> dict[str, str]:
     with suppress(OSError):  # Some containers have no such file.
         system = platform.freedesktop_os_release()["PRETTY_NAME"]
     return machine | {"system": f"{system}, kernel {platform.release().partition('-')[0]}"}
-
-
-def _describe_software() -> dict[str, str]:
-    """Return the versions of Python and of the stack, mjfleet's with its commit."""
-    versions = {"python": platform.python_version(), **stack_versions()}
-    if commit := our_commit():
-        versions["mjfleet"] += f" ({commit})"
-    return versions

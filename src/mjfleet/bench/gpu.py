@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mjfleet.bench.benchmark_options import Counts, Options, Setup, progress
+from mjfleet.bench.benchmark_options import Counts, Options, Setup
 from mjfleet.bench.result import Cell, Result, Table
 from mjfleet.config.validation import Positive
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.utils.child_process import ChildProcess, python_module
-from mjfleet.utils.console import print_line
+from mjfleet.utils.console import print_error, print_line
 from mjfleet.utils.hardware_names import nvml
 
 SHOWN_CHARACTERS = 1500  # Of each output of a part that failed.
@@ -154,7 +154,7 @@ def run_parts(parts: Sequence[Part], seconds: float, scratch: Path) -> Iterator[
         if part.missing:
             outcome = {"status": f"needs {part.missing}"}
         elif limit > LEAST_SECONDS:
-            progress(f"{part.name}: at most {limit:.0f} s")
+            print_error(f"{part.name}: at most {limit:.0f} s")
             outcome = _run(part, limit, scratch)
         elapsed = round(time.monotonic() - start, 1)
         yield {"part": part.name, "seconds": elapsed, "found": {}, "output": "", **outcome}

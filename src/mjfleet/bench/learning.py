@@ -33,7 +33,7 @@ THRESHOLDS = (
     f"of {WINDOW} iterations whose means hold all conditions at once, and training then stops."
 )
 AXES = {"million env steps": "samples", "seconds from Enter": "seconds"}
-Run = Mapping[str, Any]  # What `summarise` returns.
+Run = Sequence[Mapping[str, Any]]  # The rows of its iterations, with the values of all AXES.
 Runs = Mapping[str, Sequence[Run]]  # By who trained.
 
 
@@ -85,16 +85,19 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
         return train_ours(setup, config, (flag, who) if who != "mjfleet" else (), until=until)[0]
 
     samples = setup.rounds([{"who": who} for who in names], measure, "{who}")
-    runs = {who: [sample for sample in samples if sample["who"] == who] for who in names}
-    steps = options.num_envs * configs[0].agent.num_steps_per_env
+    millions = options.num_envs * configs[0].agent.num_steps_per_env / 1e6
+    runs: dict[str, list[Run]] = {who: [] for who in names}
+    for sample in samples:
+        rows = enumerate(sample["iterations"], 1)
+        runs[sample["who"]].append([{**row, "samples": n * millions} for n, row in rows])
     name = f"learning-{setup.found.name}-{worker.engine}-{setup.kind}"
     name += f"-{options.peer}" if is_ours else ""
     name += "-until" if until else ""
     title = f"Learning {setup.found.name}, {worker.engine} engine on {setup.kind}: "
     title += f"{options.num_envs} worlds, seeds: {options.repeats}"
     title += f", beside {options.peer}" if is_ours else ""
-    draw(setup.scratch / f"{name}.png", _panels(runs, steps, until))
-    table = _thresholds(runs, steps, until) if until else _rewards(runs, steps)
+    draw(setup.scratch / f"{name}.png", _panels(runs, until))
+    table = _thresholds(runs, until) if until else _rewards(runs)
     notes = [SEEDS, THRESHOLDS if until else REWARD, *(peer.notes if peer else ())]
     versions = peer.versions if peer else stack_versions(*other.packages)
     return Result(name, title, [table], notes, samples, versions=versions, plots=[f"{name}.png"])
@@ -115,12 +118,12 @@ def _check_until(until: Sequence[Threshold], options: LearningOptions) -> None:
             )
 
 
-def _panels(runs: Runs, steps: int, until: Sequence[Threshold]) -> list[Panel]:
+def _panels(runs: Runs, until: Sequence[Threshold]) -> list[Panel]:
     """Return plots of what is to be reached against both axes."""
     panels = []
     for metric in dict.fromkeys(t.metric for t in until) or ["mean_reward"]:
         for label, axis in AXES.items():
-            lines = {who: [_line(run, steps, axis, metric) for run in runs[who]] for who in runs}
+            lines = {who: [_line(run, axis, metric) for run in runs[who]] for who in runs}
             if until:
                 x = [0.0, max(x[-1] for each in lines.values() for x, _ in each)]
                 lines["to be reached"] = [(x, [t.value] * 2) for t in until if t.metric == metric]
@@ -128,37 +131,34 @@ def _panels(runs: Runs, steps: int, until: Sequence[Threshold]) -> list[Panel]:
     return panels
 
 
-def _rewards(runs: Runs, steps: int) -> Table:
+def _rewards(runs: Runs) -> Table:
     """Return the reward at the end, and when it was good, in the view of the best run."""
     good = GOOD * max(_end(run) for each in runs.values() for run in each)
     columns = ["", "reward per step at the end", "seconds from Enter to the end"]
     rows: list[list[Cell]] = []
     for who, each in runs.items():
-        ends = [run["iterations"][-1]["seconds"] for run in each]
-        at = [until_good(each, good, steps, axis) for axis in AXES.values()]
+        ends = [run[-1]["seconds"] for run in each]
+        at = [until_good(each, good, axis) for axis in AXES.values()]
         rows.append([who, Spread.of(map(_end, each)), Spread.of(ends), *at])
     return Table("Reward", [*columns, *(f"{label} until good" for label in AXES)], rows)
 
 
-def _thresholds(runs: Runs, steps: int, until: Sequence[Threshold]) -> Table:
+def _thresholds(runs: Runs, until: Sequence[Threshold]) -> Table:
     """Return when the thresholds were reached."""
     rows: list[list[Cell]] = []
     for who, each in runs.items():
-        numbers = [reached(until, run["iterations"]) for run in each]
-        found = [(run, n) for run, n in zip(each, numbers, strict=True) if n is not None]
-        at = [[_line(run, steps, axis)[0][n] for run, n in found] for axis in AXES.values()]
+        found = [run[n] for run in each if (n := reached(until, run)) is not None]
+        at = [[row[axis] for row in found] for axis in AXES.values()]
         rows.append([who, *(_of_all(values, each) for values in at)])
     return Table(f"Until {' and '.join(map(str, until))}", ["", *AXES], rows)
 
 
-def until_good(runs: Sequence[Run], good: float, steps: int, axis: str) -> Cell:
+def until_good(runs: Sequence[Run], good: float, axis: str) -> Cell:
     """Return where the runs became good and remained so, and how many did, if not all did."""
     found: list[float] = []
     for run in runs:
-        x, rewards = _line(run, steps, axis)
-        poor = [number for number, reward in enumerate(rewards) if reward < good]
-        begin = poor[-1] + 1 if poor else 0
-        found += x[begin : begin + 1]
+        poor = [number for number, row in enumerate(run, 1) if row["mean_reward"] < good]
+        found += [row[axis] for row in run[max(poor, default=0) :][:1]]
     return _of_all(found, runs)
 
 
@@ -169,15 +169,11 @@ def _of_all(values: Sequence[float], runs: Sequence[Any]) -> Cell:
     return f"{len(values)} of {len(runs)} did" + (f": {show(Spread.of(values))}" if values else "")
 
 
-def _line(run: Run, steps: int, axis: str, metric: str = "mean_reward") -> Line:
-    """Return a run's metric against millions of samples, or seconds since its start."""
-    rows = run["iterations"]
-    x = [
-        (n + 1) * steps / 1e6 if axis == "samples" else row["seconds"] for n, row in enumerate(rows)
-    ]
-    return x, [row.get(metric, math.nan) for row in rows]
+def _line(run: Run, axis: str, metric: str) -> Line:
+    """Return a run's metric against an axis."""
+    return [row[axis] for row in run], [row.get(metric, math.nan) for row in run]
 
 
 def _end(run: Run) -> float:
     """Return the mean reward of a run's last iterations."""
-    return fmean(row["mean_reward"] for row in run["iterations"][-LAST:])
+    return fmean(row["mean_reward"] for row in run[-LAST:])

@@ -24,7 +24,6 @@ VERSION = "0.1.4"
 DRIVER = str(Path(__file__).with_name("mjbatch_driver.py"))
 GO1 = "go1-velocity-flat"
 EQUAL = f"{GO1}-as-mjbatch"
-COLUMNS = ["", "mjfleet", "mjbatch", "ratio"]
 OWN, WITH_PHYSICS = "the task's model", "the same with the example's physics"
 Drive = Callable[..., TimedChild]
 """Calls `mjbatch_driver` by the Python of either side: who, what it does, and the request."""
@@ -107,11 +106,12 @@ def compare_mjbatch(setup: Setup, options: MjbatchOptions) -> Result:
 
     samples = setup.rounds(keys, measure, "{what}, {num_envs} worlds")
     bare = [
-        (f"{s['what']}, {s['num_envs']} worlds", _compared(s, lambda run: run["steps_per_second"]))
+        (f"{s['what']}, {s['num_envs']} worlds", *(s[who]["steps_per_second"] for who in pythons))
         for s in samples
         if s["what"] != "training"
     ]
-    tables, notes = [Table.of("Bare engine, env steps per second", COLUMNS, bare)], [*STEPPING]
+    tables = [Table.compared("Bare engine, env steps per second", "", "mjbatch", bare)]
+    notes = [*STEPPING]
     if equal:
         tables.append(equal.table([s for s in samples if s["what"] == "training"]))
         notes += TRAINING
@@ -172,14 +172,15 @@ class EqualTraining:
     def table(self, samples: Sequence[Mapping[str, Any]]) -> Table:
         """Return the speeds of the trainings end to end, and of their parts."""
         steps = self.num_envs * self.sizes["num_steps_per_env"]
-        speeds: dict[str, Callable[[Mapping[str, Any]], float]] = {
-            "end to end": lambda run: run["steps_per_second"],
-            "collecting": lambda run: steps / run["collect_seconds"],
-            "learning": lambda run: steps / run["learn_seconds"],
-        }
-        rows = [(part, _compared(s, speed)) for s in samples for part, speed in speeds.items()]
+        pairs = []
+        for ours, theirs in ((sample["mjfleet"], sample["mjbatch"]) for sample in samples):
+            pairs += [
+                ("end to end", ours["steps_per_second"], theirs["steps_per_second"]),
+                ("collecting", steps / ours["collect_seconds"], steps / theirs["collect_seconds"]),
+                ("learning", steps / ours["learn_seconds"], steps / theirs["learn_seconds"]),
+            ]
         title = f"Training in {self.num_envs} environments, env steps per second"
-        return Table.of(title, COLUMNS, rows)
+        return Table.compared(title, "", "mjbatch", pairs)
 
 
 def _check(setup: Setup, options: MjbatchOptions) -> None:
@@ -236,14 +237,6 @@ def write_equal_model(source: Path, option: dict[str, str], target: Path) -> Non
         if not geom.get("name", "").endswith("_foot"):
             geom.attrib |= {"contype": "0", "conaffinity": "0"}
     ElementTree.ElementTree(root).write(target)
-
-
-def _compared(
-    sample: Mapping[str, Any], speed: Callable[[Mapping[str, Any]], float]
-) -> list[float]:
-    """Return the speeds of both, and their ratio."""
-    ours, theirs = speed(sample["mjfleet"]), speed(sample["mjbatch"])
-    return [ours, theirs, ours / theirs]
 
 
 if __name__ == "__main__":
