@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 
 from mjfleet.config import AgentConfig, WandbConfig
-from mjfleet.loggers import csv_logger, wandb_logger
-from mjfleet.loggers import logger as logger_module
-from mjfleet.loggers import logger_group as loggers
+from mjfleet.loggers import csv_logger, logger_group, wandb_logger
 from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.runs import metrics_csv
 
@@ -370,7 +368,7 @@ def test_a_logger_that_is_too_slow_drops_rows_counts_them_and_holds_up_no_other(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(logger_module, "QUEUE_SIZE", 5)
+    monkeypatch.setattr(logger_group, "QUEUE_SIZE", 5)
     with LoggerGroup(tmp_path, FILES, {}) as loggers:
         (events,) = wait_for_files(tmp_path, "events.out.tfevents.*")
         for iteration in range(1, 9):
@@ -389,7 +387,7 @@ def test_a_logger_that_is_too_slow_drops_rows_counts_them_and_holds_up_no_other(
 def test_a_logger_that_hangs_keeps_a_run_from_ending_for_a_limited_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loggers, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(logger_group, "CLOSE_SECONDS", 0.1)
     with LoggerGroup(tmp_path, FILES, {}) as every:
         (events,) = wait_for_files(tmp_path, "events.out.tfevents.*")
         size = events.stat().st_size
@@ -404,7 +402,7 @@ def test_a_checkpoint_waits_for_the_rows_before_it_but_not_for_ever(
 ) -> None:
     with LoggerGroup(tmp_path, FILES, {}) as every:
         every.write(ROWS[0])
-        monkeypatch.setattr(loggers, "SETTLE_SECONDS", 0.1)
+        monkeypatch.setattr(logger_group, "SETTLE_SECONDS", 0.1)
         every.settle()  # The file's thread waits for an answer.
         hanging()
         monkeypatch.undo()

@@ -84,7 +84,7 @@ class ConsoleLogger:
             "steps/s": round(metrics.global_steps_per_second),
             "left": left,
         }
-        if metrics.evaluation.get("return") is None:
+        if shown["eval"] is None:
             del shown["eval"]
         return " ".join(f"{name}={_short(value)}" for name, value in shown.items())
 

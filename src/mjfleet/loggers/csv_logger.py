@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mjfleet.loggers.logger import Row
-from mjfleet.loggers.row_file import RowFileLogger
+from mjfleet.loggers.logger import Row, RowFileLogger
 from mjfleet.runs.metrics_csv import read_rows
 
 logger = logging.getLogger(__name__)

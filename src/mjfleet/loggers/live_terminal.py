@@ -31,7 +31,8 @@ class LiveView:
         self._start = time.perf_counter()
         self._due = self._start + REFRESH_SECONDS
         self._newest: IterationMetrics | None = None
-        self._curves: dict[str, list[float]] = {"return": []}
+        names = ("return", "evaluated return", "reward per step")
+        self._curves: dict[str, list[float]] = {name: [] for name in names}
         self._terminal = sys.stdout  # Which rich replaces.
         self._live = Live(console=Console(), auto_refresh=False)
         self._live.start()
@@ -41,13 +42,10 @@ class LiveView:
     def iteration(self, metrics: IterationMetrics) -> None:
         """Draw an iteration, unless another one was drawn shortly before."""
         self._newest = metrics
-        for name, value in (
-            ("return", metrics.mean_return),
-            ("evaluated return", metrics.evaluation.get("return")),
-            ("reward per step", metrics.mean_reward),
-        ):
+        newest = metrics.mean_return, metrics.evaluation.get("return"), metrics.mean_reward
+        for curve, value in zip(self._curves.values(), newest, strict=True):
             if value is not None:
-                self._curves.setdefault(name, []).append(value)
+                curve.append(value)
         begun = time.perf_counter()
         if begun >= self._due:
             self._draw()
@@ -83,16 +81,18 @@ class LiveView:
         )
         lines: dict[str, Any] = {
             name: f"{_number(values[-1] if values else None):<9} {sparkline(values)}"
-            for name in ("return", "evaluated return", "reward per step")
-            if (values := self._curves.get(name)) is not None
+            for name, values in self._curves.items()
+            if values or name == "return"
         }
         lines |= {"episode length": m.mean_episode_length, "total steps": f"{m.total_steps:,}"}
         busy = m.collect_seconds / (m.collect_seconds + m.learn_seconds)
-        speed = f"{m.global_steps_per_second:,.0f}, {busy:.0%} of the time collecting"
-        lines["steps per second"] = speed
+        lines["steps per second"] = (
+            f"{m.global_steps_per_second:,.0f}, {busy:.0%} of the time collecting"
+        )
         if m.world_size > 1:
-            waited = f"the others waited {m.wait_seconds:.2g} s"
-            lines["slowest worker"] = f"rank {m.slowest_rank} of {m.world_size}; {waited}"
+            lines["slowest worker"] = (
+                f"rank {m.slowest_rank} of {m.world_size}; the others waited {m.wait_seconds:.2g} s"
+            )
         learning = {f"{name} loss": value for name, value in m.losses.items()}
         learning |= {"action std": m.action_std, "learning rate": m.learning_rate}
         parts = Table.grid(padding=(0, 4))

@@ -1,14 +1,13 @@
-"""The contract of a logger, and the thread in which each logger works. Runs in rank 0."""
+"""The contract of a logger, and what those have in common that write a file. Runs in rank 0."""
 
 import logging
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Event, Thread
 
-from mjfleet.utils.console import in_a_line
+from mjfleet.utils.atomic_write import extend, write_atomically
 
-QUEUE_SIZE = 10_000  # Rows and files that may wait for a logger before newer ones are dropped.
 Row = Mapping[str, float | int | None]
 
 logger = logging.getLogger(__name__)
@@ -40,62 +39,52 @@ class Logger:
         return "its last rows are lost"
 
 
-class LoggerThread(Thread):
-    """Runs a logger, so that training never waits for it.
+class RowFileLogger(Logger, ABC):
+    """Writes rows into a file of the run directory, each completely or not at all.
 
-    Rows and files that do not fit into the queue are dropped and counted. A logger that fails, has
-    dropped something or does not finish in time causes one warning.
+    A row that does not fit on a full disk waits in memory, and is tried again with the next row.
     """
 
-    def __init__(self, name: str, wrapped: Logger) -> None:
-        super().__init__(name=name, daemon=True)
-        self._logger = wrapped
-        self._queue: SimpleQueue[Callable[[Logger], object] | None] = SimpleQueue()
-        self._dropped = 0
-        self._is_given_up = False
-        self.start()
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # Number of bytes that are complete rows. None: the file has not been created.
+        self._length: int | None = None
+        self._waiting: deque[Row] = deque()
+        self._has_warned = False
 
-    def put(self, action: Callable[[Logger], object]) -> None:
-        """Queue an action for the logger, unless it has failed."""
-        if self.is_alive() and self._queue.qsize() < QUEUE_SIZE:
-            self._queue.put(action)
-        else:
-            self._dropped += self.is_alive()
+    def open(self) -> None:
+        self._save()
 
-    def settle(self, seconds: float) -> None:
-        """Wait until the logger has completed all queued actions, at most for `seconds`."""
-        if self.is_alive() and self._queue.qsize() < QUEUE_SIZE:
-            done = Event()
-            self._queue.put(lambda _: done.set())
-            done.wait(seconds)
+    def write(self, row: Row) -> None:
+        self._waiting.append(row)
+        self._save()
 
-    def finish(self, has_failed: bool) -> None:
-        """Close the logger after all queued actions."""
-        self._queue.put(lambda logger: logger.close(has_failed))
-        self._queue.put(None)
+    def close(self, has_failed: bool = False) -> None:
+        self._save()
 
-    def end(self, seconds: float) -> None:
-        """Wait until the logger is closed, at most for `seconds`. Then give it up."""
+    def _save(self) -> None:
         try:
-            self.join(seconds)
-        finally:  # A second signal interrupts the wait.
-            lacks = []
-            if self._dropped:
-                lacks.append(f"was too slow for {self._dropped} rows or files, which it lacks")
-            if self.is_alive():
-                self._is_given_up = True
-                lacks.append(f"did not finish in time: {self._logger.abandon()}")
-            if lacks:
-                logger.warning("%s %s", self.name, "; it ".join(lacks))
+            if self._length is None:
+                self._replace(self._first_content())
+            while self._waiting:
+                data = self._encode(self._waiting[0])
+                assert self._length is not None
+                self._length = extend(self._path, self._length, data)
+                self._waiting.popleft()
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                plan = "not written, training goes on and tries again with each row"
+                logger.warning("%s: %s: %s", self._path.name, plan, error)
 
-    def run(self) -> None:
-        """Do what is queued."""
-        try:
-            self._logger.open()
-            while action := self._queue.get():
-                action(self._logger)
-        except Exception as error:
-            if not self._is_given_up:
-                why = in_a_line(error)
-                logger.warning("%s failed, training goes on without it: %s", self.name, why)
-                self._logger.abandon()
+    def _replace(self, content: bytes) -> None:
+        write_atomically(self._path, lambda file: file.write(content))
+        self._length = len(content)
+
+    @abstractmethod
+    def _first_content(self) -> bytes:
+        """Return the file's content before the first row of this part of the run."""
+
+    @abstractmethod
+    def _encode(self, row: Row) -> bytes:
+        """Return what a row appends to the file."""

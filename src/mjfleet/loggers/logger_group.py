@@ -1,24 +1,31 @@
-"""All loggers of a run besides the terminal: metrics.csv, TensorBoard, W&B. Runs in rank 0.
+"""All loggers of a run besides the terminal, each in a thread of its own. Runs in rank 0.
 
 The other ranks wait while rank 0 logs, so it only queues rows and files. A logger's failure causes
 one warning. Only a checkpoint waits, for a moment, for its rows in metrics.csv.
 """
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Any
 
 from mjfleet.config import AgentConfig
 from mjfleet.loggers.csv_logger import CsvLogger
-from mjfleet.loggers.logger import Logger, LoggerThread, Row
+from mjfleet.loggers.logger import Logger, Row
 from mjfleet.loggers.tensorboard_logger import TensorBoardLogger
 from mjfleet.loggers.wandb_logger import WandbLogger
 from mjfleet.runs.metrics_csv import METRICS_FILE
+from mjfleet.utils.console import in_a_line
 
+QUEUE_SIZE = 10_000  # Rows and files that may wait for a logger before newer ones are dropped.
 CLOSE_SECONDS = 30.0  # How long all loggers together may take to store the rest of a run.
 FAILED_SECONDS = 3.0  # The same after a failure, whose message the user waits for.
 SETTLE_SECONDS = 1.0  # How long a checkpoint may wait for the rows of its iterations.
+
+logger = logging.getLogger(__name__)
 
 
 class LoggerGroup:
@@ -46,8 +53,7 @@ class LoggerGroup:
 
     def write(self, row: Row) -> None:
         """Queue a row for every logger. `row["iteration"]` is its step. None: no value."""
-        for thread in self._threads:
-            thread.put(lambda logger: logger.write(row))
+        self._put(lambda logger: logger.write(row))
 
     def settle(self) -> None:
         """Wait shortly until metrics.csv has all rows.
@@ -58,13 +64,15 @@ class LoggerGroup:
 
     def video(self, path: Path, iteration: int) -> None:
         """Queue an MP4 file of the policy after an iteration. The file must not be removed."""
-        for thread in self._threads:
-            thread.put(lambda logger: logger.video(path, iteration))
+        self._put(lambda logger: logger.video(path, iteration))
 
     def checkpoint(self, path: Path, iteration: int) -> None:
         """Queue a checkpoint. It is skipped if the file has been removed by then."""
+        self._put(lambda logger: logger.checkpoint(path, iteration))
+
+    def _put(self, action: Callable[[Logger], object]) -> None:
         for thread in self._threads:
-            thread.put(lambda logger: logger.checkpoint(path, iteration))
+            thread.put(action)
 
     def close(self, seconds: float = CLOSE_SECONDS, has_failed: bool = False) -> None:
         """Wait until all loggers have stored everything, at most for `seconds` together.
@@ -82,3 +90,64 @@ class LoggerGroup:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(FAILED_SECONDS if kind else CLOSE_SECONDS, has_failed=kind is not None)
+
+
+class LoggerThread(Thread):
+    """Runs a logger, so that training never waits for it.
+
+    Rows and files that do not fit into the queue are dropped and counted. A logger that fails, has
+    dropped something or does not finish in time causes one warning.
+    """
+
+    def __init__(self, name: str, wrapped: Logger) -> None:
+        super().__init__(name=name, daemon=True)
+        self._logger = wrapped
+        self._queue: SimpleQueue[Callable[[Logger], object] | None] = SimpleQueue()
+        self._dropped = 0
+        self._is_given_up = False
+        self.start()
+
+    def put(self, action: Callable[[Logger], object]) -> None:
+        """Queue an action for the logger, unless it has failed."""
+        if self.is_alive() and self._queue.qsize() < QUEUE_SIZE:
+            self._queue.put(action)
+        else:
+            self._dropped += self.is_alive()
+
+    def settle(self, seconds: float) -> None:
+        """Wait until the logger has completed all queued actions, at most for `seconds`."""
+        if self.is_alive() and self._queue.qsize() < QUEUE_SIZE:
+            done = Event()
+            self._queue.put(lambda _: done.set())
+            done.wait(seconds)
+
+    def finish(self, has_failed: bool) -> None:
+        """Close the logger after all queued actions."""
+        self._queue.put(lambda logger: logger.close(has_failed))
+        self._queue.put(None)
+
+    def end(self, seconds: float) -> None:
+        """Wait until the logger is closed, at most for `seconds`. Then give it up."""
+        try:
+            self.join(seconds)
+        finally:  # A second signal interrupts the wait.
+            lacks = []
+            if self._dropped:
+                lacks.append(f"was too slow for {self._dropped} rows or files, which it lacks")
+            if self.is_alive():
+                self._is_given_up = True
+                lacks.append(f"did not finish in time: {self._logger.abandon()}")
+            if lacks:
+                logger.warning("%s %s", self.name, "; it ".join(lacks))
+
+    def run(self) -> None:
+        """Do what is queued."""
+        try:
+            self._logger.open()
+            while action := self._queue.get():
+                action(self._logger)
+        except Exception as error:
+            if not self._is_given_up:
+                why = in_a_line(error)
+                logger.warning("%s failed, training goes on without it: %s", self.name, why)
+                self._logger.abandon()

@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mjfleet.loggers.logger import Row
-from mjfleet.loggers.row_file import RowFileLogger
+from mjfleet.loggers.logger import Row, RowFileLogger
 
 
 class TensorBoardLogger(RowFileLogger):

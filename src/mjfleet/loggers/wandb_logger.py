@@ -48,7 +48,6 @@ class WandbLogger(Logger):
         self._run: Run | None = None
 
     def open(self) -> None:
-        """Start the run, or continue it."""
         # W&B would choose an id only once the server has answered.
         record, wanted = read_record(self._run_dir), os.environ.get("WANDB_RUN_ID")
         if parent := record.get("parent"):
@@ -69,15 +68,14 @@ class WandbLogger(Logger):
         # With `console` on, every print would wait for W&B.
         settings = wandb.Settings(silent=True, console="off", init_timeout=INIT_SECONDS)
         own, wanted = wandb.setup(settings).settings, self._wanted
-        name, group = self._run_dir.name, group_of(self._run_dir)
-        name = f"{group.name}/{name}" if group else name
+        group, name = group_of(self._run_dir), self._run_dir.name
         options: dict[str, Any] = {
             "project": wanted.project or own.project or self._experiment,
             "entity": wanted.entity,
             "group": wanted.group,
             "tags": wanted.tags or None,
             "notes": wanted.notes,
-            "name": own.run_name or name,
+            "name": own.run_name or (f"{group.name}/{name}" if group else name),
             "dir": str(self._run_dir),
             "config": self._config,
             "id": run_id,
@@ -97,7 +95,6 @@ class WandbLogger(Logger):
         return wandb.init(mode="offline", **options)
 
     def write(self, row: Row) -> None:
-        """Store a row."""
         assert self._run
         values = {name: value for name, value in row.items() if value is not None}
         self._run.log(values, step=int(values["iteration"]))
@@ -120,8 +117,9 @@ class WandbLogger(Logger):
         if self._wanted.checkpoints and not self._run.disabled and path.exists():
             import wandb
 
-            metadata = {"iteration": iteration}
-            artifact = wandb.Artifact(f"model-{self._run.id}", type="model", metadata=metadata)
+            artifact = wandb.Artifact(
+                f"model-{self._run.id}", type="model", metadata={"iteration": iteration}
+            )
             artifact.add_file(str(path), skip_cache=True)
             if (config := self._run_dir / CONFIG_FILE).exists():
                 artifact.add_file(str(config), skip_cache=True)
@@ -130,7 +128,6 @@ class WandbLogger(Logger):
             self._run.log_artifact(artifact, aliases=["latest", path.stem])
 
     def close(self, has_failed: bool = False) -> None:
-        """Upload the rest."""
         assert self._run
         self._run.finish(exit_code=int(has_failed))
         _let_go()
