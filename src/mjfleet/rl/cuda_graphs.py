@@ -5,16 +5,15 @@ training continues by calls, with a warning.
 """
 
 import logging
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 
 from mjfleet.env import Env
+from mjfleet.env.env_state import equal
 from mjfleet.env.random_numbers import random_states, restore_random_states
 from mjfleet.rl.pinned_state import CaptureError, PinnedState, code_of
 from mjfleet.sim.simulation import no_garbage_collection
@@ -131,7 +130,7 @@ class GraphedWork:
         Raises:
             RuntimeError: the work cannot be captured, or a replay would do something else.
         """
-        env, host, before = self._env, _host_random_states(self._device), self._counts()
+        env, host, before = self._env, random_states("cpu"), self._counts()
         of_env = (env.sim.captured_by, [env.generator]) if env else ()
         parts: Iterator[Callable[[], object]] | None = None
         between, pool = None, None
@@ -147,7 +146,7 @@ class GraphedWork:
             graph = capture(next_part, *of_env, pool=pool)
             pool = graph.pool()
             self._graphs.append((graph, between))
-        if _host_random_states(self._device) != host:
+        if not equal(random_states("cpu"), host):
             raise CaptureError("random numbers are drawn on the host")
         self._increments = {path: n - before[path] for path, n in self._counts().items()}
 
@@ -247,10 +246,3 @@ def _stop_recording(pool: Any) -> None:
     except RuntimeError:
         return  # Nothing is recorded into it.
     torch._C._cuda_releasePool(device, pool)
-
-
-def _host_random_states(device: str) -> tuple[Any, ...]:
-    """Return the states of the generators whose numbers a graph on `device` would repeat."""
-    numpy: Any = np.random.get_state()
-    own = b"" if device == "cpu" else torch.get_rng_state().numpy().tobytes()
-    return random.getstate(), numpy[1].tobytes(), numpy[2], own
