@@ -132,18 +132,15 @@ class PPO(Algorithm):
         self.storage.clear()
         count = self.config.num_learning_epochs * self.config.num_mini_batches
         means = self._totals / count
-        if self._rate is None:
-            return Unread(means, self._losses)
-        return Unread(torch.cat((means, self._rate.view(1))), self._losses_and_rate)
+        numbers = means if self._rate is None else torch.cat((means, self._rate.view(1)))
+        return Unread(numbers, self._read_losses)
 
-    def _losses(self, numbers: list[float]) -> dict[str, float]:
-        losses = dict(zip(MEASURES, numbers, strict=True))
+    def _read_losses(self, numbers: list[float]) -> dict[str, float]:
+        if self._rate is not None:
+            self.learning_rate = numbers[-1]
+        losses = dict(zip(MEASURES, numbers, strict=False))
         names = ("value", "surrogate", "entropy")
         return {name: losses[name] for name in (names if self.config.learns_values else names[1:])}
-
-    def _losses_and_rate(self, numbers: list[float]) -> dict[str, float]:
-        self.learning_rate = numbers[-1]
-        return self._losses(numbers[:-1])
 
     def _make_learn(self) -> GraphedWork:
         """Return what does `_parts`, as CUDA graphs if there is a capture."""
