@@ -18,7 +18,7 @@ from mjfleet.env.env_state import EnvState
 from mjfleet.env.random_numbers import seed_everything
 from mjfleet.errors import UserError
 from mjfleet.rl.checkpoint_contents import Checkpointer
-from mjfleet.rl.checkpoint_schedule import CheckpointError
+from mjfleet.rl.checkpoint_files import CheckpointError
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
 

@@ -11,7 +11,6 @@ from mjfleet.env import random_numbers
 from mjfleet.env.env_state import EnvState
 from mjfleet.errors import UserError
 from mjfleet.rl import checkpoint_files as files
-from mjfleet.rl.checkpoint_schedule import CheckpointSchedule
 from mjfleet.rl.checkpoint_values import OWN, check_optimizer, check_tensors
 from mjfleet.rl.initial_networks import describe_networks
 from mjfleet.rl.phase import Phase
@@ -41,7 +40,7 @@ class Checkpointer:
         `task_hash`: of the task's code, see task_snapshot.py.
         """
         self._runner, self._task, self._task_hash = runner, task, task_hash
-        self._schedule = CheckpointSchedule(folder, runner.agent.save_interval, keep)
+        self._schedule = files.CheckpointSchedule(folder, runner.agent.save_interval, keep)
         self._keeps_worlds = worlds
         self._env_state = EnvState(runner.env)
         if (folder / BEST).exists():
@@ -92,18 +91,30 @@ class Checkpointer:
             if rank != 0:
                 return []
             before()
-            data = self._packed(ranks)
+            data = self.packed(ranks)
             return paths if self._schedule.write(paths, data, is_last=is_last) else []
 
-    def packed(self) -> bytes:
-        """Return a checkpoint of a run with one worker as it is now."""
-        return self._packed([self._rank_state()])
-
-    def _packed(self, ranks: list[dict[str, Any]]) -> bytes:
-        iteration = self._runner.current_learning_iteration
-        about = {"iteration": iteration, "task": self._task, "task_hash": self._task_hash}
-        about |= {"networks": describe_networks(self._runner)}
-        return files.pack_checkpoint(self._state(ranks), about)
+    def packed(self, ranks: list[dict[str, Any]] | None = None) -> bytes:
+        """Return a checkpoint as of now, given the states of all ranks. None: there is one rank."""
+        runner, learning = self._runner, self._runner.agent.algorithm
+        task = {"task": self._task, "task_hash": self._task_hash}
+        own = {
+            **task,
+            "shape": self._shape(),
+            "numbers": self._numbers(),
+            "total_steps": runner.total_steps,
+            "optimizer": learning.optimizer,
+            "teacher": self._teacher(),
+            "configured_learning_rate": learning.learning_rate,
+            "window": runner.window.state(),
+            "best_return": runner.best_return,
+            "judged_by": runner.judged_by,
+            "ranks": [self._rank_state()] if ranks is None else ranks,
+        }
+        iteration = runner.current_learning_iteration
+        state = runner.alg.save() | {"iter": iteration, "infos": None, OWN: own}
+        about = {"iteration": iteration, **task, "networks": describe_networks(runner)}
+        return files.pack_checkpoint(state, about)
 
     def resume(self, path: Path, state: dict[str, Any] | None = None) -> list[str]:
         """Continue from a checkpoint.
@@ -238,26 +249,6 @@ class Checkpointer:
             for name, value in values.items()
             if decides_learning(name) and name != "env.num_envs"
         }
-
-    def _state(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the content of a checkpoint, given the states of all ranks."""
-        runner = self._runner
-        own = {
-            "task": self._task,
-            "task_hash": self._task_hash,
-            "shape": self._shape(),
-            "numbers": self._numbers(),
-            "total_steps": runner.total_steps,
-            "optimizer": runner.agent.algorithm.optimizer,
-            "teacher": self._teacher(),
-            "configured_learning_rate": runner.agent.algorithm.learning_rate,
-            "window": runner.window.state(),
-            "best_return": runner.best_return,
-            "judged_by": runner.judged_by,
-            "ranks": ranks,
-        }
-        learning = runner.alg.save() | {"iter": runner.current_learning_iteration, "infos": None}
-        return learning | {OWN: own}
 
     def _rank_state(self) -> dict[str, Any]:
         """Return what belongs to this rank alone: its worlds and its random generators."""

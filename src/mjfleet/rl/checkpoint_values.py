@@ -134,15 +134,12 @@ def _is_network(value: Any) -> bool:
 
 
 def _is_optimizer(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("state"), dict):
-        return False
-    groups = value.get("param_groups")
-    return (
-        isinstance(groups, list)
-        and len(groups) > 0
-        and all(isinstance(group, dict) and _is_number(group.get("lr")) for group in groups)
-        and all(isinstance(entries, dict) for entries in value["state"].values())
-    )
+    match value:
+        case {"state": dict(state), "param_groups": [_, *_] as groups}:
+            return all(isinstance(entries, dict) for entries in state.values()) and all(
+                isinstance(group, dict) and _is_number(group.get("lr")) for group in groups
+            )
+    return False
 
 
 def _is_shape(value: Any) -> bool:
@@ -158,16 +155,13 @@ def _is_ranks(value: Any) -> bool:
 
 
 def _is_window(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(e, dict) and _is_entry(e) for e in value)
-
-
-def _is_entry(entry: Mapping[str, Any]) -> bool:
+    numbers: list[Any] = []
     try:
-        statistics = EpisodeStatistics(**entry)
-        numbers = [statistics.episodes, statistics.returns, statistics.lengths, statistics.rewards]
-        numbers += [statistics.steps, *statistics.terms.values()]
-        for dividend, divisor in statistics.metrics.values():
-            numbers += [dividend, divisor]
+        for sums in [EpisodeStatistics(**entry) for entry in value]:
+            numbers += [sums.episodes, sums.returns, sums.lengths, sums.rewards, sums.steps]
+            numbers += sums.terms.values()
+            for dividend, divisor in sums.metrics.values():
+                numbers += [dividend, divisor]
     except (AttributeError, TypeError, ValueError):
         return False
-    return all(isinstance(number, (int, float)) for number in numbers)
+    return isinstance(value, list) and all(isinstance(n, (int, float)) for n in numbers)
