@@ -52,7 +52,6 @@ class ConsoleLogger:
             self._live = LiveView(task, max_iterations, begun)
 
     def iteration(self, metrics: IterationMetrics) -> None:
-        """Show an iteration."""
         found = {kind: f"in {worlds} worlds" for kind, worlds in metrics.warnings.items()}
         if metrics.nan_resets:
             found["NAN"] = f"{metrics.nan_resets} times"

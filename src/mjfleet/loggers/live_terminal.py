@@ -111,7 +111,6 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def _column(title: str, entries: Mapping[str, Any]) -> Table:
-    """Return a table of names and values."""
     table = Table.grid(padding=(0, 2))
     if title:
         table.add_row(Text(title, style="bold"))

@@ -141,7 +141,6 @@ class LoggerThread(Thread):
                 logger.warning("%s %s", self.name, "; it ".join(lacks))
 
     def run(self) -> None:
-        """Do what is queued."""
         try:
             self._logger.open()
             while action := self._queue.get():

@@ -175,11 +175,10 @@ class CpuBackprop:
         distribution, parameter = self._distribution, self._std_parameter.detach()
         is_log = distribution.std_type == "log"
         low, high = distribution.log_std_range if is_log else distribution.std_range
-        is_inside = (parameter >= low) & (parameter <= high)
-        std = parameter.clamp(low, high)
-        if is_log:
-            std = std.exp()
-        return std, torch.where(is_inside, std if is_log else torch.ones_like(std), 0.0)
+        clamped = parameter.clamp(low, high)
+        std = clamped.exp() if is_log else clamped
+        slope = std if is_log else torch.ones_like(std)
+        return std, torch.where(clamped == parameter, slope, 0.0)
 
 
 class _Pair(NamedTuple):

@@ -67,10 +67,10 @@ class Equivariance:
             inputs = self.inputs[network]
             for layer in linears:
                 size = layer.out_features
-                outputs = _reversed(size, device)
-                if layer is linears[-1] and network.distribution is None:
-                    outputs = _same(size, device)  # A value is its own image.
-                elif layer is linears[-1]:
+                outputs = _same(size, device)  # A value is its own image.
+                if layer is not linears[-1]:
+                    outputs = Mirror(outputs.source.flip(0), outputs.sign)
+                elif network.distribution is not None:
                     # Deviations by observation follow the means.
                     outputs = _join([actions, deviations]) if size > num_actions else actions
                 images[layer.weight] = _of_matrix(outputs, inputs)
@@ -94,10 +94,8 @@ class Equivariance:
     def check_weights(self) -> None:
         """Raise UserError if weights that have been loaded are not tied."""
         weights = torch.cat([p.detach().flatten() for p in self._gradient.parameters])
-        size = len(weights)
-        if not torch.allclose(
-            weights, weights[self._image.source[:size]] * self._image.sign[:size]
-        ):
+        source, sign = (part[: len(weights)] for part in self._image)
+        if not torch.allclose(weights, weights[source] * sign):
             raise UserError(
                 f"{TIES_WEIGHTS}: the networks were trained without it, or by another mirror, and "
                 "cannot become equivariant: give "
@@ -130,10 +128,6 @@ def _read(name: str, rows: torch.Tensor) -> Mirror:
 
 def _same(size: int, device: torch.device) -> Mirror:
     return Mirror(torch.arange(size, device=device), torch.ones(size, device=device))
-
-
-def _reversed(size: int, device: torch.device) -> Mirror:
-    return Mirror(torch.arange(size, device=device).flip(0), torch.ones(size, device=device))
 
 
 def _of_matrix(outputs: Mirror, inputs: Mirror) -> Mirror:

@@ -146,7 +146,6 @@ class Episodes:
         return self._sums[:-1].transpose(1, 2).flatten(0, 1)
 
     def take_steps(self, number: int) -> tuple[()]:
-        """Take steps in all environments."""
         env, each = self._env, self._each
         for _ in range(number):
             _, _, dones, _ = env.step(self.act(env.get_observations()))

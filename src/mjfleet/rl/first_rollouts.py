@@ -22,7 +22,7 @@ class FirstRollouts:
 
     def __init__(self, env: Env[Any], agent: AgentConfig) -> None:
         self._env, self._agent = env, agent
-        self._found: dict[str, None] | None = None
+        self._found: list[str] | None = None
 
     @torch.inference_mode()
     def look(self, storage: Any, iteration: int) -> None:
@@ -30,8 +30,8 @@ class FirstRollouts:
         last = min(LAST_ITERATION, self._agent.max_iterations)
         if iteration > last:
             return
-        now = dict.fromkeys(self._signs(storage))
-        self._found = {sign: None for sign in now if self._found is None or sign in self._found}
+        now = self._signs(storage)
+        self._found = [sign for sign in now if self._found is None or sign in self._found]
         if iteration == last:
             for sign in self._found:
                 logger.warning("warning: %s", sign)

@@ -43,10 +43,9 @@ def read_usage(device: str) -> GpuUsage | None:
 
 def usage_columns(usages: Sequence[GpuUsage | None]) -> dict[str, float | None]:
     """Return the columns: the largest memory and temperature, and the mean utilization."""
-    known = [usage for usage in usages if usage is not None]
-    if not known:
+    if not any(usages):
         return {}
-    seen = [usage for usage in known if not math.isnan(usage.memory)]
+    seen = [usage for usage in usages if usage and not math.isnan(usage.memory)]
     return {
         "gpu_memory": max((usage.memory for usage in seen), default=None),
         "gpu_utilization": sum(u.utilization for u in seen) / len(seen) if seen else None,

@@ -222,7 +222,6 @@ class PPO(Algorithm):
         return state
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict | None, strict: bool) -> bool:
-        """Load rsl_rl's format."""
         loads_iteration = super().load(loaded_dict, load_cfg, strict)
         self._prepare_optimizer()
         self._learn = self._make_learn()  # Earlier graphs would step the replaced optimiser state.

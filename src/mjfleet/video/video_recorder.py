@@ -112,7 +112,7 @@ class TrainingVideos:
         assert runner.env.recorder is not None
         self._recorder = StateRecorder(runner.env, runner.env.recorder, SECONDS)
         self._waiting: tuple[int, StateRecording] | None = None
-        self._drawn: list[tuple[int, RenderProcess]] = []  # By iteration: one, until the run ends.
+        self._drawn: dict[int, RenderProcess] = {}  # By iteration: one, until the run ends.
         self._skipped = 0
         self._works = True
 
@@ -130,14 +130,14 @@ class TrainingVideos:
             print_line(f"drawing the last videos, {limit}")
         deadline = time.monotonic() + LAST_SECONDS
         while self._works and self._drawn and not stop() and time.monotonic() < deadline:
-            for _, process in self._drawn:
+            for process in self._drawn.values():
                 process.hurry()
             time.sleep(LOOK_SECONDS)
             self._attempt(self._move_on)
 
     def close(self) -> None:
         """End what is still being drawn."""
-        for _, process in self._drawn:
+        for process in self._drawn.values():
             process.end()
         lost = self._skipped + bool(self._waiting) + len(self._drawn)
         if lost and self._works:
@@ -145,18 +145,17 @@ class TrainingVideos:
 
     def _record(self, number: int) -> None:
         due = min(math.ceil(number / self._interval) * self._interval, self._last)
-        if number <= due - self._recorder.length:
-            return
-        self._recorder.take()
+        if number > due - self._recorder.length:
+            self._recorder.take()
         if number == due:
             self._skipped += bool(self._waiting)
             self._waiting = number, self._recorder.finish(f"{self._task}, iteration {number}")
 
     def _move_on(self) -> None:
         """Hand over finished videos, and begin to draw the one that waits."""
-        for number, process in list(self._drawn):
+        for number, process in list(self._drawn.items()):
             if process.is_done():
-                self._drawn.remove((number, process))
+                del self._drawn[number]
                 process.end()
                 self._loggers.video(process.path, number)
         if self._waiting and not self._drawn:
@@ -167,7 +166,7 @@ class TrainingVideos:
         assert self._waiting
         (number, recording), self._waiting = self._waiting, None
         path = self._folder / f"iteration_{number}.mp4"
-        self._drawn.append((number, RenderProcess(recording, path, idle=number < self._last)))
+        self._drawn[number] = RenderProcess(recording, path, idle=number < self._last)
 
     def _attempt(self, action: Callable[[], object]) -> None:
         if not self._works:
