@@ -31,6 +31,7 @@ from mjfleet.config import (
 )
 from mjfleet.config.field_kinds import CLASSES, INITIAL, NAMES, OPERATION, PLACEMENT
 from mjfleet.errors import UserError
+from mjfleet.legged.config import CommandConfig, VelocityConfig, WeightsConfig
 from mjfleet.registry import discover
 from mjfleet.runs.config_yaml import read_config, write_config
 
@@ -73,6 +74,8 @@ LEARNING = frozenset(LEARNING_NAMES.split()) | {
     for name in IMAGE_NAMES.split()
 }
 """What decides what is learned: each new field is to be here, or in a set of `field_kinds`."""
+NUMBER: Any = 0.7  # In the place of a range.
+PLAIN: Any = {"torque": 0.0}  # In the place of a configuration.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +102,13 @@ def test_every_task_takes_auto_for_its_worlds() -> None:
         (lambda: EnvConfig(decimation=0), ["--env.decimation"]),
         (lambda: EnvConfig(episode_seconds=float("nan")), ["--env.episode-seconds is nan"]),
         (lambda: EnvConfig(njmax=0), ["--env.njmax", "or None"]),
+        (lambda: WeightsConfig(torque=float("nan")), ["--env.weights.torque is nan"]),
+        (lambda: CommandConfig(forward=NUMBER), ["--env.command.forward is 0.7", "two finite"]),
+        (lambda: CommandConfig(yaw=(0.0, float("inf"))), ["--env.command.yaw", "two finite"]),
+        (
+            lambda: VelocityConfig(weights=PLAIN),
+            ["--env.weights", "WeightsConfig"],
+        ),
         (lambda: PPOConfig(gamma=1.5), ["--agent.algorithm.gamma is 1.5", "between 0 and 1"]),
         (lambda: PPOConfig(learning_rate=-1e-3), ["--agent.algorithm.learning-rate"]),
         (lambda: PPOConfig(learning_rate=float("inf")), ["--agent.algorithm.learning-rate"]),

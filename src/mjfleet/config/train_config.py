@@ -1,13 +1,12 @@
 """What is trained and where: the environment's numbers, the launch flags, and a task's entry."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from mjfleet.config.agent_config import AgentConfig
 from mjfleet.config.launch_config import LaunchConfig
-from mjfleet.config.validation import COUNT, Checked, Count, OptionalCount, Rule, Seconds, check
+from mjfleet.config.validation import COUNT, Checked, Count, OptionalCount, Rule, Seconds
 from mjfleet.errors import UserError
 
 NumEnvs = int | Literal["auto"]
@@ -34,11 +33,6 @@ class EnvConfig(Checked, flags="env."):
         super().__init_subclass__(**keywords)
         if "num_envs" in cls.__annotations__:
             cls.__annotations__["num_envs"] = NumEnvs
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        number = Rule(lambda v: not (isinstance(v, float) and math.isnan(v)), "a number")
-        check(self, **{f.name: number for f in fields(self)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,9 @@
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from inspect import get_annotations
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 from mjfleet.errors import UserError
 
@@ -54,13 +54,16 @@ FOLDER_NAME = Rule(
     ':*?"<>|, no space around it)',
 )
 COUNT = Rule(lambda v: 1 <= v <= MOST, f"at least 1, at most {MOST}")
+NUMBER = Rule(lambda v: not (isinstance(v, float) and math.isnan(v)), "a number")
 Count = Annotated[int, COUNT]
 OptionalCount = Annotated[int | None, optional(COUNT)]
 Positive = Annotated[float, Rule(lambda v: 0 < v < math.inf, "greater than 0 and finite")]
 NotNegative = Annotated[float, at_least(0)]
 Seconds = Annotated[float, Rule(lambda v: 0 < v <= LONGEST, f"greater than 0, at most {LONGEST}")]
 Fraction = Annotated[float, between(0, 1)]
-ORDERED = Rule(lambda v: v[0] <= v[1], "two numbers, the lower one first")
+ORDERED = Rule(
+    lambda v: -math.inf < v[0] <= v[1] < math.inf, "two finite numbers, the lower one first"
+)
 Range = Annotated[tuple[float, float], ORDERED]
 FolderName = Annotated[str, FOLDER_NAME]
 
@@ -93,7 +96,8 @@ class Checked:
     """A dataclass whose fields are flags, each with the rules in its annotation.
 
     `class EnvConfig(Checked, flags="env.")` names the prefix of the flags. Rules also hold where a
-    subclass declares the field again.
+    subclass declares the field again. No field is NaN, and one whose default is a configuration is
+    of that class.
 
     Raises:
         UserError: a value breaks a rule.
@@ -106,6 +110,14 @@ class Checked:
             cls.flags = flags
 
     def __post_init__(self) -> None:
+        for field in fields(cast(Any, self)):
+            kind = field.default_factory
+            if isinstance(kind, type) and is_dataclass(kind):
+                must = Rule(
+                    lambda v, kind=kind: isinstance(v, kind), f"{kind.__name__}(...)"
+                )
+                check(self, **{field.name: must})
+            check(self, **{field.name: NUMBER})
         for owner in type(self).__mro__:
             for name, hint in get_annotations(owner).items():
                 for rule in getattr(hint, "__metadata__", ()):
@@ -120,7 +132,11 @@ def check(owner: Any, **rules: Rule) -> None:
     """
     for name, rule in rules.items():
         value, flag = getattr(owner, name), f"{owner.flags}{name}".replace("_", "-")
-        if not rule.holds(value):
+        try:
+            holds = rule.holds(value)
+        except (TypeError, IndexError):  # Of another type, such as a number for a range.
+            holds = False
+        if not holds:
             shown = repr(value)
             if len(shown) > SHOWN:
                 shown = f"{shown[:SHOWN]}..."
