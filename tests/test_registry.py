@@ -130,7 +130,7 @@ def test_code_that_cannot_be_imported_is_shown_where_it_fails(
 def test_a_configuration_with_a_syntax_error_is_shown_with_a_caret(elsewhere: Path) -> None:
     write_task(elsewhere / "tasks", "my_robot", "TASKS = {")
     with pytest.raises(UserError) as error:
-        discover({}).find("my-robot")
+        discover({}).find("my-robot-velocity-flat")
     first, file, code, caret, why = str(error.value).splitlines()
     assert "my_robot" in first
     assert "config.py" in file

@@ -113,7 +113,7 @@ class Registry:
             return self.tasks[name]
         for line in self.broken:
             folder = Path(line.partition(UNREAD)[0])
-            if name in (folder.name, folder.name.replace("_", "-")):
+            if f"{name}-".startswith((f"{folder.name}-", f"{folder.name.replace('_', '-')}-")):
                 raise UserError(line)  # Most likely, what is sought is in there.
         near = difflib.get_close_matches(name, self.tasks, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Tasks: {', '.join(self.tasks)}."
