@@ -80,7 +80,7 @@ def build_env(
     ):
         if declared is not None and declared != built:
             raise UserError(
-                f"task {found.name}: config.py declares {what}={declared}, but the environment "
+                f"task {found.name}: config.py declares {what}={declared!r}, but the environment "
                 f"has {built}."
             )
     found.check_groups(config, sizes)
