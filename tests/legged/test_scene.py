@@ -15,6 +15,7 @@ from ..conftest import REPOSITORY
 
 GO2 = (REPOSITORY / "tasks/go2/go2.xml").read_text()
 FEET = ("FR_foot", "FL_foot", "RR_foot", "RL_foot")
+HOME = """qpos="0 0 0.3235  1 0 0 0  -0.1 0.8 -1.5  0.1 0.8 -1.5  -0.1 1 -1.5  0.1 1 -1.5\""""
 SWAPPED = [3, 4, 5, 0, 1, 2, 9, 10, 11, 6, 7, 8]
 
 
@@ -37,13 +38,40 @@ def make(folder: Path, *changes: tuple[str, str], feet: tuple[str, ...] = FEET) 
         (('<freejoint name="base"/>', ""), "qpos"),
         (('name="FR_hip" class="hip_joint" joint="FR_hip_joint"',
           'name="FR_hip" joint="FL_hip_joint"'), "in the order of the joints"),
-        (('<position name="FR_hip" class="hip_joint"', '<motor name="FR_hip"'), "kp and kv"),
+        (('<position name="FR_hip" class="hip_joint"', '<motor name="FR_hip"'), "<position>"),
+        (('kp="35"', 'gear="3" kp="35"'), "no gear"),
+        (('timestep="0.005"', 'timestep="5"'), "timestep is 5.0 s"),
+        (("0.3235  1 0 0 0", "0.3235  0.9 0.3 0 0"), "tilted by 37 degrees"),
+        (("0 0 0.3235  1 0 0 0", "0 0 0.3235"), "'home'"),
+        ((HOME, ""), "no keyframe 'home' with a qpos"),
+        (("1 0 0 0  -0.1 0.8 -1.5", "1 0 0 0  -6 46 -86"), "FR_hip_joint is at -6 rad"),
+        (("0 0 0.3235", "0 0 32.35"), "FR_foot does not touch the ground"),
+        (("0 0 0.3235", "0 0 0.03"), "FR_foot still touches the ground"),
+        (('group="3" contype="0" conaffinity="1"', 'group="3" contype="0" conaffinity="2"'),
+         "contype and conaffinity"),
+        (("</worldbody>", '<geom type="plane" size="1 1 1"/></worldbody>'), "must be 'floor'"),
+        (("</worldbody>", "</worldbody><sensor>"
+          '<framequat name="imu_gyro" objtype="body" objname="trunk"/></sensor>'),
+         "'imu_gyro' has 4 values; it must have 3"),
     ],
 )  # fmt: skip
 def test_what_a_model_lacks_is_said(tmp_path: Path, change: tuple[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
         make(tmp_path, change)
     assert "robot.xml" in str(caught.value)
+
+
+def test_feet_are_different_ones(tmp_path: Path) -> None:
+    for feet in ((), ("FR_foot", "FR_foot")):
+        with pytest.raises(UserError, match="feet is"):
+            make(tmp_path, feet=feet)
+
+
+def test_a_home_of_any_heading_and_names_of_ones_own_are_fine(tmp_path: Path) -> None:
+    turned = ("0.3235  1 0 0 0", "0.3235  3 0 0 3")
+    named = ("</asset>", '<material name="ground"/><texture name="sky" builtin="flat" '
+             'type="2d" width="8" height="8"/></asset>')  # fmt: skip
+    assert make(tmp_path, turned, named).key("home").qpos[3] == pytest.approx(0.5**0.5)
 
 
 def test_joints_and_feet_find_their_mirror_images(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 Runs where a model is compiled.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
 import mujoco
+import numpy as np
 from mujoco import mjtObj, mjtSensor
 
 from mjfleet.errors import UserError
@@ -15,6 +17,14 @@ from mjfleet.legged.terrain import Terrain
 HOME = "home"
 """The keyframe in which the robot stands."""
 FLOOR = "floor"
+GROUND, SKY, SUN = "mjfleet ground", "mjfleet sky", "mjfleet sun"
+"""Names that a robot's own model hardly has."""
+LEAST_UP = 0.999
+"""Cosine of the largest tilt of the base in the pose `home`."""
+LONGEST_STEP = 0.05
+"""Of the physics, s."""
+ON_JOINT = int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)
+"""The last kind of transmission to a joint."""
 FOUND = (1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND), 0, 1)
 """A contact sensor's parameters: it counts contacts."""
 
@@ -33,14 +43,20 @@ def make_robot(
     Raises:
         UserError: the file is no model, or lacks something: docs/tasks.md says what it must have.
     """
+    if not feet or len({*feet}) < len(feet):
+        raise UserError(f"feet is {feet!r}; it must be a tuple of different geoms or bodies.")
     try:
         spec = mujoco.MjSpec.from_file(str(path))
-        if spec.key(HOME) is None:
-            raise UserError(f"the model has no keyframe {HOME!r}, in which the robot stands.")
-        _add_sensors(spec, base, feet)
+        if (key := spec.key(HOME)) is None or not len(key.qpos):
+            raise UserError(f"the model has no keyframe {HOME!r} with a qpos, to stand in.")
+        sizes = _add_sensors(spec, base, feet)
         _add_ground(spec, terrain)
         model = spec.compile()
         _check_joints(model, base)
+        for name, size in sizes.items():
+            if (found := model.sensor(name).dim.item()) != size:
+                raise UserError(f"the sensor {name!r} has {found} values; it must have {size}.")
+        _check_home(model, feet, is_rough=terrain is not None)
     except (UserError, ValueError) as error:
         raise UserError(f"{path}: {error}") from None
     return model
@@ -56,23 +72,63 @@ def _check_joints(model: mujoco.MjModel, base: str) -> None:
     ):
         raise UserError(f"the joints must be a free joint of the body {base!r}, and then hinges.")
     driven = [int(joint) for joint, _ in model.actuator_trnid]
-    if driven != list(range(1, model.njnt)):
-        raise UserError("each hinge needs one actuator, in the order of the joints.")
-    if (model.actuator_gainprm[:, 0] != -model.actuator_biasprm[:, 1]).any():
-        raise UserError("the actuators must be of the kind <position>, with kp and kv.")
+    if driven != list(range(1, model.njnt)) or (model.actuator_trntype > ON_JOINT).any():
+        names = ", ".join(model.joint(i).name for i in range(1, model.njnt))
+        raise UserError(f"each hinge needs one actuator, in the order of the joints: {names}.")
+    kp, gear = model.actuator_gainprm[:, 0], model.actuator_gear[:, 0]
+    if ((kp != -model.actuator_biasprm[:, 1]) | (kp <= 0) | (gear != 1)).any():
+        raise UserError(
+            "the actuators must be of the kind <position>, with kp above 0, kv, and no gear."
+        )
+    if not 0 < model.opt.timestep <= LONGEST_STEP:
+        raise UserError(
+            f"timestep is {model.opt.timestep} s; it must be above 0, at most {LONGEST_STEP} s."
+        )
 
 
-def _add_sensors(spec: mujoco.MjSpec, base: str, feet: tuple[str, ...]) -> None:
-    """Add the sensors that a model lacks: of the body `base`, and of feet.
+def _check_home(model: mujoco.MjModel, feet: tuple[str, ...], is_rough: bool) -> None:
+    """Raise UserError if the pose `home` is tilted, out of the joints' ranges, or if the feet are
+    far from the ground or pass through it."""
+    data = mujoco.MjData(model)
+    mujoco.mj_resetDataKeyframe(model, data, model.key(HOME).id)
+    angles, (low, high) = data.qpos[7:], model.jnt_range[1:].T
+    beyond = model.jnt_limited[1:] & ((angles < low - 0.01) | (angles > high + 0.01))
+    for i in np.flatnonzero(beyond):
+        raise UserError(
+            f"in the keyframe {HOME!r}, {model.joint(i + 1).name} is at {angles[i]:.4g} rad; its "
+            f"range is {low[i]:.4g} to {high[i]:.4g} rad. A keyframe's angles are always in rad."
+        )
+    mujoco.mj_forward(model, data)
+    if (up := data.sensor("base_up").data[2]) < LEAST_UP:
+        raise UserError(
+            f"in the keyframe {HOME!r}, the base is tilted by {math.degrees(math.acos(up)):.0f} "
+            "degrees; z of its body, and of the site 'base', must point up: (w 0 0 z) in `qpos`."
+        )
+    height = data.qpos[2].item()
+    for moved, touches in () if is_rough else (("lower", True), ("higher", False)):
+        data.qpos[2] = height * (0.75 if touches else 1.25)
+        mujoco.mj_forward(model, data)
+        for foot in feet:
+            if (data.sensor(f"{foot}_contact").data[0] > 0) != touches:
+                raise UserError(
+                    f"in the keyframe {HOME!r} the base is at {height:.4g} m. A quarter {moved}, "
+                    f"{foot} {'does not touch' if touches else 'still touches'} the ground: the "
+                    "height is wrong, or contype and conaffinity of the foot or of the ground are."
+                )
+
+
+def _add_sensors(spec: mujoco.MjSpec, base: str, feet: tuple[str, ...]) -> dict[str, int]:
+    """Add the sensors that a model lacks, of the body `base` and of feet; return all their sizes.
 
     MuJoCo and MuJoCo Warp both compute all of these. Each costs time in every physics step.
 
     Raises:
         UserError: the model has no such body or foot.
     """
-    has = {sensor.name for sensor in spec.sensors}
+    has, sizes = {sensor.name for sensor in spec.sensors}, dict[str, int]()
 
     def add(name: str, kind: mjtSensor, **fields: Any) -> None:
+        sizes[name] = 1 if kind == mjtSensor.mjSENS_CONTACT else 3
         if name not in has:
             spec.add_sensor(name=name, type=kind, **fields)
 
@@ -100,6 +156,7 @@ def _add_sensors(spec: mujoco.MjSpec, base: str, feet: tuple[str, ...]) -> None:
         add(name, mjtSensor.mjSENS_CONTACT, reftype=kind, refname=what, intprm=FOUND)
     whole = {"reftype": mjtObj.mjOBJ_XBODY, "refname": base}  # The body with all below it.
     add("robot_contact", mjtSensor.mjSENS_CONTACT, **whole, intprm=FOUND)
+    return sizes
 
 
 def _add_ground(spec: mujoco.MjSpec, terrain: Terrain | None = None) -> None:
@@ -111,9 +168,11 @@ def _add_ground(spec: mujoco.MjSpec, terrain: Terrain | None = None) -> None:
         if terrain is None:
             return
         spec.delete(spec.geom(FLOOR))
+    elif any(geom.type == mujoco.mjtGeom.mjGEOM_PLANE for geom in spec.worldbody.geoms):
+        raise UserError(f"the model has ground of its own, whose name must be {FLOOR!r}.")
     _set_view(spec, is_rough=terrain is not None)
     floor = spec.worldbody.add_geom(
-        name=FLOOR, type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0.0, 0.0, 0.05), material="ground",
+        name=FLOOR, type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0.0, 0.0, 0.05), material=GROUND,
         contype=1, conaffinity=0, priority=-1,
     )  # fmt: skip
     if terrain:
@@ -134,18 +193,18 @@ def _set_view(spec: mujoco.MjSpec, is_rough: bool) -> None:
     image = {"width": 256, "height": 256}
     if not any(texture.type == mujoco.mjtTexture.mjTEXTURE_SKYBOX for texture in spec.textures):
         spec.add_texture(
-            name="sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, **image,
+            name=SKY, type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, **image,
             builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
             rgb1=(0.75, 0.85, 0.95), rgb2=(0.35, 0.45, 0.6),
         )  # fmt: skip
     colours = ((0.72, 0.71, 0.69), (0.66, 0.65, 0.63)), ((0.85, 0.86, 0.88), (0.78, 0.8, 0.83))
     bright, dark = colours[not is_rough]
     spec.add_texture(
-        name="ground", type=mujoco.mjtTexture.mjTEXTURE_2D, **image,
+        name=GROUND, type=mujoco.mjtTexture.mjTEXTURE_2D, **image,
         builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER, rgb1=bright, rgb2=dark,
     )  # fmt: skip
-    material = spec.add_material(name="ground", texuniform=True)
-    material.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "ground"
+    material = spec.add_material(name=GROUND, texuniform=True)
+    material.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = GROUND
     material.texrepeat = (1.0, 1.0) if is_rough else (2.0, 2.0)
     if not is_rough:
         return
@@ -153,6 +212,6 @@ def _set_view(spec: mujoco.MjSpec, is_rough: bool) -> None:
     view.map.zfar = 200
     # Without a shadow, which at this size would be coarse.
     spec.worldbody.add_light(
-        name="sun", type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, dir=(-0.5, 0.6, -0.6),
+        name=SUN, type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, dir=(-0.5, 0.6, -0.6),
         diffuse=(0.45, 0.44, 0.42), specular=(0.1, 0.1, 0.1), castshadow=False,
     )  # fmt: skip
