@@ -54,7 +54,7 @@ def joints(env: Any) -> Map:
 
 def feet(env: Any) -> Map:
     """Return the image of numbers of all feet, of a VelocityEnv's model."""
-    return foot_images(env.sim.model, env.feet)
+    return foot_images(env.sim.model, tuple(env.feet))
 
 
 @lru_cache

@@ -77,8 +77,8 @@ class VelocityEnv(CommandedEnv):
         self.foot_velocities = self.of_feet("linvel", 3)
         self.contacts = sim.sensor("robot_contact")
         self.masses = vary_robots(self, self.base, self.feet)
-        self.action_scale = cfg.action_scale * self.of_joints(self.action_factors)
-        self.pose_weight = self.of_joints(self.pose_factors)
+        self.action_scale = cfg.action_scale * self.of_joints("action_factors")
+        self.pose_weight = self.of_joints("pose_factors")
 
         self.set_up_commands()
         self.previous = torch.zeros_like(self.action)
@@ -90,6 +90,7 @@ class VelocityEnv(CommandedEnv):
         self.next_push = Timer(self, *cfg.random.push_seconds)
         self.motors = Delay(self, self.num_actions, *cfg.random.delay)
         self.frame, self.truth = self.frame_parts(), self.truth_parts()
+        self._check_parts()
         amplitudes = [part.noise for part in self.frame for _ in range(part.read().shape[1])]
         self.noise = cfg.random.noise * torch.tensor(amplitudes, device=self.device)
         self.seen = History(self, len(amplitudes), cfg.history)
@@ -256,16 +257,27 @@ class VelocityEnv(CommandedEnv):
             "largest_tilt": self.largest_tilt,
         }
 
-    def of_joints(self, factors: Mapping[str, float]) -> torch.Tensor:
-        """Return the factor of each joint, `(num_actions,)`: 1, or that of a pattern it matches."""
+    def of_joints(self, attribute: str) -> torch.Tensor:
+        """Return the factor of each joint, `(num_actions,)`: 1, or that of a pattern it matches.
+
+        `attribute` is the name of a mapping from patterns to factors.
+        """
         model = self.sim.model
-        names = [model.joint(i).name for i in range(1, model.njnt)]
-        values = torch.ones(len(names), device=self.device)
-        for pattern, factor in factors.items():
-            found = [i for i, name in enumerate(names) if re.search(pattern, name)]
-            if not found:
-                raise UserError(f"{type(self).__name__}: no joint matches {pattern!r}")
-            values[found] = factor
+        joints = [model.joint(i).name for i in range(1, model.njnt)]
+        values = torch.ones(len(joints), device=self.device)
+        for pattern, factor in getattr(self, attribute).items():
+            try:
+                found = [i for i, joint in enumerate(joints) if re.search(pattern, joint)]
+                values[found] = float(factor)
+                wrong = not found or not math.isfinite(factor)
+            except (re.error, TypeError, ValueError):
+                wrong = True
+            if wrong:
+                raise UserError(
+                    f"{type(self).__name__}.{attribute} has {pattern!r}: {factor!r}; it must be a "
+                    f"regular expression that matches joints, and a number. The joints are "
+                    f"{', '.join(joints)}."
+                )
         return values
 
     def of_feet(self, name: str, size: int) -> torch.Tensor:
@@ -276,6 +288,23 @@ class VelocityEnv(CommandedEnv):
             raise UserError(f"the sensors {', '.join(names)} must follow each other in this order.")
         values = self.sim.sensordata[:, first : first + count * size]
         return values.view(self.num_envs, count, size)
+
+    def _check_parts(self) -> None:
+        """Raise UserError for a part of a wrong shape, or an angle that is in degrees."""
+        for part in (*self.frame, *self.truth):
+            shape, size = tuple(part.read().shape), None
+            if not callable(part.image):  # The others follow from the model, if it is asked for.
+                size = len(part.image[0])
+            if len(shape) != 2 or size not in (None, shape[1]):
+                raise UserError(
+                    f"{type(self).__name__}: the part {part.name!r} of the observations has the "
+                    f"shape {shape}; it must be ({self.num_envs}, {size or 'size'}), as its image."
+                )
+        if not 0 < self.largest_tilt <= math.pi:
+            raise UserError(
+                f"{type(self).__name__}.largest_tilt is {self.largest_tilt}; it must be above 0, "
+                "at most pi rad."
+            )
 
     def _power(self) -> torch.Tensor:
         """Return the absolute mechanical power of the motors, `(num_envs,)`, W."""

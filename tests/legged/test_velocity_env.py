@@ -1,0 +1,74 @@
+"""What a legged robot's class may get wrong is said by name."""
+
+import math
+from typing import Any
+
+import pytest
+
+from mjfleet.errors import UserError
+from mjfleet.legged import mirror
+from mjfleet.legged.config import VelocityConfig
+from mjfleet.legged.velocity_env import Part, VelocityEnv
+from mjfleet.sim import make_simulation
+
+from ..conftest import REPOSITORY
+
+
+class Robot(VelocityEnv):
+    """The Go2, by its path."""
+
+    model_file = str(REPOSITORY / "tasks/go2/go2.xml")
+
+
+class FlatPart(Robot):
+    """Observes a number in the place of a row."""
+
+    def truth_parts(self) -> list[Part]:
+        return [Part("height", lambda: self.sim.qpos[:, 2], mirror.SAME)]
+
+
+class WrongImage(Robot):
+    """Observes three numbers with the image of one."""
+
+    def truth_parts(self) -> list[Part]:
+        return [Part("place", lambda: self.sim.qpos[:, :3], mirror.SAME)]
+
+
+def build(env_class: type[VelocityEnv], **attributes: Any) -> VelocityEnv:
+    """Two environments of a class with other attributes."""
+    changed = type(env_class.__name__, (env_class,), {"__module__": __name__, **attributes})
+    cfg = VelocityConfig(num_envs=2)
+    return changed(cfg, make_simulation("native", changed.make_model(cfg), 2, num_threads=1), 1)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"action_factors": {"hp": 0.5}}, ["Robot.action_factors", "'hp': 0.5", "FR_hip_joint"]),
+        ({"action_factors": {"hip(": 0.5}}, ["Robot.action_factors", "'hip('", "FR_hip_joint"]),
+        ({"pose_factors": {"hip": "much"}}, ["Robot.pose_factors", "'hip': 'much'"]),
+        ({"pose_factors": {"hip": math.nan}}, ["Robot.pose_factors", "'hip': nan"]),
+        ({"largest_tilt": 70}, ["Robot.largest_tilt is 70", "pi rad"]),
+    ],
+)
+def test_a_wrong_attribute_is_named(attributes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        build(Robot, **attributes)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_factors_belong_to_the_joints_that_match() -> None:
+    env = build(Robot, action_factors={"hip": 0.5, "^FR_hip": 0.25})
+    assert (env.action_scale / env.cfg.action_scale).tolist() == [0.25, 1, 1] + [0.5, 1, 1] * 3
+
+
+@pytest.mark.parametrize(
+    ("env_class", "words"),
+    [(FlatPart, ["'height'", "(2,)"]), (WrongImage, ["'place'", "(2, 3)", "(2, 1)"])],
+)
+def test_a_part_of_another_shape_is_named(env_class: type[VelocityEnv], words: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        build(env_class)
+    for word in words:
+        assert word in str(error.value)
