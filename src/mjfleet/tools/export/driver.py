@@ -11,9 +11,12 @@ python run_policy.py --episodes FILE.npz
 
 import argparse
 import json
+import math
+import os
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import mujoco
 import numpy as np
@@ -24,14 +27,24 @@ from mjfleet.tools.export.unknown_robot import Robot  # The robot's own takes th
 KEYS = ((265, 264), (263, 262), (268, 269))
 """Codes of the keys that raise and lower the first command, the last, and the second of three."""
 ENTER = 257
+MODEL = "model "  # Marks fields of the model, which differ among worlds.
+
+
+def fail(why: str) -> NoReturn:
+    """Say what is wrong, and end with the exit code of a mistake."""
+    print(f"error: {why}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 class Policy:
     """Returns the mean action for an observation."""
 
     def __init__(self, file: Path) -> None:
-        self.session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-        self.known = json.loads(self.session.get_modelmeta().custom_metadata_map["policy.json"])
+        try:
+            self.session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+            self.known = json.loads(self.session.get_modelmeta().custom_metadata_map["policy.json"])
+        except Exception as error:  # onnxruntime has no class of its own for its errors.
+            fail(f"{file} is no policy of `mjfleet export`: {error}")
         self.reset()
 
     def reset(self) -> None:
@@ -50,35 +63,49 @@ class Loop:
     """The policy, the robot, and MuJoCo in the place of the world."""
 
     def __init__(self, file: Path) -> None:
+        world = file.with_suffix(".mjb")
+        for needed in (file, world):
+            if not needed.is_file():
+                fail(f"there is no {needed}, which `mjfleet export` writes beside this script")
         self.policy = Policy(file)
         self.known = known = self.policy.known
         try:
-            self.model = mujoco.MjModel.from_binary_path(str(file.with_suffix(".mjb")))
+            self.model = mujoco.MjModel.from_binary_path(str(world))
         except ValueError as error:
             versions = f"written by MuJoCo {known['mujoco_version']}, read by {mujoco.__version__}"
-            raise SystemExit(f"{error} ({versions})") from None
+            fail(f"{world}: {error} ({versions})")
+        if [self.model.actuator(i).name for i in range(self.model.nu)] != known["actuator_names"]:
+            fail(f"{world} is another robot than that of {file.name}: export both again")
         self.data = mujoco.MjData(self.model)
         self.robot = Robot(self.model, self.data, known)
         self.command = np.zeros(len(known["commands"]))
         """In the order of `commands` in policy.json."""
 
     def begin(self, start: dict[str, Any]) -> None:
-        """Begin an episode from fields of MjData; `model <field>` are fields of the model."""
-        of_model = [name for name in start if name.startswith("model ")]
+        """Begin an episode from fields of MjData, or of the model: see `field`."""
+        of_model = [name for name in start if name.startswith(MODEL)]
         for name in of_model:
-            getattr(self.model, name.removeprefix("model "))[:] = start[name]
+            self.field(name)[:] = start[name]
         if of_model:
             mujoco.mj_setConst(self.model, self.data)
         mujoco.mj_resetData(self.model, self.data)
         for name in start.keys() - of_model:
-            getattr(self.data, name)[:] = start[name]
+            self.field(name)[:] = start[name]
         mujoco.mj_step1(self.model, self.data)
         self.robot.reset()
         self.policy.reset()
 
+    def field(self, name: str) -> np.ndarray:
+        """Return a field of MjData; `model <field>` is one of the model."""
+        owner = self.model if name.startswith(MODEL) else self.data
+        return getattr(owner, name.removeprefix(MODEL))
+
     def step(self) -> None:
         """Observe, act, and advance by 1 / `control_rate` seconds."""
-        self.robot.act(self.policy(self.robot.observe(self.command)))
+        seen, size = self.robot.observe(self.command), self.known["observation_size"]
+        if len(seen) != size:
+            fail(f"Robot.observe() returns {len(seen)} numbers; the policy takes {size}")
+        self.robot.act(self.policy(seen))
         self.wait()
 
     def wait(self) -> None:
@@ -114,9 +141,21 @@ def table(episodes: list[dict[str, float]]) -> str:
 
 def repeat(loop: Loop, file: Path) -> list[dict[str, float]]:
     """Play the episodes of a file again."""
-    with np.load(file) as saved:
-        fields: dict[str, np.ndarray] = dict(saved)
-    steps, commands = int(fields.pop("steps")), fields.pop("commands")
+    try:
+        with np.load(file) as saved:
+            fields: dict[str, np.ndarray] = dict(saved)
+        steps, commands = int(fields.pop("steps")), fields.pop("commands")
+        sizes = {
+            name: (values.shape[1:], loop.field(name).shape) for name, values in fields.items()
+        }
+        sizes["commands"] = (commands.shape[2:], loop.command.shape)
+    except OSError as error:
+        fail(f"--episodes {file}: {error.strerror or error}")
+    except Exception:  # Whatever NumPy raises for whatever file.
+        fail(f"--episodes {file} was not written by `play --save-episodes` for this robot")
+    for name, (found, own) in sizes.items():
+        if found != own:
+            fail(f"--episodes {file} is of another robot: {name} has the shape {found}, not {own}")
     episodes = []
     for i in range(commands.shape[1]):
         loop.begin({name: values[i] for name, values in fields.items()})
@@ -126,13 +165,18 @@ def repeat(loop: Loop, file: Path) -> list[dict[str, float]]:
 
 def script(loop: Loop, texts: list[str]) -> Any:
     """Return the command of each step, from texts such as forward=0.5 or turn_left=1@5."""
-    names, changes = [command["name"] for command in loop.known["commands"]], []
+    ranges = {command["name"]: command["range"] for command in loop.known["commands"]}
+    names, changes = list(ranges), []
     for text in texts:
         name, _, rest = text.partition("=")
         value, _, begin = rest.partition("@")
         if name not in names:
-            raise SystemExit(f"--command {text}: the commands are {', '.join(names) or 'none'}")
-        changes.append((float(begin or 0), names.index(name), float(value)))
+            fail(f"--command {text}: the commands are {', '.join(names) or 'none'}")
+        (low, high), number = ranges[name], to_number(value)
+        if not low <= number <= high or not to_number(begin or "0") >= 0:
+            form = f"{name}=VALUE or {name}=VALUE@SECONDS"
+            fail(f"--command {text}: write {form}, with a value from {low:g} to {high:g}")
+        changes.append((float(begin or 0), names.index(name), number))
 
     def at(step: int) -> np.ndarray:
         command = np.zeros(len(names))
@@ -144,10 +188,27 @@ def script(loop: Loop, texts: list[str]) -> Any:
     return at
 
 
+def to_number(text: str) -> float:
+    """Return what a text says; NaN for what is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def seconds(text: str) -> float:
+    """Return a duration, for argparse."""
+    if not 0 < to_number(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
+    return float(text)
+
+
 def show(loop: Loop) -> None:
     """Play in a window until it is closed."""
     from mujoco import viewer
 
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        fail("there is no display for a window; --seconds 20 plays without one")
     commands = loop.known["commands"]
     pairs = (1, KEYS[2]), (len(commands) - 1, KEYS[1]), (0, KEYS[0])
     keys = {i: pair for i, pair in pairs if 0 <= i < len(commands)}
@@ -175,17 +236,21 @@ def show(loop: Loop) -> None:
 def main() -> None:
     as_it_is = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_it_is)
-    parser.add_argument("--seconds", type=float, help="play so long, without a window")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--seconds", type=seconds, help="play so long, without a window")
+    how.add_argument("--episodes", type=Path, metavar="FILE.npz")
     parser.add_argument("--command", nargs="+", default=[], metavar="NAME=VALUE[@SECONDS]")
-    parser.add_argument("--episodes", type=Path, metavar="FILE.npz")
     parsed = parser.parse_args()
+    if parsed.command and not parsed.seconds:
+        parser.error("--command needs --seconds")
     loop = Loop(Path(__file__).with_name("POLICY"))
     if parsed.episodes:
         episodes = repeat(loop, parsed.episodes)
     elif parsed.seconds:
+        commands = script(loop, parsed.command)
         loop.begin(loop.known["start"])
-        steps = round(parsed.seconds * loop.known["control_rate"])
-        episodes = [loop.play(steps, script(loop, parsed.command))]
+        steps = max(1, round(parsed.seconds * loop.known["control_rate"]))
+        episodes = [loop.play(steps, commands)]
     else:
         show(loop)
         return
@@ -193,4 +258,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
