@@ -113,9 +113,7 @@ class Checked:
         for field in fields(cast(Any, self)):
             kind = field.default_factory
             if isinstance(kind, type) and is_dataclass(kind):
-                must = Rule(
-                    lambda v, kind=kind: isinstance(v, kind), f"{kind.__name__}(...)"
-                )
+                must = Rule(lambda v, kind=kind: isinstance(v, kind), f"{kind.__name__}(...)")
                 check(self, **{field.name: must})
             check(self, **{field.name: NUMBER})
         for owner in type(self).__mro__:
