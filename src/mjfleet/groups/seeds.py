@@ -1,7 +1,6 @@
 """`train --seeds` and `train --resume GROUP`: one run for each seed. Runs in the launcher."""
 
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +19,7 @@ from mjfleet.groups.run_queue import Ending, GroupView, Member, RunningMember, r
 from mjfleet.launch.host_environment import take_variables
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from mjfleet.launch.launch_plan import describe, new_folder
-from mjfleet.launch.launch_training import plan_here, refuse_existing, train_command
+from mjfleet.launch.launch_training import plan_here, refuse_existing, resume_command
 from mjfleet.launch.planned_run import FAILED, draw_curves
 from mjfleet.registry import FoundTask
 from mjfleet.runs.beginning import begin_from
@@ -185,8 +184,7 @@ def _train(
         f"{statuses.count('finished')} of {len(statuses)} runs have finished: {group.folder}"
     )
     if not is_all:
-        command = f"{found.name} --resume {shlex.quote(str(group.folder))}"
-        print_line(f"go on with: {train_command()} {command}")
+        print_line(f"go on with: {resume_command(found.name, group.folder)}")
     return 0 if is_all else 128 + number if number else FAILED
 
 

@@ -84,8 +84,7 @@ def launch_training(
                 continue
         print_line(f"run directory: {run_dir}")
         if code and list((run_dir / "checkpoints").glob("model_*.pt")):
-            resume_command = f"{found.name} --resume {shlex.quote(str(run_dir))}"
-            print_line(f"go on with: {train_command()} {resume_command}")
+            print_line(f"go on with: {resume_command(found.name, run_dir)}")
         return code
 
 
@@ -229,8 +228,9 @@ def _create_run_dir(
             plan = name_files(plan, os.environ, when)
 
 
-def train_command() -> str:
-    """Return how `train` can be called from here."""
+def resume_command(task: str, folder: Path) -> str:
+    """Return the command that goes on with a run or a group, as it can be called from here."""
+    train = "train" if shutil.which("train") else f"{sys.executable} -m mjfleet.cli.train"
     if "UV_RUN_RECURSION_DEPTH" in os.environ:
-        return "uv run train"
-    return "train" if shutil.which("train") else f"{sys.executable} -m mjfleet.cli.train"
+        train = "uv run train"
+    return f"{train} {task} --resume {shlex.quote(str(folder))}"
