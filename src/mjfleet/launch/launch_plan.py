@@ -177,7 +177,13 @@ def name_files(plan: LaunchPlan, environ: Mapping[str, str], when: datetime) -> 
     config, run_dir, workers = plan.config, plan.run_dir, plan.workers
     if not plan.goes_on:
         run_dir = new_folder(config, when)
-    log_dir, source = _log_directory(config, environ, run_dir)
+    if LOG_DIR_VARIABLE in environ:
+        logs, source = environ[LOG_DIR_VARIABLE], f"environment variable {LOG_DIR_VARIABLE}"
+    elif config.torchrunx_log_dir is not None:
+        logs, source = config.torchrunx_log_dir, "--torchrunx-log-dir"
+    else:
+        logs, source = run_dir / "torchrunx", "default"
+    log_dir = Path(logs) if logs else None  # Empty: no logs.
     if log_dir and plan.has_host_agents:
         folder = log_dir / when.isoformat(timespec="seconds")
         firsts = {worker.host: worker.rank for worker in reversed(workers)}
@@ -192,19 +198,6 @@ def name_files(plan: LaunchPlan, environ: Mapping[str, str], when: datetime) -> 
         torchrunx_log_dir=log_dir,
         torchrunx_log_dir_source=source,
     )
-
-
-def _log_directory(
-    config: TrainConfig, environ: Mapping[str, str], run_dir: Path
-) -> tuple[Path | None, str]:
-    """Return the folder of the workers' logs, or None for no logs, and which source named it."""
-    if LOG_DIR_VARIABLE in environ:
-        chosen, source = environ[LOG_DIR_VARIABLE], f"environment variable {LOG_DIR_VARIABLE}"
-    elif config.torchrunx_log_dir is not None:
-        chosen, source = config.torchrunx_log_dir, "--torchrunx-log-dir"
-    else:
-        return run_dir / "torchrunx", "default"
-    return (Path(chosen) if chosen else None), source
 
 
 def new_folder(config: TrainConfig, when: datetime) -> Path:
