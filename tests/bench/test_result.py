@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from mjfleet.bench import result as result_module
 from mjfleet.bench.learning import until_good
-from mjfleet.bench.result import Result, Spread, Table, page, show, write_page
+from mjfleet.bench.result import Result, Spread, Table, our_commit, page, show, write_page
 from mjfleet.bench.startup import compilations
 from mjfleet.errors import UserError
+from mjfleet.utils.packages import Installation
 
 
 def result(name: str = "speed-cart", cpu: str = "Abacus 3") -> Result:
@@ -90,6 +92,15 @@ def test_a_file_that_is_no_result_is_named(tmp_path: Path, text: str) -> None:
 def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no results"):
         page(tmp_path, "")
+
+
+def test_only_a_clone_has_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"commit": "0123456789abcdef", "dirty": True}
+    monkeypatch.setattr(result_module, "git_state", lambda _: {"/repository": state})
+    for how, commit in (("editable", "012345678, changed"), ("pip", "")):
+        found = Installation(how)
+        monkeypatch.setattr(result_module, "find_installation", lambda found=found: found)
+        assert our_commit() == commit
 
 
 def test_modules_that_are_compiled_twice_are_counted_twice(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from mjfleet.errors import UserError
 from mjfleet.runs.git_state import git_state
 from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.utils.packages import find_installation
 
 INTRODUCTION = """# Benchmarks
 
@@ -110,7 +111,12 @@ class Result:
 
 
 def our_commit() -> str:
-    """Return mjfleet's commit, in nine digits, and whether files differ; empty if not in git."""
+    """Return the commit of mjfleet's clone, in nine digits, and whether files differ; else "".
+
+    An installed package has none, although it may lie in another project's repository.
+    """
+    if find_installation().how not in ("clone", "editable"):
+        return ""
     for state in git_state([Path(__file__).parent]).values():
         if state["commit"]:
             return state["commit"][:9] + (", changed" if state["dirty"] else "")

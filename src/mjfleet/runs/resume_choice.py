@@ -80,14 +80,10 @@ def find_wanted(
     dry_run: bool = False,
     may_be_group: bool = False,
 ) -> Wanted:
-    """Return what `--resume` names.
+    """Return what `--resume` names: a path, or a word for a run that `find_run` knows.
 
-    Args:
-        wanted: a run directory, a checkpoint, or a word for a run that `find_run` knows.
-        task: the task to train.
-        experiment: the folder in which `latest` looks for runs, under the log root.
-        trust: as for `read_config`.
-        dry_run, may_be_group: as for `find_run`.
+    `latest` looks for runs in the folder `experiment`, below the log root. `trust` is as for
+    `read_config`, `dry_run` and `may_be_group` are as for `find_run`.
 
     Raises:
         UserError: the run or file does not exist, or belongs to another task.
