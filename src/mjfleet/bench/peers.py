@@ -5,12 +5,12 @@ folder, because its pins are not mjfleet's.
 """
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from platformdirs import user_cache_path
@@ -186,7 +186,7 @@ def train_peer(
 def install(name: str, version: str, scratch: Path, further: Sequence[str] = ()) -> Path:
     """Return the folder of a package's virtual environment, which is made where there is none.
 
-    It is made under another name and then renamed: an existing one is complete. `further` are
+    It is made beside that and then moved: an existing one is complete. `further` are
     requirements besides the package.
 
     Raises:
@@ -199,22 +199,21 @@ def install(name: str, version: str, scratch: Path, further: Sequence[str] = ())
     if not (uv := shutil.which("uv")):
         raise UserError(f"{name} is installed by uv, which is missing: `pip install uv`.")
     print_error(f"installing {name} {version} into {folder}")
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        beside = TemporaryDirectory(prefix=".new-", dir=folder.parent)
     except OSError as error:
         what = f"{name}'s environment cannot be made (XDG_CACHE_HOME)"
         raise UserError(f"{what}: {error}") from None
     flags = "--compile-bytecode", "--exclude-newer", NEWEST
-    try:
+    with beside:
+        made = Path(beside.name, folder.name)
         # Relocatable, because the scripts of an environment name its folder.
-        run_timed([uv, "venv", "--relocatable", "--python", sys.executable, str(aside)], scratch)
+        run_timed([uv, "venv", "--relocatable", "--python", sys.executable, str(made)], scratch)
         packages = f"{name}=={version}", *further
-        run_timed([uv, "pip", "install", "--python", str(aside), *flags, *packages], scratch)
+        run_timed([uv, "pip", "install", "--python", str(made), *flags, *packages], scratch)
         if not folder.is_dir():  # Another benchmark may have been faster.
-            aside.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+            made.rename(folder)
     return folder
 
 

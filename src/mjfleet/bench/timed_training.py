@@ -15,7 +15,7 @@ from typing import Any
 from mjfleet.bench.benchmark_options import Setup
 from mjfleet.config import TrainConfig
 from mjfleet.errors import WorkerError
-from mjfleet.runs.metrics_csv import METRICS_FILE
+from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows
 from mjfleet.runs.threshold import WINDOW, Threshold, check_columns, reached
 from mjfleet.utils.child_process import ChildProcess, python_module
 
@@ -155,13 +155,12 @@ def train_ours(
         child = run_timed(command, setup.scratch, environ, is_reached if until else None)
         (file,) = folder.glob(f"*/*/{METRICS_FILE}")
         reported = [seconds for seconds, line in child.lines if line.startswith("iteration=")]
-        with file.open() as lines:
-            table = csv.DictReader(lines)
-            rows = [
-                {"seconds": seconds, **{name: float(value) for name, value in row.items() if value}}
-                for seconds, row in zip(reported, table, strict=True)
-            ]
-        check_columns(until, table.fieldnames or [])
+        columns, table = read_rows(file)
+        check_columns(until, columns)
+        rows = [
+            {"seconds": seconds, **{name: float(value) for name, value in row.items() if value}}
+            for seconds, row in zip(reported, table, strict=True)
+        ]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return summarise(setup, config, child, rows), child
