@@ -53,8 +53,7 @@ class AblationOptions(Options):
 def ablation(setup: Setup, options: AblationOptions) -> Result:
     """Train with everything and without each trick in turn, and write the table into the page.
 
-    Raises:
-        UserError: the page has no place for the table, or there is no such task.
+    UserError if the page has no place for the table, or there is no such task.
     """
     if options.page is not None:
         write_between_markers(Path(options.page), None)
@@ -86,11 +85,7 @@ def ablation(setup: Setup, options: AblationOptions) -> Result:
 
 
 def write_between_markers(page: Path, text: str | None) -> None:
-    """Replace what is between a page's markers; None: see whether it has them.
-
-    Raises:
-        UserError: the page cannot be read, or lacks the markers.
-    """
+    """Replace what is between a page's markers; None: only raise UserError if it lacks them."""
     try:
         head, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
         _, end, tail = rest.partition(END)

@@ -70,10 +70,8 @@ class Setup:
         """Return the task's configuration with settings of the agent, and environments per worker.
 
         The workers are on the first of the devices, and share `threads`; None: --cpu-threads. They
-        train for --warmup and --iterations, unless `agent` says otherwise.
-
-        Raises:
-            UserError: there are fewer GPUs or threads than workers.
+        train for --warmup and --iterations, unless `agent` says otherwise. UserError if there are
+        fewer GPUs or threads than workers.
         """
         gpus, threads = self.devices.indices, threads or self.options.cpu_threads
         most = len(gpus) or threads or len(os.sched_getaffinity(0))
@@ -96,8 +94,7 @@ class Setup:
     def worker_args(self, config: TrainConfig, run_dir: Path) -> WorkerArgs:
         """Return the arguments of a single worker, which trains without a launcher.
 
-        Raises:
-            UserError: engine, threads and devices do not fit each other.
+        UserError if engine, threads and devices do not fit each other.
         """
         hosts = [Host(devices=self.devices, cores=len(os.sched_getaffinity(0)))]
         plan = make_plan(self.found, config, hosts, {})
@@ -123,11 +120,7 @@ class Setup:
 
 
 def select_devices(options: Options) -> Devices:
-    """Select the devices that the options name.
-
-    Raises:
-        UserError: a device does not exist, or there are several for a benchmark of one.
-    """
+    """Select devices; UserError if one does not exist, or several are for a benchmark of one."""
     # The native engine needs no GPU: without --gpu-ids it runs on the CPU.
     if options.engine == "native" and options.gpu_ids == type(options).gpu_ids:
         return Devices()

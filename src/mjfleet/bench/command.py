@@ -99,9 +99,7 @@ def _run(
 ) -> Result:
     """Run a benchmark, and write the result into `options.output`.
 
-    Raises:
-        UserError: the flags fit neither each other nor this machine; nothing was created.
-        WorkerError: a child process failed.
+    UserError if the flags fit neither each other nor this machine: nothing was created then.
     """
     found = discover(os.environ).find(task)
     folder = Path(options.output)

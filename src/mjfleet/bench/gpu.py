@@ -65,11 +65,7 @@ class Part:
 
 
 def gpu(setup: Setup, options: GpuOptions) -> Result:
-    """Run the parts in turn, or print them.
-
-    Raises:
-        UserError: there is no such part, or no GPU.
-    """
+    """Run the parts in turn, or print them; UserError if there is no such part, or no GPU."""
     parts = {part.name: part for part in make_plan(setup, options)}
     if unknown := set(options.parts) - set(parts):
         raise UserError(f"--parts: there is no part {min(unknown)}. Parts: {', '.join(parts)}.")

@@ -59,8 +59,7 @@ class LearningOptions(Options):
 def learning(setup: Setup, options: LearningOptions) -> Result:
     """Train with several seeds by mjfleet and, where one is asked for, by a peer.
 
-    Raises:
-        UserError: the peer cannot be had, or `--until` asks for what it does not report.
+    UserError if the peer cannot be had, or `--until` asks for what it does not report.
     """
     until = [Threshold.parse(text) for text in options.until]
     _check_until(until, options)
@@ -104,7 +103,6 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
 
 
 def _check_until(until: Sequence[Threshold], options: LearningOptions) -> None:
-    """Raise UserError where the peer does not report a metric, or a run is too short."""
     if until and options.iterations < WINDOW:
         raise UserError(
             f"--iterations is {options.iterations}; with --until it must be at least {WINDOW}, "

@@ -68,9 +68,8 @@ class MjbatchOptions(Options):
 def compare_mjbatch(setup: Setup, options: MjbatchOptions) -> Result:
     """Step, and train where there is an example, by both in turn.
 
-    Raises:
-        UserError: this is not for CPUs, the task has no MJCF, or the example does not fit.
-        WorkerError: mjbatch could not be installed, or the example failed.
+    UserError if this is not for CPUs, the task has no MJCF, or the example does not fit;
+    WorkerError if mjbatch could not be installed, or the example failed.
     """
     _check(setup, options)
     config = setup.config(options.num_envs[0])
@@ -197,7 +196,6 @@ def _check(setup: Setup, options: MjbatchOptions) -> None:
 
 
 def _mjcf(setup: Setup) -> Path:
-    """Return the path of the task's MJCF."""
     task = {"task": setup.found.name, "task_folder": str(setup.found.folder)}
     path = run_module("mjfleet.bench.mjbatch", task, setup.scratch)
     if path is None:

@@ -141,11 +141,9 @@ class Peer:
 
 
 def find_peer(name: str, setup: Setup) -> Peer:
-    """Return stock rsl_rl, which trains our environment, or mjlab, which is installed for it.
+    """Return stock rsl_rl, which trains our environment, or mjlab, which `install` installs.
 
-    Raises:
-        UserError: mjlab has no such task, or uv is missing.
-        WorkerError: uv could not install mjlab.
+    UserError if mjlab has no such task.
     """
     if name == "rsl_rl":
         return Peer(name, [sys.executable, "-P"], notes=[RSL_RL])

@@ -53,8 +53,7 @@ class ReferenceOptions(Options):
 def reference(setup: Setup, options: ReferenceOptions) -> Result:
     """Train the task with several seeds, and play each policy.
 
-    Raises:
-        UserError: the file in the output folder that this is added to holds something else.
+    UserError if the file in the output folder that this is added to holds something else.
     """
     name = setup.found.name
     _measured_before(options)  # Raises before anything is trained.
@@ -138,7 +137,6 @@ def _curve(points: Sequence[tuple[float, float]]) -> Line:
 
 
 def _row(task: str, runs: Sequence[Mapping[str, Any]]) -> list[Cell]:
-    """Return a task's row of the table."""
     metrics = [key for key in runs[0]["policy"] if key.startswith("task/")]
     figures = {key: Spread.of(run["policy"][key] for run in runs) for key in ["return", *metrics]}
     shown = "; ".join(f"{key.removeprefix('task/')} {show(figures[key])}" for key in metrics)

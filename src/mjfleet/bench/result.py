@@ -140,10 +140,8 @@ def show(cell: Cell) -> str:
 def page(folder: Path, plots: str) -> str:
     """Format all results of a folder as Markdown, those of each machine together.
 
-    `plots` is the folder of the plots as seen from the page.
-
-    Raises:
-        UserError: there are no results, or a file is not a result.
+    `plots` is the folder of the plots as seen from the page. UserError if there are no results, or
+    a file is not a result.
     """
     machines: dict[str, list[str]] = {}
     for result, section in _read_all(folder):

@@ -115,7 +115,6 @@ def _is_scalar(value: Any, hint: Any) -> bool:
 
 
 def _words(hint: Any) -> str:
-    """Return the description of a type in messages."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(_words(option) for option in args)

@@ -85,13 +85,10 @@ def resume_or_fork(
 
 
 def begin_from(config: TrainConfig) -> tuple[Resume, TrainConfig]:
-    """Find what `--init-from` names, which may be a run of another task.
+    """Return where a new run takes its networks, and its configuration, which names that file.
 
-    Returns:
-        Where the new run takes its networks, and its configuration, which names that file.
-
-    Raises:
-        UserError: the run or file does not exist, is damaged, or has no checkpoint.
+    The run that `--init-from` names may be of another task. UserError if it, or the file, does not
+    exist, is damaged, or has no checkpoint.
     """
     flag = f"--init-from {config.init_from}"
     place = Path(config.log_root), config.agent.experiment_name

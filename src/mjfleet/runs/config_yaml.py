@@ -52,11 +52,7 @@ def read_config(
 
 
 def task_of(path: str) -> str:
-    """Return the task that the file of `--config` is of.
-
-    Raises:
-        UserError: the file cannot be read, is not a mapping of names, or names no task.
-    """
+    """Return the task of the file of `--config`; UserError if it cannot be read or names none."""
     _, data = _read(path, f"--config {path}", is_typed=True)
     task = data.get(TASK_ENTRY)
     if not isinstance(task, str):

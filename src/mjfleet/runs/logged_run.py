@@ -42,10 +42,7 @@ class LoggedRun:
 def read_runs(folder: Path) -> list[LoggedRun]:
     """Read a run directory, or those of a group's runs that have metrics and have not failed.
 
-    If all have failed, all are read.
-
-    Raises:
-        UserError: it is none, or none has metrics.
+    If all have failed, all are read. UserError if it is none, or none has metrics.
     """
     if not is_group(folder):
         return [read_run(folder)]
@@ -59,11 +56,7 @@ def read_runs(folder: Path) -> list[LoggedRun]:
 
 
 def read_run(folder: Path) -> LoggedRun:
-    """Read a run directory.
-
-    Raises:
-        UserError: it is none, or has no metrics.
-    """
+    """Read a run directory; UserError if it is none, or has no metrics."""
     file = folder / METRICS_FILE
     if not os.path.lexists(file):
         raise UserError(f"{folder} is not a run directory: it has no {METRICS_FILE}.")

@@ -73,11 +73,7 @@ def columns_of(wanted: str, columns: Sequence[str]) -> list[str]:
 
 
 def completed_iterations(run_dir: Path) -> int:
-    """Return the number of iterations in a run's metrics.csv.
-
-    Raises:
-        OSError: there is a file, which cannot be read.
-    """
+    """Return the iterations in a run's metrics.csv; OSError if a file is there but unreadable."""
     try:
         with open_regular(run_dir / METRICS_FILE, METRICS_BYTES) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 2 * LINE_BYTES))

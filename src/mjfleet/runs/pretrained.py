@@ -17,11 +17,7 @@ PLAYED = "played"  # Its table; marks the file as one of these.
 
 
 def find_pretrained(registry: Registry, name: str) -> Path:
-    """Return the pretrained policy of a task.
-
-    Raises:
-        UserError: it has none. The message names the tasks that have one.
-    """
+    """Return the pretrained policy of a task; UserError, which names those that have one."""
     files = {k: t.folder / "pretrained" / f"{k}.pt" for k, t in registry.tasks.items()}
     with_one = [task for task, file in files.items() if file.is_file()]
     if registry.find(name).name not in with_one:

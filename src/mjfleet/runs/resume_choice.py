@@ -108,10 +108,8 @@ def find_wanted(
 def choose_checkpoint(wanted: Wanted, take_lock: bool = False) -> Resume:
     """Return the run with its newest undamaged checkpoint, or with the one that is wanted.
 
-    `take_lock`: whether to lock the run before.
-
-    Raises:
-        UserError: there are only damaged checkpoints, or the run is being trained.
+    `take_lock`: whether to lock the run before. UserError if there are only damaged checkpoints, or
+    if the run is being trained.
     """
     lock = lock_run(wanted.run_dir) if take_lock and wanted.run_dir else None
     checkpoint, notes = choose(wanted.path, FLAG)
@@ -132,10 +130,8 @@ def find_trained(
 ) -> tuple[str, Trained]:
     """Return the task and the policy of a run, which a word or one of its checkpoints names.
 
-    `trust` is as for `read_config`, `dry_run` as for `find_run`.
-
-    Raises:
-        UserError: the run or file does not exist, is damaged, or has no checkpoint.
+    `trust` is as for `read_config`, `dry_run` as for `find_run`. UserError if the run or file does
+    not exist, is damaged, or has no checkpoint.
     """
     path = find_run(wanted, wanted, log_root, dry_run=dry_run)
     run_dir = _run_of(path)
@@ -172,8 +168,7 @@ def take_tasks_dir(recorded: dict[str, Any]) -> str | None:
 def run_of_file(path: Path, name: str) -> Path | None:
     """Return the run directory that a path is, or that of a checkpoint; None: it is in no run.
 
-    Raises:
-        UserError: there is no run and no file. The message calls the path `name`.
+    UserError, which calls the path `name`, if there is no run and no file.
     """
     run_dir = _run_of(path)
     if run_dir is None and not path.is_file():

@@ -200,11 +200,7 @@ class RunDirectory:
 
 
 def make_folder(folder: Path, undo: ExitStack) -> None:
-    """Make a folder and its parents; `undo` removes what was made.
-
-    Raises:
-        OSError: it exists, or cannot be made.
-    """
+    """Make a folder and its parents, which `undo` removes; OSError if it exists or cannot be."""
     for parent in reversed(folder.parents):
         if not parent.exists():
             parent.mkdir(exist_ok=True)
@@ -216,11 +212,8 @@ def make_folder(folder: Path, undo: ExitStack) -> None:
 def lock_run(run_dir: Path) -> int | None:
     """Lock a run directory or a group's, so that no other process continues it meanwhile.
 
-    Returns:
-        A descriptor to close at the end, or None on a file system without such locks.
-
-    Raises:
-        UserError: another process holds the lock, or has removed the directory.
+    Returns a descriptor to close at the end, or None on a file system without such locks. UserError
+    if another process holds the lock, or has removed the directory.
     """
     lock = os.open(run_dir, os.O_RDONLY)
     deadline = time.monotonic() + LOCK_SECONDS

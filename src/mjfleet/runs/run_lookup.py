@@ -70,8 +70,7 @@ def failure_files(run_dir: Path, pattern: str) -> list[Path]:
 def record_of(run_dir: Path, file: str = RECORD_FILE) -> dict[str, Any]:
     """Return the entries of a run's run.json, or of a group's `file`.
 
-    Raises:
-        UserError: they cannot be read, or name no task. The message begins with "its run.json".
+    UserError, which begins with "its run.json", if they cannot be read or name no task.
     """
     try:
         record = read_record(run_dir, file)
@@ -155,7 +154,6 @@ def find_run(
 
 
 def _latest(name: str, root: Path, experiment: str | None) -> Path:
-    """Return the run that was started last."""
     started = {}
     for run in runs_in(root, experiment):
         with suppress(UserError):

@@ -151,9 +151,7 @@ def _seconds(when: str | None) -> float | None:
 def _read_metrics(summary: Summary, file: Path) -> None:
     """Read iterations and returns, and skip the columns after them: there may be many rows.
 
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the header or some rows cannot be read.
+    OSError if the file cannot be read, ValueError if the header or some rows cannot.
     """
     last, best, number, bad = [b"", b""], [-math.inf, -math.inf], 0, 0
     with open_regular(file, METRICS_BYTES) as opened:

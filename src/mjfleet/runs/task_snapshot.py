@@ -254,7 +254,6 @@ def _regular_files(folder: Path, left_out: dict[str, str]) -> Iterator[tuple[int
 
 
 def _imported(path: str, data: bytes) -> Iterator[str]:
-    """Yield the modules that a file of Python imports, without what comes after a dot."""
     if not path.endswith(".py"):
         return
     try:
@@ -281,6 +280,5 @@ def _diff(path: str, then: bytes | None, now: bytes | None) -> list[str]:
 
 
 def _line(text: str) -> str:
-    """Return text as one line that is not too long."""
     text = printable(text).replace("\n", "\\n").expandtabs(4)
     return text if len(text) <= SHOWN_COLUMNS else f"{text[: SHOWN_COLUMNS - 3]}..."

@@ -27,10 +27,7 @@ END_SECONDS = 2.0  # For which the end of the block waits until the folder is go
 def vanishing_folder(parent: Path | None = None) -> Iterator[Path]:
     """Make a folder, which is removed after the block, or after this process and all its forks.
 
-    It is made in `parent`, or where temporary files belong.
-
-    Raises:
-        UserError: the folder cannot be made.
+    It is made in `parent`, or where temporary files belong. UserError if it cannot be.
     """
     name = f"mjfleet-{os.getpid()}-{os.uname().nodename}-XXXXXX"
     try:
