@@ -11,7 +11,7 @@ from mjfleet.env import random_numbers
 from mjfleet.env.env_state import EnvState
 from mjfleet.errors import UserError
 from mjfleet.rl import checkpoint_files as files
-from mjfleet.rl.checkpoint_values import OWN, check_optimizer, check_tensors
+from mjfleet.rl.checkpoint_values import OWN, check_fields, check_optimizer
 from mjfleet.rl.initial_networks import describe_networks
 from mjfleet.rl.phase import Phase
 from mjfleet.rl.runner import Runner
@@ -266,7 +266,7 @@ class Checkpointer:
     def _restore_rank(self, state: dict[str, Any]) -> list[str]:
         """Restore what `_rank_state` returned; return the attributes that have another shape."""
         runner = self._runner
-        check_tensors("field", state["sim"], runner.env.sim.state())
+        check_fields(state["sim"], runner.env.sim.state())
         runner.env.sim.restore(state["sim"])
         self._env_state.check(state["env"])
         other_shape = self._env_state.restore(state["env"])

@@ -103,15 +103,11 @@ def check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) 
                 )
 
 
-def check_tensors(name: str, saved: Mapping[str, Any], now: Mapping[str, torch.Tensor]) -> None:
-    """Check that all saved values are tensors with the shapes that they have now.
-
-    Raises:
-        ValueError: one is not; the message calls them `name`.
-    """
+def check_fields(saved: Mapping[str, Any], now: Mapping[str, torch.Tensor]) -> None:
+    """Raise ValueError unless all saved fields are tensors with the shapes that they have now."""
     for key, value in saved.items():
         if not isinstance(value, torch.Tensor) or key not in now or value.shape != now[key].shape:
-            raise ValueError(f"{name} {key!r} is not what it is now")
+            raise ValueError(f"field {key!r} is not what it is now")
 
 
 def _need(entries: Any, name: str, holds: Callable[[Any], bool], what: str) -> None:

@@ -40,7 +40,6 @@ class GraphedWork:
         work: Callable[[], Iterable[Callable[[], object]]],
         owners: Callable[[], dict[str, Any]],
         result: Callable[[], torch.Tensor],
-        device: str,
         capture: Capture | None,
         *,
         env: Env[Any] | None = None,
@@ -53,14 +52,13 @@ class GraphedWork:
             work: does the work. What it returns or yields is called between two graphs, the same
                 functions each time.
             owners: returns objects that hold what the work changes, by name, see PinnedState.
-            result: returns what is compared.
-            device: torch's name of the device.
+            result: returns what is compared, on the device.
             capture: captures graphs. None: the work is always done by calls.
             env: the environments that the work steps.
             counters: the owner of each number that all calls increase alike, by `owner.attribute`.
         """
         self._name, self._work, self._owners, self._result = name, work, owners, result
-        self._device, self._capture, self._env, self._counters = device, capture, env, counters
+        self._capture, self._env, self._counters = capture, env, counters
         self.by_calls = False  # Whether to make the calls for now, so that they can be observed.
         self._graphs: list[tuple[Any, Callable[[], object] | None]] = []
         self._pinned: PinnedState | None = None
@@ -152,7 +150,7 @@ class GraphedWork:
 
     def _remember(self, pinned: PinnedState) -> Callable[[], None]:
         """Return a function that restores the state of now."""
-        env, device, counts = self._env, self._device, self._counts()
+        env, device, counts = self._env, str(self._result().device), self._counts()
         tensors = [(tensor, tensor.clone()) for tensor in pinned.tensors()]
         fields = {k: v.clone() for k, v in env.sim.state().items()} if env else {}
         random_numbers = random_states(device)

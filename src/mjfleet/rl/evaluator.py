@@ -165,7 +165,6 @@ class Episodes:
             lambda: self.take_steps(LOOK_STEPS),
             lambda: owners,
             lambda: self._sums,
-            str(self._env.device),
             capture,
             env=self._env,
             counters={"env._steps": self._env},

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from rsl_rl.storage import RolloutStorage
 
+from mjfleet.config import PPOConfig
+
 
 class Minibatch(NamedTuple):
     """Samples of a rollout; the first dimension of each tensor is the sample."""
@@ -41,9 +43,11 @@ class Minibatches:
     Each update fills the same tensors, because CUDA graphs read from fixed addresses.
     """
 
-    def __init__(self, actor: Any, critic: Any | None, storage: RolloutStorage, count: int) -> None:
-        """Allocate `count` minibatches for the rollouts of `storage`; a remainder is left out."""
-        self._actor, self._critic, self._storage = actor, critic, storage
+    def __init__(self, actor: Any, critic: Any, storage: RolloutStorage, config: PPOConfig) -> None:
+        """Allocate the minibatches for the rollouts of `storage`; a remainder is left out."""
+        self._actor, self._storage, self._config = actor, storage, config
+        self._critic = critic = critic if config.learns_values else None
+        count = config.num_mini_batches
         size = storage.num_envs * storage.num_transitions_per_env // count
         num_actions = storage.actions.shape[-1]
         shapes = (
@@ -55,17 +59,8 @@ class Minibatches:
         self._samples = Minibatch(*samples)
         self.batches = [self._samples.rows(slice(i * size, (i + 1) * size)) for i in range(count)]
 
-    def fill(
-        self,
-        old_distribution: tuple[torch.Tensor, torch.Tensor],
-        clip: float,
-        normalize_advantages: bool,
-    ) -> None:
-        """Shuffle the rollout into the minibatches, which may normalise their own advantages.
-
-        `old_distribution` has the means and standard deviations of the rollout's actions, each
-        `(steps, num_envs, num_actions)`; `clip` is the clipping range of the probability ratio.
-        """
+    def fill(self) -> None:
+        """Shuffle the rollout into the minibatches, which may normalise their own advantages."""
         storage, samples, critic = self._storage, self._samples, self._critic
         observations = storage.observations.flatten(0, 1)
         steps = (storage.actions, storage.values, storage.returns, storage.advantages)
@@ -73,15 +68,16 @@ class Minibatches:
             self._actor.get_latent(observations),
             critic.get_latent(observations) if critic else storage.actions.flatten(0, 1)[:, :0],
             *(field.flatten(0, 1) for field in (*steps, storage.actions_log_prob)),
-            *(field.flatten(0, 1) for field in old_distribution),
+            *(field.flatten(0, 1) for field in storage.distribution_params or ()),
         ]
         # The same random numbers as in rsl_rl's generator of minibatches.
         order = torch.randperm(len(samples.actions), device=storage.device)
         for source, target in zip(sources, samples, strict=False):
             rows = source.view(len(source), *target.shape[1:])
             torch.index_select(rows, 0, order, out=target)
-        if normalize_advantages:
+        if self._config.normalize_advantage_per_mini_batch:
             for batch in self.batches:
                 mean, std = batch.advantages.mean(), batch.advantages.std()
                 batch.advantages.sub_(mean).div_(std + 1e-8)
-        torch.add(samples.advantages, samples.advantages.abs(), alpha=clip, out=samples.limits)
+        advantages, clip = samples.advantages, self._config.clip_param
+        torch.add(advantages, advantages.abs(), alpha=clip, out=samples.limits)

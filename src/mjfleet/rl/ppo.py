@@ -70,9 +70,7 @@ class PPO(Algorithm):
         self._old = torch.zeros_like(storage.actions), torch.zeros_like(storage.actions)
         storage.distribution_params = self._old
         self._time_outs = torch.zeros_like(storage.dones)
-        count = self.config.num_mini_batches
-        critic = self.critic if self.config.learns_values else None
-        self._minibatches = Minibatches(self.actor, critic, storage, count)
+        self._minibatches = Minibatches(self.actor, self.critic, storage, self.config)
         self._backprop = self._make_backprop()
         policy_size = sum(p.numel() for p in self.actor.parameters() if p.requires_grad)
         # The gradients of actor and critic, which are clipped each by itself.
@@ -153,7 +151,7 @@ class PPO(Algorithm):
         def result() -> torch.Tensor:
             return torch.cat([p.detach().flatten() for p in self.gradient.parameters])
 
-        return GraphedWork("updates", self._parts, owners, result, self.device, self._capture)
+        return GraphedWork("updates", self._parts, owners, result, self._capture)
 
     def _parts(self) -> Iterator[Callable[[], object]]:
         """Learn from the stored rollout; yield what the ranks have to do together."""
@@ -166,9 +164,7 @@ class PPO(Algorithm):
             rollout = storage.rewards[:, :, 0], storage.dones[:, :, 0].bool()
             advantages = group_advantages(*rollout, config.group_size, config.gamma)
             storage.advantages = advantages.unsqueeze(2)
-        self._minibatches.fill(
-            self._old, config.clip_param, config.normalize_advantage_per_mini_batch
-        )
+        self._minibatches.fill()
         self._totals.zero_()
         for _ in range(config.num_learning_epochs):
             for batch in self._minibatches.batches:

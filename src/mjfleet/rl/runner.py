@@ -277,7 +277,6 @@ class Runner:
             lambda: owners,
             # Later steps drift apart, because a GPU adds in no fixed order.
             lambda: storage.rewards[:2],
-            self.device,
             self._capture,
             env=env,
             counters={"env._steps": env, "storage.step": storage, "recorder.step": recorder},
