@@ -123,6 +123,22 @@ def test_updates_in_mixed_precision(caplog: pytest.LogCaptureFixture) -> None:
     assert_same(caplog, found, SWINGUP_ENV)
 
 
+def test_a_number_that_is_changed_in_the_algorithm_is_captured_anew() -> None:
+    def between(runner: Runner, iteration: int) -> None:
+        if iteration == 3:
+            runner.alg.entropy_coef = 0.5
+
+    results, graphs = [], 0
+    for by_graphs in (True, False):
+        env = build(SWINGUP, SWINGUP_ENV)
+        stub = CudaGraphStub(env.sim)
+        runner = make_runner(SWINGUP, env, stub.capture if by_graphs else refuse)
+        results.append(learned(runner, between))
+        graphs += len(stub.graphs)
+    assert results[0] == results[1]
+    assert graphs == 3  # A rollout, and an update before and after the change.
+
+
 class SwapsTensors(SWINGUP_ENV):
     """Two tensors take turns, as newest and previous action do."""
 

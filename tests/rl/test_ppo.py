@@ -17,6 +17,7 @@ from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.runner import Runner
+from mjfleet.sim.unread import read
 
 from ..env.test_env import BUNDLED, build_task
 from .test_ranks import weights
@@ -152,6 +153,41 @@ def test_threads_that_share_an_update_end_with_the_same(threads: int, tolerance:
     theirs, their_losses = learn(None, agent(), updates=1)
     torch.testing.assert_close(weights(ours), weights(theirs), rtol=tolerance, atol=tolerance)
     assert losses == pytest.approx(their_losses, rel=1e-4, abs=1e-6)
+
+
+CHANGES = {
+    "clip_param": 0.05, "desired_kl": 0.1, "entropy_coef": 0.2, "gamma": 0.9, "lam": 0.5,
+    "max_grad_norm": 0.1, "num_learning_epochs": 2, "use_clipped_value_loss": False,
+    "value_loss_coef": 0.3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backprop", ["closed-form", "autograd"])
+def test_numbers_that_are_changed_in_the_algorithm_count_from_the_next_update(
+    backprop: str, tolerance: float
+) -> None:
+    config = agent(algorithm={"backprop": backprop})
+    results = []
+    for kind in (PPO, None):
+        alg, _ = learn(kind, config, updates=0)
+        for name, value in CHANGES.items():
+            setattr(alg, name, value)
+        results.append(learn(None, config, updates=1, alg=alg)[0])
+    ours, theirs = results
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=tolerance, atol=tolerance)
+    assert ours.learning_rate == pytest.approx(theirs.learning_rate)
+
+
+def test_what_a_subclass_adds_to_an_update_is_done_in_training() -> None:
+    class Decaying(PPO):
+        def update(self) -> dict[str, float]:
+            self.entropy_coef *= 0.5
+            return {**super().update(), "entropy_coef": self.entropy_coef}
+
+    alg, _ = learn(Decaying, agent(algorithm={"entropy_coef": 0.04}), updates=1)
+    (losses,) = read(alg.start_update())
+    assert losses["entropy_coef"] == 0.01
+    assert losses.keys() > {"surrogate", "entropy"}
 
 
 def test_gradients_in_closed_form_are_refused_where_there_are_none() -> None:

@@ -117,7 +117,7 @@ class Algorithm(algorithms.PPO):
 
     def adapt_learning_rate(self, kl: float) -> None:
         """Steer the KL divergence towards `desired_kl` by rsl_rl's rule and factors."""
-        if kl > self.config.desired_kl * 2.0:
+        if kl > self.desired_kl * 2.0:
             self.set_learning_rate(max(LEARNING_RATES[0], self.learning_rate / 1.5))
-        elif 0.0 < kl < self.config.desired_kl / 2.0:
+        elif 0.0 < kl < self.desired_kl / 2.0:
             self.set_learning_rate(min(LEARNING_RATES[1], self.learning_rate * 1.5))

@@ -14,7 +14,7 @@ class AutogradBackprop:
 
     def __init__(self, actor: Any, critic: Any, gradient: FlatGradient, config: PPOConfig) -> None:
         self._actor, self._critic = actor, critic
-        self._gradient, self._config = gradient, config
+        self._gradient, self.config = gradient, config
 
     def policy_output(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the policy network's output for normalised observations `(samples, size)`."""
@@ -26,7 +26,7 @@ class AutogradBackprop:
 
     def compute_gradients(self, batch: Minibatch) -> None:
         """Write the gradients of the minibatch's loss, its parts and its KL divergence."""
-        config, actor = self._config, self._actor
+        config, actor = self.config, self._actor
         self._gradient.flat.zero_()
         # Its cache of rounded weights is of no use, and would outlive the capture of a graph.
         rounds = config.use_mixed_precision
@@ -50,9 +50,9 @@ class AutogradBackprop:
 
     def _value_loss(self, batch: Minibatch) -> torch.Tensor:
         """Return the mean squared error of the values, clipped if the configuration says so."""
-        clip, values = self._config.clip_param, self._critic.mlp(batch.critic_inputs)
+        clip, values = self.config.clip_param, self._critic.mlp(batch.critic_inputs)
         errors = (values - batch.returns).square()
-        if self._config.use_clipped_value_loss:
+        if self.config.use_clipped_value_loss:
             change = (values - batch.values).clamp(-clip, clip)
             errors = torch.maximum(errors, (batch.values + change - batch.returns).square())
         return errors.mean()

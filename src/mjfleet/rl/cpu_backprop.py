@@ -73,7 +73,7 @@ class CpuBackprop:
         self._parts = [self._add_value_gradients] if config.learns_values else []
         self._parts.append(self._add_policy_gradients)
         count = max(1, num_threads // len(self._parts))
-        self._config, self._distribution = config, actor.distribution
+        self.config, self._distribution = config, actor.distribution
         (self._std_parameter,) = actor.distribution.parameters()
         self._pairs: list[_Pair] = []
         for flat in (gradient.flat, *(gradient.flat.clone() for _ in range(count - 1))):
@@ -128,7 +128,7 @@ class CpuBackprop:
 
     def _add_value_gradients(self, pair: "_Pair", part: Minibatch, samples: int) -> None:
         """Add the value loss of a part of a minibatch, which has `samples` samples."""
-        config, clip = self._config, self._config.clip_param
+        config, clip = self.config, self.config.clip_param
         for block in part.blocks(pair.critic.num_rows):
             predicted = pair.critic.forward(block.critic_inputs)
             errors = predicted - block.returns
@@ -166,7 +166,7 @@ class CpuBackprop:
             pair.actor.add_gradients(block.actor_inputs, by_mean)
         share = len(part.actions) / samples
         pair.measures["entropy"].add_(log_volume + 0.5 * len(std), alpha=share)
-        by_std -= self._config.entropy_coef * share / std
+        by_std -= self.config.entropy_coef * share / std
         if pair.std_gradient is not None:
             pair.std_gradient.addcmul_(by_std, std_by_parameter)
 

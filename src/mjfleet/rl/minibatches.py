@@ -45,7 +45,7 @@ class Minibatches:
 
     def __init__(self, actor: Any, critic: Any, storage: RolloutStorage, config: PPOConfig) -> None:
         """Allocate the minibatches for the rollouts of `storage`; a remainder is left out."""
-        self._actor, self._storage, self._config = actor, storage, config
+        self._actor, self._storage, self.config = actor, storage, config
         self._critic = critic = critic if config.learns_values else None
         count = config.num_mini_batches
         size = storage.num_envs * storage.num_transitions_per_env // count
@@ -75,9 +75,9 @@ class Minibatches:
         for source, target in zip(sources, samples, strict=False):
             rows = source.view(len(source), *target.shape[1:])
             torch.index_select(rows, 0, order, out=target)
-        if self._config.normalize_advantage_per_mini_batch:
+        if self.config.normalize_advantage_per_mini_batch:
             for batch in self.batches:
                 mean, std = batch.advantages.mean(), batch.advantages.std()
                 batch.advantages.sub_(mean).div_(std + 1e-8)
-        advantages, clip = samples.advantages, self._config.clip_param
+        advantages, clip = samples.advantages, self.config.clip_param
         torch.add(advantages, advantages.abs(), alpha=clip, out=samples.limits)

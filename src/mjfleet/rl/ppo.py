@@ -13,6 +13,7 @@ It computes the same parameters as rsl_rl's PPO, except for rounding, in another
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,6 +32,12 @@ from mjfleet.rl.groups import group_advantages
 from mjfleet.rl.minibatches import Minibatches
 from mjfleet.rl.normalizers import update_normalizers
 from mjfleet.sim.unread import Unread, read
+
+CHANGEABLE = (
+    "clip_param", "desired_kl", "entropy_coef", "gamma", "lam", "max_grad_norm",
+    "num_learning_epochs", "use_clipped_value_loss", "value_loss_coef",
+)  # fmt: skip
+"""Attributes of rsl_rl's PPO that may be changed between updates."""
 
 
 class PPO(Algorithm):
@@ -114,13 +121,19 @@ class PPO(Algorithm):
 
     def update(self) -> dict[str, float]:
         """Learn from the stored rollout; return the mean losses, over all ranks."""
-        return read(self.start_update())[0]
+        return read(self._start_update())[0]
 
     def start_update(self) -> Unread[dict[str, float]]:
+        if type(self).update is not PPO.update:  # What a subclass adds needs the losses.
+            return super().start_update()
+        return self._start_update()
+
+    def _start_update(self) -> Unread[dict[str, float]]:
         """Learn from the stored rollout; return the mean losses over all ranks.
 
         With a capture they may still be computed. Decoding them also sets `learning_rate`.
         """
+        self._follow_changes()
         if self._rate is not None:
             self._rate.fill_(self.learning_rate)
             for group in self.optimizer.param_groups:
@@ -132,6 +145,15 @@ class PPO(Algorithm):
         means = self._totals / count
         numbers = means if self._rate is None else torch.cat((means, self._rate.view(1)))
         return Unread(numbers, self._read_losses)
+
+    def _follow_changes(self) -> None:
+        """Take the numbers that somebody has changed in this object since the last update."""
+        now = {name: getattr(self, name) for name in CHANGEABLE}
+        if any(getattr(self.config, name) != value for name, value in now.items()):
+            self.config = self._backprop.config = self._minibatches.config = replace(
+                self.config, **now
+            )
+            self._learn = self._make_learn()  # Earlier graphs hold the numbers of their capture.
 
     def _read_losses(self, numbers: list[float]) -> dict[str, float]:
         if self._rate is not None:
