@@ -34,7 +34,7 @@ class Policy:
         config = from_dict(found.defaults(), trained.config).with_num_envs(1)
         env = build_env(found, config, "native", "cpu", num_threads=1)
         runner = Runner(env, config.agent, "cpu", 1, found.load)
-        runner.load(trained.checkpoint, {"actor": True})
+        runner.load_policy(trained.checkpoint)
         return cls(runner.get_inference_policy(), device)
 
     @torch.inference_mode()

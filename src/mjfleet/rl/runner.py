@@ -162,21 +162,16 @@ class Runner:
                 return stop
         return None
 
-    def load(self, path: Path, parts: dict[str, bool]) -> None:
-        """Load some parts of a checkpoint.
-
-        Args:
-            path: the file.
-            parts: which to load, among `actor`, `critic`, `optimizer`, `rnd` and `iteration`.
+    def load_policy(self, path: Path) -> None:
+        """Load a checkpoint's policy network and its number of iterations.
 
         Raises:
-            UserError: the file is not a checkpoint, or its networks are different.
+            UserError: the file is not a checkpoint, or its policy is another network.
         """
-        state = read_checkpoint(path)
-        built = {k: v for k, v in self.alg.save().items() if parts.get(k[: -len("_state_dict")])}
-        check_shapes(path, state, built)
-        if self.alg.load(state, parts, strict=True):
-            self.current_learning_iteration = state["iter"]
+        state, actor = read_checkpoint(path), "actor_state_dict"
+        check_shapes(path, state, {actor: self.alg.save()[actor]})
+        self.alg.load(state, {"actor": True}, strict=True)
+        self.current_learning_iteration = state["iter"]
 
     def get_inference_policy(self) -> Any:
         """Return the policy network, in evaluation mode."""

@@ -121,7 +121,7 @@ def _export(
         shard = EnvShard(0, num_envs, num_envs, seed=agent.seed)
     env = build_env(found, config, "native", "cpu", num_threads=1, shard=shard)
     runner = Runner(env, config.agent, "cpu", 1, found.load)
-    runner.load(trained.checkpoint, {"actor": True, "iteration": True})
+    runner.load_policy(trained.checkpoint)
     if parsed.format == PRETRAINED:
         return _export_pretrained(found, config, trained, runner, output)
     policy = runner.get_inference_policy()

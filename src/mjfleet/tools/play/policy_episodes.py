@@ -65,7 +65,7 @@ def playing(
 
             @torch.inference_mode(False)
             def load(checkpoint: Path) -> None:
-                runner.load(checkpoint, {"actor": True})
+                runner.load_policy(checkpoint)
 
             with torch.inference_mode(False):
                 runner = Runner(env, config.agent, device, threads, found.load)
