@@ -46,11 +46,26 @@ def test_training_ends_well_where_nothing_can_be_drawn(run: Run, tmp_path: Path)
     assert not (only_run(tmp_path) / "videos").exists()
 
 
+ARM = f"""<mujoco><worldbody>
+  <camera pos="0 0 5" xyaxes="1 0 0 0 -1 0"/>
+  <body><geom size="0.1"/>
+    <body>{7 * '<joint axis="0 1 0"/>'}<geom type="capsule" size="0.1" fromto="0 0 0 0 0 1"/></body>
+  </body>
+  <body pos="1 0 0"><freejoint/><geom size="0.1"/></body>
+</worldbody></mujoco>"""
+"""An arm that stands on the floor, a ball, and a camera that looks at the sky."""
+
+
+def binary_of(model: mujoco.MjModel) -> np.ndarray:
+    """A model as a recording holds it."""
+    binary = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, binary)
+    return binary
+
+
 def box() -> StateRecording:
     """A box that is at rest, then has an arrow, then is far away."""
     model = mujoco.MjModel.from_xml_path(str(TESTS / "models/box.xml"))
-    binary = np.empty(mujoco.mj_sizeModel(model), np.uint8)
-    mujoco.mj_saveModel(model, None, binary)
     qpos = np.tile(model.qpos0, (3, 1, 1))
     qpos[2, 0, :2] = 50.0
     arrow = np.zeros((3, 1, 2, 3))
@@ -58,10 +73,26 @@ def box() -> StateRecording:
     return StateRecording(
         title="box",
         step_dt=0.1,
-        model=binary,
+        model=binary_of(model),
         steps={"time": np.zeros((3, 1)), "reward": np.zeros((3, 1)), "qpos": qpos,
                "arrow/command": arrow},
     )  # fmt: skip
+
+
+@needs_drawing
+def test_an_arm_is_seen_by_the_models_camera_though_something_else_moves_freely(
+    tmp_path: Path,
+) -> None:
+    model = mujoco.MjModel.from_xml_string(ARM)
+    qpos = np.tile(model.qpos0, (2, 1, 1))
+    qpos[1, 0, 0] = 1.0
+    steps = {"time": np.zeros((2, 1)), "reward": np.zeros((2, 1)), "qpos": qpos}
+    render(
+        StateRecording(title="arm", step_dt=0.1, model=binary_of(model), steps=steps),
+        tmp_path / "arm.mp4",
+    )
+    first, last = read_video(tmp_path / "arm.mp4")
+    assert change(first, last) < 0.1
 
 
 @needs_drawing

@@ -144,7 +144,8 @@ def _camera(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[mujoco.MjvCamer
     """
     # Among several bodies, the one with the most degrees of freedom is the one that is trained.
     root = int(np.bincount(model.body_rootid[model.dof_bodyid]).argmax())
-    if model.jnt_type[model.body_jntadr[root]] != mujoco.mjtJoint.mjJNT_FREE:
+    joint = model.body_jntadr[root]
+    if joint < 0 or model.jnt_type[joint] != mujoco.mjtJoint.mjJNT_FREE:
         standing = np.flatnonzero(model.cam_bodyid == 0)
         return (int(standing[0]) if len(standing) else -1), model.stat.extent / 2
     own = model.body_rootid[model.geom_bodyid] == root
