@@ -191,7 +191,8 @@ def test_arrows_point_where_the_robot_is_told_to_go() -> None:
     env.sim.forward()
     env.command[:] = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     start, along = env.debug_vis()["command"]
+    length = 2 * env.above[2]
     assert torch.allclose(
-        along.float(), torch.tensor([[0.0, 0.5, 0.0], [-0.5, 0.0, 0.0]]), atol=1e-6
+        along.float(), length * torch.tensor([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0]]), atol=1e-6
     )
     assert (start[:, 2] > env.sim.qpos[:, 2]).all()

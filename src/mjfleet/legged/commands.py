@@ -86,16 +86,21 @@ class CommandedEnv(Env[VelocityConfig]):
         return {name: (self.command[:, i], *ranges[name]) for i, name in enumerate(ranges)}
 
     def debug_vis(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Draw commanded and measured velocity (0.5 m per m/s) and yaw rate (0.25 m per rad/s)."""
+        """Draw commanded and measured velocities and yaw rates.
+
+        Arrows are in proportion to the robot: 1 m/s is twice as long as they are above its base,
+        1 rad/s as long.
+        """
         base = self.sim.model.body(self.base).id
         frame = self.sim.xmat[:, base].view(-1, 3, 3)
         above = self.sim.xpos[:, base] + self.above
-        ahead = above + 0.2 * frame[:, :, 0]
+        scale = self.above[2]
+        ahead = above + 0.8 * scale * frame[:, :, 0]
         return {
-            "command": (above, 0.5 * _turned(frame, self.command[:, :2])),
-            "velocity": (above, 0.5 * _turned(frame, self.velocity[:, :2])),
-            "commanded turn": (ahead, 0.25 * frame[:, :, 1] * self.command[:, 2:]),
-            "turn": (ahead, 0.25 * frame[:, :, 1] * self.gyro[:, 2:]),
+            "command": (above, 2 * scale * _turned(frame, self.command[:, :2])),
+            "velocity": (above, 2 * scale * _turned(frame, self.velocity[:, :2])),
+            "commanded turn": (ahead, scale * frame[:, :, 1] * self.command[:, 2:]),
+            "turn": (ahead, scale * frame[:, :, 1] * self.gyro[:, 2:]),
         }
 
 

@@ -68,7 +68,7 @@ class VelocityEnv(CommandedEnv):
         self.pose = self.home[7:].float()
         self.lift = torch.tensor((0.0, 0.0, 0.02), device=self.device)
         """Height above the ground at which robots start, m."""
-        self.above = 0.6 * self.home[2] * torch.tensor((0.0, 0.0, 1.0), device=self.device)
+        self.above = 0.8 * self.home[2] * torch.tensor((0.0, 0.0, 1.0), device=self.device)
         # Position, velocity and force of the newest state: views that follow it.
         self.joints, self.speeds = sim.qpos[:, 7:], sim.qvel[:, 6:]
         self.gyro, self.up = sim.sensor("imu_gyro"), sim.sensor("base_up")
