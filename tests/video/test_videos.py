@@ -10,7 +10,7 @@ import psutil
 
 from mjfleet.video.drawing import returns_so_far
 from mjfleet.video.render_process import LOOK_SECONDS, RenderProcess, render
-from mjfleet.video.video_recorder import StateRecording
+from mjfleet.video.state_recording import StateRecording
 
 from ..conftest import TESTS, Run, needs_drawing, only_run, read_video, rows
 

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from mjfleet.utils.atomic_write import write_atomically
-from mjfleet.video.video_recorder import ARROW, StateRecording
+from mjfleet.video.state_recording import ARROW, StateRecording
 
 Colour = tuple[int, int, int]
 WIDTH, HEIGHT = 640, 480

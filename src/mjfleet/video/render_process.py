@@ -20,7 +20,7 @@ from mjfleet.utils.parent_death import die_with_parent
 from mjfleet.utils.progress import Progress
 
 if TYPE_CHECKING:
-    from mjfleet.video.video_recorder import StateRecording
+    from mjfleet.video.state_recording import StateRecording
 
 LOOK_SECONDS = 0.05
 SHARE = 0.005  # Of all cores' time, for drawing: training needs memory and caches too.
@@ -108,7 +108,7 @@ def main(path: str, idle: str, backend: str, *others: str) -> None:
         command = _command(Path(path), idle == "1", others)
         os.execv(command[0], command)
     from mjfleet.video.drawing import write_video
-    from mjfleet.video.video_recorder import StateRecording
+    from mjfleet.video.state_recording import StateRecording
 
     shares = os.dup(1)
     os.dup2(2, 1)  # Keeps what libraries print away from the shares.

@@ -6,16 +6,16 @@ Runs in rank 0 and in `play`. States are recorded, not pictures: render_process.
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import mujoco
 import numpy as np
 
 from mjfleet.utils.console import in_a_line, print_line
 from mjfleet.video.render_process import LOOK_SECONDS, RenderProcess
+from mjfleet.video.state_recording import ARROW, StateRecording
 
 if TYPE_CHECKING:
     from mjfleet.env import Env
@@ -24,35 +24,10 @@ if TYPE_CHECKING:
     from mjfleet.rl.runner import Runner
 
 NUM_RECORDED = 4  # Environments; of fewer than that, one is recorded.
-ARROW = "arrow/"
 SECONDS = 10.0  # Simulated seconds of a training video, about.
 LAST_SECONDS = 60.0  # How long the end of a run waits for videos.
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StateRecording:
-    """The states of some environments at the beginning of each of some steps."""
-
-    title: str
-    step_dt: float  # Simulated seconds of a step.
-    model: np.ndarray  # The MjModel in MuJoCo's binary form, as bytes.
-    steps: Mapping[str, np.ndarray]
-    """`(steps, envs, ...)` each: "time" (s, since the reset), "reward", "qpos", "mocap_pos" and
-    "mocap_quat" where there are such bodies; "arrow/<name>" `(steps, envs, 2, 3)`: start and
-    vector, m."""
-
-    def save(self, file: BinaryIO) -> None:
-        """Write the recording in NumPy's format npz."""
-        steps: Any = self.steps
-        np.savez(file, title=self.title, step_dt=self.step_dt, model=self.model, **steps)
-
-    @classmethod
-    def load(cls, file: BinaryIO) -> "StateRecording":
-        arrays = dict(np.load(file))
-        title, step_dt, model = (arrays.pop(name) for name in ("title", "step_dt", "model"))
-        return cls(title=str(title), step_dt=float(step_dt), model=model, steps=arrays)
 
 
 class StateRecorder:

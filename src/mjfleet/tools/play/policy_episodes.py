@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from mjfleet.env import Env
-    from mjfleet.video.video_recorder import StateRecording
+    from mjfleet.video.state_recording import StateRecording
 
 Actions = Literal["zero", "random"]
 COLUMNS = "mean", "deviation", "least", "most"
