@@ -46,10 +46,11 @@ def test_training_ends_well_where_nothing_can_be_drawn(run: Run, tmp_path: Path)
     assert not (only_run(tmp_path) / "videos").exists()
 
 
+JOINTS = 4 * '<joint axis="0 1 0" armature="0.1"/>'
 ARM = f"""<mujoco><worldbody>
   <camera pos="0 0 5" xyaxes="1 0 0 0 -1 0"/>
   <body><geom size="0.1"/>
-    <body>{7 * '<joint axis="0 1 0"/>'}<geom type="capsule" size="0.1" fromto="0 0 0 0 0 1"/></body>
+    <body>{JOINTS}<geom size="0.1"/><body pos="0 0 1">{JOINTS}<geom size="0.1"/></body></body>
   </body>
   <body pos="1 0 0"><freejoint/><geom size="0.1"/></body>
 </worldbody></mujoco>"""
