@@ -26,11 +26,11 @@ from mjfleet.tools.compare.comparison import (
     Table,
     compare_groups,
     share_of_best,
+    sparklines,
     tables,
 )
-from mjfleet.tools.compare.curves import columns_by_heading, sparklines
 from mjfleet.tools.output_file import check_output
-from mjfleet.tools.report.mean_curves import Curves, curves_of_group
+from mjfleet.tools.report.curves import Curves, by_heading, curves_of_group
 from mjfleet.tools.report.page_file import write_page
 from mjfleet.utils.console import print_line, printable
 
@@ -94,9 +94,10 @@ def compare(arguments: Sequence[str]) -> int:
         _print(shown, [curves_of_group(group, [RETURN]) for group in groups.values()])
     if output:
         entries = [curves_of_group(group, known) for group in groups.values()]
+        drawn = dict.fromkeys(column for curves in entries for column in curves["columns"])
         contents = {"command": "compare", "runs": runs, "rows": rows, "tables": shown,
                     "tasks": list(dict.fromkeys(str(run.settings["task"]) for run in runs)),
-                    "headings": columns_by_heading(entries), "entries": entries}  # fmt: skip
+                    "headings": by_heading(drawn), "entries": entries}  # fmt: skip
         write_page(output.resolve(), "compare.html", contents)
         if not parsed.json:
             print_line(f"wrote {output}")

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from mjfleet.runs.bootstrap import Estimate
+from mjfleet.loggers.live_terminal import SPARKS
+from mjfleet.runs.bootstrap import Estimate, Line, common_x, mean_curve
 from mjfleet.runs.logged_run import LoggedRun, differences
 from mjfleet.runs.metrics_csv import seconds_spent, value
 from mjfleet.runs.threshold import WINDOW, Threshold, reached, window_mean
+from mjfleet.tools.report.curves import STEPS, Curves, points_of
 from mjfleet.tools.report.page_file import as_typed, number
 
 GOOD = 0.9  # Share of the best return, which the runs are to reach if nothing else is asked for.
@@ -23,7 +25,8 @@ OF: Mapping[str, Callable[[Sequence[float]], float]] = {
 RETURN = "mean_return"
 RETURNS = {RETURN: ("last", "best"), "eval/return": ("best",)}
 METRIC = ("last", "least", "greatest")  # Whether less or more is better is not known.
-UNTIL = ("million steps", "minutes")
+UNTIL = (STEPS, "minutes")
+BARS = 40  # Of a curve on the terminal.
 Results = Mapping[str, Mapping[str, Estimate | None]]
 
 
@@ -136,3 +139,22 @@ def _text(found: Estimate | None, row: Row) -> str:
         words.append(f"[{number(found.low)}, {number(found.high)}]")
     words += [f"({found.runs} of {len(row.runs)})"] * (found.runs < len(row.runs))
     return " ".join(words)
+
+
+def sparklines(names: Sequence[str], entries: Sequence[Curves]) -> list[Table]:
+    """Return a table of returns as rows of bars, on the same axes; none if there are none."""
+    lines = [points_of(each["along"][STEPS], each["columns"].get(RETURN, [])) for each in entries]
+    known = [v for _, values in lines for v in values]
+    if not known:
+        return []
+    low, high = min(known), max(known)
+    x = common_x([each["along"][STEPS] for each in entries], BARS)
+
+    def bars(line: Line) -> str:
+        values = mean_curve([line], x)[1] if line[0] else [math.nan] * BARS
+        shares = ((v - low) / ((high - low) or 1) for v in values)
+        return "".join(" " if math.isnan(share) else SPARKS[int(7.999 * share)] for share in shares)
+
+    title = f"{RETURN} from {number(low)} to {number(high)}"
+    rows = [(name, [bars(line)]) for name, line in zip(names, lines, strict=True)]
+    return [Table(title, [f"over {number(x[-1])} {STEPS}"], rows)]

@@ -13,8 +13,8 @@ from mjfleet.runs.logged_run import LoggedRun, read_runs
 from mjfleet.runs.run_json import GROUP_FILE
 from mjfleet.runs.run_lookup import members_of, record_of
 from mjfleet.runs.run_summary import Summary, summarise, summarise_group
-from mjfleet.tools.report.mean_curves import curves_of_group
-from mjfleet.tools.report.report_contents import headings_of, read_settings
+from mjfleet.tools.report.curves import by_heading, curves_of_group, ends_of
+from mjfleet.tools.report.report_contents import read_settings
 
 RETURNS = {
     "mean return": "last_mean_return",
@@ -63,9 +63,9 @@ def _mean_curves(runs: Sequence[LoggedRun]) -> dict[str, Any]:
     if not runs:
         return {"curves": {}, "along": {}, "entries": []}
     entry = curves_of_group(runs, runs[0].columns)
-    curves: dict[str, list[dict[str, Any]]] = {}
-    for column, heading in headings_of(list(entry["columns"])).items():
-        known = [v for v in entry["columns"][column] if v is not None]
-        ends = {"first": known[0], "last": known[-1], "least": min(known), "greatest": max(known)}
-        curves.setdefault(heading, []).append({"column": column, **ends})
+    columns = entry["columns"]
+    curves = {
+        heading: [{"column": column, **ends_of(columns[column])} for column in some]
+        for heading, some in by_heading(columns).items()
+    }
     return {"curves": curves, "along": entry["along"], "entries": [entry]}

@@ -3,9 +3,8 @@
 import os
 import stat
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,32 +13,21 @@ from urllib.parse import quote
 from mjfleet.config import by_dotted_name
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
-from mjfleet.runs.metrics_csv import METRICS_FILE, Rows, columns_of, read_rows, seconds_spent, value
+from mjfleet.runs.metrics_csv import METRICS_FILE, Rows, read_rows, seconds_spent, value
 from mjfleet.runs.run_json import RECORD_FILE
 from mjfleet.runs.run_lookup import failure_files, record_of
 from mjfleet.runs.run_summary import summarise
+from mjfleet.tools.report.curves import curves_of
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.safe_read import read_bytes, read_json
 
 MAX_VIDEOS = 3
 MAX_EMBEDDED_BYTES = 4_000_000  # Larger videos are linked instead of embedded.
-MAX_POINTS = 1000  # Of a curve: as many as a screen shows, so that the page stays small.
-GROUPS = {
-    "Return": ("mean_return", "mean_episode_length", "mean_reward", "eval/"),
-    "Reward terms": ("reward/",),
-    "Task": ("task/",),
-    "Learning": ("loss/", "learning_rate", "action_std"),
-    "Speed": ("global_steps_per_second", "collect_seconds", "learn_seconds", "collective_seconds",
-              "wait_seconds"),
-}  # fmt: skip
-"""Headings of curves and the columns below them; a slash stands for all that begin so."""
-OTHERS = "Others"
 FAILURE = {
     "rank": int, "iteration": int, "kind": str, "message": str, "traceback": str, "log": list,
     "is_secondary": bool, "time": float,
 }  # fmt: skip
 """What the page shows of a failure record."""
-NO_CURVES = ("iteration", "world_size", "total_steps", "steps_per_second", "slowest_rank")
 
 
 def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
@@ -169,53 +157,3 @@ def _slowest_ranks(rows: Rows) -> dict[int, tuple[float, float]]:
             waits.setdefault(int(rank), []).append(value(row, "wait_seconds") or 0.0)
     count = sum(map(len, waits.values()))
     return {rank: (len(some) / count, fmean(some)) for rank, some in sorted(waits.items())}
-
-
-def curves_of(known: Sequence[str], rows: Rows, each: int = 0) -> dict[str, Any]:
-    """Return the curves by heading, those without values left out, and choices for the x-axis.
-
-    A point is the mean over `each` iterations; 0: over as many as leave at most `MAX_POINTS`.
-    """
-    each = each or -(-len(rows) // MAX_POINTS) or 1
-    steps = accumulate((value(row, "total_steps") or 0.0 for row in rows), max)
-    along = {
-        "million steps": [s / 1e6 for s in steps],
-        "minutes": [seconds / 60 for seconds in seconds_spent(rows)],
-        "iteration": [float(row["iteration"]) for row in rows],
-    }
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for column, heading in headings_of(known).items():
-        curve = _curve(column, rows, each)
-        # An unknown column, such as a count of warnings, is shown once it changes.
-        if curve is not None and (heading != OTHERS or curve["least"] < curve["greatest"]):
-            groups.setdefault(heading, []).append(curve)
-    ends = range(each - 1, len(rows) + each - 1, each)
-    thin = {x: [rounded(at[min(i, len(at) - 1)]) for i in ends] for x, at in along.items()}
-    columns = {curve["column"]: curve["means"] for some in groups.values() for curve in some}
-    return {"curves": groups, "along": thin, "columns": columns, "iterations_per_point": each}
-
-
-def headings_of(known: Sequence[str]) -> dict[str, str]:
-    """Return the heading of each column that is drawn, in the order of the page."""
-    headings: dict[str, str] = {}
-    for heading, names in GROUPS.items():
-        for name in names:
-            headings |= dict.fromkeys(columns_of(name, known), heading)
-    return headings | {c: OTHERS for c in known if c not in headings and c not in NO_CURVES}
-
-
-def _curve(column: str, rows: Rows, each: int) -> dict[str, Any] | None:
-    """Return a column with means over `each` iterations; None if it has no values."""
-    values = [value(row, column) for row in rows]
-    if not (known := [v for v in values if v is not None]):
-        return None
-    points = (values[i : i + each] for i in range(0, len(values), each))
-    some = ([v for v in point if v is not None] for point in points)
-    means = [rounded(fmean(found)) if found else None for found in some]
-    numbers = {"first": known[0], "last": known[-1], "least": min(known), "greatest": max(known)}
-    return {"column": column, "means": means, **numbers}
-
-
-def rounded(number: float) -> float:
-    """Round to as many digits as a curve can show."""
-    return float(f"{number:.7g}")
