@@ -160,10 +160,17 @@ def _export(
 def _export_pretrained(
     found: FoundTask, config: TrainConfig, trained: Trained, runner: "Runner", output: Path
 ) -> int:
-    """Play the policy and write it with its configuration and the table of its episodes."""
-    from mjfleet.rl.initial_networks import describe_networks
-    from mjfleet.tools.export.pretrained_policy import make_pretrained
+    """Write the actor and its normaliser with what they did in an episode of each environment."""
+    import torch
 
+    from mjfleet.rl.checkpoint_files import pack_checkpoint
+    from mjfleet.rl.initial_networks import describe_networks
+    from mjfleet.tools.play.policy_episodes import Player, evaluate
+
+    policy = runner.get_inference_policy()
+    with torch.inference_mode():
+        sums, _ = evaluate(Player(runner.env, policy, forget=policy.reset), 1, None, 0)
+    print_line(sums.table)
     commits = [str(state["commit"]) for state in record_of(trained.run_dir).get("git", {}).values()]
     known = {
         "task": found.name,
@@ -172,9 +179,15 @@ def _export_pretrained(
         "iteration": runner.current_learning_iteration,
         "networks": {"actor": describe_networks(runner)["actor"]},
         "config": recorded_in(config),
+        PLAYED: sums.table,
     }
-    content, table = make_pretrained(runner, known)
-    print_line(table)
+    state = {
+        "actor_state_dict": runner.alg.save()["actor_state_dict"],
+        "critic_state_dict": {},
+        "optimizer_state_dict": {"state": {}, "param_groups": [{"lr": 0.0}]},
+        "iter": runner.current_learning_iteration,
+    }
+    content = pack_checkpoint(state, known)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, lambda file: file.write(content))
