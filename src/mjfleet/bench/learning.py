@@ -84,11 +84,11 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
         return train_ours(setup, config, (flag, who) if who != "mjfleet" else (), until=until)[0]
 
     samples = setup.rounds([{"who": who} for who in names], measure, "{who}")
-    millions = options.num_envs * configs[0].agent.num_steps_per_env / 1e6
+    steps = options.num_envs * configs[0].agent.num_steps_per_env
     runs: dict[str, list[Run]] = {who: [] for who in names}
     for sample in samples:
         rows = enumerate(sample["iterations"], 1)
-        runs[sample["who"]].append([{**row, "samples": n * millions} for n, row in rows])
+        runs[sample["who"]].append([{**row, "samples": n * steps / 1e6} for n, row in rows])
     name = f"learning-{setup.found.name}-{worker.engine}-{setup.kind}"
     name += f"-{options.peer}" if is_ours else ""
     name += "-until" if until else ""
