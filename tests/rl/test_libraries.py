@@ -15,7 +15,7 @@ import torch
 from mjfleet.cli.train import train
 from mjfleet.errors import run_command
 from mjfleet.rl.adapters.rl_games_adapter import RlGamesPPO
-from mjfleet.rl.adapters.skrl_adapter import TorchPPO
+from mjfleet.rl.adapters.skrl_adapter import SkrlPPO
 from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
 from mjfleet.rl.algorithm import Algorithm
 
@@ -35,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [TorchPPO, RlGamesPPO])
+@pytest.mark.parametrize("kind", [SkrlPPO, RlGamesPPO])
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str, kind: type[Algorithm]) -> None:
     config = agent(**CASES[case] | {"algorithm": ALIKE | CASES[case].get("algorithm", {})})
@@ -74,7 +74,7 @@ def test_each_goes_on_from_what_another_has_saved() -> None:
         algorithm=ALIKE | {"max_grad_norm": 0.1},
         distribution={"std_type": "log", "init_std": 0.5},
     )
-    algs = [learn(kind, config, updates=0)[0] for kind in (None, JaxPPO, RlGamesPPO, TorchPPO)]
+    algs = [learn(kind, config, updates=0)[0] for kind in (None, JaxPPO, RlGamesPPO, SkrlPPO)]
     learn(None, config, updates=2, alg=algs[0])
     for begun, other in pairwise(algs):
         before = weights(begun)

@@ -17,7 +17,7 @@ from mjfleet.config import AgentConfig, from_dict
 from mjfleet.env import Env, EnvShard
 from mjfleet.rl.adapters.rl_games_adapter import RlGamesPPO
 from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate, build_algorithm, rsl_rl_config
-from mjfleet.rl.adapters.skrl_adapter import TorchPPO
+from mjfleet.rl.adapters.skrl_adapter import SkrlPPO
 from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.collectives import PIECE, Collectives
@@ -33,7 +33,7 @@ from ..env.test_env import BUNDLED, build_task
 from ..helpers.cuda_graph_stub import CudaGraphStub
 
 WORLD_SIZE = 2
-KINDS = (PPO, RslRlUpdate, TorchPPO, JaxPPO)
+KINDS = (PPO, RslRlUpdate, SkrlPPO, JaxPPO)
 FOUND = BUNDLED["cartpole-balance"]
 
 
@@ -254,13 +254,13 @@ def test_the_update_is_that_of_rsl_rl(found: list[dict[str, Any]]) -> None:
 def learn_with_libraries(ranks: Ranks, folder: str) -> dict[str, Any]:
     """By rates that adapt; and, where all do the same, beside rsl_rl."""
     adaptive = agent(schedule="adaptive", desired_kl=0.002)
-    kinds = (TorchPPO, JaxPPO, RlGamesPPO)
+    kinds = (SkrlPPO, JaxPPO, RlGamesPPO)
     algs = {kind.__name__: ranks.learn(kind, adaptive, updates=2) for kind in kinds}
     alike = agent(schedule="fixed", num_mini_batches=1, use_clipped_value_loss=False)
     return {
         "adaptive": {name: (weights(alg), alg.learning_rate) for name, alg in algs.items()},
         "alike": [
-            weights(ranks.learn(kind, alike, updates=1)) for kind in (TorchPPO, RlGamesPPO, None)
+            weights(ranks.learn(kind, alike, updates=1)) for kind in (SkrlPPO, RlGamesPPO, None)
         ],
     }
 

@@ -26,7 +26,7 @@ from mjfleet.rl.ppo import PPO
 from mjfleet.utils.console import print_line
 
 LIBRARIES = {
-    "skrl": "skrl_adapter:TorchPPO",
+    "skrl": "skrl_adapter:SkrlPPO",
     "skrl-jax": "skrl_jax_adapter:JaxPPO",
     "rl_games": "rl_games_adapter:RlGamesPPO",
 }

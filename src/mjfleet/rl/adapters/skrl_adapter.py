@@ -1,10 +1,9 @@
-"""skrl's PPO in PyTorch, and what it shares with the one in JAX. Runs in a worker.
+"""skrl's PPO in PyTorch, from which skrl_jax_adapter.py derives the one in JAX. Runs in a worker.
 
 library_ppo.py has what skrl shares with other libraries.
 """
 
 import os
-from abc import abstractmethod
 from contextlib import ExitStack
 from typing import Any
 
@@ -25,24 +24,31 @@ with ExitStack() as imported:
 
 
 class SkrlPPO(LibraryPPO):
-    """The part for both frameworks, whose arrays are made from the tensors of rsl_rl's storage."""
+    """skrl's PPO in PyTorch, which trains our networks directly."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.agent: Any = self._make_agent()
         self.agent.init()
 
-    @abstractmethod
     def _make_agent(self) -> Any:
         """Build skrl's agent from our networks and optimiser."""
+        agent = self._build(PPO, RandomMemory, _Policy, _Value, self.device)
+        agent.optimizer = self.optimizer
+        if self.is_adaptive:
+            schedule: Any = KLAdaptiveLR(self.optimizer, kl_threshold=self.config.desired_kl)
+            step, agent.scheduler = schedule.step, schedule
+            schedule.step = lambda kl: step(self._mean_kl(kl))
+        return agent
 
-    @abstractmethod
     def _array(self, tensor: torch.Tensor) -> Any:
-        """Return a tensor as an array of the framework."""
+        """Return a tensor as an array of skrl's framework."""
+        return tensor
 
-    @abstractmethod
     def _train(self) -> None:
         """Have the agent update networks, optimiser and learning rate from its memory."""
+        self.agent.update(timestep=0, timesteps=0)
+        self.learning_rate = self.optimizer.param_groups[0]["lr"]
 
     def _learn(self, observations: Observations, after: Observations) -> dict[str, float]:
         storage, memory = self.storage, self.agent.memory
@@ -102,26 +108,6 @@ class SkrlPPO(LibraryPPO):
             cfg=common | settings,
             **place,
         )
-
-
-class TorchPPO(SkrlPPO):
-    """skrl's PPO in PyTorch, which trains our networks directly."""
-
-    def _make_agent(self) -> Any:
-        agent = self._build(PPO, RandomMemory, _Policy, _Value, self.device)
-        agent.optimizer = self.optimizer
-        if self.is_adaptive:
-            schedule: Any = KLAdaptiveLR(self.optimizer, kl_threshold=self.config.desired_kl)
-            step, agent.scheduler = schedule.step, schedule
-            schedule.step = lambda kl: step(self._mean_kl(kl))
-        return agent
-
-    def _array(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def _train(self) -> None:
-        self.agent.update(timestep=0, timesteps=0)
-        self.learning_rate = self.optimizer.param_groups[0]["lr"]
 
 
 class _Policy(GaussianMixin, Model):

@@ -1,4 +1,4 @@
-"""skrl's PPO in JAX; skrl_adapter.py has what both frameworks share. Runs in a worker."""
+"""skrl's PPO in JAX; skrl_adapter.py has the one in PyTorch. Runs in a worker."""
 
 import os
 from collections.abc import Callable
