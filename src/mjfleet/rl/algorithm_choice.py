@@ -95,13 +95,19 @@ def _own_algorithm(
 
 
 def _missing(agent: AgentConfig, load: Callable[..., Any]) -> str | None:
-    """Return a feature of the configuration that our PPO lacks, or None.
-
-    It computes observations' latents once per update, and gradients of the layers after them.
-    """
+    """Return a feature of the configuration that our PPO lacks, or None."""
+    algorithm = agent.algorithm
+    # It computes observations' latents once per update, and gradients of the layers after them.
     for name in (agent.actor.class_name, agent.critic.class_name):
         kind = model_class(name, load)
         has_own = kind.forward is not MLPModel.forward or kind.get_latent is not MLPModel.get_latent
         if has_own and not agent.is_recurrent:
             return f"network {name} with a forward pass of its own"
-    return PPO.missing(agent)
+    lacking = {
+        "a recurrent network": agent.is_recurrent,
+        "random network distillation": algorithm.rnd_cfg is not None,
+        "symmetry": algorithm.mirrors_samples,
+        "torch.compile": agent.torch_compile_mode is not None,
+        f"the optimiser {algorithm.optimizer}": algorithm.optimizer == "rmsprop",
+    }
+    return next((what for what, is_wanted in lacking.items() if is_wanted), None)

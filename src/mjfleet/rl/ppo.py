@@ -20,7 +20,6 @@ import torch
 from tensordict import TensorDict
 from torch.distributions import Normal
 
-from mjfleet.config import AgentConfig
 from mjfleet.errors import UserError
 from mjfleet.rl.algorithm import LEARNING_RATES, Algorithm
 from mjfleet.rl.autograd_backprop import AutogradBackprop
@@ -42,19 +41,6 @@ CHANGEABLE = (
 
 class PPO(Algorithm):
     """PPO by gradients in closed form where CpuBackprop has them, and by autograd elsewhere."""
-
-    @staticmethod
-    def missing(agent: AgentConfig) -> str | None:
-        """Return a feature of the configuration that only rsl_rl's own update has, or None."""
-        algorithm = agent.algorithm
-        missing = {
-            "a recurrent network": agent.is_recurrent,
-            "random network distillation": algorithm.rnd_cfg is not None,
-            "symmetry": algorithm.mirrors_samples,
-            "torch.compile": agent.torch_compile_mode is not None,
-            f"the optimiser {algorithm.optimizer}": algorithm.optimizer == "rmsprop",
-        }
-        return next((what for what, is_wanted in missing.items() if is_wanted), None)
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from mjfleet.rl.collectives import Collectives
 
 
 class RslRlUpdate(Algorithm):
-    """rsl_rl's own update, for the features that ours lacks, see `PPO.missing`.
+    """rsl_rl's own update, for the features that ours lacks, see algorithm_choice.py.
 
     Over several ranks, gradients and KL divergence are averaged by one all-reduce per minibatch
     instead of rsl_rl's three collectives.
