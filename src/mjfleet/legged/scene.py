@@ -99,7 +99,7 @@ def _check_home(model: mujoco.MjModel, feet: tuple[str, ...], is_rough: bool) ->
             f"range is {low[i]:.4g} to {high[i]:.4g} rad. A keyframe's angles are always in rad."
         )
     mujoco.mj_forward(model, data)
-    if (up := data.sensor("base_up").data[2]) < LEAST_UP:
+    if (up := max(data.sensor("base_up").data[2], -1.0)) < LEAST_UP:  # Rounding may exceed 1.
         raise UserError(
             f"in the keyframe {HOME!r}, the base is tilted by {math.degrees(math.acos(up)):.0f} "
             "degrees; z of its body, and of the site 'base', must point up: (w 0 0 z) in `qpos`."
