@@ -7,6 +7,7 @@ from mjfleet.cli.flag_table import Flag
 from mjfleet.errors import UserError
 
 NUM_ENVS = "use --env.num-envs (of each worker) or --total-envs (of all workers)"
+HOSTS = "use --hosts, typed once: mjfleet starts the workers of all hosts by ssh"
 DEVICES = "use --gpu-ids: `0 1` or `all` starts one worker on each GPU, `None` uses the CPU"
 RESUME = "use --resume with a run, a checkpoint (<run>/checkpoints/model_<n>.pt) or `latest`"
 VIDEO = "use --video-interval while it trains, or `play --video FILE` afterwards"
@@ -19,6 +20,8 @@ FOREIGN = {
     "env-name": TASK,
     "num-envs": NUM_ENVS,
     "env.scene.num-envs": NUM_ENVS,
+    "n-envs": NUM_ENVS,
+    "max-utilization": "use --env.num-envs auto",
     "max-iterations": "use --agent.max-iterations",
     "seed": "use --agent.seed",
     "distributed": DEVICES,
@@ -27,6 +30,12 @@ FOREIGN = {
     "rl-device": DEVICES,
     "num-gpus": DEVICES,
     "nproc-per-node": DEVICES,
+    "nnodes": HOSTS,
+    "node-rank": HOSTS,
+    "master-addr": HOSTS,
+    "master-port": HOSTS,
+    "coordinator-address": HOSTS,
+    "amp": "use --agent.algorithm.use-mixed-precision",
     "headless": WINDOW,
     "livestream": WINDOW,
     "enable-cameras": WINDOW,
