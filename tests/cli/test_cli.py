@@ -71,6 +71,11 @@ def test_the_whole_help_of_a_task_shows_every_number_with_its_meaning(run: Run) 
         assert words in text, words
 
 
+def test_help_has_no_line_breaks_of_the_source(run: Run) -> None:
+    result = run("mjfleet", "export", "--help", COLUMNS="300")
+    assert "part of a run's name, `latest`, or a run on W&B" in result.stdout
+
+
 def test_tasks_are_listed_as_a_table(run: Run) -> None:
     result = run("mjfleet", "tasks", prelude=POISON)
     assert result.returncode == 0

@@ -5,7 +5,7 @@ import inspect
 import textwrap
 import types
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -17,14 +17,14 @@ class Flag:
     name: str  # Without dashes: agent.max-iterations.
     group: str  # The same without its last part: "agent.", or "".
     owner: type[Any]  # The dataclass that declares it.
+    field: Field[Any]
     hint: Any  # Its type, with annotations.
     default: Any  # MISSING: it has to be given.
 
     @property
     def text(self) -> str:
         """Return the string below the field, in one line."""
-        field = self.name.removeprefix(self.group).replace("-", "_")
-        return field_texts(self.owner).get(field, "")
+        return field_texts(self.owner).get(self.field.name.rstrip("_"), "")
 
     @property
     def is_switch(self) -> bool:
@@ -74,7 +74,7 @@ def flags_of(kind: type[Any], default: Any = None, group: str = "") -> Iterator[
         if is_dataclass(value):
             nested.append((type(value), value, name + "."))
         elif not any(map(is_dataclass, get_args(_plain(hints[field.name])))):
-            yield Flag(name, group, kind, hints[field.name], value)
+            yield Flag(name, group, kind, field, hints[field.name], value)
     for inner in nested:
         yield from flags_of(*inner)
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Container, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import tyro
@@ -56,6 +57,9 @@ def parse_flags(
             print(f"--{flag.name}", *flag.choices, *[f"\n--{flag.off}"] * flag.is_switch)
         sys.exit()
     words = ["--help"] if HELP & set(flags) else as_typed_here(flags, table)
+    for flag in table if words == ["--help"] else ():
+        if "help" not in flag.field.metadata:  # tyro's own text has the line breaks of the source.
+            flag.field.metadata = MappingProxyType({"help": flag.text})
     return tyro.cli(
         kind, prog=prog, description=description, args=words, default=default, registry=PARSERS,
         config=(tyro.conf.AvoidSubcommands,),

@@ -41,9 +41,9 @@ def print_help(config: TrainConfig, prog: str, description: str) -> None:
 
 def _as_field(flag: Flag) -> tuple[str, object, object]:
     """Return a flag as a field of a flat dataclass."""
-    shown = tyro.conf.arg(name=flag.name, help=flag.text)
+    shown, text = tyro.conf.arg(name=flag.name), {"help": flag.text}
     name, default = flag.name.replace(".", "_").replace("-", "_"), flag.default
-    return name, Annotated[flag.hint, shown], field(default_factory=lambda: default)
+    return name, Annotated[flag.hint, shown], field(default_factory=lambda: default, metadata=text)
 
 
 def _typed(value: object) -> str:
