@@ -24,6 +24,11 @@ MOST = 2**31 - 1  # Of anything that is counted.
 LONGEST = 10**9  # Seconds: 31 years.
 
 
+def count(most: int) -> Rule:
+    """Accept whole numbers from 1 to `most`."""
+    return Rule(lambda v: 1 <= v <= most, f"at least 1, at most {most}")
+
+
 def at_least(low: float) -> Rule:
     """Accept finite numbers not below `low`."""
     return Rule(lambda v: low <= v < math.inf, f"at least {low}")
@@ -53,7 +58,7 @@ FOLDER_NAME = Rule(
     "a plain folder name (at most 100 letters of this locale's encoding, no slashes, none of "
     ':*?"<>|, no space around it)',
 )
-COUNT = Rule(lambda v: 1 <= v <= MOST, f"at least 1, at most {MOST}")
+COUNT = count(MOST)
 NUMBER = Rule(lambda v: not (isinstance(v, float) and math.isnan(v)), "a number")
 Count = Annotated[int, COUNT]
 OptionalCount = Annotated[int | None, optional(COUNT)]
