@@ -8,6 +8,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+import torch
+
 MJFLEET = os.path.join(Path(__file__).parents[2], "")
 
 
@@ -17,6 +19,10 @@ class Place(NamedTuple):
     file: str
     line: int
     function: str
+
+    @classmethod
+    def of(cls, frame: FrameType) -> "Place":
+        return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
     def __str__(self) -> str:
         code = linecache.getline(self.file, self.line).strip()
@@ -41,9 +47,15 @@ def task_place(folder: str, frame: FrameType) -> tuple[Place | None, bool]:
     The second value is whether code of mjfleet's, which the task called, lies between them.
     """
     is_within = False
-    for each, line in traceback.walk_stack(frame):
+    for each, _ in traceback.walk_stack(frame):
         file = each.f_code.co_filename
         if file.startswith(folder):
-            return Place(file, line, each.f_code.co_name), is_within
+            return Place.of(each), is_within
         is_within = is_within or file.startswith(MJFLEET)
     return None, is_within
+
+
+def columns(chosen: torch.Tensor) -> str:
+    """Return the chosen columns as text; nothing if there is only one column."""
+    numbers = map(str, chosen.nonzero().flatten().tolist())
+    return f" columns {', '.join(numbers)}" if len(chosen) > 1 else ""

@@ -41,14 +41,11 @@ class LineWatch:
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(self._folder):
             return None
+        self._compare()
         if event == "call":
-            self._compare()  # What changed outside the task's code before concerns nobody.
-            self._lines.append(_place_of(frame))
-            return self._trace
-        if event in ("line", "return"):
-            self._compare()
-        if event == "line":
-            self._lines[-1] = _place_of(frame)
+            self._lines.append(Place.of(frame))
+        elif event == "line":
+            self._lines[-1] = Place.of(frame)
             self.counts[self._lines[-1]] += 1
         elif event == "return":
             self._lines.pop()
@@ -61,10 +58,6 @@ class LineWatch:
                 self._values[name] = value
                 if self._lines:
                     self.changes.setdefault(name, self._lines[-1])
-
-
-def _place_of(frame: FrameType) -> Place:
-    return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 def host_generators() -> dict[str, Callable[[], Any]]:

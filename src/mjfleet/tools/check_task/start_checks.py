@@ -1,33 +1,61 @@
-"""Where episodes start, and what `setup` and `make_model` do to the model."""
+"""What shows before the first step: how quaternions are read, what becomes of the model, starts."""
 
+import ast
 import inspect
+import re
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import mujoco
 import numpy as np
 import torch
 from mujoco import mjtJoint
 
-from mjfleet.env.environment import Env
-from mjfleet.tools.check_task.call_trace import CallTrace, method_place
 from mjfleet.tools.check_task.finding import Finding, Place
-from mjfleet.tools.check_task.snapshot import Snapshot
+from mjfleet.tools.check_task.subject import Subject
 
 BEYOND = 0.1  # Share of a joint's range by which a start may be outside of it.
 FEW_STARTS = 8  # Worlds whose contacts are computed at the start of an episode.
 DEEP = 0.05  # Share of a model's extent by which bodies must overlap before it is told.
 LOOKS = ("mat_", "tex_", "light_", "cam_", "skin_")
 OFTEN = 0.05  # Share of worlds in which something must be wrong before it is told.
+QUATERNION = re.compile(r"qpos|quat|\bq\b")
 
 
-def first_states(env: Env[Any], trace: CallTrace) -> Iterator[Finding]:
-    """Find that `reset_worlds` writes angles beyond joints' limits, or what is no quaternion."""
-    snapshot, model = Snapshot(env), env.sim.model
-    env._reset(torch.ones_like(env._whole))
-    positions = env.sim.qpos.double().cpu().clone()
-    place = trace.writer_of(env.sim.qpos) or method_place(env, "reset_worlds")
-    snapshot.restore()
+def quaternion_order(folder: Path) -> Iterator[Finding]:
+    """Find quaternions that the task's code takes apart as x, y, z, w."""
+    for file in sorted(folder.glob("*.py")):
+        for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            for node in ast.walk(function):
+                if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Tuple):
+                    continue
+                names = [ast.unparse(each).lower() for each in node.targets[0].elts]
+                value = ast.unparse(node.value)
+                if [name[-1:] for name in names] == ["x", "y", "z", "w"] and (
+                    QUATERNION.search(value) and "xyzw" not in value
+                ):
+                    yield Finding(
+                        "takes a quaternion apart as x, y, z, w: MuJoCo's are w, x, y, z",
+                        Place(str(file), node.lineno, function.name),
+                        is_sure=False,
+                    )
+
+
+def first_states(subject: Subject) -> Iterator[Finding]:
+    """Find starts with wrong quaternions, angles beyond limits, or bodies that overlap."""
+    env = subject.env
+    env._reset(subject.everywhere)
+    qpos, mocap_pos = env.sim.qpos.double().cpu(), env.sim.mocap_pos.double().cpu()
+    place = subject.writer_of(env.sim.qpos, "reset_worlds")
+    yield from _bad_joints(env.sim.model, qpos, place)
+    yield from _overlaps(env.sim.model, qpos.numpy(), mocap_pos.numpy(), place)
+
+
+def _bad_joints(
+    model: mujoco.MjModel, positions: torch.Tensor, place: Place | None
+) -> Iterator[Finding]:
     for joint in range(model.njnt):
         name, at = model.joint(joint).name or str(joint), int(model.jnt_qposadr[joint])
         kind = mjtJoint(model.jnt_type[joint])
@@ -54,21 +82,19 @@ def first_states(env: Env[Any], trace: CallTrace) -> Iterator[Finding]:
                 )
 
 
-def overlaps(env: Env[Any], trace: CallTrace) -> Iterator[Finding]:
+def _overlaps(
+    model: mujoco.MjModel, qpos: np.ndarray, mocap_pos: np.ndarray, place: Place | None
+) -> Iterator[Finding]:
     """Find that bodies overlap at the start of most episodes."""
-    snapshot, model = Snapshot(env), env.sim.model
-    env._reset(torch.ones_like(env._whole))
-    state = env.sim.qpos.double().cpu().numpy().copy(), env.sim.mocap_pos.double().cpu().numpy()
-    place = trace.writer_of(env.sim.qpos) or method_place(env, "reset_worlds")
     data, depths = mujoco.MjData(model), list[tuple[float, str]]()
-    for qpos, mocap_pos in list(zip(*state, strict=True))[:FEW_STARTS]:
-        data.qpos, data.mocap_pos = qpos, mocap_pos
+    for world in range(min(FEW_STARTS, len(qpos))):
+        data.qpos, data.mocap_pos = qpos[world], mocap_pos[world]
         mujoco.mj_forward(model, data)
         touching = [contact for contact in data.contact if min(contact.geom) >= 0]
-        contacts = sorted(touching, key=lambda contact: contact.dist)[:1]
-        depths += [(-contact.dist, " and ".join(_name(model, int(geom)) for geom in contact.geom))
-                   for contact in contacts]  # fmt: skip
-    snapshot.restore()
+        if touching:
+            deepest = min(touching, key=lambda contact: contact.dist)
+            names = " and ".join(_name(model, int(geom)) for geom in deepest.geom)
+            depths.append((-deepest.dist, names))
     deep = [depth for depth in depths if depth[0] > max(0.02, DEEP * float(model.stat.extent))]
     if len(deep) > FEW_STARTS / 2:
         yield Finding(
@@ -83,8 +109,9 @@ def _name(model: mujoco.MjModel, geom: int) -> str:
     return model.geom(geom).name or f"{geom} of {model.body(model.geom_bodyid[geom]).name}"
 
 
-def changed_model(env: Env[Any]) -> Iterator[Finding]:
+def changed_model(subject: Subject) -> Iterator[Finding]:
     """Find that `setup` writes to the model, or that `make_model` returns another each time."""
+    env = subject.env
     model = type(env).make_model(env.cfg)
     written = _differences(model, env.sim.model)
     if not written:
@@ -94,25 +121,20 @@ def changed_model(env: Env[Any]) -> Iterator[Finding]:
             f"make_model() returns another model in each call: {', '.join(varied)} differ, so that "
             "workers, evaluations and resumed runs train on different robots; let every number "
             "follow from cfg, seeds too",
-            method_place(env, "make_model"),
+            subject.method_place("make_model"),
         )
     else:
+        place = subject.method_place("setup")
+        if place:  # The first line of setup() that names what is changed.
+            lines, first = inspect.getsourcelines(type(env).setup)
+            number = next((i for i, line in enumerate(lines) if written[0] in line), 0)
+            place = place._replace(line=first + number)
         yield Finding(
             f"setup() changes sim.model.{', '.join(written)}, which the engine may have read "
             "already: MuJoCo-Warp has, and MuJoCo's own engine has computed no constants from it; "
             f'write self.sim.expand("{written[0]}")[:] = ..., or change it in make_model()',
-            _line_of(env, "setup", written[0]),
+            place,
         )
-
-
-def _line_of(env: Env[Any], method: str, text: str) -> Place | None:
-    """Return the first line of a method that holds a text, or its own first line."""
-    place = method_place(env, method)
-    if place is None:
-        return None
-    lines, first = inspect.getsourcelines(getattr(type(env), method))
-    number = next((i for i, line in enumerate(lines) if text in line), 0)
-    return place._replace(line=first + number)
 
 
 def _differences(one: mujoco.MjModel, other: mujoco.MjModel) -> list[str]:
