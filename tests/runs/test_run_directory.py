@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, Host
 from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import discover
+from mjfleet.runs import run_directory
 from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.runs.run_json import read_record
 
@@ -50,3 +52,16 @@ def test_where_that_cannot_be_recorded_it_is_a_warning(
     run.close()
     (record,) = caplog.records
     assert str(path / "run.json") in record.getMessage()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "no space left"), UserError("no"), MemoryError()])
+def test_a_run_that_cannot_begin_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(run_directory, "write_config", fail)
+    with pytest.raises(MemoryError if isinstance(error, MemoryError) else UserError):
+        begin(tmp_path / "logs/run")
+    assert not list(tmp_path.iterdir())
