@@ -1,7 +1,6 @@
 """Chooses the run and the checkpoint that `--resume` or a run's name means. Imports no torch."""
 
 import os
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,8 +98,8 @@ def find_wanted(
     recorded, config = _recorded(run_dir, FLAG, trust)
     if recorded != task:
         raise UserError(
-            f"{FLAG}{run_dir} is a run of the task {recorded}, not of {task}: "
-            f"train {shlex.quote(recorded)} {FLAG}{shlex.quote(str(run_dir))}"
+            f"{FLAG}{run_dir} is a run of the task {recorded}, not of {task}: name {recorded} as "
+            "the task."
         )
     return Wanted(path, run_dir, config)
 
