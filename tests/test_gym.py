@@ -71,7 +71,7 @@ def test_observing_ends_leaves_memories_and_noise_as_they_are() -> None:
 def test_mistakes_are_named() -> None:
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("cartpole-balanse", {}, "Did you mean cartpole-balance"),
-        ("cartpole-balance", {"num_envs": 0}, "--env.num-envs is 0"),
+        ("cartpole-balance", {"num_envs": 0}, "env.num_envs is 0"),
         ("cartpole-balance", {"env": {"weight": 1}}, "weight"),
         ("cartpole-balance", {"observations": "camera"}, "observes: actor, critic"),
         ("cartpole-balance", {"device": "gpu"}, "device is 'gpu'"),

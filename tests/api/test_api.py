@@ -1,5 +1,6 @@
 """The Python API, from a script and from a notebook, with real trainings."""
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import pytest
 from nbclient import NotebookClient
 
 import mjfleet
+from mjfleet.api.field_names import naming_fields
+from mjfleet.utils.wait_until import wait_until
 
 from ..conftest import REPOSITORY
 
@@ -37,8 +40,9 @@ class FragileEnv(RailEnv, mjfleet.Env[FragileConfig]):
         return super().rewards()
 """
 PROGRAM = """
-import json
 import pickle
+import tempfile
+from pathlib import Path
 
 import numpy as np
 
@@ -105,7 +109,7 @@ for message, call in {
     "resume: only": lambda: next(mjfleet.iterate(RailEnv, resume="latest")),
     "no such checkpoint": lambda: run.evaluate(checkpoint="nothing.pt"),
     "env.foo": lambda: mjfleet.train(RailEnv, env={"foo": 1}),
-    "--gpu-ids 99": lambda: mjfleet.train(RailEnv, gpu_ids=[99]),
+    "gpu_ids 99": lambda: mjfleet.train(RailEnv, gpu_ids=[99]),
     "device is": lambda: mjfleet.make(RailEnv, device="tpu"),
     "give one": lambda: mjfleet.train(RailEnv, total_steps=9, agent={"max_iterations": 1}),
 }.items():
@@ -123,23 +127,112 @@ for iteration in mjfleet.iterate(RailEnv, agent=AGENT | {"max_iterations": 99}, 
     if iteration.number == 2:
         iteration.save("policy.pt")
         break
+begun = mjfleet.train(RailEnv, init_from="policy.pt", agent=AGENT | {"max_iterations": 1}, **SHORT)
+assert begun.iteration == 1
+student = {"algorithm": {"name": "distillation"}, "max_iterations": 1, "num_steps_per_env": 8}
+assert mjfleet.train(RailEnv, teacher=str(begun.path), agent=student, **SHORT).iteration == 1
+
+# A refused call has left nothing, and runs need nothing but their directories.
+assert {path.name for path in Path("logs").iterdir()} == {"rail", "fragile"}
+assert not [*Path(tempfile.gettempdir()).glob("*mjfleet*")]
+Path("logs").rename("moved")
+moved = mjfleet.Run("moved" / run.path.relative_to(Path("logs").absolute()))
+assert moved.resume(agent={"max_iterations": 5}).iteration == 5
+assert moved.policy()(observations).shape == (2, 1)
 print("all is well")
+"""
+TERMINATED = """
+import os
+import signal
+import sys
+
+import mjfleet
+from rail import RailEnv
+
+agent = {"num_steps_per_env": 8, "max_iterations": 10**6}
+is_watched = sys.argv[1] == "watched"
+run = mjfleet.train(
+    RailEnv, agent=agent, gpu_ids=None, cpu_threads=1, background=not is_watched, quiet=True
+)
+while run.iteration < 2:
+    run.wait(0.1)
+os.kill(os.getpid(), signal.Signals[sys.argv[1]])
 """
 
 
-def test_a_task_of_a_script_is_trained_watched_resumed_and_played(tmp_path: Path) -> None:
-    """The task is the page's, by which users begin."""
+@pytest.fixture
+def rail(tmp_path: Path) -> Path:
+    """A module with the page's task, by which users begin, and one that fails."""
     page = (REPOSITORY / "docs/api.md").read_text()
     (task,) = re.findall(r"```python\n(from dataclasses .*?)\n\n\nrun = ", page, flags=re.DOTALL)
     (tmp_path / "rail.py").write_text(task + FRAGILE)
-    (tmp_path / "program.py").write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300,
-        check=False,
+    (tmp_path / "tmp").mkdir()
+    return tmp_path
+
+
+def program(folder: Path, text: str, *arguments: str) -> "subprocess.Popen[str]":
+    """Start a program in a folder, with temporary files in a folder of its own."""
+    (folder / "program.py").write_text(text)
+    return subprocess.Popen(
+        [sys.executable, "program.py", *arguments], cwd=folder, text=True,
+        env=os.environ | {"TMPDIR": str(folder / "tmp")},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("all is well\n")
-    assert "Traceback" not in done.stderr
+
+
+def test_a_task_of_a_script_is_trained_watched_resumed_and_played(rail: Path) -> None:
+    with program(rail, PROGRAM) as process:
+        output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, output + errors
+    assert output.endswith("all is well\n")
+    assert "Traceback" not in errors
+    # The program and its class are gone: the run goes on with the code that it keeps.
+    (rail / "rail.py").unlink()
+    run = max(rail.glob("moved/rail/*"))
+    for command in ("train", "rail", "--agent.max-iterations", "6"), ("play", "rail"):
+        done = subprocess.run(
+            [sys.executable, "-m", "mjfleet", *command, "--resume", run, "--gpu-ids", "None"],
+            cwd=rail, capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "what the run keeps" in done.stdout
+    assert mjfleet.Run(run).iteration == 6
+    assert {path.name for path in run.parent.parent.iterdir()} == {"rail", "fragile"}
+    assert not [path for path in run.parent.iterdir() if not (path / "run.json").exists()]
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL", "watched"])
+def test_a_run_is_saved_and_stops_when_its_program_is_killed(how: str, rail: Path) -> None:
+    with program(rail, TERMINATED, how) as process:
+        if how == "watched":
+            files = lambda: [*rail.glob("logs/rail/*/metrics.csv")]  # noqa: E731
+            assert wait_until(lambda: files() and mjfleet.Run(files()[0].parent).iteration > 1, 60)
+            process.terminate()
+        process.communicate(timeout=100)
+    (run_dir,) = rail.glob("logs/rail/*")
+    run = mjfleet.Run(run_dir)
+    assert wait_until(lambda: run.status == "stopped", 30), run
+    assert run.checkpoints[-1].name == f"model_{run.iteration}.pt"
+    assert wait_until(lambda: not [*(rail / "tmp").glob("*mjfleet*")], 30)
+
+
+def test_messages_name_what_the_caller_has_written(tmp_path: Path) -> None:
+    for call, message in (
+        (lambda: mjfleet.train("cartpole-balance", agent={"max_iterations": 0}), "agent.max_iter"),
+        (lambda: mjfleet.make("cartpole-balance", num_envs=0), "env.num_envs is 0"),
+        (lambda: next(mjfleet.iterate("cartpole-balance", cpu_threads=0)), "cpu_threads is 0"),
+        (lambda: mjfleet.tasks(str(tmp_path / "none")), "tasks_dir names"),
+    ):
+        with pytest.raises(mjfleet.UserError, match=message) as caught:
+            call()
+        assert "--" not in str(caught.value)
+    with pytest.raises(mjfleet.UserError) as caught, naming_fields(output="path"):
+        raise mjfleet.UserError(
+            "--output a.b: with --no-save-worlds; `train --help` says more, train x --resume y too"
+        )
+    assert str(caught.value) == (
+        "path a.b: with save_worlds=False; `train --help` says more, train x --resume y too"
+    )
 
 
 def test_importing_is_light_and_names_are_documented() -> None:

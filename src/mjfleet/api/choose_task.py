@@ -8,24 +8,16 @@ from numbers import Number
 from pathlib import Path
 from typing import Any
 
-from mjfleet.api.task_by_value import config_class, write_task
+from mjfleet.api.task_by_value import ENV, ClassTask, config_class, with_whole_path
 from mjfleet.cli.flags import as_flag
-from mjfleet.cli.train import parse
-from mjfleet.config import (
-    AgentConfig,
-    Task,
-    TrainConfig,
-    by_dotted_name,
-    from_dict,
-    to_dict,
-)
+from mjfleet.cli.train import settle
+from mjfleet.config import AgentConfig, Task, TrainConfig, by_dotted_name, from_dict, to_dict
 from mjfleet.config.validation import FOLDER_NAME
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.config_yaml import read_config
+from mjfleet.runs.resume_choice import take_tasks_dir
 
-EXCLUSIVE = {"total_steps": ("agent", "max_iterations"), "total_envs": ("env", "num_envs")}
-"""Fields that say the same as another one: the length of training, the number of environments."""
 Config = TrainConfig | Mapping[str, Any] | str | os.PathLike[str]
 
 
@@ -43,32 +35,23 @@ def choose_task(
     Raises:
         UserError: there is no such task, or a value is not allowed.
     """
-    data = _plain(_read(config))
-    changed = _plain(changes)
-    for one, (group, other) in EXCLUSIVE.items():
-        if isinstance(inner := changed.get(group), Mapping) and other in inner:
-            if changed.get(one) is not None:
-                raise UserError(f"{one} and {group}.{other}: give one.")
-            data.pop(one, None)
-    data = _merged(data, changed)
-    log_root = data.get("log_root", TrainConfig.log_root)
-    if isinstance(task, str):
-        if name is not None:
-            raise UserError(f"name={name!r} is for a class; the task {task} has one.")
-        found = discover(os.environ, data.get("tasks_dir")).find(task)
+    data, changed = _plain(_read(config)), _plain(changes)
+    if not isinstance(task, str):
+        found = _by_value(task, name, changes)
+    elif name is not None:
+        raise UserError(f"name={name!r} is for a class; the task {task} has one.")
     else:
-        found = _by_value(task, name, changes, Path(str(log_root)))
+        found = discover(os.environ, changed.get("tasks_dir") or take_tasks_dir(data)).find(task)
     try:
-        from_dict(found.defaults(), data)
+        chosen = from_dict(from_dict(found.defaults(), data), changed)
     except UserError as error:
         raise UserError(f"{found.name}: {error}") from None
-    return found, parse(found, [], data)
+    given = by_dotted_name(changed)
+    return found, settle(found, chosen, lambda field: given.get(field) is not None)
 
 
-def _by_value(
-    env_class: type, name: str | None, changes: Mapping[str, Any], log_root: Path
-) -> FoundTask:
-    """Return the task of a class, whose folder is written."""
+def _by_value(env_class: type, name: str | None, changes: Mapping[str, Any]) -> ClassTask:
+    """Return the task of a class."""
     from mjfleet.env import Env
 
     if not (isinstance(env_class, type) and issubclass(env_class, Env)):
@@ -88,11 +71,10 @@ def _by_value(
     task = Task(
         summary=next(iter((env_class.__doc__ or name).strip().splitlines())),
         env=env if isinstance(env, config) else config(),
-        env_class="env:Env",
+        env_class=ENV,
         agent=agent if isinstance(agent, AgentConfig) else AgentConfig(),
     )
-    folder = write_task(name, env_class, task, log_root)
-    return discover({}, str(folder.parent)).find(name)
+    return ClassTask(name, Path(name), task, with_whole_path(env_class))
 
 
 def _read(config: Config | None) -> dict[str, Any]:
@@ -120,17 +102,6 @@ def _plain_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return _plain(value)
     return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _merged(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(data)
-    for name, value in changes.items():
-        old = merged.get(name)
-        if isinstance(value, Mapping) and isinstance(old, Mapping):
-            merged[name] = _merged(old, value)
-        else:
-            merged[name] = value
-    return merged
 
 
 def as_flags(changes: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ The process of a script or a notebook thus keeps its settings, and may train sev
 import json
 import math
 import os
+import shutil
 import signal
 import sys
 import time
@@ -15,9 +16,11 @@ from tempfile import TemporaryDirectory
 from typing import TextIO
 
 from mjfleet.cli.dispatcher import mjfleet
+from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError, run_command
+from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from mjfleet.utils.child_process import KEEP, ChildProcess, python_module
-from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
+from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent, stop_with_parent
 
 LOOK_SECONDS = 0.2
 MISTAKE = 2  # The exit code after a mistake of the user's.
@@ -29,10 +32,16 @@ class CommandProcess:
     Args:
         make_arguments: returns the command's words; it may write files into the folder.
         shows: whether its output is shown here; otherwise nobody sees it.
+        place: where that folder is made. None: where temporary files belong.
     """
 
-    def __init__(self, make_arguments: Callable[[Path], Sequence[str]], shows: bool) -> None:
-        self._folder = TemporaryDirectory(prefix="mjfleet-")
+    def __init__(
+        self,
+        make_arguments: Callable[[Path], Sequence[str]],
+        shows: bool,
+        place: Path | None = None,
+    ) -> None:
+        self._folder = TemporaryDirectory(prefix=".mjfleet-", dir=place)
         folder = Path(self._folder.name)
         self._mistake, self._shown = folder / "mistake.json", [0, 0]
         # A notebook shows the run itself, and its standard output has no terminal.
@@ -127,10 +136,25 @@ def is_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
+def place_for_workers(config: TrainConfig) -> Path | None:
+    """Return where a folder is made that workers read: for other hosts, on the log root's disk."""
+    if choose_hosts(config, os.environ) == [LOCALHOST]:
+        return None
+    root = Path(config.log_root).absolute()
+    return next(folder for folder in (root, *root.parents) if folder.is_dir())
+
+
 def main() -> None:
-    """Run a command: a file for a mistake's message, then the command's words."""
-    die_with_parent()
+    """Run a command: a file for a mistake's message, then the command's words.
+
+    When this process's parent is gone, training saves and stops; other commands end at once.
+    """
     file, *arguments = sys.argv[1:]
+    parent = int(os.environ[PARENT_VARIABLE])
+    if arguments[0] == "train":
+        stop_with_parent(parent)
+    else:
+        die_with_parent()
 
     def noting_mistakes(arguments: Sequence[str]) -> int:
         try:
@@ -139,8 +163,12 @@ def main() -> None:
             Path(file).write_text(json.dumps(str(error)))
             return MISTAKE
 
-    os.environ.pop(PARENT_VARIABLE, None)  # Curves are drawn: somebody looks at them.
-    sys.exit(run_command(noting_mistakes, arguments))
+    del os.environ[PARENT_VARIABLE]  # Curves are drawn: somebody looks at them.
+    try:
+        sys.exit(run_command(noting_mistakes, arguments))
+    finally:
+        if os.getppid() != parent:
+            shutil.rmtree(Path(file).parent, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """`mjfleet.iterate`: the training loop in this process, one iteration at a time."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mjfleet.api.choose_task import Config, choose_task
 from mjfleet.api.environment import place, refuse
+from mjfleet.api.field_names import naming_fields
 from mjfleet.env import Env
 from mjfleet.env.factory import build_env, on_device
 from mjfleet.env.random_numbers import seed_everything
@@ -38,7 +40,11 @@ class Iteration:
         self.runner.alg.set_learning_rate(value)
 
     def save(self, path: str | Path) -> Path:
-        """Write a checkpoint, which `train --resume` and `play --resume` take; return its path."""
+        """Write a checkpoint; return its path.
+
+        `train --resume` and `play --resume` take it, and `mjfleet.train(task, init_from=path)` if
+        the task is a class.
+        """
         data = self.checkpointer.packed()
         write_atomically(Path(path), lambda file: file.write(data))
         return Path(path)
@@ -62,12 +68,13 @@ def iterate(
         UserError: the configuration asks for what cannot be had.
         DivergedError: a state, observation, reward or loss is not finite.
     """
-    refuse(changes)
-    found, chosen = choose_task(task, name, config, {"gpu_ids": "auto", **changes})
-    plan = place(found, chosen)
-    device, config = plan.workers[0].device, plan.config
-    seed_everything(config.agent.seed)
-    with on_device(plan.engine, device):
+    with naming_fields(), ExitStack() as stack:
+        refuse(changes)
+        found, chosen = choose_task(task, name, config, {"gpu_ids": "auto", **changes})
+        plan = place(found, chosen)
+        device, config = plan.workers[0].device, plan.config
+        seed_everything(config.agent.seed)
+        stack.enter_context(on_device(plan.engine, device))
         size = config.agent.algorithm.envs_per_group
         env = build_env(found, config, plan.engine, device, plan.threads, group_size=size)
         runner = Runner(env, config.agent, device, plan.threads, found.load)

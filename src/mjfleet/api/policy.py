@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from mjfleet.config import from_dict
 from mjfleet.env.factory import build_env
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.resume_choice import find_trained, take_tasks_dir
+from mjfleet.tools.trained_task import trained_task
 
 
 class Policy:
@@ -30,12 +30,13 @@ class Policy:
     def read(cls, run: str, device: str) -> "Policy":
         """Read the policy of a run directory or a checkpoint."""
         task, trained = find_trained(run, Path("logs"), trust=False)
-        found = discover({}, take_tasks_dir(trained.config)).find(task)
-        config = from_dict(found.defaults(), trained.config).with_num_envs(1)
-        env = build_env(found, config, "native", "cpu", num_threads=1)
-        runner = Runner(env, config.agent, "cpu", 1, found.load)
-        runner.load_policy(trained.checkpoint)
-        return cls(runner.get_inference_policy(), device)
+        now = discover({}, take_tasks_dir(trained.config)).tasks.get(task)
+        with trained_task(trained.checkpoint, task, now, trained.config, False) as (found, own):
+            config = own.with_num_envs(1)
+            env = build_env(found, config, "native", "cpu", num_threads=1)
+            runner = Runner(env, config.agent, "cpu", 1, found.load)
+            runner.load_policy(trained.checkpoint)
+            return cls(runner.get_inference_policy(), device)
 
     @torch.inference_mode()
     def __call__(self, observations: Any) -> torch.Tensor:

@@ -4,15 +4,17 @@ import atexit
 import json
 import math
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mjfleet.api.choose_task import as_flags, choose_task
-from mjfleet.api.command_process import CommandProcess, is_notebook
+from mjfleet.api.command_process import CommandProcess, is_notebook, place_for_workers
+from mjfleet.api.field_names import naming_fields
 from mjfleet.api.notebook import live_view, page_of
+from mjfleet.api.task_by_value import ClassTask
 from mjfleet.api.training_error import TrainingError
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_names import BEST, checkpoints_in
@@ -57,6 +59,8 @@ class Run:
         process.has_failed = lambda: run._recorded_status == "failed"
         if background:
             _in_background.add(run)
+            atexit.unregister(_end_all)
+            atexit.register(_end_all)  # What was registered last comes first: it needs the files.
             return run
         return run._shown_until_it_ends()
 
@@ -138,6 +142,7 @@ class Run:
                     raise
         raise UserError("Run.frame needs pandas or polars; Run.metrics needs neither.")
 
+    @naming_fields()
     def wait(
         self, seconds: float = math.inf, on_look: Callable[[], object] = lambda: None
     ) -> "Run":
@@ -164,6 +169,7 @@ class Run:
         self._own_process().stop()
         return self.wait()
 
+    @naming_fields()
     def resume(
         self, task: type | None = None, *, background: bool = False, **changes: Any
     ) -> "Run":
@@ -179,18 +185,27 @@ class Run:
         Raises:
             UserError, TrainingError: as for `mjfleet.train`.
         """
+        own, place = None, None
         if task is not None:
-            found, _ = choose_task(task, self.task, None, {"log_root": self._log_root})
-            changes["tasks_dir"] = found.folder.parent
-        words = ["train", self.task, "--resume", str(self.path), *as_flags(changes)]
-        process = CommandProcess(lambda _: words, shows=not background)
-        run, own = Run.of_process(process, self.path, background=True), None
-        while run.is_running and own is None:
-            own = _run_of(process, self._log_root)
+            hosts = changes.get("hosts", self.config["hosts"])
+            where = {"hosts": hosts, "log_root": self._log_root}
+            own, config = choose_task(task, self.task, None, where)
+            place = place_for_workers(config)
+
+        def arguments(folder: Path) -> Sequence[str]:
+            if isinstance(own, ClassTask):
+                changes["tasks_dir"] = own.write(folder)
+            return ["train", self.task, "--resume", str(self.path), *as_flags(changes)]
+
+        process = CommandProcess(arguments, not background, place)
+        run, path = Run.of_process(process, self.path, background=True), None
+        while run.is_running and path is None:
+            path = _run_of(process, self._log_root)
             process.wait(LOOK_SECONDS)
-        run.path = own or self.path
+        run.path = path or self.path
         return run if background and run.is_running else run._shown_until_it_ends()
 
+    @naming_fields()
     def policy(self, checkpoint: str | Path | None = None, device: str = "cpu") -> "Policy":
         """Return the policy: a function from observations to mean actions, normaliser included.
 
@@ -292,6 +307,7 @@ class Run:
             raise UserError(f"{checkpoint}: there is no such checkpoint.")
         return str(checkpoint or self.path)
 
+    @naming_fields(output="path", video="path", video_seconds="seconds", resume="checkpoint")
     def _command(self, *words: str) -> None:
         """Run a command of mjfleet's, quietly.
 
@@ -316,7 +332,6 @@ def _run_of(process: CommandProcess, root: Path) -> Path | None:
     return None
 
 
-@atexit.register
 def _end_all() -> None:
     """Have the runs in the background save when the interpreter ends, and wait for that."""
     running = [run for run in _in_background if run.is_running]

@@ -1,72 +1,77 @@
-"""Makes a task folder of an environment class that a script or a notebook defines.
+"""Makes a task of an environment class that a script or a notebook defines.
 
-Workers are other processes, perhaps on other hosts: what they need of the script is pickled by
-value into the folder, which is then a task folder like any other.
+This process uses the class itself. Workers are other processes, perhaps on other hosts: what they
+need of the script is pickled by value into a folder, which is then a task folder like any other.
 """
 
-import hashlib
 import inspect
 import pickle
 import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mjfleet.config import EnvConfig, Task
+from mjfleet.config import EnvConfig
 from mjfleet.errors import UserError
+from mjfleet.registry import FoundTask
 
-TASK_FILE, CLASS_FILE = "task.pkl", "environment.pkl"
-FOLDER = ".tasks"  # In the log root.
-_written: dict[Path, object] = {}
-"""What this process has pickled, by file: it uses that itself, so that edits have effect."""
+ENV = "env:Env"  # Where a task folder has the class.
 CONFIG_PY = '''"""The task {name}, from {source}. mjfleet wrote this folder for its workers."""
 
 from mjfleet.api.task_by_value import load
 
-TASKS = {{{name!r}: load(__file__, {file!r})}}
+TASKS = {{{name!r}: load(__file__, "task.pkl")}}
 '''
-ENV_PY = '''"""The environment of the task."""
+ENV_PY = '''"""The environment of the task {name}."""
 
 from mjfleet.api.task_by_value import load
 
-Env = load(__file__, {file!r})
+Env = load(__file__, "environment.pkl")
 '''
 
 
-def write_task(name: str, env_class: type, task: Task, log_root: Path) -> Path:
-    """Write a task's folder under the log root; return it.
+@dataclass(frozen=True)
+class ClassTask(FoundTask):
+    """A task whose environment is a class of this program, without a folder."""
 
-    The folder's name depends on its content: two definitions never share one.
+    env_class: type
 
-    Raises:
-        UserError: the class cannot be pickled, or the folder cannot be written.
-    """
-    env_class = _with_whole_path(env_class)
-    files = {TASK_FILE: _pickled(task), CLASS_FILE: _pickled(env_class)}
-    source = _source_file(env_class)
-    place = source.name if source else "a notebook"
-    for file, text, pickled in ("config.py", CONFIG_PY, TASK_FILE), ("env.py", ENV_PY, CLASS_FILE):
-        files[file] = text.format(name=name, source=place, file=pickled).encode()
-    digest = hashlib.sha256(b"".join(files[file] for file in sorted(files))).hexdigest()[:12]
-    folder = log_root.absolute() / FOLDER / digest / name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, data in files.items():
-            if not (folder / file).exists():
-                (folder / file).write_bytes(data)
-    except OSError as error:
-        raise UserError(f"{folder}: {error.strerror}.") from None
-    _written.update({folder / TASK_FILE: task, folder / CLASS_FILE: env_class})
-    return folder
+    def load(self, reference: str, base: type | None = None) -> Any:
+        """Return the class, or what FoundTask returns."""
+        return self.env_class if reference == ENV else super().load(reference, base)
+
+    def write(self, folder: Path) -> Path:
+        """Write a folder of task folders with this one into a folder; return it.
+
+        Raises:
+            UserError: the class cannot be pickled, or the folder cannot be written.
+        """
+        source = _source_file(self.env_class)
+        words = {"name": self.name, "source": source.name if source else "a notebook"}
+        name = self.env_class.__name__
+        files = {
+            "config.py": CONFIG_PY.format(**words).encode(),
+            "env.py": ENV_PY.format(**words).encode(),
+            "task.pkl": _pickled(self.task, name),
+            "environment.pkl": _pickled(self.env_class, name),
+        }
+        own = folder / "tasks" / self.name
+        try:
+            own.mkdir(parents=True)
+            for file, data in files.items():
+                (own / file).write_bytes(data)
+        except OSError as error:
+            raise UserError(f"{own}: {error.strerror}.") from None
+        return own.parent
 
 
 def load(place: str, file: str) -> Any:
     """Return the object in a pickle beside a module, which is as trusted as the module."""
-    path = Path(place).with_name(file)
-    return _written[path] if path in _written else pickle.loads(path.read_bytes())
+    return pickle.loads(Path(place).with_name(file).read_bytes())
 
 
 def config_class(env_class: type) -> type[EnvConfig]:
@@ -79,7 +84,7 @@ def config_class(env_class: type) -> type[EnvConfig]:
     return EnvConfig
 
 
-def _with_whole_path(env_class: type) -> type:
+def with_whole_path(env_class: type) -> type:
     """Return the class, with the whole path of its model."""
     model = getattr(env_class, "model_file", None)
     if not isinstance(model, str) or ":" in model:
@@ -99,7 +104,7 @@ def _source_file(env_class: type) -> Path | None:
     return found if found.exists() else None
 
 
-def _pickled(thing: object) -> bytes:
+def _pickled(thing: object, name: str) -> bytes:
     import cloudpickle
 
     with _modules_by_value():
@@ -107,8 +112,8 @@ def _pickled(thing: object) -> bytes:
             return cloudpickle.dumps(thing)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise UserError(
-                f"{getattr(thing, '__name__', thing)} cannot be sent to workers: {error}. What it "
-                "uses of the script must be functions, classes and plain values."
+                f"{name} cannot be sent to workers: {error}. What it uses of the script must be "
+                "functions, classes and plain values."
             ) from error
 
 

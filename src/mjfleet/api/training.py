@@ -6,9 +6,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from mjfleet.api.choose_task import Config, choose_task
-from mjfleet.api.command_process import CommandProcess
+from mjfleet.api.choose_task import Config, as_flags, choose_task
+from mjfleet.api.command_process import CommandProcess, place_for_workers
+from mjfleet.api.field_names import naming_fields
 from mjfleet.api.run import Run
+from mjfleet.api.task_by_value import ClassTask
 from mjfleet.errors import UserError
 from mjfleet.launch.launch_plan import new_folder
 from mjfleet.runs.config_yaml import write_config
@@ -18,6 +20,7 @@ OF_COMMAND = ("seeds", "per_run", "dry_run", "resume", "config")
 _given: set[Path] = set()  # Names of runs that this process has given, made or not.
 
 
+@naming_fields()
 def train(
     task: str | type,
     *,
@@ -58,9 +61,13 @@ def train(
     _given.add(run_dir)
 
     def arguments(folder: Path) -> Sequence[str]:
-        file = folder / "config.yaml"
-        write_config(file, found.name, replace(planned, run_dir=None))
-        return ["train", found.name, "--config", str(file), "--run-dir", str(run_dir)]
+        file, config = folder / "config.yaml", replace(planned, run_dir=None)
+        if isinstance(found, ClassTask):
+            config = replace(config, tasks_dir=str(found.write(folder)))
+        write_config(file, found.name, config)
+        # A configuration's file has no teacher, and does not say whom to trust.
+        others = {"run_dir": run_dir, "teacher": planned.teacher, "trust": planned.trust}
+        return ["train", found.name, "--config", str(file), *as_flags(others)]
 
-    process = CommandProcess(arguments, shows=not background)
+    process = CommandProcess(arguments, not background, place_for_workers(planned))
     return Run.of_process(process, run_dir, background)

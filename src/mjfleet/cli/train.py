@@ -5,8 +5,8 @@ Runs in the launcher, and in each worker that torchrun, srun or mpirun has start
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
@@ -19,13 +19,29 @@ from mjfleet.errors import UserError, run_command
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.runs.beginning import resume_or_fork, with_teacher
 from mjfleet.runs.config_yaml import read_config, task_of
-from mjfleet.runs.resume_choice import Resume, Wanted, find_wanted, read_recorded, take_tasks_dir
+from mjfleet.runs.resume_choice import (
+    Resume,
+    Wanted,
+    find_trained,
+    find_wanted,
+    read_recorded,
+    take_tasks_dir,
+)
 from mjfleet.runs.run_lookup import is_group
+from mjfleet.runs.task_snapshot import FOUND_NOWHERE, as_trained
+from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
 from mjfleet.worker.class_check import check_classes
 from mjfleet.worker.rank_environment import torchrun_variables
 
 INIT_STD = "agent.actor.distribution.init-std"
+EXCLUSIVE = {
+    "total_envs": ("env.num_envs", "for all workers or for each"),
+    "total_steps": (
+        "agent.max_iterations", "the length of training in steps of all workers or in iterations",
+    ),
+}  # fmt: skip
+"""Fields that say the same as another one, which replaces them if it is given alone."""
 
 
 def main() -> None:
@@ -37,22 +53,45 @@ def train(arguments: Sequence[str]) -> int:
     """Parse the arguments and train; return the exit code."""
     os.environ.update(torchrun_variables(os.environ))
     arguments = with_task(arguments)
-    found, config, resume, group = configure(arguments)
-    # Help does not wait for these.
-    if group:
-        from mjfleet.groups.seeds import resume_seeds
+    with _kept_code(arguments) as words:
+        found, config, resume, group = configure([*arguments, *words])
+        # Help does not wait for these imports.
+        if group:
+            from mjfleet.groups.seeds import resume_seeds
 
-        recorded = from_dict(found.defaults(), group.config)
-        return resume_seeds(found, group.path, recorded, config, arguments)
-    if config.seeds:
-        from mjfleet.groups.seeds import train_seeds
+            recorded = from_dict(found.defaults(), group.config)
+            return resume_seeds(found, group.path, recorded, config, arguments)
+        if config.seeds:
+            from mjfleet.groups.seeds import train_seeds
 
-        return train_seeds(found, config, arguments)
-    if config.per_run is not None:
-        raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
-    from mjfleet.launch.launch_training import launch_training
+            return train_seeds(found, config, arguments)
+        if config.per_run is not None:
+            raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
+        from mjfleet.launch.launch_training import launch_training
 
-    return launch_training(found, config, resume, arguments)
+        return launch_training(found, config, resume, arguments)
+
+
+@contextmanager
+def _kept_code(arguments: Sequence[str]) -> Iterator[list[str]]:
+    """Make a task folder, for the block, of the code that the run of --resume keeps, if need be.
+
+    There is need if the task is found nowhere, as that of a script's class. Yields the flag that
+    names the folder's place, or none. The place is beside the run, where other hosts find it too.
+    """
+    wanted, trust = peek(arguments, "--resume"), is_given(arguments, "--trust")
+    recorded = {} if wanted is None else read_recorded(wanted, trust)
+    tasks_dir = peek(arguments, "--tasks-dir") or take_tasks_dir(recorded)
+    words = list[str]()
+    with ExitStack() as stack:
+        if wanted and recorded and arguments[0] not in discover(os.environ, tasks_dir).tasks:
+            task, trained = find_trained(wanted, Path(), trust)
+            place = trained.run_dir.absolute().parent
+            if task == arguments[0]:
+                own = as_trained(trained.checkpoint, task, trust, place)
+                words = ["--tasks-dir", str(stack.enter_context(own)[0].parent)]
+                print_line(FOUND_NOWHERE.format(task))
+        yield words
 
 
 def with_task(arguments: Sequence[str]) -> Sequence[str]:
@@ -171,21 +210,31 @@ def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> Tr
         print_help(default, f"train {found.name}", found.task.summary)
         sys.exit()
     config = parse_flags(TrainConfig, flags, f"train {found.name}", default, found.task.summary)
+    return settle(
+        found, config, lambda name: peek(flags, f"--{name.replace('_', '-')}") is not None
+    )
+
+
+def settle(found: FoundTask, config: TrainConfig, is_given: Callable[[str], bool]) -> TrainConfig:
+    """Return a configuration with what follows from its values, and from those that were given.
+
+    Args:
+        found: the task.
+        config: the configuration.
+        is_given: whether the user has given a field now, by its dotted name; the others come from
+            the task or a file.
+
+    Raises:
+        UserError: two fields were given that say the same.
+    """
+    for total, (other, why) in EXCLUSIVE.items():
+        if is_given(other):
+            if is_given(total):
+                one, two = (name.replace("_", "-") for name in (total, other))
+                raise UserError(f"--{one} and --{two}: give one, {why}.")
+            config = replace(config, **{total: None})
     if not config.agent.experiment_name:
         config = replace(config, agent=replace(config.agent, experiment_name=found.name))
-    if peek(flags, "--env.num-envs") is not None:
-        if peek(flags, "--total-envs") is not None:
-            raise UserError(
-                "--total-envs and --env.num-envs: give one, for all workers or for each."
-            )
-        config = replace(config, total_envs=None)
-    if peek(flags, "--agent.max-iterations") is not None:
-        if peek(flags, "--total-steps") is not None:
-            raise UserError(
-                "--total-steps and --agent.max-iterations: give one, the length of training in "
-                "steps of all workers or in iterations."
-            )
-        config = replace(config, total_steps=None)
     # Written into the run directory, these must be found from anywhere, and only what was meant.
     if config.ssh_config:
         config = replace(config, ssh_config=os.path.abspath(config.ssh_config))

@@ -18,7 +18,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from mjfleet.config.validation import FOLDER_NAME
@@ -30,11 +29,13 @@ from mjfleet.runs.run_lookup import record_of
 from mjfleet.utils.console import printable
 from mjfleet.utils.packages import STACK
 from mjfleet.utils.safe_read import KINDS, path_in, read_bytes
+from mjfleet.utils.vanishing_folder import vanishing_folder
 
 FOLDER = "task"
 MAX_BYTES, MAX_FILES, MAX_DEPTH = 64 << 20, 2000, 20
 """Of a folder; larger files, and more, are left out."""
 MAX_TEXT_BYTES = 200_000  # A larger file is not compared line by line.
+FOUND_NOWHERE = "there is no task {}: its code is what the run keeps, as with --as-trained"
 SHOWN_LINES, SHOWN_COLUMNS = 40, 120  # Of a difference.
 MODULES = {"mjfleet", "rsl_rl", "warp", *(name.replace("-", "_") for name in STACK)}
 """Modules whose versions a run records anyway."""
@@ -151,10 +152,13 @@ def changes_since(checkpoint: Path, now: TaskCode) -> str | None:
 
 
 @contextmanager
-def as_trained(checkpoint: Path, name: str, trust: bool) -> Iterator[tuple[Path, Path]]:
+def as_trained(
+    checkpoint: Path, name: str, trust: bool, place: Path | None = None
+) -> Iterator[tuple[Path, Path]]:
     """Make a folder called `name`, for the block, with the code that a checkpoint was trained with.
 
-    Yields it, and the file of the configuration with which the run trained by that code last.
+    It is made in a folder in `place`, or where temporary files belong. Yields it, and the file of
+    the configuration with which the run trained by that code last.
 
     Raises:
         UserError: the run has no such code, or not all of it; it is not as it was; or the run is
@@ -177,9 +181,9 @@ def as_trained(checkpoint: Path, name: str, trust: bool) -> Iterator[tuple[Path,
             f"--as-trained: {kept.folder} is not from a run of this user; look at it, then --trust "
             "runs it."
         )
-    with TemporaryDirectory(prefix="mjfleet-") as temporary:
-        kept.code.write(Path(temporary, name))
-        yield Path(temporary, name), kept.config
+    with vanishing_folder(place) as folder:
+        kept.code.write(folder / name)
+        yield folder / name, kept.config
 
 
 def _trained_with(checkpoint: Path) -> str:

@@ -3,9 +3,14 @@
 import ctypes
 import os
 import signal
+import threading
+import time
 
 PARENT_VARIABLE = "MJFLEET_PARENT"
 """Environment variable with the process number of the parent, set by the parent."""
+LOOK_SECONDS = 0.1
+STOP_SECONDS = 60.0
+"""How long a process may take to save and stop after its parent has ended."""
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -19,3 +24,19 @@ def die_with_parent(parent: int | None = None) -> None:
     ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
     if os.getppid() != int(parent or os.environ.get(PARENT_VARIABLE, os.getppid())):
         os._exit(1)
+
+
+def stop_with_parent(parent: int) -> None:
+    """Have this process receive SIGTERM once its parent has ended, however the parent ends.
+
+    It then has STOP_SECONDS to finish what it does, and is killed with its process group.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(STOP_SECONDS)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()

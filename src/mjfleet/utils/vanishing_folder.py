@@ -1,6 +1,6 @@
 """A folder for temporary files that is gone after its process, however that ends.
 
-Used in the host agent and in workers; imports nothing heavy.
+Used in the launcher, in the host agent and in workers; imports nothing heavy.
 """
 
 import os

@@ -25,6 +25,7 @@ from mjfleet.runs.checkpoint_names import iteration_of
 from mjfleet.runs.pretrained import PLAYED, config_in, find_pretrained, recorded_in
 from mjfleet.runs.resume_choice import Trained, find_trained, take_tasks_dir
 from mjfleet.runs.run_lookup import record_of
+from mjfleet.runs.task_snapshot import FOUND_NOWHERE
 from mjfleet.tools.output_file import check_output
 from mjfleet.tools.trained_task import trained_task
 from mjfleet.utils.atomic_write import write_atomically
@@ -91,7 +92,9 @@ def export(arguments: Sequence[str]) -> int:
         output = check_output("--output", parsed.output, [suffix])
     _refuse_to_replace(output, output.with_suffix(".json"), parsed.format)
     registry = discover(os.environ, parsed.tasks_dir or take_tasks_dir(trained.config))
-    now = None if parsed.as_trained else registry.find(task)
+    now = None if parsed.as_trained else registry.tasks.get(task)
+    if now is None and not parsed.as_trained:
+        print_line(FOUND_NOWHERE.format(task))
     with trained_task(trained.checkpoint, task, now, trained.config, parsed.trust) as own:
         return _export(parsed, *own, trained, output)
 

@@ -31,6 +31,7 @@ from mjfleet.launch.launch_plan import LaunchPlan, make_plan
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.pretrained import config_in, describe, find_pretrained
 from mjfleet.runs.resume_choice import find_resume, read_recorded, take_tasks_dir
+from mjfleet.runs.task_snapshot import FOUND_NOWHERE
 from mjfleet.tools.output_file import check_output
 from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing, say_levels
 from mjfleet.tools.trained_task import trained_task
@@ -128,7 +129,9 @@ def play(arguments: Sequence[str]) -> int:
         task = peek(arguments, "--task") or "<task>"
         raise UserError(f"the task comes first: `play {task} ...`. `play --help` lists tasks.")
     (name, *flags), policy, folder = arguments, None, None
-    found = None if is_given(flags, "--as-trained") else registry.find(name)
+    as_trained = is_given(flags, "--as-trained")
+    find = registry.tasks.get if recorded else registry.find  # A run keeps the code of its task.
+    found = None if as_trained else find(name)
     if is_given(flags, "--pretrained") and not wants_help:
         policy, found = find_pretrained(registry, name), registry.find(name)
         recorded = config_in(policy, trust)
@@ -137,6 +140,8 @@ def play(arguments: Sequence[str]) -> int:
         experiment = found.defaults().agent.experiment_name if found else name
         log_root = peek(flags, "--log-root") or PlayArguments.log_root
         resume = find_resume(asked, name, Path(log_root, experiment), trust=trust)
+        if found is None and not as_trained:
+            print_line(FOUND_NOWHERE.format(name))
         recorded, policy = resume.config, resume.checkpoint
         if policy is None:
             raise UserError(f"--resume {asked}: {'; '.join(resume.notes)}.")
