@@ -212,7 +212,7 @@ class CallTrace(TorchFunctionMode):
     def _note(self, name: str, place: Place, args: Any, keywords: Any, result: Any) -> None:
         """Record a call by which the task's code made or changed tensors."""
         self.names.setdefault(self.method, set()).add(name)
-        inputs = tuple(tensors_in((args, tuple(keywords.values()))))
+        inputs = tuple(tensors_in((*args, *keywords.values())))
         if name == "nan_to_num" and inputs and not bool(inputs[0].isfinite().all()):
             text = "nan_to_num() hides numbers that are not finite; mend where they come from"
             self.hidden.setdefault(place, Finding(text, place))

@@ -2,7 +2,6 @@
 
 import linecache
 import os
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -47,11 +46,13 @@ def task_place(folder: str, frame: FrameType) -> tuple[Place | None, bool]:
     The second value is whether code of mjfleet's, which the task called, lies between them.
     """
     is_within = False
-    for each, _ in traceback.walk_stack(frame):
+    each: FrameType | None = frame
+    while each:
         file = each.f_code.co_filename
         if file.startswith(folder):
             return Place.of(each), is_within
         is_within = is_within or file.startswith(MJFLEET)
+        each = each.f_back
     return None, is_within
 
 

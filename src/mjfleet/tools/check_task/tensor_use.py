@@ -107,8 +107,10 @@ class HostTensors:
 
     def note(self, name: str, place: Place, args: Any, keywords: Any, result: Any) -> None:
         """Follow tensors that a call makes without `device=self.device`."""
-        results = list(tensors_in((result,)))
-        inputs = list(tensors_in((args, tuple(keywords.values()))))
+        if not self._on_host and name not in FACTORIES:
+            return
+        results = tensors_in((result,))
+        inputs = tensors_in((*args, *keywords.values()))
         if name in UNSET and isinstance(result, torch.Tensor) and result.is_floating_point():
             result.fill_(torch.nan)  # So that its use is noticed.
         if name in FACTORIES and not inputs:
@@ -134,12 +136,15 @@ class HostTensors:
             self.findings.setdefault(made[0], Finding(text, made[0]))
 
 
-def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+def tensors_in(values: Any) -> list[torch.Tensor]:
+    """Return the tensors among values and in their lists and tuples, in order."""
+    found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, list | tuple):
-            yield from tensors_in(value)
+            found += tensors_in(value)
+    return found
 
 
 def memory(tensor: torch.Tensor) -> int:
