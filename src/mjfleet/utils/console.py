@@ -32,7 +32,11 @@ def open_streams() -> None:
 def print_line(text: str) -> None:
     """Print a line at once. If that fails, as after `| head`, discard this and all later output."""
     try:
-        print(printable(text), flush=True)
+        try:
+            print(printable(text), flush=True)
+        except RuntimeError:
+            # This is a signal's handler, inside of another print, whose buffer is in use.
+            os.write(sys.stdout.fileno(), f"{printable(text)}\n".encode(errors="backslashreplace"))
     except OSError as error:
         discard(sys.stdout)
         logger.warning("standard output: %s; the command goes on unseen", error.strerror)
