@@ -4,17 +4,22 @@ import csv
 import ctypes.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import av
 import numpy as np
 import pytest
+
+from mjfleet.utils.wait_until import wait_until
 
 if TYPE_CHECKING:
     from hypothesis import settings  # Property tests need it, and those of a GPU run without it.
@@ -94,13 +99,90 @@ def run_warm(
     """The same, of a process that has its imports behind it."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        request = {"module": MODULES[module], "arguments": arguments, "cwd": str(cwd),
-                   "environ": environ, "out": str(out), "err": str(err)}  # fmt: skip
-        assert warm.stdin
-        assert warm.stdout
-        warm.stdin.write(json.dumps(request) + "\n")
-        code = int(warm.stdout.readline())
+        pid = ask(warm, module=MODULES[module], arguments=arguments, cwd=str(cwd),
+                  environ=environ, out=str(out), err=str(err))  # fmt: skip
+        code = ask(warm, wait=pid, blocks=True)
         return subprocess.CompletedProcess(list(arguments), code, out.read_text(), err.read_text())
+
+
+def ask(warm: "subprocess.Popen[str]", **request: Any) -> Any:
+    """Send a request to the warm process; return its answer."""
+    assert warm.stdin
+    assert warm.stdout
+    warm.stdin.write(json.dumps(request) + "\n")
+    return json.loads(warm.stdout.readline())
+
+
+class WarmCommand:
+    """A command that runs: like `subprocess.Popen`, with its imports behind it.
+
+    Its standard output and errors are pipes, or both are `terminal`, which it also reads.
+    """
+
+    def __init__(
+        self, warm: "subprocess.Popen[str]", cwd: Path, module: str, *arguments: str,
+        terminal: str | None = None, environ: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self._warm, self.args, self.returncode = warm, arguments, None
+        pipes = [os.pipe(), os.pipe()]
+        out, err = (terminal or f"/proc/{os.getpid()}/fd/{write}" for _, write in pipes)
+        self.pid = ask(
+            warm, module=MODULES[module], arguments=arguments, cwd=str(cwd), out=out, err=err,
+            environ=dict(environ or os.environ), session=bool(terminal),
+            **{"in": terminal or os.devnull},
+        )  # fmt: skip
+        for _, write in pipes:
+            os.close(write)
+        self.stdout, self.stderr = (os.fdopen(read) for read, _ in pipes)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = ask(self._warm, wait=self.pid, blocks=False)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        if not wait_until(lambda: self.poll() is not None, timeout):
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        assert self.returncode is not None
+        return self.returncode
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Read both pipes to their ends and wait; kill it after the timeout."""
+        timer = threading.Timer(timeout, self.kill)
+        timer.start()
+        with ThreadPoolExecutor() as pool, self.stdout, self.stderr:
+            texts = pool.map(lambda stream: stream.read(), (self.stdout, self.stderr))
+            out, err = texts
+        self.wait(timeout)
+        timer.cancel()
+        return out, err
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+Start = Callable[..., WarmCommand]
+
+
+@pytest.fixture
+def start(tmp_path: Path, warm: "subprocess.Popen[str]") -> Iterator[Start]:
+    """Start a command, one of MODULES, in an empty folder; it is killed if the test leaves it."""
+    started: list[WarmCommand] = []
+
+    def start_module(module: str, *arguments: str, **options: Any) -> WarmCommand:
+        started.append(WarmCommand(warm, tmp_path, module, *arguments, **options))
+        return started[-1]
+
+    yield start_module
+    for command in started:
+        command.kill()
+        command.wait(60)
+        command.stdout.close()
+        command.stderr.close()
 
 
 def only_run(root: Path, experiment: str = "cartpole-balance") -> Path:

@@ -1,7 +1,7 @@
 """A process that has imported what training needs, and becomes the command line for each request.
 
-Imports take most of the time of a short run. Each request is a line of JSON; the answer, a line
-with the exit code, comes when the process that was forked for it has ended.
+Imports take most of the time of a short run. Each request is a line of JSON. A command is answered
+by the id of the process that was forked for it, `wait` for a process by its exit code.
 """
 
 import atexit
@@ -9,10 +9,12 @@ import gc
 import importlib
 import json
 import os
+import signal
 import sys
+import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mjfleet.worker.thread_limits import prepare
@@ -23,32 +25,54 @@ MODULES = (
     "mjfleet.worker.training",
 )  # fmt: skip
 """What most requests import."""
+WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY
 
 
 def next_request() -> dict[str, Any]:
-    """Wait, answer, fork: returns in a new process for each request, and never in this one."""
+    """Wait, fork, answer: returns in a new process for each command, and never in this one."""
     while line := sys.stdin.readline():
-        child = os.fork()
-        if child == 0:
-            return json.loads(line)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        request = json.loads(line)
+        if "wait" in request:
+            options = 0 if request["blocks"] else os.WNOHANG
+            ended, status = os.waitpid(request["wait"], options)
+            answer = os.waitstatus_to_exitcode(status) if ended else None
+        else:
+            # What is opened before the answer may be closed by whoever asks, as a pipe's other end.
+            streams = [os.open(request.get("in", os.devnull), os.O_RDONLY | os.O_NOCTTY)]
+            for name in ("out", "err"):
+                streams.append(os.open(request[name], WRITE, 0o666))
+            answer = os.fork()
+            if answer == 0:
+                return request | {"streams": streams}
+            for stream in streams:
+                os.close(stream)
+        print(json.dumps(answer), flush=True)
     sys.exit()
 
 
 def become(request: dict[str, Any]) -> str:
     """Be as a shell would have started it; returns the module to run."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    out = os.open(request["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    err = os.open(request["err"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for number, descriptor in enumerate((nothing, out, err)):
+    if request.get("session"):
+        os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The tests themselves may run under nohup.
+    for number, descriptor in enumerate(request["streams"]):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    os.environ.clear()
-    os.environ.update(request["environ"])
+    renew(request["environ"])
     os.chdir(request["cwd"])
     sys.argv = [request["module"], *request["arguments"]]
     sys.orig_argv = [sys.executable, "-m", *sys.argv]
     return request["module"]
+
+
+def renew(environ: Mapping[str, str]) -> None:
+    """Forget what only a new program would not know: streams, variables, the temporary folder."""
+    # The streams know what kind of file they wrote to.
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
+    os.environ.clear()
+    os.environ.update(environ)
+    tempfile.tempdir = None
 
 
 def call(main: Callable[[], object]) -> int:

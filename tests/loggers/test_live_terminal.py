@@ -5,7 +5,6 @@ import os
 import pty
 import signal
 import struct
-import subprocess
 import sys
 import termios
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import pytest
 from mjfleet.loggers.console_logger import ConsoleLogger
 from mjfleet.utils.console import print_line
 
-from ..conftest import write_task
+from ..conftest import Start, write_task
 
 COLUMNS, LINES = 100, 40
 ARGUMENTS = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.max-iterations", "12")
@@ -51,7 +50,7 @@ Watch = Callable[..., tuple[int, list[str]]]
 
 
 @pytest.fixture
-def watch(tmp_path: Path) -> Watch:
+def watch(start: Start) -> Watch:
     """Train on a terminal; returns the exit code, and all lines that it shows in the end.
 
     On the way the terminal may be resized, and then a signal sent once it shows a text.
@@ -65,10 +64,9 @@ def watch(tmp_path: Path) -> Watch:
         ours, theirs = pty.openpty()
         _resize(ours, COLUMNS)
         environ = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mjfleet.cli.train", *arguments],
-            cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs,
-            env=environ | {"TERM": "xterm-256color"}, start_new_session=True,
+        process = start(
+            "train", *arguments, terminal=os.ttyname(theirs),
+            environ=environ | {"TERM": "xterm-256color"},
         )  # fmt: skip
         os.close(theirs)
         while True:

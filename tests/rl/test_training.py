@@ -5,7 +5,6 @@ import math
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ import yaml
 from mjfleet.cli.train import train
 from mjfleet.errors import run_command
 
-from ..conftest import Run, only_run, rows, write_task
+from ..conftest import Run, Start, WarmCommand, only_run, rows, write_task
 
 SMALL = (
     "--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8",
@@ -339,21 +338,7 @@ def test_a_config_file_knows_where_its_task_was_found(
     assert run_command(train, ["spoilt", "--config", config, "--dry-run"]) == 0
 
 
-def start(tmp_path: Path, *flags: str, task: str = "cartpole-balance") -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [
-            *("env", "--default-signal=HUP"),  # The tests themselves may run under nohup.
-            *(sys.executable, "-m", "mjfleet.cli.train", task, *flags),
-        ],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def wait_for_iteration(process: "subprocess.Popen[str]", number: int) -> None:
-    assert process.stdout is not None
+def wait_for_iteration(process: WarmCommand, number: int) -> None:
     while not process.stdout.readline().startswith(f"iteration={number}/"):
         assert process.poll() is None, "training ended too early"
 
@@ -369,15 +354,15 @@ def wait_for_iteration(process: "subprocess.Popen[str]", number: int) -> None:
     ],
 )
 def test_a_signal_finishes_the_iteration_and_saves_it(
-    tmp_path: Path, number: signal.Signals, code: int, times: int
+    start: Start, tmp_path: Path, number: signal.Signals, code: int, times: int
 ) -> None:
-    process = start(tmp_path, "--env.num-envs", "64")
+    process = start("train", "cartpole-balance", "--env.num-envs", "64")
     wait_for_iteration(process, 2)
     for _ in range(times):  # `uv run` may pass on a signal that the whole group has received.
         process.send_signal(number)
         time.sleep(0.05)
     rest, errors = process.communicate(timeout=60)
-    assert process.returncode == code
+    assert process.returncode == code, errors
     assert errors == ""
     assert rest.count(f"{number.name}: stopping after this iteration") == 1
     run_dir = only_run(tmp_path)
@@ -390,7 +375,9 @@ def test_a_signal_finishes_the_iteration_and_saves_it(
     assert rest.splitlines()[-1].endswith(command)
 
 
-def test_a_second_signal_ends_what_does_not_return(spoilt: Any, tmp_path: Path) -> None:
+def test_a_second_signal_ends_what_does_not_return(
+    spoilt: Any, start: Start, tmp_path: Path
+) -> None:
     spoilt(raise_at=1)
     shutil.rmtree(tmp_path / "logs")
     env = tmp_path / "tasks" / "spoilt" / "env.py"
@@ -399,8 +386,7 @@ def test_a_second_signal_ends_what_does_not_return(spoilt: Any, tmp_path: Path) 
             lock = ctypes.create_string_buffer(64)
             for _ in range(2): ctypes.CDLL(None).pthread_mutex_lock(lock)"""
     env.write_text(env.read_text().replace('raise RuntimeError("the gripper broke")', deaf))
-    process = start(tmp_path, task="spoilt")
-    assert process.stdout is not None
+    process = start("train", "spoilt")
     while process.stdout.readline() != "deaf\n":
         assert process.poll() is None
     for _ in range(2):
@@ -412,10 +398,9 @@ def test_a_second_signal_ends_what_does_not_return(spoilt: Any, tmp_path: Path) 
     assert record["status"] == "stopped"
 
 
-def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+def test_a_second_signal_stops_at_once(start: Start, tmp_path: Path) -> None:
     slow = ("--env.num-envs", "4096", "--agent.algorithm.num-learning-epochs", "200")
-    process = start(tmp_path, *slow)
-    assert process.stdout is not None
+    process = start("train", "cartpole-balance", *slow)
     process.stdout.readline()
     while not (only_run(tmp_path) / "metrics.csv").exists():
         assert process.poll() is None
@@ -430,10 +415,8 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     assert (record["status"], record["iterations"]) == ("stopped", 0)
 
 
-def test_training_outlives_whoever_reads_its_output(tmp_path: Path) -> None:
-    process = start(tmp_path, *SMALL)
-    assert process.stdout is not None
-    assert process.stderr is not None
+def test_training_outlives_whoever_reads_its_output(start: Start, tmp_path: Path) -> None:
+    process = start("train", "cartpole-balance", *SMALL)
     process.stdout.readline()
     process.stdout.close()
     assert process.wait(timeout=60) == 0

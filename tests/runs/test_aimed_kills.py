@@ -14,13 +14,12 @@ import subprocess
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
 from mjfleet.runs.resume_choice import find_resume
 
-from ..conftest import MODULES, Run, only_run, rows
+from ..conftest import MODULES, Run, ask, only_run, rows
 from .test_damaged_runs import call
 
 TASK = "cartpole-balance"
@@ -80,18 +79,15 @@ def test_a_kill_inside_of_a_write_loses_nothing(
     while sum(killed.values()) < kills:
         kind, name = MOMENTS[sum(killed.values()) % len(MOMENTS)]
         watch = Watch(run_dir, run_dir / "checkpoints")
-        request = {"module": MODULES["train"], "arguments": more[1:], "cwd": str(tmp_path),
-                   "environ": dict(os.environ), "out": str(tmp_path / "out"),
-                   "err": str(tmp_path / "err")}  # fmt: skip
-        assert warm.stdin
-        assert warm.stdout
-        warm.stdin.write(json.dumps(request) + "\n")
+        child = ask(warm, module=MODULES["train"], arguments=more[1:], cwd=str(tmp_path),
+                    environ=dict(os.environ), out=str(tmp_path / "out"),
+                    err=str(tmp_path / "err"))  # fmt: skip
         later = 0 if name in AT_START else chance.randrange(4)
         was_seen = all(watch.wait_for(kind, name, 60) for _ in range(1 + later))
         time.sleep(chance.choice([0.0, chance.uniform(0, 0.003)]))
-        (child,) = psutil.Process(warm.pid).children()
-        child.send_signal(signal.SIGKILL)
-        assert warm.stdout.readline() == "-9\n", (tmp_path / "err").read_text()
+        os.kill(child, signal.SIGKILL)
+        code = ask(warm, wait=child, blocks=True)
+        assert code == -signal.SIGKILL, (tmp_path / "err").read_text()
         watch.close()
         assert was_seen, (name, (tmp_path / "err").read_text())
         killed[name] = killed.get(name, 0) + 1

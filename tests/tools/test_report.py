@@ -1,9 +1,9 @@
 """`mjfleet report`: the page of a real run, in every state that a run can be in, in a browser."""
 
 import json
+import os
 import shutil
 import subprocess
-import sys
 from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.errors import run_command
 
-from ..conftest import only_run
+from ..conftest import only_run, run_warm
 from .browser import document_after_pointing
 
 SHORT = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.max-iterations", "4",
@@ -27,11 +27,11 @@ Page = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(tmp_path_factory: pytest.TempPathFactory, warm: "subprocess.Popen[str]") -> Path:
     """The directory of a run."""
     root = tmp_path_factory.mktemp("original")
-    command = [sys.executable, "-m", "mjfleet.cli.train", "cartpole-balance", *SHORT]
-    subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=300)
+    done = run_warm(warm, "train", ["cartpole-balance", *SHORT], dict(os.environ), root)
+    assert done.returncode == 0, done.stderr
     return only_run(root)
 
 
