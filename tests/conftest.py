@@ -36,6 +36,9 @@ MODULES = {
     "play": "mjfleet.tools.play.command",
 }
 """The module behind each command."""
+LATE = ("TMPDIR", "TORCHRUNX_LOG_DIR", "MJFLEET_TASKS", "WANDB_MODE")
+"""Environment variables that act after imports."""
+AS_IN_WARM = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -73,8 +76,9 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
     ) -> subprocess.CompletedProcess[str]:
         dropped = ("CUDA_VISIBLE_DEVICES", "TORCHRUNX_LOG_DIR", "MJFLEET_TASKS", "WANDB_MODE")
         inherited = {k: v for k, v in os.environ.items() if k not in dropped}
-        if not prelude and not environ:
-            return run_warm(request.getfixturevalue("warm"), module, arguments, inherited, tmp_path)
+        if not prelude and all(k in LATE or AS_IN_WARM.get(k) == v for k, v in environ.items()):
+            warm, variables = request.getfixturevalue("warm"), inherited | environ
+            return run_warm(warm, module, arguments, variables, tmp_path)
         script = f"{prelude}\nimport sys\nfrom {MODULES[module]} import main\nmain()"
         return subprocess.run(
             [sys.executable, "-c", script, *arguments],
