@@ -5,12 +5,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
-
-if TYPE_CHECKING:
-    from mjfleet.api.run import Run
 
 SHOWN = (
     "mean_return", "mean_episode_length", "mean_reward", "action_std", "global_steps_per_second",
@@ -20,17 +18,17 @@ VIDEO_BYTES = 5 << 20  # A larger video is named instead of shown.
 REFRESH_SECONDS = 1.0
 
 
-def page_of(run: "Run", has_video: bool = True) -> str:
+def page_of(run_dir: Path, name: str, status: str, has_video: bool) -> str:
     """Return a run as HTML, with its newest video or without one."""
-    _, rows = read_rows(run.path / METRICS_FILE)
+    _, rows = read_rows(run_dir / METRICS_FILE)
     last = rows[-1] if rows else {}
-    cells = {"status": run.status, "iteration": last.get("iteration", "0")}
+    cells = {"status": status, "iteration": last.get("iteration", "0")}
     cells |= {name: f"{v:.4g}" for name in SHOWN if (v := value(last, name)) is not None}
     table = "".join(f"<tr><td>{k}</td><td>{escape(v)}</td></tr>" for k, v in cells.items())
-    parts = [f"<b>{escape(run.name)}</b>", f"<table>{table}</table>"]
+    parts = [f"<b>{escape(name)}</b>", f"<table>{table}</table>"]
     points = [(value(row, "iteration"), value(row, "mean_return")) for row in rows]
     parts.append(_curve([(x, y) for x, y in points if x is not None and y is not None]))
-    videos = sorted((run.path / "videos").glob("*.mp4"), key=lambda file: file.stat().st_mtime)
+    videos = sorted((run_dir / "videos").glob("*.mp4"), key=lambda file: file.stat().st_mtime)
     if has_video and videos and videos[-1].stat().st_size <= VIDEO_BYTES:
         data = base64.b64encode(videos[-1].read_bytes()).decode()
         parts.append(f'<video controls width="{WIDTH}" src="data:video/mp4;base64,{data}"></video>')
@@ -38,26 +36,27 @@ def page_of(run: "Run", has_video: bool = True) -> str:
 
 
 @contextmanager
-def live_view(run: "Run") -> Iterator[Callable[[], None]]:
+def live_view(page: Callable[[bool], str]) -> Iterator[Callable[[], None]]:
     """Show a run below the cell; give what shows it as it is now, at most once per second.
 
-    At the end, it is shown as it has ended, with its newest video.
+    At the end, it is shown as it has ended, with its newest video. `page` returns the run as HTML,
+    with that video or without it.
     """
     from IPython.display import HTML, display
 
-    handle: Any = display(HTML(page_of(run, has_video=False)), display_id=True)
+    handle: Any = display(HTML(page(False)), display_id=True)
     due = time.monotonic()
 
     def show() -> None:
         nonlocal due
         if time.monotonic() > due:
             due = time.monotonic() + REFRESH_SECONDS
-            handle.update(HTML(page_of(run, has_video=False)))
+            handle.update(HTML(page(False)))
 
     try:
         yield show
     finally:
-        handle.update(run)
+        handle.update(HTML(page(True)))
 
 
 def _curve(points: list[tuple[float, float]]) -> str:

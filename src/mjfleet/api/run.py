@@ -70,8 +70,8 @@ class Run:
     def __repr__(self) -> str:
         return f"<Run {name_of(self.path)}: {self.status}, iteration {self.iteration}>"
 
-    def _repr_html_(self) -> str:
-        return page_of(self)
+    def _repr_html_(self, has_video: bool = True) -> str:
+        return page_of(self.path, self.name, self.status, has_video)
 
     @property
     def name(self) -> str:
@@ -285,7 +285,7 @@ class Run:
     def _shown_until_it_ends(self) -> "Run":
         if not is_notebook():
             return self.wait()
-        with live_view(self) as show:
+        with live_view(self._repr_html_) as show:
             return self.wait(on_look=show)
 
     @property
