@@ -40,8 +40,7 @@ class Groups:
         sim.forward()
         for tensor in self._tensors():
             sizes = tensor.shape[:2]
-            _, version = self._built.get(id(tensor), (tensor, None))
-            if env.num_envs in sizes and version != tensor._version:
+            if env.num_envs in sizes and self._has_changed(tensor):
                 dim = sizes.index(env.num_envs)
                 if tensor.stride(dim):
                     tensor.copy_(tensor.index_select(dim, self._first))
@@ -52,6 +51,11 @@ class Groups:
         owned = {field.untyped_storage().data_ptr() for field in fields}
         found = PinnedState({"env": self._env}).tensors()
         return [tensor for tensor in found if tensor.untyped_storage().data_ptr() not in owned]
+
+    def _has_changed(self, tensor: torch.Tensor) -> bool:
+        built = self._built.get(id(tensor))
+        # Younger tensors may come from inference mode, in which torch counts no versions.
+        return built is None or built[1] != tensor._version
 
 
 def group_advantages(
