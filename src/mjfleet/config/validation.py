@@ -120,12 +120,12 @@ class Checked:
             if isinstance(kind, type) and is_dataclass(kind):
                 must = Rule(lambda v, kind=kind: isinstance(v, kind), f"{kind.__name__}(...)")
                 check(self, **{field.name: must})
-            check(self, **{field.name: NUMBER})
         for owner in type(self).__mro__:
             for name, hint in get_annotations(owner).items():
                 for rule in getattr(hint, "__metadata__", ()):
                     if isinstance(rule, Rule):
                         check(self, **{name: rule})
+        check(self, **{field.name: NUMBER for field in fields(cast(Any, self))})
 
 
 def check(owner: Any, **rules: Rule) -> None:
