@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-ARROW = "arrow/"
+ARROW = "arrow/"  # Before the name of an arrow among the steps.
 
 
 @dataclass(frozen=True, kw_only=True)
