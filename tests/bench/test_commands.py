@@ -79,23 +79,26 @@ def test_reference_runs_are_added_to_those_of_other_tasks(run: Run, tmp_path: Pa
         "policy": {"return": 6.0, "task/error": 0.25}, "threads": 2, "commit": "abc",
         "curve": [[1, 2], [4, 5]],
     }  # fmt: skip
-    samples = [other, {**other, "task": "cartpole-balance"}]
+    steps = 36 * 128 * 32 / 1e6
+    longer, same = ({**other, "task": "cartpole-balance", "steps": count} for count in (2.0, steps))
+    samples = [other, longer, same, {**same, "seed": 7}]
     (folder / "reference.json").write_text(json.dumps({"samples": samples}))
     data = measured(
         run, tmp_path, "reference", "cartpole-balance",
         further=("--iterations", "36", "--seed", "7", "--episodes", "4"),
     )  # fmt: skip
-    assert data["samples"][0] == other
-    (sample,) = data["samples"][1:]
+    assert data["samples"][:2] == [other, same]
+    (sample,) = data["samples"][2:]
     assert (sample["task"], sample["seed"]) == ("cartpole-balance", 7)
-    steps, returns = sample["curve"]
-    assert steps[-1] == sample["steps"] == 36 * 128 * 32 / 1e6
+    curve, returns = sample["curve"]
+    assert curve[-1] == sample["steps"] == steps
     assert min(returns) < sample["return"] < max(returns)
     (table,) = data["tables"]
     first, second = table["rows"]
     assert first == ["another", *first[1:5], "error 0.250", "1", "2", "abc"]
     assert second[0] == "cartpole-balance"
-    assert second[4]["median"] == sample["policy"]["return"] > 0
+    assert second[4]["low"] == min(6.0, sample["policy"]["return"]) > 0
+    assert second[6] == "2"
     assert (folder / "reference.png").is_file()
 
 

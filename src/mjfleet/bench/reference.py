@@ -38,7 +38,10 @@ NOTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceOptions(Options):
-    """What a task's own settings learn, over seeds. Adds the task to those in the output folder."""
+    """What a task's own settings learn, over seeds. Adds the task to those in the output folder.
+
+    Seeds of the task that are there already stay, if they were trained for as many steps.
+    """
 
     iterations: int = 500
     """Iterations of each run. All are measured: --warmup has no effect."""
@@ -61,8 +64,14 @@ def reference(setup: Setup, options: ReferenceOptions) -> Result:
     measured = setup.rounds(
         [{"task": name}], lambda task: _train(setup, options, next(seeds)), "{task}"
     )
-    # Another process may have added a task in the meantime.
-    others = [sample for sample in _measured_before(options) if sample["task"] != name]
+    again = {sample["seed"] for sample in measured}
+    steps = measured[0]["steps"]
+    # Another process may have added some in the meantime.
+    others = [
+        sample
+        for sample in _measured_before(options)
+        if sample["task"] != name or (sample["seed"] not in again and sample["steps"] == steps)
+    ]
     samples = sorted([*others, *measured], key=lambda sample: (sample["task"], sample["seed"]))
     tasks: dict[str, list[Mapping[str, Any]]] = {}
     for sample in samples:
