@@ -80,7 +80,8 @@ def test_reference_runs_are_added_to_those_of_other_tasks(run: Run, tmp_path: Pa
         "curve": [[1, 2], [4, 5]],
     }  # fmt: skip
     steps = 36 * 128 * 32 / 1e6
-    longer, same = ({**other, "task": "cartpole-balance", "steps": count} for count in (2.0, steps))
+    same = {**other, "task": "cartpole-balance", "steps": steps}
+    longer = {**same, "steps": 2.0}
     samples = [other, longer, same, {**same, "seed": 7}]
     (folder / "reference.json").write_text(json.dumps({"samples": samples}))
     data = measured(

@@ -48,6 +48,10 @@ def build(env_class: type[VelocityEnv], **attributes: Any) -> VelocityEnv:
         ({"action_factors": {"hip(": 0.5}}, ["Robot.action_factors", "'hip('", "FR_hip_joint"]),
         ({"pose_factors": {"hip": "much"}}, ["Robot.pose_factors", "'hip': 'much'"]),
         ({"pose_factors": {"hip": math.nan}}, ["Robot.pose_factors", "'hip': nan"]),
+        ({"action_factors": [("hip", 0.5)]}, ["Robot.action_factors is [('hip', 0.5)]"]),
+        ({"largest_tilt": "1"}, ["Robot.largest_tilt is '1'", "a number"]),
+        ({"base": None}, ["base is None", "a body"]),
+        ({"model_file": None}, ["Robot.model_file is None", "a file"]),
         ({"largest_tilt": 70}, ["Robot.largest_tilt is 70", "pi rad"]),
     ],
 )

@@ -146,7 +146,8 @@ def _curve(points: Sequence[tuple[float, float]]) -> Line:
 
 
 def _row(task: str, runs: Sequence[Mapping[str, Any]]) -> list[Cell]:
-    metrics = [key for key in runs[0]["policy"] if key.startswith("task/")]
+    known = set.intersection(*(set(run["policy"]) for run in runs))
+    metrics = [key for key in runs[0]["policy"] if key.startswith("task/") and key in known]
     figures = {key: Spread.of(run["policy"][key] for run in runs) for key in ["return", *metrics]}
     shown = "; ".join(f"{key.removeprefix('task/')} {show(figures[key])}" for key in metrics)
     trained = [Spread.of(run[key] for run in runs) for key in ("steps", "minutes", "return")]

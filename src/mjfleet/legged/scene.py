@@ -45,6 +45,8 @@ def make_robot(
     """
     if not feet or len({*feet}) < len(feet):
         raise UserError(f"feet is {feet!r}; it must be a tuple of different geoms or bodies.")
+    if not isinstance(base, str):
+        raise UserError(f"base is {base!r}; it must be the name of a body.")
     try:
         spec = mujoco.MjSpec.from_file(str(path))
         if (key := spec.key(HOME)) is None or not len(key.qpos):

@@ -265,7 +265,12 @@ class VelocityEnv(CommandedEnv):
         model = self.sim.model
         joints = [model.joint(i).name for i in range(1, model.njnt)]
         values = torch.ones(len(joints), device=self.device)
-        for pattern, factor in getattr(self, attribute).items():
+        factors = getattr(self, attribute)
+        if not isinstance(factors, Mapping):
+            raise UserError(
+                f"{type(self).__name__}.{attribute} is {factors!r}; it must be a dictionary."
+            )
+        for pattern, factor in factors.items():
             try:
                 found = [i for i, joint in enumerate(joints) if re.search(pattern, joint)]
                 values[found] = float(factor)
@@ -300,9 +305,10 @@ class VelocityEnv(CommandedEnv):
                     f"{type(self).__name__}: the part {part.name!r} of the observations has the "
                     f"shape {shape}; it must be ({self.num_envs}, {size or 'size'}), as its image."
                 )
-        if not 0 < self.largest_tilt <= math.pi:
+        tilt = self.largest_tilt
+        if not (isinstance(tilt, (int, float)) and 0 < tilt <= math.pi):
             raise UserError(
-                f"{type(self).__name__}.largest_tilt is {self.largest_tilt}; it must be above 0, "
+                f"{type(self).__name__}.largest_tilt is {tilt!r}; it must be a number above 0, "
                 "at most pi rad."
             )
 
