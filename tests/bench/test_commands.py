@@ -104,13 +104,14 @@ def test_reference_runs_are_added_to_those_of_other_tasks(run: Run, tmp_path: Pa
 
 
 def test_a_file_that_holds_no_reference_runs_is_kept(run: Run, tmp_path: Path) -> None:
+    content = '{"samples": [{"task": "cartpole-balance"}]}'
     file = tmp_path / "benchmarks" / "reference.json"
     file.parent.mkdir()
-    file.write_text("[]")
+    file.write_text(content)
     result = run("mjfleet", "bench", "reference", "cartpole-balance", "--gpu-ids", "None")
     assert result.returncode == 2
     assert "benchmarks/reference.json is no result of `mjfleet bench reference`" in result.stderr
-    assert file.read_text() == "[]"
+    assert file.read_text() == content
 
 
 def test_a_metric_that_does_not_exist_ends_the_first_run(run: Run, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -27,6 +28,10 @@ COLUMNS = (
     *("", "million steps", "minutes", "return in training", "return of the policy"),
     *("metrics of the policy", "seeds", "CPU threads", "commit"),
 )
+KEYS = itemgetter(
+    *("task", "seed", "steps", "minutes", "return", "policy", "threads", "commit", "curve")
+)
+"""What is known of each run, and must be in the file."""
 NOTES = (
     "Medians of the seeds, with the least and the greatest. Seeds are trained one after the other, "
     "with the task's own settings. Minutes are from Enter to the end of training. Each task was "
@@ -92,7 +97,10 @@ def _measured_before(options: ReferenceOptions) -> list[Mapping[str, Any]]:
     """Return the runs that the file in the output folder holds."""
     file = Path(options.output, f"{NAME}.json")
     try:
-        return list(json.loads(file.read_text())["samples"])
+        samples = list(json.loads(file.read_text())["samples"])
+        for sample in samples:
+            KEYS(sample)
+        return samples
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
