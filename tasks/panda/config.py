@@ -142,7 +142,7 @@ class LiftConfig(PandaConfig):
 
 AGENT = AgentConfig(
     num_steps_per_env=8,
-    max_iterations=750,
+    max_iterations=1500,
     actor=ActorConfig(
         hidden_dims=(128, 128),
         obs_normalization=True,
@@ -166,11 +166,7 @@ TASKS = {
         summary="A Franka Panda lifts a cube to a commanded place.",
         env=LiftConfig(),
         env_class="lift:LiftEnv",
-        agent=replace(
-            AGENT,
-            max_iterations=1500,
-            algorithm=replace(AGENT.algorithm, gamma=0.97, entropy_coef=0.002),
-        ),
+        agent=replace(AGENT, algorithm=replace(AGENT.algorithm, gamma=0.97, entropy_coef=0.002)),
         num_actions=5,
     ),
 }
