@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -28,10 +27,8 @@ COLUMNS = (
     *("", "million steps", "minutes", "return in training", "return of the policy"),
     *("metrics of the policy", "seeds", "CPU threads", "commit"),
 )
-KEYS = itemgetter(
-    *("task", "seed", "steps", "minutes", "return", "policy", "threads", "commit", "curve")
-)
-"""What is known of each run, and must be in the file."""
+KEYS = ("task", "seed", "steps", "minutes", "return", "policy", "threads", "commit", "curve")
+"""What the file holds of each run."""
 NOTES = (
     "Medians of the seeds, with the least and the greatest. Seeds are trained one after the other, "
     "with the task's own settings. Minutes are from Enter to the end of training. Each task was "
@@ -45,7 +42,7 @@ NOTES = (
 class ReferenceOptions(Options):
     """What a task's own settings learn, over seeds. Adds the task to those in the output folder.
 
-    Seeds of the task that are there already stay, if they were trained for as many steps.
+    It keeps other seeds of the task that were trained for as many steps.
     """
 
     iterations: int = 500
@@ -71,7 +68,7 @@ def reference(setup: Setup, options: ReferenceOptions) -> Result:
     )
     again = {sample["seed"] for sample in measured}
     steps = measured[0]["steps"]
-    # Another process may have added some in the meantime.
+    # Another process may have added runs in the meantime.
     others = [
         sample
         for sample in _measured_before(options)
@@ -97,10 +94,8 @@ def _measured_before(options: ReferenceOptions) -> list[Mapping[str, Any]]:
     """Return the runs that the file in the output folder holds."""
     file = Path(options.output, f"{NAME}.json")
     try:
-        samples = list(json.loads(file.read_text())["samples"])
-        for sample in samples:
-            KEYS(sample)
-        return samples
+        samples = json.loads(file.read_text())["samples"]
+        return [{key: sample[key] for key in KEYS} for sample in samples]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:

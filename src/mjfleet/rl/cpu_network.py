@@ -1,6 +1,7 @@
 """Forward and backward passes of a network of linear layers as matrix products on a CPU.
 
-They write into tensors that are allocated once. Runs in a worker, in any of its threads.
+Outputs and gradients are written into tensors that are allocated once. Runs in a worker, in any of
+its threads.
 """
 
 import math
