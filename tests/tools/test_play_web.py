@@ -49,9 +49,14 @@ def test_what_somebody_moves_on_the_page_moves_the_robots(tmp_path: Path) -> Non
             # A person presses on the track, three quarters of the way to its end.
             slider = ("forward", "[role=slider]")
             track = 'control.closest(".mantine-Slider-root").getBoundingClientRect()'
-            left, width, y = page.of(*slider, f"(box => [box.x, box.width, box.y + 6])({track})")
-            page.click(left + 0.75 * width, y)
-            until(lambda: env.command_override)
+            place = f"(box => [box.x, box.width, box.y + 6])({track})"
+
+            def press() -> bool:
+                left, width, y = page.of(*slider, place)
+                page.click(left + 0.75 * width, y)
+                return env.command_override
+
+            until(press)  # Again, if the page was still moving what it shows.
             until(lambda: page.of(*by_hand, "control.checked"))
             shown = float(page.of(*slider, "control.ariaValueNow"))
             values, low, high = env.commands()["forward"]
