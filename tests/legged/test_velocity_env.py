@@ -1,9 +1,11 @@
 """What a legged robot's class may get wrong is said by name."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from mjfleet.errors import UserError
 from mjfleet.legged import mirror
@@ -76,3 +78,28 @@ def test_a_part_of_another_shape_is_named(env_class: type[VelocityEnv], words: l
         build(env_class)
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize("speed", [150, 300])
+def test_a_simulation_that_diverges_is_a_fall_and_costs_little(speed: float) -> None:
+    env = build(Robot)
+    env.reset()
+    still = torch.zeros(2, env.num_actions)
+    _, calm, _, _ = env.step(still)
+    env.sim.qvel[1, 6:] = speed
+    observations, rewards, dones, _ = env.step(still)
+    assert dones.tolist() == [False, True]
+    assert rewards[0] == pytest.approx(calm[0], abs=0.5)
+    assert -100 < rewards[1] < rewards[0] - 1
+    assert observations["actor"].abs().max() < 100
+    assert observations["critic"].abs().max() < 100
+
+
+def test_a_fall_costs_what_it_is_said_to_cost() -> None:
+    env = build(Robot)
+    env.reset()
+    env.sim.qpos[1, 3:7] = torch.tensor((0.0, 1.0, 0.0, 0.0))
+    env.cfg = replace(env.cfg, weights=replace(env.cfg.weights, fall=-50.0))
+    _, _, dones, _ = env.step(torch.zeros(2, env.num_actions))
+    assert dones.tolist() == [False, True]
+    assert env.terms[env.reward_names.index("fall")].tolist() == [0, -50]

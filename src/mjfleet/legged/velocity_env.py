@@ -23,6 +23,10 @@ from mjfleet.legged.scene import make_robot
 from mjfleet.legged.variation import vary_robots
 
 GRAVITY = 9.81
+LARGEST_COST = 5.0
+"""Largest cost of a reward term in one step, except of `fall`."""
+LARGEST_SPEED = 100.0
+"""Speed beyond which the simulation has diverged, m/s or rad/s; motors reach a third of it."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,8 @@ class VelocityEnv(CommandedEnv):
         self._time_steps()
         terms = {name: term * self.step_dt for name, term in self.reward_terms().items()}
         self.previous.copy_(self.action)
-        return terms
+        # Where a simulation diverges, one square would outweigh all else that was learned.
+        return {k: v if k == "fall" else v.clamp(min=-LARGEST_COST) for k, v in terms.items()}
 
     def reward_terms(self) -> dict[str, torch.Tensor]:
         """Return weighted reward terms, per second."""
@@ -212,9 +217,10 @@ class VelocityEnv(CommandedEnv):
         }
 
     def terminated(self) -> torch.Tensor:
-        """Return where the robot lies upside down or on its belly."""
+        """Return where the robot lies upside down or on its belly, or the simulation diverges."""
         tilted = self.up[:, 2] < math.cos(self.largest_tilt)
-        return tilted | (self.fallen[:, 0] > 0)
+        diverges = self.sim.qvel.abs().amax(dim=1) > LARGEST_SPEED
+        return tilted | (self.fallen[:, 0] > 0) | diverges
 
     def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
         """Return errors in m/s and rad/s, falls per minute, and energy per weight and distance."""
