@@ -57,6 +57,14 @@ AGENT = AgentConfig(
 )
 
 
+# With a discount of 0.99, every policy learned to spin the pendulum through the top and no more.
+PENDULUM_AGENT = replace(
+    AGENT,
+    max_iterations=400,
+    algorithm=replace(AGENT.algorithm, learning_rate=1e-3, gamma=0.97),
+)
+
+
 def _task(
     summary: str,
     env_class: str,
@@ -87,8 +95,9 @@ TASKS = {
     "pendulum-swingup": _task(
         "Swing a pendulum up with a motor that is too weak to lift it at once.",
         "arms:Pendulum",
-        SuiteConfig(decimation=1, episode_seconds=20.0),
+        SuiteConfig(num_envs=256, decimation=1, episode_seconds=20.0),
         (1, 3),
+        PENDULUM_AGENT,
     ),
     "acrobot-swingup": _task(
         "Swing two links up by a motor between them.",
