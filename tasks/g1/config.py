@@ -41,12 +41,12 @@ TASKS = {
             ),
         ),
         env_class="env:FlatEnv",
-        # With an entropy that is rewarded, deviations of 29 actions grow. From 12 million steps on,
-        # it falls more often again.
+        # Without a reward for entropy, exploration ended before the robot walked, with two of four
+        # seeds; with 0.002, deviations of 29 actions grow.
         agent=replace(
             AGENT,
             max_iterations=1500,
-            algorithm=replace(AGENT.algorithm, entropy_coef=0.0),
+            algorithm=replace(AGENT.algorithm, entropy_coef=0.001),
         ),
         num_actions=29,
     ),
