@@ -57,7 +57,7 @@ AGENT = AgentConfig(
 )
 
 
-# With a discount of 0.99, every policy learned to spin the pendulum through the top and no more.
+# With the numbers of AGENT, policies learned to spin the pendulum through the top all the time.
 PENDULUM_AGENT = replace(
     AGENT,
     max_iterations=400,

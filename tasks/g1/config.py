@@ -41,7 +41,7 @@ TASKS = {
             ),
         ),
         env_class="env:FlatEnv",
-        # Without a reward for entropy, exploration ended before the robot walked, with two of four
+        # Without a weight on entropy, exploration ended before the robot walked with two of four
         # seeds; with 0.002, deviations of 29 actions grow.
         agent=replace(
             AGENT,

@@ -1,4 +1,4 @@
-"""What a legged robot's class may get wrong is said by name."""
+"""What is wrong in a legged robot's class is named, and what a fall costs."""
 
 import math
 from dataclasses import replace

@@ -23,10 +23,8 @@ from mjfleet.legged.scene import make_robot
 from mjfleet.legged.variation import vary_robots
 
 GRAVITY = 9.81
-LARGEST_COST = 5.0
-"""Largest cost of a reward term in one step, except of `fall`."""
 LARGEST_SPEED = 100.0
-"""Speed beyond which the simulation has diverged, m/s or rad/s; motors reach a third of it."""
+"""Speed beyond which a simulation diverges, m/s or rad/s; motors reach a third of it."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +175,9 @@ class VelocityEnv(CommandedEnv):
         self._time_steps()
         terms = {name: term * self.step_dt for name, term in self.reward_terms().items()}
         self.previous.copy_(self.action)
-        # Where a simulation diverges, one square would outweigh all else that was learned.
-        return {k: v if k == "fall" else v.clamp(min=-LARGEST_COST) for k, v in terms.items()}
+        # The square of one such speed would outweigh all that other environments teach.
+        diverges = self.diverges()
+        return {k: v if k == "fall" else v.masked_fill(diverges, 0.0) for k, v in terms.items()}
 
     def reward_terms(self) -> dict[str, torch.Tensor]:
         """Return weighted reward terms, per second."""
@@ -219,8 +218,11 @@ class VelocityEnv(CommandedEnv):
     def terminated(self) -> torch.Tensor:
         """Return where the robot lies upside down or on its belly, or the simulation diverges."""
         tilted = self.up[:, 2] < math.cos(self.largest_tilt)
-        diverges = self.sim.qvel.abs().amax(dim=1) > LARGEST_SPEED
-        return tilted | (self.fallen[:, 0] > 0) | diverges
+        return tilted | (self.fallen[:, 0] > 0) | self.diverges()
+
+    def diverges(self) -> torch.Tensor:
+        """Return where a speed is greater than a robot can reach, `(num_envs,)`, bool."""
+        return self.sim.qvel.abs().amax(dim=1) > LARGEST_SPEED
 
     def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
         """Return errors in m/s and rad/s, falls per minute, and energy per weight and distance."""
