@@ -57,11 +57,11 @@ AGENT = AgentConfig(
 )
 
 
-# With the numbers of AGENT, policies learned to spin the pendulum through the top all the time.
+# With the numbers of AGENT, policies learned to spin the pendulum through the top all the time. With
+# those below but AGENT's weight of the entropy, some seeds did so for millions of steps.
 PENDULUM_AGENT = replace(
     AGENT,
-    max_iterations=400,
-    algorithm=replace(AGENT.algorithm, learning_rate=1e-3, gamma=0.97),
+    algorithm=replace(AGENT.algorithm, learning_rate=1e-3, gamma=0.97, entropy_coef=0.02),
 )
 
 
@@ -95,7 +95,7 @@ TASKS = {
     "pendulum-swingup": _task(
         "Swing a pendulum up with a motor that is too weak to lift it at once.",
         "arms:Pendulum",
-        SuiteConfig(num_envs=256, decimation=1, episode_seconds=20.0),
+        SuiteConfig(decimation=1, episode_seconds=20.0),
         (1, 3),
         PENDULUM_AGENT,
     ),
