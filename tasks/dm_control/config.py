@@ -57,8 +57,8 @@ AGENT = AgentConfig(
 )
 
 
-# With the numbers of AGENT, policies learned to spin the pendulum through the top all the time. With
-# those below but AGENT's weight of the entropy, some seeds did so for millions of steps.
+# With AGENT's numbers, policies learned to spin the pendulum through the top all the time. With
+# those below, but less entropy, some seeds did so for millions of steps.
 PENDULUM_AGENT = replace(
     AGENT,
     algorithm=replace(AGENT.algorithm, learning_rate=1e-3, gamma=0.97, entropy_coef=0.02),
