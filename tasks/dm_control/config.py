@@ -50,7 +50,7 @@ AGENT = AgentConfig(
         # Normalised observations move while their statistics are new, which the adaptive schedule
         # takes for changes of the policy: it falls to 1e-5 in the second iteration.
         schedule="fixed",
-        # Half the rate, half the entropy, or a discount of 0.99: each learns to walk more slowly.
+        # With half the rate, or a discount of 0.99, the walker learns to walk more slowly.
         learning_rate=1e-3,
         gamma=0.995,
         entropy_coef=0.01,
