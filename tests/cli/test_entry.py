@@ -8,6 +8,13 @@ from pathlib import Path
 
 import pytest
 
+# As in a terminal, also where what runs the tests ignores Ctrl-C.
+RUN = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from mjfleet.cli.entry import run
+run("command")
+"""
 INTERRUPT = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
 
 
@@ -38,7 +45,7 @@ def test_ctrl_c_shows_no_traceback_whenever_it_comes(
 ) -> None:
     (tmp_path / "command.py").write_text(source)
     result = subprocess.run(
-        [sys.executable, "-c", "from mjfleet.cli.entry import run\nrun('command')"],
+        [sys.executable, "-c", RUN],
         check=False, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
     )  # fmt: skip
     assert result.returncode == code
