@@ -1,4 +1,4 @@
-"""Hopper, walker, cheetah and humanoid, as dm_control/suite defines them."""
+"""Hopper, walker and cheetah, as dm_control/suite defines them."""
 
 import math
 from typing import ClassVar
@@ -91,43 +91,3 @@ class Cheetah(SuiteEnv[SuiteConfig]):
         """Reward speed, up to 10 m/s."""
         forward = self.sim.sensor("torso_subtreelinvel")[:, 0]
         return {"speed": tolerance(forward, 10.0, math.inf, 10.0, "linear", 0.0)}
-
-
-class Humanoid(SuiteEnv[SpeedConfig]):
-    """21 actions: torques at the joints of abdomen, legs and arms."""
-
-    domain: ClassVar[str] = "humanoid"
-    num_starts: ClassVar[int] = 4096
-
-    def parts(self) -> dict[str, torch.Tensor]:
-        sim, model = self.sim, self.sim.model
-        torso = model.body("torso").id
-        frame = sim.xmat[:, torso].view(-1, 3, 3)
-        limbs = [model.body(f"{side}_{end}").id for side in ("left", "right") for end in LIMBS]
-        ways = torch.stack([sim.xpos[:, limb] - sim.xpos[:, torso] for limb in limbs], dim=1)
-        return {
-            "joint_angles": sim.qpos[:, 7:],
-            "head_height": self._head_height().unsqueeze(1),
-            "extremities": (ways @ frame).flatten(1),
-            "torso_vertical": self.axes("torso", "zx", "zy", "zz"),
-            "com_velocity": sim.sensor("torso_subtreelinvel"),
-            "velocity": sim.qvel,
-        }
-
-    def rewards(self) -> dict[str, torch.Tensor]:
-        """Reward a high head, an upright torso and little effort; then keeping still or moving."""
-        standing = tolerance(self._head_height(), 1.4, math.inf, margin=0.35)
-        upright = tolerance(self.axes("torso", "zz").squeeze(1), 0.9, math.inf, 1.9, "linear", 0.0)
-        stands = self.small_control() * standing * upright
-        velocity, speed = self.sim.sensor("torso_subtreelinvel")[:, :2], self.cfg.speed
-        if not speed:
-            return {"stand": stands * tolerance(velocity, margin=2.0).mean(dim=1)}
-        moves = tolerance(velocity.norm(dim=1), speed, math.inf, speed, "linear", 0.0)
-        return {"move": stands * (5 * moves + 1) / 6}
-
-    def _head_height(self) -> torch.Tensor:
-        """Return the head's height, `(num_envs,)`, m."""
-        return self.sim.xpos[:, self.sim.model.body("head").id, 2]
-
-
-LIMBS = "hand", "foot"

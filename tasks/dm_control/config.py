@@ -10,6 +10,7 @@ from mjfleet.config import (
     ActorConfig,
     AgentConfig,
     CriticConfig,
+    DistributionConfig,
     EnvConfig,
     PPOConfig,
     Task,
@@ -39,6 +40,16 @@ class SpeedConfig(SuiteConfig):
 
     speed: NotNegative = 0.0
     """Speed in m/s from which on the reward is full; 0: standing is the task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HumanoidConfig(SpeedConfig):
+    """A humanoid that first has to get up."""
+
+    num_envs: int = 256
+    """Environments per worker; `auto` measures which number trains fastest on these devices."""
+    curriculum: bool = True
+    """Whether humanoids that stay on the ground get help in training; see humanoid.py."""
 
 
 AGENT = AgentConfig(
@@ -71,6 +82,13 @@ ACROBOT_AGENT = replace(
 )
 # The hopper begins to stand or to hop after 0.5 to 3 million steps.
 HOPPER_AGENT = replace(AGENT, max_iterations=1250)
+HUMANOID_AGENT = replace(
+    AGENT,
+    max_iterations=1250,
+    # With a standard deviation of 1, humanoids that start upright do not learn to stay so.
+    actor=replace(AGENT.actor, distribution=DistributionConfig(init_std=0.5)),
+    algorithm=replace(AGENT.algorithm, learning_rate=5e-4, entropy_coef=0.001),
+)
 
 
 def _task(
@@ -97,7 +115,7 @@ def _task(
 REACHER = TargetConfig(decimation=1, episode_seconds=20.0)
 HOPPER = SpeedConfig(decimation=4, episode_seconds=20.0)
 WALKER = SpeedConfig(decimation=10, episode_seconds=25.0)
-HUMANOID = SpeedConfig(decimation=5, episode_seconds=25.0)
+HUMANOID = HumanoidConfig(decimation=5, episode_seconds=25.0)
 
 TASKS = {
     "pendulum-swingup": _task(
@@ -178,20 +196,23 @@ TASKS = {
     ),
     "humanoid-stand": _task(
         "Get a humanoid to stand up and to keep still.",
-        "bodies:Humanoid",
+        "humanoid:Humanoid",
         HUMANOID,
         (21, 67),
+        HUMANOID_AGENT,
     ),
     "humanoid-walk": _task(
         "Get a humanoid to walk at 1 m/s.",
-        "bodies:Humanoid",
+        "humanoid:Humanoid",
         replace(HUMANOID, speed=1.0),
         (21, 67),
+        HUMANOID_AGENT,
     ),
     "humanoid-run": _task(
         "Get a humanoid to run at 10 m/s.",
-        "bodies:Humanoid",
+        "humanoid:Humanoid",
         replace(HUMANOID, speed=10.0),
         (21, 67),
+        HUMANOID_AGENT,
     ),
 }

@@ -5,6 +5,7 @@ where episodes begin. `--all-tasks` compares all models on MuJoCo-Warp, which co
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -15,8 +16,9 @@ import pytest
 import torch
 from scipy.stats import ks_2samp
 
-from mjfleet.env import Env
+from mjfleet.env import Env, EnvShard
 from mjfleet.registry import discover
+from mjfleet.sim import make_simulation
 from mjfleet.tools.export.robot_metadata import describe
 
 from ..env.test_env import build_task, no_host_synchronisation
@@ -147,3 +149,63 @@ def test_warp_steps_as_dm_control_does(
     env, oracle = build_task(name, "warp", "cpu", STATES, cone, njmax=400), load(name)
     oracle.physics.model.opt.cone = env.sim.model.opt.cone
     assert largest_error(env, oracle) < 1e-3
+
+
+def humanoid(shard: EnvShard | None = None, **fields: Any) -> Env[Any]:
+    """Build the humanoid's task with four environments."""
+    found = discover({}).tasks["humanoid-stand"]
+    cfg: Any = replace(found.task.env, num_envs=4, **fields)
+    env_class: Any = found.load(found.task.env_class)
+    sim = make_simulation("native", env_class.make_model(cfg), cfg.num_envs, device="cpu")
+    return env_class(cfg, sim, seed=1, shard=shard)
+
+
+def test_a_humanoid_that_lies_on_the_ground_gets_help_until_it_stands() -> None:
+    env: Any = humanoid()
+    assert env.step(env.action)[1] == pytest.approx(env.terms[0])
+    top = env.level[0].item()
+
+    def end_episode(standing: float, share: float) -> None:
+        """End an episode with so much reward for standing per step and share of its steps."""
+        env.steps[:] = share * env.max_episode_length
+        env.stood[:] = standing * env.steps
+        env.episode_length_buf[:] = env.max_episode_length - 1
+        env.step(env.action)
+
+    end_episode(0.0, 0.4)  # Too short to count.
+    assert (env.level == top).all()
+    for expected in (*range(top - 1, -1, -1), 0):
+        end_episode(0.0, 1.0)
+        assert (env.level == expected).all()
+
+    # Motors are twice as strong, and the head's height earns reward.
+    env.step(2 * torch.rand(4, 21) - 1)
+    env.sim.forward()
+    motors, model = env.sim.qfrc_applied, env.sim.model
+    for i in range(model.nu):
+        dof = model.joint(model.actuator(i).trnid[0]).dofadr[0]
+        assert motors[:, dof] == pytest.approx(model.actuator(i).gear[0] * env.sim.ctrl[:, i])
+    assert (env.terms[1] > 0.02).all()
+    assert env.metrics()["level"].tolist() == [0.0] * 4
+
+    for expected in range(1, top + 1):
+        end_episode(0.2, 1.0)  # Neither good nor bad.
+        end_episode(0.4, 1.0)
+        assert (env.level == expected).all()
+    end_episode(0.4, 1.0)
+    assert (env.level == top).all()
+    assert not env.terms[1].any()
+    assert not env.sim.qfrc_applied.any()
+
+
+def test_humanoids_are_evaluated_without_help() -> None:
+    evaluated, bare = humanoid(EnvShard(0, 4, 4)), humanoid(curriculum=False)
+    for env in (evaluated, bare):
+        for _ in range(2):
+            env.episode_length_buf[:] = env.max_episode_length - 500
+            for _ in range(500):
+                reward = env.step(torch.ones(4, 21))[1]
+                assert reward == pytest.approx(env.terms[0])
+            assert not env.sim.qfrc_applied.any()
+    assert evaluated.reward_names == ("stand", "head_height")
+    assert bare.reward_names == ("stand",)
