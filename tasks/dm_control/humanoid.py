@@ -66,8 +66,8 @@ class Humanoid(SuiteEnv[HumanoidConfig]):
     def apply(self, action: torch.Tensor) -> None:
         super().apply(action)
         if self.cfg.curriculum:
-            extra = self._help().unsqueeze(1) * self.gear
-            self.sim.qfrc_applied[:, 6:] = extra * self.sim.ctrl.index_select(1, self.motor)
+            torques = self._help().unsqueeze(1) * self.gear
+            self.sim.qfrc_applied[:, 6:] = torques * self.sim.ctrl.index_select(1, self.motor)
 
     def parts(self) -> dict[str, torch.Tensor]:
         sim, model = self.sim, self.sim.model
@@ -85,22 +85,24 @@ class Humanoid(SuiteEnv[HumanoidConfig]):
         }
 
     def rewards(self) -> dict[str, torch.Tensor]:
-        """Reward a high head, an upright torso and little effort; then keeping still or moving."""
+        """Reward a high head, an upright torso and little effort; then keeping still or moving.
+
+        On lower levels, also reward the head's height alone.
+        """
         standing = tolerance(self._head_height(), HEAD_HEIGHT, math.inf, margin=HEAD_HEIGHT / 4)
         upright = tolerance(self.axes("torso", "zz").squeeze(1), 0.9, math.inf, 1.9, "linear", 0.0)
         stands = self.small_control() * standing * upright
         velocity, speed = self.sim.sensor("torso_subtreelinvel")[:, :2], self.cfg.speed
-        if speed:
-            moves = tolerance(velocity.norm(dim=1), speed, math.inf, speed, "linear", 0.0)
-            terms = {"move": stands * (5 * moves + 1) / 6}
-        else:
-            terms = {"stand": stands * tolerance(velocity, margin=2.0).mean(dim=1)}
+        extra = 0.0
         if self.cfg.curriculum:
             self.stood += stands
             self.steps += 1.0
             height = (self._head_height() / HEAD_HEIGHT).clamp(max=1.0)
-            terms["head_height"] = HEIGHT_REWARD * self._help() * height
-        return terms
+            extra = HEIGHT_REWARD * self._help() * height
+        if not speed:
+            return {"stand": stands * tolerance(velocity, margin=2.0).mean(dim=1) + extra}
+        moves = tolerance(velocity.norm(dim=1), speed, math.inf, speed, "linear", 0.0)
+        return {"move": stands * (5 * moves + 1) / 6 + extra}
 
     def metrics(self) -> dict[str, Any]:
         return {"level": self.level.float()} if self.cfg.curriculum else {}
