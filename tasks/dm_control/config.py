@@ -49,7 +49,7 @@ class HumanoidConfig(SpeedConfig):
     num_envs: int = 256
     """Environments per worker; `auto` measures which number trains fastest on these devices."""
     curriculum: bool = True
-    """Whether humanoids that stay on the ground get help in training; see humanoid.py."""
+    """Whether humanoids that stay on the ground get help in training; docs/tasks-library.md."""
 
 
 AGENT = AgentConfig(
