@@ -46,8 +46,6 @@ class SpeedConfig(SuiteConfig):
 class HumanoidConfig(SpeedConfig):
     """A humanoid that first has to get up."""
 
-    num_envs: int = 256
-    """Environments per worker; `auto` measures which number trains fastest on these devices."""
     curriculum: bool = True
     """Whether humanoids that stay on the ground get help in training; docs/tasks-library.md."""
 
@@ -115,7 +113,7 @@ def _task(
 REACHER = TargetConfig(decimation=1, episode_seconds=20.0)
 HOPPER = SpeedConfig(decimation=4, episode_seconds=20.0)
 WALKER = SpeedConfig(decimation=10, episode_seconds=25.0)
-HUMANOID = HumanoidConfig(decimation=5, episode_seconds=25.0)
+HUMANOID = HumanoidConfig(num_envs=256, decimation=5, episode_seconds=25.0)
 
 TASKS = {
     "pendulum-swingup": _task(

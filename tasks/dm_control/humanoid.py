@@ -3,7 +3,6 @@
 import math
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from mjfleet.env import next_levels
@@ -13,22 +12,22 @@ from .suite import SuiteEnv, tolerance
 
 LIMBS = "hand", "foot"
 LEVELS = 6
-"""Of the curriculum. The highest is the suite's task; on the lowest, there is most help."""
+"""Number of levels. The highest is the suite's task; on the lowest, there is most help."""
 LOW, HIGH = 0.1, 0.3
-"""Means of the reward for standing below and above which the next episode's level is another."""
+"""A mean reward for standing below LOW lowers an environment's level; one above HIGH raises it."""
 HEIGHT_REWARD = 0.3
 """Reward, on the lowest level, for a head as high as the task demands."""
 HEAD_HEIGHT = 1.4
-"""From which on a humanoid stands, m."""
+"""Height of the head from which on a humanoid stands, m."""
 
 
 class Humanoid(SuiteEnv[HumanoidConfig]):
     """21 actions: torques at the joints of abdomen, legs and arms.
 
-    A humanoid that lies on the ground earns nothing, whatever it does there. With the curriculum,
-    in training, its motors are stronger (up to twice) after an episode that it spent on the ground,
-    and raising the head is rewarded. Both become less with each episode in which it stood. Tao et
-    al. 2022 (arXiv:2205.00307) found that stronger torques make getting up learnable.
+    A humanoid that lies on the ground earns nothing, whatever it does there. In training, an
+    episode that it spent there lowers its level: its motors become stronger (up to twice), and a
+    high head earns reward. An episode in which it stood raises the level again. Tao et al. 2022
+    (arXiv:2205.00307) found that getting up is learnable with stronger motors.
     """
 
     domain: ClassVar[str] = "humanoid"
@@ -36,17 +35,13 @@ class Humanoid(SuiteEnv[HumanoidConfig]):
 
     def setup(self) -> None:
         super().setup()
-        model = self.sim.model
         self.level = torch.full_like(self.episode_length_buf, LEVELS - 1)
         self.stood = torch.zeros(self.num_envs, device=self.device)
         """Sum of the reward for standing, whether it moves or not, over this episode."""
         self.steps = torch.zeros_like(self.stood)
-        """Steps of this episode: of the first one in training, only the last."""
-        dofs = model.jnt_dofadr[model.actuator_trnid[:, 0]]
-        assert np.array_equal(np.sort(dofs), np.arange(6, model.nv))
-        self.motor = torch.from_numpy(np.argsort(dofs)).to(self.device)
-        """Number of each joint's motor, in the order of the joints."""
-        self.gear = torch.from_numpy(model.actuator_gear[dofs.argsort(), 0]).to(self.sim.ctrl)
+        """Steps of this episode; the first one in training begins at a random time."""
+        if self.cfg.curriculum:
+            self.gain = self.sim.expand("actuator_gainprm")
 
     def reset_worlds(self, mask: torch.Tensor) -> None:
         super().reset_worlds(mask)
@@ -56,18 +51,13 @@ class Humanoid(SuiteEnv[HumanoidConfig]):
             up = counts & (mean > HIGH) & (self.level < LEVELS - 1)
             down = counts & (mean < LOW)
             self.level = next_levels(self, self.level, up, down, LEVELS)
-            self.stood.masked_fill_(mask, 0.0)
-            self.steps.masked_fill_(mask, 0.0)
+            self.gain[:, :, 0] = (1.0 + self._help()).unsqueeze(1)
+        self.stood.masked_fill_(mask, 0.0)
+        self.steps.masked_fill_(mask, 0.0)
 
     def levels_to_evaluate(self, count: int) -> range:
         """Evaluate without help."""
         return range(count - 1, count)
-
-    def apply(self, action: torch.Tensor) -> None:
-        super().apply(action)
-        if self.cfg.curriculum:
-            torques = self._help().unsqueeze(1) * self.gear
-            self.sim.qfrc_applied[:, 6:] = torques * self.sim.ctrl.index_select(1, self.motor)
 
     def parts(self) -> dict[str, torch.Tensor]:
         sim, model = self.sim, self.sim.model
@@ -93,19 +83,17 @@ class Humanoid(SuiteEnv[HumanoidConfig]):
         upright = tolerance(self.axes("torso", "zz").squeeze(1), 0.9, math.inf, 1.9, "linear", 0.0)
         stands = self.small_control() * standing * upright
         velocity, speed = self.sim.sensor("torso_subtreelinvel")[:, :2], self.cfg.speed
-        extra = 0.0
-        if self.cfg.curriculum:
-            self.stood += stands
-            self.steps += 1.0
-            height = (self._head_height() / HEAD_HEIGHT).clamp(max=1.0)
-            extra = HEIGHT_REWARD * self._help() * height
+        self.stood += stands
+        self.steps += 1.0
+        height = (self._head_height() / HEAD_HEIGHT).clamp(max=1.0)
+        extra = HEIGHT_REWARD * self._help() * height
         if not speed:
             return {"stand": stands * tolerance(velocity, margin=2.0).mean(dim=1) + extra}
         moves = tolerance(velocity.norm(dim=1), speed, math.inf, speed, "linear", 0.0)
         return {"move": stands * (5 * moves + 1) / 6 + extra}
 
     def metrics(self) -> dict[str, Any]:
-        return {"level": self.level.float()} if self.cfg.curriculum else {}
+        return {"level": self.level.float()}
 
     def _help(self) -> torch.Tensor:
         """Return the share of the help that each environment gets, `(num_envs,)`: 0 on the highest
