@@ -213,7 +213,7 @@ def test_every_flag_in_the_documentation_exists(run: Run, tmp_path: Path) -> Non
     agent = dict.fromkeys(("actor", "critic", "teacher"), network) | {"algorithm": options}
     (tmp_path / "all.yaml").write_text(json.dumps({"agent": agent}))
     shown = run("train", "cartpole-balance", "--config", "all.yaml", "--help-all").stdout
-    for task in ("go1-velocity-rough", "hopper-v5", "walker-run", "reacher-hard"):
+    for task in ("go1-velocity-rough", "hopper-v5", "humanoid-run", "reacher-hard"):
         shown += run("train", task, "--help-all").stdout
     known = set(FLAG.findall(shown)) | OTHERS
     known |= set(re.findall(r"--env[.][a-z]+", GUIDE)) & {"--env.payload"}  # A field of its task.
