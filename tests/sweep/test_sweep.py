@@ -123,8 +123,10 @@ def test_two_machines_share_a_sweep_whose_processes_are_killed(
         assert list(tmp_path.glob(f"*/logs/*/*/{name}")) == [run_dir]
         iterations = [int(row["iteration"]) for row in rows(run_dir)]
         assert iterations == list(range(1, len(iterations) + 1))
-        is_finished = read_record(run_dir)["status"] == "finished"
-        assert is_finished == (len(iterations) == ITERATIONS) == (trial.state.name == "COMPLETE")
+        is_complete = trial.state.name == "COMPLETE"
+        assert is_complete == (read_record(run_dir)["status"] == "finished")
+        # A trial that is killed while it is being pruned may have logged its last iteration.
+        assert len(iterations) == ITERATIONS or (not is_complete and len(iterations) < ITERATIONS)
     print(Counter(trial.state.name for trial in ended))
 
     # The machine that ends last has seen all results.
