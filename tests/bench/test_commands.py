@@ -1,6 +1,11 @@
 """`mjfleet bench` on the command line: help, mistakes, and real measurements, tiny ones."""
 
+import fcntl
 import json
+import os
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -84,10 +89,22 @@ def test_reference_runs_are_added_to_those_of_other_tasks(run: Run, tmp_path: Pa
     longer = {**same, "steps": 2.0}
     samples = [other, longer, same, {**same, "seed": 7}]
     (folder / "reference.json").write_text(json.dumps({"samples": samples}))
-    data = measured(
-        run, tmp_path, "reference", "cartpole-balance",
-        further=("--iterations", "36", "--seed", "7", "--episodes", "4"),
-    )  # fmt: skip
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with ThreadPoolExecutor() as pool:
+        command = pool.submit(
+            measured, run, tmp_path, "reference", "cartpole-balance",
+            further=("--iterations", "36", "--seed", "7", "--episodes", "4"),
+        )  # fmt: skip
+        waits = re.compile(rf"-> FLOCK .*:{folder.stat().st_ino} ")
+        while not waits.search(Path("/proc/locks").read_text()) and not command.done():
+            time.sleep(0.1)
+        # Another process adds runs in the meantime.
+        samples.append({**other, "seed": 4})
+        (folder / "reference.json").write_text(json.dumps({"samples": samples}))
+        os.close(lock)
+        data = command.result()
+    assert data["samples"].pop(1) == samples[-1]
     assert data["samples"][:2] == [other, same]
     (sample,) = data["samples"][2:]
     assert (sample["task"], sample["seed"]) == ("cartpole-balance", 7)
@@ -96,7 +113,7 @@ def test_reference_runs_are_added_to_those_of_other_tasks(run: Run, tmp_path: Pa
     assert min(returns) < sample["return"] < max(returns)
     (table,) = data["tables"]
     first, second = table["rows"]
-    assert first == ["another", *first[1:5], "error 0.250", "1", "2", "abc"]
+    assert first == ["another", *first[1:5], "error 0.250", "2", "2", "abc"]
     assert second[0] == "cartpole-balance"
     assert second[4]["low"] == min(6.0, sample["policy"]["return"]) > 0
     assert second[6] == "2"

@@ -1,8 +1,10 @@
 """`mjfleet bench reference`: what a task's own settings learn, over seeds. In the launcher."""
 
+import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -68,7 +70,7 @@ def reference(setup: Setup, options: ReferenceOptions) -> Result:
     )
     again = {sample["seed"] for sample in measured}
     steps = measured[0]["steps"]
-    # Another process may have added runs in the meantime.
+    _lock(Path(options.output))
     others = [
         sample
         for sample in _measured_before(options)
@@ -88,6 +90,13 @@ def reference(setup: Setup, options: ReferenceOptions) -> Result:
     table = Table("Reference runs", COLUMNS, [_row(task, runs) for task, runs in tasks.items()])
     title = f"Reference runs on {setup.kind}"
     return Result(NAME, title, [table], NOTES, samples, plots=[f"{NAME}.png"])
+
+
+def _lock(folder: Path) -> None:
+    """Wait until no other process adds runs to a folder; none does until this process ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):  # A file system without such locks.
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)
 
 
 def _measured_before(options: ReferenceOptions) -> list[Mapping[str, Any]]:
