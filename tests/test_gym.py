@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -76,18 +76,31 @@ def test_mistakes_are_named() -> None:
         ("cartpole-balance", {"observations": "camera"}, "observes: actor, critic"),
         ("cartpole-balance", {"device": "gpu"}, "device is 'gpu'"),
         ("cartpole-balance", {"engine": "mjx"}, "engine is 'mjx'"),
+        ("cartpole-balance", {"num_threads": 0}, "num_threads is 0"),
+        ("cartpole-balance", {"env": 5}, "env is 5"),
     ]
     for task, settings, message in cases:
         with pytest.raises(UserError, match=message):
             make_vector(task, **settings)
+    with pytest.raises(UserError, match="single environment"):
+        make("cartpole-balance", num_envs=3)
     envs = make_vector("cartpole-balance", num_envs=2)
     with pytest.raises(UserError, match="call reset"):
         envs.step(envs.action_space.sample())
-    envs.reset()
+    for seed in (-1, 0.5, [1, 2]):
+        with pytest.raises(UserError, match="seed is"):
+            envs.reset(seed=seed)  # pyright: ignore[reportArgumentType]
+    first, again = (envs.reset(seed=seed)[0] for seed in (3, cast(int, np.int64(3))))
+    assert np.array_equal(first, again)
+    with pytest.raises(UserError, match="numbers"):
+        envs.step(np.array([["left"], ["right"]]))
     with pytest.raises(UserError, match=r"\(3, 1\)"):
         envs.step(np.zeros((3, 1)))
     with pytest.raises(UserError, match="reset_mask"):
         envs.reset(options={"reset_mask": np.ones(2, bool)})
+    envs.close()
+    with pytest.raises(UserError, match="after close"):
+        envs.reset()
 
 
 def test_the_example_learns(tmp_path: Path) -> None:

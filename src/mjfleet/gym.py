@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import mjfleet
+from mjfleet.config.validation import COUNT
 from mjfleet.env.env_state import EnvState
 from mjfleet.errors import UserError
 from mjfleet.utils.packages import need_extra
@@ -52,6 +53,8 @@ def make_vector(
     Raises:
         UserError: there is no such task, field, group or device.
     """
+    if not isinstance(env, Mapping | None):
+        raise UserError(f"env is {env!r}; it must be a dict of the task's fields.")
     return TaskVectorEnv(
         task,
         {**(env or {}), **({} if num_envs is None else {"num_envs": num_envs})},
@@ -96,6 +99,8 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
             raise UserError(
                 f"engine is {engine!r}; it must be `auto`, `warp`, or on the CPU `native`."
             )
+        if num_threads is not None and not COUNT.holds(num_threads):
+            raise UserError(f"num_threads is {num_threads!r}; it must be {COUNT.allowed}, or None.")
         own = {"engine": engine, "cpu_threads": num_threads, "env": dict(fields)}
         with torch.no_grad():
             self.env = mjfleet.make(task, device=device, tasks_dir=tasks_dir, **own)
@@ -121,13 +126,18 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
         """Begin a new episode everywhere; the same after each reset with the same seed.
 
         Raises:
-            UserError: `seed` is not a number, or `options` asks for a reset of some.
+            UserError: `seed` is not a number, `options` asks for a reset of some, or the
+                environments are closed.
         """
-        if seed is not None and not isinstance(seed, int):
-            raise UserError(f"seed is {seed!r}; it must be one whole number for all environments.")
+        if self.closed:
+            raise UserError("reset() was called after close().")
+        if seed is not None and not (isinstance(seed, int | np.integer) and seed >= 0):
+            raise UserError(
+                f"seed is {seed!r}; it must be one whole number, at least 0, for all environments."
+            )
         if options and "reset_mask" in options:
             raise UserError("options has a reset_mask; here episodes that end are reset at once.")
-        super().reset(seed=seed)
+        super().reset(seed=None if seed is None else int(seed))
         if seed is not None or not self._began:
             self._built.restore_built()
             self.env.generator.manual_seed(int(self.np_random.integers(2**62)))
@@ -144,7 +154,10 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
         """
         if not self._began or self.closed:
             raise UserError("call reset() before step(), and neither after close().")
-        given = np.asarray(actions, np.float32)
+        try:
+            given = np.asarray(actions, np.float32)
+        except (TypeError, ValueError):
+            raise UserError("actions must be an array of numbers.") from None
         if given.shape != self.action_space.shape:
             raise UserError(f"actions have shape {given.shape}, not {self.action_space.shape}.")
         self._final = None
@@ -185,6 +198,8 @@ class TaskEnv(gymnasium.Env[Array, Array]):
 
     def __init__(self, task: str, **settings: Any) -> None:
         """Take the arguments of `make_vector`, without `num_envs`."""
+        if "num_envs" in settings:
+            raise UserError("num_envs: this is a single environment; make_vector() makes several.")
         self.envs = make_vector(task, num_envs=1, **settings)
         self.observation_space = self.envs.single_observation_space
         self.action_space = self.envs.single_action_space
@@ -195,8 +210,8 @@ class TaskEnv(gymnasium.Env[Array, Array]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Array, Infos]:
         """Begin an episode."""
-        super().reset(seed=seed)
         observations, infos = self.envs.reset(seed=seed, options=options)
+        super().reset(seed=None if seed is None else int(seed))
         return observations[0], infos
 
     def step(self, action: Array) -> tuple[Array, float, bool, bool, Infos]:

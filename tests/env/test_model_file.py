@@ -35,6 +35,7 @@ def test_a_model_of_menagerie_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         ("unitree_goo1", "unitree_go1"),
         ("unitree_go1/walk", "go1, scene"),
         ("unitree_g1", f"MENAGERIE_ROOT={tmp_path}"),
+        ("unitree_g1/walk", "available: .*scene"),  # The name is looked at first.
     ):
         with pytest.raises(UserError, match=said):
             model_of(f"menagerie:{name}")

@@ -34,7 +34,9 @@ def find_model(owner: type, model_file: str) -> Path:
 
     robot, _, entry = model_file.removeprefix(MENAGERIE).partition("/")
     try:
-        return mujoco_menagerie.get(robot).xml(entry or None)
+        files = mujoco_menagerie.get(robot)
+        file = files.entry(entry or None).file  # Before anything is fetched for a wrong name.
+        return files.path() / file
     except (mujoco_menagerie.UnknownRobotError, mujoco_menagerie.UnknownEntryPointError) as error:
         raise UserError(f"{what}: {error}") from None
     except (mujoco_menagerie.MenagerieError, OSError) as error:
