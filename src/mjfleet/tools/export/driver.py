@@ -177,6 +177,8 @@ def script(loop: Loop, texts: list[str]) -> Any:
             form = f"{name}=VALUE or {name}=VALUE@SECONDS"
             fail(f"--command {text}: write {form}, with a value from {low:g} to {high:g}")
         changes.append((float(begin or 0), names.index(name), number))
+    if len({change[:2] for change in changes}) < len(changes):
+        fail(f"--command {' '.join(texts)}: give one value of a command for each time")
 
     def at(step: int) -> np.ndarray:
         command = np.zeros(len(names))
@@ -239,7 +241,8 @@ def main() -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--seconds", type=seconds, help="play so long, without a window")
     how.add_argument("--episodes", type=Path, metavar="FILE.npz")
-    parser.add_argument("--command", nargs="+", default=[], metavar="NAME=VALUE[@SECONDS]")
+    form = "NAME=VALUE[@SECONDS]"
+    parser.add_argument("--command", nargs="+", action="extend", default=[], metavar=form)
     parsed = parser.parse_args()
     if parsed.command and not parsed.seconds:
         parser.error("--command needs --seconds")
