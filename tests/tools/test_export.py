@@ -267,9 +267,13 @@ def test_a_policy_alone_is_played_as_it_was_when_it_was_made(
     assert (known["task"], known["iteration"]) == ("cartpole-balance", 5)
     result = run("train", "cartpole-balance", "--resume", "a.pt")
     assert (result.returncode, "is a policy alone" in result.stderr) == (2, True)
+    result = run("train", "cartpole-swingup", "--resume", "a.pt")
+    assert result.returncode == 2
+    assert "is a checkpoint of the task cartpole-balance, not of cartpole-swingup" in result.stderr
     few = ("--env.num-envs", "8", "--agent.max-iterations", "1")
-    result = run("train", "cartpole-balance", "--init-from", "a.pt", *few)
-    assert (result.returncode, "actor: taken" in result.stdout) == (0, True)
+    for task in ("cartpole-balance", "cartpole-swingup"):
+        result = run("train", task, "--init-from", "a.pt", *few)
+        assert (result.returncode, "actor: taken" in result.stdout) == (0, True)
 
     # Somebody else's file may say what is learned, and nothing more.
     whole = read_checkpoint(tmp_path / "a.pt")

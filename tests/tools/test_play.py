@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import Run, needs_drawing, only_run, read_video
+from ..conftest import REPOSITORY, Run, needs_drawing, only_run, read_video
 
+GO2 = REPOSITORY / "tasks/go2/pretrained/go2-velocity-flat.pt"
 SHORT = ("--env.episode-seconds", "2.5")
 
 
@@ -73,6 +74,8 @@ def test_a_task_can_be_looked_at_without_a_policy(run: Run, tmp_path: Path) -> N
         (["cartpole-balance", "--actions", "zero", "--resume", "latest"], "--actions"),
         (["cartpole-balance", "--pretrained"], "go1-velocity-flat, go1-velocity-rough"),
         (["go1-velocity-flat", "--actions", "zero", "--pretrained"], "--actions"),
+        (["go1-velocity-flat", "--resume", str(GO2)], "is a checkpoint of the task go2-velocity-f"),
+        (["cartpole-balance", "--resume", str(GO2)], "name go2-velocity-flat as the task"),
         (["go1-velocity-flat", "--pretrained", "--env.history", "5"], "another network"),
         (["cartpole-balance", "--actions", "zero", "--episodes", "0"], "at least 1"),
         (["cartpole-balance", "--actions", "zero", "--gpu-ids", "7"], "7"),

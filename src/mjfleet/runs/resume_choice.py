@@ -94,12 +94,14 @@ def find_wanted(
         raise UserError(f"{FLAG}{wanted} is what the run began with: name the run itself.")
     if run_dir is None:
         # What the user names may be a link.
-        return Wanted(Path(os.path.realpath(path)) if path.is_symlink() else path, None, {})
-    recorded, config = _recorded(run_dir, FLAG, trust)
+        path = Path(os.path.realpath(path)) if path.is_symlink() else path
+        recorded, config, kind = about(path).get("task", task), {}, "checkpoint"
+    else:
+        (recorded, config), kind = _recorded(run_dir, FLAG, trust), "run"
     if recorded != task:
         raise UserError(
-            f"{FLAG}{run_dir} is a run of the task {recorded}, not of {task}: name {recorded} as "
-            "the task."
+            f"{FLAG}{run_dir or path} is a {kind} of the task {recorded}, not of {task}: name "
+            f"{recorded} as the task."
         )
     return Wanted(path, run_dir, config)
 
