@@ -265,6 +265,11 @@ def test_a_policy_alone_is_played_as_it_was_when_it_was_made(
         assert column(made.stdout, name) == column(played.stdout, name)
     known = about(tmp_path / "a.pt")
     assert (known["task"], known["iteration"]) == ("cartpole-balance", 5)
+    exported = run("mjfleet", "export", "a.pt")
+    assert exported.returncode == 0, exported.stderr
+    assert json.loads((tmp_path / "exported/policy.json").read_text())["iteration"] == 5
+    result = run("mjfleet", "export", "a.pt", "--format", "pretrained", "--output", "c.pt")
+    assert (result.returncode, "a.pt has that format already" in result.stderr) == (2, True)
     result = run("train", "cartpole-balance", "--resume", "a.pt")
     assert (result.returncode, "is a policy alone" in result.stderr) == (2, True)
     result = run("train", "cartpole-swingup", "--resume", "a.pt")

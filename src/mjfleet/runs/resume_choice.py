@@ -9,6 +9,7 @@ from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_archive import about, why_damaged
 from mjfleet.runs.checkpoint_names import INIT, checkpoints_in, iteration_of
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
+from mjfleet.runs.pretrained import PLAYED, config_in
 from mjfleet.runs.run_directory import lock_run
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
 from mjfleet.runs.run_lookup import LATEST, find_run, is_group, record_of
@@ -129,7 +130,8 @@ def find_resume(
 def find_trained(
     wanted: str, log_root: Path, trust: bool, dry_run: bool = False
 ) -> tuple[str, Trained]:
-    """Return the task and the policy of a run, which a word or one of its checkpoints names.
+    """Return the task and the policy of a run, which a word or one of its checkpoints names, or
+    those of a pretrained policy's file.
 
     `trust` is as for `read_config`, `dry_run` as for `find_run`. UserError if the run or file does
     not exist, is damaged, or has no checkpoint.
@@ -137,9 +139,13 @@ def find_trained(
     path = find_run(wanted, wanted, log_root, dry_run=dry_run)
     run_dir = _run_of(path)
     if run_dir is None:
+        known = about(path)
+        if PLAYED in known and isinstance(known.get("task"), str):
+            choose(path)  # UserError if it is damaged.
+            return known["task"], Trained(Path(), path, config_in(path, trust))
         raise UserError(
             f"{wanted} is neither a run directory, nor a checkpoint in one "
-            "(<run directory>/checkpoints/model_<n>.pt)."
+            "(<run directory>/checkpoints/model_<n>.pt), nor a pretrained policy."
         )
     task, config = _recorded(run_dir, trust=trust)
     checkpoint, notes = choose(path)

@@ -54,15 +54,16 @@ class ExportArguments(Checked):
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Run directory (its newest checkpoint), checkpoint, part of a run's name, `latest`, or a run
-    on W&B: `wandb:<entity>/<project>/<run>`, also with `:model_<n>`."""
+    on W&B: `wandb:<entity>/<project>/<run>`, also with `:model_<n>`; or the file of a pretrained
+    policy."""
     format: Literal["onnx", "torchscript", "pretrained"] = "onnx"
     """Format of the file. `pretrained`: a checkpoint of the policy alone for `play --pretrained`,
     which a task's folder holds as pretrained/<task>.pt."""
     output: str | None = None
-    """File to write, and others beside it; `None`: exported/policy.onnx (.pt) in the run."""
+    """File to write, and others beside it; `None`: exported/policy.onnx (.pt) in the run, or for a
+    pretrained policy below the current folder."""
     pretrained: bool = False
-    """Export the policy that comes with a task: RUN is the task's name, and files are written below
-    the current folder."""
+    """Export the policy that comes with a task: RUN is the task's name."""
     log_root: Folder = "logs"
     """Folder that holds the run directories."""
     tasks_dir: OptionalFolder = None
@@ -79,12 +80,12 @@ def export(arguments: Sequence[str]) -> int:
     suffix, packages = FORMATS[parsed.format]
     need_extra("export", f"--format {parsed.format}", packages)
     if parsed.pretrained:
-        if parsed.format == PRETRAINED:
-            raise UserError("--pretrained: the policy has that --format already.")
         file = find_pretrained(discover(os.environ, parsed.tasks_dir), parsed.run)
         task, trained = parsed.run, Trained(Path(), file, config_in(file, parsed.trust))
     else:
         task, trained = find_trained(parsed.run, Path(parsed.log_root), parsed.trust)
+    if parsed.format == PRETRAINED and PLAYED in about(trained.checkpoint):
+        raise UserError(f"--format pretrained: {trained.checkpoint} has that format already.")
     if parsed.output is None:
         name = task if parsed.format == PRETRAINED else "policy"
         output = path_in(trained.run_dir, f"exported/{name}{suffix}")
