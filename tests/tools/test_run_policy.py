@@ -20,6 +20,19 @@ def test_commands_hold_wherever_they_are_given(run: Run, tmp_path: Path) -> None
     assert run_file(tmp_path, *play, "--command", turn) != both
 
 
+def test_no_policy_replaces_that_of_another_task(run: Run, tmp_path: Path) -> None:
+    robot, other = ("go1-velocity-flat", "--pretrained"), ("panda-reach", "--pretrained")
+    for _ in range(2):
+        assert run("mjfleet", "export", *robot).returncode == 0
+        (tmp_path / "exported/run_policy.py").write_text("# Mine.")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    refused = run("mjfleet", "export", *other)
+    assert refused.returncode == 2
+    assert "is of the task go1-velocity-flat, not of panda-reach" in refused.stderr
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert run("mjfleet", "export", *other, "--output", "b.onnx").returncode == 0
+
+
 def test_what_a_run_file_cannot_use_is_said(run: Run, tmp_path: Path) -> None:
     for task in ("go1", "go2", "g1"):
         done = run(

@@ -31,7 +31,7 @@ from mjfleet.tools.trained_task import trained_task
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
-from mjfleet.utils.safe_read import JSON_BYTES, path_in, read_bytes
+from mjfleet.utils.safe_read import path_in, read_json
 from mjfleet.worker.thread_limits import prepare
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def export(arguments: Sequence[str]) -> int:
         output = path_in(trained.run_dir, f"exported/{name}{suffix}")
     else:
         output = check_output("--output", parsed.output, [suffix])
-    _refuse_to_replace(output, output.with_suffix(".json"), parsed.format)
+    _refuse_to_replace(output, output.with_suffix(".json"), parsed.format, task)
     registry = discover(os.environ, parsed.tasks_dir or take_tasks_dir(trained.config))
     now = None if parsed.as_trained else registry.tasks.get(task)
     if now is None and not parsed.as_trained:
@@ -201,20 +201,27 @@ def _export_pretrained(
     return 0
 
 
-def _refuse_to_replace(output: Path, json_file: Path, kind: str) -> None:
-    """Refuse to replace a checkpoint, or a file that `mjfleet export` has not written."""
+def _refuse_to_replace(output: Path, json_file: Path, kind: str, task: str) -> None:
+    """Refuse to replace a checkpoint, another task's policy, beside which the user may have edited
+    run_policy.py, or a file that `mjfleet export` has not written."""
     if iteration_of(output) is not None and output.exists():
         raise UserError(f"--output {output} exists and is named like a checkpoint.")
     if kind == PRETRAINED:
         if output.exists() and PLAYED not in about(output):
             raise UserError(f"--output {output} exists and is no pretrained policy.")
         return
-    marker = f'"{VERSION_ENTRY}"'
     try:
-        if marker.encode() in read_bytes(json_file, JSON_BYTES):
-            return
+        known = read_json(json_file)
     except FileNotFoundError:
         return
     except OSError as error:
         raise UserError(f"--output {output}: {json_file}: {error.strerror}.") from None
-    raise UserError(f"--output {output}: {json_file} exists and was not written by an export.")
+    except ValueError:
+        known = None
+    if not isinstance(known, dict) or VERSION_ENTRY not in known:
+        raise UserError(f"--output {output}: {json_file} exists and was not written by an export.")
+    if known.get("task") != task:
+        raise UserError(
+            f"--output {output}: {json_file} is of the task {known.get('task')}, not of {task}: "
+            "name another file."
+        )
