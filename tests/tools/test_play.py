@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mjfleet.tools.play.policy_episodes import COLUMNS, EpisodeSums
+
 from ..conftest import REPOSITORY, Run, needs_drawing, only_run, read_video
 
 GO2 = REPOSITORY / "tasks/go2/pretrained/go2-velocity-flat.pt"
@@ -38,6 +40,13 @@ def test_a_policy_is_played_as_it_was_trained(run: Run, tmp_path: Path) -> None:
     alone = run("play", "cartpole-balance", "--resume", "policy.pt", *SHORT, "--episodes", "65")
     assert "128 episodes" in alone.stdout
     assert column(alone.stdout, "return")[0] > 30.0
+
+
+def test_no_two_columns_of_the_table_touch() -> None:
+    numbers: dict[str, float] = dict.fromkeys(COLUMNS, -1.2345e-05)
+    table = EpisodeSums(1, 1.0, {"reward/a_name_as_long_as_a_column": numbers}).table
+    shown = column(table, "reward/a_name_as_long_as_a_column")
+    assert shown == pytest.approx([-1.2345e-05] * 4, rel=1e-2)
 
 
 def test_a_robot_walks_with_the_policy_that_comes_with_it(run: Run, tmp_path: Path) -> None:

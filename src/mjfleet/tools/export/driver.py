@@ -135,7 +135,7 @@ def table(episodes: list[dict[str, float]]) -> str:
     for name in episodes[0]:
         values = np.array([episode[name] for episode in episodes])
         mean = values.sum() / steps if name.startswith("task/") else values.mean()
-        lines.append(f"{name:<26}{mean:10.4g}")
+        lines.append(f"{name:<26} {mean:9.4g}")
     return "\n".join(lines)
 
 

@@ -152,7 +152,8 @@ class EpisodeSums:
         text = [f"{self.episodes} episodes, {self.minutes:.4g} minutes of simulated time", ""]
         text.append("{:<26}{:>10}{:>11}{:>10}{:>10}".format("", *COLUMNS))
         for name, numbers in self.numbers.items():
-            columns = "{:10.4g}{:11.3g}{:10.4g}{:10.4g}".format(*numbers.values())
+            # A space stands before each number, which may be as wide as -1.234e-05.
+            columns = " {:9.4g} {:10.3g} {:9.4g} {:9.4g}".format(*numbers.values())
             text.append(f"{name:<26}{columns}")
         return "\n".join(text)
 
