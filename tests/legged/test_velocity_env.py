@@ -9,7 +9,8 @@ import torch
 
 from mjfleet.errors import UserError
 from mjfleet.legged import mirror
-from mjfleet.legged.config import VelocityConfig
+from mjfleet.legged.config import RoughVelocityConfig, VelocityConfig
+from mjfleet.legged.rough_env import RoughVelocityEnv
 from mjfleet.legged.velocity_env import Part, VelocityEnv
 from mjfleet.sim import make_simulation
 
@@ -78,6 +79,17 @@ def test_a_part_of_another_shape_is_named(env_class: type[VelocityEnv], words: l
         build(env_class)
     for word in words:
         assert word in str(error.value)
+
+
+def test_ground_and_configuration_belong_together() -> None:
+    class Rough(RoughVelocityEnv, Robot):
+        pass
+
+    with pytest.raises(UserError, match=r"Foal has flat ground.*RoughVelocityEnv, before Robot"):
+        type("Foal", (Robot,), {}).make_model(RoughVelocityConfig())
+    with pytest.raises(UserError, match="has a VelocityConfig; it must be a RoughVelocityConfig"):
+        Rough.make_model(VelocityConfig())
+    assert Rough.make_model(RoughVelocityConfig(levels=1, columns=1)).nu == 12
 
 
 @pytest.mark.parametrize("speed", [150, 300])

@@ -4,6 +4,7 @@ import mujoco
 import torch
 
 from mjfleet.env import next_levels
+from mjfleet.errors import UserError
 from mjfleet.legged import mirror
 from mjfleet.legged.config import RoughVelocityConfig, VelocityConfig
 from mjfleet.legged.scene import make_robot
@@ -87,5 +88,8 @@ class RoughVelocityEnv(VelocityEnv):
 
 
 def _terrain(cfg: VelocityConfig) -> Terrain:
-    assert isinstance(cfg, RoughVelocityConfig)
+    if not isinstance(cfg, RoughVelocityConfig):
+        raise UserError(
+            f"a RoughVelocityEnv has a {type(cfg).__name__}; it must be a RoughVelocityConfig."
+        )
     return make_terrain(cfg.levels, cfg.columns, cfg.terrain_seed, cfg.terrain_scale)

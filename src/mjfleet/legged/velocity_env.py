@@ -18,7 +18,7 @@ from mjfleet.env import Delay, History, Timer
 from mjfleet.errors import UserError
 from mjfleet.legged import mirror
 from mjfleet.legged.commands import CommandedEnv
-from mjfleet.legged.config import VelocityConfig
+from mjfleet.legged.config import RoughVelocityConfig, VelocityConfig
 from mjfleet.legged.scene import make_robot
 from mjfleet.legged.variation import vary_robots
 
@@ -61,7 +61,11 @@ class VelocityEnv(CommandedEnv):
     @classmethod
     def make_model(cls, cfg: VelocityConfig) -> mujoco.MjModel:
         """Return the robot of `model_file` on a plane, unless the file has ground of its own."""
-        del cfg
+        if isinstance(cfg, RoughVelocityConfig):
+            raise UserError(
+                f"{cls.__name__} has flat ground, but a RoughVelocityConfig; derive it from "
+                f"mjfleet.legged.rough_env.RoughVelocityEnv, before {cls.__bases__[0].__name__}."
+            )
         return make_robot(cls.model_path(), cls.base, cls.feet)
 
     def setup(self) -> None:
