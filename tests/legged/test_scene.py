@@ -1,5 +1,6 @@
 """What a legged robot's model must have is said by name; its mirror image follows from it."""
 
+import re
 from pathlib import Path
 
 import mujoco
@@ -16,6 +17,8 @@ from ..conftest import REPOSITORY
 GO2 = (REPOSITORY / "tasks/go2/go2.xml").read_text()
 FEET = ("FR_foot", "FL_foot", "RR_foot", "RL_foot")
 HOME = """qpos="0 0 0.3235  1 0 0 0  -0.1 0.8 -1.5  0.1 0.8 -1.5  -0.1 1 -1.5  0.1 1 -1.5\""""
+FR_INERTIA = """pos="-0.0054 -0.00194 -0.000105"
+                  fullinertia="0.00048 """
 SWAPPED = [3, 4, 5, 0, 1, 2, 9, 10, 11, 6, 7, 8]
 
 
@@ -85,12 +88,46 @@ def test_joints_and_feet_find_their_mirror_images(tmp_path: Path) -> None:
     assert foot_images(make(tmp_path, feet=reordered), reordered)[0] == [2, 3, 0, 1]
 
 
-def test_a_robot_without_mirror_symmetry_is_refused(tmp_path: Path) -> None:
+def test_a_joint_without_an_image_is_told_the_nearest_one(tmp_path: Path) -> None:
     longer = ('body name="FR_calf" pos="0 0 -0.213"', 'body name="FR_calf" pos="0 0 -0.3"')
-    with pytest.raises(UserError, match="FR_calf_joint is not the mirror image"):
+    with pytest.raises(UserError, match=r"FR_calf_joint is not .* FL_calf_joint, 0.087 m away"):
         joint_images(make(tmp_path, longer))
-    with pytest.raises(UserError, match="FR_hip_joint differs from its image"):
-        joint_images(make(tmp_path, ("1 0 0 0  -0.1 0.8", "1 0 0 0  0.3 0.8")))
+    same_side = ('body name="FL_hip" pos="0.1934 0.0465', 'body name="FL_hip" pos="0.1934 -0.0465')
+    with pytest.raises(UserError, match=r"FR_hip_joint is not .* FL_hip_joint, 0.093 m away"):
+        joint_images(make(tmp_path, same_side))
+    tilted = ('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" axis="1 0 1"')
+    with pytest.raises(UserError, match=r"FL_hip_joint, 0 m away, .* by 45 degrees. If this is"):
+        joint_images(make(tmp_path, tilted))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("1 0 0 0  -0.1 0.8", "1 0 0 0  0.3 0.8"),
+         "angle in the pose `home`"),
+        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" range="-1 0.5"'), "range (rad)"),
+        (('name="FR_hip" class="hip_joint"', 'name="FR_hip" class="hip_joint" kp="30"'), "kp"),
+        (('name="FR_hip" class="hip_joint"', 'name="FR_hip" class="hip_joint" kv="1"'), "kv"),
+        (('name="FR_hip" class="hip_joint"',
+          'name="FR_hip" class="hip_joint" forcerange="-9 9"'), "forcerange"),
+        (('name="FR_hip" class="hip_joint"',
+          'name="FR_hip" class="hip_joint" ctrlrange="-1 0.5"'), "ctrlrange"),
+        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" armature="0.1"'), "armature"),
+        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" damping="3"'), "damping"),
+        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" frictionloss="3"'),
+         "frictionloss"),
+        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" stiffness="3"'), "stiffness"),
+        (('mass="0.678" pos="-0.0054 -0.00194', 'mass="0.7" pos="-0.0054 -0.00194'), "mass"),
+        (('<body name="FR_thigh"',
+          '<body><geom size="0.01" mass="1"/></body><body name="FR_thigh"'), "mass of the body"),
+        ((FR_INERTIA, FR_INERTIA.replace("0.00048", "0.0006")), "inertia"),
+    ],
+)  # fmt: skip
+def test_numbers_that_differ_from_the_image_are_named(
+    tmp_path: Path, change: tuple[str, str], said: str
+) -> None:
+    with pytest.raises(UserError, match=rf"the {re.escape(said)}.* of FR_hip_joint is .* FL_hip_"):
+        joint_images(make(tmp_path, change))
 
 
 def test_sensors_and_a_floor_of_ones_own_stay(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ COMMAND: Map = [0, 1, 2], [1.0, -1.0, -1.0]
 
 NEAR = 0.02
 """How far a joint may be from the mirror image of another, m."""
+SHARE = 0.01
+"""How far a number may be from that of the image: a share of it, or of 1 rad or N·m if larger."""
 
 
 def mirror(
@@ -36,6 +38,7 @@ def mirror(
     Raises:
         UserError: the robot has no mirror symmetry.
     """
+    _check_factors(env)
     if obs is not None:
         images = {
             name: _image(obs.get(name), *[_map(part.image, env) for part in parts])
@@ -65,7 +68,7 @@ def joint_images(model: mujoco.MjModel) -> Map:
     are. It turns the same way for the same angle, or the other way.
 
     Raises:
-        UserError: a joint has no image, or the pose `home` is not its own image.
+        UserError: a joint has no image, or its numbers or those of its motor or body differ.
     """
     data, base = mujoco.MjData(model), model.jnt_bodyid[0]
     mujoco.mj_kinematics(model, data)
@@ -75,15 +78,22 @@ def joint_images(model: mujoco.MjModel) -> Map:
     index, signs = [], []
     for i, (place, axis) in enumerate(zip(places, axes, strict=True)):
         turns = axes @ (axis * ROTATION[1])
-        off = np.linalg.norm(places - place * VECTOR[1], axis=1) + 1 - np.abs(turns)
+        away = places - place * VECTOR[1]
+        off = np.linalg.norm(away, axis=1) + 1 - np.abs(turns)
         nearest = int(off.argmin())
         if off[nearest] > NEAR:
-            _refuse(f"{model.joint(i + 1).name} is not the mirror image of any joint")
+            if abs(place[1]) > NEAR and len(off) > 1:
+                off[i] = np.inf  # A joint on one side is meant to have its image on the other.
+            nearest = int(off.argmin())
+            angle = np.degrees(np.arccos(min(abs(turns[nearest]), 1.0)))
+            _refuse(
+                f"{model.joint(i + 1).name} is not the mirror image of any joint. Nearest to it is "
+                f"that of {model.joint(nearest + 1).name}, {np.linalg.norm(away[nearest]):.3g} m "
+                f"away, with an axis that is off by {angle:.0f} degrees"
+            )
         index.append(nearest)
         signs.append(float(np.sign(turns[nearest])))
-    pose = model.key("home").qpos[7:]
-    if wrong := np.flatnonzero(np.abs(pose[index] * signs - pose) > 0.01).tolist():
-        _refuse(f"in the pose `home`, {model.joint(wrong[0] + 1).name} differs from its image")
+    _check_pairs(model, index, np.array(signs))
     return index, signs
 
 
@@ -104,9 +114,57 @@ def _map(image: Image, env: Any) -> Map:
     return image(env) if callable(image) else image
 
 
+def _check_pairs(model: mujoco.MjModel, index: list[int], signs: np.ndarray) -> None:
+    """Raise UserError if a joint, its motor or its body has other numbers than its image.
+
+    Centres of mass are not compared: makers publish the same calf for both sides.
+    """
+    bodies = model.jnt_bodyid[1:]
+    masses = np.bincount(model.body_weldid, model.body_mass, minlength=model.nbody)
+    turned = {
+        "angle in the pose `home` (rad)": model.key("home").qpos[7:],
+        "range (rad)": model.jnt_range[1:] * model.jnt_limited[1:, None],
+        "ctrlrange (rad)": model.actuator_ctrlrange * model.actuator_ctrllimited[:, None],
+        "forcerange": model.actuator_forcerange,
+    }
+    equal = {
+        "kp": model.actuator_gainprm[:, 0],
+        "kv": -model.actuator_biasprm[:, 2],
+        "armature": model.dof_armature[6:],
+        "damping": model.dof_damping[6:],
+        "frictionloss": model.dof_frictionloss[6:],
+        "stiffness": model.jnt_stiffness[1:],
+        "mass of the body": masses[bodies],
+        "inertia of the body": np.sort(model.body_inertia[bodies]),
+    }
+    for name, numbers in (turned | equal).items():
+        values = numbers.reshape(len(index), -1)
+        images, limit = values[index], SHARE * np.abs(values).max(axis=1)
+        if name in turned:
+            images, limit = np.sort(images * signs[:, None]), np.maximum(limit, SHARE)
+        for i in np.flatnonzero(np.abs(images - values).max(axis=1) > limit):
+            joint, image = model.joint(i + 1).name, model.joint(index[i] + 1).name
+            has, must = (" ".join(f"{x:.4g}" for x in row[i]) for row in (values, images))
+            _refuse(f"the {name} of {joint} is {has}; as the image of {image}, it must be {must}")
+
+
+def _check_factors(env: Any) -> None:
+    """Raise UserError if a factor of a VelocityEnv's joint differs from that of its image."""
+    index, _ = joints(env)
+    names = [env.sim.model.joint(i + 1).name for i in range(len(index))]
+    for attribute in ("action_factors", "pose_factors"):
+        factors = env.of_joints(attribute).tolist()
+        for i, image in enumerate(index):
+            if factors[i] != factors[image]:
+                _refuse(
+                    f"{type(env).__name__}.{attribute} has {factors[i]:g} for {names[i]}, but "
+                    f"{factors[image]:g} for its image, {names[image]}"
+                )
+
+
 def _refuse(why: str) -> None:
     raise UserError(
-        f"the robot has no mirror symmetry: {why}. Train with "
+        f"the robot has no mirror symmetry: {why}. If this is intended, train with "
         "--agent.algorithm.symmetry-cfg.no-use-equivariant-networks."
     )
 
