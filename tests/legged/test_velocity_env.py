@@ -49,6 +49,8 @@ def build(env_class: type[VelocityEnv], **attributes: Any) -> VelocityEnv:
     [
         ({"action_factors": {"hp": 0.5}}, ["Robot.action_factors", "'hp': 0.5", "FR_hip_joint"]),
         ({"action_factors": {"hip(": 0.5}}, ["Robot.action_factors", "'hip('", "FR_hip_joint"]),
+        ({"action_factors": {"hip": 0}}, ["Robot.action_factors", "'hip': 0", "above 0"]),
+        ({"action_factors": {"hip": -0.5}}, ["Robot.action_factors", "'hip': -0.5", "above 0"]),
         ({"pose_factors": {"hip": "much"}}, ["Robot.pose_factors", "'hip': 'much'"]),
         ({"pose_factors": {"hip": math.nan}}, ["Robot.pose_factors", "'hip': nan"]),
         ({"action_factors": [("hip", 0.5)]}, ["Robot.action_factors is [('hip', 0.5)]"]),
@@ -68,6 +70,16 @@ def test_a_wrong_attribute_is_named(attributes: dict[str, Any], words: list[str]
 def test_factors_belong_to_the_joints_that_match() -> None:
     env = build(Robot, action_factors={"hip": 0.5, "^FR_hip": 0.25})
     assert (env.action_scale / env.cfg.action_scale).tolist() == [0.25, 1, 1] + [0.5, 1, 1] * 3
+
+
+def test_factors_of_one_side_have_no_mirror_image() -> None:
+    actions = torch.zeros(1, 12)
+    mirror.mirror(build(Robot, action_factors={"hip": 0.5}), None, actions)
+    for attribute in ("action_factors", "pose_factors"):
+        with pytest.raises(UserError) as error:
+            mirror.mirror(build(Robot, **{attribute: {"FR_hip": 0.5}}), None, actions)
+        said = f"Robot.{attribute} has 0.5 for FR_hip_joint, but 1 for its image, FL_hip_joint"
+        assert said in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -287,13 +287,14 @@ class VelocityEnv(CommandedEnv):
                 found = [i for i, joint in enumerate(joints) if re.search(pattern, joint)]
                 values[found] = float(factor)
                 wrong = not found or not math.isfinite(factor)
+                wrong = wrong or (attribute == "action_factors" and factor <= 0)
             except (re.error, TypeError, ValueError):
                 wrong = True
             if wrong:
                 raise UserError(
                     f"{type(self).__name__}.{attribute} has {pattern!r}: {factor!r}; it must be a "
-                    f"regular expression that matches joints, and a number. The joints are "
-                    f"{', '.join(joints)}."
+                    f"regular expression that matches joints, and a number (above 0 for "
+                    f"action_factors). The joints are {', '.join(joints)}."
                 )
         return values
 
