@@ -77,15 +77,31 @@ def _check_joints(model: mujoco.MjModel, base: str) -> None:
     if driven != list(range(1, model.njnt)) or (model.actuator_trntype > ON_JOINT).any():
         names = ", ".join(model.joint(i).name for i in range(1, model.njnt))
         raise UserError(f"each hinge needs one actuator, in the order of the joints: {names}.")
-    kp, gear = model.actuator_gainprm[:, 0], model.actuator_gear[:, 0]
-    if ((kp != -model.actuator_biasprm[:, 1]) | (kp <= 0) | (gear != 1)).any():
-        raise UserError(
-            "the actuators must be of the kind <position>, with kp above 0, kv, and no gear."
-        )
+    for i in range(model.nu):
+        if wrong := _wrong_actuator(model, i):
+            name = model.actuator(i).name or f"of {model.joint(i + 1).name}"
+            raise UserError(
+                f"the actuator {name} {wrong}; it must be of the kind <position>, with kp and kv "
+                "above 0, a forcerange, and no gear."
+            )
     if not 0 < model.opt.timestep <= LONGEST_STEP:
         raise UserError(
             f"timestep is {model.opt.timestep} s; it must be above 0, at most {LONGEST_STEP} s."
         )
+
+
+def _wrong_actuator(model: mujoco.MjModel, i: int) -> str | None:
+    """Return what keeps an actuator from being a PD controller with a torque limit, or None."""
+    kp, gear = model.actuator_gainprm[i, 0], model.actuator_gear[i, 0]
+    kv = 0.0 - model.actuator_biasprm[i, 2]
+    wrong = {
+        "is no PD controller": kp != -model.actuator_biasprm[i, 1],
+        f"has kp {kp:g}": kp <= 0,
+        f"has kv {kv:g}": kv <= 0,
+        "has no forcerange": not model.actuator_forcelimited[i],
+        f"has gear {gear:g}": gear != 1,
+    }
+    return next((what for what, is_wrong in wrong.items() if is_wrong), None)
 
 
 def _check_home(model: mujoco.MjModel, feet: tuple[str, ...], is_rough: bool) -> None:
@@ -136,7 +152,10 @@ def _add_sensors(spec: mujoco.MjSpec, base: str, feet: tuple[str, ...]) -> dict[
 
     body = spec.body(base)
     if body is None:
-        raise UserError(f"the model has no body {base!r}, which is the robot's base.")
+        raise UserError(
+            f"the model has no body {base!r}, which is the robot's base: the attribute `base` of "
+            "the environment's class names it."
+        )
     if spec.site("base") is None:
         body.add_site(name="base", group=4)
     at_base = {"objtype": mjtObj.mjOBJ_SITE, "objname": "base"}
@@ -149,7 +168,10 @@ def _add_sensors(spec: mujoco.MjSpec, base: str, feet: tuple[str, ...]) -> dict[
     is_geom = {foot: spec.geom(foot) is not None for foot in feet}
     for foot in feet:
         if not is_geom[foot] and spec.body(foot) is None:
-            raise UserError(f"the model has neither a geom nor a body {foot!r}, which is a foot.")
+            raise UserError(
+                f"the model has neither a geom nor a body {foot!r}, which is a foot: the attribute "
+                "`feet` of the environment's class names them."
+            )
         kind = mjtObj.mjOBJ_GEOM if is_geom[foot] else mjtObj.mjOBJ_XBODY
         add(f"{foot}_linvel", mjtSensor.mjSENS_FRAMELINVEL, objtype=kind, objname=foot)
     touched = {f"{foot}_contact": foot for foot in feet} | {"trunk_contact": base}
