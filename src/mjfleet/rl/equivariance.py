@@ -7,7 +7,7 @@ the order of a hidden layer's units. Networks keep their form and cost: their we
 and gradients are averaged with their images.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -52,12 +52,7 @@ class Equivariance:
         distribution = networks[0].distribution
         device, num_actions = gradient.flat.device, distribution.output_dim
         sizes = {name: rows.shape[1] for name, rows in observations.items()}
-        examples = {name: _example(size, device) for name, size in sizes.items()}
-        seen, done = mirror(
-            obs=TensorDict(examples, batch_size=1), actions=_example(num_actions, device)
-        )
-        actions = _read("actions", done)
-        groups = {name: _read(name, seen[name]) for name in sizes}
+        groups, actions = read_mirrors(mirror, sizes, num_actions, device)
         deviations = Mirror(actions.source, torch.ones_like(actions.sign))
         images: dict[Any, Mirror] = dict.fromkeys(distribution.parameters(), deviations)
         self.inputs = {x: _join([groups[name] for name in x.obs_groups]) for x in networks}
@@ -105,6 +100,21 @@ class Equivariance:
     def tie_gradients(self) -> None:
         """Average all gradients with their images."""
         self._flat.add_(self._flat[self._image.source] * self._image.sign).mul_(0.5)
+
+
+def read_mirrors(
+    mirror: Callable[..., Any], sizes: Mapping[str, int], num_actions: int, device: torch.device
+) -> tuple[dict[str, Mirror], Mirror]:
+    """Return the mirrors of groups of observations, whose `sizes` are given, and that of actions.
+
+    Raises:
+        UserError: `mirror` is none.
+    """
+    examples = {name: _example(size, device) for name, size in sizes.items()}
+    seen, done = mirror(
+        obs=TensorDict(examples, batch_size=1), actions=_example(num_actions, device)
+    )
+    return {name: _read(name, seen[name]) for name in sizes}, _read("actions", done)
 
 
 def _example(size: int, device: torch.device) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import mujoco
@@ -10,6 +11,9 @@ import numpy as np
 import torch
 
 from mjfleet.env.environment import Env, EnvShard
+from mjfleet.errors import UserError
+from mjfleet.rl.adapters.rsl_rl_adapter import augmentation
+from mjfleet.rl.equivariance import read_mirrors
 from mjfleet.sim.simulation import STATE_FIELDS
 from mjfleet.tools.check_task.finding import Finding, columns
 from mjfleet.tools.check_task.line_watch import LineWatch
@@ -105,6 +109,21 @@ def seeds(subject: Subject, build: Build) -> Iterator[Finding]:
             "from the seed; draw with self.uniform and self.normal",
             place,
         )
+
+
+def symmetry(subject: Subject, load: Callable[..., Any]) -> Iterator[Finding]:
+    """Find why training would refuse the function that mirrors samples; for `load` see Runner."""
+    env, algorithm = subject.env, subject.agent.algorithm
+    try:
+        mirror = augmentation(algorithm.symmetry_cfg, load)
+        observations, actions = env.get_observations(), torch.zeros_like(env.action)
+        if algorithm.ties_weights:
+            sizes = {name: rows.shape[1] for name, rows in observations.items()}
+            read_mirrors(partial(mirror, env), sizes, env.num_actions, actions.device)
+        elif algorithm.mirrors_samples:
+            mirror(env=env, obs=observations, actions=actions)
+    except UserError as error:
+        yield Finding(str(error))
 
 
 def stale_constants(subject: Subject, build: Build) -> Iterator[Finding]:

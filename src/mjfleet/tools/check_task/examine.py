@@ -39,7 +39,9 @@ class Examination:
     def on_native(self) -> Iterator[Finding]:
         """Make all checks that need MuJoCo's own engine alone."""
         with on_device("native", "cpu"), torch.inference_mode():  # As in training.
-            yield from self._random_steps(self._subject("native", "cpu"))
+            subject = self._subject("native", "cpu")
+            yield from subject.check(build_checks.symmetry, self._found.load)
+            yield from self._random_steps(subject)
 
     def against_warp(self, device: str) -> Iterator[Finding]:
         """Step both engines side by side, MuJoCo-Warp on a device."""
