@@ -57,10 +57,12 @@ def make(folder: Path, *changes: tuple[str, str], feet: tuple[str, ...] = FEET) 
         (("0 0 0.3235  1 0 0 0", "0 0 0.3235"), "'home'"),
         ((HOME, ""), "no keyframe 'home' with a qpos"),
         (("1 0 0 0  -0.1 0.8 -1.5", "1 0 0 0  -6 46 -86"), "FR_hip_joint is at -6 rad"),
-        (("0 0 0.3235", "0 0 32.35"), "FR_foot does not touch the ground"),
-        (("0 0 0.3235", "0 0 0.03"), "FR_foot still touches the ground"),
+        (("0 0 0.3235", "0 0 32.35"), "at 32.35 m, .* with the base at: FR_foot 0.323 m"),
+        (("0 0 0.3235", "0 0 0.25"), "at 0.25 m, .* with the base at: FR_foot 0.323 m"),
+        (("-0.1 0.8 -1.5", "-0.1 0.8 -2.3"), "FR_foot 0.1.*, FL_foot 0.323 m"),
         (('group="3" contype="0" conaffinity="1"', 'group="3" contype="0" conaffinity="2"'),
-         "contype and conaffinity"),
+         "FR_foot touches nothing: contype and conaffinity"),
+        (("</worldbody>", '<geom size="20"/></worldbody>'), "FR_foot still touches something"),
         (("</worldbody>", '<geom type="plane" size="1 1 1"/></worldbody>'), "must be 'floor'"),
         (("</worldbody>", "</worldbody><sensor>"
           '<framequat name="imu_gyro" objtype="body" objname="trunk"/></sensor>'),
@@ -98,8 +100,8 @@ def test_joints_and_feet_find_their_mirror_images(tmp_path: Path) -> None:
 
 
 def test_a_joint_without_an_image_is_told_the_nearest_one(tmp_path: Path) -> None:
-    longer = ('body name="FR_calf" pos="0 0 -0.213"', 'body name="FR_calf" pos="0 0 -0.3"')
-    with pytest.raises(UserError, match=r"FR_calf_joint is not .* FL_calf_joint, 0.087 m away"):
+    longer = ('body name="FR_calf" pos="0 0 -0.213"', 'body name="FR_calf" pos="0 0 -0.24"')
+    with pytest.raises(UserError, match=r"FR_calf_joint is not .* FL_calf_joint, 0.027 m away"):
         joint_images(make(tmp_path, longer))
     same_side = ('body name="FL_hip" pos="0.1934 0.0465', 'body name="FL_hip" pos="0.1934 -0.0465')
     with pytest.raises(UserError, match=r"FR_hip_joint is not .* FL_hip_joint, 0.093 m away"):

@@ -21,6 +21,10 @@ GROUND, SKY, SUN = "mjfleet ground", "mjfleet sky", "mjfleet sun"
 """Names that a robot's own model hardly has."""
 LEAST_UP = 0.999
 """Cosine of the largest tilt of the base in the pose `home`."""
+FOOT_OFF = 0.03
+"""How far a foot may be in or above the ground in the pose `home`, m."""
+LONGEST_LEG = 10.0
+"""The height of the base that is right is sought up to here, m."""
 LONGEST_STEP = 0.05
 """Of the physics, s."""
 ON_JOINT = int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)
@@ -122,17 +126,40 @@ def _check_home(model: mujoco.MjModel, feet: tuple[str, ...], is_rough: bool) ->
             f"in the keyframe {HOME!r}, the base is tilted by {math.degrees(math.acos(up)):.0f} "
             "degrees; z of its body, and of the site 'base', must point up: (w 0 0 z) in `qpos`."
         )
+    if not is_rough:
+        _check_feet(model, data, feet)
+
+
+def _check_feet(model: mujoco.MjModel, data: mujoco.MjData, feet: tuple[str, ...]) -> None:
+    """Raise UserError unless each foot is within `FOOT_OFF` of the ground in this pose."""
     height = data.qpos[2].item()
-    for moved, touches in () if is_rough else (("lower", True), ("higher", False)):
-        data.qpos[2] = height * (0.75 if touches else 1.25)
+
+    def touches(foot: str, height: float) -> bool:
+        data.qpos[2] = height
         mujoco.mj_forward(model, data)
-        for foot in feet:
-            if (data.sensor(f"{foot}_contact").data[0] > 0) != touches:
+        return data.sensor(f"{foot}_contact").data[0] > 0
+
+    if all(touches(f, height - FOOT_OFF) and not touches(f, height + FOOT_OFF) for f in feet):
+        return
+    where = f"in the keyframe {HOME!r} the base is at {height:.4g} m"
+    right = []
+    for foot in feet:
+        low, high = -LONGEST_LEG, height + LONGEST_LEG
+        for at, must in ((low, True), (high, False)):
+            if touches(foot, at) != must:
+                what = "touches nothing" if must else "still touches something"
                 raise UserError(
-                    f"in the keyframe {HOME!r} the base is at {height:.4g} m. A quarter {moved}, "
-                    f"{foot} {'does not touch' if touches else 'still touches'} the ground: the "
-                    "height is wrong, or contype and conaffinity of the foot or of the ground are."
+                    f"{where}. At {at:.4g} m, {foot} {what}: contype and conaffinity "
+                    "of the foot or of the ground are wrong."
                 )
+        while high - low > 1e-4:
+            middle = (low + high) / 2
+            low, high = (middle, high) if touches(foot, middle) else (low, middle)
+        right.append(f"{foot} {low:.3f} m")
+    raise UserError(
+        f"{where}, and a foot is more than {FOOT_OFF} m in or above the ground. Feet just touch "
+        f"it with the base at: {', '.join(right)}."
+    )
 
 
 def _add_sensors(spec: mujoco.MjSpec, base: str, feet: tuple[str, ...]) -> dict[str, int]:
