@@ -1,15 +1,9 @@
 """`mjfleet check-task`: it tries the function that mirrors samples, as training does at once."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from mjfleet.config import from_dict
-from mjfleet.registry import discover
-from mjfleet.tools.check_task.examine import Examination
-
-from ..conftest import REPOSITORY
 from .arm import mistakes_on_native, write_arm
 
 MIRROR = """
@@ -43,15 +37,3 @@ def test_a_mirror_that_training_refuses_is_found(
     found = mistakes_on_native(tmp_path)
     assert len(found) == (said is not None)
     assert said is None or said in found[0]
-
-
-def test_a_robot_without_mirror_symmetry_is_found(tmp_path: Path) -> None:
-    robot = tmp_path / "tasks/dog/go2.xml"
-    shutil.copytree(REPOSITORY / "tasks/go2", robot.parent)
-    config = robot.parent / "config.py"
-    config.write_text(config.read_text().replace('"go2"', '"dog"'))
-    motor = 'name="FR_hip" class="hip_joint"'
-    robot.write_text(robot.read_text().replace(motor, f'{motor} kp="30"'))
-    found = discover({}, str(tmp_path / "tasks")).tasks["dog-velocity-flat"]
-    examination = Examination(found, from_dict(found.defaults(), {"env": {"num_envs": 2}}))
-    assert "the kp of FR_hip_joint is 30" in str(next(examination.on_native()))

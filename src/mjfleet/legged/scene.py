@@ -118,7 +118,8 @@ def _check_home(model: mujoco.MjModel, feet: tuple[str, ...], is_rough: bool) ->
     for i in np.flatnonzero(beyond):
         raise UserError(
             f"in the keyframe {HOME!r}, {model.joint(i + 1).name} is at {angles[i]:.4g} rad; its "
-            f"range is {low[i]:.4g} to {high[i]:.4g} rad. A keyframe's angles are always in rad."
+            f"range is {low[i]:.4g} to {high[i]:.4g} rad. A keyframe's angles are always in rad, "
+            'ranges in degrees unless the model has <compiler angle="radian"/>.'
         )
     mujoco.mj_forward(model, data)
     if (up := max(data.sensor("base_up").data[2], -1.0)) < LEAST_UP:  # Rounding may exceed 1.
