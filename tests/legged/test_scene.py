@@ -48,7 +48,7 @@ def make(folder: Path, *changes: tuple[str, str], feet: tuple[str, ...] = FEET) 
         (('name="FL_hip" class="hip_joint"', 'name="FL_hip" class="hip_joint" kp="0"'),
          "actuator FL_hip has kp 0"),
         (('name="FL_hip" class="hip_joint"', 'class="hip_joint" kv="0"'),
-         "actuator of FL_hip_joint has kv 0"),
+         "actuator of FL_hip_joint has kv 0, and its joint no damping"),
         (('name="FL_hip" class="hip_joint"',
           'name="FL_hip" class="hip_joint" forcelimited="false"'),
          "actuator FL_hip has no forcerange"),

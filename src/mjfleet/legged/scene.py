@@ -86,7 +86,7 @@ def _check_joints(model: mujoco.MjModel, base: str) -> None:
             name = model.actuator(i).name or f"of {model.joint(i + 1).name}"
             raise UserError(
                 f"the actuator {name} {wrong}; it must be of the kind <position>, with kp and kv "
-                "above 0, a forcerange, and no gear."
+                "above 0 (or damping in the joint), a forcerange, and no gear."
             )
     if not 0 < model.opt.timestep <= LONGEST_STEP:
         raise UserError(
@@ -101,7 +101,7 @@ def _wrong_actuator(model: mujoco.MjModel, i: int) -> str | None:
     wrong = {
         "is no PD controller": kp != -model.actuator_biasprm[i, 1],
         f"has kp {kp:g}": kp <= 0,
-        f"has kv {kv:g}": kv <= 0,
+        f"has kv {kv:g}, and its joint no damping": kv + model.dof_damping[6 + i] <= 0,
         "has no forcerange": not model.actuator_forcelimited[i],
         f"has gear {gear:g}": gear != 1,
     }
