@@ -43,6 +43,13 @@ def test_what_a_run_file_cannot_use_is_said(run: Run, tmp_path: Path) -> None:
     commands = np.zeros((5, 2, 3))
     np.savez(tmp_path / "other.npz", steps=5, commands=commands, qpos=np.zeros((2, 9)))
     (tmp_path / "text.npz").write_text("text")
+    for name, starts, told in (
+        ("none", np.zeros((0, 19)), commands[:, :0]),
+        ("fewer", np.zeros((1, 19)), commands),
+        ("nan", np.full((2, 19), np.nan), commands),
+        ("far", np.zeros((2, 19)), commands + 1.5),
+    ):
+        np.savez(tmp_path / f"{name}.npz", steps=5, commands=told, qpos=starts)
     script = (tmp_path / "run_go1.py").read_text()
     changed = script.replace("return np.concatenate((*self.frames, command))", "return command")
     (tmp_path / "run_changed.py").write_text(changed)
@@ -57,6 +64,10 @@ def test_what_a_run_file_cannot_use_is_said(run: Run, tmp_path: Path) -> None:
         ("go1", ["--episodes", "no.npz"], "no.npz: No such file"),
         ("go1", ["--episodes", "text.npz"], "text.npz was not written by `play --save-episodes`"),
         ("go1", ["--episodes", "other.npz"], "qpos has the shape (9,), not (19,)"),
+        ("go1", ["--episodes", "none.npz"], "none.npz holds no episodes"),
+        ("go1", ["--episodes", "fewer.npz"], "or not all of each"),
+        ("go1", ["--episodes", "nan.npz"], "qpos has numbers that are not finite"),
+        ("go1", ["--episodes", "far.npz"], "forward is from 1.5 to 1.5; its range is from -1 to 1"),
         ("changed", play, "Robot.observe() returns 3 numbers; the policy takes"),
         ("go2", play, "go2.mjb is another robot"),
         ("g1", play, "there is no "),

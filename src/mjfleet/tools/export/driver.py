@@ -143,7 +143,7 @@ def repeat(loop: Loop, file: Path) -> list[dict[str, float]]:
     """Play the episodes of a file again."""
     try:
         with np.load(file) as saved:
-            fields: dict[str, np.ndarray] = dict(saved)
+            fields = {name: np.asarray(values, float) for name, values in saved.items()}
         steps, commands = int(fields.pop("steps")), fields.pop("commands")
         sizes = {
             name: (values.shape[1:], loop.field(name).shape) for name, values in fields.items()
@@ -156,11 +156,30 @@ def repeat(loop: Loop, file: Path) -> list[dict[str, float]]:
     for name, (found, own) in sizes.items():
         if found != own:
             fail(f"--episodes {file} is of another robot: {name} has the shape {found}, not {own}")
+    check(loop, f"--episodes {file}", steps, commands, fields)
     episodes = []
     for i in range(commands.shape[1]):
         loop.begin({name: values[i] for name, values in fields.items()})
         episodes.append(loop.play(steps, lambda t, i=i: commands[min(t, len(commands) - 1), i]))
     return episodes
+
+
+def check(
+    loop: Loop, what: str, steps: int, commands: np.ndarray, fields: dict[str, np.ndarray]
+) -> None:
+    """Refuse episodes that cannot be played, or that tell more than the training did."""
+    counts = {commands.shape[1], *map(len, fields.values())}
+    if steps < 1 or 0 in commands.shape[:2] or len(counts) > 1:
+        fail(f"{what} holds no episodes, or not all of each: write it anew")
+    for name, values in {**fields, "commands": commands}.items():
+        if not np.isfinite(values).all():
+            fail(f"{what}: {name} has numbers that are not finite")
+    for i, command in enumerate(loop.known["commands"]):
+        told, (low, high) = commands[..., i], command["range"]
+        most = 1e-6 * max(-low, high)  # Episodes hold numbers of single precision.
+        if told.min() < min(low, 0) - most or told.max() > max(high, 0) + most:
+            ends = f"from {told.min():g} to {told.max():g}"
+            fail(f"{what}: {command['name']} is {ends}; its range is from {low:g} to {high:g}")
 
 
 def script(loop: Loop, texts: list[str]) -> Any:
