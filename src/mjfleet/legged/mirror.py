@@ -153,7 +153,7 @@ def _check_factors(env: Any) -> None:
     index, _ = joints(env)
     names = [env.sim.model.joint(i + 1).name for i in range(len(index))]
     for attribute in ("action_factors", "pose_factors"):
-        factors = env.of_joints(attribute).tolist()
+        factors = env.of_joints(attribute)
         for i, image in enumerate(index):
             if factors[i] != factors[image]:
                 _refuse(

@@ -83,8 +83,11 @@ class VelocityEnv(CommandedEnv):
         self.foot_velocities = self.of_feet("linvel", 3)
         self.contacts = sim.sensor("robot_contact")
         self.masses = vary_robots(self, self.base, self.feet)
-        self.action_scale = cfg.action_scale * self.of_joints("action_factors")
-        self.pose_weight = self.of_joints("pose_factors")
+        actions, pose = (
+            torch.tensor(self.of_joints(name), device=self.device)
+            for name in ("action_factors", "pose_factors")
+        )
+        self.action_scale, self.pose_weight = cfg.action_scale * actions, pose
 
         self.set_up_commands()
         self.previous = torch.zeros_like(self.action)
@@ -269,14 +272,14 @@ class VelocityEnv(CommandedEnv):
             "largest_tilt": self.largest_tilt,
         }
 
-    def of_joints(self, attribute: str) -> torch.Tensor:
-        """Return the factor of each joint, `(num_actions,)`: 1, or that of a pattern it matches.
+    def of_joints(self, attribute: str) -> list[float]:
+        """Return the factor of each joint: 1, or that of the last pattern that it matches.
 
         `attribute` is the name of a mapping from patterns to factors.
         """
         model = self.sim.model
         joints = [model.joint(i).name for i in range(1, model.njnt)]
-        values = torch.ones(len(joints), device=self.device)
+        values = [1.0] * len(joints)
         factors = getattr(self, attribute)
         if not isinstance(factors, Mapping):
             raise UserError(
@@ -285,7 +288,8 @@ class VelocityEnv(CommandedEnv):
         for pattern, factor in factors.items():
             try:
                 found = [i for i, joint in enumerate(joints) if re.search(pattern, joint)]
-                values[found] = float(factor)
+                for i in found:
+                    values[i] = float(factor)
                 wrong = not found or not math.isfinite(factor)
                 wrong = wrong or (attribute == "action_factors" and factor <= 0)
             except (re.error, TypeError, ValueError):
