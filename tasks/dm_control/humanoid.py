@@ -15,6 +15,8 @@ LEVELS = 6
 """Number of levels. The highest is the suite's task; on the lowest, there is most help."""
 LOW, HIGH = 0.1, 0.3
 """A mean reward for standing below LOW lowers an environment's level; one above HIGH raises it."""
+HEIGHT_REWARD = 0.3
+"""Reward, on the lowest level, for a head as high as the task demands."""
 HEAD_HEIGHT = 1.4
 """Height of the head from which on a humanoid stands, m."""
 
@@ -23,9 +25,9 @@ class Humanoid(SuiteEnv[HumanoidConfig]):
     """21 actions: torques at the joints of abdomen, legs and arms.
 
     A humanoid that lies on the ground earns nothing, whatever it does there. In training, an
-    episode that it spent there lowers its level: its motors become stronger, up to twice. An
-    episode in which it stood raises the level again. Tao et al. 2022 (arXiv:2205.00307) found that
-    getting up is learnable with stronger motors.
+    episode that it spent there lowers its level: its motors become stronger (up to twice), and a
+    high head earns reward. An episode in which it stood raises the level again. Tao et al. 2022
+    (arXiv:2205.00307) found that getting up is learnable with stronger motors.
     """
 
     domain: ClassVar[str] = "humanoid"
@@ -49,7 +51,7 @@ class Humanoid(SuiteEnv[HumanoidConfig]):
             up = counts & (mean > HIGH) & (self.level < LEVELS - 1)
             down = counts & (mean < LOW)
             self.level = next_levels(self, self.level, up, down, LEVELS)
-            self.gain[:, :, 0] = (2.0 - self.level / (LEVELS - 1)).unsqueeze(1)
+            self.gain[:, :, 0] = (1.0 + self._help()).unsqueeze(1)
         self.stood.masked_fill_(mask, 0.0)
         self.steps.masked_fill_(mask, 0.0)
 
@@ -73,20 +75,30 @@ class Humanoid(SuiteEnv[HumanoidConfig]):
         }
 
     def rewards(self) -> dict[str, torch.Tensor]:
-        """Reward a high head, an upright torso and little effort; then keeping still or moving."""
+        """Reward a high head, an upright torso and little effort; then keeping still or moving.
+
+        On lower levels, also reward the head's height alone.
+        """
         standing = tolerance(self._head_height(), HEAD_HEIGHT, math.inf, margin=HEAD_HEIGHT / 4)
         upright = tolerance(self.axes("torso", "zz").squeeze(1), 0.9, math.inf, 1.9, "linear", 0.0)
         stands = self.small_control() * standing * upright
         velocity, speed = self.sim.sensor("torso_subtreelinvel")[:, :2], self.cfg.speed
         self.stood += stands
         self.steps += 1.0
+        height = (self._head_height() / HEAD_HEIGHT).clamp(max=1.0)
+        extra = HEIGHT_REWARD * self._help() * height
         if not speed:
-            return {"stand": stands * tolerance(velocity, margin=2.0).mean(dim=1)}
+            return {"stand": stands * tolerance(velocity, margin=2.0).mean(dim=1) + extra}
         moves = tolerance(velocity.norm(dim=1), speed, math.inf, speed, "linear", 0.0)
-        return {"move": stands * (5 * moves + 1) / 6}
+        return {"move": stands * (5 * moves + 1) / 6 + extra}
 
     def metrics(self) -> dict[str, Any]:
         return {"level": self.level.float()}
+
+    def _help(self) -> torch.Tensor:
+        """Return the share of the help that each environment gets, `(num_envs,)`: 0 on the highest
+        level, 1 on the lowest."""
+        return 1.0 - self.level / (LEVELS - 1)
 
     def _head_height(self) -> torch.Tensor:
         """Return the head's height, `(num_envs,)`, m."""

@@ -185,7 +185,14 @@ def test_a_humanoid_that_lies_on_the_ground_gets_help_until_it_stands() -> None:
         end_episode(0.0, 1.0)
         assert (env.level == expected).all()
 
+    # Motors are twice as strong, and the head's height earns reward.
     assert motor_strength(env) == pytest.approx(2.0)
+    helped = env.step(env.action)[1]
+    head = env.sim.xpos[:, env.sim.model.body("head").id, 2]
+    env.level[:] = top
+    difference = helped - env.rewards()["stand"]
+    assert difference.numpy() == pytest.approx(0.3 * (head / 1.4).clamp(max=1.0).numpy(), abs=1e-6)
+    env.level[:] = 0
     assert env.metrics()["level"].tolist() == [0.0] * 4
 
     for expected in range(1, top + 1):
