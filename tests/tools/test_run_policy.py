@@ -65,7 +65,7 @@ def test_what_a_run_file_cannot_use_is_said(run: Run, tmp_path: Path) -> None:
         ("go1", ["--episodes", "text.npz"], "text.npz was not written by `play --save-episodes`"),
         ("go1", ["--episodes", "other.npz"], "qpos has the shape (9,), not (19,)"),
         ("go1", ["--episodes", "none.npz"], "none.npz holds no episodes"),
-        ("go1", ["--episodes", "fewer.npz"], "or not all of each"),
+        ("go1", ["--episodes", "fewer.npz"], "or not the same number in each field"),
         ("go1", ["--episodes", "nan.npz"], "qpos has numbers that are not finite"),
         ("go1", ["--episodes", "far.npz"], "forward is from 1.5 to 1.5; its range is from -1 to 1"),
         ("changed", play, "Robot.observe() returns 3 numbers; the policy takes"),

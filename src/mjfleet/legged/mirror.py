@@ -86,10 +86,11 @@ def joint_images(model: mujoco.MjModel) -> Map:
                 off[i] = np.inf  # A joint on one side is meant to have its image on the other.
             nearest = int(off.argmin())
             angle = np.degrees(np.arccos(min(abs(turns[nearest]), 1.0)))
+            joint, other = (model.joint(each + 1).name for each in (i, nearest))
             _refuse(
-                f"{model.joint(i + 1).name} is not the mirror image of any joint. Nearest to it is "
-                f"that of {model.joint(nearest + 1).name}, {np.linalg.norm(away[nearest]):.3g} m "
-                f"away, with an axis that is off by {angle:.0f} degrees"
+                f"{joint} is not the mirror image of any joint. The nearest image is that of "
+                f"{other}, {np.linalg.norm(away[nearest]):.3g} m away, with an axis that is off by "
+                f"{angle:.0f} degrees"
             )
         index.append(nearest)
         signs.append(float(np.sign(turns[nearest])))
@@ -150,15 +151,13 @@ def _check_pairs(model: mujoco.MjModel, index: list[int], signs: np.ndarray) -> 
 
 def _check_factors(env: Any) -> None:
     """Raise UserError if a factor of a VelocityEnv's joint differs from that of its image."""
-    index, _ = joints(env)
-    names = [env.sim.model.joint(i + 1).name for i in range(len(index))]
-    for attribute in ("action_factors", "pose_factors"):
-        factors = env.of_joints(attribute)
-        for i, image in enumerate(index):
+    for attribute, factors in env.factors.items():
+        for i, image in enumerate(joints(env)[0]):
             if factors[i] != factors[image]:
+                joint, other = (env.sim.model.joint(each + 1).name for each in (i, image))
                 _refuse(
-                    f"{type(env).__name__}.{attribute} has {factors[i]:g} for {names[i]}, but "
-                    f"{factors[image]:g} for its image, {names[image]}"
+                    f"{type(env).__name__}.{attribute} has {factors[i]:g} for {joint}, but "
+                    f"{factors[image]:g} for its image, {other}"
                 )
 
 

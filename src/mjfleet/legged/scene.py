@@ -24,7 +24,7 @@ LEAST_UP = 0.999
 FOOT_OFF = 0.03
 """How far a foot may be in or above the ground in the pose `home`, m."""
 LONGEST_LEG = 10.0
-"""The height of the base that is right is sought up to here, m."""
+"""How far from the ground and from `home` the right height of the base is sought, m."""
 LONGEST_STEP = 0.05
 """Of the physics, s."""
 ON_JOINT = int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)

@@ -83,10 +83,9 @@ class VelocityEnv(CommandedEnv):
         self.foot_velocities = self.of_feet("linvel", 3)
         self.contacts = sim.sensor("robot_contact")
         self.masses = vary_robots(self, self.base, self.feet)
-        actions, pose = (
-            torch.tensor(self.of_joints(name), device=self.device)
-            for name in ("action_factors", "pose_factors")
-        )
+        names = "action_factors", "pose_factors"
+        self.factors = {name: self.of_joints(name) for name in names}
+        actions, pose = (torch.tensor(self.factors[name], device=self.device) for name in names)
         self.action_scale, self.pose_weight = cfg.action_scale * actions, pose
 
         self.set_up_commands()

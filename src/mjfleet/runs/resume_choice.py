@@ -96,9 +96,9 @@ def find_wanted(
     if run_dir is None:
         # What the user names may be a link.
         path = Path(os.path.realpath(path)) if path.is_symlink() else path
-        recorded, config, kind = about(path).get("task", task), {}, "checkpoint"
+        kind, recorded, config = "checkpoint", about(path).get("task", task), {}
     else:
-        (recorded, config), kind = _recorded(run_dir, FLAG, trust), "run"
+        kind, (recorded, config) = "run", _recorded(run_dir, FLAG, trust)
     if recorded != task:
         raise UserError(
             f"{FLAG}{run_dir or path} is a {kind} of the task {recorded}, not of {task}: name "

@@ -167,10 +167,10 @@ def repeat(loop: Loop, file: Path) -> list[dict[str, float]]:
 def check(
     loop: Loop, what: str, steps: int, commands: np.ndarray, fields: dict[str, np.ndarray]
 ) -> None:
-    """Refuse episodes that cannot be played, or that tell more than the training did."""
+    """Refuse episodes that cannot be played, or whose commands are beyond those of training."""
     counts = {commands.shape[1], *map(len, fields.values())}
     if steps < 1 or 0 in commands.shape[:2] or len(counts) > 1:
-        fail(f"{what} holds no episodes, or not all of each: write it anew")
+        fail(f"{what} holds no episodes, or not the same number in each field")
     for name, values in {**fields, "commands": commands}.items():
         if not np.isfinite(values).all():
             fail(f"{what}: {name} has numbers that are not finite")
