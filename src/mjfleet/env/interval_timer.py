@@ -26,7 +26,8 @@ class Timer(nn.Module):
     def forward(self) -> torch.Tensor:
         """Advance by one step; return where the timer fires, `(num_envs,)`, bool."""
         self.left.sub_(self._env.step_dt)
-        due = self.left <= 0.0
+        # Half a step allows for the rounding of many subtractions.
+        due = self.left < 0.5 * self._env.step_dt
         self.reset(due)
         return due
 

@@ -43,6 +43,8 @@ class RoughVelocityEnv(VelocityEnv):
         """Distance covered in this episode in the commanded direction, m."""
         self.wanted = torch.zeros(self.num_envs, device=device)
         """Distance commanded in this episode, m."""
+        self.fell = torch.zeros(self.num_envs, dtype=torch.bool, device=device)
+        """Whether the robot has failed in the newest step."""
         # What Isaac Lab scans, in a smaller rectangle.
         x, y = (
             torch.linspace(-n / 20, n / 20, n + 1, device=device) for n in (ROWS - 1, COLUMNS - 1)
@@ -51,10 +53,14 @@ class RoughVelocityEnv(VelocityEnv):
         super().setup()
 
     def reset_worlds(self, mask: torch.Tensor) -> None:
-        """Move robots that covered the commanded distance to harder ground, as legged_gym does."""
+        """Move robots that covered the commanded distance to harder ground, as legged_gym does.
+
+        Unlike there, only a whole episode without a fall leads to harder ground.
+        """
         share = self.walked / self.wanted.clamp(min=1.0)
         has_been = mask & (self.wanted > 1.0)
-        up, down = has_been & (share > 0.75), has_been & (share < 0.5)
+        is_whole = (self.episode_length_buf >= self.max_episode_length) & ~self.fell
+        up, down = has_been & is_whole & (share > 0.75), has_been & (share < 0.5)
         self.level = next_levels(self, self.level, up, down, self.levels)
         self.walked.masked_fill_(mask, 0.0)
         self.wanted.masked_fill_(mask, 0.0)
@@ -74,6 +80,7 @@ class RoughVelocityEnv(VelocityEnv):
         along = (self.velocity[:, :2] * self.command[:, :2]).sum(dim=1) / told.clamp(min=0.1)
         self.walked += self.step_dt * along.float()
         self.wanted += self.step_dt * told
+        self.fell.copy_(self.terminated())
         return super().reward_terms()
 
     def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:

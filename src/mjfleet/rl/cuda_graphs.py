@@ -151,7 +151,9 @@ class GraphedWork:
     def _remember(self, pinned: PinnedState) -> Callable[[], None]:
         """Return a function that restores the state of now."""
         env, device, counts = self._env, str(self._result().device), self._counts()
-        tensors = [(tensor, tensor.clone()) for tensor in pinned.tensors()]
+        # Clones with a gradient's history would keep nodes of the default stream alive, which a
+        # capture on another stream must not touch.
+        tensors = [(tensor, tensor.detach().clone()) for tensor in pinned.tensors()]
         fields = {k: v.clone() for k, v in env.sim.state().items()} if env else {}
         random_numbers = random_states(device)
         of_env = [(env.generator, env.generator.get_state())] if env else []

@@ -77,7 +77,8 @@ def group_advantages(
     for step in reversed(range(len(rewards))):
         later = rewards[step] + gamma * later.masked_fill(dones[step], 0.0)
         returns[step] = later
-    ended = dones.to(returns.dtype)
+    # Integers: torch has no deterministic sum of floats along a dimension on GPUs.
+    ended = dones.long()
     counted = (ended.cumsum(dim=0) == ended).to(returns.dtype).unflatten(1, (-1, group_size))
     number = counted.sum(dim=2, keepdim=True).clamp(min=1.0)
     returns = returns.unflatten(1, (-1, group_size))

@@ -20,6 +20,8 @@ def apply_settings(config: TrainConfig, device: str) -> None:
         # Without it cuBLAS chooses its algorithm by how streams happen to overlap.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+        # Nothing here reads memory before it is written.
+        torch.utils.deterministic.fill_uninitialized_memory = False
     if config.numa == "auto" and device != "cpu":
         _use_near_cores(device)
 
