@@ -67,7 +67,6 @@ class CudaGraphStub:
     def capture(
         self,
         function: Callable[[], object],
-        around: object = None,
         generators: Sequence[torch.Generator] = (),
         pool: list[RecordedGraph] | None = None,
         *,
@@ -77,7 +76,6 @@ class CudaGraphStub:
 
         Args:
             function: what to capture.
-            around: unused; on a GPU, tells the simulation of the capture.
             generators: of random numbers, besides the device's own.
             pool: memory to share with other graphs.
             twice: whether to call the function a second time, and compare.
@@ -86,7 +84,6 @@ class CudaGraphStub:
             CaptureRefusedError: a CUDA stream would not allow it.
             ChangedConstantError: a number of Python's is another one the second time.
         """
-        del around
         graph = self._capture(function, generators, [] if pool is None else pool)
         if twice:
             graph.check_same_as(self._capture(function, generators, []))
@@ -198,7 +195,7 @@ def _launches_recorded(simulations: Iterable[Any], graph: RecordedGraph) -> Iter
         for name in OPAQUE[hasattr(type(sim), "launch")]
     ]
     for sim, name, method in changed:
-        sim.mark_written()  # As `captured_by` does.
+        sim.mark_written()
         vars(sim)[name] = recorded(f"simulation.{name}", method)
     try:
         yield

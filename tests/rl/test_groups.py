@@ -135,7 +135,7 @@ def test_an_update_learns_no_critic_and_follows_the_policys_gradient(backprop: s
     alg.train_mode()
     critic = {k: v.clone() for k, v in alg.critic.state_dict().items()}
     with torch.inference_mode():
-        runner.rollout()
+        getattr(runner, "_roll")()  # noqa: B009
     storage: Any = alg.storage
     before = [p.detach().clone() for p in alg.actor.parameters()]
     rollout = storage.rewards[:, :, 0], storage.dones[:, :, 0].bool()
@@ -172,7 +172,7 @@ def test_training_by_graphs_is_training_by_calls(
         found.append((measured, weights(runner.alg)))
         if by_graphs:
             assert caplog.records == []
-            assert [graph.replays > 1 for graph in stub.graphs] == [True, True]
+            assert [graph.replays > 1 for graph in stub.graphs] == [True]
     assert found[0][0] == found[1][0]
     assert same(found[0][1], found[1][1])
 

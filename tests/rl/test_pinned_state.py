@@ -2,9 +2,7 @@
 
 import itertools
 import random
-import sys
-from collections import Counter, deque
-from functools import partial
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,59 +60,6 @@ def test_buffers_that_a_network_replaces_are_pinned() -> None:
     pinned.settle()
     assert network.running_mean is before
     assert network.running_mean.tolist() == [1, 1]
-
-
-def test_what_functions_enclose_is_pinned() -> None:
-    first = kept = torch.zeros(1)
-
-    def replace() -> None:
-        nonlocal kept
-        kept = kept + 1.0
-
-    class Owner:
-        def __init__(self) -> None:
-            self.tensor = torch.zeros(1)
-
-        def method(self) -> None:
-            self.tensor = self.tensor + 2.0
-
-    bound, held = Owner(), Owner()
-    tensors = bound.tensor, held.tensor
-    owner = SimpleNamespace(replace=replace, bound=bound.method, held=partial(increment, held))
-    pinned = PinnedState({"env": owner, "module": sys.modules[__name__]})
-    for act in (replace, bound.method, held.method):
-        act()
-    pinned.settle()
-    assert kept is first
-    assert (bound.tensor, held.tensor) == tensors
-    assert [t.item() for t in (kept, *tensors)] == [1.0, 2.0, 2.0]
-
-
-class HasState:
-    """State of a class and of a module."""
-
-    count = 0
-    tensor = torch.zeros(1)
-
-
-def test_classes_and_modules_of_the_task_are_pinned_and_others_are_not() -> None:
-    before = HasState.tensor
-    code = {"class": HasState, "module": sys.modules[__name__]}
-    pinned = PinnedState({"env": SimpleNamespace(kind=Counter, helper=HasState)} | code)
-    HasState.tensor = torch.ones(1)
-    pinned.settle()
-    assert HasState.tensor is before
-    assert before.item() == 1.0
-    setattr(sys.modules[__name__], "new", 1)  # noqa: B010
-    with pytest.raises(CaptureError, match=r"^module.new was added"):
-        pinned.settle()
-    pinned.put_back()
-    HasState.count += 1
-    with pytest.raises(CaptureError, match=r"^env.helper.count has changed"):
-        pinned.settle()
-    pinned.put_back()
-    assert HasState.count == 0
-    pinned.settle()
 
 
 def test_an_iterator_is_refused_since_nothing_can_put_it_back() -> None:

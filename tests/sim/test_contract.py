@@ -276,7 +276,6 @@ def test_buffers_that_overflow_are_enlarged_and_all_else_stays(device: str) -> N
     assert use is not None
     assert (use.nconmax, use.njmax) == (1, 4)
     assert (use.needed("nconmax"), use.needed("njmax")) == (2, 16)
-    assert small.layout == 1
     after = small.state()
     assert all(torch.equal(after[name], value) for name, value in before.items())
     assert [value.data_ptr() for value in after.values()][:-1] == places
@@ -315,12 +314,10 @@ def test_buffers_for_which_there_is_no_memory_stay_as_they_were() -> None:
     (text,) = overflow_texts([sim.buffer_use], [found]).values()
     for words in ("--env.njmax stays 4", f"no memory for {needs}", f"{needs} would have sufficed"):
         assert words in text
-    assert sim.layout == 0
     assert all(torch.equal(sim.state()[name], value) for name, value in before.items())
     assert [value.data_ptr() for value in sim.state().values()][:-1] == places
     sim.step()
     assert sim.warnings().keys() == found.keys(), "they are told again"
-    assert sim.layout == 0, "nobody tries again"
 
 
 def test_a_restored_state_brings_its_room_along() -> None:
@@ -331,9 +328,9 @@ def test_a_restored_state_brings_its_room_along() -> None:
         sim.step(20)
     assert small.warnings() == {}
     assert torch.equal(small.qpos, ample.qpos)
-    layout = small.layout
+    room = small.state()["room"]
     small.restore(make_simulation("warp", load("box"), WORLDS, nconmax=1).state())
-    assert small.layout == layout, "room is never taken away"
+    assert torch.equal(small.state()["room"], room), "room is never taken away"
 
 
 def test_an_overflow_is_remembered_over_a_reset() -> None:

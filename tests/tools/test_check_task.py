@@ -66,20 +66,19 @@ def commanded(*changes: Change) -> list[Change]:
 
 
 MISTAKES: list[tuple[list[Change], list[str]]] = [
-    # What a captured rollout would freeze, and random numbers that are not the worker's own.
+    # What no checkpoint holds, and random numbers that are not the worker's own.
     (
         [
             ("import torch\n", "import numpy as np\nimport torch\n\nCOUNT = [0]\n"),
             ("import math\n", "import math\nimport random\n"),
             ('    model_file = "model.xml"\n', '    model_file = "model.xml"\n    total = 0\n'),
-            after(SETUP, "self.count = 0", "self.own = torch.Generator().manual_seed(0)"),
-            after(APPLY, "self.count += 1", "ArmEnv.total += 1", "COUNT[0] += 1"),
+            after(SETUP, "self.own = torch.Generator().manual_seed(0)"),
+            after(APPLY, "ArmEnv.total += 1", "COUNT[0] += 1"),
             (POSE, f"{POSE} * np.random.rand()\n        pose = pose + 0.1 * random.random()\n"
              "        pose = pose + torch.rand(self.num_envs, 2, device=self.device)\n"
              "        pose = pose + torch.rand(self.num_envs, 2, generator=self.own)"),
         ],
         [
-            r"self.count \+= 1`: self.count changes in a step",
             r"ArmEnv.total \+= 1`: ArmEnv.total changes",
             r"COUNT\[0\] \+= 1`: env.COUNT changes",
             r"np.random.rand\(\)`: draws from NumPy's global",
@@ -88,21 +87,19 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
             r"generator=self.own\)`: draws from a generator of the task's own",
         ],
     ),
-    # Tensors that change places, on the CPU, or hold what was there; terms and actions without use.
+    # Tensors on the CPU; terms and actions without use.
     (
         [
             after(
-                SETUP, "self.a, self.b = 0 * self.action, 1 + self.action",
+                SETUP,
                 "self.factor = torch.ones(2)", "self.list = []",
             ),
-            (APPLY, "        self.a, self.b = self.b, self.a\n"
-             "        self.sim.ctrl[:, 0] = action[:, 0].clamp(-1.0, 1.0)\n"),
+            (APPLY, "        self.sim.ctrl[:, 0] = action[:, 0].clamp(-1.0, 1.0)\n"),
             ("5.0 * self.way_to_target()", "5.0 * self.way_to_target() * self.factor"),
             (EFFORT, '"effort": 0 * effort'),
             method("terminated", "self.sim.qpos[:, 0] > 1000"),
         ],
         [
-            r"self.a, self.b = self.b, self.a`: self.a and self.b trade places",
             r"self.factor = torch.ones\(2\)`: makes a tensor on the CPU, and meets others",
             r"'effort'\]: 0 in all environments",
             r"action columns 1 changes nothing within 20 steps: apply\(\) does nothing",

@@ -18,7 +18,6 @@ import tyro
 from mjfleet.bench.ablation import AblationOptions, ablation
 from mjfleet.bench.benchmark_options import Options, Setup, select_devices
 from mjfleet.bench.collective_time import ExchangeOptions, exchange
-from mjfleet.bench.gpu import GpuOptions, gpu
 from mjfleet.bench.learning import LearningOptions, learning
 from mjfleet.bench.mjbatch import MjbatchOptions, compare_mjbatch
 from mjfleet.bench.peers import MjlabOptions, RslRlOptions, compare
@@ -60,7 +59,6 @@ BENCHMARKS: dict[str, tuple[type[Options], Callable[[Setup, Any], Result]]] = {
     "learning": (LearningOptions, learning),
     "reference": (ReferenceOptions, reference),
     "ablation": (AblationOptions, ablation),
-    "gpu": (GpuOptions, gpu),
 }
 """By what can be typed after `mjfleet bench`."""
 

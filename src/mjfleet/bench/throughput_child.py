@@ -104,7 +104,6 @@ class Measurement:
         sample["limits"] = {name: self._time(step) for name, step in self._limits.items()}
         self.samples.append(sample)
         watch.is_on = len(self.samples) % 2 == 1
-        self.runner.rollout.by_calls = watch.is_on
         self._start = watch.now()
 
     def _time(self, step: Callable[[], object]) -> float:

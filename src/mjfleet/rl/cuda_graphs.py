@@ -1,21 +1,18 @@
-"""Captures rollouts, updates and evaluations as CUDA graphs: one launch replaces many.
+"""Captures updates as CUDA graphs: one launch replaces many.
 
 Runs in a worker. If a graph cannot be captured, or its results differ from those of the calls,
-training continues by calls, with a warning.
+training continues by calls, with a warning. Rollouts are calls: as a graph, they were no faster.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from mjfleet.env import Env
 from mjfleet.env.env_state import equal
 from mjfleet.env.random_numbers import random_states, restore_random_states
-from mjfleet.rl.pinned_state import CaptureError, PinnedState, code_of
+from mjfleet.rl.pinned_state import CaptureError, PinnedState
 from mjfleet.sim.simulation import no_garbage_collection
 
 logger = logging.getLogger(__name__)
@@ -41,9 +38,6 @@ class GraphedWork:
         owners: Callable[[], dict[str, Any]],
         result: Callable[[], torch.Tensor],
         capture: Capture | None,
-        *,
-        env: Env[Any] | None = None,
-        counters: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Describe the work.
 
@@ -54,24 +48,19 @@ class GraphedWork:
             owners: returns objects that hold what the work changes, by name, see PinnedState.
             result: returns what is compared, on the device.
             capture: captures graphs. None: the work is always done by calls.
-            env: the environments that the work steps.
-            counters: the owner of each number that all calls increase alike, by `owner.attribute`.
         """
         self._name, self._work, self._owners, self._result = name, work, owners, result
-        self._capture, self._env, self._counters = capture, env, counters
-        self.by_calls = False  # Whether to make the calls for now, so that they can be observed.
+        self._capture = capture
         self._graphs: list[tuple[Any, Callable[[], object] | None]] = []
         self._pinned: PinnedState | None = None
-        self._layout = 0  # The simulation's, of the capture.
-        self._increments: dict[str, int] = {}
         self._num_calls = 0
 
     def __call__(self) -> None:
         """Do the work."""
         self._num_calls += 1
-        if self._capture is None or self.by_calls or self._num_calls == 1:
+        if self._capture is None or self._num_calls == 1:
             self._call()
-        elif self._pinned is None or (self._env and self._env.sim.layout != self._layout):
+        elif self._pinned is None:
             self._capture_and_compare(self._capture)
         else:
             try:
@@ -91,11 +80,6 @@ class GraphedWork:
             graph.replay()
             if between is not None:
                 between()
-        if self._env:
-            self._env.sim.mark_written()
-        for path, owner in self._counters.items():
-            name = _attribute(path)
-            setattr(owner, name, getattr(owner, name) + self._increments[path])
 
     def _capture_and_compare(self, capture: Capture) -> None:
         """Do the work by graphs, go back, and do it by calls.
@@ -103,10 +87,7 @@ class GraphedWork:
         It is done twice even if nothing can be captured, because other ranks wait for this one
         between their graphs.
         """
-        self._pinned, self._layout = None, self._env.sim.layout if self._env else 0
-        self._graphs.clear()
-        code = code_of(self._env) if self._env else {}
-        pinned = PinnedState(self._owners() | code, self._counters)
+        pinned = PinnedState(self._owners())
         restore = self._remember(pinned)
         try:
             self._capture_graphs(capture, pinned)
@@ -128,8 +109,7 @@ class GraphedWork:
         Raises:
             RuntimeError: the work cannot be captured, or a replay would do something else.
         """
-        env, host, before = self._env, random_states("cpu"), self._counts()
-        of_env = (env.sim.captured_by, [env.generator]) if env else ()
+        host = random_states("cpu")
         parts: Iterator[Callable[[], object]] | None = None
         between, pool = None, None
 
@@ -141,40 +121,28 @@ class GraphedWork:
                 pinned.settle()
 
         while not self._graphs or between is not None:
-            graph = capture(next_part, *of_env, pool=pool)
+            graph = capture(next_part, pool=pool)
             pool = graph.pool()
             self._graphs.append((graph, between))
         if not equal(random_states("cpu"), host):
             raise CaptureError("random numbers are drawn on the host")
-        self._increments = {path: n - before[path] for path, n in self._counts().items()}
 
     def _remember(self, pinned: PinnedState) -> Callable[[], None]:
         """Return a function that restores the state of now."""
-        env, device, counts = self._env, str(self._result().device), self._counts()
+        device = str(self._result().device)
         # Clones with a gradient's history would keep nodes of the default stream alive, which a
         # capture on another stream must not touch.
         tensors = [(tensor, tensor.detach().clone()) for tensor in pinned.tensors()]
-        fields = {k: v.clone() for k, v in env.sim.state().items()} if env else {}
         random_numbers = random_states(device)
-        of_env = [(env.generator, env.generator.get_state())] if env else []
 
         @torch.no_grad()
         def restore() -> None:
             pinned.put_back()
             for tensor, value in tensors:
                 tensor.copy_(value)
-            if env:
-                env.sim.restore(fields)
             restore_random_states(random_numbers, device)
-            for generator, state in of_env:
-                generator.set_state(state)
-            for path, owner in self._counters.items():
-                setattr(owner, _attribute(path), counts[path])
 
         return restore
-
-    def _counts(self) -> dict[str, int]:
-        return {path: getattr(owner, _attribute(path)) for path, owner in self._counters.items()}
 
     def _give_up(self, error: Exception) -> None:
         logger.warning("%s are no CUDA graphs, and slower for it: %s", self._name, error)
@@ -182,21 +150,13 @@ class GraphedWork:
         self._graphs.clear()
 
 
-def _attribute(path: str) -> str:
-    return path.rpartition(".")[2]
-
-
 def capture(
-    function: Callable[[], object],
-    around: Callable[[Any], AbstractContextManager[object]] = lambda stream: nullcontext(),
-    generators: Sequence[torch.Generator] = (),
-    pool: Any = None,
+    function: Callable[[], object], generators: Sequence[torch.Generator] = (), pool: Any = None
 ) -> torch.cuda.CUDAGraph:
     """Return a graph of the operations of `function`, which are not executed now.
 
     Args:
         function: called once. It must not wait for the device.
-        around: returns a context for the call, given the stream of the capture.
         generators: random generators that are used, besides the device's own.
         pool: the pool of a graph that never runs at the same time, which shares its memory. None:
             a new one.
@@ -207,7 +167,7 @@ def capture(
     stream = torch.cuda.current_stream()
     pool = torch.cuda.graph_pool_handle() if pool is None else pool
     try:
-        return _capture(function, around, generators, pool)
+        return _capture(function, generators, pool)
     except BaseException:
         # Torch up to 2.13 leaves three things as they were during a capture that CUDA has ended:
         # the current stream, which is not synchronised with warp's; the allocator, which records
@@ -216,15 +176,12 @@ def capture(
         torch.cuda.set_stream(stream)
         _stop_recording(pool)
         nothing = torch.zeros((), device="cuda")
-        _capture(nothing.zero_, lambda stream: nullcontext(), generators, None)
+        _capture(nothing.zero_, generators, None)
         raise
 
 
 def _capture(
-    function: Callable[[], object],
-    around: Callable[[Any], AbstractContextManager[object]],
-    generators: Sequence[torch.Generator],
-    pool: Any,
+    function: Callable[[], object], generators: Sequence[torch.Generator], pool: Any
 ) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
@@ -232,7 +189,6 @@ def _capture(
     with (
         no_garbage_collection(),
         torch.cuda.graph(graph, pool, capture_error_mode="thread_local"),
-        around(torch.cuda.current_stream()),
     ):
         function()
     return graph

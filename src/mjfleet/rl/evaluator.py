@@ -13,7 +13,6 @@ from mjfleet.env.environment import EVALUATION_SEED
 from mjfleet.env.episode_statistics import from_totals
 from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
-from mjfleet.rl.cuda_graphs import Capture, GraphedWork
 
 LOOK_STEPS = 25
 """Steps between two checks whether all episodes have ended, which wait for the device."""
@@ -48,12 +47,8 @@ class Evaluator:
         self.judged_by = {"envs": total, "levels": [*self.levels]}
         """What must be equal for returns of two evaluations to be compared."""
         self._sim_state = {name: value.clone() for name, value in env.sim.state().items()}
-        self._episodes: Episodes | None = None
-        self._take_steps: GraphedWork | None = None
 
-    def evaluate(
-        self, policy: Any, beat: Callable[[], object], capture: Capture | None = None
-    ) -> EpisodeStatistics:
+    def evaluate(self, policy: Any, beat: Callable[[], object]) -> EpisodeStatistics:
         """Play the episodes with the policy's mean actions, and return their sums.
 
         Afterwards the policy's hidden state and all random generators are what they were before.
@@ -61,18 +56,14 @@ class Evaluator:
 
         Args:
             policy: rsl_rl's model.
-            beat: called after each step, or with graphs after some.
-            capture: captures the steps as a CUDA graph. None: they are taken by calls.
+            beat: called after each step.
         """
         env, hidden_state = self._env, policy.get_hidden_state()
         policy.reset()
         with own_random_numbers(EVALUATION_SEED, str(env.device)), torch.inference_mode():
             env.sim.restore(self._sim_state)
             self._env_state.restore_built()
-            if self._episodes is None or self._episodes.act is not policy:
-                self._episodes = Episodes(env, policy, 1, policy.reset)
-                self._take_steps = self._episodes.graphed(policy, capture) if capture else None
-            sums = self._episodes.play(self._take_steps, beat)
+            sums = Episodes(env, policy, 1, policy.reset).play(beat)
             env.sim.warnings()  # Enlarges buffers that have overflowed, for the next evaluation.
         policy.reset(hidden_state=hidden_state)
         length, *rest = sums.double().sum(dim=0).tolist()
@@ -107,65 +98,38 @@ class Episodes:
             each: number of episodes per environment.
             after_step: called with the mask of environments whose episode has ended, `(num_envs,)`.
         """
-        self.act = act
+        self._act = act
         self._env, self._each, self._after_step = env, each, after_step
-        self._beat: Callable[[], object] = lambda: None
         self._played = torch.zeros(env.num_envs, dtype=torch.long, device=env.device)
         self._ones = torch.ones(1, env.num_envs, device=env.device)
         # The last entry collects all later steps.
         shape = each + 1, 1 + len(env.terms) + len(env.measured), env.num_envs
         self._sums = torch.zeros(shape, device=env.device)
 
-    def play(
-        self,
-        take_steps: Callable[[], object] | None = None,
-        beat: Callable[[], object] = lambda: None,
-    ) -> torch.Tensor:
+    def play(self, beat: Callable[[], object] = lambda: None) -> torch.Tensor:
         """Play the episodes, the first of which start from the current state.
 
         Args:
-            take_steps: takes LOOK_STEPS steps. None: `take_steps` does.
-            beat: called after each step, or each call of `take_steps`.
+            beat: called after each step.
 
         Returns:
             Sums over each episode, `(each * num_envs, 1 + terms + 2 * metrics)`: its steps, each
             reward term, and dividend and divisor of each metric. The first episodes of all
             environments come first.
         """
-        self._beat = beat
-        self._played.zero_()
-        self._sums.zero_()
         for left in range(self._each * self._env.max_episode_length, 0, -LOOK_STEPS):
-            if take_steps is None:
-                self.take_steps(min(left, LOOK_STEPS))
-            else:
-                take_steps()  # Steps after the last episode count for nothing.
+            for _ in range(min(left, LOOK_STEPS)):
+                self._take_step()
                 beat()
             if (self._played >= self._each).all():
                 break
         return self._sums[:-1].transpose(1, 2).flatten(0, 1)
 
-    def take_steps(self, number: int) -> tuple[()]:
-        env, each = self._env, self._each
-        for _ in range(number):
-            _, _, dones, _ = env.step(self.act(env.get_observations()))
-            values = torch.cat((self._ones, env.terms, env.measured)).unsqueeze(0)
-            to = self._played.clamp(max=each).expand_as(values)
-            self._sums.scatter_add_(0, to, values)
-            self._played += dones
-            self._after_step(dones)
-            self._beat()
-        return ()
-
-    def graphed(self, policy: Any, capture: Capture) -> GraphedWork:
-        """Return what takes LOOK_STEPS steps by a CUDA graph; `policy` acts."""
-        owners = {"env": self._env, "policy": policy, "sums": [self._played, self._sums]}
-        return GraphedWork(
-            "evaluations",
-            lambda: self.take_steps(LOOK_STEPS),
-            lambda: owners,
-            lambda: self._sums,
-            capture,
-            env=self._env,
-            counters={"env._steps": self._env},
-        )
+    def _take_step(self) -> None:
+        env = self._env
+        _, _, dones, _ = env.step(self._act(env.get_observations()))
+        values = torch.cat((self._ones, env.terms, env.measured)).unsqueeze(0)
+        to = self._played.clamp(max=self._each).expand_as(values)
+        self._sums.scatter_add_(0, to, values)
+        self._played += dones
+        self._after_step(dones)

@@ -4,32 +4,27 @@ A graph contains the addresses of tensors, and the Python numbers and branches o
 """
 
 import logging
-import os
 import random
-import sys
 from collections import deque
 from collections.abc import Iterable
 from enum import Enum
 from functools import partial
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
-from mjfleet.env import Env
 from mjfleet.env.env_state import equal, generator_state, set_generator_state
 from mjfleet.env.step_recorder import StepRecorder
 from mjfleet.sim import Simulation
 
 LEAVES = (
     torch.Tensor, Simulation, StepRecorder, BuiltinFunctionType, Enum, random.Random,
-    logging.Logger,
+    logging.Logger, type, FunctionType, MethodType, ModuleType, partial,
 )  # fmt: skip
 """Types whose attributes are not followed. Simulations and recorders write in place."""
-CODE = (type, FunctionType, MethodType, ModuleType, partial)
-"""Types of what is followed only if it is in a task's own files."""
 HOST_GENERATORS = (np.random.Generator, random.Random)
 """Random generators whose numbers would become constants of a graph."""
 
@@ -38,19 +33,11 @@ class CaptureError(RuntimeError):
     """Something cannot be captured in a CUDA graph."""
 
 
-def code_of(env: Env[Any]) -> dict[str, Any]:
-    """Return the classes of a task and their modules, by name: they may hold state too."""
-    kinds = [kind for kind in type(env).__mro__ if not issubclass(Env, kind)]
-    modules = {kind.__module__: sys.modules.get(kind.__module__) for kind in kinds}
-    return {kind.__qualname__: kind for kind in kinds} | modules
-
-
 class PinnedState:
     """All tensors and constants that can be reached from some objects.
 
-    They are reached through attributes, dictionaries, lists and tuples; through parameters, buffers
-    and numbers of networks; and through modules, classes, methods and what functions enclose, in
-    the folders of the modules and classes that are among the objects.
+    They are reached through attributes, dictionaries, lists and tuples, and through parameters,
+    buffers and numbers of networks.
     """
 
     def __init__(self, owners: dict[str, Any], counters: Iterable[str] = ()) -> None:
@@ -61,8 +48,6 @@ class PinnedState:
             counters: attributes, as `owner.name`, that change and that the caller updates.
         """
         self._owners, self._counters = owners, frozenset(counters)
-        kinds = (owner for owner in owners.values() if isinstance(owner, type | ModuleType))
-        self._folders = {_folder(kind) for kind in kinds} - {""}
         self._containers, self._leaves = self._find()
         constants = {p: v for p, v in self._leaves.items() if not isinstance(v, torch.Tensor)}
         self._constants = {path: _copy(value) for path, value in constants.items()}
@@ -141,8 +126,6 @@ class PinnedState:
 
     def _contents(self, path: str, value: Any) -> dict[Any, Any] | None:
         """Return what a container holds, by key, without counters; None for other values."""
-        if isinstance(value, CODE) and _folder(value) not in self._folders:
-            return None
         items = _items(value)
         return items and {k: v for k, v in items.items() if f"{path}.{k}" not in self._counters}
 
@@ -160,17 +143,6 @@ def _items(value: Any) -> dict[Any, Any] | None:
             items = dict(value.items())
         case list() | tuple() | deque():
             items = dict(enumerate(value))
-        case FunctionType():
-            cells = value.__closure__ or ()
-            items = dict(zip(value.__code__.co_freevars, cells, strict=True))
-        case CellType():
-            items = {"value": value.cell_contents} if value != CellType() else {}
-        case MethodType():
-            items = {"self": value.__self__}
-        case partial():
-            items = {"func": value.func, "args": value.args, "keywords": value.keywords}
-        case type():  # Its descriptors are taken as they are.
-            items = {name: item for name, item in vars(value).items() if name[:2] != "__"}
         case _:
             items = _attributes(value)
     return items
@@ -186,15 +158,6 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     }
 
 
-def _folder(code: Any) -> str:
-    """Return the folder of the module that code is in."""
-    while isinstance(code, partial):
-        code = code.func
-    name = getattr(code, "__module__", None) or ""
-    module = code if isinstance(code, ModuleType) else sys.modules.get(name)
-    return os.path.dirname(getattr(module, "__file__", None) or "")
-
-
 def _refill(container: Any, items: dict[Any, Any], now: dict[Any, Any]) -> None:
     """Let a container hold `items` again, which now holds `now`."""
     if now.keys() == items.keys() and all(now[key] is item for key, item in items.items()):
@@ -207,15 +170,12 @@ def _refill(container: Any, items: dict[Any, Any], now: dict[Any, Any]) -> None:
         container.update(items)
     elif isinstance(container, TensorDict):
         container.update(items)
-    elif isinstance(container, CellType):
-        container.cell_contents = items["value"]
     elif not isinstance(container, tuple):
         # A simulation or a frozen dataclass may have a `__setattr__` of its own.
-        kind: Any = type if isinstance(container, type) else object
         for name in now.keys() - items.keys():
-            kind.__delattr__(container, name)
+            object.__delattr__(container, name)
         for name, item in items.items():
-            kind.__setattr__(container, name, item)
+            object.__setattr__(container, name, item)
 
 
 def _copy(value: Any) -> Any:

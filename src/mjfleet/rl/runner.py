@@ -18,7 +18,7 @@ from mjfleet.rl import cuda_graphs, rank_statistics
 from mjfleet.rl.algorithm_choice import make_algorithm
 from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
-from mjfleet.rl.cuda_graphs import Capture, GraphedWork
+from mjfleet.rl.cuda_graphs import Capture
 from mjfleet.rl.device_clock import DeviceClock
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.first_rollouts import FirstRollouts
@@ -71,7 +71,7 @@ class Runner:
             heartbeat: receives a beat after every step.
             dump_to: where environments with numbers that are not finite are dumped. None: nowhere.
             evaluator: evaluates the policy at intervals. None: there are no evaluations.
-            capture: captures CUDA graphs. `auto`: on a GPU. None: nothing is captured.
+            capture: captures updates. `auto`: on a GPU. None: nothing is captured.
         """
         self.env, self.agent, self.device = env, agent, device
         self.heartbeat = heartbeat or HeartbeatBase()
@@ -96,9 +96,7 @@ class Runner:
         self._guard = RolloutGuard(env, agent.num_steps_per_env, dump_to)
         self._first_rollouts = FirstRollouts(env, agent)
         self._groups = Groups(env) if env.group_size > 1 else None
-        self._capture = capture if isinstance(self.alg, PPO) else None
         self._clock = DeviceClock(device)
-        self.rollout = self._make_rollout()
         self._make_hook = load(agent.runner_hook, RunnerHook) if agent.runner_hook else RunnerHook
 
     def train(
@@ -238,10 +236,10 @@ class Runner:
         torch.set_num_threads(1)  # The physics engine has its own threads; torch's would compete.
         self._guard.begin()
         with torch.inference_mode():
-            self.rollout()
-        # With graphs this is read with the other numbers of the iteration, after an update that
-        # nobody keeps.
-        if self._capture is None:
+            self._roll()
+        # To ask a GPU now would be to wait for it. There this is read with the other numbers of
+        # the iteration, after an update that is not kept.
+        if self.device == "cpu" or not isinstance(self.alg, PPO):
             trouble = self._guard.trouble(self.alg.storage, iteration)
             # All ranks have to end: one that went on would wait forever for the others.
             if self.collectives.total([trouble is not None])[0]:
@@ -249,8 +247,8 @@ class Runner:
         if self.collectives.rank == 0:
             self._first_rollouts.look(self.alg.storage, iteration)
 
-    def _roll(self) -> tuple[()]:
-        """Take the steps of a rollout by calls, and check what they gave."""
+    def _roll(self) -> None:
+        """Take the steps of a rollout, and check what they gave."""
         if self._groups:
             self._groups.start()
         observations = self.env.get_observations()
@@ -260,22 +258,6 @@ class Runner:
             self.heartbeat.beat()
             self.alg.process_env_step(observations, rewards, dones, extras)
         self._guard.check(self.alg.storage)
-        return ()
-
-    def _make_rollout(self) -> GraphedWork:
-        """Return what calls `_roll`, or does it by a CUDA graph."""
-        env, storage, recorder = self.env, self.alg.storage, self._guard.recorder
-        owners = {"env": env, "policy": self.alg.actor}
-        return GraphedWork(
-            "rollouts",
-            self._roll,
-            lambda: owners,
-            # Later steps drift apart, because a GPU adds in no fixed order.
-            lambda: storage.rewards[:2],
-            self._capture,
-            env=env,
-            counters={"env._steps": env, "storage.step": storage, "recorder.step": recorder},
-        )
 
     def _trouble(self, iteration: int, losses: dict[str, float]) -> str | None:
         """Return what is not finite in this rank's rollout or losses."""
@@ -305,7 +287,7 @@ class Runner:
         self.heartbeat.enter(Phase.EVALUATE)
         torch.set_num_threads(1)
         self.alg.eval_mode()
-        statistics = evaluator.evaluate(self.alg.get_policy(), self.heartbeat.beat, self._capture)
+        statistics = evaluator.evaluate(self.alg.get_policy(), self.heartbeat.beat)
         self.alg.train_mode()
         return statistics
 

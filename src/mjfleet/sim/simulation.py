@@ -4,7 +4,7 @@ import difflib
 import gc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import mujoco
@@ -60,8 +60,6 @@ class Simulation(ABC):
     """Every kind that `warnings` may report."""
     buffer_use: BufferUse | None = None
     """On warp, what was needed between the last two calls of `warnings`."""
-    layout: int = 0
-    """Number of times that buffers were replaced. Graphs of torch's from before are void."""
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, device: str) -> None:
         self.model = model
@@ -95,8 +93,8 @@ class Simulation(ABC):
         """Return the number of worlds with a warning since the last call, by kind.
 
         On warp the kinds are overflowed buffers, whose worlds lost contacts or constraints; those
-        for contacts and constraint rows are then enlarged, which changes `layout`. On native they
-        are MuJoCo's warnings, such as worlds that became unstable and that MuJoCo reset.
+        for contacts and constraint rows are then enlarged. On native they are MuJoCo's warnings,
+        such as worlds that became unstable and that MuJoCo reset.
         """
 
     def warnings(self) -> dict[str, int]:
@@ -198,17 +196,6 @@ class Simulation(ABC):
     @abstractmethod
     def _bind(self, name: str) -> torch.Tensor:
         """Return the live tensor of a field."""
-
-    def captured_by(self, stream: Any) -> AbstractContextManager[object]:
-        """Return a context in which steps become part of a CUDA graph that torch captures.
-
-        Args:
-            stream: torch's stream of the capture.
-
-        Raises:
-            RuntimeError: the engine does not run on a GPU.
-        """
-        raise RuntimeError(f"{type(self).__name__} runs on no GPU")
 
     def sensor(self, name: str) -> torch.Tensor:
         """Return a sensor's values, a view `(num_envs, dim)` of `sensordata`.

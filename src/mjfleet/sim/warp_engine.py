@@ -1,8 +1,7 @@
 """MuJoCo-Warp: all worlds in one set of arrays, on a GPU or the CPU. Runs in a worker."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -62,10 +61,6 @@ class WarpSimulation(Simulation):
         self.warning_kinds = tuple(str(kind.name) for kind in mjw.OverflowType.ALL & ~_LIMITS)
         start_warp(device)
         self._graphs: dict[tuple[object, ...], wp.Graph] = {}
-        # While torch captures a graph, kernels are launched directly instead of by own graphs.
-        self._is_captured = False
-        # Their modules must stay loaded as long as torch's graphs launch the kernels.
-        self._torch_captures: list[wp.ScopedCapture] = []
         self._derived = False
         self._is_full = False  # Whether the device had no memory for larger buffers.
         self._computed: Versions | None = None  # When positions and velocities were gone through.
@@ -178,31 +173,8 @@ class WarpSimulation(Simulation):
             mjw.set_const(self._model, self._data, FIXED_AND_INERTIAL)
         self._computed = None
 
-    @contextmanager
-    def captured_by(self, stream: Any) -> Iterator[None]:
-        """Tell warp about torch's capture, and launch on torch's stream; see Simulation.
-
-        Entering the stream must not wait for warp's own stream, which is not captured: that would
-        invalidate the capture.
-        """
-        own = wp.stream_from_torch(stream)
-        self._computed = None  # Between two replays, anything may be written.
-        self._is_captured = True
-        try:
-            with (
-                wp.ScopedStream(own, sync_enter=False),
-                wp.ScopedCapture(stream=own, external=True) as capture,
-            ):
-                yield
-            self._torch_captures.append(capture)
-        finally:
-            self._is_captured = False
-
     def launch(self, function: Callable[..., None], *args: Any) -> None:
         """Launch the graph of a call, which is captured when it is made first."""
-        if self._is_captured:
-            function(*args)
-            return
         key = function.__name__, *args
         with wp.ScopedDevice(str(self.device)):
             if key not in self._graphs:
@@ -236,7 +208,6 @@ class WarpSimulation(Simulation):
                     if not isinstance(old, wp.array) or old.shape != new.shape:
                         setattr(data, name, new)
                 self._load_kernels()
-            self.layout += 1
         except (MemoryError, RuntimeError):
             for name, old in arrays.items():
                 setattr(data, name, old)
