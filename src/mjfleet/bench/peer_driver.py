@@ -10,6 +10,7 @@ import json
 import math
 import os
 import sys
+from ctypes.util import find_library
 from dataclasses import fields
 from importlib import import_module
 from typing import Any
@@ -71,6 +72,13 @@ def train_mjlab(worker: dict[str, Any], peer_task: dict[str, Any], lines: Iterat
 
     The task with our settings is registered as one more of mjlab's tasks.
     """
+    if not find_library("EGL"):
+        os.environ.setdefault("MUJOCO_GL", "disabled")  # mjlab would choose EGL.
+    device = ["--gpu-ids", "None"]
+    if gpu := worker["devices"][0].partition(":")[2]:  # mjlab takes the first that is visible.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(gpu)] if visible else gpu
+        device = []
     import_module("mjlab.tasks")  # Registers mjlab's tasks.
     registry, train = import_module("mjlab.tasks.registry"), import_module("mjlab.scripts.train")
     name = peer_task["name"]
@@ -88,8 +96,7 @@ def train_mjlab(worker: dict[str, Any], peer_task: dict[str, Any], lines: Iterat
     lines.write({"notes": notes})
     settings = {"play_env_cfg": env, "rl_cfg": agent, "runner_cls": FollowedRunner}
     registry.register_mjlab_task(ours, env, **settings)
-    gpu = worker["devices"][0].partition(":")[2]
-    sys.argv = ["train", ours, "--log-root", worker["run_dir"], "--gpu-ids", gpu or "None"]
+    sys.argv = ["train", ours, "--log-root", worker["run_dir"], *device]
     train.main()
 
 

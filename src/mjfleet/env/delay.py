@@ -13,7 +13,7 @@ class Delay(nn.Module):
 
     Each environment has its own latency, drawn anew in each episode. The values before an episode
     are zeros. A task calls `reset` in `reset_worlds`. Buffers are written in place, so that
-    checkpoints and CUDA graphs hold them.
+    checkpoints hold them.
     """
 
     past: torch.Tensor

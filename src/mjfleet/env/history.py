@@ -12,7 +12,7 @@ class History(nn.Module):
     """Keeps the newest observations, from which a policy can tell how values change.
 
     The first observation of an episode also fills the places before it. A task calls `reset` in
-    `reset_worlds`. Buffers are written in place, so that checkpoints and CUDA graphs hold them.
+    `reset_worlds`. Buffers are written in place, so that checkpoints hold them.
     """
 
     past: torch.Tensor

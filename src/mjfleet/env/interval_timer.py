@@ -11,8 +11,8 @@ from mjfleet.env.environment import Env
 class Timer(nn.Module):
     """Fires in each environment after random intervals.
 
-    A task calls `reset` in `reset_worlds`. The buffer is written in place, so that checkpoints and
-    CUDA graphs hold it.
+    A task calls `reset` in `reset_worlds`. The buffer is written in place, so that checkpoints hold
+    it.
     """
 
     left: torch.Tensor

@@ -36,7 +36,7 @@ class StepRecorder:
         precision. By "terms": `(num_steps, num_envs, num terms)`, float32."""
         self.shown = 0
         """Number of environments, the first ones, whose arrows are recorded. Set it before the
-        first step, because a captured graph keeps the value of its capture."""
+        first step, for which memory is allocated."""
         self.arrows: dict[str, torch.Tensor] = {}
         """Start points and vectors of arrows, `(num_steps, shown, 2, 3)`."""
 

@@ -96,6 +96,7 @@ class Runner:
         self._guard = RolloutGuard(env, agent.num_steps_per_env, dump_to)
         self._first_rollouts = FirstRollouts(env, agent)
         self._groups = Groups(env) if env.group_size > 1 else None
+        self._captures = capture is not None and isinstance(self.alg, PPO)
         self._clock = DeviceClock(device)
         self._make_hook = load(agent.runner_hook, RunnerHook) if agent.runner_hook else RunnerHook
 
@@ -237,9 +238,9 @@ class Runner:
         self._guard.begin()
         with torch.inference_mode():
             self._roll()
-        # To ask a GPU now would be to wait for it. There this is read with the other numbers of
-        # the iteration, after an update that is not kept.
-        if self.device == "cpu" or not isinstance(self.alg, PPO):
+        # To ask a GPU now would be to wait for it. Where updates are graphs, this is read with the
+        # other numbers of the iteration, after an update that is not kept.
+        if not self._captures:
             trouble = self._guard.trouble(self.alg.storage, iteration)
             # All ranks have to end: one that went on would wait forever for the others.
             if self.collectives.total([trouble is not None])[0]:

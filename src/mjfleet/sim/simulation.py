@@ -48,7 +48,7 @@ class Simulation(ABC):
     Every name in FIELDS is an attribute: a live tensor `(num_envs, ...)` on `device`, in the shape
     that `mujoco.MjData` gives the field and in the engine's own precision, float64 on the native
     engine and float32 on warp. State fields are written in place (`sim.ctrl[:] = action`), never
-    replaced, since captured graphs hold their addresses.
+    replaced, since the engine's graphs hold their addresses.
 
     After `step`, positions, velocities and everything that depends on them, including sensors, are
     those of the new state. Accelerations, forces and the sensors that measure them (accelerometer,

@@ -25,6 +25,8 @@ from mjfleet.rl.initial_networks import take_networks
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.checkpoint_names import INIT
 from mjfleet.video.video_recorder import TrainingVideos
+from mjfleet.utils.console import print_line
+from mjfleet.worker.gpu_settings import determinism_notice
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
@@ -52,6 +54,9 @@ def build(
     with turn:
         size = config.agent.algorithm.envs_per_group
         env = make_env(rank=rank.rank, group_size=size)
+    notice = determinism_notice(config.deterministic, device, env.sim.model)
+    if rank.rank == 0 and notice:
+        print_line(notice)
     if config.eval_interval is not None:
         first, end = (config.eval_envs * r // rank.world_size for r in (rank.rank, rank.rank + 1))
         with own_random_numbers(EVALUATION_SEED, device):
