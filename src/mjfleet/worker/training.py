@@ -24,8 +24,8 @@ from mjfleet.rl.gpu_usage import IdleGpuWarning
 from mjfleet.rl.initial_networks import take_networks
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.checkpoint_names import INIT
-from mjfleet.video.video_recorder import TrainingVideos
 from mjfleet.utils.console import print_line
+from mjfleet.video.video_recorder import TrainingVideos
 from mjfleet.worker.gpu_settings import determinism_notice
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
