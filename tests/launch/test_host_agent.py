@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mjfleet.config import LaunchConfig
+from mjfleet.launch import host_starter
 from mjfleet.launch.host_facts import HostFacts, host_facts
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.launch.host_starter import HostConnections
@@ -44,6 +45,23 @@ def test_it_answers_questions_and_leaves_nothing(folder: Path) -> None:
         refused = connections.ask({host: {"listen": "192.0.2.1"}}, PATIENCE)[host]
         assert "assign requested address" in refused["error"]
     assert not list((folder / "tmp").glob("mjfleet-*"))
+
+
+def test_on_this_host_it_waits_for_a_silent_launcher_whose_user_is_logged_in_by_ssh(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", "203.0.113.5 50000 203.0.113.6 22")
+    impatient = "import mjfleet.launch.host_messages as messages; messages.LOST_SECONDS = 0.1; "
+    monkeypatch.setattr(host_starter, "HOST_AGENT", impatient + host_starter.HOST_AGENT)
+    question = {"task_folder": str(folder), "token": "", "packages": []}
+    with HostConnections([LOCALHOST], LaunchConfig()) as connections:
+        (host,) = connections
+        for _ in range(2):  # A channel that sends nothing but heartbeats is silent for longer.
+            answer = connections.ask({host: {"facts": question}}, PATIENCE)[host]
+            time.sleep(0.5)
+        assert (answer["facts"]["address"], answer["facts"]["launcher_address"]) == ("", "")
+    over_ssh = host_facts(str(folder), "", [], is_over_ssh=True)
+    assert (over_ssh.launcher_address, over_ssh.address) == ("203.0.113.5", "203.0.113.6")
 
 
 def test_one_that_imports_torch_ends_as_soon_as_the_launcher_is_gone(folder: Path) -> None:

@@ -1,12 +1,13 @@
 """The channel between launcher and host agent, over pipes of this process."""
 
+import json
 import os
 import queue
 from collections.abc import Iterator
 
 import pytest
 
-from mjfleet.launch.host_messages import PIECE, HostChannel, Message
+from mjfleet.launch.host_messages import MARK, PIECE, HostChannel, Message
 
 Inbox = queue.SimpleQueue[Message | None]
 PATIENCE = 30
@@ -66,6 +67,16 @@ def test_what_was_sent_before_closing_arrives_and_none_is_last(pair: Pair) -> No
     assert not pair.second.is_silent
     pair.second.send({"too": "late"})
     assert not pair.second.is_full
+
+
+def test_a_message_that_cannot_be_read_ends_the_channel_and_is_its_error(pair: Pair) -> None:
+    pair.first.send({"number": 1})
+    assert pair.inboxes[1].get(timeout=PATIENCE) == {"number": 1}
+    os.write(pair.noise, MARK + b'{"file": \n')
+    assert pair.inboxes[1].get(timeout=PATIENCE) is None
+    assert pair.second.is_disconnected
+    assert not pair.second.is_silent
+    assert isinstance(pair.second.error, json.JSONDecodeError)
 
 
 def test_a_peer_that_is_silent_counts_as_lost() -> None:

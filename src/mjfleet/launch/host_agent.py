@@ -234,8 +234,12 @@ def _import_for_workers(engine: str, threads: int) -> None:
         import_module(f"mjfleet.{module}")
 
 
-def main() -> None:
-    """Serve the launcher, which is at the other end of standard input and output."""
+def main(is_over_ssh: bool = False) -> None:
+    """Serve the launcher, which is at the other end of standard input and output.
+
+    Over ssh a launcher that is silent for LOST_SECONDS counts as gone; on this host it may be
+    suspended for as long as the user likes.
+    """
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # For processes that this one starts.
     # Only the launcher decides when the run ends. Workers inherit what is ignored, and handle
     # SIGINT themselves: in this process a handler does nothing.
@@ -246,7 +250,7 @@ def main() -> None:
     reader, writer = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    patience = LOST_SECONDS if "SSH_CONNECTION" in os.environ else None
+    patience = LOST_SECONDS if is_over_ssh else None
     with vanishing_folder() as folder:
         HostAgent(reader, writer, folder, patience).serve()
     sys.stderr.flush()

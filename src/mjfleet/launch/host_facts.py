@@ -27,15 +27,25 @@ class HostFacts:
     cores: int  # CPU cores that a process may use.
     identity: str  # Differs from that of any other host.
     has_token: bool  # Whether a file exists there that the launcher has just made.
-    launcher_address: str  # As seen from there; empty on the launcher's own host.
-    address: str  # At which the launcher has reached it; empty on the launcher's own host.
+    launcher_address: str  # As seen from there; empty unless ssh has reached it.
+    address: str  # At which ssh has reached it; empty unless ssh has.
 
 
 def host_facts(
-    task_folder: str, token: str, packages: Sequence[str], counts_gpus: bool = False
+    task_folder: str,
+    token: str,
+    packages: Sequence[str],
+    counts_gpus: bool = False,
+    is_over_ssh: bool = False,
 ) -> HostFacts:
-    """Return what this host has, including the versions of some packages."""
-    launcher_address, _, address, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
+    """Return what this host has, including the versions of some packages.
+
+    `is_over_ssh` says whether the launcher is connected to it by ssh. The user may be, too, on the
+    launcher's own host: that connection says nothing here.
+    """
+    launcher_address = address = ""
+    if is_over_ssh:
+        launcher_address, _, address, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
     return HostFacts(
         versions={"Python": platform.python_version()}
         | stack_versions()

@@ -5,6 +5,7 @@ Over ssh each side sends at least a heartbeat every second: a cut cable does not
 
 import base64
 import json
+import logging
 import os
 import queue
 import select
@@ -22,12 +23,15 @@ PIECE = 1 << 18  # Bytes of a file that one message carries at most.
 
 Message = dict[str, Any]
 
+logger = logging.getLogger(__name__)
+
 
 class HostChannel:
     """Messages over two pipes.
 
     `is_disconnected` says that the peer is gone, `is_silent` that it only counts as gone, because
-    nothing was heard from it for too long.
+    nothing was heard from it for too long. `error` is what has ended the reading, if something has:
+    the peer then counts as gone, too.
 
     Args:
         reader: the file descriptor to read from. The channel closes both in the end.
@@ -51,6 +55,7 @@ class HostChannel:
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._queue.put(greeting)
         self.is_disconnected = self.is_silent = False
+        self.error: Exception | None = None
         self._writing = threading.Thread(target=self._write, name="channel", daemon=True)
         self._writing.start()
         threading.Thread(target=self._read, name="channel", daemon=True).start()
@@ -90,6 +95,18 @@ class HostChannel:
             return b"\n"
 
     def _read(self) -> None:
+        try:
+            self._read_messages()
+        except Exception as error:
+            self.error = error
+            # Of a host agent, what it logs is on its standard error, which the launcher has.
+            logger.exception("the messages of the other side cannot be read")
+        finally:
+            os.close(self._reader)
+            self.is_disconnected = True
+            self._receive(None)
+
+    def _read_messages(self) -> None:
         rest = b""
         # If this process was suspended, what has arrived meanwhile is read here first.
         while select.select([self._reader], [], [], self._patience)[0]:
@@ -105,6 +122,3 @@ class HostChannel:
                 break
         else:
             self.is_silent = True
-        os.close(self._reader)
-        self.is_disconnected = True
-        self._receive(None)

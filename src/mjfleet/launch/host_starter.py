@@ -32,9 +32,10 @@ OPTIONS = (
 NO_DIRECTORY = 97  # The exit code of a host that lacks the working directory.
 HOST_AGENT = "from mjfleet.launch.host_agent import main; main()"
 """Python code, because `-m` would have each worker import that module again as `__mp_main__`."""
+OVER_SSH = "from mjfleet.launch.host_agent import main; main(is_over_ssh=True)"
 _BOOT = (
     "import json, os, sys; told = json.loads(open(0, 'rb', 0, closefd=False).readline()); "
-    f"os.execve(sys.executable, [sys.executable, '-P', '-c', {HOST_AGENT!r}], os.environ | told)"
+    f"os.execve(sys.executable, [sys.executable, '-P', '-c', {OVER_SSH!r}], os.environ | told)"
 )
 """Reads the environment variables that travel, then becomes the host agent."""
 
@@ -76,6 +77,8 @@ class HostConnection(HostChannel):
 
     def why_lost(self) -> str:
         """Return in words why the host agent has disconnected."""
+        if self.error:
+            return f"its messages cannot be read ({self.error!r})"
         if self.is_silent:
             return f"it was silent for {LOST_SECONDS:g} s: it is down, or the network is cut"
         code = self._process.wait(1.0)

@@ -75,9 +75,10 @@ def preflight(
         folder, packages = str(found.folder), config.agent.packages
         question = {"task_folder": folder, "token": token.name, "packages": packages}
         question["counts_gpus"] = needs_gpus(config)
-        answers = connections.ask(
-            {host: {"facts": question} for host in connections}, FACTS_SECONDS
-        )
+        questions = {
+            host: {"facts": question | {"is_over_ssh": not host.is_here}} for host in connections
+        }
+        answers = connections.ask(questions, FACTS_SECONDS)
     here = host_facts(folder, "", packages)
     facts = {host: HostFacts(**a["facts"]) for host, a in answers.items() if "facts" in a}
     problems = {host: [a["error"]] for host, a in answers.items() if host not in facts}
