@@ -25,6 +25,7 @@ from mjfleet.runs.run_json import now
 from mjfleet.utils.atomic_write import digests, write_atomically
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import print_line
+from mjfleet.utils.hardware_names import usable_cores
 from mjfleet.utils.packages import stack_versions
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.thread_limits import thread_variables
@@ -157,7 +158,7 @@ def _key(args: WorkerArgs, device_names: Sequence[str]) -> str:
         "agent": {name: value for name, value in agent if name not in IRRELEVANT},
         "engine": args.engine,
         "devices": list(device_names),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "threads": args.threads,
         "versions": stack_versions(),
     }

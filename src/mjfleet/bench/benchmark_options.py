@@ -14,6 +14,7 @@ from mjfleet.launch.devices import Devices, Host, choose_devices
 from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import FoundTask
 from mjfleet.utils.console import print_error
+from mjfleet.utils.hardware_names import usable_cores
 from mjfleet.worker.worker_args import WorkerArgs
 
 Counts = Annotated[
@@ -74,7 +75,7 @@ class Setup:
         fewer GPUs or threads than workers.
         """
         gpus, threads = self.devices.indices, threads or self.options.cpu_threads
-        most = len(gpus) or threads or len(os.sched_getaffinity(0))
+        most = len(gpus) or threads or usable_cores()
         if workers > most:
             what = "GPUs" if gpus else "CPU threads"
             raise UserError(
@@ -96,7 +97,7 @@ class Setup:
 
         UserError if engine, threads and devices do not fit each other.
         """
-        hosts = [Host(devices=self.devices, cores=len(os.sched_getaffinity(0)))]
+        hosts = [Host(devices=self.devices, cores=usable_cores())]
         plan = make_plan(self.found, config, hosts, {})
         return replace(plan, run_dir=run_dir).worker_args()
 

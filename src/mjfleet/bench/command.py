@@ -33,7 +33,7 @@ from mjfleet.registry import discover
 from mjfleet.runs.run_json import now
 from mjfleet.tools.output_file import check_output
 from mjfleet.utils.console import print_error, print_line
-from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name
+from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name, usable_cores
 from mjfleet.utils.packages import stack_versions
 from mjfleet.worker.stop_signals import StopRequest
 
@@ -132,7 +132,7 @@ def _report(arguments: Sequence[str]) -> int:
 
 def _describe_machine() -> dict[str, str]:
     """Describe CPU, memory, GPUs and system, without names of hosts or people."""
-    cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"
+    cores = f"{usable_cores()} of {os.cpu_count()}"
     memory = psutil.virtual_memory().total / 2**30
     machine = {"CPU": cpu_name(), "cores used": cores, "memory": f"{memory:.0f} GiB"}
     gpus = [gpu_name(str(index)) for index in range(count_gpus())]

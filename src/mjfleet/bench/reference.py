@@ -20,6 +20,7 @@ from mjfleet.runs.bootstrap import Line
 from mjfleet.runs.metrics_csv import METRICS_FILE, Rows, read_rows, value
 from mjfleet.tools.plot import X_LABELS, Panel, draw
 from mjfleet.utils.child_process import python_module
+from mjfleet.utils.hardware_names import usable_cores
 
 NAME = "reference"
 PLAY = python_module("mjfleet.cli.dispatcher", "play")
@@ -134,7 +135,7 @@ def _train(setup: Setup, options: ReferenceOptions, seed: int) -> dict[str, Any]
         "minutes": child.seconds / 60,
         "return": fmean(number for _, number in points[-LAST:]),
         "policy": policy,
-        "threads": options.cpu_threads or len(os.sched_getaffinity(0)),
+        "threads": options.cpu_threads or usable_cores(),
         "commit": our_commit(),
         "curve": _curve(points),
     }

@@ -1,6 +1,5 @@
 """`mjfleet bench scaling`: as much work for each of 1 to N workers. In the launcher."""
 
-import os
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import train_ours
 from mjfleet.config.validation import Count, OptionalCount
 from mjfleet.tools.plot import Panel, draw
+from mjfleet.utils.hardware_names import usable_cores
 
 NOTES = (
     "Medians of the repeats, with the least and the greatest; each number of workers is measured "
@@ -40,7 +40,7 @@ def scaling(setup: Setup, options: ScalingOptions) -> Result:
     """Train with each number of workers in turn."""
     most = options.workers or len(setup.devices.indices) or 2
     counts = sorted({*(2**power for power in range(most.bit_length())), most})
-    cores = options.cpu_threads or len(os.sched_getaffinity(0))
+    cores = options.cpu_threads or usable_cores()
     threads = max(1, cores // most)
     configs = {}
     for count in reversed(counts):  # An error is about the most workers.

@@ -1,12 +1,12 @@
 """Divides this machine's devices among the runs of a group. Pure functions; run in the launcher."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import choose_devices, needs_gpus
+from mjfleet.utils.hardware_names import usable_cores
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def divide_devices(
     """
     if needs_gpus(config) and config.gpu_ids == "auto":
         config = replace(config, gpu_ids="all")
-    cores = cores or len(os.sched_getaffinity(0))
+    cores = cores or usable_cores()
     if config.cpu_threads is not None:
         if config.cpu_threads > cores:
             raise UserError(

@@ -9,7 +9,7 @@ from typing import Literal
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.host_names import LOCALHOST
-from mjfleet.utils.hardware_names import count_gpus
+from mjfleet.utils.hardware_names import count_gpus, usable_cores
 from mjfleet.worker.rank_environment import Rank
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -46,7 +46,7 @@ def this_host(config: LaunchConfig, outer: Rank | None = None) -> Host:
     """
     started = outer.local_world_size if outer else None
     devices = choose_devices(config, os.environ, started=started)
-    return Host(devices=devices, cores=len(os.sched_getaffinity(0)))
+    return Host(devices=devices, cores=usable_cores())
 
 
 def choose_devices(

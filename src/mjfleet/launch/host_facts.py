@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mjfleet.launch.devices import VISIBLE
 from mjfleet.utils.atomic_write import digests
-from mjfleet.utils.hardware_names import count_gpus
+from mjfleet.utils.hardware_names import count_gpus, usable_cores
 from mjfleet.utils.packages import stack_versions
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # Made anew whenever a machine starts: random(4).
@@ -54,7 +54,7 @@ def host_facts(
         task=digests(Path(task_folder)),
         gpus=count_gpus() if counts_gpus else 0,
         visible=os.environ.get(VISIBLE),
-        cores=len(os.sched_getaffinity(0)),
+        cores=usable_cores(),
         identity=f"{os.uname().nodename} {BOOT_ID.read_text().strip()}",
         has_token=Path(token).exists(),
         launcher_address=launcher_address,

@@ -1,5 +1,7 @@
 """Models and numbers of this machine's CPUs and GPUs. Any process may ask; CUDA stays untouched."""
 
+import math
+import os
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +15,43 @@ def cpu_name() -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     found = re.search(r"^model name\s*: (.*)$", lines, re.MULTILINE)
     return found[1] if found else platform.machine()
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Return how many CPU cores this process may use: by its affinity, and by CPU quotas.
+
+    A quota, as `docker --cpus` sets, is processor time per period: that of 1.5 cores counts as 2.
+    Those of all cgroups around this process hold, see "CPU" in the kernel's cgroup-v2.rst and
+    sched-bwc.rst (v1). `root` is where /proc and /sys are.
+    """
+    found = [len(os.sched_getaffinity(0))]
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # Without cgroups there are no quotas.
+        groups = []
+    for _, controllers, path in (line.split(":", 2) for line in groups):
+        mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # In a container the path may be one of the host's: only the mount itself is there then.
+        place = mount / path.lstrip("/")
+        for folder in (place, *place.parents[: len(place.parts) - len(mount.parts)]):
+            if (quota := _cores_of_quota(folder)) is not None:
+                found.append(max(1, math.ceil(quota)))
+    return min(found)
+
+
+def _cores_of_quota(folder: Path) -> float | None:
+    """Return how many cores a cgroup may use, or None if it has no quota."""
+    try:
+        if (folder / "cpu.max").is_file():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            names = "cpu.cfs_quota_us", "cpu.cfs_period_us"
+            quota, period = ((folder / name).read_text().strip() for name in names)
+    except OSError:
+        return None
+    return None if quota in ("max", "-1") else int(quota) / int(period)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mjfleet.errors import WorkerError
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import in_a_line
-from mjfleet.utils.hardware_names import rendering_variables
+from mjfleet.utils.hardware_names import rendering_variables, usable_cores
 from mjfleet.utils.parent_death import die_with_parent
 from mjfleet.utils.progress import Progress
 
@@ -124,7 +124,7 @@ def main(path: str, idle: str, backend: str, *others: str) -> None:
 def _pauses() -> Callable[[], None]:
     """Return a function that sleeps for as long as keeps this process to its share."""
     start = time.monotonic()
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     is_in_a_hurry = False
 
     def pause() -> None:

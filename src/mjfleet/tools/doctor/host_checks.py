@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mjfleet.utils.hardware_names import usable_cores
 from mjfleet.utils.packages import stack_versions
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import WorkerArgs
@@ -49,7 +50,7 @@ def check_machine(args: WorkerArgs, rank: Rank) -> Finding:
     """Report processors and memory; warn if workers have to share a core."""
     import psutil
 
-    memory, cores = psutil.virtual_memory(), len(os.sched_getaffinity(0))
+    memory, cores = psutil.virtual_memory(), usable_cores()
     found = f"{cores} of {os.cpu_count()} CPU cores may be used"
     found += f"; {size(memory.available)} of {size(memory.total)} memory free"
     if len(args.devices) > cores:
