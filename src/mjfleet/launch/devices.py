@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Literal
 
 from mjfleet.config import LaunchConfig
@@ -152,7 +153,7 @@ def visible_gpus(environ: Mapping[str, str], num_gpus: int) -> list[str]:
         return []
     entries = [entry.strip() for entry in value.split(",")]
     shown = f"{VISIBLE}={value}"
-    for entry in entries:
+    for number, entry in enumerate(entries):
         if not re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z-]+(/[0-9]+/[0-9]+)?", entry):
             raise UserError(
                 f"{shown}: cannot read the entry {entry!r}; entries are GPU numbers, GPU UUIDs "
@@ -161,14 +162,22 @@ def visible_gpus(environ: Mapping[str, str], num_gpus: int) -> list[str]:
         if entry.isdecimal() and int(entry) >= num_gpus > 0:
             raise UserError(
                 f"{shown}: there is no GPU {entry}; this machine has {_count(num_gpus)}, "
-                "numbered from 0."
+                "numbered from 0. A part of a GPU (MIG) has no number: name it by its UUID, which "
+                "`nvidia-smi -L` prints."
             )
+        if entry.isdecimal():
+            entries[number] = str(int(entry))  # CUDA reads 00 as 0.
     if num_gpus == 0:
         return []
     if len({entry.isdecimal() for entry in entries}) > 1:
         raise UserError(f"{shown}: use either numbers or UUIDs, not both.")
-    if len(set(entries)) < len(entries):
+    pairs = permutations(entries, 2)  # CUDA also takes the first part of a UUID.
+    if any(a == b or (b.startswith(a) and not a.isdecimal()) for a, b in pairs):
         raise UserError(f"{shown}: the same GPU is listed twice.")
+    if len(entries) > 1 and any(entry.startswith("MIG-") for entry in entries):
+        raise UserError(
+            f"{shown}: CUDA uses only one part of a GPU (MIG) in a process: list one UUID alone."
+        )
     return entries
 
 
