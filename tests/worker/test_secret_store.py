@@ -1,6 +1,7 @@
 """Who may join the ranks of a run that we start: only those that know its secret."""
 
 import multiprocessing
+import select
 import socket
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
@@ -25,15 +26,10 @@ LOOPBACK = "127.0.0.1"
 PATIENCE = timedelta(seconds=20)
 
 
-def free_port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as free:
-        return free.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def served() -> tuple[Store, int]:
-    port = free_port()
-    return serve_store(LOOPBACK, port, "ours"), port
+    listener = socket.create_server((LOOPBACK, 0))
+    return serve_store(listener, "ours"), listener.getsockname()[1]
 
 
 def test_ranks_that_know_the_secret_share_a_store(served: tuple[Store, int]) -> None:
@@ -81,18 +77,22 @@ def test_who_knows_the_secret_may_only_call_what_a_store_can(served: tuple[Store
 
 
 def test_a_rank_0_that_is_not_there_is_a_lost_connection() -> None:
-    with pytest.raises(DistNetworkError):
-        SecretStore(LOOPBACK, free_port(), "ours", timedelta(seconds=0.1))
-
-
-def test_a_rank_waits_while_another_still_listens_in_the_place_of_rank_0() -> None:
-    """The host agent of rank 0 does, until it starts its workers: others may be faster."""
-    with socket.create_server((LOOPBACK, 0)) as listener, ThreadPoolExecutor() as pool:
+    with socket.create_server((LOOPBACK, 0)) as listener:
         port = listener.getsockname()[1]
-        theirs = pool.submit(SecretStore, LOOPBACK, port, "ours", PATIENCE)
-        listener.accept()[0].close()
-        listener.close()
-        store = serve_store(LOOPBACK, port, "ours")
+    with pytest.raises(DistNetworkError):
+        SecretStore(LOOPBACK, port, "ours", timedelta(seconds=0.1))
+
+
+def test_a_rank_that_is_faster_than_rank_0_waits_for_it() -> None:
+    """The port is bound before any worker starts; what has tried it before does not matter."""
+    listener = socket.create_server((LOOPBACK, 0))
+    address = listener.getsockname()
+    socket.create_connection(address).close()
+    with ThreadPoolExecutor() as pool:
+        theirs = pool.submit(SecretStore, *address, "ours", PATIENCE)
+        while not select.select([listener], [], [], 1.0)[0]:
+            pass
+        store = serve_store(listener, "ours")
         theirs.result().set("a", b"1")
         assert store.get("a") == b"1"
 
@@ -118,7 +118,11 @@ def join_both(args: WorkerArgs, secrets: tuple[str, str]) -> list[float | str]:
 
 @pytest.mark.parametrize("several_hosts", [False, True])
 def test_a_rank_without_the_secret_does_not_join(tmp_path: Path, several_hosts: bool) -> None:
-    part = HostArgs(node=0, first_rank=0, world_size=2, address=LOOPBACK, port=free_port())
+    listener = socket.create_server((LOOPBACK, 0))
+    port = listener.getsockname()[1]
+    part = HostArgs(
+        node=0, first_rank=0, world_size=2, address=LOOPBACK, port=port, listener=listener.fileno()
+    )
     args = WorkerArgs(
         task="", task_folder="", config={}, devices=("cpu", "cpu"), engine="native", threads=1,
         run_dir="", backend="gloo", part=part if several_hosts else None, scratch=str(tmp_path),

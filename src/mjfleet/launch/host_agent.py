@@ -115,10 +115,14 @@ class HostAgent:
             self._channel.send({"error": os.strerror(error.errno) if error.errno else str(error)})
 
     def _listen(self, address: str) -> Message:
-        """Let the other hosts try whether they can reach this one; returns the port."""
+        """Listen where the workers of all hosts will meet; returns the port.
+
+        The other hosts try at once whether they can reach it, and rank 0 takes it over.
+        """
         self._address = address
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family)
+        backlog = socket.SOMAXCONN  # Ranks of other hosts may all connect before rank 0 serves.
+        self._listener = socket.create_server((address, 0), family=family, backlog=backlog)
         return {"port": self._listener.getsockname()[1]}
 
     def _connect(self, address: str, port: int) -> Message:
@@ -136,12 +140,13 @@ class HostAgent:
         self._has_begun = True
         from mjfleet.launch.worker_processes import WorkerProcesses
 
-        if self._listener:
-            self._listener.close()  # The port is rank 0's from now on.
+        part, network = args.part, _network(self._address)
+        if part and self._listener:  # Rank 0, a fork of this process, has the same descriptor.
+            part = replace(part, listener=self._listener.fileno())
         folder = self._folder if sends_files else Path()
         args = replace(
             args,
-            part=args.part and replace(args.part, network=_network(self._address)),
+            part=part and replace(part, network=network),
             run_dir=str(folder / args.run_dir),
             log_files=tuple(str(folder / name) for name in args.log_files),
             checkpoint=args.checkpoint and str(folder / args.checkpoint),

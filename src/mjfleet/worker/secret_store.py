@@ -31,14 +31,9 @@ CONNECT_SECONDS = 5.0  # For an attempt to connect.
 LOOK_SECONDS = 0.02
 
 
-def serve_store(address: str, port: int, secret: str) -> Store:
-    """Return a store that this process serves to peers that know the secret, until it ends.
-
-    Raises:
-        OSError: this process cannot listen there.
-    """
-    store, family = HashStore(), socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
+def serve_store(listener: socket.socket, secret: str) -> Store:
+    """Return a store that this process serves to peers that know the secret, until it ends."""
+    store = HashStore()
 
     def accept() -> None:
         while True:
@@ -105,7 +100,7 @@ class SecretStore(Store):
         connected: list[Connection] = []
 
         def is_connected() -> bool:
-            # Until rank 0 serves, nobody may listen there, or its host agent, which then hangs up.
+            # Until rank 0 serves, nobody answers there.
             with suppress(OSError, EOFError):
                 connected.append(_connect(address, port, secret))
             return bool(connected)

@@ -6,6 +6,7 @@ Runs in each worker.
 import hmac
 import os
 import secrets
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -99,7 +100,7 @@ def _store(args: WorkerArgs, rank: Rank, timeout: timedelta) -> Store:
         store.set_timeout(timeout)
         return store
     if rank.rank == 0:
-        return serve_store(args.part.address, args.part.port, args.secret)
+        return serve_store(socket.socket(fileno=args.part.listener), args.secret)
     return SecretStore(args.part.address, args.part.port, args.secret, timeout)
 
 

@@ -20,6 +20,8 @@ class HostArgs:
     world_size: int  # The number of workers of all hosts.
     address: str  # Where rank 0 listens; the workers of other hosts can reach it.
     port: int
+    listener: int = -1
+    """The descriptor of the socket that listens there, in the processes of rank 0's host."""
     network: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that name the interface by which gloo and NCCL reach other hosts."""
 
