@@ -119,31 +119,39 @@ def _attempt(
                     have = f"{resume.checkpoint} has all of {length}"
                     print_line(f"nothing is left to do: {have}; raise it to train further")
                 return 0, None
-        plan = name_files(plan, os.environ, datetime.now())
-        refuse_existing(plan.config, plan.rank.rank == 0 and not plan.goes_on)
-        if config.dry_run:
+            plan = name_files(plan, os.environ, datetime.now())
+            refuse_existing(plan.config, plan.rank.rank == 0 and not plan.goes_on)
+            if config.dry_run:
+                if is_first:
+                    print_line(describe(plan))
+                return 0, None
+            if plan.has_host_agents:
+                connections = connections or stack.enter_context(HostConnections(names, config))
+                for host in connections:
+                    threads = plan.workers_of(host.name)[0].threads
+                    host.send({"prepare": [plan.engine, threads]})
+            run_dir = None
             if is_first:
-                print_line(describe(plan))
-            return 0, None
-        if plan.has_host_agents:
-            connections = connections or stack.enter_context(HostConnections(names, config))
-            for host in connections:
-                threads = plan.workers_of(host.name)[0].threads
-                host.send({"prepare": [plan.engine, threads]})
-        run_dir = None
-        if is_first:
-            lock = resume.lock if resume else None
-            argv = ["train", *without_values(arguments)]
-            plan, run_dir = _create_run_dir(plan, found.defaults(), argv, lock)
-            note_run(plan.run_dir)
-            for line in (f"run directory: {plan.run_dir}", *plan.notes):
-                print_line(line)
-            if plan.checkpoint:
-                is_init = plan.checkpoint.name == INIT
-                how = "beginning with networks of" if is_init else "going on from"
-                print_line(f"{how} {(is_init and config.init_from) or plan.checkpoint}")
+                lock = resume.lock if resume else None
+                argv = ["train", *without_values(arguments)]
+                plan, run_dir = _create_run_dir(plan, found.defaults(), argv, lock)
+                with ExitStack() as unless_begun:
+                    unless_begun.callback(run_dir.discard)
+                    _announce(plan, config.init_from)
+                    unless_begun.pop_all()
         code = run_plan(plan, run_dir, connections)
         return code, plan if run_dir else None
+
+
+def _announce(plan: LaunchPlan, init_from: str | None) -> None:
+    """Say, to torchrun and to the user, which run begins or goes on."""
+    note_run(plan.run_dir)
+    for line in (f"run directory: {plan.run_dir}", *plan.notes):
+        print_line(line)
+    if plan.checkpoint:
+        is_init = plan.checkpoint.name == INIT
+        how = "beginning with networks of" if is_init else "going on from"
+        print_line(f"{how} {(is_init and init_from) or plan.checkpoint}")
 
 
 def plan_here(found: FoundTask, config: TrainConfig) -> LaunchPlan:
