@@ -140,7 +140,7 @@ def test_a_configuration_with_a_syntax_error_is_shown_with_a_caret(elsewhere: Pa
 
 def test_a_folder_whose_code_leaves_hides_no_other_task(elsewhere: Path) -> None:
     write_task(elsewhere / "tasks", "broken", "import sys\nsys.exit()")
-    assert "SystemExit" in discover({}).broken[0]
+    assert "SystemExit" in discover({}).broken[elsewhere / "tasks/broken"]
 
 
 def test_a_task_folder_that_does_not_exist_is_an_error() -> None:

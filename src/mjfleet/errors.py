@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from mjfleet.utils.console import discard, open_streams, print_error
+from mjfleet.utils.parent_death import mistakes_for_parent
 
 LOCAL_RANK_0_SECONDS = 3.0
 """How long the other workers of a host leave its first one to print the error they all have."""
@@ -46,6 +47,7 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
     signal's number for a signal. Their text is printed without a traceback.
     """
     open_streams()
+    tell_parent = mistakes_for_parent()
     try:
         try:
             _check_text(arguments)
@@ -53,6 +55,7 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
         finally:
             print(end="", flush=True)  # Not first at exit, where a failure cannot be handled.
     except UserError as error:
+        tell_parent(str(error))
         # Where something else has started several workers on this host, the first one prints it.
         is_first = os.environ.get("LOCAL_RANK", "0") == "0"
         if is_first or os.environ.get("WORLD_SIZE", "1") == "1" or isinstance(error, RankError):

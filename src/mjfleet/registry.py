@@ -20,7 +20,6 @@ from mjfleet.errors import UserError
 from mjfleet.utils.packages import need_extra
 
 TASKS_VARIABLE = "MJFLEET_TASKS"
-UNREAD = " could not be read:"
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class Registry:
     """All tasks by name, and a text about each folder that could not be read."""
 
     tasks: dict[str, FoundTask] = field(default_factory=dict)
-    broken: list[str] = field(default_factory=list)
+    broken: dict[Path, str] = field(default_factory=dict)
 
     def find(self, name: str) -> FoundTask:
         """Return the task with a name.
@@ -111,13 +110,12 @@ class Registry:
         """
         if name in self.tasks:
             return self.tasks[name]
-        for line in self.broken:
-            folder = Path(line.partition(UNREAD)[0])
+        for folder, why in self.broken.items():
             if f"{name}-".startswith((f"{folder.name}-", f"{folder.name.replace('_', '-')}-")):
-                raise UserError(line)  # Most likely, what is sought is in there.
+                raise UserError(why)  # Most likely, what is sought is in there.
         near = difflib.get_close_matches(name, self.tasks, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Tasks: {', '.join(self.tasks)}."
-        raise UserError("\n".join([f"there is no task `{name}`. {hint}", *self.broken]))
+        raise UserError("\n".join([f"there is no task `{name}`. {hint}", *self.broken.values()]))
 
     def read(self, folder: Path) -> None:
         """Add the tasks of a folder; one that cannot be read hides no other.
@@ -134,7 +132,8 @@ class Registry:
                 if not name or name.startswith("-") or not FOLDER_NAME.holds(name):
                     raise ValueError(f"the task name {name!r} must be {FOLDER_NAME.allowed}")
         except (Exception, SystemExit) as error:
-            self.broken.append(f"{folder}{UNREAD}\n{_last_own_line(error, folder)}")
+            why = _last_own_line(error, folder)
+            self.broken[folder] = f"{folder} could not be read:\n{why}"
             return
         for name, task in tasks.items():
             if name in self.tasks:

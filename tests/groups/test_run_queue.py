@@ -18,7 +18,7 @@ class Three:
     def __init__(self) -> None:
         self.endings: dict[str, Ending] = {}
         self._waiting = [
-            Member("wrong", ("--agent.seed", "none")),
+            Member("wrong", ("--config", "error: none.yaml")),
             Member("long", ("--agent.max-iterations", "100000")),
             Member("short", ("--agent.max-iterations", "2")),
         ]
@@ -44,7 +44,7 @@ def test_members_come_when_a_share_is_free_and_each_ending_is_told(tmp_path: Pat
     endings = {name: ending.status for name, ending in members.endings.items()}
     assert endings == {"wrong": "failed", "long": "stopped", "short": "finished"}
     assert members.endings["wrong"].is_mistake
-    assert "--agent.seed" in members.endings["wrong"].message
+    assert members.endings["wrong"].message.startswith("--config error: none.yaml: ")
     assert not (tmp_path / "wrong").exists()
     assert (tmp_path / "long/checkpoints/final_model.pt").exists()
     assert completed_iterations(tmp_path / "short") == 2

@@ -125,3 +125,20 @@ def test_a_child_may_have_children_that_are_not_ours(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("MJFLEET_PARENT", str(os.getppid()))  # As in a child of ours.
     with python("print('begun')", is_foreign=True) as child:
         assert child.wait(60) == 0, child.errors()
+
+
+def test_a_mistake_of_the_users_comes_from_the_child_itself_as_it_is() -> None:
+    text = "--config error: x.yaml: no file\nerror: write \u00fc"
+    fail = f"def fail(arguments): raise UserError({text!r})"
+    code = f"from mjfleet.errors import UserError, run_command\n{fail}\nexit(run_command(fail, []))"
+    with python(code) as child:
+        assert child.wait(30.0) == 2
+        assert child.mistake() == text
+    # What a child of ours starts otherwise has no part in it.
+    within = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}]); exit(2)"
+    code = (
+        f"from mjfleet.errors import run_command\nrun_command(lambda words: exec({within!r}), [])"
+    )
+    with python(code) as child:
+        assert child.wait(30.0) == 2
+        assert (child.mistake(), child.errors()[:7]) == ("", "error: ")

@@ -3,7 +3,6 @@
 The process of a script or a notebook thus keeps its settings, and may train several runs at once.
 """
 
-import json
 import math
 import os
 import shutil
@@ -43,12 +42,12 @@ class CommandProcess:
     ) -> None:
         self._folder = TemporaryDirectory(prefix=".mjfleet-", dir=place)
         folder = Path(self._folder.name)
-        self._mistake, self._shown = folder / "mistake.json", [0, 0]
+        self._shown = [0, 0]
         # A notebook shows the run itself, and its standard output has no terminal.
         self._is_relayed = shows and sys.stdout is not sys.__stdout__ and not is_notebook()
         self._shows = shows
         try:
-            words = python_module(__name__, str(self._mistake), *make_arguments(folder))
+            words = python_module(__name__, str(folder), *make_arguments(folder))
             if shows:
                 sys.stdout.flush()
             stdout = None if shows and not (self._is_relayed or is_notebook()) else KEEP
@@ -93,7 +92,7 @@ class CommandProcess:
     def raise_mistake(self) -> None:
         """Raise the UserError that the command has ended with, if it has."""
         if self._code == MISTAKE:
-            raise UserError(self._found_mistake or self.errors or "the command line is wrong")
+            raise UserError(self._mistake or self.errors or "the command line is wrong")
 
     def kill(self) -> None:
         """End it at once, if it runs."""
@@ -104,9 +103,7 @@ class CommandProcess:
         self._relay(is_over=True, is_failure=code not in (0, MISTAKE) and 0 < code <= 128)
         self.errors = self._child.errors().strip()
         """What it has written to standard error."""
-        self._found_mistake = ""
-        if self._mistake.exists():
-            self._found_mistake = json.loads(self._mistake.read_text())
+        self._mistake = self._child.mistake()
         self._child.end()
         self._folder.cleanup()
         self._code = code if code >= 0 else 128 - code
@@ -119,7 +116,7 @@ class CommandProcess:
             self._write(0, self._child.output(), sys.stdout, is_over)
         data = self._child.errors().encode()
         # It records a failure before it prints it: what was read before was printed before.
-        if not (is_failure or self.has_failed() or self._mistake.exists()):
+        if not (is_failure or self.has_failed() or self._child.mistake()):
             self._write(1, data, sys.stderr, is_over)
 
     def _write(self, i: int, data: bytes, stream: TextIO, is_over: bool) -> None:
@@ -145,30 +142,23 @@ def place_for_workers(config: TrainConfig) -> Path | None:
 
 
 def main() -> None:
-    """Run a command: a file for a mistake's message, then the command's words.
+    """Run a command: the folder for its files, then the command's words.
 
     When this process's parent is gone, training saves and stops; other commands end at once.
     """
-    file, *arguments = sys.argv[1:]
+    folder, *arguments = sys.argv[1:]
     parent = int(os.environ[PARENT_VARIABLE])
     if arguments[0] == "train":
         stop_with_parent(parent)
     else:
         die_with_parent()
 
-    def noting_mistakes(arguments: Sequence[str]) -> int:
-        try:
-            return mjfleet(arguments)
-        except UserError as error:
-            Path(file).write_text(json.dumps(str(error)))
-            return MISTAKE
-
     del os.environ[PARENT_VARIABLE]  # Curves are drawn: somebody looks at them.
     try:
-        sys.exit(run_command(noting_mistakes, arguments))
+        sys.exit(run_command(mjfleet, arguments))
     finally:
         if os.getppid() != parent:
-            shutil.rmtree(Path(file).parent, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

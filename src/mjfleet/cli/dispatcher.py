@@ -85,7 +85,7 @@ def tasks(arguments: Sequence[str]) -> int:
         table.add_row(*map(Text, cells))  # Brackets are no markup.
     # In a pipe each task gets one line.
     Console(width=None if sys.stdout.isatty() else 400).print(table)
-    for text in registry.broken:
+    for text in registry.broken.values():
         print_error(text)
     return 0
 

@@ -246,7 +246,7 @@ def _print_help(registry: Registry, arguments: Sequence[str]) -> None:
     """Print all tasks and the flags that they share: the common ones, or all with --help-all."""
     width = max((len(name) for name in registry.tasks), default=0)
     tasks = [f"  {name:<{width}}  {found.task.summary}" for name, found in registry.tasks.items()]
-    tasks += [indent(text, "  ") for text in registry.broken]
+    tasks += [indent(text, "  ") for text in registry.broken.values()]
     description = (
         "Train a policy.\n\ntasks:\n"
         + "\n".join(tasks)

@@ -97,11 +97,12 @@ class RunningMember:
     def end(self) -> Ending:
         """Return how it ended; kill it if it has not."""
         code, how = self._child.exit_code(), self._child.how_it_ended()
+        mistake = self._child.mistake()
         self._child.end()
         if code is None or code > 128 or (code < 0 and -code == self._asked_by):
             return Ending("stopped")
         if code == MISTAKE:
-            return Ending("failed", self._printed().rpartition("error: ")[2], is_mistake=True)
+            return Ending("failed", mistake or self._printed(), is_mistake=True)
         return Ending("failed", self._cause() or how) if code else Ending("finished")
 
     def _printed(self) -> str:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from mjfleet.cli.flags import HELP, LIST_FLAGS, parse_flags, peek
 from mjfleet.cli.train import configure, train, with_task
 from mjfleet.config import TrainConfig
-from mjfleet.errors import UserError
+from mjfleet.errors import UserError, WorkerError
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.group_record import GroupRecord
+from mjfleet.groups.run_queue import MISTAKE
 from mjfleet.groups.seeds import on_this_host
 from mjfleet.launch.launch_training import refuse_existing
 from mjfleet.registry import FoundTask
@@ -153,8 +154,9 @@ def _check_metric(task: str, config: TrainConfig, metric: str) -> None:
         write_config(file, task, replace(config, log_root=folder))
         words = task, "--config", str(file), "--run-dir", str(run_dir), "--quiet"
         with ChildProcess(python_module("mjfleet.cli.train", *words), is_foreign=True) as child:
-            if child.wait():
-                raise UserError(child.errors().rpartition("error: ")[2].strip())
+            if code := child.wait():
+                why = child.mistake() or child.errors().strip()
+                raise UserError(why) if code == MISTAKE else WorkerError(why)
         columns, _ = read_rows(run_dir / METRICS_FILE)
     if metric not in columns:
         near = difflib.get_close_matches(metric, columns, n=3, cutoff=0.5) or columns

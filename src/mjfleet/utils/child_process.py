@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Self
 
-from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
+from mjfleet.utils.parent_death import MISTAKE_VARIABLE, PARENT_VARIABLE, die_with_parent
 from mjfleet.utils.wait_until import wait_until
 
 KEEP = -100
@@ -59,7 +59,8 @@ class ChildProcess:
         new_session: bool = True,
         is_foreign: bool = False,
     ) -> None:
-        variables = {**os.environ, **(environ or {}), PARENT_VARIABLE: str(os.getpid())}
+        pid = os.getpid()
+        variables = {**os.environ, **(environ or {}), PARENT_VARIABLE: str(pid)}
         if (path := variables.get("PYTHONPATH")) and cwd is not None:
             # Its relative folders are those of this process.
             variables["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
@@ -68,6 +69,8 @@ class ChildProcess:
                 files.enter_context(tempfile.TemporaryFile()) if stream == KEEP else None
                 for stream in (stdout, stderr)
             ]
+            self._mistake = files.enter_context(tempfile.TemporaryFile())
+            variables[MISTAKE_VARIABLE] = f"/proc/{pid}/fd/{self._mistake.fileno()}"
             self._process = subprocess.Popen(
                 command,
                 stdin=stdin,
@@ -77,7 +80,7 @@ class ChildProcess:
                 env={name: value for name, value in variables.items() if value is not None},
                 start_new_session=new_session,
                 process_group=None if new_session else 0,
-                preexec_fn=partial(die_with_parent, os.getpid()) if is_foreign else None,  # noqa: PLW1509
+                preexec_fn=partial(die_with_parent, pid) if is_foreign else None,  # noqa: PLW1509
             )
             self._files = files.pop_all()
         self.pid = self._process.pid
@@ -134,6 +137,13 @@ class ChildProcess:
     def errors(self) -> str:
         """Return what it has written to standard error so far; not after `end`."""
         return _read(self._kept[1]).decode(errors="replace")
+
+    def mistake(self) -> str:
+        """Return the text of the UserError with which a command of ours ended; not after `end`.
+
+        Empty: there is none, or the command line could not be parsed: `errors` has that.
+        """
+        return _read(self._mistake).decode(errors="replace")
 
     def how_it_ended(self) -> str:
         """Return in words how it has ended: by which exit code, or by which signal."""

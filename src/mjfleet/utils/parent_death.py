@@ -1,13 +1,20 @@
-"""A process that ends with the one that started it. Called in the child; imports nothing heavy."""
+"""A process that ends with the one that started it, and tells it of the user's mistakes.
+
+Called in the child; imports nothing heavy.
+"""
 
 import ctypes
 import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 
 PARENT_VARIABLE = "MJFLEET_PARENT"
 """Environment variable with the process number of the parent, set by the parent."""
+MISTAKE_VARIABLE = "MJFLEET_MISTAKE"
+"""Environment variable with the parent's file for a mistake of the user's, set by the parent."""
 LOOK_SECONDS = 0.1
 STOP_SECONDS = 60.0
 """How long a process may take to save and stop after its parent has ended."""
@@ -40,3 +47,18 @@ def stop_with_parent(parent: int) -> None:
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def mistakes_for_parent() -> Callable[[str], object]:
+    """Return what gives the parent the text of the user's mistake, if it is one that listens.
+
+    Processes that this one starts give theirs to this one, or to nobody.
+    """
+    file = os.environ.pop(MISTAKE_VARIABLE, None)
+
+    def give(text: str) -> None:
+        if file:
+            with suppress(OSError), open(file, "wb") as mistake:  # The parent may be gone.
+                mistake.write(text.encode(errors="backslashreplace"))
+
+    return give

@@ -30,7 +30,7 @@ def check_classes(found: FoundTask, config: TrainConfig) -> None:
     with StopRequest().installed(), ChildProcess(python_module(__name__, *words)) as child:
         code = child.wait()
         if code == 2:
-            raise UserError(child.errors().rpartition("error: ")[2].strip())
+            raise UserError(child.mistake() or child.errors().strip())
         if code:
             raise WorkerError(f"{child.errors()}\nloading classes {child.how_it_ended()}")
 
