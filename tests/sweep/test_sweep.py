@@ -13,7 +13,9 @@ import psutil
 import pytest
 import yaml
 
+from mjfleet.errors import UserError
 from mjfleet.runs.run_json import read_record
+from mjfleet.sweep.study import without_password
 
 from ..conftest import MODULES, Run, rows
 
@@ -38,6 +40,7 @@ SPACE = ("--try", f"{RATE}=1e-4..1e-2:log", "agent.algorithm.gamma=0.9,0.95")
         ([*SPACE, "--per-run", "9999"], "--per-run"),
         ([*SPACE, "--sampler", "grid"], "grid"),
         ([*SPACE, "--storage", "sqlite:////nowhere/s.db"], "--storage"),
+        ([*SPACE, "--storage", "mysql://me:pa@ss@host/sweeps"], "write %40"),
         ([*SPACE, "--hosts", "a", "b"], "--storage"),
         (["--resume", "nothing"], "nothing"),
     ],
@@ -105,7 +108,8 @@ def test_two_machines_share_a_sweep_whose_processes_are_killed(
     kills, seed = (int(str(pytestconfig.getoption(name))) for name in ("--kills", "--seed"))
     trials = max(3, kills // 2)
     url = f"sqlite:///{tmp_path}/study.db?timeout=60"
-    words = (TASK, *SPACE, *FLAGS, "--trials", str(trials), "--storage", url)
+    secret = f"{url}&password=se/c:ret"  # SQLite ignores it.
+    words = (TASK, *SPACE, *FLAGS, "--trials", str(trials), "--storage", secret)
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
@@ -116,6 +120,7 @@ def test_two_machines_share_a_sweep_whose_processes_are_killed(
     assert {trial.state.name for trial in ended} <= {"COMPLETE", "PRUNED"}
     assert len({tuple(trial.params.items()) for trial in ended}) == trials
     sweeps = list(filter(None, map(sweep_in, folders)))
+    assert not any("se/c:ret" in (path / "group.json").read_text() for path in sweeps)
     owners = {read_record(path, "group.json")["sweep"]["id"]: path for path in sweeps}
     for trial in ended:
         name = f"trial_{trial.number}"
@@ -140,3 +145,28 @@ def test_two_machines_share_a_sweep_whose_processes_are_killed(
     done = run("mjfleet", "sweep", TASK, *SPACE[:2], *FLAGS, "--storage", url)
     assert done.returncode == 2
     assert "gamma" in done.stderr
+
+
+@pytest.mark.parametrize("password", ["pw", "s:ecret", "sec/ret", "s:e/c", "a%40b", "#?&"])
+def test_a_password_is_never_shown_nor_kept(password: str) -> None:
+    shown = without_password(f"mysql://me:{password}@db.lab:3306/sweeps?charset=utf8&passwd=x")
+    assert shown == "mysql://me:***@db.lab:3306/sweeps?charset=utf8"
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        "mysql://me:pass@word@db.lab/sweeps", "mysql://me:pass@wo:rd/x@db.lab/sweeps",
+        "mysql://me:pass@wo/rd@db.lab/sweeps", "mysql://m/e:password@db.lab/sweeps",
+        "my sql://me:password@db.lab/sweeps", "mysql://me:password@db.lab:port/sweeps",
+    ],
+)  # fmt: skip
+def test_a_url_that_cannot_be_understood_is_refused_without_being_shown(storage: str) -> None:
+    with pytest.raises(UserError, match="write %40") as error:
+        without_password(storage)
+    assert "pass" not in str(error.value).replace("user:password", "")
+
+
+def test_what_has_no_password_stays_as_it_is() -> None:
+    for storage in ("sqlite:////a:b@c/s.db", "logs/a@b.log", "postgresql://me@db.lab/sweeps?a=1"):
+        assert without_password(storage) == storage

@@ -98,9 +98,11 @@ def _run(
     if config.init_from and folder is None:
         _, config = begin_from(config)  # `latest` means the same run for all.
     config, definition = define_sweep(wanted, found, config, words)
-    from mjfleet.sweep.study import PASSWORD, Study
+    from mjfleet.sweep.study import Study, without_password
     from mjfleet.sweep.trials import run_trials
 
+    shown = wanted.storage and without_password(wanted.storage)
+    argv = [KIND, *(word.replace(wanted.storage or word, shown or word) for word in argv)]
     shares = divide_devices(config, os.environ, definition.most, config.per_run)
     if folder is None:
         refuse_existing(config)
@@ -113,12 +115,11 @@ def _run(
         return 0
     name = "/".join(filter(None, (config.agent.experiment_name, config.agent.run_name)))
     if wanted.storage and "://" not in wanted.storage:
-        wanted = replace(wanted, storage=os.path.abspath(wanted.storage))
+        shown = os.path.abspath(wanted.storage)
+        wanted = replace(wanted, storage=shown)
     # What --space says is kept, not the file's name, and no password.
-    storage = wanted.storage and PASSWORD.sub("***", wanted.storage)
     tried = tuple(f"{name}={typed}" for name, typed in definition.typed.items())
-    kept = replace(wanted, try_=tried, space=None, resume=None, storage=storage)
-    argv = [KIND, *(PASSWORD.sub("***", word) for word in argv)]
+    kept = replace(wanted, try_=tried, space=None, resume=None, storage=shown)
     if folder is None:
         group = GroupRecord.create(KIND, found.name, config, {}, argv)
     else:

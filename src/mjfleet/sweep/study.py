@@ -4,7 +4,6 @@ Several machines may work on one study. Each trial belongs to the sweep folder i
 from the moment it exists, so that a trial is taken up again there and nowhere else.
 """
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,7 +12,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 
 from mjfleet.errors import UserError
 from mjfleet.groups.group_record import GroupRecord
@@ -25,8 +25,6 @@ FOLDER, SURPLUS, PRUNED, CAUSE = "folder", "surplus", "pruned at", "cause"
 STEPS = "environment steps"
 """Attributes of a trial: the id of its sweep folder, whether there were enough trials without it,
 where it was pruned, why it failed, and how many steps it has taken."""
-PASSWORD = re.compile(r"(?<=:)[^:/@]+(?=@)")
-"""In a URL."""
 AGREED = "mjfleet"
 """Attribute of a study: what has to be the same on all machines."""
 
@@ -74,7 +72,7 @@ class Study:
         try:
             yield
         except (optuna.exceptions.OptunaError, SQLAlchemyError, OSError, ImportError) as error:
-            place = PASSWORD.sub("***", self._place)
+            place = without_password(self._place)
             raise UserError(f"--storage {place}: {in_a_line(error)}") from None
 
     def trials(self) -> list[FrozenTrial]:
@@ -125,6 +123,30 @@ class Study:
                 case FloatDistribution(low=low, high=high, step=step, log=log):
                     trial.suggest_float(name, low, high, step=step, log=log)
         return trial
+
+
+def without_password(storage: str) -> str:
+    """Return a database's URL as it may be shown and kept; a file's name as it is.
+
+    Raises:
+        UserError: the URL cannot be understood, so that nobody knows what in it is a password.
+    """
+    if "://" not in storage:
+        return storage
+    try:
+        url = make_url(storage)
+        names_user = url.username is not None
+        if storage.count("@") > names_user and (names_user or url.host):
+            raise ValueError("part of the password would count as the host")
+    except (ArgumentError, ValueError):
+        raise UserError(
+            "--storage: it must be a database's URL, dialect://user:password@host/database, or a "
+            "file. In its parts write %40, %3A and %2F for @, : and /."
+        ) from None
+    hidden = [name for name in url.query if "pass" in name.lower()]
+    if url.password is None and not hidden:
+        return storage
+    return url.difference_update_query(hidden).render_as_string()
 
 
 def _open_storage(place: str) -> BaseStorage:
