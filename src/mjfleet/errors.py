@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from mjfleet.utils.console import discard, open_streams, print_error
 from mjfleet.utils.parent_death import mistakes_for_parent
@@ -71,7 +72,7 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except OSError as error:
-        return _exit_code_of_file(error)
+        return _exit_code_of_file(error, arguments)
 
 
 def _check_text(arguments: Sequence[str]) -> None:
@@ -83,15 +84,24 @@ def _check_text(arguments: Sequence[str]) -> None:
             )
 
 
-def _exit_code_of_file(error: OSError) -> int:
-    """Return the exit code if standard output, or a file that was asked for, cannot be used.
+def _is_given(file: object, arguments: Sequence[str]) -> bool:
+    """Return whether a file is one that arguments name, or lies in or around such a one."""
+    if not isinstance(file, str):  # It may be a descriptor, or missing.
+        return False
+    path = Path(os.path.abspath(file))
+    words = [word for argument in arguments for word in (argument, argument.partition("=")[2])]
+    given = [Path(os.path.abspath(word)) for word in words if word and word[0] != "-"]
+    return any(path.is_relative_to(one) or one.is_relative_to(path) for one in given)
+
+
+def _exit_code_of_file(error: OSError, arguments: Sequence[str]) -> int:
+    """Return the exit code if standard output, or a file of the command line, cannot be used.
 
     Raises:
         OSError: `error`, if it is about anything else.
     """
-    if error.errno in WRONG_PATH:
-        name = f"{error.filename}: " if error.filename else ""
-        print_error(f"error: {name}{error.strerror}.")
+    if error.errno in WRONG_PATH and _is_given(error.filename, arguments):
+        print_error(f"error: {error.filename}: {error.strerror}.")
         return 2
     try:
         print(flush=True)
