@@ -86,10 +86,10 @@ def test_a_rank_0_that_is_not_there_is_a_lost_connection() -> None:
 def test_a_rank_that_is_faster_than_rank_0_waits_for_it() -> None:
     """The port is bound before any worker starts; what has tried it before does not matter."""
     listener = socket.create_server((LOOPBACK, 0))
-    address = listener.getsockname()
-    socket.create_connection(address).close()
+    port = listener.getsockname()[1]
+    socket.create_connection((LOOPBACK, port)).close()
     with ThreadPoolExecutor() as pool:
-        theirs = pool.submit(SecretStore, *address, "ours", PATIENCE)
+        theirs = pool.submit(SecretStore, LOOPBACK, port, "ours", PATIENCE)
         while not select.select([listener], [], [], 1.0)[0]:
             pass
         store = serve_store(listener, "ours")
