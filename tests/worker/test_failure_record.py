@@ -57,6 +57,9 @@ def test_an_exception_without_a_text_and_one_whose_text_cannot_be_made_have_reco
             raise RuntimeError
 
     assert failure(KeyError()).message == "KeyError"
+    with pytest.raises(SyntaxError) as error:
+        compile("x: int = (", "env.py", "exec")
+    assert failure(error.value).message == "'(' was never closed (env.py, line 1)"
     assert failure(SilentError()).kind == "SilentError"
 
 

@@ -62,12 +62,16 @@ class Failure:
     ) -> "Failure":
         """Describe an exception, which may be one whose text cannot be made."""
         shown = traceback.TracebackException.from_exception(error)
-        head, _, rest = "".join(shown.format_exception_only()).strip().partition(": ")
+        kind = type(error).__name__
+        try:
+            message = str(error).strip()
+        except Exception as problem:
+            message = f"its text cannot be made ({type(problem).__name__})"
         return replace(
-            cls.seen(type(error).__name__, rest or head, args, rank, heartbeat),
+            cls.seen(kind, message or kind, args, rank, heartbeat),
             traceback="".join(shown.format()),
             mistake=isinstance(error, UserError),
-            is_secondary=_is_lost_connection(error, rest),
+            is_secondary=_is_lost_connection(error, message),
         )
 
     @classmethod
