@@ -37,6 +37,7 @@ class OutputRelay:
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._view = b""  # On a terminal: the view as it was last drawn, else an unfinished line.
         self._ended = threading.Event()
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._pump, name="relay", daemon=True)
         self._thread.start()
 
@@ -64,7 +65,18 @@ class OutputRelay:
         """Print a line; may be called in a signal's handler."""
         self._said.put(text)
 
+    def check(self) -> None:
+        """Raise what has ended the copying, if something has: rank 0 would wait to be read."""
+        if self._error:
+            raise self._error
+
     def _pump(self) -> None:
+        try:
+            self._copy()
+        except Exception as error:
+            self._error = error
+
+    def _copy(self) -> None:
         streams = {reader: stream for stream, (reader, _) in self._channels.items()}
         while True:
             # Asked before the look: what comes later is not from a worker of this run.

@@ -143,6 +143,7 @@ class RunSupervisor:
     def follow(self, stop: StopRequest) -> Outcome:
         """Wait until all workers are done, or the first has failed."""
         while (failure := self._cause()) is None:
+            self._relay.check()
             outcomes = [host.outcome for host in self._hosts.values()]
             if outcomes[0] and all(outcomes):
                 return outcomes[0]
