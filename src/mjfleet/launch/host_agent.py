@@ -1,7 +1,8 @@
 """The host agent: the process on each host of a run that starts its workers and reports on them.
 
 The launcher is at the other end of its standard input and output. When the launcher is gone, the
-host agent ends, with all that it has started. It listens to nothing else.
+host agent ends, with all that it has started. It obeys nothing else; that of the first host opens
+the port where the workers of all hosts meet.
 """
 
 import os
