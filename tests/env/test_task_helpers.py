@@ -66,6 +66,27 @@ def test_a_timer_goes_off_after_times_in_its_range(env: Env[Any]) -> None:
     assert len({tuple(column) for column in when.T.tolist()}) > 32
 
 
+@pytest.mark.parametrize(
+    ("step_dt", "seconds", "steps"),
+    [
+        (0.02, 1.0, 50),
+        (0.02, 0.3, 15),
+        (0.05, 20.0, 400),
+        (0.002, 30.0, 15_000),
+        (0.005, 60.0, 12_000),
+        (1 / 60, 10.0, 600),
+        (0.02, 0.01, 1),
+    ],
+)
+def test_a_timer_fires_on_time_again_and_again(step_dt: float, seconds: float, steps: int) -> None:
+    env = build_task("cartpole-balance", "native", "cpu", num_envs=2)
+    env.step_dt = step_dt
+    timer = Timer(env, seconds, seconds)
+    timer.reset(masked(env, 0, 1))
+    fired = [step for step in range(1, 3 * steps + 1) if timer()[0]]
+    assert fired == [steps, 2 * steps, 3 * steps]
+
+
 def test_levels_move_and_who_has_mastered_all_starts_anywhere(env: Env[Any]) -> None:
     levels = torch.arange(64) % 4
     up, down = torch.arange(64) % 2 == 0, torch.arange(64) % 2 == 1

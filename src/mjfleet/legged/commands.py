@@ -41,8 +41,8 @@ class CommandedEnv(Env[VelocityConfig]):
 
         Called in every step, so that commands may change in the midst of an episode.
         """
-        self.next_command.reset(mask)
         renewed = mask | self.next_command()
+        self.next_command.reset(mask)  # Afterwards, since the new episode has had no step yet.
         if not self.command_override:
             self._draw_commands(renewed)
 
