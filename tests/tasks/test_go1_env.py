@@ -198,6 +198,22 @@ def test_ground_gets_harder_for_who_gets_on_and_easier_for_who_does_not() -> Non
     assert ((place - env.origins[env.level, env.column][:, :2]).abs() < 0.6).all()
 
 
+@pytest.mark.parametrize("steps_left", [1, 500])
+def test_a_fall_leads_to_no_harder_ground_however_far_the_robot_came(steps_left: int) -> None:
+    env: Any = build("go1-velocity-rough", 4, parts={"random": CALM})
+    env.level[:] = before = 3
+    env.reset()
+    assert (env.level == before).all()
+    env.wanted.fill_(10.0)
+    env.walked[:] = torch.tensor([9.0, 6.0, 1.0, 9.0])
+    env.episode_length_buf[:] = env.max_episode_length - steps_left
+    env.sim.qpos[:3, 3:7] = torch.tensor([0.0, 1.0, 0.0, 0.0])  # On their backs.
+    env.sim.forward()
+    (dones,) = run(env, env.step_dt)
+    assert dones.tolist() == [True] * 3 + [steps_left == 1]
+    assert env.level.tolist() == [before, before, before - 1, before + (steps_left == 1)]
+
+
 def test_arrows_point_where_the_robot_is_told_to_go() -> None:
     env: Any = build("go1-velocity-flat", 2, parts={"random": CALM})
     half = math.pi / 4

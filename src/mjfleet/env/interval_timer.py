@@ -11,8 +11,9 @@ from mjfleet.env.environment import Env
 class Timer(nn.Module):
     """Fires in each environment after random intervals.
 
-    A task calls `reset` in `reset_worlds`. The buffer is written in place, so that checkpoints hold
-    it.
+    A task calls it once in each step, and `reset` in `reset_worlds`. Where it is called at the end
+    of a step, that is before `reset`: the episode that begins there has had no step yet. The buffer
+    is written in place, so that checkpoints hold it.
     """
 
     left: torch.Tensor
