@@ -290,9 +290,37 @@ def test_a_reset_world_has_failed_and_its_statistics_stay_finite(
     assert reward[3] == 0
     assert observations["actor"].isfinite().all()
     statistics = env.take_statistics()
-    assert statistics.episodes == 1
-    assert math.isfinite(statistics.returns)
+    assert statistics.episodes == 0
     assert math.isfinite(statistics.rewards)
+
+
+class SteadyEnv(SpoiltEnv):
+    """Each step is worth 1, and so are the metrics, unless something goes wrong."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.max_episode_length = 5
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        super().rewards()  # May spoil a speed.
+        half = torch.full((self.num_envs,), 0.5)
+        if self.due("reward") or self.due("overflow"):  # Each is finite, but not their sum.
+            half = half.masked_fill(self.where, torch.nan if self.due("reward") else 3e38)
+        return {"half": half, "other half": half}
+
+    def metrics(self) -> dict[str, Any]:
+        one = (self.sim.qvel[:, 1] * 0 + 1).float()  # NaN where the speed is not finite.
+        return {"plain": one, "pair": (3 * one, 3 * one)}
+
+
+@pytest.mark.parametrize("spoil", ["observation", "reward", "overflow", "qvel"])
+def test_a_step_that_resets_its_world_counts_in_no_mean(spoil: str) -> None:
+    runner = make_runner(SteadyEnv, "native", spoil=spoil, on_nan="reset")
+    rows = [metrics.row() for metrics in train(runner)]
+    assert [row["nan_resets"] for row in rows] == [0, 1, 0, 0]
+    for row in rows:
+        assert (row["mean_return"], row["mean_episode_length"]) == (5.0, 5.0)
+        assert (row["mean_reward"], row["task/plain"], row["task/pair"]) == (1.0, 1.0, 1.0)
 
 
 def test_a_world_that_is_never_seen_well_is_reset_again_and_again() -> None:

@@ -1,5 +1,6 @@
 """Evaluation during training: the same episodes each time, and training that does not notice."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.evaluator import Episodes, Evaluator
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
+from mjfleet.tools.play.policy_episodes import _summed
 
 from ..nan_dump.test_nan import SpoiltEnv
 from .test_checkpoints import FOUND, TASK, VARIANTS, agent, load, same
@@ -222,9 +224,21 @@ def test_a_number_that_is_not_finite_is_told_and_never_best(
         assert {row["eval/return"] for row in rows} == {None}
         assert "iteration 1: an evaluation met numbers that are not finite" in caplog.text
         assert not (tmp_path / "best.pt").exists()
-    else:  # The world has failed.
-        assert {row["eval/length"] for row in rows} == {(3 * STEPS + 5) / 4}
+    else:  # The other three episodes count.
+        assert {row["eval/length"] for row in rows} == {STEPS}
+        assert all(row["eval/return"] > 0 for row in rows)
         assert not caplog.records
+
+
+def test_play_counts_no_episode_that_a_number_has_ended() -> None:
+    env: Any = make_env(SpoiltEnv, share=EnvShard(0, 4, 4), on_nan="reset")
+    env.max_episode_length, env.spoil, env.at = STEPS, "qvel", 4
+    rows = Episodes(env, lambda _: torch.zeros(4, 1), each=2).play()
+    assert rows[:, 0].isfinite().tolist() == [True] * 3 + [False] + [True] * 4
+    sums = _summed(env, rows)
+    assert sums.episodes == 7
+    assert sums.numbers["length"] == {"mean": STEPS, "deviation": 0, "least": STEPS, "most": STEPS}
+    assert math.isfinite(sums.numbers["return"]["mean"])
 
 
 def test_all_that_an_environment_may_keep_begins_anew() -> None:

@@ -65,7 +65,12 @@ def test_a_sound_task_a_late_reward_and_a_resumed_run_are_not(
         is_due = len(calls) > env.num_envs and len(calls) % 2
         return dict.fromkeys(env.reward_names, torch.full((env.num_envs,), float(is_due)))
 
+    def spoil_a_speed(env: Any) -> None:
+        env.on_nan, apply = "reset", env.apply
+        env.apply = lambda action: (apply(action), env.sim.qvel[0].fill_(torch.nan))
+
     train(lambda env: None, iterations=4)
+    train(spoil_a_speed, iterations=4)
     train(set_method("rewards", late_reward), iterations=4)
     train(set_method("rewards", spoil_rewards), iterations=53, is_resumed=True)
     assert not [record.message for record in caplog.records if "rewards" in record.message]

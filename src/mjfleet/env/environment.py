@@ -50,7 +50,8 @@ class Env(EnvContract[C]):
     before_reset: Callable[[torch.Tensor], None] | None = None
     """Called in each step with the environments that are done, before they are reset."""
     on_nan: Literal["stop", "reset"] = "stop"
-    """With `reset`, an environment whose state, reward or observation is not finite has failed."""
+    """With `reset`, an environment whose state, reward or observation is not finite has failed, and
+    counts in no statistics."""
 
     def __init__(
         self,
@@ -124,6 +125,9 @@ class Env(EnvContract[C]):
         self._nan_resets = torch.zeros((), dtype=torch.long, device=self.device)
         # With `on_nan` reset: environments whose newest observation was not finite.
         self._unseeable = ~everywhere
+        self.spoilt = ~everywhere
+        """Environments that the newest step has reset since a number was not finite. The step and
+        the episode count in no statistics."""
         self.on_close = ExitStack()
 
     @property
@@ -180,15 +184,15 @@ class Env(EnvContract[C]):
             self.recorder.after_rewards(terms)
         failed = self.terminated()
         self._returns.check("terminated", {"": failed})
+        measured = stack_metrics(self.metrics()) if self.metric_names else self.measured
         if self.on_nan == "reset":
-            bad = self._bad_envs(terms)
-            self._nan_resets += bad.sum()
-            terms = terms.masked_fill(bad, 0.0)
-            failed = failed | bad
+            self.spoilt = self._spoilt_envs(terms)
+            self._nan_resets += self.spoilt.sum()
+            terms = terms.masked_fill(self.spoilt, 0.0)
+            measured = measured.masked_fill(self.spoilt, 0.0)  # Counts in no mean, either.
+            failed = failed | self.spoilt
         reward = terms.sum(dim=0)
-        self.terms = terms
-        if self.metric_names:
-            self.measured = stack_metrics(self.metrics())
+        self.terms, self.measured = terms, measured
         time_outs = (self.episode_length_buf >= self.max_episode_length) & ~failed
         dones = failed | time_outs
         self._record(terms, reward, dones)
@@ -240,17 +244,17 @@ class Env(EnvContract[C]):
             return drawn.repeat_interleave(self.group_size, dim=0)
         return drawn[shard.first : shard.first + shard.count] if shard else drawn
 
-    def _bad_envs(self, terms: torch.Tensor) -> torch.Tensor:
+    def _spoilt_envs(self, terms: torch.Tensor) -> torch.Tensor:
         """Return where a state, a reward, or the observation before this step, is not finite."""
-        bad = self._unseeable | ~terms.isfinite().all(dim=0)
+        spoilt = self._unseeable | ~terms.sum(dim=0).isfinite()
         for name in RESULTS:
-            bad = bad | ~getattr(self.sim, name).isfinite().all(dim=1)
-        return bad
+            spoilt = spoilt | ~getattr(self.sim, name).isfinite().all(dim=1)
+        return spoilt
 
     def _record(self, terms: torch.Tensor, reward: torch.Tensor, dones: torch.Tensor) -> None:
         """Add a step to the statistics. Called before the environments that are done are reset."""
         self._term_sums += terms
-        ended = (dones & self._whole).to(torch.float32)
+        ended = (dones & self._whole & ~self.spoilt).to(torch.float32)
         lengths = (self.episode_length_buf * ended).sum()
         counts = torch.stack((ended.sum(), lengths, reward.sum()))
         self._totals += torch.cat((counts, self._term_sums @ ended, self.measured.sum(dim=1)))

@@ -66,8 +66,9 @@ class Evaluator:
             sums = Episodes(env, policy, 1, policy.reset).play(beat)
             env.sim.warnings()  # Enlarges buffers that have overflowed, for the next evaluation.
         policy.reset(hidden_state=hidden_state)
-        length, *rest = sums.double().sum(dim=0).tolist()
-        totals = len(sums), length, sum(rest[: len(env.reward_names)]), *rest
+        counted = sums[sums[:, 0].isfinite()]
+        length, *rest = counted.double().sum(dim=0).tolist()
+        totals = len(counted), length, sum(rest[: len(env.reward_names)]), *rest
         statistics = from_totals(totals, round(length), env.reward_names, env.metric_names)
         return replace(statistics, levels=self._by_level(sums))
 
@@ -76,7 +77,8 @@ class Evaluator:
         if self._level is None:
             return {}
         returns = episodes[:, 1 : 1 + len(self._env.reward_names)].double().sum(dim=1).cpu()
-        some = {level: returns[self._level == level] for level in self.levels}
+        counted = episodes[:, 0].isfinite().cpu()
+        some = {level: returns[counted & (self._level == level)] for level in self.levels}
         return {level: (part.sum().item(), float(len(part))) for level, part in some.items()}
 
 
@@ -115,7 +117,8 @@ class Episodes:
         Returns:
             Sums over each episode, `(each * num_envs, 1 + terms + 2 * metrics)`: its steps, each
             reward term, and dividend and divisor of each metric. The first episodes of all
-            environments come first.
+            environments come first. The steps of an episode that does not count are NaN: a number
+            was not finite, and the environment was reset, see `Env.on_nan`.
         """
         for left in range(self._each * self._env.max_episode_length, 0, -LOOK_STEPS):
             for _ in range(min(left, LOOK_STEPS)):
@@ -128,7 +131,8 @@ class Episodes:
     def _take_step(self) -> None:
         env = self._env
         _, _, dones, _ = env.step(self._act(env.get_observations()))
-        values = torch.cat((self._ones, env.terms, env.measured)).unsqueeze(0)
+        steps = self._ones.masked_fill(env.spoilt, torch.nan)
+        values = torch.cat((steps, env.terms, env.measured)).unsqueeze(0)
         to = self._played.clamp(max=self._each).expand_as(values)
         self._sums.scatter_add_(0, to, values)
         self._played += dones

@@ -47,8 +47,9 @@ class FirstRollouts:
             )
             for name in dict.fromkeys(groups)
         }
-        # Without the values that the storage adds at time-outs.
-        rewards = recorder.tensors["terms"].sum(dim=2)
+        # Without the values that the storage adds at time-outs. With `on_nan` reset, some numbers
+        # of environments that were reset are not finite.
+        rewards = recorder.tensors["terms"].sum(dim=2).nan_to_num(0.0, 0.0, 0.0)
         may_fail = type(env).terminated is not Env.terminated
         found["rewards()"] = learnability.constant_reward(rewards, may_fail=may_fail)
         if env.max_episode_length > 2:
@@ -57,5 +58,5 @@ class FirstRollouts:
             changes = recorder.tensors["end/qvel"] - recorder.tensors["start/qvel"]
             # Without the policy's mean, which follows the state and so what the state does next.
             noise = storage.actions - storage.distribution_params[0]
-            found["apply()"] = learnability.idle_actions(noise, changes)
+            found["apply()"] = learnability.idle_actions(noise, changes.nan_to_num(0.0, 0.0, 0.0))
         yield from (f"{where}: {sign}" for where, sign in found.items() if sign is not None)

@@ -82,6 +82,7 @@ def summarize(
     whole, ranks = total(reports), len(reports)
     statistics, warnings = whole.statistics, dict(whole.warnings)
     uses = [report.buffers for report in reports]
+    nan_resets = warnings.pop(NAN)
     window.add(statistics)
     newest = window.means(tuple(statistics.terms))
     rank, wait, collective = slowest(reports)
@@ -93,7 +94,8 @@ def summarize(
         mean_return=newest["return"],
         mean_episode_length=newest["length"],
         terms={name: newest[f"reward/{name}"] for name in statistics.terms},
-        mean_reward=statistics.rewards / statistics.steps,
+        # A step that reset its environment has no reward.
+        mean_reward=statistics.rewards / max(1, statistics.steps - nan_resets),
         task=_quotients(statistics.metrics),
         losses={name: loss / ranks for name, loss in whole.losses.items()},
         learning_rate=learning_rate,
@@ -103,7 +105,7 @@ def summarize(
         slowest_rank=rank,
         wait_seconds=wait,
         collective_seconds=collective,
-        nan_resets=warnings.pop(NAN),
+        nan_resets=nan_resets,
         warnings={kind: number for kind, number in warnings.items() if number},
         overflows=overflow_texts(uses, [report.warnings for report in reports]),
         evaluation=evaluation,

@@ -28,7 +28,8 @@ CAUSES = ("terminated()", "sim.q", "sim.act", "rewards()", "observe()", "sim.moc
 STATE = ("qpos", "qvel", "act", "mocap_pos", "mocap_quat")
 BASE_NAMES = {
     "cfg", "sim", "num_envs", "device", "env_ids", "generator", "action", "episode_length_buf",
-    "terms", "measured", "recorder", "reward_names", "metric_names", "shard", "evaluated_levels",
+    "terms", "measured", "spoilt", "recorder", "reward_names", "metric_names", "shard",
+    "evaluated_levels",
 }  # fmt: skip
 """Attributes that the base class makes."""
 

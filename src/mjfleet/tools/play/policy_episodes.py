@@ -159,11 +159,11 @@ class EpisodeSums:
 
 
 def _summed(env: "Env[Any]", rows: "torch.Tensor") -> EpisodeSums:
-    """Return what the rows of `Episodes.play` say."""
+    """Return what the rows of `Episodes.play` say, of those that count."""
     from mjfleet.env.curriculum_levels import levels_of
 
-    rows = rows.double()
-    count = len(env.reward_names)
+    counted, of_all, count = rows[:, 0].isfinite(), len(rows), len(env.reward_names)
+    rows = rows[counted].double()
     lengths, terms, parts = rows[:, 0], rows[:, 1 : 1 + count], rows[:, 1 + count :]
     plain = {"return": terms.sum(dim=1), "length": lengths}
     plain |= {f"reward/{name}": terms[:, i] for i, name in enumerate(env.reward_names)}
@@ -173,7 +173,7 @@ def _summed(env: "Env[Any]", rows: "torch.Tensor") -> EpisodeSums:
         some = by != 0
         lines.append((f"task/{name}", over[some] / by[some], over.sum() / by.sum()))
     if levels := levels_of(env):
-        on = levels.each.cpu().repeat(len(rows) // env.num_envs)
+        on = levels.each.cpu().repeat(of_all // env.num_envs)[counted.cpu()]
         each = {n: plain["return"].cpu()[on == n] for n in levels.numbers}
         lines += [(f"return on level {n}", values, values.mean()) for n, values in each.items()]
     numbers = {}
