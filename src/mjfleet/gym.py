@@ -182,7 +182,7 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
     def _observe_ends(self, dones: torch.Tensor) -> None:
         """Observe before the resets, as if it had not been: noise and memories are restored."""
         if dones.any():
-            before = EnvState(self.env)
+            before = EnvState(self.env, since=self._built)  # Constants are copied once.
             group = self.env.observe()[self._group]
             self._final = group.to("cpu", torch.float32, copy=True).numpy()
             before.restore_built()

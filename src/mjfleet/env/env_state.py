@@ -35,10 +35,16 @@ class EnvState:
     that were computed from the configuration thus follow the current configuration.
     """
 
-    def __init__(self, env: Any) -> None:
-        """Remember the attributes of `env`, which has just been built."""
-        self._env = env
+    def __init__(self, env: Any, since: "EnvState | None" = None) -> None:
+        """Remember the attributes of `env`, which has just been built.
+
+        `since`: an earlier one, which has tensors that were not written since then. They are not
+        copied again.
+        """
+        self._env, self._since = env, since
+        self._shared = since.unwritten() if since else frozenset()
         self._built = self._all()
+        self._versions = self._tensors()
 
     def changed(self) -> dict[str, Any]:
         """Return the attributes that have changed, by name: tensors on the CPU, and plain data."""
@@ -73,12 +79,28 @@ class EnvState:
         for name, saved, _ in tensors:
             # Two attributes that shared a tensor when they were built may need one each.
             if name not in other_shape and not torch.equal(attributes[name].cpu(), saved):
-                attributes[name] = saved.to(attributes[name].device)
+                attributes[name] = saved.to(attributes[name].device, copy=True)
         return other_shape
 
     def restore_built(self) -> None:
         """Restore all attributes as they were when the environment was built."""
-        self.restore(copy.deepcopy(self._built))  # A part of the state may be used without a copy.
+        state = self._built
+        if self._since:
+            written = self._shared - self._since.unwritten()
+            state = state | {name: self._since._built[name] for name in written}
+        self.restore(state)
+        self._versions = self._tensors()
+
+    def unwritten(self) -> frozenset[str]:
+        """Return the names of tensors that are as they were when this was made, or restored."""
+        attributes = vars(self._env)
+        return frozenset(
+            name
+            for name, (tensor, version) in self._versions.items()
+            if name in self._built
+            and attributes.get(name) is tensor
+            and tensor._version == version
+        )
 
     def restore_counters(self, state: Mapping[str, Any], num_envs: int) -> None:
         """Restore only what does not belong to single environments, such as a curriculum's level.
@@ -114,8 +136,15 @@ class EnvState:
         owned = {_memory(field) for field in fields if isinstance(field, torch.Tensor)} - {0}
         for name, value in vars(self._env).items():
             with suppress(_NoStateError):
-                found[name] = _take(value, owned)
+                if name != "sim" and name not in self._shared:
+                    found[name] = _take(value, owned)
         return {k: v for k, v in found.items() if not (isinstance(v, str) and v == _OF_SIM)}
+
+    def _tensors(self) -> dict[str, tuple[torch.Tensor, int]]:
+        """Return the attributes that are tensors, each with how often torch has written it."""
+        named = vars(self._env).items()
+        found = {name: value for name, value in named if isinstance(value, torch.Tensor)}
+        return {k: (v, v._version) for k, v in found.items() if not v.is_inference()}
 
     def _put_back(self, name: str, saved: Any) -> None:
         now = getattr(self._env, name, None)
@@ -218,10 +247,10 @@ def _put_back(saved: Any, now: Any, device: torch.device) -> Any:
         case torch.Tensor(), _:
             result = _put_back_tensor(saved, now, device)
         case dict(), TensorDict():
-            items = {key: item.to(now.device) for key, item in saved.items()}
+            items = {key: item.to(now.device, copy=True) for key, item in saved.items()}
             result = TensorDict(items, now.batch_size, now.device)
         case dict(), _ if hasattr(now, "load_state_dict"):
-            now.load_state_dict(saved)
+            now.load_state_dict(copy.deepcopy(saved))
         case dict(), _:
             result = now if isinstance(now, dict) else {}
             items = {key: _put_back(item, result.get(key), device) for key, item in saved.items()}
@@ -242,11 +271,11 @@ def _put_back_tensor(saved: torch.Tensor, now: Any, device: torch.device) -> Any
         now[...] = saved.numpy()
         return now
     if not isinstance(now, torch.Tensor):
-        return saved.to(device)
+        return saved.to(device, copy=True)
     if now.shape == saved.shape and now.dtype == saved.dtype:
         with torch.no_grad(), suppress(RuntimeError):  # An expanded tensor cannot be written.
             return now.copy_(saved)
-    return saved.to(now.device)
+    return saved.to(now.device, copy=True)
 
 
 def _put_back_items(items: list[Any], saved: Any, now: Any) -> Any:
