@@ -167,6 +167,45 @@ def reach(episode_steps: int = 5, num_envs: int = 3) -> ReachEnv:
     return ReachEnv(cfg, make_simulation("native", ReachEnv.make_model(cfg), num_envs), seed=0)
 
 
+class CountingEnv(ReachEnv):
+    """Keeps state of every kind in methods that are called while it is built."""
+
+    calls = 0
+
+    def setup(self) -> None:
+        super().setup()
+        self.number, self.counts = 0, {"rewards": torch.zeros(self.num_envs)}
+        self.noise = torch.zeros(self.num_envs, 2)
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        self.calls += 1
+        self.number += 1
+        self.counts["rewards"] += 1
+        self.sim.qvel[:] = 1.0
+        self.late = torch.ones(self.num_envs)
+        return super().rewards()
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        self.noise = self.noise + self.normal(2) + torch.rand(1)
+        return super().observe() | {"noise": self.noise}
+
+
+def test_building_leaves_what_setup_a_reset_and_an_observation_leave() -> None:
+    cfg = EnvConfig(num_envs=3, decimation=2)
+    torch.manual_seed(4)
+    env = CountingEnv(cfg, make_simulation("native", CountingEnv.make_model(cfg), 3), seed=7)
+    torch.manual_seed(4)
+    generator = torch.Generator().manual_seed(7 + 2**31)
+    assert torch.equal(env.noise, torch.randn(3, 2, generator=generator) + torch.rand(1))
+    assert (env.calls, env.number, env.counts["rewards"].sum()) == (0, 0, 0)
+    assert not hasattr(env, "late")
+    assert env.order == ["reset_worlds", "observe"]
+    assert not env.sim.qvel.any()
+    assert env.sim.qpos.tolist() == [[0.5, 0.5]] * 3
+    env.step(torch.zeros(3, 2))
+    assert (env.calls, env.number, env.counts["rewards"].sum()) == (1, 1, 3)
+
+
 def test_a_step_keeps_its_order() -> None:
     env = reach()
     env.order.clear()
@@ -269,7 +308,9 @@ def test_statistics_are_those_of_the_episodes_that_ended() -> None:
 
 def test_worlds_started_in_mid_episode_count_from_their_second_episode() -> None:
     env = reach(episode_steps=50, num_envs=64)
+    env.order.clear()
     env.start_at_random_times()
+    assert env.order == ["reset_worlds", "observe"]  # What is remembered is remembered once.
     assert env.episode_length_buf.unique().numel() > 10
     shortened = int((env.episode_length_buf > 0).sum())
     for _ in range(50):

@@ -106,10 +106,8 @@ class Env(EnvContract[C]):
         self.setup()
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self._reset(everywhere)
-        check_returns(self)
+        self.reward_names, self.metric_names = check_returns(self)
         self._returns = ReturnedShapes()
-        self.reward_names = tuple(self.rewards())
-        self.metric_names = tuple(self.metrics())
         if self.evaluated_levels:  # Known since the reset, which may have been on others.
             self._reset(everywhere)
         terms, sums = len(self.reward_names), 2 * len(self.metric_names)
@@ -210,7 +208,8 @@ class Env(EnvContract[C]):
         self._observations = self._observe()
 
     def start_at_random_times(self) -> None:
-        """Move every environment to a random time of its episode, so that time-outs spread out."""
+        """Begin new episodes everywhere, at random times, so that time-outs spread out."""
+        self._reset(torch.ones_like(self._whole))  # `observe` has been called in the earlier ones.
         self.episode_length_buf.random_(self.max_episode_length, generator=self.generator)
         self._whole = self.episode_length_buf == 0
         self._observations = self._observe()

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from mjfleet.env.env_state import EnvState
+from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
 
 COLUMNS = {"observe": "size", "rewards": None, "terminated": None, "metrics": None, "debug_vis": 3}
@@ -36,14 +38,17 @@ def observation_sizes(env: Any) -> dict[str, int | tuple[int, ...]]:
     return {k: v.shape[1] if v.ndim == 2 else tuple(v.shape[1:]) for k, v in groups}
 
 
-def check_returns(env: Any) -> None:
-    """Call the methods of an environment and check what they return.
+def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Call the methods of an environment once, check what they return, and undo what they wrote.
+
+    Returns:
+        The names of the reward terms, and of the metrics.
 
     Raises:
         UserError: a method returned a wrong type, shape or device.
     """
     env_name, num_envs, device = type(env).__name__, env.num_envs, env.device
-    returned = {method: getattr(env, method)() for method in COLUMNS}
+    returned = _call(env)
     terminated = returned.pop("terminated")
     tensors: list[tuple[str, Any, str | int | None]] = []
     for method, found in returned.items():
@@ -72,3 +77,19 @@ def check_returns(env: Any) -> None:
             raise UserError(f"{env_name}.{what} is on {value.device}, not on {device}.")
     if terminated.dtype != torch.bool:
         raise UserError(f"{env_name}.terminated() is {terminated.dtype}, not torch.bool.")
+    return tuple(returned["rewards"]), tuple(returned["metrics"])
+
+
+def _call(env: Any) -> dict[str, Any]:
+    """Return what the methods return, and leave environment and random generators as they were."""
+    state, attributes = EnvState(env), set(vars(env))
+    fields = {name: field.clone() for name, field in env.sim.state().items()}
+    with own_random_numbers(0, str(env.device)):
+        returned = {method: getattr(env, method)() for method in COLUMNS}
+    levels = dict(env.evaluated_levels)
+    state.restore_built()
+    env.evaluated_levels.update(levels)  # Asking for them writes nothing else.
+    env.sim.restore(fields)
+    for name in set(vars(env)) - attributes:
+        delattr(env, name)
+    return returned
