@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from mjfleet.config import AgentConfig, from_dict
+from mjfleet.env import next_levels
 from mjfleet.env.env_state import EnvState
 from mjfleet.env.random_numbers import seed_everything
 from mjfleet.errors import UserError
@@ -146,6 +147,49 @@ def test_worlds_can_be_left_out(tmp_path: Path) -> None:
     assert "worlds and random states, which begin anew" in lost
     assert (env.level, env.commands.sum()) == (3, 0)
     assert [row["iteration"] for row in train(runner, checkpointer)] == [3]
+
+
+class LevelsEnv(SwingupEnv):
+    """Begins at level 1 of 3, and gets to the next one with each episode."""
+
+    model_file = str(FOUND.folder / "cartpole.xml")
+
+    def setup(self) -> None:
+        super().setup()
+        self.max_episode_length, self.level = 20, torch.ones(self.num_envs, dtype=torch.long)
+
+    def reset_worlds(self, mask: torch.Tensor) -> None:
+        super().reset_worlds(mask)
+        up = mask & (self.episode_length_buf > 0)
+        self.level = next_levels(self, self.level, up, ~mask & up, 3)
+
+
+@pytest.mark.parametrize("lost", ["worlds per worker", "workers", "--no-save-worlds", None])
+def test_a_curriculum_that_begins_anew_says_at_which_level(
+    tmp_path: Path, lost: str | None
+) -> None:
+    def begin(num_envs: int, iterations: int) -> tuple[Any, Checkpointer]:
+        cfg = replace(FOUND.task.env, num_envs=num_envs)
+        sim = make_simulation("native", LevelsEnv.make_model(cfg), num_envs)
+        runner = Runner(LevelsEnv(cfg, sim, seed=1), agent(iterations), "cpu", 1, FOUND.load)
+        worlds = lost != "--no-save-worlds"
+        return runner, Checkpointer(runner, TASK, tmp_path, None, worlds)
+
+    runner, checkpointer = begin(8, 4)
+    train(runner, checkpointer)
+    levels = runner.env.level
+    assert (levels != 1).any()
+    state = load(tmp_path, 4)
+    if lost == "workers":
+        state["mjfleet"]["shape"]["workers"] = 2
+    runner, checkpointer = begin(4 if lost == "worlds per worker" else 8, 5)
+    told = checkpointer.resume(tmp_path / "model_4.pt", state)
+    if lost is None:
+        assert not told
+        assert torch.equal(runner.env.level, levels)
+    else:
+        assert (runner.env.level == 1).all()
+        assert told[1].startswith(f"curriculum levels, which begin at 1 ({lost}")
 
 
 class RewardingEnv(SwingupEnv):

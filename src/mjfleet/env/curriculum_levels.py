@@ -35,6 +35,8 @@ def next_levels(
     """
     if env.is_evaluation:
         return evaluation_levels(env, count)
+    if env.first_levels is None:
+        env.first_levels = levels.clone()
     moved = (levels + up.long() - down.long()).clamp(min=0)
     drawn = env.uniform(1, 0, count).squeeze(1).long().clamp(max=count - 1)
     return torch.where(moved >= count, drawn, moved)

@@ -49,6 +49,8 @@ class Env(EnvContract[C]):
     """Records the states of each step for videos and NaN dumps."""
     before_reset: Callable[[torch.Tensor], None] | None = None
     """Called in each step with the environments that are done, before they are reset."""
+    first_levels: torch.Tensor | None = None
+    """Levels at which environments begin, `(num_envs,)`; None: `next_levels` was never called."""
     on_nan: Literal["stop", "reset"] = "stop"
     """With `reset`, an environment whose state, reward or observation is not finite has failed, and
     counts in no statistics."""

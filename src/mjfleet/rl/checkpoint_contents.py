@@ -148,7 +148,8 @@ class Checkpointer:
         lost = self._restore_learning(state)
         if own is None:
             self._seed_anew()
-            return [*lost, "random states, worlds and counters, which are not in it"]
+            lost.append("random states, worlds and counters, which are not in it")
+            return lost + self._lost_levels("they are not in it")
         runner.total_steps = own["total_steps"]
         runner.window.restore(own["window"], runner.env.reward_names)
         then, now, ranks = own["shape"], self._shape(), own["ranks"]
@@ -168,7 +169,16 @@ class Checkpointer:
         why = "; ".join(f"{what} {then.get(what)}, now {now[what]}" for what in changed)
         if "sim" not in ranks[0]:
             why = "--no-save-worlds"
-        return [*lost, f"worlds and random states, which begin anew ({why})"]
+        lost.append(f"worlds and random states, which begin anew ({why})")
+        return lost + self._lost_levels(why)
+
+    def _lost_levels(self, why: str) -> list[str]:
+        """Describe at which levels of a curriculum the environments begin, if there is one."""
+        if (levels := self._runner.env.first_levels) is None:
+            return []
+        low, high = int(levels.min()), int(levels.max())
+        begin = str(low) if low == high else f"{low} to {high}"
+        return [f"curriculum levels, which begin at {begin} ({why})"]
 
     def _check(self, path: Path, state: dict[str, Any]) -> None:
         """Raise UserError if this run cannot continue from a checkpoint."""

@@ -29,7 +29,7 @@ STATE = ("qpos", "qvel", "act", "mocap_pos", "mocap_quat")
 BASE_NAMES = {
     "cfg", "sim", "num_envs", "device", "env_ids", "generator", "action", "episode_length_buf",
     "terms", "measured", "spoilt", "recorder", "reward_names", "metric_names", "shard",
-    "evaluated_levels",
+    "evaluated_levels", "first_levels",
 }  # fmt: skip
 """Attributes that the base class makes."""
 
