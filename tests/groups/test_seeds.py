@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -145,6 +146,27 @@ def test_a_mistake_leaves_nothing(
     result = run("train", TASK, *flags)
     assert (result.returncode, result.stdout) == (2, "")
     assert said in result.stderr
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "trained", "warnings"),
+    [
+        (("3",), [1, 3, 5], 0),
+        (("3", "--agent.seed", "10"), [10, 12, 14], 0),
+        (("0", "1", "2"), [0, 1, 2], 1),
+        (("0", "4", "2"), [0, 4, 2], 0),
+    ],
+)
+def test_the_workers_of_two_runs_share_no_seed(
+    run: Run, tmp_path: Path, seeds: Sequence[str], trained: list[int], warnings: int
+) -> None:
+    workers = ("--gpu-ids", "None", "--cpu-workers", "2")
+    done = run("train", TASK, *workers, "--seeds", *seeds, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    names = re.findall(r"^(seed_\d+): +begins", done.stdout, flags=re.MULTILINE)
+    assert names == [f"seed_{seed}" for seed in trained]
+    assert done.stdout.count("same random numbers") == warnings
     assert not os.listdir(tmp_path)
 
 

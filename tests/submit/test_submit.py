@@ -101,6 +101,10 @@ def test_each_job_of_an_array_has_a_run_whose_seed_is_its_index(printed: Any, st
     assert words[:4] == ["train", TASK, "--run-dir", f"logs/{TASK}/job7_2"]
     assert words[-2:] == ["--agent.seed", "2"]
     assert Path("requeued").read_text().split() == ["requeue", "7_2"]
+    # The workers of two runs share no seed.
+    script = printed("slurm", "--gpus", "4", "--sbatch", "array=1-3", "--", "train", TASK)
+    words = started(script, SLURM_ARRAY_JOB_ID="8", SLURM_ARRAY_TASK_ID="2")
+    assert words[-2:] == ["--agent.seed", "8"]
 
 
 def test_several_seeds_share_a_job_that_resumes_them(printed: Any, started: Any) -> None:

@@ -9,7 +9,14 @@ from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.sweep.definition import define
-from mjfleet.sweep.space import Distribution, Space, defaults_in, read_space, with_values
+from mjfleet.sweep.space import (
+    Distribution,
+    Space,
+    defaults_in,
+    read_space,
+    with_seeds_apart,
+    with_values,
+)
 
 FOUND = discover({}).find("go1-velocity-flat")
 CONFIG = FOUND.defaults()
@@ -39,6 +46,25 @@ FLOAT, INT, LIST = FloatDistribution, IntDistribution, CategoricalDistribution
 )
 def test_values_have_the_types_of_their_fields(word: str, wanted: Distribution) -> None:
     assert [*read(word).values()] == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted", "warns"),
+    [
+        ("agent.seed=1..8", INT(1, 7, step=3), False),
+        ("agent.seed=1..9:2", INT(1, 9, step=2), True),
+        ("agent.seed=1..10:3", INT(1, 10, step=3), False),
+        ("agent.seed=0,9,2", LIST([0, 9, 2]), True),
+        ("agent.seed=0,9,6", LIST([0, 9, 6]), False),
+        ("agent.algorithm.gamma=0.9,0.99", LIST([0.9, 0.99]), False),
+    ],
+)
+def test_seeds_of_trials_are_as_far_apart_as_a_trial_has_workers(
+    word: str, wanted: Distribution, warns: bool
+) -> None:
+    space, warning = with_seeds_apart(read(word), 3)
+    assert ([*space.values()], bool(warning)) == ([wanted], warns)
+    assert with_seeds_apart(read(word), 1) == (read(word), "")
 
 
 def test_a_file_is_nested_or_dotted_and_flags_count_more(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from mjfleet.config import from_dict
+from mjfleet.config.rank_seed import rank_seed
 from mjfleet.config.validation import MOST
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, find_task
@@ -70,7 +71,7 @@ def _trials(args: WorkerArgs, rank: Rank) -> Iterator[dict[str, Any]]:
 
     found = find_task(args.task, Path(args.task_folder))
     device = args.devices[rank.local_rank]
-    seed_everything(args.config["agent"]["seed"] + rank.rank)
+    seed_everything(rank_seed(args.config["agent"]["seed"], rank.rank))
     with on_device(args.engine, device):
         yield {}
         for count, line in enumerate(sys.stdin):

@@ -65,7 +65,8 @@ class LaunchConfig(Checked):
     """Hosts that must be reachable for a restart after a fault; `None`: all of them."""
     seeds: Annotated[list[int], SEEDS] = field(default_factory=list)
     """Train one run for each seed, as a group that shares this machine's devices: `5` means so many
-    seeds from --agent.seed on, `1 2 3` these. `--gpu-ids auto` then means all visible GPUs."""
+    seeds from --agent.seed on, as far apart as a run has workers, `1 2 3` these. `--gpu-ids auto`
+    then means all visible GPUs."""
     per_run: OptionalCount = None
     """GPUs of each run of a group, or cores on the CPU; `None`: one GPU, or an even part of the
     cores. As many runs train at once as fit, the others wait."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from mjfleet.config import EnvConfig, TrainConfig
+from mjfleet.config.rank_seed import rank_seed
 from mjfleet.env.environment import Env, EnvShard
 from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.env.return_checks import observation_sizes
@@ -55,7 +56,7 @@ def build_env(
     """
     found.check_packages()
     env_class = _env_class(found)
-    num_envs, seed = config.num_envs, config.agent.seed + rank
+    num_envs, seed = config.num_envs, rank_seed(config.agent.seed, rank)
     if shard is not None:
         num_envs, seed = shard.count, shard.seed
     cfg = replace(config.env, num_envs=num_envs)

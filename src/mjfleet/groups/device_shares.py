@@ -15,6 +15,7 @@ class Share:
 
     gpus: tuple[int, ...]  # As `--gpu-ids` counts; none means the CPU.
     threads: int | None  # For all workers of the run; None: not limited.
+    workers: int = 1
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -83,4 +84,4 @@ def divide_devices(
     count = max(1, min(runs, have // size))
     threads, workers = (cores // count, size) if gpus else (size, least)
     limit = threads if workers <= threads <= cores else None
-    return [Share(gpus[i * size : (i + 1) * size], limit) for i in range(count)]
+    return [Share(gpus[i * size : (i + 1) * size], limit, workers) for i in range(count)]

@@ -11,6 +11,7 @@ from typing import Any
 from mjfleet.cli.flags import as_flag
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.config.field_kinds import NAMES, decides_learning
+from mjfleet.config.rank_seed import seeds_apart, shared_seed
 from mjfleet.config.validation import MOST
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import Share, divide_devices
@@ -47,8 +48,8 @@ def train_seeds(found: FoundTask, config: TrainConfig, argv: Sequence[str]) -> i
     if config.init_from:
         _, config = begin_from(config)  # `latest` means the same run for all.
     refuse_existing(config)
-    names = {f"seed_{seed}": seed for seed in seeds_of(config)}
-    shares = divide_devices(config, os.environ, len(names), config.per_run)
+    shares = divide_devices(config, os.environ, count_seeds(config), config.per_run)
+    names = {f"seed_{seed}": seed for seed in _seeds_of(config, shares[0].workers)}
     folder, (name, seed) = new_folder(config, datetime.now()), next(iter(names.items()))
     first = replace(
         config,
@@ -233,16 +234,24 @@ def on_this_host(config: TrainConfig, otherwise: str = ONE_EACH) -> TrainConfig:
     return replace(config, env_var=take_variables(config.env_var, os.environ))
 
 
-def seeds_of(config: TrainConfig) -> Sequence[int]:
-    """Return the seeds that --seeds means."""
+def count_seeds(config: TrainConfig) -> int:
+    """Return how many seeds --seeds means."""
+    return config.seeds[0] if len(config.seeds) == 1 else len(config.seeds)
+
+
+def _seeds_of(config: TrainConfig, workers: int) -> Sequence[int]:
+    """Return the seeds that --seeds means, for runs of that many workers."""
     if len(config.seeds) > 1:
+        if warning := shared_seed(config.seeds, workers):
+            print_line(warning)
         return config.seeds
-    (number,), first = config.seeds, config.agent.seed
-    if first + number - 1 > MOST:
+    first, number = config.agent.seed, count_seeds(config)
+    seeds = seeds_apart(first, number, workers)
+    if seeds[-1] > MOST:
         raise UserError(
             f"--seeds {number} from --agent.seed {first} on: the greatest seed is {MOST}."
         )
-    return range(first, first + number)
+    return seeds
 
 
 def _print_plan(folder: Path, members: Mapping[str, str], shares: Sequence[Share]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mjfleet.config import TrainConfig, to_dict
+from mjfleet.config.rank_seed import rank_seed
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Host, choose_backend
 from mjfleet.launch.host_names import LOCALHOST
@@ -142,7 +143,7 @@ def make_plan(
                     host=host.name,
                     device=name,
                     physical=physical,
-                    seed=config.agent.seed + rank,
+                    seed=rank_seed(config.agent.seed, rank),
                     threads=threads,
                 )
             )

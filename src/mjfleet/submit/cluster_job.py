@@ -18,7 +18,7 @@ from mjfleet.config.launch_config import MAX_HOSTS, MAX_WORKERS
 from mjfleet.config.validation import Checked, Count, Rule, between, count, optional
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
-from mjfleet.groups.seeds import seeds_of
+from mjfleet.groups.seeds import count_seeds
 from mjfleet.launch.devices import Host, choose_devices, needs_gpus
 from mjfleet.launch.launch_plan import describe_size
 from mjfleet.launch.launch_training import plan_size
@@ -102,7 +102,7 @@ def make_job(arguments: JobArguments, typed: str, command: Sequence[str]) -> Clu
     _refuse(words, ("--resume", "--hosts", "--dry-run"), why)
     if arguments.is_array:
         fixed = ("--run-dir", "--seeds", "--agent.seed")[: 1 if kind == "sweep" else None]
-        _refuse(words, fixed, "An array has a run for each index, which is its seed.")
+        _refuse(words, fixed, "An array has a run for each index, which decides its seed.")
     run_dir, restarts = peek(words, "--run-dir"), peek(words, "--max-restarts")
     new, always = split_words(split_words(words, {"run-dir"})[1], NEW_RUN[kind])
     task = [always.pop(0)] if words and not words[0].startswith("-") else []
@@ -163,7 +163,7 @@ def _checked(
         raise UserError(f"--run-dir {run_dir}: the run in it cannot go on: {resume.notes[0]}.")
     if config.per_run is not None and not (config.seeds or group):
         raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
-    runs = len(seeds_of(config)) if config.seeds else int(group is not None) or None
+    runs = count_seeds(config) if config.seeds else int(group is not None) or None
     return found, config, resume, runs
 
 

@@ -98,12 +98,15 @@ def _run(
     if config.init_from and folder is None:
         _, config = begin_from(config)  # `latest` means the same run for all.
     config, definition = define_sweep(wanted, found, config, words)
+    from mjfleet.sweep.space import defaults_in, with_seeds_apart
     from mjfleet.sweep.study import Study, without_password
     from mjfleet.sweep.trials import run_trials
 
     shown = wanted.storage and without_password(wanted.storage)
     argv = [KIND, *(word.replace(wanted.storage or word, shown or word) for word in argv)]
     shares = divide_devices(config, os.environ, definition.most, config.per_run)
+    space, warning = with_seeds_apart(definition.space, shares[0].workers)
+    definition = replace(definition, space=space, defaults=defaults_in(space, config))
     if folder is None:
         refuse_existing(config)
         _check_metric(found.name, config, definition.metric)
@@ -111,6 +114,8 @@ def _run(
     print_line(f"{definition.most} trials of {found.name} for {wanted.metric}: {how}")
     for name, typed in definition.typed.items():
         print_line(f"  {name}: {typed}")
+    if warning:
+        print_line(warning)
     if config.dry_run:
         return 0
     name = "/".join(filter(None, (config.agent.experiment_name, config.agent.run_name)))

@@ -15,6 +15,7 @@ from optuna.trial import TrialState, create_trial
 from mjfleet.cli.flag_table import Flag, flags_of
 from mjfleet.config import TrainConfig, by_dotted_name, from_dict, to_dict
 from mjfleet.config.field_kinds import decides_learning
+from mjfleet.config.rank_seed import shared_seed
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import read_config
 from mjfleet.runs.plain_yaml import load_yaml
@@ -22,6 +23,7 @@ from mjfleet.utils.console import in_a_line
 
 RANGE = re.compile(r"([^,\s]+?)\.\.([^,:\s]+)(?::(\S+))?")
 FORMS = "a range such as `1e-4..1e-2:log` or `0..1:0.1`, or a list such as `1,2,4`"
+SEED = "agent.seed"
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
 Space = dict[str, Distribution]
 """What is tried, by flag without dashes: agent.algorithm.learning-rate. A value of a field that is
@@ -78,6 +80,22 @@ def with_values(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
             place = place.setdefault(parent, {})
         place[last] = json.loads(value) if isinstance(value, str) and value[:1] == "[" else value
     return from_dict(config, nested)
+
+
+def with_seeds_apart(space: Space, workers: int) -> tuple[Space, str]:
+    """Return the space with a range of seeds in steps of a trial's number of workers.
+
+    Also returns a warning about other seeds of which the workers of two trials would share one.
+    """
+    match space.get(SEED):
+        case IntDistribution(low=low, high=high, step=1, log=False):
+            apart = range(low, high + 1, workers)
+            return space | {SEED: IntDistribution(low, apart[-1], step=workers)}, ""
+        case IntDistribution(low=low, high=high, step=step):
+            return space, shared_seed(range(low, high + 1, step)[:2], workers)
+        case CategoricalDistribution(choices=seeds):
+            return space, shared_seed((seed for seed in seeds if isinstance(seed, int)), workers)
+    return space, ""
 
 
 def defaults_in(space: Space, config: TrainConfig) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import traceback
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from mjfleet.config.rank_seed import rank_seed
 from mjfleet.errors import UserError
 from mjfleet.rl.phase import Phase
 from mjfleet.utils.atomic_write import write_atomically
@@ -83,7 +84,7 @@ class Failure:
             rank=rank.rank,
             host=socket.gethostname(),
             device=args.devices[rank.local_rank],
-            seed=args.config["agent"]["seed"] + rank.rank,
+            seed=rank_seed(args.config["agent"]["seed"], rank.rank),
             iteration=heartbeat.iteration,
             phase=heartbeat.phase.name.lower(),
             kind=kind,

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mjfleet.config import from_dict
+from mjfleet.config.rank_seed import rank_seed
 from mjfleet.registry import find_task
 from mjfleet.rl.phase import Phase
 from mjfleet.runs.checkpoint_names import set_aside
@@ -62,7 +63,7 @@ def train_worker(
     config = from_dict(found.defaults(), args.config)
     stop.check()
     heartbeat.enter(Phase.BUILD)
-    seed_everything(config.agent.seed + rank.rank)
+    seed_everything(rank_seed(config.agent.seed, rank.rank))
     with (
         on_device(args.engine, device),
         process_group(args, rank, config.collective_timeout) as collectives,

@@ -32,7 +32,7 @@ else
 fi
 # srun does not take the number of cores from the job.
 srun --cpus-per-task={{ job.cpus }} {{ python | quote }} -P -m mjfleet {{ job.kind }} "$@" \
-    {{ job.command }}{{ ' --agent.seed "$SLURM_ARRAY_TASK_ID"' if arguments.is_array and job.kind == "train" }}
+    {{ job.command }}{{ ' --agent.seed "$((SLURM_ARRAY_TASK_ID * %d))"' % (job.nodes * job.processes) if arguments.is_array and job.kind == "train" }}
 code=$?
 # 143: stopped by SLURM's signal, after a checkpoint.
 if [ "$code" = 143 ]; then scontrol requeue "$job"; fi
