@@ -205,7 +205,8 @@ class PPO(Algorithm):
         storage, config = self.storage, self.config
         inputs = self.critic.get_latent(storage.observations.flatten(0, 1))
         self._backprop.predict_values(inputs, storage.values.flatten(0, 1))
-        # A time-out is not a failure: the value of the state replaces the rewards after it.
+        # The state that a time-out cut off is not observed. As in rsl_rl, the value of the state
+        # before it, in which the last action was taken, stands for the rewards after it.
         rewards = storage.rewards + config.gamma * storage.values * self._time_outs
         discounts = (1.0 - storage.dones.float()) * config.gamma
         next_values = torch.cat((storage.values[1:], self.critic(self._last_observations)[None]))
