@@ -235,6 +235,74 @@ def test_what_a_user_changes_counts(tmp_path: Path) -> None:
     train(runner, checkpointer)
 
 
+def reached(runner: Runner) -> float:
+    """Return the learning rate of the next step."""
+    assert runner.alg.optimizer.param_groups[0]["lr"] == runner.alg.learning_rate
+    return runner.alg.learning_rate
+
+
+@pytest.mark.parametrize("library", ["rsl_rl", "skrl", "rl_games"])
+def test_a_configured_learning_rate_counts_unless_its_schedule_goes_on(
+    library: str, tmp_path: Path
+) -> None:
+    old = agent(3, library=library)
+    rate = old.algorithm.learning_rate
+    runner, checkpointer = build(tmp_path, old)
+    train(runner, checkpointer)
+    saved, path = runner.alg.learning_rate, tmp_path / "model_3.pt"
+    assert saved != rate
+    for schedule, typed, wanted in (
+        ("adaptive", rate, saved),
+        ("adaptive", 2 * rate, 2 * rate),
+        ("fixed", rate, rate),
+        ("fixed", 2 * rate, 2 * rate),
+    ):
+        changed = {"schedule": schedule, "learning_rate": typed}
+        runner, checkpointer = build(tmp_path, agent(4, library=library, algorithm=changed))
+        checkpointer.resume(path)
+        assert reached(runner) == wanted
+        train(runner, checkpointer)
+        if schedule == "fixed":
+            assert reached(runner) == wanted
+
+
+def test_a_rate_that_an_algorithm_of_ones_own_has_reached_goes_on(tmp_path: Path) -> None:
+    fixed = {"schedule": "fixed"}
+    runner, checkpointer = build(tmp_path, agent(2, algorithm=fixed))
+    runner.alg.set_learning_rate(0.25)  # As a class or a hook of the user's does.
+    train(runner, checkpointer)
+    runner, checkpointer = build(tmp_path, agent(4, algorithm=fixed))
+    checkpointer.resume(tmp_path / "model_2.pt")
+    assert reached(runner) == 0.25
+
+
+def test_the_optimisers_settings_are_those_of_the_configuration(tmp_path: Path) -> None:
+    runner, checkpointer = build(tmp_path, agent(2))
+    train(runner, checkpointer)
+    stock = runner.alg.save() | {"iter": 7, "infos": None}
+    (group,) = stock["optimizer_state_dict"]["param_groups"]
+    group |= {"lr": 0.3, "betas": (0.5, 0.6), "weight_decay": 0.7}
+    torch.save(stock, tmp_path / "stock.pt")
+    for optimizer, schedule in (("adamw", "adaptive"), ("adam", "fixed")):
+        changed = {"optimizer": optimizer, "schedule": schedule}
+        runner, checkpointer = build(tmp_path, agent(9, algorithm=changed))
+        (built,) = runner.alg.optimizer.state_dict()["param_groups"]
+        checkpointer.resume(tmp_path / "stock.pt")
+        state = runner.alg.optimizer.state_dict()
+        assert state["param_groups"] == [built]
+        assert state["state"][0]["exp_avg"].any()
+        assert reached(runner) == runner.agent.algorithm.learning_rate
+
+
+def test_the_rate_of_the_novelty_is_the_configured_one(tmp_path: Path) -> None:
+    train(*build(tmp_path, agent(1, **VARIANTS["novelty"])))
+    changed = {"rnd_cfg": {"reward_normalization": True, "learning_rate": 0.125}}
+    runner, checkpointer = build(tmp_path, agent(2, algorithm=changed))
+    checkpointer.resume(tmp_path / "model_1.pt")
+    assert runner.alg.rnd
+    assert runner.alg.rnd.optimizer.param_groups[0]["lr"] == 0.125
+
+
 class Bomb:
     """What a stranger's checkpoint may hold."""
 

@@ -107,6 +107,7 @@ class Checkpointer:
             "optimizer": learning.optimizer,
             "teacher": self._teacher(),
             "configured_learning_rate": learning.learning_rate,
+            "schedule": learning.schedule,
             "window": runner.window.state(),
             "best_return": runner.best_return,
             "judged_by": runner.judged_by,
@@ -204,7 +205,7 @@ class Checkpointer:
 
     def _restore_learning(self, state: dict[str, Any]) -> list[str]:
         """Restore networks, optimiser and learning rate; return what could not be restored."""
-        own, algorithm = state.get(OWN), self._runner.agent.algorithm
+        own, alg = state.get(OWN), self._runner.alg
         parts = {"actor": True, "critic": True, "optimizer": True, "rnd": "rnd_state_dict" in state}
         lost = []
         if not self._keeps_others(own):
@@ -213,11 +214,27 @@ class Checkpointer:
         if own is not None and not self._keeps_optimizer(own):
             parts["optimizer"] = False
             lost.append(f"the state of the optimiser ({own['optimizer']})")
-        self._runner.alg.load(state, parts, strict=True)
-        # A learning rate that the user has changed overrides the one that the schedule had reached.
-        if own is not None and own["configured_learning_rate"] != algorithm.learning_rate:
-            self._runner.alg.set_learning_rate(algorithm.learning_rate)
+        groups = alg.optimizer.param_groups
+        built = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        alg.load(state, parts, strict=True)
+        if own is None:  # Betas, say, are of whoever wrote the file.
+            for group, settings in zip(alg.optimizer.param_groups, built, strict=True):
+                group.update(settings)
+        self._set_learning_rates(own)
         return lost
+
+    def _set_learning_rates(self, own: dict[str, Any] | None) -> None:
+        """Set the configured learning rates, unless a schedule goes on from what it had reached."""
+        alg, algorithm = self._runner.alg, self._runner.agent.algorithm
+        rate, schedule = algorithm.learning_rate, algorithm.schedule
+        # Earlier versions have not written down the schedule; its default is the adaptive one.
+        goes_on = own is not None and own["configured_learning_rate"] == rate
+        goes_on = goes_on and schedule in ("adaptive", own.get("schedule"))
+        if not goes_on:
+            alg.set_learning_rate(rate)
+        if algorithm.rnd_cfg:
+            for group in alg.rnd.optimizer.param_groups:
+                group["lr"] = algorithm.rnd_cfg.learning_rate
 
     def _keeps_others(self, own: dict[str, Any] | None) -> bool:
         """Whether the network beside the policy is the same: a value network, or this teacher."""
