@@ -82,7 +82,7 @@ class Distillation(Algorithm):
             states = tuple(network.get_hidden_state() for network in networks)
             self._of_rsl_rl.last_hidden_states = states
         actions = self._of_rsl_rl.act(obs)
-        new = self.actor.output_distribution_params
+        new = self.actor.output_mean, self.actor.output_std
         for rollout, now in zip(self.storage.distribution_params or (), new, strict=True):
             rollout[step] = now
         return actions

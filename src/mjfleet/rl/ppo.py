@@ -20,6 +20,7 @@ import torch
 from tensordict import TensorDict
 from torch.distributions import Normal
 
+from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
 from mjfleet.rl.algorithm import LEARNING_RATES, Algorithm
 from mjfleet.rl.autograd_backprop import AutogradBackprop
@@ -54,6 +55,7 @@ class PPO(Algorithm):
         `mirror`: ties the networks' weights, see Equivariance. None: they are free.
         """
         super().__init__(*args, **settings)
+        self._check_distribution()
         self._capture = capture
         self._equivariance = mirror and Equivariance(
             mirror, (self.actor, self.critic), self.storage.observations[0], self.gradient
@@ -253,6 +255,35 @@ class PPO(Algorithm):
         threads = config.learning_threads or min(self.torch_threads, useful)
         self.torch_threads = 1
         return CpuBackprop(*networks, self.gradient, config, threads)
+
+    @torch.no_grad()
+    def _check_distribution(self) -> None:
+        """Raise UserError unless actions are independent Gaussians, as `act` samples them.
+
+        The parameters of the actor's distribution are then their means and standard deviations.
+        """
+        actor, shape = self.actor, self.storage.actions[0].shape
+        actor.eval()
+        actor.distribution.update(actor.mlp(actor.get_latent(self.storage.observations[0])))
+        actor.train()
+        found, name = actor.output_distribution_params, type(actor.distribution).__name__
+        with own_random_numbers(0, self.device):
+            actions = actor.distribution.sample()
+        if [part.shape for part in (*found, actions)] == [shape] * 3:
+            mean, std = found
+            with own_random_numbers(0, self.device):
+                own = torch.randn_like(mean) * std + mean
+            pairs = [(actions, own)]
+            log_probs = Normal(mean, std).log_prob(actions).sum(dim=-1)
+            pairs.append((actor.get_output_log_prob(actions), log_probs))
+            if all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in pairs):
+                return
+        other = " or --agent.algorithm.name rsl_rl.algorithms:PPO" * self.config.learns_values
+        raise UserError(
+            f"{type(actor).__name__} has a {name}, and --agent.algorithm.name {self.config.name} "
+            "samples Gaussians alone: choose GaussianDistribution or "
+            f"HeteroscedasticGaussianDistribution{other}."
+        )
 
     def _prepare_optimizer(self) -> None:
         """Have the optimiser step all parameters in one launch."""

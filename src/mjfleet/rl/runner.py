@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
 import torch
+from rsl_rl.modules.distribution import GaussianDistribution
 
 from mjfleet.config import AgentConfig
 from mjfleet.env import Env, EpisodeStatistics
@@ -204,12 +205,16 @@ class Runner:
         stop_signal: Callable[[], int | None],
     ) -> RankReport:
         """Read this rank's numbers of an iteration from the device, all at once."""
-        env, distribution = self.env, cast(Any, self.alg.storage.distribution_params)
+        env, distribution = self.env, self.alg.get_policy().distribution
+        # Of another distribution than a Gaussian, the rollout holds no standard deviations.
+        is_gaussian = isinstance(distribution, GaussianDistribution)
+        parameters = cast(Any, self.alg.storage.distribution_params)
+        deviations = parameters[1] if is_gaussian else self.alg.actor.output_std.detach()
         statistics, warnings, losses, action_std, is_finite, own_checksum = read(
             env.unread_statistics(),
             env.unread_warnings(),
             unread_losses,
-            Unread(distribution[1].mean(), first),
+            Unread(deviations.mean(), first),
             Unread(self._guard.is_finite, first),
             checksum(self.alg),
         )
