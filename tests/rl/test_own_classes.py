@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from mjfleet.config import AgentConfig, from_dict
+from mjfleet.env.factory import build_env
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, bundled_tasks, find_task
 from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate
 from mjfleet.rl.algorithm_choice import choose_algorithm
 from mjfleet.rl.ppo import PPO
+from mjfleet.rl.runner import Runner
 from mjfleet.runs.config_yaml import read_config
 
 from ..conftest import REPOSITORY, Run, rows
@@ -25,6 +27,7 @@ NETS, IMAGE_AGENT = PYTHON
 MORE = '''
 
 from mjfleet.rl import ppo
+from rsl_rl.modules import distribution
 
 
 class Normed(MLPModel):
@@ -37,6 +40,59 @@ class Normed(MLPModel):
 
 class Fast(ppo.PPO):
     pass
+
+
+class Pulled(ppo.PPO):
+    def update(self) -> dict[str, float]:
+        return {**super().update(), "pull": self.config.pull}
+
+
+class Named(PPO):
+    def __init__(self, *parts: Any, pull: float, **settings: Any) -> None:
+        super().__init__(*parts, **settings)
+        self.pull = pull
+
+    def update(self) -> dict[str, float]:
+        return {**super().update(), "pull": self.pull}
+
+
+class Squashed(distribution.GaussianDistribution):
+    def sample(self) -> torch.Tensor:
+        return torch.tanh(super().sample())
+
+
+class Laplacian(distribution.GaussianDistribution):
+    def update(self, mlp_output: torch.Tensor) -> None:
+        super().update(mlp_output)
+        self._distribution = torch.distributions.Laplace(self.mean, self.std)
+
+
+class Wide(distribution.GaussianDistribution):
+    """A Gaussian, whose deviations are at least 1."""
+
+    def update(self, mlp_output: torch.Tensor) -> None:
+        self._distribution = torch.distributions.Normal(mlp_output, 1 + self.std_param.square())
+
+
+class Betas(MLPModel):
+    """A network with any of these distributions."""
+
+    kind = distribution.BetaDistribution
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings | {"distribution_cfg": {"class_name": self.kind}})
+
+
+class Squashes(Betas):
+    kind = Squashed
+
+
+class Laplacians(Betas):
+    kind = Laplacian
+
+
+class Wides(Betas):
+    kind = Wide
 
 
 number = 3
@@ -167,6 +223,81 @@ def test_our_ppo_trains_what_has_rsl_rls_forward_pass(
             choose_algorithm(config, pole.load)
     else:
         assert issubclass(choose_algorithm(config, pole.load)[0], kind)
+
+
+@pytest.mark.parametrize(
+    ("network", "algorithm"),
+    [
+        *(("Betas", "ppo"), ("Betas", "grpo"), ("Betas", "nets:Fast"), ("Squashes", "ppo")),
+        *(("Laplacians", "ppo"), ("Wides", "ppo"), ("Wides", "grpo"), (None, "ppo")),
+    ],
+)
+def test_actions_are_sampled_by_the_actors_distribution_or_refused(
+    network: str | None, algorithm: str, pole: FoundTask
+) -> None:
+    actor = {"distribution": {"class_name": "HeteroscedasticGaussianDistribution"}}
+    changed = {"actor": {"class_name": f"nets:{network}"} if network else actor}
+    config = from_dict(pole.task.agent, changed | {"algorithm": {"name": algorithm}})
+    env = build_env(pole, from_dict(pole.defaults(), {"env": {"num_envs": 8}}), "native", "cpu", 1,
+                    group_size=config.algorithm.envs_per_group)  # fmt: skip
+    if network in ("Wides", None):
+        assert isinstance(Runner(env, config, "cpu", 1, pole.load).alg, PPO)
+        return
+    with pytest.raises(UserError, match="HeteroscedasticGaussianDistribution") as error:
+        Runner(env, config, "cpu", 1, pole.load)
+    assert f"{network} has a " in str(error.value)
+    assert ("rsl_rl.algorithms:PPO" in str(error.value)) == (algorithm != "grpo")
+
+
+def test_a_distribution_that_is_no_gaussian_is_one_message_and_trains_by_rsl_rl(
+    pole: FoundTask, run: Run, tmp_path: Path
+) -> None:
+    betas = (*SMALL, "--agent.max-iterations", "2", "--agent.actor.class-name", "nets:Betas")
+    refused = run("train", "pole-balance", *betas)
+    assert (refused.returncode, refused.stderr.count("error: ")) == (2, 1)
+    assert "BetaDistribution" in refused.stderr
+    assert not list(tmp_path.glob("logs/*/*"))
+    train(run, "pole-balance", 2, *betas, "--agent.algorithm.name", "rsl_rl.algorithms:PPO")
+    (run_dir,) = (tmp_path / "logs/pole-balance").iterdir()
+    # That of a Beta distribution on [-1, 1] with a single peak is less than a uniform one's.
+    assert all(0 < float(row["action_std"]) < 0.58 for row in rows(run_dir))
+
+
+MORE_FIELDS = """
+from dataclasses import dataclass, replace
+from mjfleet.config import ActorConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullConfig(PPOConfig):
+    pull: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepConfig(ActorConfig):
+    depth: int = 3
+
+
+OLD = TASKS["pole-balance"]
+PULL = replace(OLD.agent, algorithm=PullConfig(), actor=DeepConfig())
+TASKS["pole-balance"] = replace(OLD, agent=PULL)
+"""
+
+
+def test_fields_of_ones_own_reach_ones_own_class_alone(
+    pole: FoundTask, run: Run, tmp_path: Path
+) -> None:
+    train(run, "pole-balance", 1, "--run-dir", "old")
+    with (pole.folder / "config.py").open("a") as file:
+        file.write(MORE_FIELDS)
+    few = ("--env.num-envs", "2", "--episodes", "2", "--resume", "old")
+    assert run("play", "pole-balance", *few).returncode == 0
+    assert run("mjfleet", "export", "old").returncode == 0
+    train(run, "pole-balance", 2, "--resume", "old")
+    for name in ("Pulled", "Named"):
+        flags = ("--agent.algorithm.name", f"nets:{name}", "--agent.algorithm.pull", "0.25")
+        train(run, "pole-balance", 1, *flags, "--run-dir", name)
+        assert [row["loss/pull"] for row in rows(tmp_path / name)] == ["0.25"]
 
 
 def test_somebody_elses_file_names_no_classes(

@@ -1,14 +1,16 @@
 """Chooses and builds the learning algorithm that a configuration asks for. Runs in a worker."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from rsl_rl import algorithms
 from rsl_rl.models import MLPModel
 
-from mjfleet.config import AgentConfig
+from mjfleet.config import AgentConfig, PPOConfig
 from mjfleet.config.validation import is_class_path
 from mjfleet.env import Env
 from mjfleet.errors import UserError
@@ -49,14 +51,16 @@ def make_algorithm(
     """
     kind, slower = choose_algorithm(agent, load)
     mirror = augmentation(agent.algorithm.symmetry_cfg, load)
+    settings = _own_settings(kind, agent.algorithm)
     if issubclass(kind, PPO):
         mirror = partial(mirror, env) if mirror and agent.algorithm.ties_weights else None
-        kind = partial(kind, capture=capture, mirror=mirror)
+        settings |= {"capture": capture, "mirror": mirror}
     elif slower and collectives.rank == 0:
         graphs = "; it captures no CUDA graphs" if capture else ""
         tied = "; networks are not equivariant" if agent.algorithm.ties_weights else ""
         print_line(f"{slower}, which is slower{graphs}{tied}")
-    return build_algorithm(kind, env, agent, device, load, collectives, num_threads)
+    make = partial(kind, **settings)
+    return build_algorithm(make, env, agent, device, load, collectives, num_threads)
 
 
 def choose_algorithm(
@@ -92,6 +96,19 @@ def _own_algorithm(
         return own, None if issubclass(own, PPO) else f"{name} takes a path of its own"
     # A class of rsl_rl's gets what the training loop needs besides.
     return type(own.__name__, (RslRlUpdate, own), {}), f"{name} takes rsl_rl's path"
+
+
+def _own_settings(kind: type[Algorithm], config: PPOConfig) -> dict[str, Any]:
+    """Return the fields that a class derived from PPOConfig adds, for a class of the user's.
+
+    A constructor gets those that it names. Others find them in `config` of the algorithm.
+    """
+    if not is_class_path(config.name):
+        return {}
+    added = {field.name for field in fields(config)} - {field.name for field in fields(PPOConfig)}
+    makers = (vars(owner).get("__init__") for owner in kind.__mro__)
+    named = {name for make in makers if make for name in signature(make).parameters}
+    return {name: getattr(config, name) for name in added & named}
 
 
 def _missing(agent: AgentConfig, load: Callable[..., Any]) -> str | None:

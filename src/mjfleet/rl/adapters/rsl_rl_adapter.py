@@ -3,13 +3,15 @@
 import contextlib
 import io
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
 from rsl_rl import models
 from rsl_rl.algorithms import PPO
 
-from mjfleet.config import AgentConfig, SymmetryConfig, to_dict
+from mjfleet.config import ActorConfig, AgentConfig, PPOConfig, SymmetryConfig, to_dict
+from mjfleet.config.validation import is_class_path
 from mjfleet.env import Env
 from mjfleet.errors import UserError
 from mjfleet.rl.algorithm import Algorithm
@@ -80,10 +82,9 @@ def rsl_rl_config(agent: AgentConfig, load: Callable[..., Any]) -> dict[str, Any
     `load` finds `module:name`, see FoundTask.load.
     """
     plain = to_dict(agent)
-    algorithm = plain["algorithm"]
     own = ("name", "group_size", "backprop", "learning_threads", "gradient_length", "loss_type")
-    for name in own:
-        del algorithm[name]
+    algorithm = _without_added(plain["algorithm"], PPOConfig)
+    algorithm = {name: value for name, value in algorithm.items() if name not in own}
     if agent.algorithm.mirrors_samples:
         symmetry = algorithm["symmetry_cfg"]
         del symmetry["use_equivariant_networks"]
@@ -132,8 +133,16 @@ def model_class(name: str, load: Callable[..., Any]) -> type[models.MLPModel]:
     return load(name, models.MLPModel) if ":" in name else getattr(models, name)
 
 
+def _without_added(plain: dict[str, Any], base: type[Any]) -> dict[str, Any]:
+    """Return a configuration without the fields that a class derived from `base` adds."""
+    known = {field.name for field in fields(base)}
+    return {name: value for name, value in plain.items() if name in known}
+
+
 def _model(plain: dict[str, Any], load: Callable[..., Any]) -> dict[str, Any]:
     """Return a network's configuration without the fields that its classes do not take."""
+    if not is_class_path(plain["class_name"]):
+        plain = _without_added(plain, ActorConfig)
     if distribution := plain.pop("distribution", None):
         plain["distribution_cfg"] = distribution
         if distribution["class_name"] != "GaussianDistribution":
