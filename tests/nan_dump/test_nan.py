@@ -18,7 +18,8 @@ from mjfleet.errors import UserError, run_command
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.nan_dump.dump_file import load
 from mjfleet.nan_dump.nan_guard import DumpTo
-from mjfleet.rl.runner import DivergedError, Runner
+from mjfleet.rl.divergence import DivergedError
+from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
 from mjfleet.sim.unread import read
 
@@ -124,7 +125,7 @@ def inspect(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
         # Spoilt in step 13, which is step 5 of the second rollout; seen before step 6.
         (SpoiltEnv, "observation", "native", ("group 'critic'[2] is nan before step 6", "observe")),
         (SpoiltEnv, "observation", "warp", ("group 'critic'[2] is nan before step 6", "observe")),
-        (SpoiltEnv, "reward", "native", ("term 'balance'[0] is nan after the physics of step 5",
+        (SpoiltEnv, "reward", "native", ("term 'balance' is nan after the physics of step 5",
                                          "`rewards` made it")),
         (BlindEnv, "ctrl", "native", ("ctrl[0] (actuator slide) is inf where the physics of step 5 "
                                       "starts", "`apply`")),
@@ -162,7 +163,7 @@ def test_a_number_spoilt_after_the_last_step_is_found(
 ) -> None:
     path = tmp_path / "nan_rank0.npz"
     message = diverge(make_runner(BlindEnv, "native", path, spoil="qvel", at=STEPS - 1))
-    assert message.startswith("iteration 1: qvel is not finite")
+    assert message.startswith("iteration 1: qvel[1] (joint hinge) is not finite")
     assert "qvel[1] (joint hinge) is nan after step 7, the last" in inspect(path, capsys)
 
 
@@ -211,7 +212,9 @@ def test_a_world_that_goes_bad_as_its_episode_ends_is_found(tmp_path: Path) -> N
     runner = make_runner(BlindEnv, "warp", path, spoil="physics", at=4)
     runner.env.episode_length_buf[3] = runner.env.max_episode_length - 5
     # Which of the two overflows is a matter of rounding.
-    assert re.search(r"q(pos|vel) is not finite in 1 of 8 worlds \(3\)", diverge(runner))
+    assert re.search(
+        r"q(pos|vel)\[.\] \(joint .*\) is not finite in 1 of 8 worlds \(3\)", diverge(runner)
+    )
     arrays = load(path).arrays
     assert arrays["done"][:, 0].tolist() == [False] * 4 + [True] + [False] * 3
     assert not all(np.isfinite(arrays[f"end/{name}"][4, 0]).all() for name in ("qpos", "qvel"))
@@ -230,7 +233,7 @@ def test_of_many_worlds_those_that_went_bad_first_are_dumped(
             return {n: t + torch.nan if self.count == 15 else t for n, t in terms.items()}
 
     runner = make_runner(All, "native", path, num_envs=20, world=17, spoil="observation")
-    assert "critic' is not finite in 20 of 20 worlds (0, 1, 2, 3, 4, ...)" in diverge(runner)
+    assert "critic'[2] is not finite in 20 of 20 worlds (0, 1, 2, 3, 4, ...)" in diverge(runner)
     assert load(path).worlds == [17, *range(15)]
     text = inspect(path, capsys)
     assert text.index("world 17: ") < text.index("world 0: ")
@@ -339,7 +342,54 @@ def test_a_policy_that_is_not_finite_ends_the_run_all_the_same(on_nan: str) -> N
     runner = make_runner(SpoiltEnv, "native", on_nan=on_nan)
     with torch.no_grad():
         next(runner.alg.actor.mlp.parameters()).fill_(torch.nan)
-    assert "action is not finite in 8 of 8 worlds" in diverge(runner)
+    assert "action[0] is not finite in 8 of 8 worlds" in diverge(runner)
+
+
+class HugeEnv(CartpoleEnv):
+    """Observes a number that is finite, and whose square is not."""
+
+    model_file = str(FOUND.folder / "cartpole.xml")
+    factor = 1e30
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        scale = torch.ones(5).index_fill(0, torch.tensor(2), self.factor)
+        return {name: group * scale for name, group in super().observe().items()}
+
+
+def test_a_run_that_diverges_is_told_the_column_the_rate_and_a_change(tmp_path: Path) -> None:
+    path, rate = tmp_path / "nan_rank0.npz", "; the learning rate is 0.0"
+    for kind, runner, texts, flags in (
+        (
+            "state",
+            make_runner(BlindEnv, "native", path, spoil="qvel"),
+            ("qvel[1] (joint",),
+            "reset",
+        ),
+        ("observation", make_runner(HugeEnv, "native"), ("loss is ", "group 'critic'[2]"), ""),
+        ("policy", make_runner(SpoiltEnv, "native"), ("action[0]",), "learning-rate 0.0001"),
+    ):
+        if kind == "policy":
+            with torch.no_grad():
+                next(runner.alg.actor.mlp.parameters()).fill_(torch.nan)
+        with pytest.raises(DivergedError) as error:
+            train(runner)
+        for text in (*texts, rate):
+            assert text in str(error.value), kind
+        assert error.value.flags.endswith(flags), kind
+        assert bool(error.value.flags) == bool(flags), kind
+
+
+@pytest.mark.parametrize(("std", "what"), [(1e-6, "explores no more"), (80.0, "acts at random")])
+def test_a_policy_that_learns_nothing_more_is_a_warning(
+    std: float, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = make_runner(SpoiltEnv, "native")
+    with torch.no_grad():
+        runner.alg.actor.distribution.std_param.fill_(std)
+    assert len(train(runner)) == 4
+    (said,) = (one.getMessage() for one in caplog.records if "deviation" in one.getMessage())
+    assert f"is {std:.3g}" in said
+    assert f"{what}. The learning rate is " in said
 
 
 class FallingEnv(Env[EnvConfig]):
@@ -442,6 +492,15 @@ def test_only_the_rank_that_is_in_trouble_leaves_a_dump(run: Run, tmp_path: Path
     assert (shown.returncode, shown.stderr) == (0, "")
     assert str(dumps[0].relative_to(tmp_path)) in shown.stdout
     assert "reward term 'reach'" in shown.stdout
+
+
+@pytest.mark.usefixtures("faulty")
+def test_the_command_that_goes_on_does_not_fail_again(run: Run) -> None:
+    ended = run("train", "faulty", "--gpu-ids", "None", "--agent.save-interval", "1")
+    assert (ended.returncode, "the learning rate is " in ended.stderr) == (1, True)
+    last = ended.stdout.splitlines()[-1]
+    assert last.startswith("it would fail again as it was; go on with: ")
+    assert run("train", "faulty", *last.partition(" faulty ")[2].split()).returncode == 0
 
 
 @pytest.mark.usefixtures("faulty")

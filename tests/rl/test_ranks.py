@@ -21,10 +21,11 @@ from mjfleet.rl.adapters.skrl_adapter import SkrlPPO
 from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.collectives import PIECE, Collectives
+from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.replica_checksum import OutOfStepError
-from mjfleet.rl.runner import DivergedError, Runner
+from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
 from mjfleet.sim.unread import read
 
@@ -563,7 +564,7 @@ def test_ranks_know_stop_and_fail_together(found: list[dict[str, Any]]) -> None:
     assert found[0]["out of step"] == found[1]["out of step"]
     assert found[0]["out of step"].startswith("iteration 3")
     for rank in found:
-        assert "on rank 1 observation group 'critic' is not finite in 1 of 8" in rank["diverged"]
+        assert "on rank 1 observation group 'critic'[2] is not finite in 1 of 8" in rank["diverged"]
         assert rank["finite"]
 
 

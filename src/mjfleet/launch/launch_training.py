@@ -33,6 +33,7 @@ from mjfleet.runs.checkpoint_names import INIT
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
 from mjfleet.runs.resume_choice import Resume, find_resume
 from mjfleet.runs.run_directory import RunDirectory
+from mjfleet.runs.run_json import read_record
 from mjfleet.utils.console import print_line
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
@@ -84,7 +85,7 @@ def launch_training(
                 continue
         print_line(f"run directory: {run_dir}")
         if code and list((run_dir / "checkpoints").glob("model_*.pt")):
-            print_line(f"go on with: {resume_command(found.name, run_dir)}")
+            print_line(_how_to_go_on(found.name, run_dir))
         return code
 
 
@@ -234,6 +235,17 @@ def _create_run_dir(
             refuse_existing(plan.config)
             when += timedelta(seconds=1)
             plan = name_files(plan, os.environ, when)
+
+
+def _how_to_go_on(task: str, run_dir: Path) -> str:
+    """Return the command that resumes a run, with a change if it would fail again as it was."""
+    *_, last = read_record(run_dir).get("attempts") or [{}]
+    command = f"go on with: {resume_command(task, run_dir)}"
+    if last.get("kind") != "DivergedError":
+        return command
+    if flags := last.get("flags"):
+        return f"it would fail again as it was; {command} {flags}"
+    return f"it would fail again as it was; once the task's numbers are smaller, {command}"
 
 
 def resume_command(task: str, folder: Path) -> str:

@@ -104,6 +104,7 @@ class _Ending:
             "failed",
             cause=failure.summary[:LONGEST_CAUSE],
             kind=failure.kind,
+            flags=failure.flags,
             iteration=failure.iteration,
             is_asked_to_stop=signal is not None,
         )

@@ -23,7 +23,7 @@ def explain_world(dump: NanDump, world: int, bad: BadNumber) -> str:
 
     bad_values = values(bad.name)[:, bad.component]
     was = f", {bad_values[bad.step - 1]:.6g} a step before" if bad.step else ""
-    what = f"{label(bad.name)}[{bad.component}]{_owner(dump.model, bad)}"
+    what = name_of(dump.model, bad)
     steps = range(max(0, bad.step - SHOWN_STEPS + 1), bad.step + 1)
     rows = [("largest |value| at step", [str(step) for step in steps])]
     for name in checked_arrays(dump.arrays):
@@ -37,6 +37,12 @@ def explain_world(dump: NanDump, world: int, bad: BadNumber) -> str:
             f"  {_cause(dump, world, bad)}",
         ]
     )
+
+
+def name_of(model: mujoco.MjModel, bad: BadNumber) -> str:
+    """Return quantity and component of a number, and the joint or actuator that it belongs to."""
+    is_one = bad.name == "reward" or bad.name.startswith("term/")
+    return label(bad.name) + ("" if is_one else f"[{bad.component}]{_owner(model, bad)}")
 
 
 def _when(dump: NanDump, bad: BadNumber) -> str:

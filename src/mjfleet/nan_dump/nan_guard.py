@@ -11,7 +11,8 @@ from rsl_rl.storage import RolloutStorage
 
 from mjfleet.env import Env
 from mjfleet.env.step_recorder import StepRecorder
-from mjfleet.nan_dump.dump_file import first_bad_number, label, save
+from mjfleet.nan_dump.dump_file import BadNumber, first_bad_number, save
+from mjfleet.nan_dump.explanation import name_of
 
 MAX_WORLDS = 16  # In a dump: those that went bad first.
 
@@ -45,10 +46,14 @@ class RolloutGuard:
         sums = [part.sum(dtype=torch.float64) for part in self._checked(self._rollout(storage))]
         torch.all(torch.stack(sums).isfinite(), out=self.is_finite)
 
-    def trouble(self, storage: RolloutStorage, iteration: int) -> str | None:
-        """Dump the worlds with numbers that are not finite, and return a message about them.
+    def trouble(self, storage: RolloutStorage, iteration: int) -> tuple[str, str] | None:
+        """Dump the worlds with numbers that are not finite.
 
-        None if `check` found all finite. Waits for the device once.
+        Waits for the device once.
+
+        Returns:
+            A message about them, and the flag that has such worlds reset from now on, unless the
+            policy made the first of the numbers. None if `check` found all finite.
         """
         if self.is_finite:
             return None
@@ -66,17 +71,31 @@ class RolloutGuard:
         terms = arrays.pop("terms")
         arrays |= {f"term/{name}": terms[:, :, i] for i, name in enumerate(self._env.reward_names)}
         firsts = [first_bad_number(arrays, index) for index in range(len(ids))]
-        worlds = ids.tolist()
+        worlds, first = ids.tolist(), min(firsts)
+        what = name_of(self._env.sim.model, first)
         text = (
-            f"{label(min(firsts).name)} is not finite in {len(ids)} of {num_envs} worlds "
+            f"{what} is not finite in {len(ids)} of {num_envs} worlds "
             f"({', '.join(map(str, worlds[:5]))}{', ...' if len(ids) > 5 else ''})"
         )
+        is_tasks = self._env.on_nan == "stop" and first.name != "action"
+        flag = "--on-nan reset" if is_tasks else ""
         if self._dump_to is None:
-            return text
+            return text, flag
         chosen = sorted(range(len(ids)), key=firsts.__getitem__)[:MAX_WORLDS]
         few = {name: values[:, chosen] for name, values in arrays.items()}
         few["worlds"] = np.array([worlds[index] for index in chosen])
-        return f"{text}; {self._dump(self._dump_to, few, iteration)}"
+        return f"{text}; {self._dump(self._dump_to, few, iteration)}", flag
+
+    def largest(self, storage: RolloutStorage) -> tuple[float, str]:
+        """Return the largest size of what is learned from in a finite rollout, and its name."""
+        sizes = {
+            name: torch.cat(parts).abs().flatten(0, 1).amax(dim=0).flatten()
+            for name, parts in self._rollout(storage).items()
+            if name.startswith(("observation/", "reward"))
+        }
+        size, name = max((x.max().item(), name) for name, x in sizes.items())
+        place = BadNumber(0, 0, name, int(sizes[name].argmax()))
+        return size, name_of(self._env.sim.model, place)
 
     def _checked(self, rollout: dict[str, list[torch.Tensor]]) -> list[torch.Tensor]:
         """Return what has to be finite."""

@@ -228,11 +228,10 @@ class Checkpointer:
         alg, algorithm = self._runner.alg, self._runner.agent.algorithm
         rate, schedule = algorithm.learning_rate, algorithm.schedule
         # Earlier versions have not written down the schedule; its default is the adaptive one.
-        goes_on = own is not None and own["configured_learning_rate"] == rate
-        goes_on = goes_on and schedule in ("adaptive", own.get("schedule"))
-        if not goes_on:
+        then = (own or {}).get("configured_learning_rate"), (own or {}).get("schedule")
+        if then[0] != rate or schedule not in ("adaptive", then[1]):
             alg.set_learning_rate(rate)
-        if algorithm.rnd_cfg:
+        if alg.rnd and algorithm.rnd_cfg:
             for group in alg.rnd.optimizer.param_groups:
                 group["lr"] = algorithm.rnd_cfg.learning_rate
 

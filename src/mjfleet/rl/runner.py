@@ -21,6 +21,7 @@ from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.cuda_graphs import Capture
 from mjfleet.rl.device_clock import DeviceClock
+from mjfleet.rl.divergence import DivergedError, StdWarning, find_trouble, slower
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.first_rollouts import FirstRollouts
 from mjfleet.rl.gpu_usage import read_usage
@@ -34,10 +35,6 @@ from mjfleet.sim.unread import Unread, first, read
 from mjfleet.utils.memory import check_fits
 
 logger = logging.getLogger(__name__)
-
-
-class DivergedError(RuntimeError):
-    """Training cannot go on, because of numbers that are not finite."""
 
 
 class Runner:
@@ -92,6 +89,7 @@ class Runner:
         self.is_resumed = False  # Whether the environments continue from an earlier run's state.
         self.best_return: float | None = None  # The greatest of an evaluation so far.
         self.is_best = False  # Whether the current policy reached it.
+        self._std_warning = StdWarning(agent)
         self._evaluator = evaluator
         self.judged_by = evaluator.judged_by if evaluator else None  # See Evaluator.
         self._guard = RolloutGuard(env, agent.num_steps_per_env, dump_to)
@@ -193,7 +191,8 @@ class Runner:
         gathered = self.collectives.all_gather(rank_statistics.to_numbers(own))
         reports = [rank_statistics.from_numbers(own, numbers) for numbers in gathered]
         if any(report.diverged for report in reports):
-            self._raise_diverged(iteration, self._trouble(iteration, own.losses))
+            found = find_trouble(self._guard, self.alg, iteration, own.losses)
+            self._raise_diverged(iteration, *found)
         check_replicas(iteration, [report.checksum for report in reports])
         self.current_learning_iteration = iteration
         return reports
@@ -246,10 +245,10 @@ class Runner:
         # To ask a GPU now would be to wait for it. Where updates are graphs, this is read with the
         # other numbers of the iteration, after an update that is not kept.
         if not self._captures:
-            trouble = self._guard.trouble(self.alg.storage, iteration)
+            trouble, flags = find_trouble(self._guard, self.alg, iteration, {})
             # All ranks have to end: one that went on would wait forever for the others.
             if self.collectives.total([trouble is not None])[0]:
-                self._raise_diverged(iteration, trouble)
+                self._raise_diverged(iteration, trouble, flags)
         if self.collectives.rank == 0:
             self._first_rollouts.look(self.alg.storage, iteration)
 
@@ -265,11 +264,6 @@ class Runner:
             self.alg.process_env_step(observations, rewards, dones, extras)
         self._guard.check(self.alg.storage)
 
-    def _trouble(self, iteration: int, losses: dict[str, float]) -> str | None:
-        """Return what is not finite in this rank's rollout or losses."""
-        bad = (f"the {k} loss is {v}" for k, v in losses.items() if not math.isfinite(v))
-        return self._guard.trouble(self.alg.storage, iteration) or next(bad, None)
-
     def _update(self, iteration: int) -> Unread[dict[str, float]]:
         """Compute returns and learn from them; return the mean losses."""
         self.heartbeat.enter(Phase.LEARN)
@@ -282,7 +276,8 @@ class Runner:
             # All ranks have the same parameters, so all of them fail in the same minibatch.
             if all(p.isfinite().all() for p in self.alg.actor.parameters()):
                 raise
-            raise DivergedError(f"iteration {iteration}: the policy is not finite") from error
+            text = f"the policy is not finite; the learning rate is {self.alg.learning_rate:.3g}"
+            raise DivergedError(f"iteration {iteration}: {text}", slower(self.alg)) from error
 
     def _evaluate(self, iteration: int) -> EpisodeStatistics | None:
         """Evaluate the policy in this rank's share of the episodes, if an evaluation is due."""
@@ -297,12 +292,14 @@ class Runner:
         self.alg.train_mode()
         return statistics
 
-    def _raise_diverged(self, iteration: int, trouble: str | None) -> NoReturn:
+    def _raise_diverged(self, iteration: int, trouble: str | None, flags: str) -> NoReturn:
         """End the run on every rank with the same message, which names the trouble of each."""
+        flags = next(filter(None, self.collectives.all_gather_text(flags)), "")
         each = enumerate(self.collectives.all_gather_text(trouble))
         where = "on rank {} " if self.alg.is_distributed else ""
         texts = [where.format(rank) + text for rank, text in each if text is not None]
-        raise DivergedError(f"iteration {iteration}: {'; '.join(texts)}")
+        texts.append(f"the learning rate is {self.alg.learning_rate:.3g}")
+        raise DivergedError(f"iteration {iteration}: {'; '.join(texts)}", flags)
 
     def _summarize(self, reports: list[RankReport], seconds: float) -> IterationMetrics:
         """Return the metrics of an iteration over all ranks, which took `seconds`."""
@@ -321,4 +318,7 @@ class Runner:
                 self.best_return, self.is_best = reached, True
         self.total_steps += sum(report.statistics.steps for report in reports)
         counts = iteration, self.total_steps, seconds, self.alg.learning_rate
-        return rank_statistics.summarize(reports, self.window, *counts, evaluation)
+        metrics = rank_statistics.summarize(reports, self.window, *counts, evaluation)
+        if self.collectives.rank == 0:
+            self._std_warning.look(metrics)
+        return metrics

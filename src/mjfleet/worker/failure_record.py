@@ -53,6 +53,7 @@ class Failure:
     message: str
     traceback: str = ""  # Of the exception; of a hang, the Python stacks of all its threads.
     mistake: bool = False  # Whether it is the user's mistake, for whom the message is enough.
+    flags: str = ""  # With which a run that has diverged may go on.
     is_secondary: bool = False  # Whether it only follows from another rank's failure.
     log: list[str] = field(default_factory=list)
     """The worker's last LOG_LINES log lines, where it has a log of its own."""
@@ -72,6 +73,7 @@ class Failure:
             cls.seen(kind, message or kind, args, rank, heartbeat),
             traceback="".join(shown.format()),
             mistake=isinstance(error, UserError),
+            flags=getattr(error, "flags", ""),
             is_secondary=_is_lost_connection(error, message),
         )
 
