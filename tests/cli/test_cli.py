@@ -59,7 +59,7 @@ def test_the_whole_help_of_a_task_shows_every_number_with_its_meaning(run: Run) 
     assert result.returncode == 0
     text = " ".join(result.stdout.replace("│", " ").split())
     for words in (
-        "--env.num-envs INT|auto Environments per worker; `auto`",
+        "--num-envs INT|auto, --env.num-envs INT|auto Environments per worker; `auto`",
         "--env.swing-up, --env.no-swing-up",
         "--agent.algorithm.learning-rate FLOAT",
         "(default: 0.001)",
@@ -82,6 +82,7 @@ def test_tasks_are_listed_as_a_table(run: Run) -> None:
     (line,) = [line for line in result.stdout.splitlines() if "cartpole-balance" in line]
     for words in ("Keep a pole upright", "actor 5, critic 5", "1", "tasks/cartpole"):
         assert words in line
+    assert "?" not in result.stdout  # go1's observations depend on its flags.
 
 
 def test_commands_are_listed(run: Run) -> None:

@@ -1,16 +1,19 @@
-"""Flags as other launchers write them, and the help that shows the common ones first."""
+"""Short names of flags, values as other programs write them, and the help of `train`."""
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
+from mjfleet.cli.completion import candidates
 from mjfleet.cli.flags import parse_flags
 from mjfleet.cli.help import COMMON
-from mjfleet.cli.train import train
+from mjfleet.cli.train import configure, train, with_task
 from mjfleet.config import TrainConfig, to_dict
 from mjfleet.errors import UserError
+from mjfleet.submit.command import submit
 from mjfleet.tools.play.command import play
 
 from ..conftest import REPOSITORY
@@ -22,46 +25,59 @@ def parsed(*flags: str) -> TrainConfig:
     return parse_flags(TrainConfig, flags, "train", TrainConfig())
 
 
+SHORT = ("--num-envs", "16"), ("--seed", "5"), ("--max_iterations", "7"), ("--run-name", "x")
+
+
+@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
+def test_the_four_most_common_numbers_have_short_names(form: str) -> None:
+    config = parsed(*" ".join(form.format(*pair) for pair in SHORT).split())
+    agent = config.agent
+    values = config.env.num_envs, agent.seed, agent.max_iterations, agent.run_name
+    assert values == (16, 5, 7, "x")
+    assert parsed("--seed", "5", "--agent.seed", "6").agent.seed == 6  # The last one counts.
+
+
+def test_a_short_name_counts_wherever_its_flag_does(tmp_path: Path) -> None:
+    file = tmp_path / "base.yaml"
+    file.write_text(f"task: {TASK}\nenv: {{num_envs: 32}}\nagent: {{seed: 3}}\n")
+    config = configure(with_task(["--config", str(file), "--num-envs", "8", "--seed=4"]))[1]
+    assert (config.env.num_envs, config.agent.seed) == (8, 4)
+    for total, flag in (("--total-envs", "--num-envs"), ("--total-steps", "--max_iterations")):
+        with pytest.raises(UserError, match=f"{total}.*: give one"):
+            configure([TASK, total, "4096", flag, "8", "--dry-run"])
+    with pytest.raises(UserError, match="seed: leave it out"):
+        submit(["slurm", "--sbatch", "array=0-1", "--", "train", TASK, "--seed", "1"])
+
+
+@pytest.mark.parametrize("short", ["num-envs", "seed", "max-iterations", "run-name"])
+def test_help_and_completion_name_the_short_names(
+    short: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for asked in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            train([TASK, asked])
+        assert re.search(rf" --{short} \S+, --\w+\.{short} ", capsys.readouterr().out)
+    offered = candidates(["train", TASK, f"--{short[:3]}"], {"train": "cli.train:train"})
+    assert f"--{short}" in offered
+
+
 @pytest.mark.parametrize(
     ("flag", "ours"),
-    [
-        ("--num_envs", "--env.num-envs"),
-        ("--num-envs=64", "--total-envs"),
-        ("--max_iterations", "--agent.max-iterations"),
-        ("--seed", "--agent.seed"),
-        ("--load-run", "--resume"),
-        ("--checkpoint", "--resume"),
-        ("--agent.load-checkpoint", "--resume"),
-        ("--device", "--gpu-ids"),
-        ("--distributed", "--gpu-ids"),
-        ("--headless", "never opens a window"),
-        ("--n-envs", "--env.num-envs"),
-        ("--max-utilization", "--env.num-envs auto"),
-        ("--amp", "--agent.algorithm.use-mixed-precision"),
-        ("--nnodes=2", "--hosts"),
-        ("--master_addr", "--hosts"),
-        ("--task", "train <task>"),
-        ("--video", "--video-interval"),
-        ("--lr", "--agent.algorithm.learning-rate"),
-        ("--total-timesteps", "--total-steps"),
-        ("--wandb", "--agent.logger wandb"),
-        ("env.decimation=2", "--env.decimation 2"),
-    ],
-)
-def test_a_flag_of_another_launcher_is_answered_by_ours(flag: str, ours: str) -> None:
-    with pytest.raises(UserError) as answer:
-        train([TASK, "--agent.run-name", "x", flag, "3", "--dry-run"])
-    assert flag.partition("=")[0] in str(answer.value)
-    assert ours in str(answer.value)
+    [("--num-env", "--num-envs"), ("--learning-rate", "--agent.algorithm.learning-rate"),
+     ("--env.scene.num-envs", "--env.num-envs"), ("--resme", "--resume")],
+)  # fmt: skip
+def test_an_unknown_flag_is_answered_by_a_similar_one(
+    flag: str, ours: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        train([TASK, flag, "3", "--dry-run"])
+    assert ended.value.code == 2
+    assert re.search(rf"Perhaps you meant:.* {ours}[ ,]", capsys.readouterr().err, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    ("flag", "ours"), [("--num_envs", "--env.num-envs"), ("--agent", "--actions")]
-)
-def test_play_answers_with_flags_of_its_own(flag: str, ours: str) -> None:
-    with pytest.raises(UserError, match=f"there is no {flag}: use {ours}") as answer:
-        play([TASK, flag, "3"])
-    assert "--total-envs" not in str(answer.value)
+def test_an_assignment_in_hydras_form_is_answered_by_ours() -> None:
+    with pytest.raises(UserError, match=r"write it as --env\.decimation 2"):
+        train([TASK, "env.decimation=2", "--dry-run"])
 
 
 def test_a_task_that_is_given_as_a_flag_is_named_in_the_answer() -> None:
@@ -107,7 +123,7 @@ def test_a_value_that_fits_no_type_is_still_refused() -> None:
         assert ended.value.code == 2
 
 
-def test_common_flags_come_first_and_the_others_with_their_values(
+def test_the_tasks_own_flags_come_first_then_common_ones_then_values(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -120,7 +136,8 @@ def test_common_flags_come_first_and_the_others_with_their_values(
         explained.index(f" --{name}") for name in COMMON
     )
     assert "--env.*" in others
-    assert "swing-up=False" in others.split()
+    assert explained.index("Whether the pole starts hanging") < explained.index(COMMON[0])
+    assert "swing-up=False" not in others.split()
     assert "hidden-dims=[64,64]" in others
     assert len(short.splitlines()) < 110
     assert all(len(line) <= 80 for line in short.splitlines())

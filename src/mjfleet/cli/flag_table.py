@@ -9,6 +9,8 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from mjfleet.config.field_kinds import SHORT
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -25,6 +27,11 @@ class Flag:
     def text(self) -> str:
         """Return the string below the field, in one line."""
         return field_texts(self.owner).get(self.field.name.rstrip("_"), "")
+
+    @property
+    def names(self) -> list[str]:
+        """Return its name, and its short name if it has one."""
+        return [self.name, *short_names(self.owner, self.field.name)]
 
     @property
     def is_switch(self) -> bool:
@@ -77,6 +84,12 @@ def flags_of(kind: type[Any], default: Any = None, group: str = "") -> Iterator[
             yield Flag(name, group, kind, field, hints[field.name], value)
     for inner in nested:
         yield from flags_of(*inner)
+
+
+def short_names(owner: type[Any], field: str) -> list[str]:
+    """Return the short name of a dataclass's field as a flag, such as `seed`, or none."""
+    name = SHORT.get(f"{getattr(owner, 'flags', '')}{field}")
+    return [name.replace("_", "-")] if name else []
 
 
 @cache

@@ -4,13 +4,15 @@ import os
 import shutil
 import sys
 from collections.abc import Container, Sequence
-from types import MappingProxyType
-from typing import Any, TypeVar
+from dataclasses import MISSING, fields, is_dataclass
+from functools import partial
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 
-from mjfleet.cli.flag_table import flags_of
-from mjfleet.cli.foreign_flags import as_typed_here
+from mjfleet.cli.flag_table import field_texts, flags_of, short_names
+from mjfleet.cli.values_as_typed import as_typed_here
+from mjfleet.config.field_kinds import SHORT
 from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.train_config import NumEnvs
 from mjfleet.errors import UserError
@@ -31,6 +33,8 @@ MIN_COLUMNS = 20  # In a narrower terminal, tyro lays out help for ever.
 HELP = frozenset({"-h", "--help", "--help-all"})
 LIST_FLAGS = "--list-flags"
 """Makes any command print its flags and the words that each may have, for completion."""
+LONG = {f"--{b}".replace("_", "-"): f"--{a}".replace("_", "-") for a, b in SHORT.items()}
+"""Flags by their short names."""
 
 
 def parse_flags(
@@ -44,7 +48,7 @@ def parse_flags(
 
     `--help` and unknown flags print a text and exit. `prog` is the command as the user types it,
     `default` an instance of `kind` for the flags that are not given. Values may be written as other
-    programs write them: see foreign_flags.py.
+    programs write them: see values_as_typed.py.
 
     Raises:
         UserError: a value is not allowed.
@@ -54,16 +58,40 @@ def parse_flags(
     table = list(flags_of(kind, default))
     if LIST_FLAGS in flags:
         for flag in table:
-            print(f"--{flag.name}", *flag.choices, *[f"\n--{flag.off}"] * flag.is_switch)
+            for name in flag.names:
+                print(f"--{name}", *flag.choices, *[f"\n--{flag.off}"] * flag.is_switch)
         sys.exit()
     words = ["--help"] if HELP & set(flags) else as_typed_here(flags, table)
-    for flag in table if words == ["--help"] else ():
-        if "help" not in flag.field.metadata:  # tyro's own text has the line breaks of the source.
-            flag.field.metadata = MappingProxyType({"help": flag.text})
     return tyro.cli(
         kind, prog=prog, description=description, args=words, default=default, registry=PARSERS,
         config=(tyro.conf.AvoidSubcommands,),
     )  # fmt: skip
+
+
+@PARSERS.struct_rule
+def _configuration(kind: tyro.constructors.StructTypeInfo) -> Any:
+    """Give a dataclass's fields their short names, and texts without the source's line breaks."""
+    owner = kind.type
+    if not is_dataclass(owner):
+        return None
+    hints, found = get_type_hints(owner, include_extras=True), list[Any]()
+    for field in fields(owner):
+        aliases = [f"--{name}" for name in short_names(owner, field.name)]
+        hint: Any = hints[field.name]
+        if aliases:
+            hint = Annotated[hint, tyro.conf.arg(aliases=aliases)]
+        default, make = field.default, field.default_factory
+        if isinstance(kind.default, owner):
+            default = getattr(kind.default, field.name)
+        elif default is MISSING:
+            default = tyro.MISSING_NONPROP if make is MISSING else make()
+        text = field.metadata.get("help") or partial(_text_of, owner, field.name)
+        found.append(tyro.constructors.StructFieldSpec(field.name, hint, default, text))
+    return tyro.constructors.StructConstructorSpec(owner, tuple(found))
+
+
+def _text_of(owner: type[Any], field: str) -> str | None:
+    return field_texts(owner).get(field.rstrip("_"))
 
 
 @PARSERS.primitive_rule
@@ -109,7 +137,8 @@ def split_words(words: Sequence[str], names: Container[str]) -> tuple[list[str],
     place = others
     for word in words:
         if word.startswith("--"):
-            name = word.partition("=")[0].removeprefix("--").replace("_", "-")
+            name = word.partition("=")[0].replace("_", "-")
+            name = LONG.get(name, name).removeprefix("--")
             place = named if name in names else others
         place.append(word)
     return named, others
@@ -120,6 +149,7 @@ def peek(arguments: Sequence[str], flag: str) -> str | None:
     value = None
     for argument, following in zip(arguments, [*arguments[1:], None], strict=False):
         name, equals, text = argument.partition("=")
-        if name.replace("_", "-") == flag and (equals or following is not None):
+        name = name.replace("_", "-")
+        if LONG.get(name, name) == flag and (equals or following is not None):
             value = text if equals else following
     return None if value == "None" else value

@@ -47,6 +47,15 @@ INITIAL = frozenset({"agent.actor.distribution.init_std"})
 """What only a new policy begins with, so that it cannot be changed for one that goes on."""
 
 
+SHORT = {
+    "env.num_envs": "num_envs",
+    "agent.seed": "seed",
+    "agent.max_iterations": "max_iterations",
+    "agent.run_name": "run_name",
+}
+"""Fields whose flags also have a short name: `--seed` is `--agent.seed`."""
+
+
 def is_for_the_user(name: str, value: object) -> bool:
     """Return whether only the user may say that a field has a value other than its default."""
     is_class = name in CLASSES and isinstance(value, str) and is_class_path(value)
