@@ -72,6 +72,10 @@ def test_two_tasks_of_one_name_show_both_places(elsewhere: Path) -> None:
 def test_a_misspelt_task_suggests_the_nearest() -> None:
     with pytest.raises(UserError, match="Did you mean cartpole-balance"):
         discover({}).find("cartpole-balanse")
+    with pytest.raises(UserError, match="Did you mean g1-velocity-flat or go1-velocity-flat or"):
+        discover({}).find("velocity")
+    with pytest.raises(UserError, match=r"Did you mean ball_in_cup-catch\?"):
+        discover({}).find("cup")
     with pytest.raises(UserError, match=r"Tasks: .*cartpole-swingup"):
         discover({}).find("zzzzzz")
 

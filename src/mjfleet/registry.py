@@ -20,6 +20,7 @@ from mjfleet.errors import UserError
 from mjfleet.utils.packages import need_extra
 
 TASKS_VARIABLE = "MJFLEET_TASKS"
+MOST_LISTED = 5  # Tasks that have a part of a name in theirs.
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ class Registry:
         for folder, why in self.broken.items():
             if f"{name}-".startswith((f"{folder.name}-", f"{folder.name.replace('_', '-')}-")):
                 raise UserError(why)  # Most likely, what is sought is in there.
-        near = difflib.get_close_matches(name, self.tasks, n=3, cutoff=0.5)
+        near = [task for task in self.tasks if name and name in task][:MOST_LISTED]
+        near = near or difflib.get_close_matches(name, self.tasks, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Tasks: {', '.join(self.tasks)}."
         raise UserError("\n".join([f"there is no task `{name}`. {hint}", *self.broken.values()]))
 

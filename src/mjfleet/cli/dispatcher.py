@@ -80,8 +80,8 @@ def tasks(arguments: Sequence[str]) -> int:
     for name, found in registry.tasks.items():
         sizes = (found.task.observation_sizes or {}).items()
         observations = ", ".join(f"{group} {size}" for group, size in sizes)
-        actions = "?" if found.task.num_actions is None else str(found.task.num_actions)
-        cells = name, found.task.summary, observations or "?", actions, str(found.folder)
+        actions = "" if found.task.num_actions is None else str(found.task.num_actions)
+        cells = name, found.task.summary, observations, actions, str(found.folder)
         table.add_row(*map(Text, cells))  # Brackets are no markup.
     # In a pipe each task gets one line.
     Console(width=None if sys.stdout.isatty() else 400).print(table)
