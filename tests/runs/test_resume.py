@@ -12,7 +12,7 @@ from typing import BinaryIO
 import pytest
 import torch
 
-from mjfleet.cli.train import train
+from mjfleet.cli.train import configure, train, with_task
 from mjfleet.errors import UserError, run_command
 from mjfleet.launch.restart_policy import pause_seconds, why_not
 from mjfleet.rl.checkpoint_files import pack
@@ -267,7 +267,7 @@ def test_a_run_goes_on_in_its_own_directory(run: Run, tmp_path: Path) -> None:
     events = EventAccumulator(str(run_dir)).Reload()
     assert [event.step for event in events.Scalars("loss/value")] == [1, 2, 3, 4, 5, 6]
 
-    result = run("train", TASK, "--resume", str(run_dir))
+    result = run("train", "--resume", str(run_dir))
     assert result.returncode == 0
     assert "nothing is left to do" in result.stdout
     wider = ("--agent.actor.hidden-dims", "8", "--agent.max-iterations", "9")
@@ -278,6 +278,28 @@ def test_a_run_goes_on_in_its_own_directory(run: Run, tmp_path: Path) -> None:
     after = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     assert after == before
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+
+
+def test_a_run_names_its_task_however_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_dir = make_run(Path("logs/of-another-experiment"))
+    checkpoint = add_checkpoint(run_dir, 3)
+    for wanted in ("latest", run_dir.name[:8], str(run_dir), str(checkpoint)):
+        path = str(checkpoint if wanted == str(checkpoint) else run_dir)
+        typed = with_task(["--plain", f"--resume={wanted}", "--seed", "5"])
+        assert typed == [TASK, "--plain", "--seed", "5", "--resume", path]
+        config, resume, _ = configure([*typed, "--dry-run"])[1:]
+        assert resume
+        assert (resume.run_dir, resume.checkpoint, config.agent.seed) == (run_dir, checkpoint, 5)
+    (run_dir / "run.json").write_text("{}")
+    for wanted in ("latest", str(run_dir)):
+        with pytest.raises(UserError, match=r"names no task|there is no run"):
+            train(["--resume", wanted])
+    checkpoint.rename("alone.pt")
+    with pytest.raises(UserError, match="does not name its task"):
+        train(["--resume", "alone.pt"])
 
 
 def test_a_checkpoint_from_elsewhere_begins_a_new_run(run: Run, tmp_path: Path) -> None:

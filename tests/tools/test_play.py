@@ -24,8 +24,8 @@ def test_a_policy_is_played_as_it_was_trained(run: Run, tmp_path: Path) -> None:
     trained = run("train", "cartpole-balance", *SHORT, "--agent.max-iterations", "30")
     assert trained.returncode == 0, trained.stderr
     returns = []
-    for engine in ("native", "warp"):
-        played = run("play", "cartpole-balance", "--resume", "latest", "--engine", engine)
+    for engine, wanted in (("native", ["latest"]), ("warp", ["--resume", "latest"])):
+        played = run("play", *wanted, "--engine", engine)  # The run names its task.
         assert played.returncode == 0, played.stderr
         assert "64 episodes" in played.stdout
         assert column(played.stdout, "length") == [50.0, 0.0, 50.0, 50.0]
@@ -92,6 +92,11 @@ def test_a_task_can_be_looked_at_without_a_policy(run: Run, tmp_path: Path) -> N
         (["cartpole-balance", "--actions", "zero", "--video-seconds", "3"], "--video FILE"),
         (["cartpole-balance", "--actions", "zero", "--video", "nowhere/a.mp4"], "nowhere"),
         (["cartpol-balance", "--actions", "zero"], "cartpole-balance"),
+        (["cartpol-balance"], "Did you mean cartpole-balance"),
+        (["cartpol-balance"], "no run in logs has a name that begins with it"),
+        (["latest"], "latest: there is no run in logs"),
+        (["--resume", "latest"], "--resume latest: there is no run in logs"),
+        (["nowhere/checkpoints/model_5.pt"], "does not exist"),
     ],
 )
 def test_mistakes_are_answered(run: Run, tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -81,10 +81,7 @@ def candidates(words: Sequence[str], places: Mapping[str, str]) -> list[str]:
     previous = typed[-1] if typed else ""
     if previous in NAME_A_RUN or (command in RUNS and not (previous + last).startswith("-")):
         root = Path(peek(typed, "--log-root") or "logs")
-        found = runs_in(root) + groups_in(root)
-        runs = sorted((run for run in found if _is_word(name_of(run))), reverse=True)
-        full = _beginning_with(last, [LATEST, *map(name_of, runs)])
-        return full or _beginning_with(last, [run.name for run in runs])
+        return _runs(root, last)
     if command in places and (last.startswith("-") or previous.startswith("-")):
         flags = _flags(places[command], takewhile(lambda word: not word.startswith("-"), typed))
         if not last.startswith("-"):
@@ -92,8 +89,18 @@ def candidates(words: Sequence[str], places: Mapping[str, str]) -> list[str]:
         name, equals, _ = last.partition("=")
         found = [f"{name}={value}" for value in flags.get(name, ())] if equals else flags
         return _beginning_with(last, found)
-    is_first = command in TASK_FIRST and not typed
-    return _beginning_with(last, discover(os.environ).tasks) if is_first else []
+    if command not in TASK_FIRST or typed:
+        return []
+    tasks = _beginning_with(last, discover(os.environ).tasks)
+    return tasks or (_runs(Path("logs"), last) if command == "play" else [])
+
+
+def _runs(root: Path, start: str) -> list[str]:
+    """Return the names of runs and groups under a log root that begin so, the newest first."""
+    found = runs_in(root) + groups_in(root)
+    runs = sorted((run for run in found if _is_word(name_of(run))), reverse=True)
+    full = _beginning_with(start, [LATEST, *map(name_of, runs)])
+    return full or _beginning_with(start, [run.name for run in runs])
 
 
 def _flags(place: str, words: Iterable[str]) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from mjfleet.cli.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek
+from mjfleet.cli.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek, split_words
 from mjfleet.cli.help import print_help
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.errors import UserError, run_command
@@ -22,6 +22,7 @@ from mjfleet.runs.config_yaml import read_config, task_of
 from mjfleet.runs.resume_choice import (
     Resume,
     Wanted,
+    find_task_of,
     find_trained,
     find_wanted,
     read_recorded,
@@ -95,10 +96,19 @@ def _kept_code(arguments: Sequence[str]) -> Iterator[list[str]]:
 
 
 def with_task(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the arguments with the task that the file of --config names, if they name none."""
-    if arguments and arguments[0].startswith("-") and (file := peek(arguments, "--config")):
+    """Return the arguments with the task that --config or --resume names, if they name none."""
+    if not arguments or not arguments[0].startswith("-"):
+        return arguments
+    if file := peek(arguments, "--config"):
         return [task_of(file), *arguments]
-    return arguments
+    wanted = peek(arguments, "--resume")
+    if wanted is None or {*HELP, LIST_FLAGS} & set(arguments):
+        return arguments
+    root = Path(peek(arguments, "--log-root") or TrainConfig().log_root)
+    dry_run = is_given(arguments, "--dry-run")
+    task, path = find_task_of(wanted, root, dry_run, may_be_group=True)
+    # `latest` of all experiments need not be that of the task's own.
+    return [task, *split_words(arguments, {"resume"})[1], "--resume", str(path)]
 
 
 def configure(
@@ -121,8 +131,8 @@ def configure(
     if name.startswith("-"):
         task = peek(arguments, "--task") or "<task>"
         raise UserError(
-            f"the task comes first: `train {task} ...`, unless the file of --config names it. "
-            "`train --help` lists tasks."
+            f"the task comes first: `train {task} ...`, unless the file of --config or the run of "
+            "--resume names it. `train --help` lists tasks."
         )
     found = registry.find(name)
     wanted, resume = None if asks_for_help else _wanted(found, flags), None

@@ -154,6 +154,26 @@ def find_trained(
     return task, Trained(run_dir, checkpoint, config, notes)
 
 
+def find_task_of(
+    wanted: str,
+    log_root: Path,
+    dry_run: bool = False,
+    may_be_group: bool = False,
+    flag: str = FLAG,
+) -> tuple[str, Path]:
+    """Return the task of a run or checkpoint, and its path, for a user who types no task.
+
+    `dry_run` and `may_be_group` are as for `find_run`, `flag` is what the user typed before the
+    run. UserError if the run or file does not exist or names no task.
+    """
+    path = find_run(wanted, flag + wanted, log_root, dry_run=dry_run, may_be_group=may_be_group)
+    run_dir = run_of_file(path, flag + wanted)
+    task = about(path).get("task") if run_dir is None else _task_of(run_dir, flag)
+    if not isinstance(task, str):
+        raise UserError(f"{flag}{path} does not name its task: type the task first.")
+    return task, path
+
+
 def read_recorded(wanted: str, trust: bool) -> dict[str, Any]:
     """Return the configuration of the run that `--resume` names by its path, else nothing."""
     run_dir = None if wanted == LATEST else _run_of(Path(wanted))
@@ -229,9 +249,14 @@ def _run_of(path: Path) -> Path | None:
 
 def _recorded(run_dir: Path, flag: str = "", trust: bool = False) -> tuple[str, dict[str, Any]]:
     """Return the task of a run and its configuration."""
-    try:
-        task = record_of(run_dir, GROUP_FILE if is_group(run_dir) else RECORD_FILE)["task"]
-    except UserError as error:
-        raise UserError(f"{flag}{run_dir}: {error}") from None
+    task = _task_of(run_dir, flag)
     name = f"{flag}{run_dir}: its {CONFIG_FILE}"
     return task, read_config(str(run_dir / CONFIG_FILE), name, trust=trust)
+
+
+def _task_of(run_dir: Path, flag: str) -> str:
+    """Return the task of a run or a group."""
+    try:
+        return record_of(run_dir, GROUP_FILE if is_group(run_dir) else RECORD_FILE)["task"]
+    except UserError as error:
+        raise UserError(f"{flag}{run_dir}: {error}") from None

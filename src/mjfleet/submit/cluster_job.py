@@ -97,12 +97,13 @@ def make_job(arguments: JobArguments, typed: str, command: Sequence[str]) -> Clu
     Raises:
         UserError: a flag, task or number is wrong; what the command asks for does not fit the job.
     """
-    kind, words = command[0], with_task(command[1:])
+    kind, words = command[0], command[1:]
     why = "The job begins or resumes the run in --run-dir, on machines that the cluster chooses."
     _refuse(words, ("--resume", "--hosts", "--dry-run"), why)
     if arguments.is_array:
         fixed = ("--run-dir", "--seeds", "--agent.seed")[: 1 if kind == "sweep" else None]
         _refuse(words, fixed, "An array has a run for each index, which decides its seed.")
+    words = with_task(words)
     run_dir, restarts = peek(words, "--run-dir"), peek(words, "--max-restarts")
     new, always = split_words(split_words(words, {"run-dir"})[1], NEW_RUN[kind])
     task = [always.pop(0)] if words and not words[0].startswith("-") else []

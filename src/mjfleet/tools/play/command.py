@@ -1,4 +1,4 @@
-"""`play <task> [flags]`: shows how well a policy does, over whole episodes or in a viewer.
+"""`play <task or run> [flags]`: shows how well a policy does, in whole episodes or a viewer.
 
 Runs in the process that the user started. Importing this file imports nothing heavy.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mjfleet.cli.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek
+from mjfleet.cli.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek, split_words
 from mjfleet.config import EnvConfig, TrainConfig, from_dict
 from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.validation import (
@@ -30,7 +30,13 @@ from mjfleet.launch.devices import this_host
 from mjfleet.launch.launch_plan import LaunchPlan, make_plan
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.pretrained import config_in, describe, find_pretrained
-from mjfleet.runs.resume_choice import find_resume, read_recorded, take_tasks_dir
+from mjfleet.runs.resume_choice import (
+    find_resume,
+    find_task_of,
+    read_recorded,
+    take_tasks_dir,
+)
+from mjfleet.runs.run_lookup import LATEST
 from mjfleet.runs.task_snapshot import FOUND_NOWHERE
 from mjfleet.tools.output_file import check_output
 from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing, say_levels
@@ -116,18 +122,24 @@ def main() -> None:
 
 def play(arguments: Sequence[str]) -> int:
     """Play episodes and print their table, or open a viewer until it is closed."""
-    asked, wants_help = peek(arguments, "--resume"), bool({*HELP, LIST_FLAGS} & set(arguments))
+    wants_help = bool({*HELP, LIST_FLAGS} & set(arguments))
+    arguments = arguments if wants_help else _with_task(arguments)
+    asked = peek(arguments, "--resume")
     trust = is_given(arguments, "--trust")
     recorded = {} if asked is None else read_recorded(asked, trust)
     registry = discover(os.environ, peek(arguments, "--tasks-dir") or take_tasks_dir(recorded))
     if not arguments or (arguments[0].startswith("-") and wants_help):
         tasks = f"{PlayArguments.__doc__}\n\ntasks: {', '.join(registry.tasks)}"
         with suppress(SystemExit):
-            parse_flags(PlayArguments, arguments or ["--help"], "play <task>", description=tasks)
+            parse_flags(
+                PlayArguments, arguments or ["--help"], "play <task or run>", description=tasks
+            )
         return 0 if arguments else 2
     if arguments[0].startswith("-"):
         task = peek(arguments, "--task") or "<task>"
-        raise UserError(f"the task comes first: `play {task} ...`. `play --help` lists tasks.")
+        raise UserError(
+            f"the task or a run comes first: `play {task} ...`. `play --help` lists tasks."
+        )
     (name, *flags), policy, folder = arguments, None, None
     as_trained = is_given(flags, "--as-trained")
     find = registry.tasks.get if recorded else registry.find  # A run keeps the code of its task.
@@ -155,6 +167,32 @@ def play(arguments: Sequence[str]) -> int:
             found = found or registry.find(name)
             trained = from_dict(found.defaults(), recorded)
         return _play(found, flags, trained, policy, folder)
+
+
+def _with_task(arguments: Sequence[str]) -> Sequence[str]:
+    """Return the arguments with the task of the run that is named instead of a task, if one is."""
+    root = Path(peek(arguments, "--log-root") or PlayArguments.log_root)
+    if not arguments or arguments[0].startswith("-"):
+        wanted = peek(arguments, "--resume")
+        if wanted is None:
+            return arguments
+        task, path = find_task_of(wanted, root)
+        return [task, *split_words(arguments, {"resume"})[1], "--resume", str(path)]
+    registry, word = discover(os.environ, peek(arguments, "--tasks-dir")), arguments[0]
+    asked = any(is_given(arguments, flag) for flag in ("--resume", "--actions", "--pretrained"))
+    if asked or word in registry.tasks:
+        return arguments
+    try:
+        task, path = find_task_of(word, root, flag="")
+    except UserError as no_run:
+        if "/" in word or word == LATEST:
+            raise
+        try:
+            registry.find(word)
+        except UserError as no_task:
+            raise UserError(f"{no_task}\n{no_run}") from None
+        raise
+    return [task, *arguments[1:], "--resume", str(path)]
 
 
 def _play(
