@@ -1,6 +1,6 @@
 """The documentation as a site, by Sphinx: the pages of docs/index.md, and what is generated.
 
-    uv run sphinx-build -W -c docs . site
+    uv run --group dev sphinx-build -W -c docs . site
 
 The sources are the repository itself, so that links lead where they lead on GitHub, also to files
 that are no pages.

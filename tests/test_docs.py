@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -38,15 +39,15 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 MIGRATION = (REPOSITORY / "docs/migrate.md").read_text()
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z0-9]+(?!\.[a-z.-]*\*|[a-z-])")
 OTHERS = {
-    "--all-tasks", "--bind-to", "--check", "--command", "--compile-bytecode", "--cpus-per-task",
-    "--draws", "--extra", "--figures", "--filename", "--flag", "--gpus-per-task", "--headless",
-    "--help", "--help-all", "--key", "--kills", "--log-dir", "--logdir", "--master-addr",
-    "--master-port", "--mjcf", "--nnodes", "--no-annotate", "--no-deps", "--no-dev",
-    "--no-emit-project", "--no-header", "--no-install-recommends", "--node-rank", "--nodes",
-    "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--open-mode", "--output",
-    "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--requeue", "--require-hashes", "--seconds",
-    "--shm-size", "--shutdown-timeout", "--signal", "--time", "--torch-backend", "--ulimit",
-    "--from", "--version", "--wheel",
+    "--all-extras", "--all-tasks", "--bind-to", "--check", "--command", "--compile-bytecode",
+    "--cpus-per-task", "--draws", "--extra", "--figures", "--filename", "--flag", "--gpus-per-task",
+    "--group", "--headless", "--help", "--help-all", "--inexact", "--key", "--kills", "--log-dir",
+    "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes", "--no-annotate",
+    "--no-deps", "--no-dev", "--no-emit-project", "--no-header", "--no-install-recommends",
+    "--node-rank", "--nodes", "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--open-mode",
+    "--output", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--requeue", "--require-hashes",
+    "--seconds", "--shm-size", "--shutdown-timeout", "--signal", "--time", "--torch-backend",
+    "--ulimit", "--from", "--version", "--wheel",
 }  # fmt: skip
 """Flags of other programs, those for help, and two that stand for any."""
 
@@ -232,6 +233,26 @@ def test_every_flag_in_the_documentation_exists(run: Run, tmp_path: Path) -> Non
             text = "\n".join(commands_here(text))
         unknown = set(FLAG.findall(text)) - known
         assert not unknown, (page, unknown)
+
+
+def test_commands_of_development_install_what_they_need() -> None:
+    """Without the group, `uv run pytest` runs whichever pytest is found, or none."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    assert project["tool"]["uv"]["default-groups"] == []
+    named = [REPOSITORY / name for name in (".ci/run", "docs/conf.py", "Dockerfile")]
+    hidden = [*REPOSITORY.glob(".github/workflows/*"), *REPOSITORY.glob(".devcontainer/*")]
+    texts = {place: place.read_text() for place in (*PAGES, *named, *hidden)}
+    tools = r"pytest|ruff|pyright|lint-imports|sphinx-build|python \.ci"
+    for place, text in texts.items():
+        assert not re.search(rf"uv run ({tools})", text), place
+        assert not re.search("uv sync --(extra|compile)", text), place  # It removes other extras.
+    for place in ("README.md", "CONTRIBUTING.md", ".ci/run"):
+        assert "uv run --group dev pytest" in texts[REPOSITORY / place]
+
+
+def test_the_commands_of_the_readme_fit_the_site() -> None:
+    blocks = [text for language, text in BLOCK.findall(README) if language == "bash"]
+    assert all(len(line) <= 100 for text in blocks for line in text.splitlines())
 
 
 def test_links_between_pages_lead_somewhere() -> None:

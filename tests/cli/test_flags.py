@@ -13,7 +13,6 @@ from mjfleet.cli.help import COMMON
 from mjfleet.cli.train import configure, train, with_task
 from mjfleet.config import TrainConfig, to_dict
 from mjfleet.errors import UserError
-from mjfleet.submit.command import submit
 from mjfleet.tools.play.command import play
 
 from ..conftest import REPOSITORY
@@ -45,8 +44,6 @@ def test_a_short_name_counts_wherever_its_flag_does(tmp_path: Path) -> None:
     for total, flag in (("--total-envs", "--num-envs"), ("--total-steps", "--max_iterations")):
         with pytest.raises(UserError, match=f"{total}.*: give one"):
             configure([TASK, total, "4096", flag, "8", "--dry-run"])
-    with pytest.raises(UserError, match="seed: leave it out"):
-        submit(["slurm", "--sbatch", "array=0-1", "--", "train", TASK, "--seed", "1"])
 
 
 @pytest.mark.parametrize("short", ["num-envs", "seed", "max-iterations", "run-name"])

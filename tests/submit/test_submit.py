@@ -197,7 +197,7 @@ def test_a_task_of_skypilot_keeps_its_runs_in_the_volume(printed: Any) -> None:
         (["slurm"], "train <task>"),
         (["pbs", "--", "train", TASK], "slurm, sky, k8s"),
         (["slurm", "--", "train", "cartpole-balanse"], TASK),
-        (["slurm", "--", "train", TASK, "--seed", "3"], "--agent.seed"),
+        (["slurm", "--sbatch", "array=1-3", "--", "train", TASK, "--seed", "3"], "--agent.seed"),
         (["slurm", "--", "play", TASK], "train <task>"),
         (["slurm", "--time", "4:00", "--", "train", TASK], "HOURS:MM:SS"),
         (["slurm", "--time", "0:01:00", "--", "train", TASK], "at least 0:05:00"),

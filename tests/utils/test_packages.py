@@ -25,7 +25,8 @@ def install(folder: Path, name: str, version: str, **files: str) -> None:
 @pytest.mark.parametrize(
     ("origin", "installer", "torch", "is_tool", "install_all", "install_extra"),
     [
-        (CLONE, "uv", "2.15.0", False, "uv sync", "uv sync --extra viewer"),
+        (CLONE, "uv", "2.15.0", False, "uv sync --inexact",
+         "uv sync --inexact --extra viewer"),
         (CLONE, "uv", "2.15.0+cpu", False, "uv pip install --reinstall -e /home/me/mjfleet",
          "uv pip install -e '/home/me/mjfleet[viewer]'"),
         ({"url": WHEEL}, "uv", "2.15.0", True,

@@ -56,7 +56,9 @@ class Installation(NamedTuple):
         `compiles`: whether they are to be stored as compiled bytecode.
         """
         if self.how == "clone":
-            return "uv sync" + f" --extra {extra}" * bool(extra) + " --compile-bytecode" * compiles
+            # Without --inexact, other extras that are installed would be removed.
+            more = f" --extra {extra}" * bool(extra) + " --compile-bytecode" * compiles
+            return f"uv sync --inexact{more}"
         extras = f"[{extra}]" * bool(extra)
         if self.how == "editable":
             wanted = f"-e {shlex.quote(f'{self.source}{extras}')}"
