@@ -16,7 +16,7 @@ RESET = "        world = mask.unsqueeze(1)\n"
 APPLY = "        self.sim.ctrl[:] = action.clamp(-1.0, 1.0)\n"
 OBSERVE = "        angles, speeds = self.sim.qpos, self.sim.qvel\n"
 REWARDS = "        distance = self.way_to_target().norm(dim=1)\n"
-TERM = '            "approach": -distance,\n'
+TERM = '            "approach": -50.0 * dt * distance,\n'
 SEEN = "0.2 * speeds, way)"
 METHODS = "    def way_to_target"
 

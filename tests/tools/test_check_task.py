@@ -42,7 +42,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
 
 POSE = "pose = self.uniform(2, -2.0, 2.0)"
 TARGET = "        self.sim.mocap_pos[:, 0, :2] = self.target"
-EFFORT = '"effort": -self.cfg.effort_weight * effort'
+EFFORT = '"effort": -self.cfg.effort_weight * dt * effort'
 COMMAND = [
     after(SETUP, "self.command = torch.zeros(self.num_envs, 2, device=self.device)"),
     (TARGET, "        if not self.command_override:\n"
@@ -134,7 +134,7 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
             ("import Env\n", "import Env, History\n"),
             after(SETUP, "self.seen = History(self, 8, 3)"),
             ('"actor": state + noise', '"actor": self.seen(state + noise)'),
-            (TERM, TERM.replace("-distance", "-distance / distance.mean()")),
+            (TERM, TERM.replace("distance", "distance / distance.mean()")),
             after(REWARDS, "for i in range(self.num_envs):", "    distance[i] *= 1.0"),
         ],
         [
@@ -250,7 +250,8 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
     ([('"critic": state}', '"critic": state[:, 0]}')],
      [r"ArmEnv.observe\(\)\['critic'\] has shape \(32,\)"]),
     ([('"critic": state}', '"critic": state, "on": state[:, :2] > 0}'),
-      (TERM, TERM.replace("-distance", "-distance.long()")), ("0.2 * speeds", "speeds.sqrt()"),
+      (TERM, TERM.replace("-50.0 * dt * distance", "-distance.long()")),
+      ("0.2 * speeds", "speeds.sqrt()"),
       (EFFORT, '"effort": torch.nan_to_num(distance.log() / 0)')],
      [r"observe\(\)\['on'\] is torch.bool", r"\['approach'\] is torch.int64",
       r"speeds.sqrt.*observe\(\)\['critic'\] columns 4, 5: not finite, first in step"]),
@@ -336,7 +337,7 @@ def test_every_way_to_wait_for_the_device_is_found_once(check: Check, tmp_path: 
     ("change", "expected"),
     [
         (  # Only late in an episode.
-            (TERM, TERM.replace("-distance", "-distance * torch.where(self.episode_length_buf > 60,"
+            (TERM, TERM.replace("distance", "distance * torch.where(self.episode_length_buf > 60,"
              " self.sim.qpos.dtype.itemsize, 1)")),
             r"'approach'\]: differs between the engines after \d\d steps",
         ),

@@ -17,8 +17,8 @@ class ReacherConfig(EnvConfig):
     """Simulated seconds after which an episode times out."""
     sensor_noise: float = 0.01
     """Standard deviation of the noise on the actor's observations."""
-    effort_weight: float = 0.02
-    """Weight of the penalty on squared actions."""
+    effort_weight: float = 1.0
+    """Weight of the penalty on squared actions, per second."""
 
 
 TASKS = {

@@ -47,10 +47,11 @@ class ReacherEnv(Env[ReacherConfig]):
         """Reward approaching and reaching the target; penalise effort."""
         distance = self.way_to_target().norm(dim=1)
         effort = self.sim.ctrl.square().sum(dim=1)
+        dt = self.step_dt  # Weights are per second.
         return {
-            "approach": -distance,
-            "reach": torch.exp(-(distance / 0.05).square()),
-            "effort": -self.cfg.effort_weight * effort,
+            "approach": -50.0 * dt * distance,
+            "reach": 50.0 * dt * torch.exp(-(distance / 0.05).square()),
+            "effort": -self.cfg.effort_weight * dt * effort,
         }
 
     def deployment(self) -> dict[str, Any]:
