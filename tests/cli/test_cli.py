@@ -106,6 +106,7 @@ def test_dry_run_prints_the_plan_and_creates_nothing(run: Run, tmp_path: Path) -
     assert values["worlds"] == "100 per worker, 100 in total"
     assert values["steps per iteration"] == "3200"
     assert values["run directory"].startswith("logs/cartpole-balance/")
+    assert values["checkpoint"] == "none (new run)"
     assert "/tmp/workers" not in result.stdout  # One worker alone needs no torchrunx.
     assert not list(tmp_path.iterdir())
 

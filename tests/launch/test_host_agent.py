@@ -36,7 +36,7 @@ def test_it_answers_questions_and_leaves_nothing(folder: Path) -> None:
         seen = HostFacts(**answer["facts"])
         assert seen == host_facts(str(folder / "tmp"), "token", ["no-such-thing"])
         assert seen.has_token
-        assert seen.versions["no-such-thing"] == "not at all"
+        assert seen.versions["no-such-thing"] == "missing"
         assert list((folder / "tmp").glob("mjfleet-*"))
         listening = connections.ask({host: {"listen": "127.0.0.1"}}, PATIENCE)[host]
         port = listening["port"]

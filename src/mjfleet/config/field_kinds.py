@@ -16,8 +16,8 @@ hosts ssh_config launcher_address min_hosts env_var tasks_dir log_root run_dir t
 resume config trust teacher init_from agent.logger agent.wandb.project agent.wandb.entity
 agent.wandb.mode agent.wandb.checkpoints
 """)
-"""Where, as whom or with whose code something runs. Only the user decides it, never somebody else's
-file; the others may come from any file. A run that is resumed goes on in place."""
+"""Fields that a file may set only if it is the user's own: where, as whom and with whose code a run
+is trained. A resumed run with other values continues in place."""
 
 CLASSES = _names("""
 agent.actor.class_name agent.critic.class_name agent.teacher.class_name agent.algorithm.name

@@ -101,8 +101,8 @@ class Checked:
     """A dataclass whose fields are flags, each with the rules in its annotation.
 
     `class EnvConfig(Checked, flags="env.")` names the prefix of the flags. Rules also hold where a
-    subclass declares the field again. No field is NaN, and one whose default is a configuration is
-    of that class.
+    subclass declares the field again. NaN is rejected, and so is a nested configuration of the
+    wrong class.
 
     Raises:
         UserError: a value breaks a rule.

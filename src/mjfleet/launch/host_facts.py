@@ -66,4 +66,4 @@ def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "not at all"
+        return "missing"

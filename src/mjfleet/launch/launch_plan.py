@@ -236,16 +236,16 @@ def describe(plan: LaunchPlan) -> str:
     lines = {
         "task": f"{plan.task} ({plan.task_folder})",
         **describe_size(plan),
-        "run directory": f"{plan.run_dir}{', which goes on' if plan.goes_on else ''}",
-        "goes on from": plan.checkpoint or "nothing, it begins",
+        "run directory": f"{plan.run_dir}{' (resumed)' if plan.goes_on else ''}",
+        "checkpoint": plan.checkpoint or f"none{'' if plan.goes_on else ' (new run)'}",
     }
     if plan.parent and plan.parent.networks_only:
-        lines["goes on from"] = f"nothing, it begins with networks of {plan.checkpoint}"
+        lines["checkpoint"] = f"{plan.checkpoint} (its networks, for a new run)"
     if plan.has_host_agents:
         log_dir = f"{plan.torchrunx_log_dir or 'none'} ({plan.torchrunx_log_dir_source})"
         lines["torchrunx log directory"] = log_dir
     table = [("rank", "host", "device", "seed", "threads", "log file")]
-    no_file = "none" if plan.has_host_agents else "none: it prints here"
+    no_file = "none" if plan.has_host_agents else "none (printed here)"
     for w in plan.workers:
         device = f"{w.device} (the machine's {w.physical})" if w.physical else w.device
         numbers = str(w.seed), str(w.threads)

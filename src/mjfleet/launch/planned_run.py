@@ -123,8 +123,8 @@ class _Ending:
             return 2
         self.run_dir.discard()
         note_run(None)
-        what = "left as it was" if self.plan.goes_on else "removed again"
-        print_line(f"{what}, nothing was run: {self.plan.run_dir}")
+        what = "is unchanged" if self.plan.goes_on else "was removed"
+        print_line(f"no iteration was run; {self.plan.run_dir} {what}")
         raise UserError(mistake)
 
 

@@ -186,7 +186,7 @@ def _differences(seen: HostFacts, here: HostFacts, found: FoundTask) -> Iterator
     """Yield in words what a host has that differs from this one."""
     for name, version in here.versions.items():
         if seen.versions[name] != version:
-            yield f"it has {name} {seen.versions[name]}, this host {version}"
+            yield f"{name} is {seen.versions[name]} there (here: {version})"
     if files := _differing(seen.code, here.code):
         yield f"its mjfleet differs from this host's in {files}: install the same on both"
     if not seen.task:

@@ -77,7 +77,7 @@ class LiveView:
             Text(self._task, style="bold"),
             f"iteration {m.iteration}/{self._max_iterations}",
             ProgressBar(total=self._max_iterations, completed=m.iteration),
-            f"{timedelta(seconds=round(seconds))} gone, {left} left",
+            f"{timedelta(seconds=round(seconds))} elapsed, {left} left",
         )
         lines: dict[str, Any] = {
             name: f"{_number(values[-1] if values else None):<9} {sparkline(values)}"

@@ -15,7 +15,7 @@ from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, read_record
 from mjfleet.utils.console import in_a_line
 
 LATEST = "latest"
-NAMES = "[!.]*"  # Of runs and groups; other names are those of folders that are being removed.
+NAMES = "[!.]*"  # Skips hidden folders: runs that are being deleted.
 ON_WANDB = "wandb:"  # What a word for a run on W&B begins with.
 LISTED = 5  # Number of runs that a message names at most.
 NEAR = 0.6  # Similarity of a run's name to the typed word, 0 to 1, from which it is suggested.

@@ -127,7 +127,7 @@ def with_looks(config: TrainConfig, flags: Sequence[str], metric: str) -> TrainC
 
 
 def interval_of(config: TrainConfig) -> int:
-    """Return the iterations of which a trial of that configuration has LOOKS times as many."""
+    """Return the evaluation interval: a trial's iterations divided by LOOKS."""
     iterations = config.agent.max_iterations
     if config.total_steps is not None:
         envs = config.total_envs or config.env.num_envs

@@ -36,7 +36,7 @@ from mjfleet.utils.console import print_line
 TIMES = 3
 """How often a trial that was killed is taken up again at once; from then on, by --resume only."""
 FIRST_FAILURES = 3
-"""If so many runs have ended and all of them have failed, it is not for their values."""
+"""Give up if so many runs have ended and all have failed: their values are not the cause."""
 NOT_ITS_FAULT = ("Killed", "Agent", "Lost", "Hang", "Exited")
 """Kinds of failures after which a trial is taken up again. After an exception it has failed."""
 

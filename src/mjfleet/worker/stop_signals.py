@@ -53,7 +53,7 @@ class StopRequest:
 
     @contextmanager
     def installed(self) -> Iterator["StopRequest"]:
-        """Handle the signals inside the block; after the first, ignore them when it is left."""
+        """Handle signals in the block; then restore the handlers, or ignore signals if one came."""
         controlled = set(self._signals)
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
             controlled.discard(signal.SIGHUP)  # nohup: the run is to outlive its terminal.

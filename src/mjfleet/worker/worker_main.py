@@ -125,4 +125,5 @@ def _announce_resume(run_dir: Path, begun: int, total: int, said: list[str]) -> 
     if replaced := set_aside(run_dir / "checkpoints", begun):
         with suppress(FileNotFoundError):
             shutil.copy(run_dir / METRICS_FILE, replaced)
-        print_line(f"what came after iteration {begun} comes again; it is kept in {replaced}")
+        moved = f"checkpoints after iteration {begun} were moved to {replaced}"
+        print_line(f"{moved}; those iterations will be repeated")
