@@ -2,11 +2,13 @@
 
 import ast
 import inspect
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import Enum
 from itertools import combinations
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -34,6 +36,8 @@ from mjfleet.errors import UserError
 from mjfleet.legged.config import CommandConfig, VelocityConfig, WeightsConfig
 from mjfleet.registry import discover
 from mjfleet.runs.config_yaml import read_config, write_config
+
+from .conftest import drawn
 
 LEARNING_NAMES = """
 total_envs env.num_envs env.decimation env.episode_seconds
@@ -185,13 +189,13 @@ def test_ppo_has_every_parameter_of_rsl_rl() -> None:
 
 def dotted_names(kind: type[Any], prefix: str = "") -> Iterator[str]:
     hints = get_type_hints(kind)
-    for field in fields(kind):
-        options = [hints[field.name], *get_args(hints[field.name])]
+    for one in fields(kind):
+        options = [hints[one.name], *get_args(hints[one.name])]
         inner = next((o for o in options if isinstance(o, type) and is_dataclass(o)), None)
         if inner:
-            yield from dotted_names(inner, f"{prefix}{field.name}.")
+            yield from dotted_names(inner, f"{prefix}{one.name}.")
         else:
-            yield f"{prefix}{field.name}"
+            yield f"{prefix}{one.name}"
 
 
 def test_every_field_says_who_may_set_it_and_whether_it_decides_what_is_learned() -> None:
@@ -231,6 +235,98 @@ def test_a_configuration_survives_its_file(name: str, tmp_path: Path) -> None:
     assert from_dict(other, read_config(str(tmp_path / "config.yaml"))) == config
 
 
+class Gait(Enum):
+    """As a task declares it."""
+
+    WALK = 1
+    TROT = "trot"
+
+
+class Surface(str, Enum):  # noqa: UP042  As tasks for Python 3.10 write it.
+    """The same, whose members are text."""
+
+    ICE = "slippery ice"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push:
+    """A configuration inside of a task's own."""
+
+    force: float = 1.0
+    axes: tuple[Literal["x", "y"], ...] = ("x",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManyKindsConfig(EnvConfig):
+    """A task's configuration with a field of each kind."""
+
+    weights: dict[str, float] = field(default_factory=lambda: {"upright": 1.0})
+    ranges: dict[int, tuple[float, float]] = field(default_factory=dict)
+    pushes: dict[Gait, Push] = field(default_factory=dict)
+    push: Push | None = field(default_factory=Push)
+    table: Path = Path("table.csv")
+    log: Path | None = None
+    tables: tuple[Path, ...] = ()
+    gait: Gait = Gait.TROT
+    gaits: list[Gait] = field(default_factory=list)
+    surface: Surface | str | None = None
+    mode: Literal["auto", 1, True] = "auto"
+    anything: dict[str, Any] = field(default_factory=dict)
+
+
+NUMBERS = st.floats(allow_nan=False)
+WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("C",)), max_size=5)
+PATHS = WORDS.map(Path)
+GAITS = st.sampled_from(Gait)
+PUSHES = st.builds(Push, force=NUMBERS, axes=st.sampled_from([(), ("x",), ("x", "y")]))
+
+
+@drawn(100)
+@given(
+    st.builds(
+        ManyKindsConfig,
+        weights=st.dictionaries(WORDS, NUMBERS),
+        ranges=st.dictionaries(st.integers(), st.tuples(NUMBERS, NUMBERS)),
+        pushes=st.dictionaries(GAITS, PUSHES),
+        push=st.none() | PUSHES,
+        table=PATHS,
+        log=st.none() | PATHS,
+        tables=st.lists(PATHS).map(tuple),
+        gait=GAITS,
+        gaits=st.lists(GAITS),
+        surface=st.none() | st.sampled_from(Surface) | st.just("sand"),
+        mode=st.sampled_from(["auto", 1, True]),
+        anything=st.dictionaries(WORDS, st.none() | st.booleans() | st.lists(NUMBERS)),
+    )
+)
+def test_fields_of_any_kind_survive_a_file_and_a_message(
+    tmp_path_factory: pytest.TempPathFactory, env: ManyKindsConfig
+) -> None:
+    config, default = TrainConfig(env=env), TrainConfig(env=ManyKindsConfig())
+    for found in (
+        from_dict(config, to_dict(config)),
+        from_dict(default, to_dict(config)),
+        from_dict(default, json.loads(json.dumps(to_dict(config)))),
+    ):
+        assert repr(found) == repr(config)  # 1 == True.
+    file = tmp_path_factory.mktemp("run") / "config.yaml"
+    write_config(file, "walk", config)
+    assert repr(from_dict(default, read_config(str(file)))) == repr(config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OddConfig(EnvConfig):
+    """A task's configuration with a field that no file can hold."""
+
+    odd: Any = None
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), [b"x"], {(0, 1): 2.0}])
+def test_a_value_that_no_file_can_hold_is_named(value: Any) -> None:
+    with pytest.raises(UserError, match=r"`odd` holds .* a configuration holds numbers, text"):
+        to_dict(OddConfig(odd=value))
+
+
 def test_a_file_may_hold_only_some_values_and_yaml_may_spell_numbers_its_way() -> None:
     data = {"agent": {"algorithm": {"learning_rate": "3e-4", "rnd_cfg": {"weight": 2}}}}
     config = from_dict(TrainConfig(), data)
@@ -256,12 +352,17 @@ def test_a_file_may_hold_only_some_values_and_yaml_may_spell_numbers_its_way() -
         ({"agent": {"algorithm": {"gamma": "high"}}}, ["gamma", "a number"]),
         ({"agent": {"algorithm": {"gamma": 3}}}, ["--agent.algorithm.gamma is 3.0"]),
         ({"agent": {"algorithm": {"rnd_cfg": {"weight": "x"}}}}, ["rnd_cfg.weight", "a number"]),
+        ({"env": {"weights": {"upright": "x"}}}, ["`env.weights.upright` is 'x'", "a number"]),
+        ({"env": {"ranges": {"x": [0, 1]}}}, ["`env.ranges, key` is 'x'", "an integer"]),
+        ({"env": {"gait": "RUN"}}, ["`env.gait` is 'RUN'", "'WALK' or 'TROT'"]),
+        ({"env": {"table": 3}}, ["`env.table` is 3", "the name of a file or folder"]),
+        ({"env": {"mode": False}}, ["`env.mode` is False", "'auto' or 1 or True"]),
         ({"agent": {"algorithm": {"symmetry_cfg": {}}}}, ["data_augmentation_func` is missing"]),
     ],
 )
 def test_wrong_data_is_refused_by_its_dotted_name(data: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(UserError) as error:
-        from_dict(TrainConfig(), data)
+        from_dict(TrainConfig(env=ManyKindsConfig()), data)
     for word in words:
         assert word in str(error.value)
 

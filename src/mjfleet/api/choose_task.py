@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass
+from enum import Enum
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,8 @@ def _plain_value(value: Any) -> Any:
         return value.item()  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(value, Mapping):
         return _plain(value)
+    if isinstance(value, Enum):
+        return value.name
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 

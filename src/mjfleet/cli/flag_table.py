@@ -6,6 +6,7 @@ import textwrap
 import types
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from enum import EnumType
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -59,6 +60,7 @@ class Flag:
             if get_origin(option) in (Union, types.UnionType, list, tuple):
                 options += get_args(option)
         words = [word for o in options if get_origin(o) is Literal for word in get_args(o)]
+        words += [name for o in options if isinstance(o, EnumType) for name in o.__members__]
         return [str(word) for word in words] + ["None"] * bool(words and type(None) in options)
 
 

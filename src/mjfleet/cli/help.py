@@ -4,6 +4,7 @@ import shutil
 import textwrap
 from contextlib import suppress
 from dataclasses import field, make_dataclass
+from enum import Enum
 from itertools import groupby
 from typing import Annotated
 
@@ -53,5 +54,7 @@ def _as_field(flag: Flag) -> tuple[str, object, object]:
 def _typed(value: object) -> str:
     """Return a value as it may be typed after `--flag=`."""
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(str, value))}]"
+        return f"[{','.join(map(_typed, value))}]"
+    if isinstance(value, Enum):
+        return value.name
     return str(value) if value != "" else "''"

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from inspect import get_annotations
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast, get_args, get_type_hints
 
 from mjfleet.errors import UserError
 
@@ -118,6 +118,9 @@ class Checked:
         for field in fields(cast(Any, self)):
             kind = field.default_factory
             if isinstance(kind, type) and is_dataclass(kind):
+                options = get_args(get_type_hints(type(self))[field.name])
+                if getattr(self, field.name) is None and type(None) in options:
+                    continue
                 must = Rule(lambda v, kind=kind: isinstance(v, kind), f"{kind.__name__}(...)")
                 check(self, **{field.name: must})
         for owner in type(self).__mro__:
