@@ -38,6 +38,8 @@ class Three:
 
 
 def test_members_come_when_a_share_is_free_and_each_ending_is_told(tmp_path: Path) -> None:
+    (tmp_path / "short/checkpoints").mkdir(parents=True)
+    (tmp_path / "short/checkpoints/model_9.pt").write_text("of somebody")
     members = Three()
     shares = divide_devices(LaunchConfig(gpu_ids=None), os.environ, 2)
     assert run_members(tmp_path, "cartpole-balance", shares, members, SMALL) is None
@@ -48,3 +50,5 @@ def test_members_come_when_a_share_is_free_and_each_ending_is_told(tmp_path: Pat
     assert not (tmp_path / "wrong").exists()
     assert (tmp_path / "long/checkpoints/final_model.pt").exists()
     assert completed_iterations(tmp_path / "short") == 2
+    (aside,) = tmp_path.glob("replaced/short_*")
+    assert (aside / "checkpoints/model_9.pt").read_text() == "of somebody"

@@ -1,5 +1,6 @@
 """The host agent as the launcher finds it: a real process, here without workers."""
 
+import io
 import os
 import time
 from pathlib import Path
@@ -37,9 +38,11 @@ def test_it_answers_questions_and_leaves_nothing(folder: Path) -> None:
         assert seen == host_facts(str(folder / "tmp"), "token", ["no-such-thing"])
         assert seen.has_token
         assert seen.versions["no-such-thing"] == "missing"
-        assert list((folder / "tmp").glob("mjfleet-*"))
+        host.send_file("model_1.pt", io.BytesIO(b"weights"))
         listening = connections.ask({host: {"listen": "127.0.0.1"}}, PATIENCE)[host]
         port = listening["port"]
+        (sent,) = (folder / "tmp").glob("mjfleet-*/model_1.pt")
+        assert sent.read_bytes() == b"weights"
         there = connections.ask({host: {"connect": ["127.0.0.1", port]}}, PATIENCE)[host]
         assert there == {"connected": "127.0.0.1"}
         refused = connections.ask({host: {"listen": "192.0.2.1"}}, PATIENCE)[host]

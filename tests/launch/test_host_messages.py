@@ -1,5 +1,6 @@
 """The channel between launcher and host agent, over pipes of this process."""
 
+import io
 import json
 import os
 import queue
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from mjfleet.launch.host_messages import MARK, PIECE, HostChannel, Message
+from mjfleet.utils.wait_until import wait_until
 
 Inbox = queue.SimpleQueue[Message | None]
 PATIENCE = 30
@@ -50,10 +52,36 @@ def test_messages_arrive_in_order_and_other_lines_are_ignored(pair: Pair) -> Non
 
 def test_a_file_travels_in_pieces_byte_by_byte(pair: Pair) -> None:
     data = bytes(range(256)) * (PIECE // 256) + b"\x00\xff\n\x1e"
-    pair.first.send_file("model_1.pt", data)
+    pair.first.send_file("model_1.pt", io.BytesIO(data))
+    pair.first.send({"run": True})
     pieces = [pair.inboxes[1].get(timeout=PATIENCE) for _ in range(2)]
     assert all(piece and piece["file"] == "model_1.pt" for piece in pieces)
     assert b"".join(piece["data"] for piece in pieces if piece) == data
+    assert pair.inboxes[1].get(timeout=PATIENCE) == {"run": True}
+
+
+class CountedFile(io.BytesIO):
+    """A file that knows how many pieces of it have been read."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.reads += 1
+        return super().read(size)
+
+
+def test_no_more_of_a_file_is_read_than_the_peer_takes() -> None:
+    ours, theirs = os.pipe(), os.pipe()
+    channel = HostChannel(theirs[0], ours[1], lambda message: None)
+    file = CountedFile(bytes(8 * PIECE))
+    channel.send_file("model_1.pt", file)
+    assert wait_until(lambda: file.reads > 0, PATIENCE)
+    assert not wait_until(lambda: file.reads > 1, 0.2)
+    os.close(ours[0])  # The peer ends before it has the file.
+    os.close(theirs[1])
+    channel.close(PATIENCE)
+    assert wait_until(lambda: channel.is_disconnected, PATIENCE)
+    assert file.reads == 1
 
 
 def test_what_was_sent_before_closing_arrives_and_none_is_last(pair: Pair) -> None:

@@ -5,13 +5,13 @@ seeds or the trials of a sweep, is decided by the `Members` that are asked.
 """
 
 import os
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
@@ -174,8 +174,12 @@ def _command(run_dir: Path, task: str, member: Member, begin: Sequence[str]) -> 
     if os.path.lexists(run_dir / RECORD_FILE):
         resume = ("--resume", str(run_dir), *member.resume_flags)
         return python_module("mjfleet.cli.train", task, *resume)
-    if os.path.lexists(run_dir):  # It was killed while it made this folder.
-        shutil.rmtree(run_dir)
+    if os.path.lexists(run_dir):
+        # It was killed while it made this folder, or this is somebody else's, or has lost its file.
+        aside = run_dir.parent / "replaced" / f"{run_dir.name}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        aside.parent.mkdir(exist_ok=True)
+        run_dir.rename(aside)
+        print_line(f"{member.name} begins: what was there, without {RECORD_FILE}, is in {aside}")
     where = ("--run-dir", str(run_dir))
     return python_module("mjfleet.cli.train", task, *begin, *where, *member.flags)
 

@@ -74,8 +74,8 @@ class HostAgent:
                     self._reply(self._connect, address, port)
                 case {"measure": args, "physical": physical}:
                     self._channel.send(_find_num_envs(WorkerArgs(**args), physical))
-                case {"file": name, "data": data}:
-                    append(self._folder / Path(name).name, data)
+                case {"unwritten": error}:
+                    raise error
                 case {"prepare": [engine, threads]}:
                     _import_for_workers(engine, threads)
                 case {"run": args, "agent_log": agent_log, "sends_files": sends_files}:
@@ -93,6 +93,12 @@ class HostAgent:
                     self._workers.watchdog.all_hang = all_hang
             case {"kill": _}:
                 self._signal(signal.SIGKILL)
+            case {"file": name, "data": data}:
+                # Not in the inbox: all of a checkpoint would wait there while torch is imported.
+                try:
+                    append(self._folder / Path(name).name, data)
+                except OSError as error:
+                    self._inbox.put({"unwritten": error})
             case None if not self._has_begun:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 os._exit(0)  # The main thread may be importing torch.
@@ -195,7 +201,7 @@ class GrowingFiles:
                     data = file.read(PIECE)
                 if data:
                     self._sent[path] += len(data)
-                    self._channel.send_file(str(path.relative_to(self._folder)), data)
+                    self._channel.send_piece(str(path.relative_to(self._folder)), data)
                     found = True
         return found
 

@@ -10,9 +10,8 @@ import os
 import queue
 import select
 import threading
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO
 
 HEARTBEAT_SECONDS = 1.0
 LOST_SECONDS = 20.0  # A peer on another host that has been silent for this long counts as lost.
@@ -52,8 +51,9 @@ class HostChannel:
     ) -> None:
         self._reader, self._writer, self._receive = reader, writer, receive
         self._patience = patience
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._queue.put(greeting)
+        # Each entry is some lines, which are made when their turn comes.
+        self._queue: queue.SimpleQueue[Iterable[bytes] | None] = queue.SimpleQueue()
+        self._queue.put([greeting])
         self.is_disconnected = self.is_silent = False
         self.error: Exception | None = None
         self._writing = threading.Thread(target=self._write, name="channel", daemon=True)
@@ -67,13 +67,25 @@ class HostChannel:
 
     def send(self, message: Message) -> None:
         """Queue a message. It is dropped if the peer has disconnected."""
-        self._queue.put(MARK + json.dumps(message).encode() + b"\n")
+        self._queue.put([_line(message)])
 
-    def send_file(self, name: str, data: bytes) -> None:
-        """Queue bytes that the peer is to append to its copy of a file."""
-        for start in range(0, len(data), PIECE):
-            piece = base64.b64encode(data[start : start + PIECE]).decode()
-            self.send({"file": name, "data": piece})
+    def send_piece(self, name: str, data: bytes) -> None:
+        """Queue bytes, at most PIECE, that the peer is to append to its copy of a file."""
+        self._queue.put([_piece(name, data)])
+
+    def send_file(self, name: str, file: BinaryIO) -> None:
+        """Queue a whole file, which is closed afterwards.
+
+        Each piece is read once the one before has been sent: a checkpoint is larger than what
+        should wait in memory for each host.
+        """
+
+        def pieces() -> Iterator[bytes]:
+            with file:
+                while data := file.read(PIECE):
+                    yield _piece(name, data)
+
+        self._queue.put(pieces())
 
     def close(self, seconds: float) -> None:
         """Send what is queued, for so many seconds at most, and disconnect."""
@@ -82,17 +94,28 @@ class HostChannel:
             self._writing.join(seconds)
 
     def _write(self) -> None:
-        with suppress(OSError):  # The reading thread reports that the peer is gone.
-            while (data := self._next()) is not None:
-                while data:
-                    data = data[os.write(self._writer, data) :]
-        os.close(self._writer)
+        try:
+            while (lines := self._next()) is not None:
+                for line in lines:
+                    if not self._write_line(line):
+                        return
+        finally:
+            os.close(self._writer)
 
-    def _next(self) -> bytes | None:
+    def _write_line(self, data: bytes) -> bool:
+        """Write a line; return whether the peer is still there."""
+        try:
+            while data:
+                data = data[os.write(self._writer, data) :]
+        except OSError:  # The reading thread reports that the peer is gone.
+            return False
+        return True
+
+    def _next(self) -> Iterable[bytes] | None:
         try:
             return self._queue.get(timeout=HEARTBEAT_SECONDS)
         except queue.Empty:
-            return b"\n"
+            return [b"\n"]
 
     def _read(self) -> None:
         try:
@@ -122,3 +145,11 @@ class HostChannel:
                 break
         else:
             self.is_silent = True
+
+
+def _line(message: Message) -> bytes:
+    return MARK + json.dumps(message).encode() + b"\n"
+
+
+def _piece(name: str, data: bytes) -> bytes:
+    return _line({"file": name, "data": base64.b64encode(data).decode()})

@@ -22,7 +22,7 @@ from mjfleet.launch.output_relay import OutputRelay
 from mjfleet.launch.worker_watchdog import ALONE_SECONDS, WorkerStatus
 from mjfleet.runs.checkpoint_archive import CHECKPOINT_BYTES
 from mjfleet.utils.atomic_write import append
-from mjfleet.utils.safe_read import read_bytes
+from mjfleet.utils.safe_read import open_regular
 from mjfleet.worker.failure_record import FailedError, Failure
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.stop_signals import StopRequest
@@ -107,7 +107,7 @@ class RunSupervisor:
         workers = self._plan.workers_of(host.name)
         checkpoint, part = self._plan.checkpoint, None
         if checkpoint and node > 0 and not host.is_here:
-            host.send_file(checkpoint.name, read_bytes(checkpoint, CHECKPOINT_BYTES))
+            host.send_file(checkpoint.name, open_regular(checkpoint, CHECKPOINT_BYTES))
             checkpoint = Path(checkpoint.name)
         elif checkpoint:
             checkpoint = Path(name(checkpoint))
