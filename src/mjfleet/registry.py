@@ -18,6 +18,7 @@ from mjfleet.config import Task, TrainConfig, from_dict, to_dict
 from mjfleet.config.validation import FOLDER_NAME
 from mjfleet.errors import UserError
 from mjfleet.utils.packages import need_extra
+from mjfleet.utils.same_folder import same_folder
 
 TASKS_VARIABLE = "MJFLEET_TASKS"
 MOST_LISTED = 5  # Tasks that have a part of a name in theirs.
@@ -61,6 +62,7 @@ class FoundTask:
                         f"task {self.name} observes: {', '.join(known)}."
                     )
 
+    @same_folder()
     def load(self, reference: str, base: type | None = None) -> Any:
         """Return the object `module:name` of the task folder, such as `env:CartpoleEnv`.
 
@@ -119,6 +121,7 @@ class Registry:
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Tasks: {', '.join(self.tasks)}."
         raise UserError("\n".join([f"there is no task `{name}`. {hint}", *self.broken.values()]))
 
+    @same_folder()
     def read(self, folder: Path) -> None:
         """Add the tasks of a folder; one that cannot be read hides no other.
 

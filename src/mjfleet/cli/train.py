@@ -248,6 +248,9 @@ def settle(found: FoundTask, config: TrainConfig, is_given: Callable[[str], bool
     # Written into the run directory, these must be found from anywhere, and only what was meant.
     if config.ssh_config:
         config = replace(config, ssh_config=os.path.abspath(config.ssh_config))
+    if (teacher := config.agent.teacher) and teacher.checkpoint:
+        teacher = replace(teacher, checkpoint=os.path.abspath(teacher.checkpoint))
+        config = replace(config, agent=replace(config.agent, teacher=teacher))
     folder = found.folder.parent
     return replace(config, tasks_dir=None if folder == bundled_tasks() else str(folder))
 

@@ -19,11 +19,13 @@ from mjfleet.registry import FoundTask
 from mjfleet.sim import make_simulation
 from mjfleet.sim.buffer_use import overflow_texts
 from mjfleet.utils.memory import check_fits
+from mjfleet.utils.same_folder import same_folder
 
 MEASURED_ENVS, MEASURED_STEPS = 64, 32
 """Size of the short run that measures what room contacts and constraints need."""
 
 
+@same_folder()
 def build_env(
     found: FoundTask,
     config: TrainConfig,

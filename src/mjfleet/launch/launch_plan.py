@@ -83,7 +83,10 @@ class LaunchPlan:
         return [worker for worker in self.workers if worker.host == host]
 
     def worker_args(self, host: str | None = None) -> WorkerArgs:
-        """Return what all workers need to know, or those of one host."""
+        """Return what all workers need to know, or those of one host.
+
+        Paths are absolute: a task's code may change the working directory.
+        """
         workers = self.workers if host is None else self.workers_of(host)
         return WorkerArgs(
             task=self.task,
@@ -92,10 +95,10 @@ class LaunchPlan:
             devices=tuple(worker.device for worker in workers),
             engine=self.engine,
             threads=workers[0].threads,
-            run_dir=str(self.run_dir),
+            run_dir=str(self.run_dir.absolute()),
             backend=self.backend,
             local=self.launcher != "outer",
-            checkpoint=str(self.checkpoint) if self.checkpoint else None,
+            checkpoint=str(self.checkpoint.absolute()) if self.checkpoint else None,
             task_hash=self.task_hash,
         )
 

@@ -96,12 +96,9 @@ class RunSupervisor:
         """
         sends_files = node > 0 or not host.is_here
 
-        def name(path: Path) -> str:
-            return str(path.absolute() if sends_files else path)
-
         def log(file: str) -> str:
             if host.is_here:
-                return name(self._logs / file) if self._logs else os.devnull
+                return str((self._logs / file).absolute()) if self._logs else os.devnull
             return file
 
         workers = self._plan.workers_of(host.name)
@@ -110,7 +107,7 @@ class RunSupervisor:
             host.send_file(checkpoint.name, open_regular(checkpoint, CHECKPOINT_BYTES))
             checkpoint = Path(checkpoint.name)
         elif checkpoint:
-            checkpoint = Path(name(checkpoint))
+            checkpoint = checkpoint.absolute()
         if self._connections.meeting:
             address, port = self._connections.meeting
             part = HostArgs(
@@ -123,7 +120,7 @@ class RunSupervisor:
         args = replace(
             self._plan.worker_args(host.name),
             part=part,
-            run_dir="run" if node > 0 else name(self._plan.run_dir),
+            run_dir="run" if node > 0 else str(self._plan.run_dir.absolute()),
             terminal=self._relay.paths if node == 0 and host.is_here else None,
             log_files=tuple(log(f"{host}[{i}].log") for i in range(len(workers))),
             checkpoint=checkpoint and str(checkpoint),

@@ -57,7 +57,7 @@ class RunDirectory:
             FileExistsError: the folder of a new run exists already.
             UserError: a folder cannot be created or written.
         """
-        self.path, self._lock, self._undo = path, lock, ExitStack()
+        self.path, self._lock, self._undo = path.absolute(), lock, ExitStack()
         name = f"--run-dir {path}" if config.run_dir else f"--log-root {config.log_root}"
         wanted = {} if plan["goes_on"] else {path: name}
         if log_folder is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mjfleet.errors import Stopped, UserError
 from mjfleet.utils.parent_death import die_with_parent
+from mjfleet.utils.same_folder import same_folder
 from mjfleet.utils.vanishing_folder import vanishing_folder
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import (
@@ -33,6 +34,7 @@ LOOK_SECONDS = 1.0
 PRINT_SECONDS = 5.0  # How long printing why it hangs may take: its terminal may have no reader.
 
 
+@same_folder()
 def train_in_process(
     args: WorkerArgs, rank: Rank, stop: StopRequest, on_hang: Callable[[FailedError], object]
 ) -> Outcome:
