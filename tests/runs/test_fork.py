@@ -34,7 +34,8 @@ def resume(tmp_path: Path, **changes: Any) -> tuple[Resume, TrainConfig]:
         add_checkpoint(run_dir, 4)
         write_config(run_dir / "config.yaml", TASK, recorded)
     wanted = find_wanted(str(run_dir), TASK, run_dir.parent)
-    return resume_or_fork(wanted, from_dict(recorded, changes), recorded, take_lock=False)
+    config, folder = from_dict(recorded, changes), discover({}).tasks[TASK].folder
+    return resume_or_fork(wanted, config, recorded, take_lock=False, task_folder=folder)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -42,7 +41,7 @@ def keep(folder: Path, run_dir: Path) -> Path:
     """Keep a folder in a run, and write a checkpoint that was trained with it."""
     code = read_code(folder)
     (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
-    entry = task_snapshot.keep(folder, code, run_dir, ExitStack())
+    entry = task_snapshot.keep(folder, code, run_dir, run_dir)
     record = {"task": "arm", "attempts": [{"code": json.loads(json.dumps(entry))}]}
     (run_dir / "run.json").write_text(json.dumps(record))
     checkpoint = run_dir / "checkpoints" / "model_1.pt"

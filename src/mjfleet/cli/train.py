@@ -148,7 +148,7 @@ def configure(
             )
         take_lock = not config.dry_run and os.environ.get("RANK", "0") == "0"
         recorded = from_dict(found.defaults(), wanted.config)
-        resume, config = resume_or_fork(wanted, config, recorded, take_lock)
+        resume, config = resume_or_fork(wanted, config, recorded, take_lock, found.folder)
     found.check_packages()
     if not config.seeds and "--seeds" in flags:
         raise UserError("--seeds has no number: give how many, or the seeds themselves.")

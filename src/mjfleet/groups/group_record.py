@@ -84,6 +84,10 @@ class GroupRecord:
         group = cls(folder, task)
         group._lock = lock_run(folder)
         check_folder(folder, [f"{member.name}/wandb" for member in members_of(folder)])
+        for file in (folder / CONFIG_FILE, folder / GROUP_FILE):
+            group._undo.callback(file.write_bytes, file.read_bytes())
+        sizes = {log: log.stat().st_size for log in folder.glob("*.log")}
+        group._undo.callback(_shorten_logs, folder, sizes)
         group.members = read_record(folder, GROUP_FILE).get("members", {})
         group._start(argv)
         return group
@@ -111,7 +115,10 @@ class GroupRecord:
         self._write(status=status, ended=now())
 
     def discard(self) -> None:
-        """Remove the folder of a new group, since nothing has been trained."""
+        """Remove the folder of a new group, since nothing has been trained.
+
+        The files of one that goes on are as they were before.
+        """
         self._undo.close()
 
     def _write(self, **entries: Any) -> None:
@@ -134,6 +141,15 @@ class GroupRecord:
             ended=None,
             members=self.members,
         )
+
+
+def _shorten_logs(folder: Path, sizes: Mapping[Path, int]) -> None:
+    """Give logs the sizes that they had, and remove others."""
+    for log in folder.glob("*.log"):
+        if log in sizes:
+            os.truncate(log, sizes[log])
+        else:
+            log.unlink()
 
 
 def in_group(config: TrainConfig, name: str) -> TrainConfig:

@@ -99,6 +99,7 @@ class LaunchPlan:
             backend=self.backend,
             local=self.launcher != "outer",
             checkpoint=str(self.checkpoint.absolute()) if self.checkpoint else None,
+            goes_on=self.goes_on,
             task_hash=self.task_hash,
         )
 

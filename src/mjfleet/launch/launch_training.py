@@ -27,13 +27,15 @@ from mjfleet.launch.launch_plan import LaunchPlan, describe, make_plan, name_fil
 from mjfleet.launch.planned_run import FAILED, run_plan
 from mjfleet.launch.preflight import reach_hosts
 from mjfleet.launch.restart_policy import wait_for_restart
-from mjfleet.registry import FoundTask
+from mjfleet.registry import FoundTask, find_task
 from mjfleet.runs.beginning import begin_from
 from mjfleet.runs.checkpoint_names import INIT
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
 from mjfleet.runs.resume_choice import Resume, find_resume
+from mjfleet.runs.resumed_attempt import undone_checkpoint
 from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.runs.run_json import read_record
+from mjfleet.runs.task_snapshot import code_of_restart
 from mjfleet.utils.console import print_line
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
@@ -56,10 +58,20 @@ def launch_training(
     is_rank_0 = os.environ.get("RANK", "0") == "0"
 
     def find_again(run_dir: str) -> Resume:
-        """Find the newest checkpoint of a run of this configuration; lock the run on rank 0."""
+        """Find where a run of this configuration continues; lock the run on rank 0.
+
+        That is its newest checkpoint, but the same again if the last attempt has done nothing yet.
+        """
         experiment = Path(config.log_root, config.agent.experiment_name)
+        if (same := undone_checkpoint(Path(run_dir))) is not None:
+            run_dir = str(same)
         resume = find_resume(run_dir, found.name, experiment, is_rank_0, trust=True)
         return replace(resume, is_restart=True)
+
+    def find_code(run_dir: str | Path) -> FoundTask:
+        """Return the task as the run has trained it, whatever has been edited since."""
+        folder = code_of_restart(Path(run_dir).absolute(), found.folder)
+        return found if folder == found.folder else find_task(found.name, folder)
 
     config = replace(config, env_var=take_variables(config.env_var, os.environ))
     timeout = timedelta(seconds=config.collective_timeout)
@@ -68,8 +80,10 @@ def launch_training(
             print_line("torchrun has started these workers again")
         if resume and resume.lock is not None:
             os.close(resume.lock)
-        resume = find_again(begun)
-        config = from_dict(config, resume.config)
+        again = find_again(begun)
+        if not (resume and resume.run_dir and resume.run_dir.samefile(begun)):
+            config = from_dict(config, again.config)
+        found, resume = find_code(begun), again
     elif config.init_from and not resume and (is_rank_0 or os.path.exists(config.init_from)):
         # For other ranks, a word might already mean the run that rank 0 begins.
         resume, config = begin_from(config)
@@ -81,6 +95,11 @@ def launch_training(
         if code == FAILED and config.max_restarts:
             code = wait_for_restart(run_dir, config.max_restarts)
             if code is None:
+                try:
+                    found = find_code(run_dir)
+                except UserError as error:
+                    print_line(f"not started again: {error}")
+                    return FAILED
                 resume = find_again(str(run_dir))
                 continue
         print_line(f"run directory: {run_dir}")
@@ -228,9 +247,8 @@ def _create_run_dir(
         try:
             record = plan.record()
             run_dir = RunDirectory(plan.run_dir, plan.config, defaults, argv, record, lock, *logs)
-            changes = (run_dir.code_changes,) if run_dir.code_changes else ()
-            plan = replace(plan, checkpoint=run_dir.checkpoint, task_hash=run_dir.task_hash)
-            return replace(plan, notes=(*plan.notes, *changes)), run_dir
+            hash_ = run_dir.task_hash
+            return replace(plan, checkpoint=run_dir.checkpoint, task_hash=hash_), run_dir
         except FileExistsError:
             refuse_existing(plan.config)
             when += timedelta(seconds=1)

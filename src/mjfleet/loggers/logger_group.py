@@ -104,7 +104,7 @@ class LoggerThread(Thread):
         self._logger = wrapped
         self._queue: SimpleQueue[Callable[[Logger], object] | None] = SimpleQueue()
         self._dropped = 0
-        self._is_given_up = False
+        self._is_given_up = self._has_failed = False
         self.start()
 
     def put(self, action: Callable[[Logger], object]) -> None:
@@ -123,7 +123,7 @@ class LoggerThread(Thread):
 
     def finish(self, has_failed: bool) -> None:
         """Close the logger after all queued actions."""
-        self._queue.put(lambda logger: logger.close(has_failed))
+        self._has_failed = has_failed
         self._queue.put(None)
 
     def end(self, seconds: float) -> None:
@@ -142,9 +142,13 @@ class LoggerThread(Thread):
 
     def run(self) -> None:
         try:
+            if not (action := self._queue.get()):
+                return  # Nothing is written, or begun on a server, before an iteration is done.
             self._logger.open()
-            while action := self._queue.get():
+            while action:
                 action(self._logger)
+                action = self._queue.get()
+            self._logger.close(self._has_failed)
         except Exception as error:
             if not self._is_given_up:
                 why = in_a_line(error)

@@ -10,6 +10,7 @@ from mjfleet.config.field_kinds import decides_learning
 from mjfleet.config.rank_seed import rank_seed
 from mjfleet.env import random_numbers
 from mjfleet.env.env_state import EnvState
+from mjfleet.env.return_checks import observation_sizes
 from mjfleet.errors import UserError
 from mjfleet.rl import checkpoint_files as files
 from mjfleet.rl.checkpoint_values import OWN, check_fields, check_optimizer
@@ -102,6 +103,7 @@ class Checkpointer:
         own = {
             **task,
             "shape": self._shape(),
+            "signals": self._signals(),
             "numbers": self._numbers(),
             "total_steps": runner.total_steps,
             "optimizer": learning.optimizer,
@@ -118,7 +120,9 @@ class Checkpointer:
         about = {"iteration": iteration, **task, "networks": describe_networks(runner)}
         return files.pack_checkpoint(state, about)
 
-    def resume(self, path: Path, state: dict[str, Any] | None = None) -> list[str]:
+    def resume(
+        self, path: Path, state: dict[str, Any] | None = None, in_place: bool = False
+    ) -> list[str]:
         """Continue from a checkpoint.
 
         With the same number of workers and worlds, the same engine, seed and numbers of the
@@ -128,21 +132,50 @@ class Checkpointer:
         Args:
             path: the file.
             state: what `read_checkpoint` has returned for it; None: it is read.
+            in_place: whether the same run continues, with its metrics.
 
         Returns:
             Descriptions of what could not be restored.
 
         Raises:
             UserError: the file is not a checkpoint, is of another task or of other networks, or has
-                all the iterations already.
+                all the iterations already; or the same run has other rewards, observations or
+                actions now.
         """
         state = files.read_checkpoint(path) if state is None else state
         try:
+            if in_place:
+                self._check_signals(path, state.get(OWN) or {})
             self._check(path, state)
             return self._restore(state)
         except files.UNREADABLE as error:
             why = f"{type(error).__name__}: {in_a_line(error)}"
             raise UserError(f"checkpoint {path} cannot be restored here: {why}") from error
+
+    def _check_signals(self, path: Path, own: dict[str, Any]) -> None:
+        """Raise UserError if a run would mix rewards, observations or actions of two kinds."""
+        then, now = own.get("signals", {}), self._signals()
+        changed = [
+            f"{kind} were {then[kind]}, and are {now[kind]} now"
+            for kind in now
+            if kind in then and then[kind] != now[kind]
+        ]
+        if changed:
+            raise UserError(
+                f"the task's code has changed since {path.name}: its {'; its '.join(changed)}. The "
+                "run cannot go on with others: undo the change, begin a run of its own with "
+                "--agent.run-name NAME, or one with its networks alone by --init-from."
+            )
+
+    def _signals(self) -> dict[str, Any]:
+        """Return the names of reward terms, and names and sizes of observations and actions."""
+        env = self._runner.env
+        sizes = observation_sizes(env).items()
+        return {
+            "rewards": list(env.reward_names),
+            "observations": {k: list(v) if isinstance(v, tuple) else v for k, v in sizes},
+            "actions": env.num_actions,
+        }
 
     def _restore(self, state: dict[str, Any]) -> list[str]:
         runner, own = self._runner, state.get(OWN)

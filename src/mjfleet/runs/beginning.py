@@ -27,13 +27,18 @@ from mjfleet.runs.resume_choice import (
 )
 from mjfleet.runs.run_json import read_record
 from mjfleet.runs.run_lookup import find_run, name_of
+from mjfleet.runs.task_snapshot import changes_since, read_code
 
 NAMED = 5  # How many differing values a line names.
 Values = Mapping[str, tuple[Any, Any]]
 
 
 def resume_or_fork(
-    wanted: Wanted, config: TrainConfig, recorded: TrainConfig, take_lock: bool
+    wanted: Wanted,
+    config: TrainConfig,
+    recorded: TrainConfig,
+    take_lock: bool,
+    task_folder: Path,
 ) -> tuple[Resume, TrainConfig]:
     """Return where training continues, and the configuration that it uses.
 
@@ -42,6 +47,7 @@ def resume_or_fork(
         config: what is to be trained now.
         recorded: the configuration of the run that `wanted` names.
         take_lock: whether to lock a run that goes on in place.
+        task_folder: the task's code now.
 
     Raises:
         UserError: the run is being trained, its checkpoints are damaged, or a value differs that
@@ -49,7 +55,7 @@ def resume_or_fork(
     """
     if wanted.run_dir is None:
         resume = choose_checkpoint(wanted)
-        notes = (f"a new run begins with {wanted.path}",)
+        notes = (f"a new run begins with {wanted.path}", *_code_changes(resume, task_folder))
         return replace(resume, parent=_parent(resume, None, {}), notes=notes), config
     if config.env.num_envs == "auto" and recorded.env.num_envs != "auto":
         config = config.with_num_envs(recorded.env.num_envs)  # What has been found for the run.
@@ -59,8 +65,6 @@ def resume_or_fork(
     reasons = {n: both for n, both in different.items() if decides_learning(n) or n in NAMES}
     if not reasons:
         others = {n: both for n, both in different.items() if n not in PLACEMENT}
-        why = "nothing differs that decides what is learned"
-        note = f"goes on in place: {why}{f' ({_listed(others)})' if others else ''}"
         if config.run_dir:
             raise UserError(
                 f"--run-dir {config.run_dir} is for a new run, and {wanted.run_dir} goes on in "
@@ -68,7 +72,12 @@ def resume_or_fork(
             )
         resume = choose_checkpoint(wanted, take_lock)
         config = replace(config, log_root=recorded.log_root)  # It is where it is.
-        return replace(resume, notes=(note, *resume.notes)), config
+        changes = _code_changes(resume, task_folder)
+        why = "nothing differs that decides what is learned"
+        if changes:
+            why = "its metrics continue with the new code"
+        note = f"goes on in place: {why}{f' ({_listed(others)})' if others else ''}"
+        return replace(resume, notes=(note, *changes, *resume.notes)), config
     resume = choose_checkpoint(wanted)
     if resume.checkpoint:
         for name, (_, theirs) in reasons.items():
@@ -80,8 +89,8 @@ def resume_or_fork(
                 )
     note = f"a run of its own, since {_listed(reasons)}; {wanted.run_dir} stays as it is"
     parent = _parent(resume, wanted.run_dir.resolve(), different)
-    resume = replace(resume, run_dir=None, parent=parent, notes=(note, *resume.notes))
-    return resume, config
+    notes = (note, *_code_changes(resume, task_folder), *resume.notes)
+    return replace(resume, run_dir=None, parent=parent, notes=notes), config
 
 
 def begin_from(config: TrainConfig) -> tuple[Resume, TrainConfig]:
@@ -141,6 +150,14 @@ def with_teacher(config: TrainConfig) -> TrainConfig:
     except UserError as error:
         raise UserError(f"--teacher {config.teacher}: {error}") from None
     return replace(config, agent=replace(agent, teacher=teacher))
+
+
+def _code_changes(resume: Resume, task_folder: Path) -> tuple[str, ...]:
+    """Return how the task's code differs from what a checkpoint was trained with, if it does."""
+    if resume.checkpoint is None or resume.networks_only:
+        return ()
+    changes = changes_since(resume.checkpoint, read_code(task_folder))
+    return (changes,) if changes else ()
 
 
 def _parent(resume: Resume, run_dir: Path | None, different: Values) -> Parent:

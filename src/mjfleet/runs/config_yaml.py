@@ -63,12 +63,17 @@ def task_of(path: str) -> str:
     return task
 
 
-def write_config(path: Path, task: str, config: TrainConfig) -> None:
-    """Write the task and every value of a configuration, as `--config` reads them."""
+def write_config(
+    path: Path, task: str, config: TrainConfig, final_path: Path | None = None
+) -> None:
+    """Write the task and every value of a configuration, as `--config` reads them.
+
+    The file names itself by its `final_path`, if it is to be moved there.
+    """
     import yaml
 
     # Nothing in the path may end the comment.
-    place = printable(str(path.resolve())).replace("\n", "\\n")
+    place = printable(str((final_path or path).resolve())).replace("\n", "\\n")
     header = f"# Train again with: train --config {place}\n"
     values = _recorded(config)
     text = header + signature(values)

@@ -14,12 +14,13 @@ from typing import Any
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_names import INIT
-from mjfleet.runs.config_yaml import CONFIG_FILE, config_of_attempt, differences, write_config
+from mjfleet.runs.config_yaml import CONFIG_FILE, differences, write_config
 from mjfleet.runs.foreign_files import WANDB_RUN, is_own, say_left_out
 from mjfleet.runs.git_state import git_state
 from mjfleet.runs.metrics_csv import completed_iterations
+from mjfleet.runs.resumed_attempt import PENDING
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, now, read_record, write_record
-from mjfleet.runs.task_snapshot import TaskCode, changes_since, keep, read_code
+from mjfleet.runs.task_snapshot import TaskCode, keep, read_code
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.packages import stack_versions
 from mjfleet.utils.safe_read import check_folder
@@ -58,6 +59,8 @@ class RunDirectory:
             UserError: a folder cannot be created or written.
         """
         self.path, self._lock, self._undo = path.absolute(), lock, ExitStack()
+        self._before: dict[str, Any] = {}
+        """The entries of run.json that an attempt without an iteration leaves as they are."""
         name = f"--run-dir {path}" if config.run_dir else f"--log-root {config.log_root}"
         wanted = {} if plan["goes_on"] else {path: name}
         if log_folder is not None:
@@ -77,15 +80,9 @@ class RunDirectory:
             """Where training continues from, or takes networks; a new run has its own copy."""
             code = read_code(plan["task_folder"])
             self.task_hash = code.hash
-            networks_only = plan["parent"] and plan["parent"]["networks_only"]
-            begins_anew = networks_only or (self.checkpoint and self.checkpoint.name == INIT)
-            source = None if begins_anew else self.checkpoint
-            self.code_changes = changes_since(source, code) if source else None
-            """How the task's code differs from what the checkpoint was trained with, in words."""
             try:
                 if plan["goes_on"]:  # Checked before anything in it is written or moved.
                     check_folder(path, may_link=["wandb"])
-                    _remove_leftovers(path)
                 self._record(config, differences(config, defaults), argv, plan, code)
             except OSError as error:
                 raise UserError(f"{path}: {error.strerror}.") from None
@@ -111,9 +108,14 @@ class RunDirectory:
         """
         done = completed_iterations(self.path)
         ended = {"status": status, "ended": now(), "iterations": done}
+        if is_undone := (self.path / PENDING).exists():
+            details["is_undone"] = True
+        kept = self._before if is_undone else {}
         try:
             *before, last = read_record(self.path)["attempts"]
-            write_record(self.path, **ended, attempts=[*before, last | ended | details])
+            entries = ended | kept | {"attempts": [*before, last | ended | details]}
+            write_record(self.path, RECORD_FILE, **entries)
+            shutil.rmtree(self.path / PENDING, ignore_errors=True)
         except (OSError, LookupError, TypeError, ValueError) as error:
             why = "the run directory is gone" if not self.path.exists() else in_a_line(error)
             logger.warning("%s does not say how the run ended: %s", self.path / RECORD_FILE, why)
@@ -126,14 +128,22 @@ class RunDirectory:
         plan: Mapping[str, Any],
         code: TaskCode,
     ) -> None:
-        """Write config.yaml and run.json, and keep the task's code."""
-        record = read_record(self.path)
+        """Write config.yaml and run.json, and keep the task's code.
+
+        Of a run that continues, all but run.json waits for `take_up`.
+        """
+        record, place = read_record(self.path), self.path
         attempts = record.get("attempts", [])
         (self.path / "checkpoints").mkdir(exist_ok=True)
         if plan["goes_on"]:
-            for path in (self.path / CONFIG_FILE, self.path / RECORD_FILE):
-                self._undo.callback(path.write_bytes, path.read_bytes())
-            self._keep_config(len(attempts))
+            file, place = self.path / RECORD_FILE, self.path / PENDING
+            self._undo.callback(file.write_bytes, file.read_bytes())
+            left_out = {"attempts"}
+            if record.get("status") == "running":  # It was killed: how this attempt ends counts.
+                left_out |= {"status", "ended"}
+            self._before = {n: entry for n, entry in record.items() if n not in left_out}
+            shutil.rmtree(place, ignore_errors=True)
+            make_folder(place, self._undo)
         elif self.checkpoint:
             parent = plan["parent"]
             name = INIT if parent["networks_only"] else f"model_{parent['iteration'] or 0}.pt"
@@ -145,14 +155,14 @@ class RunDirectory:
         if attempts and attempts[-1].get("status") == "running":
             attempts[-1] |= {"status": "killed", "iterations": completed_iterations(self.path)}
         self._move_failures(len(attempts))
-        write_config(self.path / CONFIG_FILE, plan["task"], config)
+        write_config(place / CONFIG_FILE, plan["task"], config, self.path / CONFIG_FILE)
         start = {"argv": list(argv), "started": now(), "iterations": 0}
         this = start | {
             "ended": None,
             "status": "running",
             "checkpoint": self.checkpoint.name if self.checkpoint else None,
             "is_restart": plan["is_restart"],
-            "code": keep(plan["task_folder"], code, self.path, self._undo),
+            "code": keep(plan["task_folder"], code, self.path, place),
         }
         package = Path(str(resources.files("mjfleet")))
         write_record(
@@ -178,19 +188,12 @@ class RunDirectory:
             say_left_out(str(self.path / RECORD_FILE), "wandb_id")
             write_record(self.path, wandb_id="")
 
-    def _keep_config(self, attempts: int) -> None:
-        """Copy the last attempt's config.yaml to configs/attempt_<number>.yaml."""
-        copy = config_of_attempt(self.path, attempts, attempts + 1)
-        if not copy.parent.exists():
-            copy.parent.mkdir()
-            self._undo.callback(_remove_empty, copy.parent)
-        self._undo.callback(copy.unlink, missing_ok=True)
-        shutil.copyfile(self.path / CONFIG_FILE, copy)
-
     def _move_failures(self, attempts: int) -> None:
         """Move the last attempt's failure files into failures/attempt_<number>."""
         folder = self.path / "failures"
         aside = folder / f"attempt_{attempts}"
+        if not folder.exists():
+            self._undo.callback(_remove_empty, folder)
         for path in [path for path in folder.glob("*") if path.is_file()]:
             if not aside.exists():
                 aside.mkdir()
@@ -249,14 +252,6 @@ def is_locked(run_dir: Path) -> bool:
     finally:
         os.close(lock)
     return False
-
-
-def _remove_leftovers(run_dir: Path) -> None:
-    """Remove what processes that were killed have not written to its end."""
-    for folder in (run_dir, run_dir / "checkpoints", run_dir / "failures", run_dir / "videos"):
-        for path in folder.glob(".*.tmp"):
-            if not path.is_dir():
-                path.unlink()
 
 
 def _remove_empty(folder: Path) -> None:

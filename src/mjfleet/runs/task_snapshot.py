@@ -14,7 +14,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -118,17 +118,13 @@ def read_code(folder: Path) -> TaskCode:
     return TaskCode(files, left_out)
 
 
-def keep(task_folder: Path, code: TaskCode, run_dir: Path, undo: ExitStack) -> dict[str, Any]:
+def keep(task_folder: Path, code: TaskCode, run_dir: Path, place: Path) -> dict[str, Any]:
     """Keep the code of a task's folder in a run directory, unless it is there already.
 
-    Returns what run.json records of it; `undo` removes what was made.
+    It is written in `place`, from which it may be moved. Returns what run.json records of it.
     """
-    kept = _folder(run_dir, code.hash)
-    if not kept.exists():
-        for new in (kept.parent, kept):
-            if not new.exists():
-                undo.callback(shutil.rmtree, new, ignore_errors=True)
-        code.write(kept)
+    if not _folder(run_dir, code.hash).exists():
+        code.write(_folder(place, code.hash))
     return {
         "hash": code.hash,
         "left_out": dict(code.left_out),
@@ -184,6 +180,24 @@ def as_trained(
     with vanishing_folder(place) as folder:
         kept.code.write(folder / name)
         yield folder / name, kept.config
+
+
+def code_of_restart(run_dir: Path, task_folder: Path) -> Path:
+    """Return the folder of the code with which the newest attempt of a run trained.
+
+    It is the task's own unless that has changed meanwhile, or else what the run keeps.
+
+    Raises:
+        UserError: it has changed, and the run keeps no code of that attempt, or not all of it.
+    """
+    *_, last = record_of(run_dir).get("attempts") or [{}]
+    code = last.get("code") or {}
+    if read_code(task_folder).hash == code.get("hash"):
+        return task_folder
+    kept = _folder(run_dir, str(code.get("hash")))
+    if code.get("left_out") or not kept.is_dir() or read_code(kept).hash != code.get("hash"):
+        raise UserError(f"{task_folder} has changed meanwhile, and the run keeps no whole copy.")
+    return kept
 
 
 def _trained_with(checkpoint: Path) -> str:

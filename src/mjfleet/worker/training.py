@@ -24,6 +24,7 @@ from mjfleet.rl.gpu_usage import IdleGpuWarning
 from mjfleet.rl.initial_networks import take_networks
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.checkpoint_names import INIT
+from mjfleet.runs.resumed_attempt import take_up
 from mjfleet.utils.console import print_line
 from mjfleet.video.video_recorder import TrainingVideos
 from mjfleet.worker.gpu_settings import determinism_notice
@@ -81,11 +82,12 @@ def restore(
     config: TrainConfig,
     runner: Runner,
     checkpointer: Checkpointer,
+    in_place: bool,
 ) -> list[str]:
     """Continue from a checkpoint, or take its networks alone; return what to tell the user."""
     if path.name == INIT:
         return take_networks(runner, path, state, config.init_from or path.name)
-    return [f"not kept: {what}" for what in checkpointer.resume(path, state)]
+    return [f"not kept: {what}" for what in checkpointer.resume(path, state, in_place)]
 
 
 def train_and_log(
@@ -103,6 +105,8 @@ def train_and_log(
             videos = TrainingVideos(runner, interval, run_dir / "videos", args.task, loggers)
 
         def on_iteration(metrics: IterationMetrics) -> None:
+            if metrics.iteration == begun + 1:
+                take_up(run_dir, begun)
             with runner.heartbeat.excused():  # A terminal may be paused.
                 progress.iteration(metrics)
             idle_gpus.look(metrics)

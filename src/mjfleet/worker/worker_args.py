@@ -38,6 +38,7 @@ class WorkerArgs:
     threads: int  # CPU threads of each worker.
     run_dir: str
     checkpoint: str | None = None  # Where training continues from; None: it begins.
+    goes_on: bool = False  # Whether an earlier run continues, metrics included.
     task_hash: str = ""  # Of the task's code, for checkpoints.
     backend: Literal["nccl", "gloo"] | None = None  # None: there is only one worker.
     local: bool = True  # Whether we have started the workers; without a `part`, all on this host.

@@ -3,19 +3,14 @@
 Importing this imports nothing heavy; `train_worker` does.
 """
 
-import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 
 from mjfleet.config import from_dict
 from mjfleet.config.rank_seed import rank_seed
 from mjfleet.registry import find_task
 from mjfleet.rl.phase import Phase
-from mjfleet.runs.checkpoint_names import set_aside
-from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
 from mjfleet.utils.console import print_line
 from mjfleet.utils.memory import enough_memory
 from mjfleet.worker.heartbeat import Heartbeat
@@ -80,16 +75,15 @@ def train_worker(
         with enough_memory():
             place = args, rank, heartbeat, collectives, run_dir
             runner, checkpointer = build(found, config, *place)
-        said = restore(Path(checkpoint), state, config, runner, checkpointer) if state else []
+        built = config, runner, checkpointer, args.goes_on
+        said = restore(Path(checkpoint), state, *built) if state else []
         if rank.rank == 0:
             runner.alg.take_teacher(config.agent)
         del state  # Its worlds may take much memory.
         collectives.total([0])  # Waits until every rank has got this far without an error.
         begun = runner.current_learning_iteration
-        if rank.rank == 0 and not begun and completed_iterations(run_dir):
-            _keep_metrics(run_dir)
-        if rank.rank == 0 and (begun or said):
-            _announce_resume(run_dir, begun, config.agent.max_iterations, said)
+        if rank.rank == 0:
+            _announce_resume(begun, config.agent.max_iterations, said)
         stop.check()
         with stop.deferred():
             heartbeat.enter(Phase.COLLECT, begun + 1)
@@ -108,22 +102,9 @@ def _announce_build(args: WorkerArgs, rank: Rank) -> None:
     print_line(f"{who}building {num_envs} worlds: {args.engine} engine on {device}{compiles}")
 
 
-def _keep_metrics(run_dir: Path) -> None:
-    """Copy the metrics of a run that has lost its checkpoints, and begins anew."""
-    aside = run_dir / "checkpoints" / f"replaced_{datetime.now():%Y-%m-%d_%H-%M-%S}"
-    aside.mkdir()
-    shutil.copy(run_dir / METRICS_FILE, aside)
-    print_line(f"the run has no checkpoint and begins anew; its {METRICS_FILE} is kept in {aside}")
-
-
-def _announce_resume(run_dir: Path, begun: int, total: int, said: list[str]) -> None:
-    """Say where the run continues, and put aside what came after its checkpoint."""
+def _announce_resume(begun: int, total: int, said: list[str]) -> None:
+    """Say where a run continues, and what it lacks."""
     if begun:
         print_line(f"{begun} of {total} iterations are done, {total - begun} are left")
     for line in said:
         print_line(line)
-    if replaced := set_aside(run_dir / "checkpoints", begun):
-        with suppress(FileNotFoundError):
-            shutil.copy(run_dir / METRICS_FILE, replaced)
-        moved = f"checkpoints after iteration {begun} were moved to {replaced}"
-        print_line(f"{moved}; those iterations will be repeated")

@@ -1,0 +1,72 @@
+"""Lets the files of a run that continues be those of the new attempt. Runs in rank 0's worker.
+
+Until the first iteration is done, the new config.yaml and the task's code wait in a folder of their
+own, and all other files are as the last attempt left them: an attempt that fails before changes
+nothing but run.json, its failure records and its logs.
+"""
+
+import shutil
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+from mjfleet.runs.checkpoint_names import INIT, set_aside
+from mjfleet.runs.config_yaml import CONFIG_FILE, config_of_attempt
+from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
+from mjfleet.runs.run_json import read_record
+from mjfleet.runs.task_snapshot import FOLDER
+from mjfleet.utils.console import print_line
+
+PENDING = ".attempt.tmp"
+"""The folder in a run directory for what `take_up` puts in its place."""
+
+
+def take_up(run_dir: Path, begun: int) -> None:
+    """Replace the files of the last attempt, since the first iteration after `begun` is done.
+
+    What the run has beyond `begun` is kept aside. A new run has no such files.
+    """
+    pending = run_dir / PENDING
+    if not pending.exists():
+        return
+    _remove_leftovers(run_dir)
+    _keep_aside(run_dir, begun)
+    attempts = len(read_record(run_dir)["attempts"])
+    copy = config_of_attempt(run_dir, attempts - 1, attempts)
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copyfile(run_dir / CONFIG_FILE, copy)
+    (pending / CONFIG_FILE).replace(run_dir / CONFIG_FILE)
+    for kept in (pending / FOLDER).glob("*"):
+        (run_dir / FOLDER).mkdir(exist_ok=True)
+        kept.rename(run_dir / FOLDER / kept.name)
+    shutil.rmtree(pending)
+
+
+def undone_checkpoint(run_dir: Path) -> Path | None:
+    """Return the checkpoint of the last attempt, if that has not been taken up; else None."""
+    *_, last = read_record(run_dir).get("attempts") or [{}]
+    is_undone = last.get("is_undone") or (run_dir / PENDING).exists()
+    name = last.get("checkpoint")
+    return run_dir / "checkpoints" / name if is_undone and name and name != INIT else None
+
+
+def _keep_aside(run_dir: Path, begun: int) -> None:
+    """Move checkpoints, and copy metrics, of iterations that come again."""
+    checkpoints = run_dir / "checkpoints"
+    if not begun and completed_iterations(run_dir):
+        aside = checkpoints / f"replaced_{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        aside.mkdir()
+        shutil.copy(run_dir / METRICS_FILE, aside)
+        print_line(f"the run has no checkpoint and begins anew; its {METRICS_FILE} is in {aside}")
+    if replaced := set_aside(checkpoints, begun):
+        with suppress(FileNotFoundError):
+            shutil.copy(run_dir / METRICS_FILE, replaced)
+        print_line(f"what came after iteration {begun} comes again; it is kept in {replaced}")
+
+
+def _remove_leftovers(run_dir: Path) -> None:
+    """Remove what processes that were killed have not written to its end."""
+    for folder in (run_dir, run_dir / "checkpoints", run_dir / "failures", run_dir / "videos"):
+        for path in folder.glob(".*.tmp"):
+            if not path.is_dir():
+                path.unlink()

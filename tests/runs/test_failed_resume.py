@@ -1,0 +1,123 @@
+"""What a command leaves of a run that it continues, or of a new one, if it fails at its start."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from mjfleet.registry import discover
+
+from ..conftest import Run, only_run, rows
+from .test_resume import SMALL
+
+TASK = "mine-balance"
+BUNDLED = discover({}).tasks["cartpole-balance"].folder
+SETUP = "\n    def setup(self) -> None:\n        {}\n\n    def reset_worlds("
+APPLY = "-> None:\n        {}\n        self.sim.ctrl[:]"
+MISTAKE = 'from mjfleet.errors import UserError\n        raise UserError("no luck")'
+
+
+def write_task(tmp_path: Path) -> Path:
+    """Write a task, `mine`, that can be broken; returns its folder."""
+    task = shutil.copytree(BUNDLED, tmp_path / "tasks" / "mine")
+    config = task / "config.py"
+    config.write_text(config.read_text().replace('"cartpole-', '"mine-'))
+    return task
+
+
+def edit(task: Path, setup: str = "pass", apply: str = "pass", reward: str = "balance") -> None:
+    """Give the environment what it does in `setup`, in each step, and the name of its reward."""
+    text = (BUNDLED / "env.py").read_text()
+    text = text.replace("\n    def reset_worlds(", SETUP.format(setup))
+    text = text.replace("-> None:\n        self.sim.ctrl[:]", APPLY.format(apply))
+    (task / "env.py").write_text(text.replace('{"balance":', f'{{"{reward}":'))
+
+
+def contents(run_dir: Path, without: tuple[str, ...] = ()) -> dict[str, bytes]:
+    """The bytes of all files, and the names of all folders, by their paths in a run directory."""
+    found = {str(path.relative_to(run_dir)): path for path in run_dir.rglob("*")}
+    return {
+        name: b"" if path.is_dir() else path.read_bytes()
+        for name, path in found.items()
+        if not name.startswith(without)
+    }
+
+
+def record(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "run.json").read_text())
+
+
+def test_a_resume_that_fails_at_its_start_adds_an_attempt_and_changes_nothing_else(
+    run: Run, tmp_path: Path
+) -> None:
+    task = write_task(tmp_path)
+    edit(task)
+    more = ("--agent.save-interval", "3")
+    assert run("train", TASK, *SMALL, *more, "--logger", "none").returncode == 2
+    assert not (tmp_path / "logs").exists()
+    assert run("train", TASK, *SMALL, *more).returncode == 0
+    run_dir = only_run(tmp_path, TASK)
+    older = f"{run_dir}/checkpoints/model_3.pt"
+    before, was = contents(run_dir), record(run_dir)
+    config = task / "config.py"
+    good = config.read_text()
+    config.write_text(
+        good.replace("swing_up: bool = False", "swing_up: bool = False\n    x: int = 1")
+    )
+    resume = ("train", TASK, "--resume", older, "--agent.max-iterations", "8")
+
+    # The user's mistakes.
+    for flags, changes in (
+        (("--agent.actor.hidden-dims", "8"), {}),
+        (("--cpu-workers", "2"), {"setup": MISTAKE}),
+        ((), {"setup": MISTAKE}),
+        ((), {"reward": "other"}),
+    ):
+        edit(task, **changes)
+        result = run(*resume, *flags)
+        assert result.returncode == 2, result.stderr
+        assert contents(run_dir) == before
+        assert [path.name for path in (tmp_path / "logs" / TASK).iterdir()] == [run_dir.name]
+    assert "its rewards were ['balance'], and are ['other'] now" in result.stderr
+
+    # Faults.
+    own = ("run.json", "failures", "torchrunx")
+    for number, (flags, changes) in enumerate(
+        (
+            ((), {"setup": "raise ValueError(1)"}),
+            (("--cpu-workers", "2"), {"apply": "raise ValueError(2)"}),
+            ((), {"apply": "self.sim.qvel[:] = math.nan"}),
+            ((), {"setup": "import os; os.kill(os.getpid(), 15)"}),
+        ),
+        2,
+    ):
+        edit(task, **changes)
+        result = run(*resume, *flags)
+        assert result.returncode in (1, 143), result.stderr
+        assert contents(run_dir, own) == contents_without(before, own)
+        now = record(run_dir)
+        assert len(now["attempts"]) == number
+        assert now["attempts"][-1]["status"] == ("failed" if number < 5 else "stopped")
+        assert {**now, "attempts": 0} == {**was, "attempts": 0}
+    config.write_text(good)
+    edit(task)
+    for command in (
+        ("play", TASK, "--resume", "latest", "--episodes", "2"),
+        ("mjfleet", "export", "latest", "--format", "torchscript"),
+    ):
+        result = run(*command)
+        assert result.returncode == 0, result.stderr
+    result = run(*resume)
+    assert result.returncode == 0, result.stderr
+    assert [row["iteration"] for row in rows(run_dir)] == [*map(str, range(1, 9))]
+    assert (run_dir / "configs/attempt_5.yaml").read_bytes() == before["config.yaml"]
+    assert (record(run_dir)["status"], len(record(run_dir)["attempts"])) == ("finished", 6)
+    assert {p.name for p in run_dir.glob("checkpoints/replaced_*/*")} == {
+        "model_6.pt",
+        "metrics.csv",
+    }
+    assert not list(run_dir.rglob("*.tmp"))
+
+
+def contents_without(found: dict[str, bytes], without: tuple[str, ...]) -> dict[str, bytes]:
+    return {name: data for name, data in found.items() if not name.startswith(without)}
