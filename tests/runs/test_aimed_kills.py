@@ -31,9 +31,9 @@ MODIFY, MOVED_TO, CREATE, DELETE = 0x2, 0x80, 0x100, 0x200  # Of inotify(7).
 MOMENTS = (
     (CREATE, ".model_"), (MODIFY, ".model_"), (MOVED_TO, "model_"), (DELETE, "model_"),
     (MODIFY, "metrics.csv"), (CREATE, ".metrics.csv"), (MOVED_TO, "metrics.csv"),
-    (CREATE, ".run.json"), (MODIFY, ".run.json"), (CREATE, ".config.yaml"),
+    (CREATE, ".run.json"), (MODIFY, ".run.json"), (MOVED_TO, "config.yaml"),
 )  # fmt: skip
-AT_START = (".metrics.csv", "metrics.csv", ".run.json", ".config.yaml")
+AT_START = (".metrics.csv", "metrics.csv", ".run.json", "config.yaml")
 """What is written once, or for the first time, at the start."""
 
 

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class CsvLogger(RowFileLogger):
-    """Creates the file with the first row.
+    """Creates the file at once, with a header from the first row on.
 
     When a run resumes, rows up to iteration `resumed_from` are kept. Later ones are dropped, since
     they are trained again. A new column is appended, and is empty in earlier rows.

@@ -39,17 +39,23 @@ class LoggerGroup:
         config: the run's whole configuration, for W&B.
         resumed_from: number of iterations in the checkpoint from which training continues. Rows
             of later iterations are dropped from the files, since they are trained again.
+        waits: whether nothing is opened before the first row.
     """
 
     def __init__(
-        self, run_dir: Path, agent: AgentConfig, config: Mapping[str, Any], resumed_from: int = 0
+        self,
+        run_dir: Path,
+        agent: AgentConfig,
+        config: Mapping[str, Any],
+        resumed_from: int = 0,
+        waits: bool = False,
     ) -> None:
         loggers: dict[str, Logger] = {METRICS_FILE: CsvLogger(run_dir / METRICS_FILE, resumed_from)}
         if "tensorboard" in agent.logger:
             loggers["TensorBoard"] = TensorBoardLogger(run_dir, resumed_from)
         if "wandb" in agent.logger:
             loggers["W&B"] = WandbLogger(run_dir, agent.wandb, agent.experiment_name, config)
-        self._threads = [LoggerThread(name, wrapped) for name, wrapped in loggers.items()]
+        self._threads = [LoggerThread(name, wrapped, waits) for name, wrapped in loggers.items()]
 
     def write(self, row: Row) -> None:
         """Queue a row for every logger. `row["iteration"]` is its step. None: no value."""
@@ -99,16 +105,19 @@ class LoggerThread(Thread):
     dropped something or does not finish in time causes one warning.
     """
 
-    def __init__(self, name: str, wrapped: Logger) -> None:
+    def __init__(self, name: str, wrapped: Logger, waits: bool = False) -> None:
         super().__init__(name=name, daemon=True)
         self._logger = wrapped
         self._queue: SimpleQueue[Callable[[Logger], object] | None] = SimpleQueue()
         self._dropped = 0
-        self._is_given_up = self._has_failed = False
-        self.start()
+        self._is_given_up = False
+        if not waits:
+            self.start()
 
     def put(self, action: Callable[[Logger], object]) -> None:
         """Queue an action for the logger, unless it has failed."""
+        if self.ident is None:
+            self.start()
         if self.is_alive() and self._queue.qsize() < QUEUE_SIZE:
             self._queue.put(action)
         else:
@@ -123,11 +132,13 @@ class LoggerThread(Thread):
 
     def finish(self, has_failed: bool) -> None:
         """Close the logger after all queued actions."""
-        self._has_failed = has_failed
+        self._queue.put(lambda logger: logger.close(has_failed))
         self._queue.put(None)
 
     def end(self, seconds: float) -> None:
         """Wait until the logger is closed, at most for `seconds`. Then give it up."""
+        if self.ident is None:
+            return
         try:
             self.join(seconds)
         finally:  # A second signal interrupts the wait.
@@ -142,13 +153,9 @@ class LoggerThread(Thread):
 
     def run(self) -> None:
         try:
-            if not (action := self._queue.get()):
-                return  # Nothing is written, or begun on a server, before an iteration is done.
             self._logger.open()
-            while action:
+            while action := self._queue.get():
                 action(self._logger)
-                action = self._queue.get()
-            self._logger.close(self._has_failed)
         except Exception as error:
             if not self._is_given_up:
                 why = in_a_line(error)

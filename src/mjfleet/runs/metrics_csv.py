@@ -11,7 +11,7 @@ from typing import BinaryIO
 from mjfleet.utils.safe_read import open_regular
 
 METRICS_FILE = "metrics.csv"
-"""Created with the first iteration."""
+"""Created as soon as training begins; without a header until the first iteration."""
 METRICS_BYTES = 2**30
 LINE_BYTES = 2**16
 MAX_COLUMNS = 1000

@@ -134,7 +134,7 @@ def _run(
         try:
             study = Study(wanted.storage, group, folder_id, definition, name)
         except UserError:
-            group.discard() if folder is None else group.end("stopped")
+            group.discard()
             raise
         entry = {"id": folder_id, "arguments": asdict(kept)}
         write_record(group.folder, GROUP_FILE, **{KIND: entry})
