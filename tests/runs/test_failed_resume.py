@@ -70,7 +70,6 @@ def test_a_resume_that_fails_at_its_start_adds_an_attempt_and_changes_nothing_el
     for flags, changes in (
         (("--agent.actor.hidden-dims", "8"), {}),
         (("--cpu-workers", "2"), {"setup": MISTAKE}),
-        ((), {"setup": MISTAKE}),
         ((), {"reward": "other"}),
     ):
         edit(task, **changes)
