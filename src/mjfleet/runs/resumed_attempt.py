@@ -61,7 +61,8 @@ def _keep_aside(run_dir: Path, begun: int) -> None:
     if replaced := set_aside(checkpoints, begun):
         with suppress(FileNotFoundError):
             shutil.copy(run_dir / METRICS_FILE, replaced)
-        print_line(f"what came after iteration {begun} comes again; it is kept in {replaced}")
+        moved = f"checkpoints after iteration {begun} were moved to {replaced}"
+        print_line(f"{moved}; those iterations will be repeated")
 
 
 def _remove_leftovers(run_dir: Path) -> None:
