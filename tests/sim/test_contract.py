@@ -299,6 +299,40 @@ def no_more_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
+BODY = "<body><joint/><geom size='0.1'/><site name='tip'/>{}</body>"
+TOUCH = "mujoco.sensor.touch_grid"
+LACKS = {
+    "dof=quadratic": BODY.format("") + """
+        <flexcomp name="s" type="grid" count="3 3 3" spacing=".07 .07 .07" dim="3" mass="1"
+            radius=".005" dof="quadratic">
+          <contact selfcollide="none"/><elasticity young="5e2" poisson=".2"/>
+        </flexcomp>""",
+    "Dense.*nv = 61": (BODY * 61).format(*61 * [""]).replace(" name='tip'", "")
+        + "</worldbody><option jacobian='dense'/><worldbody>",
+    "FWDINV": BODY.format("")
+        + "</worldbody><option><flag fwdinv='enable'/></option><worldbody>",
+    "PLUGIN": BODY.format("") + f"""</worldbody>
+        <extension><plugin plugin="{TOUCH}"/></extension>
+        <sensor>
+          <plugin plugin="{TOUCH}" objtype="site" objname="tip">
+            <config key="size" value="7 7"/><config key="fov" value="45 45"/>
+            <config key="gamma" value="0"/><config key="nchannel" value="1"/>
+          </plugin>
+        </sensor><worldbody>""",
+}  # fmt: skip
+"""Models by what MuJoCo-Warp calls that of theirs which it lacks."""
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("what", LACKS)
+def test_what_warp_lacks_is_named_with_the_engine_that_has_it(what: str, device: str) -> None:
+    model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{LACKS[what]}</worldbody></mujoco>")
+    build("native", model).step()
+    flags = ("--gpu-ids None " if device != "cpu" else "") + "--engine native"
+    with pytest.raises(UserError, match=f"^[^\n]*{what}[^\n]*: {flags}$"):
+        make_simulation("warp", model, WORLDS, device=device)
+
+
 def test_buffers_for_which_there_is_no_memory_stay_as_they_were() -> None:
     sim = make_simulation("warp", load("box"), WORLDS, nconmax=8, njmax=4)
     sim.step(40)

@@ -366,6 +366,23 @@ def test_engines_that_disagree_are_found_by_the_command(
     assert len(mistakes) <= 3
 
 
+def test_what_warp_lacks_is_found_and_keeps_a_run_from_beginning(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_arm(tmp_path, model=[("<flag ", '<flag fwdinv="enable" ')])
+    lacks = "MuJoCo-Warp cannot simulate this model: mjENBL_FWDINV is unsupported."
+    trained = run("train", "arm", "--engine", "warp", "--gpu-ids", "None")
+    assert trained.returncode == 2
+    (line,) = (line for line in trained.stderr.splitlines() if "GPU" not in line)
+    assert line.startswith(f"error: {lacks}")
+    assert line.endswith("--engine native")
+    assert not (tmp_path / "logs").exists()
+    found = run("mjfleet", "check-task", "arm", "--tasks-dir", "tasks")
+    assert found.returncode == 1
+    assert f"mistake: {lacks}" in found.stdout
+
+
 def test_bad_usage_is_one_message(run: Run) -> None:
     result = run("mjfleet", "check-task", "cartpole-balanse")
     assert result.returncode == 2

@@ -22,7 +22,7 @@ from mjfleet.sim.simulation import (
     no_garbage_collection,
 )
 from mjfleet.sim.unread import Unread
-from mjfleet.sim.warp_start import start_warp
+from mjfleet.sim.warp_start import put_model, start_warp
 
 # Not warnings: a solver that stops at its limit of iterations works as intended.
 _LIMITS = mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS
@@ -68,7 +68,7 @@ class WarpSimulation(Simulation):
             model = self.model = copy.copy(model)
             model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
         with wp.ScopedDevice(device):
-            self._model = mjw.put_model(model)
+            self._model = put_model(model, device)
             self._model.opt.deterministic = deterministic
             self._model.opt.warn_overflow = 0  # Kernels would print; `warnings` reports instead.
             start = mujoco.MjData(model)

@@ -1,9 +1,14 @@
-"""Starts warp without its messages. Runs in a worker."""
+"""Starts warp without its messages, and hands it a model. Runs in a worker."""
 
 import os
 import sys
 
+import mujoco
+import mujoco_warp as mjw
 import warp as wp
+
+from mjfleet.errors import UserError
+from mjfleet.utils.console import in_a_line
 
 
 def start_warp(device: str) -> None:
@@ -24,3 +29,19 @@ def start_warp(device: str) -> None:
         os.dup2(stderr, 2)
         os.close(stderr)
         os.close(null)
+
+
+def put_model(model: mujoco.MjModel, device: str) -> mjw.Model:
+    """Return the model on warp's current device, which is `device`.
+
+    Raises:
+        UserError: the model uses something that MuJoCo-Warp lacks.
+    """
+    try:
+        return mjw.put_model(model)
+    except (NotImplementedError, ValueError) as error:
+        lacks = in_a_line(error).rstrip(".")
+        flags = "--engine native" if device == "cpu" else "--gpu-ids None --engine native"
+        raise UserError(
+            f"MuJoCo-Warp cannot simulate this model: {lacks}. MuJoCo's own engine can: {flags}"
+        ) from None
