@@ -74,7 +74,8 @@ class Loop:
         except ValueError as error:
             versions = f"written by MuJoCo {known['mujoco_version']}, read by {mujoco.__version__}"
             fail(f"{world}: {error} ({versions})")
-        if [self.model.actuator(i).name for i in range(self.model.nu)] != known["actuator_names"]:
+        names = [self.model.actuator(i).name for i in range(self.model.nactuator)]
+        if names != known["actuator_names"]:
             fail(f"{world} is another robot than that of {file.name}: export both again")
         self.data = mujoco.MjData(self.model)
         self.robot = Robot(self.model, self.data, known)
