@@ -281,6 +281,17 @@ def test_masses_of_a_compiled_model_and_of_an_idle_motor_are_found(check: Check)
     assert any("columns 1 changes nothing" in text and "gear" in text for text in found)
 
 
+def test_an_actuator_may_have_several_controls_and_forces(check: Check) -> None:
+    base = '<site name="base"/><body name="forearm"'
+    servo = '<orientation name="servo" site="fingertip" refsite="base" forcerange="0 1"'
+    limits = 'kp="1" kv="1" ctrlrange="-0.01 0.01"/></actuator>'
+    found = check(
+        ("action.clamp(-1.0, 1.0)", "action.clamp(-1.0, 1.0) * 1e3"),
+        model=[('<body name="forearm"', base), ("</actuator>", f"{servo} {limits}")],
+    )
+    assert any("control of actuator shoulder, elbow, servo is at its limit" in t for t in found)
+
+
 def test_of_a_state_that_is_not_finite_no_consequences_are_told(check: Check) -> None:
     (found,) = check(after(APPLY, "self.sim.qvel[:] = action.sqrt()"))
     assert "BADQVEL in 32 of 32 worlds" in found  # MuJoCo's own engine resets such worlds.

@@ -99,9 +99,16 @@ def large_rewards(subject: Subject, run: Outcome) -> Iterator[Finding]:
 def saturated_actuators(subject: Subject, run: Outcome) -> Iterator[Finding]:
     """Find actuators whose control or force is at a limit whatever the policy does."""
     model, trace = subject.env.sim.model, subject.trace
-    for what, field, limited, limits in (
-        ("control", "ctrl", model.actuator_ctrllimited, model.actuator_ctrlrange),
-        ("force", "actuator_force", model.actuator_forcelimited, model.actuator_forcerange),
+    # An actuator may have several controls, and several forces, whose norm alone is limited.
+    of_control, of_force = (
+        np.repeat(np.arange(model.nactuator), numbers)
+        for numbers in (model.actuator_ctrlnum, model.actuator_outnum)
+    )
+    one_force = model.actuator_forcelimited & (model.actuator_outnum == 1)
+    forces = one_force[of_force], model.actuator_forcerange[of_force]
+    for what, field, owners, limited, limits in (
+        ("control", "ctrl", of_control, model.actuator_ctrllimited, model.actuator_ctrlrange),
+        ("force", "actuator_force", of_force, *forces),
     ):
         values = run[f"sim.{field}"][1:]
         low, high = torch.as_tensor(limits).double().unbind(1)
@@ -112,7 +119,8 @@ def saturated_actuators(subject: Subject, run: Outcome) -> Iterator[Finding]:
         bang_bang = trace.names.get("apply", set()) & SIGN_LIKE and not beyond.any()
         bad = (share > SATURATED) & torch.as_tensor(limited.astype(bool))
         if bad.any() and not (what == "control" and bang_bang):
-            names = [model.actuator(int(i)).name or str(int(i)) for i in bad.nonzero()]
+            found = dict.fromkeys(owners[bad.numpy()].tolist())
+            names = [model.actuator(i).name or str(i) for i in found]
             yield Finding(
                 f"the {what} of actuator {', '.join(names)} is at its limit in "
                 f"{float(share[bad].min()):.0%} of all steps with random actions of about "
