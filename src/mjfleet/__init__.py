@@ -47,6 +47,9 @@ def __getattr__(name: str) -> Any:
         return version(__name__)
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mjfleet.utils.mujoco_import import import_mujoco
+
+    import_mujoco()
     return getattr(import_module(f"mjfleet.{MODULES[name]}"), name)
 
 

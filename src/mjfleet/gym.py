@@ -11,17 +11,20 @@ import torch
 
 import mjfleet
 from mjfleet.config.validation import COUNT
-from mjfleet.env.env_state import EnvState
 from mjfleet.errors import UserError
+from mjfleet.utils.mujoco_import import import_mujoco
 from mjfleet.utils.packages import need_extra
 
 need_extra("gym", "mjfleet.gym", ("gymnasium",))
+import_mujoco()
 
 import gymnasium  # noqa: E402
 from gymnasium.envs.registration import EnvSpec  # noqa: E402
 from gymnasium.spaces import Box  # noqa: E402
 from gymnasium.vector import AutoresetMode, VectorEnv  # noqa: E402
 from gymnasium.vector.utils import batch_space  # noqa: E402
+
+from mjfleet.env.env_state import EnvState  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 Infos = dict[str, Any]

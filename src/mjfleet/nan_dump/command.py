@@ -14,6 +14,7 @@ from mjfleet.cli.flags import parse_flags
 from mjfleet.errors import UserError
 from mjfleet.runs.run_lookup import failure_files, find_run
 from mjfleet.utils.console import print_line
+from mjfleet.utils.mujoco_import import import_mujoco
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class InspectArguments:
 def inspect(arguments: Sequence[str]) -> int:
     """Print what a dump shows about each of its worlds, the one that went bad first at the top."""
     parsed = parse_flags(InspectArguments, arguments, "mjfleet inspect")
+    import_mujoco()
     from mjfleet.nan_dump.dump_file import first_bad_number, load
     from mjfleet.nan_dump.explanation import explain_world
 

@@ -1,6 +1,7 @@
-"""Settings of a worker's process that must be made before torch is imported.
+"""Settings of a worker's process that must be made before torch and mujoco are imported.
 
-Thread counts, OpenMP's wait policy, malloc's thresholds, torch's cache. Imports nothing heavy.
+Thread counts, OpenMP's wait policy, malloc's thresholds, torch's cache, MUJOCO_GL. Imports nothing
+heavy.
 """
 
 import ctypes
@@ -8,6 +9,8 @@ import os
 from contextlib import suppress
 
 from platformdirs import user_cache_path
+
+from mjfleet.utils.mujoco_import import import_mujoco
 
 THRESHOLDS = {
     "MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20),
@@ -20,7 +23,7 @@ Allocations up to the first keep their memory when they are freed; this is glibc
 
 
 def prepare() -> None:
-    """Prepare this process; call it before anything imports torch."""
+    """Prepare this process; call it before anything imports torch or mujoco."""
     # By default OpenMP's threads spin while they wait for each other. Where other processes want
     # the cores, they spin through their time slices, and an update can take ten times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -37,6 +40,7 @@ def prepare() -> None:
     for variable, (parameter, size) in THRESHOLDS.items():
         if mallopt is not None and variable not in os.environ:
             mallopt(parameter, size)
+    import_mujoco()
 
 
 def thread_variables(threads: int) -> dict[str, str]:

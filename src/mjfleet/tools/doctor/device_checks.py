@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mjfleet.tools.doctor.host_checks import MIB, MIN_FREE, Finding, size
 from mjfleet.utils.hardware_names import nvml
+from mjfleet.utils.mujoco_import import import_mujoco
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import WorkerArgs
 
@@ -50,6 +51,7 @@ def check_torch(args: WorkerArgs, rank: Rank) -> Finding:
 
 def check_warp(args: WorkerArgs, rank: Rank) -> Finding:
     """Check that warp sees the selected GPUs and can write to its folder of compiled kernels."""
+    import_mujoco()
     import mujoco_warp  # noqa: F401  It fails first if versions do not fit.
     import warp as wp
 
