@@ -14,7 +14,7 @@ from rsl_rl.env import VecEnv
 
 from mjfleet.config import EnvConfig
 from mjfleet.env.episode_statistics import Metrics
-from mjfleet.env.model_file import find_model
+from mjfleet.env.model_file import find_model, urdf_hint
 from mjfleet.env.step_recorder import Arrows
 from mjfleet.errors import UserError
 from mjfleet.sim import Simulation
@@ -52,7 +52,7 @@ class EnvContract(VecEnv, Generic[C]):
         try:
             return mujoco.MjModel.from_xml_path(str(path))
         except ValueError as error:
-            raise UserError(f"{cls.__name__}: {path}: {error}") from None
+            raise UserError(f"{cls.__name__}: {path}: {error}{urdf_hint(path)}") from None
 
     @classmethod
     def model_path(cls) -> Path:

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 from mjfleet.env.contract import C, EnvContract
 from mjfleet.env.episode_statistics import EpisodeStatistics, from_totals, stack_metrics
+from mjfleet.env.model_file import URDF
 from mjfleet.env.return_checks import ReturnedShapes, check_returns
 from mjfleet.env.step_recorder import RESULTS, StepRecorder
 from mjfleet.errors import UserError
@@ -100,7 +101,8 @@ class Env(EnvContract[C]):
         self.generator = torch.Generator(self.device).manual_seed(seed + 2**31)
         self.num_actions = self.count_actions()
         if self.num_actions < 1:
-            raise UserError(f"{type(self).__name__}: the model has no actuator to act with")
+            why = f"the model has no actuator to act with; {URDF}."
+            raise UserError(f"{type(self).__name__}: {why}")
         self.action = torch.zeros(self.num_envs, self.num_actions, device=self.device)
         """The newest action, `(num_envs, num_actions)`, float32; zero in a new episode."""
         self.episode_length_buf = torch.zeros(self.num_envs, dtype=torch.long, device=self.device)

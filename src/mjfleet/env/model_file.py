@@ -10,6 +10,7 @@ from mjfleet.errors import UserError
 from mjfleet.utils.packages import find_package, need_extra
 
 MENAGERIE = "menagerie:"
+URDF = "a URDF has no actuators, keyframes or sensors: docs/tasks.md says how to make MJCF of it"
 
 
 def find_model(owner: type, model_file: str) -> Path:
@@ -44,3 +45,8 @@ def find_model(owner: type, model_file: str) -> Path:
             f"{what}: {error}. Without internet, MENAGERIE_ROOT names a folder with {robot}/ in "
             "it, such as a clone of MuJoCo Menagerie."
         ) from None
+
+
+def urdf_hint(path: Path) -> str:
+    """Return what to add to an error message about a model's file: nothing unless it is a URDF."""
+    return f" ({URDF})" if path.suffix.lower() == ".urdf" else ""

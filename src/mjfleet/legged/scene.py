@@ -11,6 +11,7 @@ import mujoco
 import numpy as np
 from mujoco import mjtObj, mjtSensor
 
+from mjfleet.env.model_file import urdf_hint
 from mjfleet.errors import UserError
 from mjfleet.legged.terrain import Terrain
 
@@ -53,8 +54,7 @@ def make_robot(
         raise UserError(f"base is {base!r}; it must be the name of a body.")
     try:
         spec = mujoco.MjSpec.from_file(str(path))
-        if (key := spec.key(HOME)) is None or not len(key.qpos):
-            raise UserError(f"the model has no keyframe {HOME!r} with a qpos, to stand in.")
+        _check_keyframe(spec)
         sizes = _add_sensors(spec, base, feet)
         _add_ground(spec, terrain)
         model = spec.compile()
@@ -64,8 +64,21 @@ def make_robot(
                 raise UserError(f"the sensor {name!r} has {found} values; it must have {size}.")
         _check_home(model, feet, is_rough=terrain is not None)
     except (UserError, ValueError) as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}{urdf_hint(path)}") from None
     return model
+
+
+def _check_keyframe(spec: mujoco.MjSpec) -> None:
+    """Raise UserError unless `home` has a position for each joint: MuJoCo would fill up zeros."""
+    if (key := spec.key(HOME)) is None or not len(key.qpos):
+        raise UserError(f"the model has no keyframe {HOME!r} with a qpos, to stand in.")
+    widths = {mujoco.mjtJoint.mjJNT_FREE: 7, mujoco.mjtJoint.mjJNT_BALL: 4}
+    needed = sum(widths.get(joint.type, 1) for joint in spec.joints)
+    if len(key.qpos) != needed or not np.isfinite(key.qpos).all():
+        raise UserError(
+            f"the keyframe {HOME!r} has {len(key.qpos)} numbers in its qpos; it must have {needed} "
+            "finite ones: 7 of a free joint, 1 of each hinge."
+        )
 
 
 def _check_joints(model: mujoco.MjModel, base: str) -> None:
