@@ -108,6 +108,7 @@ def test_a_broken_folder_hides_no_other_task(elsewhere: Path, source: str, why: 
     ("source", "shown"),
     [
         ("def f(:\n    pass", ["line 1", "def f(:", "^", "SyntaxError"]),
+        ("import config, env", ["import config, env", "write `from .config import ...`"]),
         ("x = 1\nimport nonexistent", ["line 2", "import nonexistent", "ModuleNotFoundError"]),
         ("x = y", ["line 1", "x = y", "NameError: name 'y' is not defined"]),
     ],

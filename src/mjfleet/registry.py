@@ -176,12 +176,17 @@ def find_task(name: str, folder: Path) -> FoundTask:
 def _last_own_line(error: BaseException, folder: Path) -> str:
     """Return an exception with the last line of a folder's own code that led to it.
 
-    A syntax error names its line itself.
+    A syntax error names its line itself. A module of the folder must be imported with a dot.
     """
+    hint = ""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        module = error.name.partition(".")[0]
+        if (folder / f"{module}.py").is_file() or (folder / module).is_dir():
+            hint = f"\n{module} is in the task's folder: write `from .{module} import ...`"
     shown = traceback.TracebackException.from_exception(error)
     own = [frame for frame in shown.stack if Path(frame.filename).is_relative_to(folder)]
     place = [] if isinstance(error, SyntaxError) else traceback.format_list(own[-1:])
-    return "".join([*place, *shown.format_exception_only()]).rstrip()
+    return "".join([*place, *shown.format_exception_only()]).rstrip() + hint
 
 
 def _roots(environ: Mapping[str, str], tasks_dir: str | None) -> list[Path]:

@@ -32,6 +32,22 @@ def test_a_method_that_has_been_renamed_is_named(
         build_env(found, found.defaults(), "native", "cpu", 1)
 
 
+def test_a_task_that_changes_torchs_default_type_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    new_task(["balance"])
+    (file,) = tmp_path.rglob("env.py")
+    found, code = find_task("balance", file.parent), file.read_text()
+    begin = "        self.target = torch.zeros("
+    file.write_text(code.replace(begin, f"        torch.set_default_dtype(torch.float64)\n{begin}"))
+    try:
+        with pytest.raises(UserError, match=r"torch\.float64.*need torch\.float32.*`dtype=`"):
+            build_env(found, found.defaults(), "native", "cpu", 1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_room_on_warp_is_what_a_short_run_needs_unless_it_is_given() -> None:
     found = BUNDLED["go1-velocity-flat"]
     config = found.defaults().with_num_envs(4)
