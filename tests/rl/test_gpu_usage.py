@@ -1,13 +1,24 @@
 """What is said of GPUs that are mostly idle."""
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import pynvml
 import pytest
+import torch
 
 from mjfleet.loggers.iteration_metrics import IterationMetrics
-from mjfleet.rl.gpu_usage import LOOKED_AT, IdleGpuWarning
+from mjfleet.rl.gpu_usage import LOOKED_AT, GpuUsage, IdleGpuWarning, read_usage
 
 STEPS = 1000
+READINGS = {
+    "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=2**31),
+    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=40),
+    "nvmlDeviceGetTemperature": 50,
+}
+"""What NVML's functions return."""
 ROW = IterationMetrics(
     iteration=1, world_size=2, total_steps=STEPS, global_steps_per_second=STEPS, mean_return=None,
     mean_episode_length=None, terms={}, mean_reward=0.0, task={}, losses={}, learning_rate=0.1,
@@ -48,3 +59,26 @@ def test_busy_gpus_unknown_ones_and_cpus_are_no_warning(
     look(replace(ROW, gpu=gpu))
     look(ROW, iterations=LOOKED_AT)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("lacks", [None, *READINGS])
+def test_each_reading_that_nvml_has_is_taken(monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
+    """No GPU is here: NVML's functions, and the UUID that torch tells, are stand-ins."""
+    begun: list[None] = []
+
+    def fail(*_: Any) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    for name, value in READINGS.items():
+        monkeypatch.setattr(pynvml, name, fail if name == lacks else lambda *_, value=value: value)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: begun.append(None))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
+    properties = SimpleNamespace(uuid=f"without {lacks}")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    found = [read_usage("cuda:0") for _ in range(2)]
+    numbers = dict(zip(READINGS, (2.0, 40.0, 50.0), strict=True))
+    expected = [math.nan if name == lacks else number for name, number in numbers.items()]
+    memory, utilization, temperature = expected
+    usage = GpuUsage(memory=memory, utilization=utilization, temperature=temperature)
+    assert list(map(str, found)) == 2 * [str(usage)]
+    assert len(begun) == 1

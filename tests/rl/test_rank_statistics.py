@@ -78,6 +78,10 @@ def test_the_usage_of_all_gpus_is_in_columns_of_their_own() -> None:
     both = {"gpu_memory": 3.0, "gpu_utilization": 75.0, "gpu_temperature": 70.0}
     assert usage_columns([first, second]) == usage_columns([first, unknown, second]) == both
     assert usage_columns([unknown]) == dict.fromkeys(both)
+    warm = replace(unknown, temperature=80.0)
+    assert usage_columns([first, warm]) == {
+        "gpu_memory": 3.0, "gpu_utilization": 50.0, "gpu_temperature": 80.0
+    }  # fmt: skip
     assert usage_columns([None, None]) == {}
 
 

@@ -9,6 +9,7 @@ from mjfleet.config import from_dict
 from mjfleet.env.factory import build_env, on_device
 from mjfleet.env.random_numbers import seed_everything
 from mjfleet.registry import find_task
+from mjfleet.worker.gpu_settings import apply_settings
 from mjfleet.worker.worker_args import WorkerArgs
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class BuiltTask:
         self.worker, self.device = worker, worker.devices[0]
         self.found = find_task(worker.task, Path(worker.task_folder))
         self.config = from_dict(self.found.defaults(), worker.config)
+        apply_settings(self.config, self.device)  # As in training.
         seed_everything(self.config.agent.seed)
         args = self.found, self.config, worker.engine, self.device, worker.threads
         self.env = build_env(*args, group_size=self.config.agent.algorithm.envs_per_group)

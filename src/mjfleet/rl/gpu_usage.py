@@ -3,8 +3,10 @@
 import logging
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import pynvml
 import torch
@@ -31,25 +33,46 @@ def read_usage(device: str) -> GpuUsage | None:
     """Read the usage of a GPU; None for the CPU."""
     if device == "cpu":
         return None
+    handle = _handle(str(torch.cuda.get_device_properties(device).uuid))
+    return GpuUsage(
+        memory=_reading(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used / 2**30),
+        utilization=_reading(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+        temperature=_reading(lambda: pynvml.nvmlDeviceGetTemperature(handle, 0)),
+    )
+
+
+@lru_cache
+def _handle(uuid: str) -> Any:
+    """Return NVML's handle of a GPU; None in a container without NVML."""
     try:
-        return GpuUsage(
-            memory=torch.cuda.device_memory_used(device) / 2**30,
-            utilization=float(torch.cuda.utilization(device)),
-            temperature=float(torch.cuda.temperature(device)),
-        )
-    except (pynvml.NVMLError, RuntimeError):  # In a container without NVML, or on a MIG device.
-        return GpuUsage(memory=math.nan, utilization=math.nan, temperature=math.nan)
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except pynvml.NVMLError:
+        return None
+
+
+def _reading(read: Callable[[], Any]) -> float:
+    """Return a reading; NaN for one that this GPU lacks, as a MIG device does."""
+    try:
+        return float(read())
+    except pynvml.NVMLError:
+        return math.nan
 
 
 def usage_columns(usages: Sequence[GpuUsage | None]) -> dict[str, float | None]:
     """Return the columns: the largest memory and temperature, and the mean utilization."""
     if not any(usages):
         return {}
-    seen = [usage for usage in usages if usage and not math.isnan(usage.memory)]
+
+    def known(name: str) -> list[float]:
+        values = [getattr(usage, name) for usage in usages if usage]
+        return [value for value in values if not math.isnan(value)]
+
+    utilizations = known("utilization")
     return {
-        "gpu_memory": max((usage.memory for usage in seen), default=None),
-        "gpu_utilization": sum(u.utilization for u in seen) / len(seen) if seen else None,
-        "gpu_temperature": max((usage.temperature for usage in seen), default=None),
+        "gpu_memory": max(known("memory"), default=None),
+        "gpu_utilization": sum(utilizations) / len(utilizations) if utilizations else None,
+        "gpu_temperature": max(known("temperature"), default=None),
     }
 
 
