@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from ..env.test_env import BUNDLED
 @pytest.fixture
 def precision() -> Iterator[None]:
     """What is set for the whole process is set back."""
-    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    backends: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [backend.allow_tf32 for backend in backends]
     yield
     for backend, was in zip(backends, before, strict=True):

@@ -20,6 +20,7 @@ from mjfleet.rl.runner import Runner
 from mjfleet.runs.config_yaml import read_config
 
 from ..conftest import REPOSITORY, Run, rows
+from ..env.test_env import BUNDLED, build_task
 
 PAGE = (REPOSITORY / "docs" / "networks.md").read_text()
 PYTHON = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
@@ -327,3 +328,16 @@ def test_a_network_for_images_needs_its_layers(pole: FoundTask) -> None:
         replace(agent, actor=replace(agent.actor, class_name="CNNModel"))
     with pytest.raises(UserError, match="one for each"):
         from_dict(agent, {"actor": {"cnn_cfg": {"output_channels": [4, 4], "stride": [1, 1, 1]}}})
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = BUNDLED["cartpole-balance"]
+    env = build_task(found.name, "native", "cpu", num_envs=2)
+    agent = from_dict(found.defaults().agent, {"torch_compile_mode": "default"})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for variable, name in ((None, r"g\+\+"), ("clang++ -O2", r"clang\+\+")):
+        monkeypatch.delenv("CXX", raising=False)
+        if variable:
+            monkeypatch.setenv("CXX", variable)
+        with pytest.raises(UserError, match=f"torch-compile-mode.* no {name} here.*apt install"):
+            Runner(env, agent, "cpu", 1, found.load)

@@ -18,6 +18,7 @@ from mjfleet.launch.restart_policy import pause_seconds, why_not
 from mjfleet.rl.checkpoint_files import pack
 from mjfleet.runs.resume_choice import find_resume
 from mjfleet.runs.run_lookup import find_run
+from mjfleet.tools.play.command import play
 from mjfleet.utils.atomic_write import write_atomically
 
 from ..conftest import Run, only_run, rows
@@ -75,6 +76,16 @@ def test_latest_is_the_run_that_began_last(tmp_path: Path) -> None:
     # Also where it has no checkpoint yet: `latest` is the same run for every command.
     make_run(tmp_path, "c", "2026-01-03T00:00:00+00:00")
     assert find_resume("latest", TASK, tmp_path).run_dir == tmp_path / "c"
+
+
+def test_a_run_without_a_checkpoint_is_not_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_dir = make_run(Path("logs", TASK))
+    assert run_command(play, [TASK, "--resume", "latest", "--trust"]) == 2
+    error = f"error: --resume latest: {run_dir} has no checkpoint yet.\n"
+    assert capsys.readouterr().err == error
 
 
 def test_a_run_is_known_by_a_part_of_its_name(

@@ -51,3 +51,9 @@ def test_a_folder_that_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tempfile.tempdir", "/missing")
     with pytest.raises(UserError, match="/missing"), vanishing_folder():
         pass
+
+
+def test_a_missing_mktemp_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="no command `mktemp`"), vanishing_folder():
+        pass

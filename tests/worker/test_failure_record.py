@@ -9,6 +9,7 @@ from torch.distributed import DistNetworkError
 
 from mjfleet.errors import UserError
 from mjfleet.rl.phase import Phase
+from mjfleet.rl.runner import DivergedError
 from mjfleet.worker.failure_record import (
     FailedError,
     Failure,
@@ -49,6 +50,12 @@ def test_a_record_says_who_failed_where_and_why(tmp_path: Path) -> None:
     assert read_failures(tmp_path) == [written]
     assert FailedError(written, tmp_path).record == tmp_path / "failures/rank1.json"
     assert FailedError(written, tmp_path / "gone").record is None
+
+
+def test_an_iteration_is_named_once() -> None:
+    found = failure(DivergedError("iteration 5: the loss is inf; iteration 6: none"))
+    assert found.report.endswith(", iteration 5, learn: the loss is inf; iteration 6: none")
+    assert found.report.count("iteration 5") == found.summary.count("iteration 5") == 1
 
 
 def test_an_exception_without_a_text_and_one_whose_text_cannot_be_made_have_records() -> None:

@@ -1,6 +1,7 @@
 """`Run.policy`: a trained policy as a function."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ class Policy:
         with trained_task(trained.checkpoint, task, now, trained.config, False) as (found, own):
             config = own.with_num_envs(1)
             env = build_env(found, config, "native", "cpu", num_threads=1)
-            runner = Runner(env, config.agent, "cpu", 1, found.load)
+            agent = replace(config.agent, torch_compile_mode=None)
+            runner = Runner(env, agent, "cpu", 1, found.load)
             runner.load_policy(trained.checkpoint)
             return cls(runner.get_inference_policy(), device)
 

@@ -4,6 +4,7 @@ torchrunx starts an agent, which starts the workers and waits until all have end
 sees failures and hangs.
 """
 
+import multiprocessing
 import os
 import threading
 from collections.abc import Callable
@@ -83,6 +84,8 @@ class WorkerProcesses:
             if is_gone and not wait_until(
                 lambda: self.watchdog.outcome or self.watchdog.failure(), AGENT_GONE_SECONDS
             ):
+                if why := _lacks_shared_memory():
+                    return self._failed("UserError", why)
                 error = self._ended.exception() if self._ended.done() else None
                 what = f": {str(error) or repr(error)}" if error else ""
                 log = f"; its log is {self._agent_log}" if self._agent_log.is_file() else ""
@@ -107,7 +110,22 @@ class WorkerProcesses:
         threading.Event().wait()
 
     def _agent_failed(self, what: str) -> Failure:
-        rank, message = self._args.rank_of(0), f"torchrunx's agent {what}"
-        failure = Failure.seen("Agent", message, self._args, rank, Heartbeat())
+        return self._failed("Agent", f"torchrunx's agent {what}")
+
+    def _failed(self, kind: str, message: str) -> Failure:
+        failure = Failure.seen(kind, message, self._args, self._args.rank_of(0), Heartbeat())
+        failure = replace(failure, mistake=kind == "UserError")
         failure.write(Path(self._args.run_dir))
         return failure
+
+
+def _lacks_shared_memory() -> str | None:
+    """Return why no semaphore can be made, which torchrunx's agent needs; None if one can."""
+    try:
+        multiprocessing.get_context("fork").Lock()
+    except OSError as error:
+        return (
+            f"workers need shared memory, /dev/shm: {error.strerror}. Free some, or mount it "
+            "writable; in a container, `--shm-size=1g`."
+        )
+    return None

@@ -4,6 +4,7 @@ Used in the launcher, in the host agent and in workers; imports nothing heavy.
 """
 
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -49,6 +50,11 @@ def vanishing_folder(parent: Path | None = None) -> Iterator[Path]:
         with remover.stdout:
             folder = remover.stdout.read().rstrip("\n")
         if not folder:
+            if not shutil.which("mktemp"):
+                raise UserError(
+                    "there is no command `mktemp` on PATH, which makes folders for temporary "
+                    "files: install coreutils."
+                )
             remedy = "" if parent else ": set TMPDIR to another"
             raise UserError(f"no folder can be made in {template.parent}{remedy}.")
         yield Path(folder)

@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -16,6 +18,9 @@ from mjfleet.env import Env
 from mjfleet.errors import UserError
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.collectives import Collectives
+
+COMPILERS = {"CXX": ("g++",), "CC": ("gcc", "clang")}
+"""What torch (on a CPU) and triton (on a GPU) look for unless this variable names another."""
 
 
 class RslRlUpdate(Algorithm):
@@ -55,7 +60,13 @@ def build_algorithm(
     collectives: Collectives,
     num_threads: int,
 ) -> Any:
-    """Build networks, storage and an algorithm of this kind; for the arguments see Runner."""
+    """Build networks, storage and an algorithm of this kind; for the arguments see Runner.
+
+    Raises:
+        UserError: the networks cannot be built, or not be compiled.
+    """
+    if agent.torch_compile_mode is not None:
+        _check_compiler("CXX" if device == "cpu" else "CC")
     config = rsl_rl_config(agent, load)
     config["multi_gpu"] = None
     if agent.distils:
@@ -74,6 +85,17 @@ def build_algorithm(
             return PPO.construct_algorithm(env.get_observations(), env, config, device)
         except ValueError as error:
             raise UserError(f"the networks cannot be built: {error}") from error
+
+
+def _check_compiler(variable: str) -> None:
+    """Raise UserError if there is no compiler for what torch generates when it is first called."""
+    chosen, usual = os.environ.get(variable, "").split(), COMPILERS[variable]
+    if not any(map(shutil.which, chosen[:1] or usual)):
+        raise UserError(
+            "--agent.torch-compile-mode needs a compiler: there is no "
+            f"{chosen[0] if chosen else ' or '.join(usual)} here. Install one (on Debian, "
+            f"`apt install g++`), name it by {variable}, or leave the flag out."
+        )
 
 
 def rsl_rl_config(agent: AgentConfig, load: Callable[..., Any]) -> dict[str, Any]:

@@ -50,8 +50,8 @@ REMEDIES: dict[Check, str] = {
     "1 GiB free",
     host_checks.check_ports: "the loopback interface must be up (`ip link set lo up`) and without "
     "a firewall",
-    host_checks.check_host_name: "only runs on several hosts need it: add a line for it to "
-    "/etc/hosts",
+    host_checks.check_host_name: "only runs on several hosts and torchrun need it: add a line for "
+    "it to /etc/hosts; torchrun on one host can do without, by its `--local-addr 127.0.0.1`",
     host_checks.check_wandb: "only --agent.logger wandb needs it: `wandb login`, or WANDB_API_KEY",
 }
 """All checks, each with what the user can do if it fails; `_remedy` fills in the commands."""

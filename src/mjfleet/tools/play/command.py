@@ -156,7 +156,7 @@ def play(arguments: Sequence[str]) -> int:
             print_line(FOUND_NOWHERE.format(name))
         recorded, policy = resume.config, resume.checkpoint
         if policy is None:
-            raise UserError(f"--resume {asked}: {'; '.join(resume.notes)}.")
+            raise UserError(f"--resume {asked}: {resume.run_dir} has no checkpoint yet.")
         folder = policy.parent if resume.run_dir else None
         recorded = recorded or config_in(policy, trust)
     with ExitStack() as stack:

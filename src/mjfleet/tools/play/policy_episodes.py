@@ -5,7 +5,7 @@ Runs in the process that the user started. Importing this file imports nothing h
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -68,7 +68,8 @@ def playing(
                 runner.load_policy(checkpoint)
 
             with torch.inference_mode(False):
-                runner = Runner(env, config.agent, device, threads, found.load)
+                agent = replace(config.agent, torch_compile_mode=None)
+                runner = Runner(env, agent, device, threads, found.load)
             load(policy)
             actor = runner.get_inference_policy()
             player = Player(env, actor, load, actor.reset)
