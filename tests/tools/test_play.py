@@ -67,6 +67,7 @@ def test_a_task_can_be_looked_at_without_a_policy(run: Run, tmp_path: Path) -> N
             ("random", ("--video", "wild.mp4", "--video-seconds", "3")),
         )
     )
+    assert wild.stdout.endswith("wrote wild.mp4\n")
     assert column(still.stdout, "return")[0] > column(wild.stdout, "return")[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["wild.mp4"]
     frames = read_video(tmp_path / "wild.mp4")

@@ -4,11 +4,10 @@ Rank 0 or `play` starts it. Importing this imports nothing heavy.
 """
 
 import os
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from mjfleet.video.state_recording import StateRecording
 
 LOOK_SECONDS = 0.05
-SHARE = 0.005  # Of all cores' time, for drawing: training needs memory and caches too.
+NICE = 19  # The lowest priority: each thread gets 1.5% of a busy core, and all of an idle one.
 BACKENDS = ("egl", "osmesa")  # Of MUJOCO_GL; the second one if the first does not work.
 
 
@@ -34,17 +33,16 @@ class RenderingError(WorkerError):
 class RenderProcess(ChildProcess):
     """Draws a recording into an MP4 file, which exists, whole, once `is_done`.
 
-    With `idle`, it uses only processors that are idle, and no more than SHARE of their time, until
-    `hurry`.
+    `nice` is added to its niceness, see nice(2).
 
     Raises:
         OSError: there is no room for a temporary file, or no process can be started.
     """
 
-    def __init__(self, recording: "StateRecording", path: Path, *, idle: bool = False) -> None:
+    def __init__(self, recording: "StateRecording", path: Path, *, nice: int = 0) -> None:
         self.path = path
         chosen = os.environ.get("MUJOCO_GL")
-        command = _command(path, idle, [chosen] if chosen else BACKENDS)
+        command = _command(path, nice, [chosen] if chosen else BACKENDS)
         with tempfile.TemporaryFile() as file:
             recording.save(file)
             file.seek(0)
@@ -65,10 +63,6 @@ class RenderProcess(ChildProcess):
         *_, last = b"0", *self.output().split()
         return float(last)
 
-    def hurry(self) -> None:
-        """Let it use all time that processors have left; call it again, it may be too early."""
-        self.send_signal(signal.SIGCONT)
-
 
 def render(recording: "StateRecording", path: Path) -> None:
     """Draw a recording, show how far that is, and wait for the file.
@@ -87,15 +81,13 @@ def render(recording: "StateRecording", path: Path) -> None:
             progress.close()
 
 
-def main(path: str, idle: str, backend: str, *others: str) -> None:
-    """Draw the recording that comes in by standard input; `idle` is "1" or "0".
+def main(path: str, nice: str, backend: str, *others: str) -> None:
+    """Draw the recording that comes in by standard input.
 
     `backend` is the value of MUJOCO_GL; `others` are those to try if it does not work.
     """
     die_with_parent()
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCONT])
-    if idle == "1":
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.nice(int(nice))
     os.environ["MUJOCO_GL"] = backend
     try:
         from mujoco.rendering.classic.gl_context import GLContext
@@ -105,39 +97,22 @@ def main(path: str, idle: str, backend: str, *others: str) -> None:
         if not others:
             sys.exit(f"MuJoCo cannot draw by {backend}: {in_a_line(error)}")
         # MuJoCo reads MUJOCO_GL once, when it is imported.
-        command = _command(Path(path), idle == "1", others)
+        command = _command(Path(path), 0, others)  # The niceness stays.
         os.execv(command[0], command)
     from mjfleet.video.drawing import write_video
     from mjfleet.video.state_recording import StateRecording
 
     shares = os.dup(1)
     os.dup2(2, 1)  # Keeps what libraries print away from the shares.
-    pause = _pauses() if idle == "1" else lambda: None
 
     def after_each(share: float) -> None:
         os.write(shares, f"{share:.4f}\n".encode())
-        pause()
 
     write_video(StateRecording.load(sys.stdin.buffer), Path(path), after_each)
 
 
-def _pauses() -> Callable[[], None]:
-    """Return a function that sleeps for as long as keeps this process to its share."""
-    start = time.monotonic()
-    cores = usable_cores()
-    is_in_a_hurry = False
-
-    def pause() -> None:
-        nonlocal is_in_a_hurry
-        seconds = start + time.process_time() / (SHARE * cores) - time.monotonic()
-        if seconds > 0 and not is_in_a_hurry:
-            is_in_a_hurry = signal.sigtimedwait([signal.SIGCONT], seconds) is not None
-
-    return pause
-
-
-def _command(path: Path, idle: bool, backends: Sequence[str]) -> list[str]:
-    return python_module("mjfleet.video.render_process", str(path), str(int(idle)), *backends)
+def _command(path: Path, nice: int, backends: Sequence[str]) -> list[str]:
+    return python_module("mjfleet.video.render_process", str(path), str(nice), *backends)
 
 
 if __name__ == "__main__":

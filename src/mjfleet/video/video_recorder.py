@@ -14,7 +14,7 @@ import mujoco
 import numpy as np
 
 from mjfleet.utils.console import in_a_line, print_line
-from mjfleet.video.render_process import LOOK_SECONDS, RenderProcess
+from mjfleet.video.render_process import LOOK_SECONDS, NICE, RenderProcess
 from mjfleet.video.state_recording import ARROW, StateRecording
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ class TrainingVideos:
     """Makes a video of the iterations before each `interval`th one, and before the last one.
 
     A video is named after the iteration with which it ends. Training does not wait for drawing: one
-    process at a time draws with idle processors, and a recording that still waits for it gives way
-    to the next one. Any error ends the videos with one warning; training continues. No rollout of
-    `runner` has begun; `loggers` receive each finished video.
+    process at a time draws with the lowest priority, and a recording that still waits for it gives
+    way to the next one. Any error ends the videos with one warning; training continues. No rollout
+    of `runner` has begun; `loggers` receive each finished video.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class TrainingVideos:
         if self._drawn:
             limit = f"for {LAST_SECONDS:g} s at most; Ctrl-C skips them"
             print_line(f"drawing the last videos, {limit}")
-        deadline = time.monotonic() + LAST_SECONDS
+        deadline, last = time.monotonic() + LAST_SECONDS, {**self._drawn}
         while self._works and self._drawn and not stop() and time.monotonic() < deadline:
-            for process in self._drawn.values():
-                process.hurry()
             time.sleep(LOOK_SECONDS)
             self._attempt(self._move_on)
+        for number in last.keys() - self._drawn.keys():
+            print_line(f"wrote {last[number].path}")
 
     def close(self) -> None:
         """End what is still being drawn."""
@@ -137,11 +137,12 @@ class TrainingVideos:
             self._begin()
 
     def _begin(self) -> None:
-        """Begin to draw what waits; the last video does not wait for an idle processor."""
+        """Begin to draw what waits; training no longer competes with the last video."""
         assert self._waiting
         (number, recording), self._waiting = self._waiting, None
         path = self._folder / f"iteration_{number}.mp4"
-        self._drawn[number] = RenderProcess(recording, path, idle=number < self._last)
+        nice = NICE if number < self._last else 0
+        self._drawn[number] = RenderProcess(recording, path, nice=nice)
 
     def _attempt(self, action: Callable[[], object]) -> None:
         if not self._works:

@@ -239,9 +239,13 @@ def _play(
         if parsed.output:
             text = json.dumps(sums.numbers, indent=2) + "\n"
             write_atomically(Path(parsed.output), lambda file: file.write(text.encode()))
+            print_line(f"wrote {parsed.output}")
+        if parsed.save_episodes:
+            print_line(f"wrote {parsed.save_episodes}")
         if parsed.video and recording:
             print_line(f"\ndrawing {parsed.video}: {parsed.video_seconds:g} s")
             render(recording, Path(parsed.video))
+            print_line(f"wrote {parsed.video}")
     return 0
 
 
