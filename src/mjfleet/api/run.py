@@ -228,7 +228,7 @@ class Run:
             flags: of the command `play`: `engine="native"`, `seed=2`, `env={"num_envs": 16}`.
 
         Returns:
-            `mean`, `deviation`, `least` and `most` of the return, the length, each reward term and
+            `mean`, `std`, `min` and `max` of the return, the length, each reward term and
             each of the task's metrics, by name: `result["return"]["mean"]`.
         """
         with TemporaryDirectory(prefix="mjfleet-") as folder:

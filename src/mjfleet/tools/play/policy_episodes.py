@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mjfleet.video.state_recording import StateRecording
 
 Actions = Literal["zero", "random"]
-COLUMNS = "mean", "deviation", "least", "most"
+COLUMNS = "mean", "std", "min", "max"
 
 
 @dataclass(frozen=True)
