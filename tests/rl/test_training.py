@@ -420,7 +420,7 @@ def test_training_outlives_whoever_reads_its_output(start: Start, tmp_path: Path
     process.stdout.readline()
     process.stdout.close()
     assert process.wait(timeout=60) == 0
-    assert "standard output: Broken pipe" in process.stderr.read()
+    assert process.stderr.read() == ""
     process.stderr.close()
     assert json.loads((only_run(tmp_path) / "run.json").read_text())["status"] == "finished"
 

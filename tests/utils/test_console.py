@@ -1,6 +1,7 @@
 """Lines that are printed while something else is."""
 
 import io
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,20 @@ from typing import Any
 import pytest
 
 from mjfleet.utils.console import print_line
+
+
+def test_nobody_who_reads_is_no_word_and_a_full_disk_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe, open("/dev/full", "w") as disk:
+        for stream in (pipe, disk):
+            assert not caplog.records
+            monkeypatch.setattr(sys, "stdout", stream)
+            print_line("first")
+            print_line("later")
+    assert "No space left" in caplog.text
 
 
 def test_a_signal_inside_of_a_print_may_print(

@@ -30,7 +30,10 @@ def open_streams() -> None:
 
 
 def print_line(text: str) -> None:
-    """Print a line at once. If that fails, as after `| head`, discard this and all later output."""
+    """Print a line at once. If that fails, discard this and all later output.
+
+    After `| head`, nobody wants more of it; anything else, such as a full disk, is a warning.
+    """
     try:
         try:
             print(printable(text), flush=True)
@@ -39,7 +42,8 @@ def print_line(text: str) -> None:
             os.write(sys.stdout.fileno(), f"{printable(text)}\n".encode(errors="backslashreplace"))
     except OSError as error:
         discard(sys.stdout)
-        logger.warning("standard output: %s; the command goes on unseen", error.strerror)
+        if not isinstance(error, BrokenPipeError):
+            logger.warning("standard output: %s; the command continues", error.strerror)
 
 
 def print_error(text: str) -> None:
