@@ -8,15 +8,18 @@ import struct
 import sys
 import termios
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pyte
 import pytest
 
+from mjfleet.loggers import live_terminal
 from mjfleet.loggers.console_logger import ConsoleLogger
 from mjfleet.utils.console import print_line
 
 from ..conftest import Start, write_task
+from .test_console_logger import metrics
 
 COLUMNS, LINES = 100, 40
 ARGUMENTS = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.max-iterations", "12")
@@ -76,7 +79,8 @@ def watch(start: Start) -> Watch:
                 break
             stream.feed(data)
             if resize_to and any("iteration" in line for line in screen.display):
-                screen.resize(LINES, resize_to)
+                screen = _wrapped(screen, resize_to)
+                stream = pyte.ByteStream(screen)
                 _resize(ours, resize_to)
                 process.send_signal(signal.SIGWINCH)
                 resize_to = None
@@ -84,7 +88,9 @@ def watch(start: Start) -> Watch:
                 process.send_signal(signal.SIGINT)
                 stop_at = None
         os.close(ours)
-        above = ["".join(line[i].data for i in range(COLUMNS)) for line in screen.history.top]
+        above = [
+            "".join(line[i].data for i in range(screen.columns)) for line in screen.history.top
+        ]
         assert not screen.cursor.hidden
         return process.wait(timeout=60), [line.rstrip() for line in (*above, *screen.display)]
 
@@ -93,6 +99,55 @@ def watch(start: Start) -> Watch:
 
 def _resize(terminal: int, columns: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
+
+
+def _wrapped(screen: pyte.Screen, columns: int) -> pyte.HistoryScreen:
+    """The screen of a terminal that has become narrower and wraps its lines, as most do."""
+    shown, row = [line.rstrip() for line in screen.display], screen.cursor.y
+    narrow = pyte.HistoryScreen(columns, LINES, history=1000)
+    stream = pyte.Stream(narrow)
+    stream.feed("\r\n".join(shown[: row + 1]) + "\x1b7")  # The cursor stays at its text.
+    stream.feed("\r\n".join(["", *shown[row + 1 :]]).rstrip() + "\x1b8")
+    return narrow
+
+
+def test_nothing_is_left_of_a_view_that_was_wider(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(live_terminal, "REFRESH_SECONDS", 0.0)
+    screen = pyte.HistoryScreen(COLUMNS, LINES, history=1000)
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)
+    _resize(ours, COLUMNS)
+    before = os.dup(1)
+    os.dup2(theirs, 1)  # rich asks it for the size.
+    try:
+        with open(theirs, "w") as terminal:
+            monkeypatch.setattr(sys, "stdout", terminal)
+            print_line("above")
+            view = ConsoleLogger(max_iterations=99, view="live", task="t")
+            view.iteration(metrics(7, 12.5, evaluated=None))
+            _show(ours, screen)
+            screen = _wrapped(screen, 50)
+            _resize(ours, 50)
+            view.close()
+            _show(ours, screen)
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+        os.close(ours)
+    lines = [line.rstrip() for line in screen.display]
+    assert lines[0] == "above"
+    for name in ("t  ", "return", "steps per second", "episode length"):
+        assert sum(line.startswith(name) for line in lines) == 1, lines
+
+
+def _show(terminal: int, screen: pyte.Screen) -> None:
+    """Show what has been written to a terminal."""
+    with suppress(BlockingIOError):
+        while data := os.read(terminal, 2**16):
+            pyte.ByteStream(screen).feed(data)
 
 
 def test_a_live_view_stays_in_its_place_and_breaks_no_line(watch: Watch, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from mjfleet.groups.device_shares import Share
 from mjfleet.runs.run_json import RECORD_FILE, read_record
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import print_line, printable
+from mjfleet.utils.progress import erase_wrapped
 from mjfleet.utils.safe_read import open_regular
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.stop_signals import StopRequest
@@ -197,6 +198,7 @@ class GroupView:
 
     def __enter__(self) -> Self:
         if self._live:
+            self._columns = self._live.console.width
             self._live.start()
             # rich hides the cursor, and a process that is killed could not show it again.
             self._live.console.show_cursor(True)
@@ -219,5 +221,6 @@ class GroupView:
 
         lines = [f"{one.member.name}: {printable(one.last_line)}" for one in running]
         shown = "\n".join([*lines, note]).rstrip()
+        self._columns = erase_wrapped(self._live, self._columns)
         self._live.update(Text(shown, no_wrap=True, overflow="ellipsis"), refresh=True)
         self._due = time.monotonic() + REFRESH_SECONDS

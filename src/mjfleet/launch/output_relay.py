@@ -7,6 +7,7 @@ import pty
 import queue
 import re
 import select
+import shutil
 import termios
 import threading
 import time
@@ -17,7 +18,8 @@ from typing import BinaryIO, Self
 
 logger = logging.getLogger(__name__)
 
-ERASE_LINE = b"\x1b[2K"  # What rich writes for each line of a view before it draws it anew.
+ERASE_LINE, SHOW_CURSOR = b"\x1b[2K", b"\x1b[?25h"
+"""What is written for each line of a view before it is drawn anew, and before it is drawn first."""
 CONTROL = re.compile(rb"\x1b\[[^a-zA-Z]*[a-zA-Z]")
 
 
@@ -102,13 +104,17 @@ class OutputRelay:
                 self._log = None
         if stream == 1 and os.isatty(1):
             shown = self._view + data
-            drawn = shown.rfind(ERASE_LINE)
+            drawn = max(map(shown.rfind, (ERASE_LINE, SHOW_CURSOR)))
             self._view = shown[drawn if drawn >= 0 else shown.rfind(b"\n") + 1 :]
         self._write(stream, data)
 
     def _print_above(self, text: str) -> None:
         """Print a line where the view begins, then the view below it."""
-        lines = self._view.count(b"\n")
+        first, *others = CONTROL.sub(b"", self._view).decode(errors="replace").split("\n")
+        columns = shutil.get_terminal_size().columns  # It wraps lines when it shrinks.
+        lines = sum(max(0, len(line.rstrip()) - 1) // columns for line in (first, *others)) + len(
+            others
+        )
         back = (b"\r" + b"\x1b[%dA" % lines * (lines > 0) + b"\x1b[J") if self._view else b""
         self._write(1, back + text.encode(errors="backslashreplace") + b"\n" + self._view)
 
@@ -118,10 +124,11 @@ class OutputRelay:
                 data = data[os.write(stream, data) :]
             except BlockingIOError:
                 time.sleep(0.01)
-            except OSError as error:  # Nobody reads any more, as after `| head`.
+            except OSError as error:
                 self._silent.add(stream)
-                if stream == 1:
-                    logger.warning("standard output: %s; training goes on", error.strerror)
+                # After `| head`, nobody wants more of it.
+                if stream == 1 and not isinstance(error, BrokenPipeError):
+                    logger.warning("standard output: %s; training continues", error.strerror)
 
 
 def _channel(stream: int) -> tuple[int, int]:

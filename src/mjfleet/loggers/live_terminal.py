@@ -16,6 +16,7 @@ from rich.text import Text
 
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.utils.console import discard
+from mjfleet.utils.progress import erase_wrapped
 
 REFRESH_SECONDS = 0.2
 DRAWING_SHARE = 0.002  # Share of the run's time that drawing may take, since training waits for it.
@@ -35,6 +36,7 @@ class LiveView:
         self._curves: dict[str, list[float]] = {name: [] for name in names}
         self._terminal = sys.stdout  # Which rich replaces.
         self._live = Live(console=Console(), auto_refresh=False)
+        self._width = self._live.console.width
         self._live.start()
         # rich hides the cursor, and a process that is killed could not show it again.
         self._live.console.show_cursor(True)
@@ -64,6 +66,7 @@ class LiveView:
         self._live.stop()
 
     def _draw(self) -> None:
+        self._width = erase_wrapped(self._live, self._width)
         if self._newest:
             self._live.update(self._view(self._newest, time.perf_counter() - self._start))
 
