@@ -37,6 +37,8 @@ class DoctorArguments(Checked):
     """Library for communication between workers; `auto`: nccl on GPUs, gloo on the CPU."""
     log_root: str = "logs"
     """Folder in which run directories would be created."""
+    wandb: bool = False
+    """Check the login at Weights & Biases too, which only `--agent.logger wandb` needs."""
     timeout: Seconds = 60.0
     """Seconds after which a check counts as failed."""
 
@@ -47,6 +49,7 @@ class DoctorArguments(Checked):
     def launch_config(self) -> LaunchConfig:
         """Return the same flags as those of a training run, checked by its rules."""
         flags = dict(vars(self))
+        del flags["wandb"]
         return LaunchConfig(collective_timeout=flags.pop("timeout"), **flags)
 
 
@@ -55,7 +58,7 @@ def doctor(arguments: Sequence[str]) -> int:
     parsed = parse_flags(DoctorArguments, arguments, "mjfleet doctor")
     has_failed = False
     with StopRequest().installed():
-        for name, finding in _diagnose(parsed.launch_config()):
+        for name, finding in _diagnose(parsed.launch_config(), parsed.wandb):
             print_line(f"{finding.status:<4}  {name + ':':<18}{finding.found}")
             if finding.todo:
                 print_line(f"      to do: {finding.todo}")
@@ -63,7 +66,7 @@ def doctor(arguments: Sequence[str]) -> int:
     return 1 if has_failed else 0
 
 
-def _diagnose(config: LaunchConfig) -> Iterator[tuple[str, Finding]]:
+def _diagnose(config: LaunchConfig, uses_wandb: bool) -> Iterator[tuple[str, Finding]]:
     """Make all checks and yield each finding with its name; FAIL: training would fail."""
     try:
         scratch = tempfile.TemporaryDirectory(prefix="mjfleet-")
@@ -92,7 +95,10 @@ def _diagnose(config: LaunchConfig) -> Iterator[tuple[str, Finding]]:
         physical = f"the machine's {', '.join(devices.physical)}" if devices.physical else ""
         why = f" ({physical or devices.note})" if physical or devices.note else ""
         yield "devices", Finding("ok", ", ".join(devices.names) + why)
-        yield from _check_devices(replace(args, devices=devices.names, backend=backend))
+        args = replace(args, devices=devices.names, backend=backend)
+        yield from _check_devices(args)
+        if uses_wandb:
+            yield "W&B", make_check(host_checks.check_wandb, args, is_needed=False)
 
 
 def _check_devices(args: WorkerArgs) -> Iterator[tuple[str, Finding]]:
@@ -112,7 +118,6 @@ def _check_devices(args: WorkerArgs) -> Iterator[tuple[str, Finding]]:
     yield "log root", make_check(host_checks.check_log_root, args)
     yield "ports", make_check(host_checks.check_ports, args, is_needed=len(args.devices) > 1)
     yield "host name", make_check(host_checks.check_host_name, args, is_needed=False)
-    yield "W&B", make_check(host_checks.check_wandb, args, is_needed=False)
 
 
 def _all_reduce(args: WorkerArgs) -> Finding:
