@@ -242,14 +242,14 @@ def test_a_file_to_complete_says_so_and_is_kept_once_it_is_edited(
     model, file = build("cartpole-balance", num_envs=1).sim.model, tmp_path / "run_a.py"
     own = (discover({}).tasks["cartpole-balance"].folder / "robot.py").read_text()
     for folder, said in ((tmp_path, "Robot.observe"), (tmp_path / "task", "length  ")):
-        (line,) = write_run_files(tmp_path / "a.onnx", model, Env, folder)
+        (line,) = write_run_files(tmp_path / "a.onnx", model, Env, folder, True)
         assert line.startswith(f"wrote {file}")
         assert said in run_file(tmp_path, "run_a.py", "--seconds", "1")
         (tmp_path / "task").mkdir(exist_ok=True)
         (tmp_path / "task/robot.py").write_text(own)
     edited = file.read_text() + "# Mine.\n"
     file.write_text(edited)
-    (line,) = write_run_files(tmp_path / "a.onnx", model, Env, tmp_path)
+    (line,) = write_run_files(tmp_path / "a.onnx", model, Env, tmp_path, True)
     assert line.startswith(f"kept {file}")
     assert file.read_text() == edited
 

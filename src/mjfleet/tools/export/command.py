@@ -97,13 +97,21 @@ def export(arguments: Sequence[str]) -> int:
     if now is None and not parsed.as_trained:
         print_line(FOUND_NOWHERE.format(task))
     with trained_task(trained.checkpoint, task, now, trained.config, parsed.trust) as own:
-        return _export(parsed, *own, trained, output)
+        return _export(parsed, *own, trained, output, is_kept=now is not None)
 
 
 def _export(
-    parsed: ExportArguments, found: FoundTask, config: TrainConfig, trained: Trained, output: Path
+    parsed: ExportArguments,
+    found: FoundTask,
+    config: TrainConfig,
+    trained: Trained,
+    output: Path,
+    is_kept: bool,
 ) -> int:
-    """Write the policy of a task and its metadata; return 1 if it could not be reproduced."""
+    """Write the policy of a task and its metadata; return 1 if it could not be reproduced.
+
+    `is_kept` says whether the task's folder is still there afterwards.
+    """
     json_file = output.with_suffix(".json")
     num_envs, agent = config.env.num_envs, replace(config.agent, torch_compile_mode=None)
     num_envs = MAX_ENVS if num_envs == "auto" else min(num_envs, MAX_ENVS)
@@ -153,7 +161,7 @@ def _export(
         write_atomically(json_file, lambda file: file.write(metadata.encode()))
         lines = [f"wrote {output} and {json_file.name}"]
         if parsed.format == "onnx" and not images_of(policy):
-            lines += write_run_files(output, env.sim.model, type(env), found.folder)
+            lines += write_run_files(output, env.sim.model, type(env), found.folder, is_kept)
     except OSError as error:
         raise UserError(f"{output}: {error.strerror}.") from None
     for line in lines:

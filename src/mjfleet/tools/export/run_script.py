@@ -19,12 +19,13 @@ MARK = "# Written by `mjfleet export`. Hash of what follows: "
 
 
 def write_run_files(
-    policy: Path, model: mujoco.MjModel, env_class: type[Env[Any]], task: Path
+    policy: Path, model: mujoco.MjModel, env_class: type[Env[Any]], task: Path, is_kept: bool
 ) -> list[str]:
     """Write the model and run_<policy>.py beside a policy; return lines to print about them.
 
     A file that somebody has edited is kept. What goes into the file is the robot.py of the task's
-    folder `task`, or the one beside the nearest class that `env_class` is derived from.
+    folder `task`, or the one beside the nearest class that `env_class` is derived from. `is_kept`
+    says whether `task` is still there after the export.
 
     Raises:
         OSError: a file cannot be written.
@@ -49,7 +50,7 @@ def write_run_files(
     write_atomically(script, lambda file: file.write((head + text).encode()))
     if is_known:
         return [f"wrote {script}, which runs it in plain MuJoCo"]
-    return [f"wrote {script}: {todo}, or once for all exports in {robot}"]
+    return [f"wrote {script}: {todo}" + f", or once for all exports in {robot}" * is_kept]
 
 
 def _robot_file(env_class: type[Env[Any]], task: Path) -> Path:
