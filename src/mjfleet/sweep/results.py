@@ -1,5 +1,6 @@
 """What came of a sweep: the best configuration, a summary, and a page. Runs in the launcher."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -106,6 +107,7 @@ def write_sweep_page(study: Study, folder: Path) -> Path:
         "cause": CAUSE,
         "steps": STEPS,
         "text_of": text_of,
+        "axes": {name: _axis(one) for name, one in definition.space.items()},
         "entries": [_curves(study)],
     }
     write_page(folder / PAGE_FILE, PAGE_FILE, contents)
@@ -130,6 +132,14 @@ def _curves(study: Study) -> dict[str, Any]:
         along[name] = list(accumulate(places, lambda a, b: max(b, math.nextafter(a, math.inf))))
         columns[name] = [value for _, value in points]
     return {"along": along, "columns": columns}
+
+
+def _axis(one: Distribution) -> dict[str, Any]:
+    """Return the ends of a field's axis on the page, for page.js; of a list, its values too."""
+    if isinstance(one, CategoricalDistribution):
+        names = json.dumps([text_of(value) for value in one.choices])
+        return {"data-low": -0.5, "data-high": len(one.choices) - 0.5, "data-choices": names}
+    return {"data-low": one.low, "data-high": one.high, "data-log": 1 if one.log else None}
 
 
 def _place(one: Distribution, value: Any) -> float:

@@ -23,7 +23,9 @@ const colourOf = (number) => colour(`--line-${number % COLOURS}`);
 
 function draw(place) {
   const column = place.dataset.column;
-  const own = place.dataset.along; // An axis of its own, on which all that is there are points.
+  // An axis of its own from low to high, on which all that is there are points.
+  const { along: own, low, high, choices } = place.dataset;
+  const names = choices && JSON.parse(choices);
   const shown = place.parentNode.querySelector("figcaption span");
   const before = [...shown.childNodes];
   const tables = [], series = [{}], bands = [], drawn = [];
@@ -51,6 +53,7 @@ function draw(place) {
     font: "11px system-ui, sans-serif",
     values: (_, splits) => splits.map((split) => (split == null ? "" : short(split))),
   };
+  const named = names && { splits: () => names.map((_, place) => place), values: () => names };
 
   function show(at) {
     const x = values[0][at];
@@ -61,7 +64,7 @@ function draw(place) {
       part.textContent = `${short(known)} `;
       return part;
     });
-    shown.replaceChildren(...parts, `at ${short(x)}`);
+    shown.replaceChildren(...parts, `at ${names ? names[Math.round(x)] : short(x)}`);
   }
 
   const options = {
@@ -70,8 +73,8 @@ function draw(place) {
     padding: [8, 12, 0, 0],
     legend: { show: false },
     cursor: { y: false, sync: own ? {} : { key: "all", scales: ["x", null] }, points: { size: 7 } },
-    scales: { x: { time: false, distr: place.dataset.log ? 3 : 1 }, y: { distr: logarithmic.checked && isAbove0 ? 3 : 1 } },
-    axes: [{ ...axis, size: 22 }, { ...axis, size: 52 }],
+    scales: { x: { time: false, distr: place.dataset.log ? 3 : 1, ...(low !== high && { range: [+low, +high] }) }, y: { distr: logarithmic.checked && isAbove0 ? 3 : 1 } },
+    axes: [{ ...axis, size: 22, ...named }, { ...axis, size: 52 }],
     series,
     bands,
     hooks: {
