@@ -1,6 +1,8 @@
 """`mjfleet compare`: runs side by side, on the terminal, as JSON and as a page in a browser."""
 
+import html
 import json
+import os
 import pty
 import re
 import shutil
@@ -61,12 +63,12 @@ def as_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)
 
 
-def test_seeds_are_one_row_and_rows_are_told_apart_by_what_differs(
+def test_seeds_are_one_row_and_rows_keep_the_names_that_were_given(
     runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = as_json(capsys, *runs, "--metric", "error", "--until", "mean_return > 30")
     one, other = found["rows"]
-    assert (one["name"], other["name"]) == ("gamma 0.9", "gamma 0.99")
+    assert (one["name"], other["name"]) == (", ".join(runs[:2]), runs[2])
     assert [one["runs"], other["runs"]] == [runs[:2], runs[2:]]
     assert one["settings"] == {"agent.algorithm.gamma": 0.9}
     returns = one["results"]["mean_return"]
@@ -77,8 +79,8 @@ def test_seeds_are_one_row_and_rows_are_told_apart_by_what_differs(
     }
     assert one["results"]["eval/return"]["best"]["runs"] == 1  # Of two.
     assert other["results"]["eval/return"]["best"] is None
-    assert one["results"]["error"]["least"]["mean"] == pytest.approx((0.41 + 1.0) / 2)
-    assert other["results"]["error"] == dict.fromkeys(("last", "least", "greatest"))
+    assert one["results"]["error"]["min"]["mean"] == pytest.approx((0.41 + 1.0) / 2)
+    assert other["results"]["error"] == dict.fromkeys(("last", "min", "max"))
     # The means over ten iterations are greater than 30 from iteration 21, 36 and 36 on.
     steps, minutes = one["until"]["million steps"], one["until"]["minutes"]
     assert steps["runs"] == minutes["runs"] == 2
@@ -132,10 +134,10 @@ def test_tables_fit_80_columns_and_a_row_is_a_line_in_a_pipe(
     assert piped.returncode == 0, piped.stderr
     lines = piped.stdout.splitlines()
     for line in (
-        "1 gamma 0.9 2 60 88.5 [59, 118] 88.5 [59, 118] 7 (1 of 2)",
-        "2 gamma 0.99 1 45 5 39 -",
+        "1 a, b 2 60 88.5 [59, 118] 88.5 [59, 118] 7 (1 of 2)",
+        "2 c 1 45 5 39 -",
         "Until mean_return > 900",
-        "1 gamma 0.9 - -",
+        "1 a, b - -",
         "agent.algorithm.gamma 0.9 0.99",
     ):
         assert line in [" ".join(shown.split()) for shown in lines], piped.stdout
@@ -150,6 +152,46 @@ def test_tables_fit_80_columns_and_a_row_is_a_line_in_a_pipe(
     assert sum("[59, 118]" in line for line in shown) == 1
 
 
+def test_returns_of_different_rewards_are_said_to_be(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert as_json(capsys, *runs)["note"] is None
+    for name, change, said in (
+        ("run.json", {"task": "other"}, "the task"),
+        ("run.json", {"attempts": [{"code": {"hash": "0123456789abcdef"}}]}, "the task's code"),
+        ("config.yaml", "env: {weights: {slip: -1.0}}", "env.weights.slip"),
+        ("config.yaml", "env: {healthy_reward: 5.0}", "env.healthy_reward"),
+        ("metrics.csv", ",reward/slip", "the reward terms"),
+    ):
+        file = Path(runs[2], name)
+        before = file.read_text()
+        if isinstance(change, dict):
+            file.write_text(json.dumps(json.loads(before) | change))
+        elif name == "metrics.csv":
+            file.write_text("".join(f"{line}{change if not i else ',1'}\n"
+                            for i, line in enumerate(before.splitlines())))  # fmt: skip
+        else:
+            file.write_text(before + change)
+        page = tmp_path / "page.html"
+        assert run_command(mjfleet, ["compare", *runs, "--output", str(page)]) == 0
+        note = f"Returns may be of different rewards, since these differ: {said}."
+        assert note in " ".join(capsys.readouterr().out.split())
+        assert html.escape(note, quote=True).replace("&#x27;", "&#39;") in page.read_text()
+        file.write_text(before)
+
+
+def test_a_group_of_several_settings_is_several_rows(
+    runs: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(runs[0]).parents[2])
+    group = Path("logs/cartpole/group")
+    trained(group / "trial_0", [1.0] * 10)
+    trained(group / "trial_1", [2.0] * 10, gamma=0.99)
+    (group / "group.json").write_text(json.dumps({"kind": "sweep", "status": "finished"}))
+    names = [row["name"] for row in as_json(capsys, "group")["rows"]]
+    assert names == ["group (gamma 0.9)", "group (gamma 0.99)"]
+
+
 def test_a_page_shows_tables_and_curves(runs: list[str], tmp_path: Path) -> None:
     other = json.loads((Path(runs[2]) / "run.json").read_text())
     (Path(runs[2]) / "run.json").write_text(json.dumps(other | {"task": EVIL}))
@@ -159,7 +201,7 @@ def test_a_page_shows_tables_and_curves(runs: list[str], tmp_path: Path) -> None
     html5lib.HTMLParser(strict=True).parse(text)
     assert EVIL not in text
     curves = text.count("data-column=")
-    assert curves == 4  # mean_return, eval/return, error, and steps per second.
+    assert curves == 2  # The return and the error; what is constant in all of them is not drawn.
     if shutil.which("chromium") is None:
         return
     document = html5lib.parse(document_after_pointing(text, tmp_path), namespaceHTMLElements=False)
@@ -194,3 +236,43 @@ def test_mistakes_are_answered_and_nothing_is_written(
         assert shown.err.count("\n") == 1
         assert not shown.out
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_stays_the_same_is_not_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # The second seed never succeeds: a mean over both counts its zeros.
+    rising, never = [0.1 * i for i in range(10)], [0.0] * 10
+    same = {"wait_seconds": never, "loss/nan": ["nan"] * 10, "huge": ["1e300"] * 10}
+    for seed, successes in ((1, rising), (2, never)):
+        folder = Path(f"logs/cartpole/group/seed_{seed}")
+        trained(folder, [5.0] * 10, {"task/success": successes, **same}, seed=seed)
+    Path("logs/cartpole/group/group.json").write_text('{"task": "cartpole", "kind": "seeds"}')
+    trained(Path("logs/cartpole/one"), [5.0], same)
+    for run, drawn in (("group", ["task/success"]), ("seed_1", ["task/success"]), ("one", [])):
+        assert run_command(mjfleet, ["report", run, "--output", "page.html"]) == 0
+        text = Path("page.html").read_text()
+        html5lib.HTMLParser(strict=True).parse(text)
+        assert re.findall('data-column="(.*?)"', text) == drawn
+        assert "<code>mean_return</code>" in text  # In the table of all numbers.
+        document = html5lib.parse(text, namespaceHTMLElements=False)
+        (data,) = (each.text for each in document.iter("script") if each.get("id"))
+        if run == "group":
+            mean = json.loads(data or "")[0]["columns"]["task/success"]
+            assert mean == pytest.approx([value / 2 for value in rising])
+        assert run_command(mjfleet, ["plot", run, "--output", "curves.svg"]) == 0
+        labels = re.findall("<!-- (task/success|mean_return|wait_seconds) -->",
+                            Path("curves.svg").read_text())  # fmt: skip
+        assert labels == (drawn or ["mean_return"])  # One iteration: all that there is.
+    assert run_command(mjfleet, ["compare", "group", "one"]) == 0
+    capsys.readouterr()
+
+
+def test_a_page_is_written_though_nobody_reads_the_tables(runs: list[str], tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    page = tmp_path / "page.html"
+    with open(writer, "w") as pipe, redirect_stdout(pipe), pytest.raises(SystemExit):
+        run_command(mjfleet, ["compare", *runs, "--output", str(page)])
+    assert page.exists()

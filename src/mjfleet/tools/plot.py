@@ -45,7 +45,8 @@ class PlotArguments(Checked):
     x: Literal["steps", "minutes"] = "steps"
     """The x-axis: environment steps of all workers, or minutes of training."""
     columns: tuple[str, ...] = DEFAULT_COLUMNS
-    """Columns of metrics.csv; one that ends in a slash selects all that begin with it."""
+    """Columns of metrics.csv; one that ends in a slash selects all that begin with it. By default
+    columns whose values never change are left out."""
     output: str | None = None
     """File to write, PNG, SVG or PDF; `None`: plots/curves.png in the last run or group."""
     log_root: Folder = "logs"
@@ -64,6 +65,14 @@ class Panel:
     """Whether several lines of a label are drawn as their mean within its interval, and the y-axis
     may begin above zero."""
     dots: Mapping[str, Sequence[Line]] = field(default_factory=dict)  # Single points, by label.
+
+    @property
+    def changes(self) -> bool:
+        """Whether there are different values in it."""
+        lines = [
+            line for some in (self.lines, self.dots) for each in some.values() for line in each
+        ]
+        return len({y for _, values in lines for y in values}) > 1
 
 
 def plot(arguments: Sequence[str]) -> int:
@@ -84,6 +93,8 @@ def plot(arguments: Sequence[str]) -> int:
         if not found and parsed.columns is not DEFAULT_COLUMNS:
             raise UserError(f"--columns {wanted}: there is no such column; of these: {known}.")
         panels += [panel for column in found if (panel := _panel(groups, column, parsed.x)).lines]
+    if parsed.columns is DEFAULT_COLUMNS:
+        panels = [panel for panel in panels if panel.changes] or panels
     if not panels:
         raise UserError("the runs have no values in these columns yet.")
     if len(panels) > MAX_PANELS:

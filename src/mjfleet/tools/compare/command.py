@@ -6,7 +6,7 @@ Runs in the process that the user started and imports nothing heavy.
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,12 +25,13 @@ from mjfleet.tools.compare.comparison import (
     RETURN,
     Table,
     compare_groups,
+    reward_differences,
     share_of_best,
     sparklines,
     tables,
 )
 from mjfleet.tools.output_file import check_output
-from mjfleet.tools.report.curves import Curves, by_heading, curves_of_group
+from mjfleet.tools.report.curves import Curves, by_heading, changing, curves_of_group
 from mjfleet.tools.report.page_file import write_page
 from mjfleet.utils.console import print_line, printable
 
@@ -81,25 +82,24 @@ def compare(arguments: Sequence[str]) -> int:
     until = until or share_of_best(runs)
     title = f"Until {' and '.join(map(str, until))}" if until else ""
     title += "" if parsed.until or not until else f" ({GOOD:.0%} of the best)"
-    groups = group_runs(runs)
-    if len(groups) == 1:  # Only the seeds differ: what was named is told apart.
-        groups = named
+    groups = _named_groups(named)
     rows = compare_groups(groups, list(metrics), until)
     shown = tables(rows, list(metrics), title)
-    if parsed.json:
-        differing = differences([run.settings for run in runs])
-        found = [row.as_dict(differing) for row in rows]
-        print(json.dumps({"until": list(map(str, until)), "rows": found}, indent=2, default=asdict))
-    else:
-        _print(shown, [curves_of_group(group, [RETURN]) for group in groups.values()])
+    note = reward_differences(runs)
     if output:
         entries = [curves_of_group(group, known) for group in groups.values()]
-        drawn = dict.fromkeys(column for curves in entries for column in curves["columns"])
-        contents = {"command": "compare", "runs": runs, "rows": rows, "tables": shown,
+        contents = {"command": "compare", "runs": runs, "rows": rows, "tables": shown, "note": note,
                     "tasks": list(dict.fromkeys(str(run.settings["task"]) for run in runs)),
-                    "headings": by_heading(drawn), "entries": entries}  # fmt: skip
+                    "headings": by_heading(changing(entries)), "entries": entries}  # fmt: skip
         write_page(output.resolve(), "compare.html", contents)
-        if not parsed.json:
+    if parsed.json:
+        differing = differences([run.settings for run in runs])
+        found = {"until": list(map(str, until)), "note": note}
+        found["rows"] = [row.as_dict(differing) for row in rows]
+        print(json.dumps(found, indent=2, default=asdict))
+    else:
+        _print(shown, note, [curves_of_group(group, [RETURN]) for group in groups.values()])
+        if output:
             print_line(f"wrote {output}")
     return 0
 
@@ -127,14 +127,33 @@ def _read(names: Sequence[str], log_root: Path) -> dict[str, list[LoggedRun]]:
     return named
 
 
-def _print(shown: Sequence[Table], entries: Sequence[Curves]) -> None:
-    """Print the tables, and each row's curve. In a pipe each row has one line."""
+def _named_groups(named: Mapping[str, list[LoggedRun]]) -> dict[str, list[LoggedRun]]:
+    """Return the runs of each row by the arguments that named them.
+
+    Rows of the same argument, such as a sweep, are told apart by their settings.
+    """
+    groups = group_runs([run for some in named.values() for run in some])
+    if len(groups) == 1:  # Only the seeds differ: what was named is told apart.
+        return dict(named)
+    called = {run.folder: name for name, runs in named.items() for run in runs}
+    each = [dict.fromkeys(called[run.folder] for run in runs) for runs in groups.values()]
+    names = [", ".join(some) for some in each]
+    return {
+        name if names.count(name) == 1 else f"{name} ({label})": runs
+        for name, (label, runs) in zip(names, groups.items(), strict=True)
+    }
+
+
+def _print(shown: Sequence[Table], note: str | None, entries: Sequence[Curves]) -> None:
+    """Print a note, the tables, and each row's curve. In a pipe each row has one line."""
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else ONE_LINE)
     if not console.options.ascii_only:
         shown = [*shown, *sparklines([name for name, _ in shown[0].rows], entries)]
     unlimited = console.options.update(max_width=ONE_LINE)
+    if note:
+        console.print(_text(note), "", sep="\n")
     for table in shown:
         drawn = _drawn(table, " ")
         if console.measure(drawn, options=unlimited).maximum > console.width:

@@ -4,6 +4,7 @@ Runs in the process that the user started and imports nothing heavy.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -19,12 +20,15 @@ from mjfleet.tools.report.page_file import as_typed, number
 
 GOOD = 0.9  # Share of the best return, which the runs are to reach if nothing else is asked for.
 OF: Mapping[str, Callable[[Sequence[float]], float]] = {
-    "last": itemgetter(-1), "best": max, "least": min, "greatest": max,
+    "last": itemgetter(-1), "best": max, "min": min, "max": max,
 }  # fmt: skip
 """What a column of metrics.csv is summarised to."""
 RETURN = "mean_return"
 RETURNS = {RETURN: ("last", "best"), "eval/return": ("best",)}
-METRIC = ("last", "least", "greatest")  # Whether less or more is better is not known.
+REWARD_SETTINGS = {"task": "the task", "code": "the task's code"}
+REWARDS = re.compile(r"task|code|env\..*(weight|reward|penalty|cost).*")
+"""Settings that decide what a return is the sum of, by their names."""
+METRIC = ("last", "min", "max")  # Whether less or more is better is not known.
 UNTIL = (STEPS, "minutes")
 BARS = 40  # Of a curve on the terminal.
 Results = Mapping[str, Mapping[str, Estimate | None]]
@@ -81,6 +85,17 @@ def compare_groups(
     return [Row(n, runs, results(runs), _until(runs, until)) for n, runs in groups.items()]
 
 
+def reward_differences(runs: Sequence[LoggedRun]) -> str | None:
+    """Return why the runs' returns are not of the same rewards; None: they are, as far as known."""
+    settings = [run.settings for run in runs]
+    names = {frozenset(c for c in run.columns if c.startswith("reward/")) for run in runs}
+    known = [REWARD_SETTINGS.get(n, n) for n in differences(settings) if REWARDS.fullmatch(n)]
+    known += ["the reward terms"] * (len(names) > 1)
+    if not known:
+        return None
+    return f"Returns may be of different rewards, since these differ: {', '.join(known)}."
+
+
 def share_of_best(runs: Sequence[LoggedRun]) -> list[Threshold]:
     """Return the threshold for which nobody asked; none if no run is long enough to reach one."""
     windows = (run.rows[i - WINDOW : i] for run in runs for i in range(WINDOW, len(run.rows) + 1))
@@ -91,7 +106,7 @@ def share_of_best(runs: Sequence[LoggedRun]) -> list[Threshold]:
 
 
 def _each(runs: Sequence[LoggedRun], column: str, key: str) -> list[float]:
-    """Return a column's last, best, least or greatest value of each run that has some."""
+    """Return a column's last, best, min or max value of each run that has some."""
     known = ([v for row in run.rows if (v := value(row, column)) is not None] for run in runs)
     return [OF[key](values) for values in known if values]
 

@@ -58,9 +58,7 @@ def curves_of(known: Iterable[str], rows: Rows, each: int = 0) -> dict[str, Any]
     for heading, some in by_heading(known).items():
         for column in some:
             values = [value(row, column) for row in rows]
-            ends = ends_of(values)
-            # An unknown column, such as a count of warnings, is shown once it changes.
-            if ends and (heading != OTHERS or ends["least"] < ends["greatest"]):
+            if ends := ends_of(values):
                 curves.setdefault(heading, []).append({"column": column, **ends})
                 columns[column] = _means(values, each)
     ends = range(each - 1, len(rows) + each - 1, each)
@@ -69,11 +67,12 @@ def curves_of(known: Iterable[str], rows: Rows, each: int = 0) -> dict[str, Any]
 
 
 def ends_of(values: Values) -> dict[str, float]:
-    """Return the first, last, least and greatest value, if there are any."""
+    """Return the first, last, smallest and largest value, and whether these differ, if any."""
     known = [v for v in values if v is not None]
     if not known:
         return {}
-    return {"first": known[0], "last": known[-1], "least": min(known), "greatest": max(known)}
+    low, high = min(known), max(known)
+    return {"first": known[0], "last": known[-1], "min": low, "max": high, "changes": low < high}
 
 
 def curves_of_group(runs: Sequence[LoggedRun], columns: Sequence[str]) -> Curves:
@@ -95,6 +94,15 @@ def curves_of_group(runs: Sequence[LoggedRun], columns: Sequence[str]) -> Curves
     # Where a slow run ends, the mean of the others' minutes may be less.
     along = {n: _plain(accumulate(mean("along", n)[1], max)) for n in drawn[0]["along"]}
     return {**found, "along": along}
+
+
+def changing(entries: Sequence[Curves]) -> list[str]:
+    """Return the columns that have different values in these curves, in one or among them."""
+    values: dict[str, set[float]] = {}
+    for curves in entries:
+        for column, some in curves["columns"].items():
+            values.setdefault(column, set()).update(v for v in some if v is not None)
+    return [column for column, found in values.items() if len(found) > 1]
 
 
 def points_of(x: Sequence[float], values: Values) -> Line:
