@@ -39,6 +39,12 @@ MODULES = {
 LATE = ("TMPDIR", "TORCHRUNX_LOG_DIR", "MJFLEET_TASKS", "WANDB_MODE")
 """Environment variables that act after imports."""
 AS_IN_WARM = {"OMP_WAIT_POLICY": "PASSIVE"}
+PATIENCE = 600.0
+"""Seconds for what must happen, however slow the machine is: less than a test's time limit."""
+SLOW_LIMIT = 7200
+"""Seconds that a test marked `slow` may take."""
+WARM_SECONDS = 4.0
+"""How long the warm process takes to import everything on the reference machine, when quiet."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -67,6 +73,15 @@ def warm(temporary_files: None) -> Iterator["subprocess.Popen[str]"]:
         process.communicate()
 
 
+@pytest.fixture(scope="session")
+def slowness(warm: "subprocess.Popen[str]") -> float:
+    """Return how many times slower than the reference machine this one is now; at least 1.
+
+    A limit that is itself tested, such as that of a hang, is multiplied by it.
+    """
+    return max(1.0, ask(warm, speed=True) / WARM_SECONDS)
+
+
 @pytest.fixture
 def run(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
     """Run a command, one of MODULES, in an empty folder, without this process's settings."""
@@ -87,7 +102,6 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
             env=inherited | environ,
             capture_output=True,
             text=True,
-            timeout=300,
         )
 
     return run_module
@@ -144,13 +158,13 @@ class WarmCommand:
             self.returncode = ask(self._warm, wait=self.pid, blocks=False)
         return self.returncode
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float = PATIENCE) -> int:
         if not wait_until(lambda: self.poll() is not None, timeout):
             raise subprocess.TimeoutExpired(self.args, timeout)
         assert self.returncode is not None
         return self.returncode
 
-    def communicate(self, timeout: float) -> tuple[str, str]:
+    def communicate(self, timeout: float = PATIENCE) -> tuple[str, str]:
         """Read both pipes to their ends and wait; kill it after the timeout."""
         timer = threading.Timer(timeout, self.kill)
         timer.start()
@@ -184,7 +198,7 @@ def start(tmp_path: Path, warm: "subprocess.Popen[str]") -> Iterator[Start]:
     yield start_module
     for command in started:
         command.kill()
-        command.wait(60)
+        command.wait()
         command.stdout.close()
         command.stderr.close()
 
@@ -222,7 +236,10 @@ def write_task(root: Path, name: str, config: str, env: str = "", model: str = "
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Skip what is marked `gpu` on a machine without one."""
+    """Skip what is marked `gpu` on a machine without one; give what is marked `slow` more time."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_LIMIT))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked:
         import torch

@@ -1,7 +1,8 @@
 """A process that has imported what training needs, and becomes the command line for each request.
 
 Imports take most of the time of a short run. Each request is a line of JSON. A command is answered
-by the id of the process that was forked for it, `wait` for a process by its exit code.
+by the id of the process that was forked for it, `wait` for a process by its exit code, `speed` by
+the seconds that the imports took.
 """
 
 import atexit
@@ -13,6 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,7 +30,7 @@ MODULES = (
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY
 
 
-def next_request() -> dict[str, Any]:
+def next_request(seconds: float) -> dict[str, Any]:
     """Wait, fork, answer: returns in a new process for each command, and never in this one."""
     while line := sys.stdin.readline():
         request = json.loads(line)
@@ -36,6 +38,8 @@ def next_request() -> dict[str, Any]:
             options = 0 if request["blocks"] else os.WNOHANG
             ended, status = os.waitpid(request["wait"], options)
             answer = os.waitstatus_to_exitcode(status) if ended else None
+        elif "speed" in request:
+            answer = seconds
         else:
             # What is opened before the answer may be closed by whoever asks, as a pipe's other end.
             streams = [os.open(request.get("in", os.devnull), os.O_RDONLY | os.O_NOCTTY)]
@@ -98,7 +102,9 @@ def end(code: int) -> None:
 
 if __name__ == "__main__":
     prepare()
+    begun = time.monotonic()
     for name in MODULES:
         importlib.import_module(name)
+    seconds = time.monotonic() - begun
     gc.freeze()  # A collection after a fork would copy the pages of all that is imported.
-    end(call(importlib.import_module(become(next_request())).main))
+    end(call(importlib.import_module(become(next_request(seconds))).main))

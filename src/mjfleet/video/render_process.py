@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mjfleet.errors import WorkerError
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import in_a_line
-from mjfleet.utils.hardware_names import rendering_variables, usable_cores
+from mjfleet.utils.hardware_names import rendering_variables
 from mjfleet.utils.parent_death import die_with_parent
 from mjfleet.utils.progress import Progress
 
