@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,20 @@ WARM_SECONDS = 4.0
 """How long the warm process takes to import everything on the reference machine, when quiet."""
 
 
+HEAVY = (
+    "torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "wandb", "torchrunx", "skrl",
+    "jax", "rl_games",
+)  # fmt: skip
+POISON = f"""
+import sys
+class Poison:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {HEAVY!r}:
+            raise RuntimeError(f"the command line imported {{name}}")
+sys.meta_path.insert(0, Poison())
+"""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def temporary_files() -> Iterator[None]:
     """A folder of their own for temporary files: workers of xdist and killed processes leave some.
@@ -63,14 +78,28 @@ def temporary_files() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def warm(temporary_files: None) -> Iterator["subprocess.Popen[str]"]:
-    """See warm.py."""
-    command = [sys.executable, str(TESTS / "warm.py")]
+@contextmanager
+def warm_process(*prelude: str) -> Iterator["subprocess.Popen[str]"]:
+    """Start warm.py."""
+    command = [sys.executable, str(TESTS / "warm.py"), *prelude]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
         yield process
         process.communicate()
+
+
+@pytest.fixture(scope="session")
+def warm(temporary_files: None) -> Iterator["subprocess.Popen[str]"]:
+    """See warm.py."""
+    with warm_process() as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def light(temporary_files: None) -> Iterator["subprocess.Popen[str]"]:
+    """The same, in which what a light command must not import cannot be imported."""
+    with warm_process(POISON) as process:
+        yield process
 
 
 @pytest.fixture(scope="session")
@@ -91,9 +120,10 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
     ) -> subprocess.CompletedProcess[str]:
         dropped = ("CUDA_VISIBLE_DEVICES", "TORCHRUNX_LOG_DIR", "MJFLEET_TASKS", "WANDB_MODE")
         inherited = {k: v for k, v in os.environ.items() if k not in dropped}
-        if not prelude and all(k in LATE or AS_IN_WARM.get(k) == v for k, v in environ.items()):
-            warm, variables = request.getfixturevalue("warm"), inherited | environ
-            return run_warm(warm, module, arguments, variables, tmp_path)
+        is_late = all(k in LATE or AS_IN_WARM.get(k) == v for k, v in environ.items())
+        if prelude == POISON or (not prelude and is_late):
+            warm = request.getfixturevalue("light" if prelude else "warm")
+            return run_warm(warm, module, arguments, inherited | environ, tmp_path)
         script = f"{prelude}\nimport sys\nfrom {MODULES[module]} import main\nmain()"
         return subprocess.run(
             [sys.executable, "-c", script, *arguments],

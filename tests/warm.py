@@ -27,6 +27,8 @@ MODULES = (
     "mjfleet.worker.training",
 )  # fmt: skip
 """What most requests import."""
+LIGHT = ("mjfleet.cli.dispatcher", "mjfleet.cli.train")
+"""What every command imports."""
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY
 
 
@@ -103,7 +105,9 @@ def end(code: int) -> None:
 if __name__ == "__main__":
     prepare()
     begun = time.monotonic()
-    for name in MODULES:
+    for prelude in sys.argv[1:]:
+        exec(prelude)
+    for name in LIGHT if sys.argv[1:] else MODULES:
         importlib.import_module(name)
     seconds = time.monotonic() - begun
     gc.freeze()  # A collection after a fork would copy the pages of all that is imported.

@@ -18,23 +18,9 @@ from mjfleet.registry import discover
 from mjfleet.runs.config_yaml import write_config
 from mjfleet.utils.hardware_names import cpu_name
 
-from ..conftest import REPOSITORY, Run
+from ..conftest import HEAVY, POISON, REPOSITORY, Run
 
 BUNDLED = discover({}).tasks
-
-HEAVY = (
-    "torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "wandb", "torchrunx", "skrl",
-    "jax", "rl_games",
-)  # fmt: skip
-
-POISON = f"""
-import sys
-class Poison:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {HEAVY!r}:
-            raise RuntimeError(f"the command line imported {{name}}")
-sys.meta_path.insert(0, Poison())
-"""
 
 
 @pytest.mark.parametrize("module", HEAVY)
