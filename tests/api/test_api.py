@@ -14,7 +14,7 @@ import mjfleet
 from mjfleet.api.field_names import naming_fields
 from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import REPOSITORY
+from ..conftest import PATIENCE, REPOSITORY
 
 FRAGILE = """
 
@@ -182,7 +182,7 @@ def program(folder: Path, text: str, *arguments: str) -> "subprocess.Popen[str]"
 
 def test_a_task_of_a_script_is_trained_watched_resumed_and_played(rail: Path) -> None:
     with program(rail, PROGRAM) as process:
-        output, errors = process.communicate(timeout=300)
+        output, errors = process.communicate()
     assert process.returncode == 0, output + errors
     assert output.endswith("all is well\n")
     assert "Traceback" not in errors
@@ -192,7 +192,7 @@ def test_a_task_of_a_script_is_trained_watched_resumed_and_played(rail: Path) ->
     for command in ("train", "rail", "--agent.max-iterations", "6"), ("play", "rail"):
         done = subprocess.run(
             [sys.executable, "-m", "mjfleet", *command, "--resume", run, "--gpu-ids", "None"],
-            cwd=rail, capture_output=True, text=True, timeout=100, check=False,
+            cwd=rail, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert "what the run keeps" in done.stdout
@@ -206,14 +206,15 @@ def test_a_run_is_saved_and_stops_when_its_program_is_killed(how: str, rail: Pat
     with program(rail, TERMINATED, how) as process:
         if how == "watched":
             files = lambda: [*rail.glob("logs/rail/*/metrics.csv")]  # noqa: E731
-            assert wait_until(lambda: files() and mjfleet.Run(files()[0].parent).iteration > 1, 60)
+            learns = lambda: files() and mjfleet.Run(files()[0].parent).iteration > 1  # noqa: E731
+            assert wait_until(learns, PATIENCE)
             process.terminate()
-        process.communicate(timeout=100)
+        process.communicate()
     (run_dir,) = rail.glob("logs/rail/*")
     run = mjfleet.Run(run_dir)
-    assert wait_until(lambda: run.status == "stopped", 30), run
+    assert wait_until(lambda: run.status == "stopped", PATIENCE), run
     assert run.checkpoints[-1].name == f"model_{run.iteration}.pt"
-    assert wait_until(lambda: not [*(rail / "tmp").glob("*mjfleet*")], 30)
+    assert wait_until(lambda: not [*(rail / "tmp").glob("*mjfleet*")], PATIENCE)
 
 
 def test_messages_name_what_the_caller_has_written(tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_the_notebook_runs_from_the_task_to_the_video(tmp_path: Path) -> None:
     first = notebook.cells[1]
     first.source = first.source.replace("= 40, 3.0", "= 3, 0.2")
     place = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=200, resources=place).execute()
+    NotebookClient(notebook, timeout=int(PATIENCE), resources=place).execute()
     (video,) = tmp_path.glob("logs/rail/*/videos/policy.mp4")
     assert video.stat().st_size
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
@@ -265,6 +266,6 @@ def test_the_notebook_runs_from_the_task_to_the_video(tmp_path: Path) -> None:
 def test_the_scripts_run(script: str, last: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, REPOSITORY / f"examples/{script}.py", "2"], cwd=tmp_path,
-        capture_output=True, text=True, timeout=200, check=True,
+        capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert last in done.stdout.splitlines()[-1]

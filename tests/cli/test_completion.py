@@ -82,7 +82,7 @@ def test_each_shell_offers_a_task(shell: str, tmp_path: Path) -> None:
     own = {"PATH": programs, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     done = subprocess.run(
         [shell, *(["-f"] if shell == "zsh" else []), "-c", ASK[shell]],
-        check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        check=False, cwd=tmp_path, capture_output=True, text=True,
         env=os.environ | own,
     )  # fmt: skip
     assert "cartpole-swingup" in done.stdout, done

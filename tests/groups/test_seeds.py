@@ -19,13 +19,12 @@ from mjfleet.runs.resume_choice import find_resume
 from mjfleet.runs.run_lookup import find_run
 from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import Run, only_run, rows, write_task
+from ..conftest import PATIENCE, Run, only_run, rows, write_task
 from ..launch.workers import TRAIN
 
 TASK = "cartpole-balance"
 SMALL = ("--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8")
 LONG = "1000000"
-SECONDS = 120.0  # At most, for any step.
 
 
 class Group:
@@ -38,17 +37,17 @@ class Group:
             command, cwd=root, stdout=subprocess.DEVNULL, start_new_session=True
         )
         launcher = psutil.Process(self.process.pid)
-        assert wait_until(lambda: len(launcher.children()) == 2, SECONDS)
+        assert wait_until(lambda: len(launcher.children()) == 2, PATIENCE)
         self.members = launcher.children()
 
     def wait_until_both_learn(self) -> None:
-        assert wait_until(lambda: all(map(gt, _done(self._root), self._before)), SECONDS)
+        assert wait_until(lambda: all(map(gt, _done(self._root), self._before)), PATIENCE)
 
     def send(self, number: int) -> int:
         """Send a signal; return the exit code, when no process is left."""
         self.process.send_signal(number)
-        code = self.process.wait(SECONDS)
-        assert not psutil.wait_procs(self.members, SECONDS)[1]
+        code = self.process.wait(PATIENCE)
+        assert not psutil.wait_procs(self.members, PATIENCE)[1]
         return code
 
 
@@ -81,7 +80,7 @@ def test_seeds_are_stopped_and_resumed_as_one(
     started = Group(tmp_path, "--resume", "0", "--agent.max-iterations", str(length))
     (victim,) = (one for one in started.members if f"{folder}/seed_3" in " ".join(one.cmdline()))
     victim.kill()
-    assert started.process.wait(SECONDS) == 1
+    assert started.process.wait(PATIENCE) == 1
     assert _statuses(group) == ("failed", "failed", "finished")
     ended = run("train", TASK, "--resume", "latest")
     assert ended.returncode == 0, ended.stderr

@@ -10,6 +10,8 @@ import pytest
 
 from mjfleet.utils.wait_until import wait_until
 
+from ..conftest import PATIENCE
+
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path) -> Iterator[None]:
@@ -21,7 +23,7 @@ def nothing_is_left(tmp_path: Path) -> Iterator[None]:
         process.kill()
     assert not left
     # A shell removes the folder of a process as soon as that has ended.
-    assert wait_until(lambda: not _folders_of_the_ended(before), 10.0)
+    assert wait_until(lambda: not _folders_of_the_ended(before), PATIENCE)
 
 
 def _folders_of_the_ended(before: set[Path]) -> list[Path]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..conftest import PATIENCE
+
 ADDRESSES = {"node1": "10.77.0.1", "node2": "10.77.0.2"}
 TOOLS = ("unshare", "nsenter", "ip", "ssh", "ssh-keygen", "/usr/sbin/sshd")
 
@@ -120,7 +122,7 @@ class Network:
 
     def _wait_for_sshd(self, name: str, server: str) -> None:
         """Wait until one host reaches another, or itself, by ssh."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         command = self.on(name, "ssh", "-F", str(self.ssh_config), ADDRESSES[server], "true")
         while subprocess.run(command, check=False, capture_output=True).returncode:
             assert time.monotonic() < deadline

@@ -18,7 +18,7 @@ import torch
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.resume_choice import find_resume
 
-from ..conftest import Figure, Run, only_run, rows
+from ..conftest import PATIENCE, Figure, Run, only_run, rows
 from .workers import SMALL, TRAIN, started, wait_for_iteration, write_noisy
 
 TWO = ("--cpu-workers", "2")
@@ -93,7 +93,7 @@ def test_a_killed_agent_is_named_and_takes_all_with_it(tmp_path: Path, figure: F
         wait_for_iteration(process, 2)
         agent_of(process).kill()
         (tmp_path / "failed").touch()
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate()
         figure("SIGKILL of the agent", tmp_path / "failed")
     assert process.returncode == 1
     assert "torchrunx's agent was killed by SIGKILL" in errors
@@ -105,8 +105,8 @@ def test_a_killed_host_agent_is_named_and_takes_all_with_it(tmp_path: Path) -> N
         (host_agent,) = psutil.Process(process.pid).children()
         family = host_agent.children(recursive=True)
         host_agent.kill()
-        _, errors = process.communicate(timeout=60)
-        _, alive = psutil.wait_procs(family, timeout=10)
+        _, errors = process.communicate()
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE)
         assert not alive
     assert process.returncode == 1
     assert "killed by SIGKILL" in errors
@@ -126,7 +126,7 @@ def test_a_launcher_that_is_killed_while_workers_start_leaves_none(
         time.sleep(seconds)
         family = psutil.Process(process.pid).children(recursive=True)
         process.kill()
-        _, alive = psutil.wait_procs(family, timeout=10)
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE)
         assert not alive
 
 
@@ -257,13 +257,13 @@ def test_a_run_outlives_kills_at_random_moments(
     # What is left alone gets somewhere, and ends when it is asked to.
     run_dir = only_run(tmp_path)
     last = completed_iterations(run_dir)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while completed_iterations(run_dir) < last + 3:
         assert process.poll() is None, (tmp_path / "output").read_text()
         assert time.monotonic() < deadline
         time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 143
+    assert process.wait() == 143
     iterations = [int(row["iteration"]) for row in rows(run_dir)]
     assert iterations == list(range(1, len(iterations) + 1))
     found = find_resume(str(run_dir), "cartpole-balance", tmp_path)

@@ -14,7 +14,7 @@ from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.launch.host_starter import HostConnections
 from mjfleet.utils.wait_until import wait_until
 
-PATIENCE = 60.0
+from ..conftest import PATIENCE
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from mjfleet.launch.host_messages import MARK, PIECE, HostChannel, Message
 from mjfleet.utils.wait_until import wait_until
 
+from ..conftest import PATIENCE
+
 Inbox = queue.SimpleQueue[Message | None]
-PATIENCE = 30
-"""Seconds after which a test gives up."""
 
 
 class Pair:

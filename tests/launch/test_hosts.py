@@ -19,7 +19,7 @@ from mjfleet.errors import UserError
 from mjfleet.launch.host_environment import take_variables, travelling, without_values
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 
-from ..conftest import only_run, rows
+from ..conftest import PATIENCE, only_run, rows
 from .network import TOOLS, Network
 from .workers import (
     AUTO,
@@ -34,8 +34,6 @@ from .workers import (
 
 EACH = (*SMALL[:-2], "--cpu-workers", "1", "--cpu-threads", "1")
 TWO = (*EACH, "--hosts", "node1", "node2")
-PATIENCE = 300
-"""Seconds after which a test gives up."""
 ENDLESS = ("--agent.max-iterations", "100000", "--agent.save-interval", "1")
 
 
@@ -151,7 +149,7 @@ def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
         wait_for_iteration(process, 4)
         time.sleep(1.0)  # Until the launcher knows as well that training has begun.
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=PATIENCE)
+        _, errors = process.communicate()
     assert process.returncode == 130
     assert errors.startswith("rank 1 on node2 (cpu), iteration 2, collect")
     assert "RuntimeError: the left one broke" in errors
@@ -182,7 +180,7 @@ def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
         wait_for(process, "starting again in ")
         wait_for_one_worker(process, run_dir)
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=PATIENCE)
+        _, errors = process.communicate()
     assert process.returncode == 143
     assert "on node2: this host is lost" in errors
     assert attempts(run_dir)[2:] == [("Lost", "failed"), (None, "stopped")]
@@ -200,7 +198,7 @@ def test_the_slowest_host_decides_on_the_number_of_worlds(network: Network, tmp_
     flags = (*AUTO, *where, "--env-var", f"XDG_CACHE_HOME={tmp_path / 'cache'}")
     write_limited(tmp_path)
     with train(network, tmp_path, *flags, task="noisy") as process:
-        shown, errors = process.communicate(timeout=PATIENCE)
+        shown, errors = process.communicate()
     assert process.returncode == 0, errors
     for host in ("node1", "node2"):
         assert f"{host}:\n" in shown
@@ -210,7 +208,7 @@ def test_the_slowest_host_decides_on_the_number_of_worlds(network: Network, tmp_
     env = tmp_path / "mistaken/tasks/noisy/env.py"
     env.write_text(env.read_text().replace('os.environ["RANK"]', "0"))
     with train(network, tmp_path / "mistaken", *flags, task="noisy") as process:
-        _, errors = process.communicate(timeout=PATIENCE)
+        _, errors = process.communicate()
     assert process.returncode == 2
     assert "node1: no motor" in errors
     assert "node2: no motor" in errors
@@ -228,7 +226,7 @@ def test_all_that_is_missing_on_any_host_is_told_and_nothing_started(
     def refused(*flags: str, hosts: str = "node1 node2") -> str:
         where = ("--cpu-workers", "1", "--hosts", *hosts.split())
         with train(network, here, *where, *flags, task="noisy") as process:
-            _, errors = process.communicate(timeout=PATIENCE)
+            _, errors = process.communicate()
         assert process.returncode == 2
         assert not (here / "logs").exists()
         return errors

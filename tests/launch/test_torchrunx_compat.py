@@ -7,7 +7,7 @@ import time
 
 from mjfleet.launch.torchrunx_compat import ForkedWorkers
 
-PATIENCE = 60.0
+from ..conftest import PATIENCE
 
 
 def end_when_told(seconds: float) -> None:

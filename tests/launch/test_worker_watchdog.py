@@ -14,6 +14,8 @@ from mjfleet.worker.failure_record import Failure, read_failures
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.worker_args import WorkerArgs
 
+from ..conftest import PATIENCE
+
 Workers = list["subprocess.Popen[bytes]"]
 
 
@@ -56,7 +58,7 @@ def workers(watchdog: WorkerWatchdog, args: WorkerArgs) -> Iterator[Workers]:
 
 
 def wait_for_failure(watchdog: WorkerWatchdog) -> Failure:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while (failure := watchdog.failure()) is None:
         assert time.monotonic() < deadline
         watchdog.wait(0.1)
@@ -105,7 +107,7 @@ def test_a_worker_that_just_ends_is_a_failure_unless_it_is_done(
 def test_silence_is_a_hang_only_if_no_host_moves(
     watchdog: WorkerWatchdog, workers: Workers, args: WorkerArgs
 ) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not watchdog.status.hangs:
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 
-from ..conftest import Figure, Run, only_run, rows
+from ..conftest import PATIENCE, Figure, Run, only_run, rows
 from ..loggers.recorded import history, records
 from .workers import (
     AUTO,
@@ -213,7 +213,7 @@ def test_a_signal_to_the_launcher_finishes_the_iteration_on_all_ranks(
     with started(tmp_path, *SMALL, "--agent.max-iterations", "100000") as process:
         wait_for_iteration(process, 2)
         process.send_signal(number)
-        rest, errors = process.communicate(timeout=60)
+        rest, errors = process.communicate()
     (saved,) = tmp_path.rglob("model_*.pt")
     figure(f"{number.name} to the launcher: from the end of the iteration", saved)
     assert process.returncode == 128 + number
@@ -236,7 +236,7 @@ def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, figure: Figure
         time.sleep(0.6)
         (tmp_path / "second").touch()
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=20)
+        rest, _ = process.communicate()
         figure("a second signal", tmp_path / "second")
     assert process.returncode == 130
     assert "SIGINT: stopping at once" in rest
@@ -250,7 +250,7 @@ def test_a_signal_while_workers_start_leaves_none(tmp_path: Path, seconds: float
         process.stdout.readline()
         time.sleep(seconds)
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate()
     assert process.returncode == 143
     assert errors == ""
 
@@ -273,7 +273,7 @@ def test_all_listen_on_the_loopback_interface_alone_and_end_with_the_launcher(
         assert len({member for member, _ in listening}) == 2  # The workers alone.
         (tmp_path / "killed").touch()
         process.kill()
-        _, alive = psutil.wait_procs(family, timeout=10)
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE)
         figure("SIGKILL of the launcher", tmp_path / "killed")
         assert not alive
     assert set(Path(tempfile.gettempdir()).glob("mjfleet-*-*")) <= before
@@ -298,7 +298,7 @@ def test_torchrun_starts_workers_again_and_they_learn_the_same(
 ) -> None:
     write_faulty(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
     with torchrun(tmp_path, 2, "--max-restarts", "1") as agent:
-        shown, errors = agent.communicate(timeout=120)
+        shown, errors = agent.communicate()
     assert agent.returncode == 0, errors
     run_dir = only_run(tmp_path, "faulty-balance")
     assert f"going on from {run_dir.relative_to(tmp_path)}/checkpoints/model_1.pt" in shown
@@ -314,7 +314,7 @@ def test_torchrun_starts_workers_again_and_they_learn_the_same(
     with socket.create_server(("127.0.0.1", 0)) as free:
         meet = ("--nnodes", "2", "--master-port", str(free.getsockname()[1]))
     agents = [torchrun(tmp_path, 1, *meet, "--node-rank", rank) for rank in ("0", "1")]
-    told = [agent.communicate(timeout=120) for agent in agents]
+    told = [agent.communicate() for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], told
     run_dir = only_run(tmp_path, "faulty-balance")
     assert {row["world_size"] for row in rows(run_dir)} == {"2"}
@@ -345,7 +345,7 @@ def srun(
                 text=True,
             )
         )
-    ended = [task.communicate(timeout=120) for task in tasks]
+    ended = [task.communicate() for task in tasks]
     return [(task.returncode, *texts) for task, texts in zip(tasks, ended, strict=True)]
 
 

@@ -92,7 +92,7 @@ def watch(start: Start) -> Watch:
             "".join(line[i].data for i in range(screen.columns)) for line in screen.history.top
         ]
         assert not screen.cursor.hidden
-        return process.wait(timeout=60), [line.rstrip() for line in (*above, *screen.display)]
+        return process.wait(), [line.rstrip() for line in (*above, *screen.display)]
 
     return train
 

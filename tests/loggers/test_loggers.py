@@ -19,6 +19,7 @@ from mjfleet.loggers import csv_logger, logger_group, wandb_logger
 from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.runs import metrics_csv
 
+from ..conftest import PATIENCE
 from .recorded import history, records
 
 ROWS = [
@@ -51,7 +52,7 @@ def read_scalars(run_dir: Path, tag: str) -> list[tuple[int, float]]:
 
 def wait_until(condition: Callable[[], object]) -> None:
     """Give a logger's thread the time it takes; fail if it takes for ever."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -198,7 +199,7 @@ def on_a_full_disk(run_dir: Path, before: int, then: str, resumed_from: int = 0)
     arguments = [str(run_dir), str(before), then, str(resumed_from)]
     result = subprocess.run(
         [sys.executable, "-c", FULL_DISK, *arguments],
-        capture_output=True, text=True, timeout=30, check=True,
+        capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert result.stdout == "trained\n"
     return result.stderr
@@ -461,7 +462,7 @@ print("trained")
 def test_the_process_exits_while_wandb_still_waits_for_its_server(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", UNDECIDED, str(tmp_path)],
-        capture_output=True, text=True, timeout=30, check=True,
+        capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert result.stdout == "trained\n"
     assert len(result.stderr.splitlines()) == 1

@@ -29,7 +29,7 @@ from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
 from mjfleet.sim.unread import read
 
-from ..conftest import REPOSITORY
+from ..conftest import PATIENCE, REPOSITORY
 from ..env.test_env import BUNDLED, build_task
 from ..helpers.cuda_graph_stub import CudaGraphStub
 
@@ -135,7 +135,7 @@ def enter(rank: int, folder: str) -> None:
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=WORLD_SIZE,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=PATIENCE),
     )
     try:
         parts = {part.__name__: part(Ranks(rank), folder) for part in PARTS}

@@ -361,7 +361,7 @@ def test_a_signal_finishes_the_iteration_and_saves_it(
     for _ in range(times):  # `uv run` may pass on a signal that the whole group has received.
         process.send_signal(number)
         time.sleep(0.05)
-    rest, errors = process.communicate(timeout=60)
+    rest, errors = process.communicate()
     assert process.returncode == code, errors
     assert errors == ""
     assert rest.count(f"{number.name}: stopping after this iteration") == 1
@@ -392,7 +392,7 @@ def test_a_second_signal_ends_what_does_not_return(
     for _ in range(2):
         process.send_signal(signal.SIGTERM)
         time.sleep(0.6)
-    process.communicate(timeout=20)
+    process.communicate()
     assert process.returncode == 143
     record = json.loads((only_run(tmp_path, "spoilt") / "run.json").read_text())
     assert record["status"] == "stopped"
@@ -408,7 +408,7 @@ def test_a_second_signal_stops_at_once(start: Start, tmp_path: Path) -> None:
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(1.0)
-    rest, _ = process.communicate(timeout=20)
+    rest, _ = process.communicate()
     assert process.returncode == 130
     assert "SIGINT: stopping at once" in rest
     record = json.loads((only_run(tmp_path) / "run.json").read_text())
@@ -419,7 +419,7 @@ def test_training_outlives_whoever_reads_its_output(start: Start, tmp_path: Path
     process = start("train", "cartpole-balance", *SMALL)
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=60) == 0
+    assert process.wait() == 0
     assert process.stderr.read() == ""
     process.stderr.close()
     assert json.loads((only_run(tmp_path) / "run.json").read_text())["status"] == "finished"

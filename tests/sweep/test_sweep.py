@@ -17,7 +17,7 @@ from mjfleet.errors import UserError
 from mjfleet.runs.run_json import read_record
 from mjfleet.sweep.study import without_password
 
-from ..conftest import MODULES, Run, rows
+from ..conftest import MODULES, PATIENCE, Run, rows
 
 TASK, ITERATIONS = "cartpole-balance", 8
 FLAGS = (
@@ -85,7 +85,7 @@ def kill_until_done(folders: list[Path], words: tuple[str, ...], kills: int, see
             who.send_signal(signal.SIGKILL)
             if who == whole:
                 process.wait()
-                psutil.wait_procs(children, timeout=10)
+                psutil.wait_procs(children, timeout=PATIENCE)
         if process.poll() == 0:
             del working[folder]
         elif process.poll() is not None:

@@ -24,7 +24,7 @@ def document_after_pointing(text: str, folder: Path) -> str:
          "--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND",
          f"--user-data-dir={folder / 'browser'}", "--enable-logging=stderr", "--v=0",
          "--virtual-time-budget=2000", "--dump-dom", watched.as_uri()],
-        check=True, capture_output=True, text=True, timeout=100,
+        check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert "CONSOLE" not in browser.stderr, browser.stderr
     return browser.stdout

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from ..cli.test_cli import POISON
-from ..conftest import Run
+from ..conftest import PATIENCE, Run
 
 
 class Line(NamedTuple):
@@ -55,7 +55,7 @@ def broken_path(folder: Path) -> Path:
 
 def wait_until_gone(pid: int) -> None:
     """A process that has been killed may take a moment to end."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while psutil.pid_exists(pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -120,12 +120,12 @@ def test_a_signal_ends_it_and_its_children(tmp_path: Path, scratch: Path, number
         env=os.environ | {"PYTHONPATH": str(path), "TMPDIR": str(scratch)},
         stdout=subprocess.DEVNULL,
     ) as process:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not (pid.exists() and pid.read_text()):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(number)
-        code = process.wait(30)
+        code = process.wait()
     wait_until_gone(int(pid.read_text()))
     if number == signal.SIGINT:
         assert code == 130

@@ -61,7 +61,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
-        check=False, cwd=folder, capture_output=True, text=True, timeout=300,
+        check=False, cwd=folder, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr
@@ -93,7 +93,7 @@ def elsewhere(folder: Path, script: str) -> str:
     """Run a script in a folder without mjfleet and torch; return what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", ELSEWHERE + script],
-        check=False, cwd=folder, capture_output=True, text=True, timeout=100,
+        check=False, cwd=folder, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

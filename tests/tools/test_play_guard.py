@@ -14,6 +14,8 @@ from websockets.typing import Origin, Subprotocol
 
 from mjfleet.tools.play.web_guard import GuardedServer
 
+from ..conftest import PATIENCE
+
 TOKEN = "tOkEn"
 
 
@@ -29,7 +31,7 @@ def get(
     server: GuardedServer, path: str = "/", **headers: str
 ) -> tuple[int, http.client.HTTPMessage]:
     """Ask for a page; returns the status and the headers of the answer."""
-    connection = http.client.HTTPConnection("localhost", server.get_port(), timeout=30)
+    connection = http.client.HTTPConnection("localhost", server.get_port(), timeout=PATIENCE)
     try:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
@@ -86,7 +88,7 @@ def test_messages_need_the_token_and_come_from_no_other_page(server: GuardedServ
             connect(address + path, origin=origin, subprotocols=version)
         assert refused.value.response.status_code == 403
     with connect(f"{address}?token={TOKEN}", subprotocols=version) as page:
-        assert page.recv(timeout=30)
+        assert page.recv(timeout=PATIENCE)
 
 
 def test_no_message_opens_a_tunnel(server: GuardedServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +105,6 @@ def test_no_message_opens_a_tunnel(server: GuardedServer, monkeypatch: pytest.Mo
     "request_", [b"\r\n\r\n", b"GET /\r\n\r\n", b"\xff" * 20_000, b"GET" * 9000]
 )
 def test_what_is_no_request_is_refused(server: GuardedServer, request_: bytes) -> None:
-    with socket.create_connection(("localhost", server.get_port()), timeout=30) as stranger:
+    with socket.create_connection(("localhost", server.get_port()), timeout=PATIENCE) as stranger:
         stranger.sendall(request_)
         assert stranger.recv(4096).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))

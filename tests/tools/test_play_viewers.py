@@ -17,7 +17,7 @@ import pytest
 
 from mjfleet.errors import UserError
 
-from ..conftest import Run, only_run
+from ..conftest import PATIENCE, Run, only_run
 from .test_play_realtime import play
 
 TINY = ("--gpu-ids", "None", "--env.num-envs", "2")
@@ -38,14 +38,14 @@ def test_a_page_is_served_that_follows_the_run_until_ctrl_c(run: Run, tmp_path: 
                 assert address
                 assert urlsplit(address[0]).port != port
                 browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-                with browser.open(address[0], timeout=60) as page:
+                with browser.open(address[0], timeout=PATIENCE) as page:
                     assert b"<html" in page.read()
                 checkpoints = only_run(tmp_path) / "checkpoints"
                 shutil.copy(checkpoints / "model_1.pt", checkpoints / "new")
                 (checkpoints / "new").rename(checkpoints / "model_2.pt")
                 read_until(viewer, "model_2.pt")
                 viewer.send_signal(signal.SIGINT)
-                rest, _ = viewer.communicate(timeout=60)
+                rest, _ = viewer.communicate()
             finally:
                 viewer.kill()
     assert viewer.returncode == 130, rest

@@ -18,6 +18,7 @@ from websockets.sync.connection import Connection
 
 from mjfleet.tools.play.web_viewer import show_in_browser
 
+from ..conftest import PATIENCE
 from .test_play_realtime import play
 from .test_play_viewers import ClosedError
 
@@ -99,7 +100,7 @@ def found(selector: str, text: str) -> str:
     return f"[...document.querySelectorAll('{selector}')].find(e => e.innerText === '{text}')"
 
 
-def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(holds: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Wait for something."""
     end = time.monotonic() + seconds
     while not holds():
@@ -117,7 +118,7 @@ class Page:
         self._calls += 1
         call = {"id": self._calls, "method": method, "params": parameters}
         self._connection.send(json.dumps(call))
-        while (answer := json.loads(self._connection.recv(60))).get("id") != self._calls:
+        while (answer := json.loads(self._connection.recv(PATIENCE))).get("id") != self._calls:
             pass  # An event.
         return answer["result"]
 
@@ -160,7 +161,7 @@ def browse(address: str, folder: Path) -> Iterator[Page]:
             port = folder / "browser" / "DevToolsActivePort"
             until(lambda: port.exists() and bool(port.read_text()))
             tools = f"http://localhost:{port.read_text().splitlines()[0]}/json/list"
-            with urllib.request.urlopen(tools, timeout=60) as answer:
+            with urllib.request.urlopen(tools, timeout=PATIENCE) as answer:
                 pages = [page for page in json.load(answer) if page["type"] == "page"]
             with connect(pages[0]["webSocketDebuggerUrl"], max_size=None) as connection:
                 yield Page(connection)

@@ -17,6 +17,7 @@ from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.errors import UserError
 from mjfleet.utils.wait_until import wait_until
 
+from ..conftest import PATIENCE
 from ..runs.test_resume import add_checkpoint
 from .test_list_runs import listed, write_run
 
@@ -166,7 +167,7 @@ def test_it_asks_and_after_a_kill_the_next_one_finishes(
     for number in range(5000):
         (run_dir / "checkpoints" / str(number)).touch()
     with subprocess.Popen([*command, "--prune", "all", "--yes"]) as process:
-        assert wait_until(lambda: not run_dir.exists(), 60)  # It has been moved aside.
+        assert wait_until(lambda: not run_dir.exists(), PATIENCE)  # It has been moved aside.
         process.send_signal(signal.SIGKILL)
     assert listed(capsys, "--log-root", str(tmp_path)) == {}
     aside.mkdir(exist_ok=True)  # In case that it was faster.

@@ -74,7 +74,7 @@ def test_what_a_run_file_cannot_use_is_said(run: Run, tmp_path: Path) -> None:
     ):
         done = subprocess.run(
             [sys.executable, f"run_{file}.py", *arguments],
-            check=False, cwd=tmp_path, capture_output=True, text=True, timeout=100,
+            check=False, cwd=tmp_path, capture_output=True, text=True,
         )  # fmt: skip
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr
         assert "Traceback" not in done.stderr

@@ -12,7 +12,8 @@ from mjfleet.errors import UserError
 from mjfleet.utils.vanishing_folder import vanishing_folder
 from mjfleet.utils.wait_until import wait_until
 
-PATIENCE = 30.0
+from ..conftest import PATIENCE
+
 HOLDING = """
 import os, time
 from mjfleet.utils.vanishing_folder import vanishing_folder

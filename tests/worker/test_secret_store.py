@@ -22,8 +22,10 @@ from mjfleet.worker.secret_store import SecretStore, serve_store
 from mjfleet.worker.torch_process_group import process_group
 from mjfleet.worker.worker_args import HostArgs, WorkerArgs
 
+from ..conftest import PATIENCE
+
 LOOPBACK = "127.0.0.1"
-PATIENCE = timedelta(seconds=20)
+LIMIT = timedelta(seconds=PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def served() -> tuple[Store, int]:
 
 def test_ranks_that_know_the_secret_share_a_store(served: tuple[Store, int]) -> None:
     store, port = served
-    theirs = SecretStore(LOOPBACK, port, "ours", PATIENCE)
+    theirs = SecretStore(LOOPBACK, port, "ours", LIMIT)
     every_byte = bytes(range(256))
     theirs.set("a", every_byte)
     assert store.get("a") == theirs.get("a") == every_byte
@@ -53,11 +55,11 @@ def test_ranks_that_know_the_secret_share_a_store(served: tuple[Store, int]) -> 
 def test_strangers_are_not_served(served: tuple[Store, int]) -> None:
     _, port = served
     with pytest.raises(WorkerError, match="not rank 0 of this run"):
-        SecretStore(LOOPBACK, port, "theirs", PATIENCE)
+        SecretStore(LOOPBACK, port, "theirs", LIMIT)
     silent = socket.create_connection((LOOPBACK, port))
     with silent, socket.create_connection((LOOPBACK, port)) as loud:
         # As a client of torch's TCPStore begins.
-        loud.settimeout(PATIENCE.total_seconds())
+        loud.settimeout(LIMIT.total_seconds())
         loud.sendall(b"\x00" * 64)
         answer = bytearray()
         with suppress(ConnectionResetError):
@@ -65,7 +67,7 @@ def test_strangers_are_not_served(served: tuple[Store, int]) -> None:
                 answer += data
         assert len(answer) < 200  # A challenge at most.
         # Others do not wait for strangers.
-        assert SecretStore(LOOPBACK, port, "ours", PATIENCE).add("m", 1) == 1
+        assert SecretStore(LOOPBACK, port, "ours", LIMIT).add("m", 1) == 1
 
 
 def test_who_knows_the_secret_may_only_call_what_a_store_can(served: tuple[Store, int]) -> None:
@@ -89,7 +91,7 @@ def test_a_rank_that_is_faster_than_rank_0_waits_for_it() -> None:
     port = listener.getsockname()[1]
     socket.create_connection((LOOPBACK, port)).close()
     with ThreadPoolExecutor() as pool:
-        theirs = pool.submit(SecretStore, LOOPBACK, port, "ours", PATIENCE)
+        theirs = pool.submit(SecretStore, LOOPBACK, port, "ours", LIMIT)
         while not select.select([listener], [], [], 1.0)[0]:
             pass
         store = serve_store(listener, "ours")
@@ -101,7 +103,7 @@ def join(args: WorkerArgs, rank: int, secret: str) -> float | str:
     """Join the other rank, in a process of its own; return a sum over both, or the error."""
     try:
         with process_group(
-            replace(args, secret=secret), args.rank_of(rank), PATIENCE.total_seconds()
+            replace(args, secret=secret), args.rank_of(rank), LIMIT.total_seconds()
         ) as collectives:
             return collectives.total([rank + 1])[0]
     except WorkerError as error:

@@ -11,14 +11,16 @@ from mjfleet.errors import UserError, WorkerError
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.under_torchrun import exchange, meet
 
-PATIENCE = timedelta(seconds=20)
+from ..conftest import PATIENCE
+
+LIMIT = timedelta(seconds=PATIENCE)
 
 
 def all_meet(store: Store, *known: str | None) -> list[str | None]:
     """Have a worker for each of what they know meet the others; what they know afterwards."""
     ranks = [Rank(rank=rank, world_size=len(known)) for rank in range(len(known))]
     with ThreadPoolExecutor(len(known)) as pool:
-        met = list(pool.map(lambda rank: meet(store, rank, PATIENCE, known[rank.rank]), ranks))
+        met = list(pool.map(lambda rank: meet(store, rank, LIMIT, known[rank.rank]), ranks))
     # What one of them writes is there for the others, and for nobody before or after them.
     parts = [part for part, _ in met]
     assert not any(part.check(["mark"]) for part in parts)
@@ -53,7 +55,7 @@ def all_answer(store: Store, *work: Callable[[], str]) -> list[list[str] | str]:
     def answer(rank: int) -> list[str] | str:
         place = Rank(rank=rank, world_size=len(work))
         try:
-            return exchange(store, place, work[rank], PATIENCE, PATIENCE)
+            return exchange(store, place, work[rank], LIMIT, LIMIT)
         except (UserError, WorkerError) as error:
             return f"{type(error).__name__}: {error}"
 
