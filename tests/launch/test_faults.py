@@ -132,17 +132,18 @@ def test_a_launcher_that_is_killed_while_workers_start_leaves_none(
 
 @pytest.mark.parametrize("state", ["stopped", "asleep"])
 def test_a_hang_ends_with_the_stacks_of_all_ranks(
-    tmp_path: Path, state: str, figure: Figure
+    tmp_path: Path, state: str, figure: Figure, slowness: float
 ) -> None:
+    limit = 3 * slowness
     sleep = "if RANK == 1: open('failed', 'w').close(); __import__('time').sleep(600)"
     stop = "if RANK == 1: open('failed', 'w').close(); os.kill(os.getpid(), signal.SIGSTOP)"
     write_noisy(tmp_path, step=sleep if state == "asleep" else stop)
-    command = [*TRAIN, "noisy", *TWO, "--hang-timeout", "3"]
+    command = [*TRAIN, "noisy", *TWO, "--hang-timeout", str(limit)]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    figure(f"worker {state}, beyond --hang-timeout", tmp_path / "failed", less=3.0)
+    figure(f"worker {state}, beyond --hang-timeout", tmp_path / "failed", less=limit)
     assert result.returncode == 1
     assert "rank 1 on " in result.stderr
-    assert "no step for 3 s" in result.stderr
+    assert f"no step for {limit:g} s" in result.stderr
     assert ("SIGSTOP" in result.stderr) == (state == "stopped")
     run_dir = only_run(tmp_path, "noisy")
     # A stopped process has to go on to tell, and may be a line or two further by then.
@@ -151,11 +152,12 @@ def test_a_hang_ends_with_the_stacks_of_all_ranks(
     assert "collectives.py" in failure(run_dir, 0)["traceback"]
 
 
-def test_one_worker_alone_notices_that_it_hangs(run: Run, tmp_path: Path) -> None:
+def test_one_worker_alone_notices_that_it_hangs(run: Run, tmp_path: Path, slowness: float) -> None:
+    limit = 2 * slowness
     write_noisy(tmp_path, step="__import__('time').sleep(600)")
-    result = run("train", "noisy", "--hang-timeout", "2", RANK="0")
+    result = run("train", "noisy", "--hang-timeout", str(limit), RANK="0")
     assert result.returncode == 1
-    assert "no step for 2 s" in result.stderr
+    assert f"no step for {limit:g} s" in result.stderr
     run_dir = only_run(tmp_path, "noisy")
     assert "in apply" in failure(run_dir, 0)["traceback"]
     assert json.loads((run_dir / "run.json").read_text())["status"] == "failed"

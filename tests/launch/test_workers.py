@@ -131,9 +131,12 @@ def test_a_mistake_that_a_worker_finds_leaves_nothing(run: Run, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
 
 
-def test_a_rank_that_waits_too_long_says_what_for(run: Run, tmp_path: Path) -> None:
-    write_noisy(tmp_path, step="if RANK == 1: __import__('time').sleep(60)")
-    result = run("train", "noisy", "--cpu-workers", "2", "--collective-timeout", "3")
+def test_a_rank_that_waits_too_long_says_what_for(
+    run: Run, tmp_path: Path, slowness: float
+) -> None:
+    write_noisy(tmp_path, step="if RANK == 1: __import__('time').sleep(600)")
+    limit = str(3 * slowness)
+    result = run("train", "noisy", "--cpu-workers", "2", "--collective-timeout", limit)
     assert result.returncode == 1
     assert "rank 0 on " in result.stderr
     assert "Timed out" in result.stderr
@@ -233,13 +236,16 @@ def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, figure: Figure
             assert process.poll() is None
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        time.sleep(0.6)
+        assert process.stdout is not None
+        while "SIGINT: stopping" not in (shown := process.stdout.readline()):
+            assert process.poll() is None
+        time.sleep(0.6)  # Sooner, it would be the same signal.
         (tmp_path / "second").touch()
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate()
         figure("a second signal", tmp_path / "second")
     assert process.returncode == 130
-    assert "SIGINT: stopping at once" in rest
+    assert "SIGINT: stopping at once" in shown + rest
     assert json.loads((only_run(tmp_path) / "run.json").read_text())["status"] == "stopped"
 
 

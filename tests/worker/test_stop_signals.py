@@ -31,10 +31,9 @@ import ctypes, os, signal, threading, time
 from mjfleet.worker.stop_signals import SAME_SIGNAL_SECONDS, StopRequest
 force = lambda number: os.write(1, b"forced %d" % number)
 def send():
-    time.sleep(SAME_SIGNAL_SECONDS)
-    os.kill(os.getpid(), signal.SIGUSR1)
-    time.sleep(3 * SAME_SIGNAL_SECONDS)  # From when the first one was seen, which takes a moment.
-    os.kill(os.getpid(), signal.SIGUSR1)
+    while True:  # Two that it has seen are enough.
+        time.sleep(3 * SAME_SIGNAL_SECONDS)
+        os.kill(os.getpid(), signal.SIGUSR1)
 with StopRequest(say=lambda text: None, force=force).installed() as stop:
     with stop.deferred():
         threading.Thread(target=send).start()

@@ -25,7 +25,7 @@ from mjfleet.worker.under_torchrun import note_run
 FAILED = 1  # The exit code of a run that has failed.
 LONGEST_CAUSE = 10_000  # Characters of a cause in run.json; its record has all.
 FEW_ITERATIONS = 10  # Curves of a shorter run are not drawn.
-DRAW_SECONDS = 15.0  # matplotlib's first start on a machine with many fonts takes several.
+DRAW_SECONDS = 60.0  # matplotlib's first start on a slow machine with many fonts.
 
 logger = logging.getLogger(__name__)
 
