@@ -37,7 +37,10 @@ MODULES = {
     "play": "mjfleet.tools.play.command",
 }
 """The module behind each command."""
-LATE = ("TMPDIR", "TORCHRUNX_LOG_DIR", "MJFLEET_TASKS", "WANDB_MODE")
+LATE = (
+    "TMPDIR", "TORCHRUNX_LOG_DIR", "MJFLEET_TASKS", "WANDB_MODE", "RANK", "COLUMNS", "DISPLAY",
+    "WAYLAND_DISPLAY", "XDG_CACHE_HOME",
+)  # fmt: skip
 """Environment variables that act after imports."""
 AS_IN_WARM = {"OMP_WAIT_POLICY": "PASSIVE"}
 PATIENCE = 600.0

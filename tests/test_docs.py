@@ -102,6 +102,7 @@ def test_the_line_of_plain_output_is_what_is_printed(capsys: pytest.CaptureFixtu
     assert printed in map(without_numbers, samples_of(page))
 
 
+@pytest.mark.slow
 def test_the_pieces_of_the_guide_are_tasks_without_mistakes(run: Run, tmp_path: Path) -> None:
     def only_make_it(command: str) -> None:
         if "new-task" in command:
@@ -156,6 +157,7 @@ def commands_here(page: str) -> list[str]:
     return [cell for cell in without if cell.split()[0] in ("train", "play", "mjfleet", "torchrun")]
 
 
+@pytest.mark.slow
 def test_every_command_for_users_of_other_stacks_runs(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -143,6 +143,7 @@ def test_mistakes_are_named() -> None:
         envs.reset()
 
 
+@pytest.mark.slow
 def test_the_example_learns(tmp_path: Path) -> None:
     example = str(REPOSITORY / "examples/gymnasium_ppo.py")
     settings = ["inverted-pendulum-v5", "--num-envs", "16", "--steps", "12288"]

@@ -14,7 +14,7 @@ import mjfleet
 from mjfleet.api.field_names import naming_fields
 from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import PATIENCE, REPOSITORY
+from ..conftest import PATIENCE, REPOSITORY, Run
 
 FRAGILE = """
 
@@ -180,7 +180,7 @@ def program(folder: Path, text: str, *arguments: str) -> "subprocess.Popen[str]"
     )  # fmt: skip
 
 
-def test_a_task_of_a_script_is_trained_watched_resumed_and_played(rail: Path) -> None:
+def test_a_task_of_a_script_is_trained_watched_resumed_and_played(rail: Path, run: Run) -> None:
     with program(rail, PROGRAM) as process:
         output, errors = process.communicate()
     assert process.returncode == 0, output + errors
@@ -188,20 +188,20 @@ def test_a_task_of_a_script_is_trained_watched_resumed_and_played(rail: Path) ->
     assert "Traceback" not in errors
     # The program and its class are gone: the run goes on with the code that it keeps.
     (rail / "rail.py").unlink()
-    run = max(rail.glob("moved/rail/*"))
+    kept = max(rail.glob("moved/rail/*"))
     for command in ("train", "rail", "--agent.max-iterations", "6"), ("play", "rail"):
-        done = subprocess.run(
-            [sys.executable, "-m", "mjfleet", *command, "--resume", run, "--gpu-ids", "None"],
-            cwd=rail, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = run(*command, "--resume", str(kept), "--gpu-ids", "None")
         assert done.returncode == 0, done.stderr
         assert "what the run keeps" in done.stdout
-    assert mjfleet.Run(run).iteration == 6
-    assert {path.name for path in run.parent.parent.iterdir()} == {"rail", "fragile"}
-    assert not [path for path in run.parent.iterdir() if not (path / "run.json").exists()]
+    assert mjfleet.Run(kept).iteration == 6
+    assert {path.name for path in kept.parent.parent.iterdir()} == {"rail", "fragile"}
+    assert not [path for path in kept.parent.iterdir() if not (path / "run.json").exists()]
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL", "watched"])
+@pytest.mark.parametrize(
+    "how",
+    ["SIGTERM", *(pytest.param(how, marks=pytest.mark.slow) for how in ("SIGKILL", "watched"))],
+)
 def test_a_run_is_saved_and_stops_when_its_program_is_killed(how: str, rail: Path) -> None:
     with program(rail, TERMINATED, how) as process:
         if how == "watched":
@@ -260,6 +260,7 @@ def test_the_notebook_runs_from_the_task_to_the_video(tmp_path: Path) -> None:
     assert any("finished" in output.get("data", {}).get("text/html", "") for output in shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "last"), [("own_learner", "mean reward"), ("three_seeds", "png")]
 )

@@ -96,6 +96,7 @@ def test_what_was_measured_is_shown_remembered_and_written_into_the_configuratio
     assert "it measured" in anew.stderr
 
 
+@pytest.mark.slow
 def test_all_workers_measure_and_use_the_smallest_answer() -> None:
     num_envs = find_num_envs(*wanted(cpu_workers=2), largest=512)
     remembered = recall(*wanted(cpu_workers=2))
@@ -145,6 +146,7 @@ def test_a_damaged_file_is_replaced_and_a_folder_that_cannot_be_made_is_no_error
     assert not remember(*wanted(), KNOWN)
 
 
+@pytest.mark.slow
 def test_what_a_task_raises_is_shown(tmp_path: Path) -> None:
     write_noisy(tmp_path)
     noisy = discover({}, str(tmp_path / "tasks")).find("noisy")
@@ -154,6 +156,7 @@ def test_what_a_task_raises_is_shown(tmp_path: Path) -> None:
     assert not cache_file().exists()
 
 
+@pytest.mark.slow
 def test_a_mistake_of_the_user_is_told_as_one(tmp_path: Path) -> None:
     too_many = PPOConfig(num_mini_batches=5000)
     with pytest.raises(UserError, match="num-mini-batches is 5000, more than the 2048 samples"):
@@ -164,6 +167,7 @@ def test_a_mistake_of_the_user_is_told_as_one(tmp_path: Path) -> None:
         find_num_envs(*wanted(noisy, cpu_workers=2))
 
 
+@pytest.mark.slow
 def test_worlds_for_which_there_is_no_memory_are_no_answer(tmp_path: Path) -> None:
     kill = "os.kill(os.getpid(), signal.SIGKILL)"  # As the system does.
     full = f'if RANK: {kill}\n            raise RuntimeError("Failed to allocate 8 bytes")'
@@ -175,6 +179,7 @@ def test_worlds_for_which_there_is_no_memory_are_no_answer(tmp_path: Path) -> No
     assert [len(results) for results in remembered.curves] == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_measuring_ends_all_and_nothing_was_created(
     tmp_path: Path, number: signal.Signals, code: int

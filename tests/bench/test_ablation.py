@@ -13,6 +13,7 @@ from .tiny import measured
 PAGE = f"# Speed\n\nBefore.\n\n{BEGIN}\nan old table\n{END}\n\nAfter.\n"
 
 
+@pytest.mark.slow
 def test_the_table_is_written_between_the_markers(run: Run, tmp_path: Path) -> None:
     page = tmp_path / "speed.md"
     page.write_text(PAGE)

@@ -35,6 +35,7 @@ def test_throughput_says_where_the_time_goes(run: Run, tmp_path: Path) -> None:
     assert f"- CPU: {data['machine']['CPU']}" in page.stdout
 
 
+@pytest.mark.slow
 def test_startup_says_what_the_first_iteration_waits_for(run: Run, tmp_path: Path) -> None:
     data = measured(run, tmp_path, "startup", "cartpole-balance", "--num-envs", "16")
     *helps, first, imports = data["samples"]
@@ -45,6 +46,7 @@ def test_startup_says_what_the_first_iteration_waits_for(run: Run, tmp_path: Pat
     assert {"torch", "all"} <= {row[0] for row in data["tables"][-1]["rows"]}
 
 
+@pytest.mark.slow
 def test_another_library_learns_in_turn(run: Run, tmp_path: Path) -> None:
     flags = ("--peer", "rl_games", "--num-envs", "16")
     data = measured(run, tmp_path, "learning", "cartpole-balance", *flags)
@@ -57,6 +59,7 @@ def test_another_library_learns_in_turn(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "benchmarks" / plot).is_file()
 
 
+@pytest.mark.slow
 def test_training_stops_once_all_conditions_hold(run: Run, tmp_path: Path) -> None:
     both = ("--until", "mean_reward > 0.0", "learning_rate<1")
     data = measured(
@@ -76,6 +79,7 @@ def test_training_stops_once_all_conditions_hold(run: Run, tmp_path: Path) -> No
     assert (tmp_path / "benchmarks" / plot).is_file()
 
 
+@pytest.mark.slow
 def test_reference_runs_are_added_to_those_of_other_tasks(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "benchmarks"
     folder.mkdir()
@@ -131,6 +135,7 @@ def test_a_file_that_holds_no_reference_runs_is_kept(run: Run, tmp_path: Path) -
     assert file.read_text() == content
 
 
+@pytest.mark.slow
 def test_a_metric_that_does_not_exist_ends_the_first_run(run: Run, tmp_path: Path) -> None:
     result = run(
         "mjfleet", "bench", "learning", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "16",
@@ -141,6 +146,7 @@ def test_a_metric_that_does_not_exist_ends_the_first_run(run: Run, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_stock_rsl_rl_trains_the_same_in_turn(run: Run, tmp_path: Path) -> None:
     data = measured(run, tmp_path, "peer", "rsl_rl", "cartpole-balance", "--num-envs", "16")
     (sample,) = data["samples"]
@@ -160,6 +166,7 @@ def test_stock_rsl_rl_trains_the_same_in_turn(run: Run, tmp_path: Path) -> None:
     assert ratio["median"] == pytest.approx(theirs["median"] / ours["median"])
 
 
+@pytest.mark.slow
 def test_ranks_exchange_what_training_does(run: Run, tmp_path: Path) -> None:
     ranks = ("--ranks", "2", "3", "--num-envs", "16")
     data = measured(run, tmp_path, "exchange", "cartpole-balance", *ranks)

@@ -96,6 +96,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_both_step_one_model_and_train_in_equal_sizes(run: Run, tmp_path: Path) -> None:
     write(tmp_path / "examples", {"go1_joystick.py": EXAMPLE, "helper.py": CART})

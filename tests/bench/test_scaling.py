@@ -14,6 +14,7 @@ from ..conftest import PATIENCE, Run
 from .tiny import measured
 
 
+@pytest.mark.slow
 def test_two_workers_are_compared_with_one(run: Run, tmp_path: Path) -> None:
     data = measured(
         run, tmp_path, "scaling", "cartpole-balance", "--num-envs", "16", "--workers", "2"
@@ -28,6 +29,7 @@ def test_two_workers_are_compared_with_one(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "benchmarks" / plot).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     scratch = tmp_path / "temporary"
     scratch.mkdir()

@@ -57,6 +57,7 @@ COMMANDS = (
 OTHERS = ("--log-root", "--json", "--output", "--columns", "--x", "--tasks-dir", "--total-steps")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
 @drawn(40)
 @given(data=st.data())

@@ -4,6 +4,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from mjfleet.config import LaunchConfig
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.run_queue import Ending, Member, RunningMember, run_members
@@ -37,6 +39,7 @@ class Three:
         self.endings[member.name] = ending
 
 
+@pytest.mark.slow
 def test_members_come_when_a_share_is_free_and_each_ending_is_told(tmp_path: Path) -> None:
     (tmp_path / "short/checkpoints").mkdir(parents=True)
     (tmp_path / "short/checkpoints/model_9.pt").write_text("of somebody")

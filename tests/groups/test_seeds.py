@@ -61,6 +61,7 @@ def _statuses(group: Path) -> Sequence[str]:
     return record["status"], *(member["status"] for member in record["members"].values())
 
 
+@pytest.mark.slow
 def test_seeds_are_stopped_and_resumed_as_one(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def test_a_run_leaves_its_curves_and_does_well_without(run: Run, tmp_path: Path)
     assert eleven.stdout.splitlines()[-1] == f"run directory: {shown}"
 
 
+@pytest.mark.slow
 def test_a_signal_does_not_wait_for_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one ends training, the second one the drawing, which hangs."""
     hang(tmp_path, monkeypatch)

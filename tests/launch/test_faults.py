@@ -35,6 +35,7 @@ ODD = """if RANK == 1:
                 raise Mute("\\udcff")"""
 
 
+@pytest.mark.slow
 def test_an_exception_that_cannot_be_shown_is_still_the_cause(run: Run, tmp_path: Path) -> None:
     write_noisy(tmp_path, step=ODD)
     result = run("train", "noisy", *TWO)
@@ -73,6 +74,7 @@ def test_the_true_cause_is_told_though_others_do_not_listen(
     assert record | expected == record
 
 
+@pytest.mark.slow
 def test_leaving_is_a_failure_too(run: Run, tmp_path: Path, figure: Figure) -> None:
     write_noisy(tmp_path, step="if RANK == 1: open('failed', 'w').close(); sys.exit(0)")
     result = run("train", "noisy", *TWO)
@@ -88,6 +90,7 @@ def agent_of(process: subprocess.Popen) -> psutil.Process:
     return next(child for child in host_agent.children() if len(child.children()) >= 2)
 
 
+@pytest.mark.slow
 def test_a_killed_agent_is_named_and_takes_all_with_it(tmp_path: Path, figure: Figure) -> None:
     with started(tmp_path, *SMALL, "--agent.max-iterations", "100000") as process:
         wait_for_iteration(process, 2)
@@ -116,7 +119,7 @@ def test_a_killed_host_agent_is_named_and_takes_all_with_it(tmp_path: Path) -> N
     assert not list(Path(tempfile.gettempdir()).glob(f"mjfleet-{host_agent.pid}-*"))
 
 
-@pytest.mark.parametrize("seconds", [1.5, 3.5])
+@pytest.mark.parametrize("seconds", [1.5, pytest.param(3.5, marks=pytest.mark.slow)])
 def test_a_launcher_that_is_killed_while_workers_start_leaves_none(
     tmp_path: Path, seconds: float
 ) -> None:
@@ -130,7 +133,7 @@ def test_a_launcher_that_is_killed_while_workers_start_leaves_none(
         assert not alive
 
 
-@pytest.mark.parametrize("state", ["stopped", "asleep"])
+@pytest.mark.parametrize("state", [pytest.param("stopped", marks=pytest.mark.slow), "asleep"])
 def test_a_hang_ends_with_the_stacks_of_all_ranks(
     tmp_path: Path, state: str, figure: Figure, slowness: float
 ) -> None:
@@ -168,6 +171,7 @@ ONCE_KILLED_THEN_BROKEN = """times = len(os.listdir("starts")) if os.path.exists
             if times < 9: open(f"starts/{times + 1}", "w").close(); raise ValueError("broken")"""
 
 
+@pytest.mark.slow
 def test_a_run_starts_again_after_faults_but_not_for_ever(run: Run, tmp_path: Path) -> None:
     write_noisy(tmp_path, step=ONCE_KILLED_THEN_BROKEN)
     (tmp_path / "starts").mkdir()
@@ -222,6 +226,7 @@ def wait_for_moment(chance: random.Random, process: subprocess.Popen, root: Path
     time.sleep(chance.uniform(0.0, 2.0))
 
 
+@pytest.mark.slow
 def test_a_run_outlives_kills_at_random_moments(
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:

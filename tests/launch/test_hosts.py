@@ -127,6 +127,7 @@ def wait_for_one_worker(process: "subprocess.Popen[str]", run_dir: Path) -> None
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
     network: Network, tmp_path: Path
 ) -> None:
@@ -193,6 +194,7 @@ def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_the_slowest_host_decides_on_the_number_of_worlds(network: Network, tmp_path: Path) -> None:
     where = ("--cpu-workers", "1", "--hosts", "node1", "node2")
     flags = (*AUTO, *where, "--env-var", f"XDG_CACHE_HOME={tmp_path / 'cache'}")

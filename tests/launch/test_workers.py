@@ -131,6 +131,7 @@ def test_a_mistake_that_a_worker_finds_leaves_nothing(run: Run, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_too_long_says_what_for(
     run: Run, tmp_path: Path, slowness: float
 ) -> None:
@@ -187,6 +188,7 @@ def test_a_log_directory_that_cannot_be_written_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_on_a_terminal_rank_0_draws_as_one_worker_would(tmp_path: Path) -> None:
     reader, writer = pty.openpty()
     with subprocess.Popen(
@@ -209,7 +211,9 @@ def test_on_a_terminal_rank_0_draws_as_one_worker_would(tmp_path: Path) -> None:
     assert "iteration=" not in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_to_the_launcher_finishes_the_iteration_on_all_ranks(
     tmp_path: Path, number: signal.Signals, figure: Figure
 ) -> None:
@@ -229,6 +233,7 @@ def test_a_signal_to_the_launcher_finishes_the_iteration_on_all_ranks(
     assert (run_dir / "checkpoints" / f"model_{record['iterations']}.pt").exists()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, figure: Figure) -> None:
     slow = ("--agent.algorithm.num-learning-epochs", "100000")
     with started(tmp_path, *SMALL, *slow) as process:
@@ -299,6 +304,7 @@ def torchrun(folder: Path, workers: int, *flags: str) -> "subprocess.Popen[str]"
     )
 
 
+@pytest.mark.slow
 def test_torchrun_starts_workers_again_and_they_learn_the_same(
     finished: Finished, tmp_path: Path
 ) -> None:
@@ -369,6 +375,7 @@ def test_srun_starts_the_workers_and_they_are_one_run(tmp_path: Path) -> None:
     only_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_workers_of_srun_find_the_number_of_worlds_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,6 +390,7 @@ def test_workers_of_srun_find_the_number_of_worlds_together(
     assert {row["world_size"] for row in rows(run_dir)} == {"2"}
 
 
+@pytest.mark.slow
 def test_no_host_name_needs_to_be_resolved_and_nothing_need_be_left(tmp_path: Path) -> None:
     unshare = ["unshare", "--uts", "--mount", "--map-root-user", "sh", "-ec"]
     train = " ".join([*TRAIN, "cartpole-balance", *SMALL, "--torchrunx-log-dir", "''"])

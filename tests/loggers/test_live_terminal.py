@@ -176,6 +176,7 @@ def test_it_follows_the_size_of_the_terminal(watch: Watch) -> None:
     assert head.endswith("left")
 
 
+@pytest.mark.slow
 def test_with_several_workers_too_and_leaves_room_for_what_the_launcher_says(watch: Watch) -> None:
     code, lines = watch("cartpole-balance", *ARGUMENTS[:4], "--cpu-workers", "2",
                         "--agent.max-iterations", "1000", resize_to=70,

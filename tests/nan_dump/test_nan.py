@@ -478,6 +478,7 @@ def faulty(tmp_path: Path) -> None:
     write_task(tmp_path / "tasks", "faulty", FAULTY_CONFIG, FAULTY_ENV, model)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("faulty")
 def test_only_the_rank_that_is_in_trouble_leaves_a_dump(run: Run, tmp_path: Path) -> None:
     result = run("train", "faulty", "--cpu-workers", "2")

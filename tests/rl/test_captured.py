@@ -20,7 +20,7 @@ from mjfleet.sim import make_simulation
 from ..env.test_env import BUNDLED, ENGINES
 from ..helpers.cuda_graph_stub import CudaGraphStub
 
-TASKS = ("cartpole-swingup", "go1-velocity-flat")
+TASKS = ["cartpole-swingup", pytest.param("go1-velocity-flat", marks=pytest.mark.slow)]
 SWINGUP = BUNDLED["cartpole-swingup"]
 SWINGUP_ENV: Any = SWINGUP.load(SWINGUP.task.env_class)
 NUM_ENVS, STEPS, ITERATIONS = 8, 6, 6
@@ -85,12 +85,14 @@ def test_bundled_tasks(name: str, engine: str, caplog: pytest.LogCaptureFixture)
     assert_same(caplog, found, engine)
 
 
+@pytest.mark.slow
 def test_updates_in_mixed_precision(caplog: pytest.LogCaptureFixture) -> None:
     agent = from_dict(SWINGUP.task.agent, {"algorithm": {"use_mixed_precision": True}})
     found = replace(SWINGUP, task=replace(SWINGUP.task, agent=agent))
     assert_same(caplog, found)
 
 
+@pytest.mark.slow
 def test_a_number_that_is_changed_in_the_algorithm_is_captured_anew() -> None:
     def between(runner: Runner, iteration: int) -> None:
         if iteration == 3:
@@ -107,6 +109,7 @@ def test_a_number_that_is_changed_in_the_algorithm_is_captured_anew() -> None:
     assert graphs == 2  # Before and after the change.
 
 
+@pytest.mark.slow
 def test_training_goes_on_by_calls_after_a_failure_inside_a_capture() -> None:
     results = []
     for fails_late in (True, False):
@@ -124,6 +127,7 @@ def test_training_goes_on_by_calls_after_a_failure_inside_a_capture() -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_loaded_between_replays(caplog: pytest.LogCaptureFixture) -> None:
     def between(runner: Runner, iteration: int) -> None:
         if iteration == 1:
@@ -157,6 +161,7 @@ def test_no_gradient_of_another_stream_is_alive_when_a_capture_begins() -> None:
     assert alive == [[]]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_captured_and_ends_as_one_that_never_stopped(tmp_path: Path) -> None:
     found = BUNDLED["go1-velocity-flat"]
     env_class, ends = found.load(found.task.env_class), []

@@ -36,7 +36,7 @@ def weights(run_dir: Path, iteration: int) -> dict[str, dict[str, torch.Tensor]]
     return {name: state[f"{name}_state_dict"] for name in ("actor", "critic")}
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_student_learns_resumes_and_plays_without_its_teachers_run(
     workers: str, teacher: Path, run: Run, tmp_path: Path
 ) -> None:

@@ -179,14 +179,16 @@ def test_classes_of_a_task_train_resume_play_and_are_exported(
 @pytest.mark.parametrize(
     ("flag", "value", "words"),
     [
-        ("--agent.actor.class-name", "nope:Net", "No module named 'nope'"),
+        pytest.param(
+            "--agent.actor.class-name", "nope:Net", "No module named 'nope'", marks=pytest.mark.slow
+        ),
         ("--agent.algorithm.name", "nets:Residual", "subclass of rsl_rl.algorithms.ppo.PPO"),
     ],
 )
 def test_a_wrong_class_is_one_message_before_anything_starts(
     flag: str, value: str, words: str, pole: FoundTask, run: Run, tmp_path: Path
 ) -> None:
-    done = run("train", "pole-balance", *SMALL, "--cpu-workers", "2", flag, value)
+    done = run("train", "pole-balance", *SMALL, "--gpu-ids", "None", flag, value)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
     assert done.stderr.count("error: ") == 1

@@ -427,6 +427,7 @@ def test_training_outlives_whoever_reads_its_output(start: Start, tmp_path: Path
     assert json.loads((only_run(tmp_path) / "run.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_cartpole_balance_is_learned(run: Run, tmp_path: Path) -> None:
     result = run("train", "cartpole-balance", "--gpu-ids", "None", "--engine", "native")
     assert result.returncode == 0, result.stderr

@@ -66,6 +66,7 @@ class Watch:
         os.close(self._queue)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_a_kill_inside_of_a_write_loses_nothing(
     run: Run, tmp_path: Path, warm: "subprocess.Popen[str]", pytestconfig: pytest.Config

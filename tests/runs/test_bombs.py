@@ -80,6 +80,7 @@ BOMBS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: bomb.__name__)
 def test_a_small_file_fills_no_memory(tmp_path: Path, bomb: Callable[[Path], None]) -> None:
     run_dir = make_run(tmp_path)
@@ -115,6 +116,7 @@ def many_records(checkpoint: Path) -> None:
         file.write(b"PK\5\6" + struct.pack("<IHHIIH", 0, 9, 9, 2**30, 2**30, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bomb", [compressed, expanded, many_records], ids=lambda bomb: bomb.__name__
 )

@@ -141,6 +141,7 @@ def call(*words: str) -> tuple[int, str]:
     return code, out.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @drawn(25)
 @given(data=st.data())
@@ -249,6 +250,7 @@ def test_a_resumed_run_writes_nothing_elsewhere(tmp_path: Path, folder: str) -> 
     assert everything(tmp_path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @drawn(1, share=0.02)
 @given(data=st.data())

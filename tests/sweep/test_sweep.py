@@ -97,6 +97,7 @@ def kill_until_done(folders: list[Path], words: tuple[str, ...], kills: int, see
     print(f"killed {dict(killed)}")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_two_machines_share_a_sweep_whose_processes_are_killed(
     run: Run, tmp_path: Path, pytestconfig: pytest.Config

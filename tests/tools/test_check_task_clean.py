@@ -225,8 +225,12 @@ def test_normalised_observations_and_position_motors_are_clean(
 OWN = [name for name, found in discover({}).tasks.items() if not found.task.packages]
 
 
+FAST = ("cartpole-balance", "go1-velocity-flat")
+OTHERS = [name for name in (*OWN, "pendulum-swingup") if name not in FAST and "go2" not in name]
+
+
 @pytest.mark.parametrize(
-    "name", ["arm", *(name for name in OWN if "go2" not in name), "pendulum-swingup"]
+    "name", ["arm", *FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 )
 def test_the_template_and_the_bundled_tasks_are_clean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from ..conftest import Run
 from .test_export import run_file
@@ -20,6 +21,7 @@ def test_commands_hold_wherever_they_are_given(run: Run, tmp_path: Path) -> None
     assert run_file(tmp_path, *play, "--command", turn) != both
 
 
+@pytest.mark.slow
 def test_no_policy_replaces_that_of_another_task(run: Run, tmp_path: Path) -> None:
     robot, other = ("go1-velocity-flat", "--pretrained"), ("panda-reach", "--pretrained")
     for _ in range(2):
@@ -33,6 +35,7 @@ def test_no_policy_replaces_that_of_another_task(run: Run, tmp_path: Path) -> No
     assert run("mjfleet", "export", *other, "--output", "b.onnx").returncode == 0
 
 
+@pytest.mark.slow
 def test_what_a_run_file_cannot_use_is_said(run: Run, tmp_path: Path) -> None:
     for task in ("go1", "go2", "g1"):
         done = run(

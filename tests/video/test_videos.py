@@ -7,6 +7,7 @@ from pathlib import Path
 import mujoco
 import numpy as np
 import psutil
+import pytest
 
 from mjfleet.video.drawing import returns_so_far
 from mjfleet.video.render_process import LOOK_SECONDS, NICE, RenderProcess, render
@@ -37,6 +38,7 @@ def test_two_workers_leave_videos_of_rank_0(run: Run, tmp_path: Path) -> None:
     assert change(frames[0], frames[-1]) > 0.1
 
 
+@pytest.mark.slow
 def test_training_ends_well_where_nothing_can_be_drawn(run: Run, tmp_path: Path) -> None:
     result = run("train", *TINY, MUJOCO_GL="bogus")
     assert result.returncode == 0

@@ -1,0 +1,58 @@
+"""The shortest run of each way to start workers; what may happen to them is in the other files."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from ..conftest import Run, only_run, rows
+from .network import Network
+from .test_hosts import TWO, network, train
+from .workers import SMALL, saved, write_noisy
+
+__all__ = ["network"]  # A fixture.
+
+FEW = ("--agent.max-iterations", "2")
+KILLED_ONCE = """if not os.path.exists("killed"):
+                open("killed", "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)"""
+
+
+def test_a_killed_worker_starts_again_from_the_last_checkpoint(run: Run, tmp_path: Path) -> None:
+    write_noisy(tmp_path, step=KILLED_ONCE)
+    flags = ("--agent.max-iterations", "3", "--agent.save-interval", "1")
+    result = run("train", "noisy", "--max-restarts", "1", *flags)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("starting again in") == 1
+    run_dir = only_run(tmp_path, "noisy")
+    assert [row["iteration"] for row in rows(run_dir)] == ["1", "2", "3"]
+    attempts = json.loads((run_dir / "run.json").read_text())["attempts"]
+    assert [attempt["status"] for attempt in attempts] == ["failed", "finished"]
+    assert [attempt["checkpoint"] for attempt in attempts] == [None, "model_1.pt"]
+    assert "SIGKILL" in attempts[0]["cause"]
+
+
+def test_torchrun_starts_workers_that_learn_what_ours_do(run: Run, tmp_path: Path) -> None:
+    flags = (*SMALL, *FEW, "--cpu-threads", "2")
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = [*agent, "-m", "mjfleet.cli.train", "cartpole-balance", *flags]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    run_dir = only_run(tmp_path)
+    assert [row["world_size"] for row in rows(run_dir)] == ["2", "2"]
+    assert run("train", "cartpole-balance", *flags, "--log-root", "ours").returncode == 0
+    (own,) = tmp_path.glob("ours/*/*")
+    theirs = saved(run_dir, 2)
+    assert all(torch.equal(value, theirs[name]) for name, value in saved(own, 2).items())
+
+
+def test_two_hosts_are_one_run(network: Network, tmp_path: Path) -> None:
+    with train(network, tmp_path, *TWO, *FEW) as process:
+        _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    run_dir = only_run(tmp_path)
+    assert [row["world_size"] for row in rows(run_dir)] == ["2", "2"]
+    (logs,) = (run_dir / "torchrunx").iterdir()
+    assert "rank 1: building" in (logs / "node2[0].log").read_text()
