@@ -20,6 +20,8 @@ from ..conftest import TESTS
 BUNDLED = discover({}).tasks
 OWN = [name for name, found in BUNDLED.items() if not found.task.packages]
 """Those with models of our own; tests/tasks looks at the others."""
+KINDS = "cartpole-balance", "go1-velocity-rough", "panda-lift"
+"""One of each kind; the others are slow."""
 ENGINES = [("native", "cpu"), ("warp", "cpu")]
 
 
@@ -76,7 +78,9 @@ def no_host_synchronisation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("engine", "device"), ENGINES)
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize(
+    "name", [n if n in KINDS else pytest.param(n, marks=pytest.mark.slow) for n in OWN]
+)
 def test_no_bundled_task_waits_for_the_device(
     name: str, engine: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

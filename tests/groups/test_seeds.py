@@ -61,6 +61,22 @@ def _statuses(group: Path) -> Sequence[str]:
     return record["status"], *(member["status"] for member in record["members"].values())
 
 
+def test_seeds_are_runs_of_one_group_that_go_on_as_one(run: Run, tmp_path: Path) -> None:
+    flags = ("--gpu-ids", "None", "--cpu-threads", "2", *SMALL, "--run-dir", f"logs/{TASK}/0")
+    few = ("--agent.max-iterations", "2")
+    first = run("train", TASK, *flags, *few, "--seeds", "3", "5")
+    assert first.returncode == 0, first.stderr
+    group = only_run(tmp_path)
+    assert _statuses(group) == ("finished", "finished", "finished")
+    assert _done(tmp_path) == [2, 2]
+    members = [json.loads((group / f"seed_{seed}/run.json").read_text()) for seed in (3, 5)]
+    assert [member["seed"] for member in members] == [3, 5]
+    again = run("train", TASK, "--resume", "latest")
+    assert (again.returncode, again.stdout.count("nothing is left to do")) == (0, 1)
+    listed = json.loads(run("mjfleet", "runs", "--json").stdout)
+    assert [one["members"] for one in listed] == [2, None, None]
+
+
 @pytest.mark.slow
 def test_seeds_are_stopped_and_resumed_as_one(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -55,6 +55,19 @@ def test_mistakes_get_one_message_and_nothing_is_created(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_sweep_tries_each_setting_once_and_keeps_the_best(run: Run, tmp_path: Path) -> None:
+    words = (TASK, *SPACE, *FLAGS, "--trials", "2", "--per-run", "2", "--cpu-threads", "2")
+    done = run("mjfleet", "sweep", *words)
+    assert done.returncode == 0, done.stderr
+    sweep = sweep_in(tmp_path)
+    assert sweep
+    trials = [read_record(sweep / f"trial_{number}") for number in range(2)]
+    assert all(trial["status"] in ("finished", "stopped") for trial in trials)
+    best = yaml.safe_load((sweep / "best.yaml").read_text())
+    assert 1e-4 <= best["agent"]["algorithm"]["learning_rate"] <= 1e-2
+    assert RATE in (sweep / "sweep.html").read_text()
+
+
 def start(folder: Path, *words: str) -> "subprocess.Popen[bytes]":
     """Start the command `mjfleet sweep`."""
     command = [sys.executable, "-P", "-m", MODULES["mjfleet"], "sweep", *words]

@@ -26,6 +26,8 @@ from ..env.test_env import build_task, no_host_synchronisation
 TASKS = [name for name, found in discover({}).tasks.items() if found.folder.name == "dm_control"]
 DOMAINS = {name.partition("-")[0]: name for name in reversed(TASKS)}
 """The first task of each."""
+KINDS = "cheetah-run", "humanoid-walk", "reacher-hard"
+"""What each commit is tested with; the others are slow."""
 STATES = 200
 STATE = "qpos", "qvel", "qacc_warmstart", "mocap_pos"
 
@@ -112,7 +114,9 @@ def oracle_starts(oracle: Any) -> np.ndarray:
     return np.stack(rows)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    "name", [n if n in KINDS else pytest.param(n, marks=pytest.mark.slow) for n in TASKS]
+)
 def test_steps_and_starts_are_those_of_dm_control(
     name: str, load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

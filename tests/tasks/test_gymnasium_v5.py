@@ -23,6 +23,9 @@ IDS = {
     "swimmer-v5": "Swimmer-v5",
     "walker2d-v5": "Walker2d-v5",
 }
+KINDS = "hopper-v5", "inverted-pendulum-v5"
+"""What each commit is tested with; the others are slow."""
+NAMES = [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in IDS]
 STATES = 200
 STARTS = 500
 
@@ -90,12 +93,12 @@ def test_every_task_is_compared() -> None:
     assert [name for name, found in tasks if found.folder.name == "gymnasium_v5"] == list(IDS)
 
 
-@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_native_steps_are_gymnasiums(name: str) -> None:
     compare(name, "native", 1e-6)
 
 
-@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_warp_steps_are_gymnasiums(name: str, request: pytest.FixtureRequest) -> None:
     if name != "inverted-pendulum-v5" and not request.config.getoption("--all-tasks"):
         pytest.skip("--all-tasks compiles its kernels")
@@ -105,7 +108,7 @@ def test_warp_steps_are_gymnasiums(name: str, request: pytest.FixtureRequest) ->
     compare(name, "warp", 1e-3, share=0.99, cone=cone)
 
 
-@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_episodes_start_as_gymnasiums(name: str) -> None:
     other = oracle(name)
     theirs = np.stack([other.reset()[0] for _ in range(STARTS)])
