@@ -2,6 +2,7 @@
 
 import copy
 import multiprocessing
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,10 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.env import Env, EnvShard
-from mjfleet.rl.adapters.rl_games_adapter import RlGamesPPO
 from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate, build_algorithm, rsl_rl_config
 from mjfleet.rl.adapters.skrl_adapter import SkrlPPO
-from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.collectives import PIECE, Collectives
 from mjfleet.rl.divergence import DivergedError
@@ -34,7 +33,6 @@ from ..env.test_env import BUNDLED, build_task
 from ..helpers.cuda_graph_stub import CudaGraphStub
 
 WORLD_SIZE = 2
-KINDS = (PPO, RslRlUpdate, SkrlPPO, JaxPPO)
 FOUND = BUNDLED["cartpole-balance"]
 
 
@@ -127,7 +125,12 @@ def weights(alg: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def enter(rank: int, folder: str) -> None:
+Part = Callable[[Ranks, str], dict[str, Any]]
+Found = list[dict[str, Any]]
+"""What each part returned, by its name, on every rank."""
+
+
+def enter(rank: int, folder: str, wanted: Sequence[Part]) -> None:
     """The main function of a rank's process."""
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -138,23 +141,34 @@ def enter(rank: int, folder: str) -> None:
         timeout=timedelta(seconds=PATIENCE),
     )
     try:
-        parts = {part.__name__: part(Ranks(rank), folder) for part in PARTS}
+        parts = {part.__name__: part(Ranks(rank), folder) for part in wanted}
         torch.save(parts, Path(folder, f"{rank}.pt"))
     finally:
         dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of the functions of PARTS returned, by its name, on every rank."""
-    folder = tmp_path_factory.mktemp("ranks")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What the functions of PARTS returned."""
+    return run_ranks(tmp_path_factory.mktemp("ranks"), PARTS)
+
+
+@pytest.fixture(scope="module")
+def of_libraries(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What the functions of OF_LIBRARIES returned; their imports take long."""
+    return run_ranks(tmp_path_factory.mktemp("libraries"), OF_LIBRARIES)
+
+
+def run_ranks(folder: Path, parts: Sequence[Part]) -> Found:
+    """Call the functions one after the other, on two ranks at once."""
     context = multiprocessing.get_context("spawn")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(REPOSITORY))
         patch.setenv("GLOO_SOCKET_IFNAME", "lo")
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # What is compiled here runs once.
         processes = [
-            context.Process(target=enter, args=(rank, str(folder))) for rank in range(WORLD_SIZE)
+            context.Process(target=enter, args=(rank, str(folder), parts))
+            for rank in range(WORLD_SIZE)
         ]
         for process in processes:
             process.start()
@@ -254,6 +268,9 @@ def test_the_update_is_that_of_rsl_rl(found: list[dict[str, Any]]) -> None:
 
 def learn_with_libraries(ranks: Ranks, folder: str) -> dict[str, Any]:
     """By rates that adapt; and, where all do the same, beside rsl_rl."""
+    from mjfleet.rl.adapters.rl_games_adapter import RlGamesPPO
+    from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
+
     adaptive = agent(schedule="adaptive", desired_kl=0.002)
     kinds = (SkrlPPO, JaxPPO, RlGamesPPO)
     algs = {kind.__name__: ranks.learn(kind, adaptive, updates=2) for kind in kinds}
@@ -266,8 +283,9 @@ def learn_with_libraries(ranks: Ranks, folder: str) -> dict[str, Any]:
     }
 
 
-def test_ranks_that_learn_with_libraries_stay_the_same(found: list[dict[str, Any]]) -> None:
-    first, second = (rank["learn_with_libraries"] for rank in found)
+@pytest.mark.slow
+def test_ranks_that_learn_with_libraries_stay_the_same(of_libraries: Found) -> None:
+    first, second = (rank["learn_with_libraries"] for rank in of_libraries)
     for name, (ours, rate) in first["adaptive"].items():
         again, other_rate = second["adaptive"][name]
         assert all(torch.equal(ours[key], again[key]) for key in ours), name
@@ -382,8 +400,19 @@ def test_groups_of_all_ranks_share_a_step(found: list[dict[str, Any]]) -> None:
 
 
 def count_reductions(ranks: Ranks, folder: str) -> dict[str, int]:
-    """How often each kind of algorithm reduces its gradients in one update."""
-    counts = dict.fromkeys((kind.__name__ for kind in KINDS), 0)
+    """How often each of our algorithms reduces its gradients in one update."""
+    return reductions(ranks, (PPO, RslRlUpdate))
+
+
+def count_of_libraries(ranks: Ranks, folder: str) -> dict[str, int]:
+    """The same of other libraries."""
+    from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
+
+    return reductions(ranks, (SkrlPPO, JaxPPO))
+
+
+def reductions(ranks: Ranks, kinds: Sequence[type[Algorithm]]) -> dict[str, int]:
+    counts = dict.fromkeys((kind.__name__ for kind in kinds), 0)
 
     def counted(kind: type[Algorithm]) -> type[Algorithm]:
         def reduce_parameters(self: Any) -> None:
@@ -392,14 +421,20 @@ def count_reductions(ranks: Ranks, folder: str) -> dict[str, int]:
 
         return type(kind.__name__, (kind,), {"reduce_parameters": reduce_parameters})
 
-    for kind in KINDS:
+    for kind in kinds:
         ranks.learn(counted(kind), agent(num_learning_epochs=3, num_mini_batches=2), updates=1)
     return counts
 
 
 def test_every_minibatch_is_reduced_once_on_every_path(found: list[dict[str, Any]]) -> None:
     for rank in found:
-        assert rank["count_reductions"] == {kind.__name__: 6 for kind in KINDS}
+        assert rank["count_reductions"] == {"PPO": 6, "RslRlUpdate": 6}
+
+
+@pytest.mark.slow
+def test_every_minibatch_of_a_library_is_reduced_once(of_libraries: Found) -> None:
+    for rank in of_libraries:
+        assert rank["count_of_libraries"] == {"SkrlPPO": 6, "JaxPPO": 6}
 
 
 def learn_by_graphs(ranks: Ranks, folder: str) -> dict[str, Any]:
@@ -569,9 +604,10 @@ def test_ranks_know_stop_and_fail_together(found: list[dict[str, Any]]) -> None:
 
 
 PARTS = (
-    exchange, learn_fast, learn_both_ways, learn_with_libraries, follow_gradients, count_reductions,
-    learn_by_graphs, learn_in_groups, normalise, train,
+    exchange, learn_fast, learn_both_ways, follow_gradients, count_reductions, learn_by_graphs,
+    learn_in_groups, normalise, train,
 )  # fmt: skip
+OF_LIBRARIES = learn_with_libraries, count_of_libraries
 
 
 def test_one_rank_alone_is_rsl_rls_ppo() -> None:
