@@ -5,8 +5,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from .conftest import REPOSITORY
 
 SOURCE = REPOSITORY / "src/mjfleet"
@@ -81,6 +79,11 @@ def changes_to_others(tree: ast.Module) -> Iterator[str]:
             yield f"line {node.lineno}: {node.attr} raises a thread's priority"
 
 
+def trees() -> Iterator[tuple[Path, ast.Module]]:
+    """Each module of the package, with what it consists of."""
+    return ((path, ast.parse(path.read_text())) for path in MODULES)
+
+
 def test_the_search_for_changes_finds_each_kind() -> None:
     code = (
         "import sys, os, torch\nfrom torch import nn\n"
@@ -91,18 +94,14 @@ def test_the_search_for_changes_finds_each_kind() -> None:
     assert not list(changes_to_others(ast.parse("import os\nos.environ['A'] = '1'\n")))
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_no_module_changes_another_package(module: Path) -> None:
-    if module == PATCHES:
-        pytest.skip("this is where torchrunx is changed, and nothing else")
-    assert not list(changes_to_others(ast.parse(module.read_text())))
+def test_no_module_changes_another_package() -> None:
+    changes = {path: list(changes_to_others(tree)) for path, tree in trees() if path != PATCHES}
+    assert not {path: found for path, found in changes.items() if found}
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_each_module_says_what_it_is_for_and_is_short_enough_to_read(module: Path) -> None:
-    text = module.read_text()
-    assert ast.get_docstring(ast.parse(text))
-    assert text.count("\n") <= 350
+def test_each_module_says_what_it_is_for_and_is_short_enough_to_read() -> None:
+    assert not [path for path, tree in trees() if not ast.get_docstring(tree)]
+    assert not [path for path in MODULES if path.read_text().count("\n") > 350]
 
 
 def test_each_folder_is_a_package() -> None:
@@ -110,9 +109,9 @@ def test_each_folder_is_a_package() -> None:
     assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_children_import_nothing_from_the_current_directory(module: Path) -> None:
-    for node in ast.walk(ast.parse(module.read_text())):
-        elements = node.elts if isinstance(node, ast.List | ast.Tuple) else []
-        if elements and dotted(elements[0]) == "sys.executable":
-            assert ast.unparse(elements[1]) == "'-P'"
+def test_children_import_nothing_from_the_current_directory() -> None:
+    for path, tree in trees():
+        for node in ast.walk(tree):
+            elements = node.elts if isinstance(node, ast.List | ast.Tuple) else []
+            if elements and dotted(elements[0]) == "sys.executable":
+                assert ast.unparse(elements[1]) == "'-P'", path
