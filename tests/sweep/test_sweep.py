@@ -36,7 +36,9 @@ SPACE = ("--try", f"{RATE}=1e-4..1e-2:log", "agent.algorithm.gamma=0.9,0.95")
         ([], "--try"),
         (["--space", "nowhere.yaml"], "nowhere.yaml"),
         ([*SPACE, "--metric", "eval/return:most"], "--metric"),
-        ([*SPACE, *FLAGS, "--metric", "task/nothing:min"], "mean_return"),
+        pytest.param(
+            [*SPACE, *FLAGS, "--metric", "task/nothing:min"], "mean_return", marks=pytest.mark.slow
+        ),
         ([*SPACE, "--per-run", "9999"], "--per-run"),
         ([*SPACE, "--sampler", "grid"], "grid"),
         ([*SPACE, "--storage", "sqlite:////nowhere/s.db"], "--storage"),
