@@ -39,7 +39,7 @@ class FragileEnv(RailEnv, mjfleet.Env[FragileConfig]):
             raise ValueError("the rail is broken")
         return super().rewards()
 """
-PROGRAM = """
+BEGIN = """
 import pickle
 import tempfile
 from pathlib import Path
@@ -52,14 +52,14 @@ from rail import mend, FragileConfig, FragileEnv, RailConfig, RailEnv
 SHORT = {"gpu_ids": None, "cpu_threads": 1}
 AGENT = {"num_steps_per_env": 8, "max_iterations": 3}
 run = mjfleet.train(RailEnv, agent=AGENT, env=RailConfig(num_envs=32, episode_seconds=0.2), **SHORT)
+"""
+PROGRAM = """
 assert (run.status, run.iteration, run.task) == ("finished", 3, "rail"), run
 assert run.config["env"]["num_envs"] == 32
 assert isinstance(run.metrics()["mean_reward"], np.ndarray)
 assert "mean_reward" in run._repr_html_() and "<polyline" in run._repr_html_()
 
 assert run.resume(agent={"max_iterations": 4}).path == run.path and run.iteration == 4
-fork = run.resume(agent={"max_iterations": 5, "algorithm": {"gamma": 0.5}})
-assert fork.path != run.path and fork.iteration == 5 and run.iteration == 4
 
 policy = run.policy()
 with mjfleet.make(RailEnv, num_envs=2, device="cpu") as env:
@@ -84,20 +84,12 @@ except mjfleet.TrainingError as error:
     assert error.run.status == "failed"
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error) and again.run.path == error.run.path
-    failed = error.run
 else:
     raise AssertionError("worker 1 has failed")
 while endless.iteration < 2:
     endless.wait(0.2)
 assert endless.is_running and endless.status == "running"
 assert endless.stop().status == "stopped" and not endless.is_running
-
-# What the class uses may change: it is that of this moment, here and in workers.
-with mjfleet.make(FragileEnv, num_envs=np.int64(2), device="cpu", env={"breaks_on": "0"}) as env:
-    mend()
-    for _ in range(21):
-        env.step(env.action)
-assert failed.resume(FragileEnv).status == "finished" and failed.iteration == 9
 
 before = {*run.path.parent.iterdir()}
 for message, call in {
@@ -127,18 +119,41 @@ for iteration in mjfleet.iterate(RailEnv, agent=AGENT | {"max_iterations": 99}, 
     if iteration.number == 2:
         iteration.save("policy.pt")
         break
-begun = mjfleet.train(RailEnv, init_from="policy.pt", agent=AGENT | {"max_iterations": 1}, **SHORT)
-assert begun.iteration == 1
-student = {"algorithm": {"name": "distillation"}, "max_iterations": 1, "num_steps_per_env": 8}
-assert mjfleet.train(RailEnv, teacher=str(begun.path), agent=student, **SHORT).iteration == 1
 
 # A refused call has left nothing, and runs need nothing but their directories.
 assert {path.name for path in Path("logs").iterdir()} == {"rail", "fragile"}
 assert not [*Path(tempfile.gettempdir()).glob("*mjfleet*")]
 Path("logs").rename("moved")
+print("all is well")
+"""
+CHANGES = """
+fork = run.resume(agent={"max_iterations": 5, "algorithm": {"gamma": 0.5}})
+assert fork.path != run.path and fork.iteration == 5 and run.iteration == 3
+
+# What the class uses may change: it is that of this moment, here and in workers.
+try:
+    mjfleet.train(FragileEnv, env=FragileConfig(breaks_on="0"), agent=AGENT | {"max_iterations": 9},
+                  **SHORT)
+except mjfleet.TrainingError as error:
+    failed = error.run
+with mjfleet.make(FragileEnv, num_envs=np.int64(2), device="cpu", env={"breaks_on": "0"}) as env:
+    mend()
+    for _ in range(21):
+        env.step(env.action)
+assert failed.resume(FragileEnv).status == "finished" and failed.iteration == 9
+
+for iteration in mjfleet.iterate(RailEnv, agent=AGENT, gpu_ids=None):
+    iteration.save("policy.pt")
+begun = mjfleet.train(RailEnv, init_from="policy.pt", agent=AGENT | {"max_iterations": 1}, **SHORT)
+assert begun.iteration == 1
+student = {"algorithm": {"name": "distillation"}, "max_iterations": 1, "num_steps_per_env": 8}
+assert mjfleet.train(RailEnv, teacher=str(begun.path), agent=student, **SHORT).iteration == 1
+
+Path("logs").rename("moved")
 moved = mjfleet.Run("moved" / run.path.relative_to(Path("logs").absolute()))
 assert moved.resume(agent={"max_iterations": 5}).iteration == 5
-assert moved.policy()(observations).shape == (2, 1)
+with mjfleet.make(RailEnv, num_envs=2, device="cpu") as env:
+    assert moved.policy()(env.get_observations()).shape == (2, 1)
 print("all is well")
 """
 TERMINATED = """
@@ -181,7 +196,7 @@ def program(folder: Path, text: str, *arguments: str) -> "subprocess.Popen[str]"
 
 
 def test_a_task_of_a_script_is_trained_watched_resumed_and_played(rail: Path, run: Run) -> None:
-    with program(rail, PROGRAM) as process:
+    with program(rail, BEGIN + PROGRAM) as process:
         output, errors = process.communicate()
     assert process.returncode == 0, output + errors
     assert output.endswith("all is well\n")
@@ -196,6 +211,14 @@ def test_a_task_of_a_script_is_trained_watched_resumed_and_played(rail: Path, ru
     assert mjfleet.Run(kept).iteration == 6
     assert {path.name for path in kept.parent.parent.iterdir()} == {"rail", "fragile"}
     assert not [path for path in kept.parent.iterdir() if not (path / "run.json").exists()]
+
+
+@pytest.mark.slow
+def test_runs_are_changed_begun_from_others_and_moved(rail: Path) -> None:
+    with program(rail, BEGIN + CHANGES) as process:
+        output, errors = process.communicate()
+    assert process.returncode == 0, output + errors
+    assert output.endswith("all is well\n")
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def curve(*speeds: float) -> list[TrialResult]:
 KNOWN = Answer("then", [curve(1, 2)])
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_shown_remembered_and_written_into_the_configuration(
     run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ def test_both_step_one_model_and_train_in_equal_sizes(run: Run, tmp_path: Path) 
     assert data["versions"]["mjbatch"] == "0.1.4"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_another_file_than_the_example_is_refused(run: Run, tmp_path: Path) -> None:
     write(tmp_path, {"other.py": "NUM_ENVS = 3\n"})
@@ -127,6 +128,7 @@ def test_another_file_than_the_example_is_refused(run: Run, tmp_path: Path) -> N
     assert not (tmp_path / "benchmarks").exists()
 
 
+@pytest.mark.slow
 def test_a_task_without_an_mjcf_of_its_own_is_refused(run: Run, tmp_path: Path) -> None:
     result = run("mjfleet", "bench", "peer", "mjbatch", "go1-velocity-rough")
     assert result.returncode == 2

@@ -98,6 +98,7 @@ STAND_INS = {
 }
 
 
+@pytest.mark.slow
 def test_the_driver_gives_our_settings_and_tells_each_iteration(tmp_path: Path) -> None:
     for name, text in STAND_INS.items():
         path = tmp_path / name

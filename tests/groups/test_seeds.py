@@ -186,6 +186,7 @@ def test_the_workers_of_two_runs_share_no_seed(
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_mistake_that_each_run_would_find_is_told_once(run: Run, tmp_path: Path) -> None:
     env = """
 from mjfleet.env import Env

@@ -106,6 +106,7 @@ def test_two_workers_leave_one_run(finished: Finished) -> None:
     assert "rank 1: building" in (logs / "localhost[1].log").read_text()
 
 
+@pytest.mark.slow
 def test_an_exception_on_a_rank_ends_the_run_with_its_traceback(run: Run, tmp_path: Path) -> None:
     write_noisy(tmp_path, step="if RANK == 1: raise RuntimeError('the gripper broke')")
     result = run("train", "noisy", "--cpu-workers", "2", "--torchrunx-log-dir", "mine")

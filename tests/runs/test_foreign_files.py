@@ -155,6 +155,7 @@ def test_tasks_of_somebody_else_run_only_if_trusted(
     assert "left out" not in result.stderr
 
 
+@pytest.mark.slow
 def test_variables_of_somebody_else_act_only_if_trusted(run: Run, tmp_path: Path) -> None:
     ran, theirs = tmp_path / "ran", tmp_path / "theirs"
     theirs.mkdir()

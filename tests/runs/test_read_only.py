@@ -22,6 +22,7 @@ def run_as_anybody(cwd: Path, module: str, *arguments: str) -> "subprocess.Compl
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     os.geteuid() == 0 and not shutil.which("setpriv"), reason="root can write anywhere"
 )

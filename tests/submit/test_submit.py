@@ -232,10 +232,11 @@ def test_a_mistake_is_answered_before_anything_is_submitted(
 
 
 def test_the_image_is_made_by_the_commands_that_are_tested() -> None:
-    """Each command of the Dockerfile is one of .ci/run, which have other folders."""
+    """Each command of the Dockerfile is one of .ci's, which have other folders."""
     lint = Path(sys.executable).with_name("hadolint")
     subprocess.run([lint, REPOSITORY / "Dockerfile"], check=True)
-    tested = re.sub(r'"?\$scratch"?|"', "", (REPOSITORY / ".ci/run").read_text())
+    scripts = "".join((REPOSITORY / f".ci/{name}").read_text() for name in ("prepare", "run"))
+    tested = re.sub(r'"?\$scratch"?|"', "", scripts)
     text = (REPOSITORY / "Dockerfile").read_text().replace("\\\n", " ")
     commands = [
         command.strip()

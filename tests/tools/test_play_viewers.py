@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -17,46 +16,41 @@ import pytest
 
 from mjfleet.errors import UserError
 
-from ..conftest import PATIENCE, Run, only_run
+from ..conftest import PATIENCE, Run, Start, WarmCommand, only_run
 from .test_play_realtime import play
 
 TINY = ("--gpu-ids", "None", "--env.num-envs", "2")
 
 
-def test_a_page_is_served_that_follows_the_run_until_ctrl_c(run: Run, tmp_path: Path) -> None:
+def test_a_page_is_served_that_follows_the_run_until_ctrl_c(
+    run: Run, start: Start, tmp_path: Path
+) -> None:
     trained = run("train", "cartpole-balance", *TINY, "--agent.max-iterations", "1", "--plain")
     assert trained.returncode == 0, trained.stderr
     with socket.create_server(("localhost", 0)) as taken:
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "mjfleet.tools.play.command", "cartpole-balance", *TINY]
-        command += ["--resume", "latest", "--viewer", "web", "--port", str(port)]
-        with subprocess.Popen(
-            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as viewer:
-            try:
-                address = re.search(r"http://\S+", read_until(viewer, "http://"))
-                assert address
-                assert urlsplit(address[0]).port != port
-                browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-                with browser.open(address[0], timeout=PATIENCE) as page:
-                    assert b"<html" in page.read()
-                checkpoints = only_run(tmp_path) / "checkpoints"
-                shutil.copy(checkpoints / "model_1.pt", checkpoints / "new")
-                (checkpoints / "new").rename(checkpoints / "model_2.pt")
-                read_until(viewer, "model_2.pt")
-                viewer.send_signal(signal.SIGINT)
-                rest, _ = viewer.communicate()
-            finally:
-                viewer.kill()
-    assert viewer.returncode == 130, rest
-    assert "Traceback" not in rest
+        flags = ("--resume", "latest", "--viewer", "web", "--port", str(port))
+        viewer = start("play", "cartpole-balance", *TINY, *flags)
+        address = re.search(r"http://\S+", read_until(viewer, "http://"))
+        assert address
+        assert urlsplit(address[0]).port != port
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with browser.open(address[0], timeout=PATIENCE) as page:
+            assert b"<html" in page.read()
+        checkpoints = only_run(tmp_path) / "checkpoints"
+        shutil.copy(checkpoints / "model_1.pt", checkpoints / "new")
+        (checkpoints / "new").rename(checkpoints / "model_2.pt")
+        read_until(viewer, "model_2.pt")
+        viewer.send_signal(signal.SIGINT)
+        rest, errors = viewer.communicate()
+    assert viewer.returncode == 130, rest + errors
+    assert "Traceback" not in rest + errors
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("localhost", urlsplit(address[0]).port))
 
 
-def read_until(process: "subprocess.Popen[str]", word: str) -> str:
+def read_until(process: WarmCommand, word: str) -> str:
     """The first line with a word; what comes before it where there is none."""
-    assert process.stdout
     lines = []
     for line in process.stdout:
         lines.append(line)

@@ -97,9 +97,7 @@ class EnvState:
         return frozenset(
             name
             for name, (tensor, version) in self._versions.items()
-            if name in self._built
-            and attributes.get(name) is tensor
-            and tensor._version == version
+            if name in self._built and attributes.get(name) is tensor and tensor._version == version
         )
 
     def restore_counters(self, state: Mapping[str, Any], num_envs: int) -> None:
