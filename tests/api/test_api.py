@@ -203,7 +203,7 @@ def test_a_task_of_a_script_is_trained_watched_resumed_and_played(rail: Path, ru
     assert "Traceback" not in errors
     # The program and its class are gone: the run goes on with the code that it keeps.
     (rail / "rail.py").unlink()
-    kept = max(rail.glob("moved/rail/*"))
+    kept = min(rail.glob("moved/rail/*"))
     for command in ("train", "rail", "--agent.max-iterations", "6"), ("play", "rail"):
         done = run(*command, "--resume", str(kept), "--gpu-ids", "None")
         assert done.returncode == 0, done.stderr
