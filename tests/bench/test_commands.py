@@ -15,6 +15,7 @@ from ..conftest import Run
 from .tiny import measured
 
 
+@pytest.mark.slow
 def test_throughput_says_where_the_time_goes(run: Run, tmp_path: Path) -> None:
     data = measured(run, tmp_path, "throughput", "cartpole-balance", "--num-envs", "16")
     (sample,) = data["samples"]

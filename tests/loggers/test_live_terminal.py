@@ -165,6 +165,7 @@ def test_a_live_view_stays_in_its_place_and_breaks_no_line(watch: Watch, tmp_pat
     assert text.index(said[-1]) < text.index("iteration 12/12") < text.rindex("run directory:")
 
 
+@pytest.mark.slow
 def test_it_follows_the_size_of_the_terminal(watch: Watch) -> None:
     evaluation = ("--eval-interval", "30", "--eval-envs", "2")
     code, lines = watch("cartpole-balance", *ARGUMENTS[:4], "--agent.max-iterations", "60",

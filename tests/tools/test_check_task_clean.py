@@ -225,7 +225,7 @@ def test_normalised_observations_and_position_motors_are_clean(
 OWN = [name for name, found in discover({}).tasks.items() if not found.task.packages]
 
 
-FAST = ("cartpole-balance", "go1-velocity-flat")
+FAST = ("cartpole-balance",)
 OTHERS = [name for name in (*OWN, "pendulum-swingup") if name not in FAST and "go2" not in name]
 
 

@@ -61,7 +61,7 @@ def test_near_cores_are_the_allowed_ones_among_those_of_nvml() -> None:
     assert near_cores([], {0, 1}) == set()
 
 
-@pytest.mark.parametrize("engine", ["native", "warp"])
+@pytest.mark.parametrize("engine", ["native", pytest.param("warp", marks=pytest.mark.slow)])
 def test_deterministic_training_learns_the_same_on_a_cpu(
     run: Run, tmp_path: Path, engine: str
 ) -> None:

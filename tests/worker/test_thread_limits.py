@@ -53,7 +53,11 @@ def test_freed_memory_is_kept_unless_the_user_sets_thresholds(
 
 
 @pytest.mark.parametrize(
-    ("chosen", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")]
+    ("chosen", "policy"),
+    [
+        ({}, "PASSIVE"),
+        pytest.param({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE", marks=pytest.mark.slow),
+    ],
 )
 def test_training_can_be_imported_where_there_is_no_git(
     tmp_path: Path, chosen: dict[str, str], policy: str
