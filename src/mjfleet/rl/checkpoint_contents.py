@@ -260,7 +260,7 @@ class Checkpointer:
         """Set the configured learning rates, unless a schedule goes on from what it had reached."""
         alg, algorithm = self._runner.alg, self._runner.agent.algorithm
         rate, schedule = algorithm.learning_rate, algorithm.schedule
-        # Earlier versions have not written down the schedule; its default is the adaptive one.
+        # Earlier versions have not written down the schedule: a fixed rate is set then.
         then = (own or {}).get("configured_learning_rate"), (own or {}).get("schedule")
         if then[0] != rate or schedule not in ("adaptive", then[1]):
             alg.set_learning_rate(rate)
