@@ -69,9 +69,8 @@ class Failure:
             message = str(error).strip()
         except Exception as problem:
             message = f"its text cannot be made ({type(problem).__name__})"
-        message = message.removeprefix(
-            f"iteration {heartbeat.iteration}: "
-        )  # The headline says it.
+        # The headline says it.
+        message = message.removeprefix(f"iteration {heartbeat.iteration}: ")
         return replace(
             cls.seen(kind, message or kind, args, rank, heartbeat),
             traceback="".join(shown.format()),
