@@ -1,6 +1,7 @@
 """Precision and determinism of torch in a worker, and the cores next to its GPU. Imports torch."""
 
 import os
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -23,7 +24,8 @@ def apply_settings(config: TrainConfig, device: str) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         # Nothing here reads memory before it is written.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        deterministic: Any = torch.utils.deterministic
+        deterministic.fill_uninitialized_memory = False
     if config.numa == "auto" and device != "cpu":
         _use_near_cores(device)
 
