@@ -80,6 +80,8 @@ def launch_training(
             print_line("torchrun has started these workers again")
         if resume and resume.lock is not None:
             os.close(resume.lock)
+        if (whole := Path(begun)).is_relative_to(here := Path.cwd()):
+            begun = str(whole.relative_to(here))  # As it was named before.
         again = find_again(begun)
         if not (resume and resume.run_dir and resume.run_dir.samefile(begun)):
             config = from_dict(config, again.config)
