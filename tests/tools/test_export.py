@@ -343,10 +343,10 @@ def test_mistakes_are_answered(runs: dict[str, Path], run: Run, tmp_path: Path) 
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     diverged = run("mjfleet", "export", "run", "--format", "torchscript", "--output", "a.pt")
     assert diverged.returncode == 1
+    assert "nothing was written" in diverged.stderr
     into_file = ("--format", "torchscript", "--output", "run/run.json/policy.pt")
     result = run("mjfleet", "export", "run/checkpoints/model_5.pt", *into_file)
     assert result.returncode == 2
-    assert "nothing was written" in result.stderr
     assert "run.json: Not a directory" in result.stderr
     assert "Traceback" not in result.stderr
     without = "import sys\nsys.modules['onnxruntime'] = None\n"
