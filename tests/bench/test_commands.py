@@ -181,7 +181,7 @@ def test_ranks_exchange_what_training_does(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "what", ["throughput", "scaling", "exchange", "startup", "peer mjlab", "peer rsl_rl",
-             "peer mjbatch", "learning", "ablation", "gpu", "report"],
+             "peer mjbatch", "learning", "ablation", "report"],
 )  # fmt: skip
 def test_help_is_light(run: Run, what: str) -> None:
     result = run("mjfleet", "bench", *what.split(), "--help", prelude=POISON)
@@ -220,9 +220,6 @@ def test_help_is_light(run: Run, what: str) -> None:
             ["learning", "cartpole-balance", "--until", "mean_reward>1", "--iterations", "9"],
             ["--iterations is 9", "at least 10"],
         ),
-        (["gpu"], ["there is no GPU", "--gpu-ids None"]),
-        (["gpu", "--parts", "nothing"], ["no part nothing", "doctor", "profile"]),
-        (["gpu", "--minutes", "0"], ["--minutes is 0"]),
         (["report", "nothing"], ["nothing holds no results"]),
     ],
 )

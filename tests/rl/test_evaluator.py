@@ -237,7 +237,7 @@ def test_play_counts_no_episode_that_a_number_has_ended() -> None:
     assert rows[:, 0].isfinite().tolist() == [True] * 3 + [False] + [True] * 4
     sums = _summed(env, rows)
     assert sums.episodes == 7
-    assert sums.numbers["length"] == {"mean": STEPS, "deviation": 0, "least": STEPS, "most": STEPS}
+    assert sums.numbers["length"] == {"mean": STEPS, "std": 0, "min": STEPS, "max": STEPS}
     assert math.isfinite(sums.numbers["return"]["mean"])
 
 

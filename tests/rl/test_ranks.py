@@ -453,8 +453,8 @@ def learn_by_graphs(ranks: Ranks, folder: str) -> dict[str, Any]:
 def test_graphs_between_reductions_give_what_calls_give(found: list[dict[str, Any]]) -> None:
     for rank, parts in enumerate(found):
         results = parts["learn_by_graphs"]
-        # A rollout; and an update with reductions of advantages, gradients and two normalisers.
-        count = 1 + 1 + (1 + 2 * 4 + 2 * 2)
+        # An update with reductions of advantages, gradients and two normalisers.
+        count = 1 + (1 + 2 * 4 + 2 * 2)
         assert [n for _, _, n in results.values()] == [count, 0, 0 if rank else count]
         expected, losses, _ = results["calls"]
         for learned, own_losses, _ in results.values():
@@ -599,7 +599,7 @@ def test_ranks_know_stop_and_fail_together(found: list[dict[str, Any]]) -> None:
     assert found[0]["out of step"] == found[1]["out of step"]
     assert found[0]["out of step"].startswith("iteration 3")
     for rank in found:
-        assert "on rank 1 observation group 'critic'[2] is not finite in 1 of 8" in rank["diverged"]
+        assert "on rank 1 observation group 'critic'[0] is not finite in 1 of 8" in rank["diverged"]
         assert rank["finite"]
 
 

@@ -186,7 +186,9 @@ def _differences(seen: HostFacts, here: HostFacts, found: FoundTask) -> Iterator
     """Yield in words what a host has that differs from this one."""
     for name, version in here.versions.items():
         if seen.versions[name] != version:
-            yield f"{name} is {seen.versions[name]} there (here: {version})"
+            there = seen.versions[name]
+            is_there = f"it has {name} {there} (here: {version})"
+            yield f"{name} is missing there (here: {version})" if there == "missing" else is_there
     if files := _differing(seen.code, here.code):
         yield f"its mjfleet differs from this host's in {files}: install the same on both"
     if not seen.task:
