@@ -41,9 +41,10 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z0-9]+(?!\.[a-z.-]*\*|[a-z-])")
 OTHERS = {
     "--all-extras", "--all-tasks", "--bind-to", "--check", "--command", "--compile-bytecode",
     "--cpus-per-task", "--draws", "--extra", "--figures", "--filename", "--flag", "--gpus-per-task",
-    "--group", "--headless", "--help", "--help-all", "--inexact", "--key", "--kills", "--local-addr",
-    "--log-dir", "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes", "--no-annotate",
-    "--no-deps", "--no-dev", "--no-emit-project", "--no-header", "--no-install-recommends",
+    "--group", "--headless", "--help", "--help-all", "--inexact", "--key", "--kills",
+    "--local-addr", "--log-dir", "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes",
+    "--no-annotate", "--no-deps", "--no-dev", "--no-emit-project", "--no-header",
+    "--no-install-recommends",
     "--node-rank", "--nodes", "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--open-mode",
     "--output", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--requeue", "--require-hashes",
     "--seconds", "--shm-size", "--shutdown-timeout", "--signal", "--time", "--torch-backend",

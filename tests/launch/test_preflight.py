@@ -109,7 +109,7 @@ def test_all_that_is_wrong_is_told_at_once(found: FoundTask, config: TrainConfig
     for words in (
         "6 of the hosts",
         "node1: it does not share the folder",
-        "node2: torch is 1.0 there (here: ",
+        "node2: it has torch 1.0 (here: ",
         "node3: it is the same host as node1",
         "node4: it has no task folder",
         "node5: its mjfleet differs from this host's in errors.py",

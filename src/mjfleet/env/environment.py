@@ -110,7 +110,9 @@ class Env(EnvContract[C]):
         self.setup()
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self._reset(everywhere)
-        self.reward_names, self.metric_names = check_returns(self)
+        rewards, metrics = check_returns(self)
+        self.reward_names = rewards
+        self.metric_names = metrics
         self._returns = ReturnedShapes()
         if self.evaluated_levels:  # Known since the reset, which may have been on others.
             self._reset(everywhere)
