@@ -51,8 +51,6 @@ class HealthyConfig(RunnerConfig):
     use in three dimensions."""
     terminate_when_unhealthy: bool = True
     """Whether an unhealthy robot ends the episode."""
-    contact_weight: float = 0.0
-    """Weight of the squared contact forces (contact_cost_weight), in three dimensions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +113,9 @@ TASKS = {
     "ant-v5": task(
         "spatial:AntEnv",
         "A robot with four legs runs forward",
-        HealthyConfig(control_weight=0.5, contact_weight=5e-4, healthy_height=(0.2, 1.0)),
+        HealthyConfig(control_weight=0.5, healthy_height=(0.2, 1.0)),
         8,
-        105,
+        27,
         agent(init_std=0.5),
     ),
     "half-cheetah-v5": task(
@@ -145,12 +143,11 @@ TASKS = {
             episode_seconds=15.0,
             reset_noise=1e-2,
             forward_weight=1.25,
-            contact_weight=5e-7,
             healthy_reward=5.0,
             healthy_height=(1.0, 2.0),
         ),
         17,
-        348,
+        270,
         agent(init_std=0.2),
     ),
     "inverted-double-pendulum-v5": task(

@@ -27,9 +27,9 @@ class DoublePendulumEnv(V5Env[DoublePendulumConfig]):
     velocity_noise = "normal"
 
     def setup(self) -> None:
-        self.tip = self.sim.last_step("site_xpos")[:, 0]
-        """Position of the tip in m, `(num_envs, 3)`, a physics step behind as in Gymnasium."""
         super().setup()
+        self.tip = self.sim.site_xpos[:, 0]
+        """Position of the tip in m, `(num_envs, 3)`."""
 
     def state(self) -> torch.Tensor:
         sim, angles = self.sim, self.sim.qpos[:, 1:]

@@ -434,37 +434,3 @@ def test_only_arrays_of_the_model_can_differ(engine: str) -> None:
     for name in ("geom_frction", "nq"):
         with pytest.raises(ValueError, match=name):
             sim.expand(name)
-
-
-def test_fields_of_the_last_step_are_as_mj_step_leaves_them(engine: str) -> None:
-    """Those of a world that is reset are new, the others stay, and a restored state has both."""
-    sim = build(engine, load("box"))
-    forces, places = sim.last_step("cfrc_ext"), sim.last_step("xpos")
-    inertias = sim.last_step("cinert")
-    sim.qpos[:, 2] -= torch.linspace(0.03, 0.05, WORLDS).to(sim.qpos)  # Into the ground.
-    start_apart(sim)
-    data = [reference(sim, world) for world in range(WORLDS)]
-    for world in range(WORLDS):
-        assert close(places[world], data[world].xpos)
-        mujoco.mj_step(sim.model, data[world], nstep=3)
-        mujoco.mj_rnePostConstraint(sim.model, data[world])
-    sim.step(3)
-    kept = {name: value.clone() for name, value in sim.state().items()}
-    for world in range(WORLDS):
-        assert close(places[world], data[world].xpos)
-        assert not close(sim.xpos[world], data[world].xpos, 1e-6)
-        assert close(inertias[world], data[world].cinert)
-        assert close(forces[world], data[world].cfrc_ext, 5e-3)
-    assert forces.abs().max() > 1
-    mask = torch.arange(WORLDS, device=sim.device) < 2
-    sim.reset(mask)
-    sim.forward(mask)
-    assert not forces[mask].any()
-    assert close(places[~mask], kept["step's xpos"][~mask].cpu(), 0.0)
-    assert torch.equal(places[mask], sim.xpos[mask])
-    sim.step()
-    sim.restore(kept)
-    for name, field in (("cfrc_ext", forces), ("xpos", places), ("cinert", inertias)):
-        assert torch.equal(field, kept[f"step's {name}"])
-    with pytest.raises(ValueError, match="cinert"):
-        sim.last_step("qpos")

@@ -8,14 +8,7 @@ import numpy as np
 import torch
 from mujoco.batch import Batch
 
-from mjfleet.sim.simulation import (
-    ACCELERATION_FIELDS,
-    FIELDS,
-    INTEGRATION_FIELDS,
-    LAST,
-    STATE_FIELDS,
-    Simulation,
-)
+from mjfleet.sim.simulation import ACCELERATION_FIELDS, INTEGRATION_FIELDS, STATE_FIELDS, Simulation
 from mjfleet.sim.unread import Unread
 
 _NONE = mujoco.mjtStage.mjSTAGE_NONE.value
@@ -36,7 +29,6 @@ class NativeSimulation(Simulation):
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, num_threads: int) -> None:
         super().__init__(model, num_envs, "cpu")
-        self._threads = num_threads
         self._batch = Batch(model, nsim=num_envs, nthread=num_threads)
         # A NumPy view of this mask yields the world numbers that Batch expects.
         self._mask = torch.zeros(num_envs, dtype=torch.bool)
@@ -55,21 +47,13 @@ class NativeSimulation(Simulation):
         self._warned = np.zeros(self._counts.shape, dtype=bool)
 
     def step(self, n: int = 1) -> None:
-        self._batch.step(nstep=n, stage=_NONE if self._last else self._stage)
+        self._batch.step(nstep=n, stage=self._stage)
         for copy, live in self._copies.values():
             copy.copy_(live)
-        if self._last:
-            self._find_external_forces()
-            self._keep_last()
-            if self._stage != _NONE:
-                self._derive(None)
 
     def forward(self, mask: torch.Tensor | None = None) -> None:
-        if self._stage != _NONE or self._last:
-            self._derive(mask)
-            self._renew_last(mask)
-
-    def _derive(self, mask: torch.Tensor | None) -> None:
+        if self._stage == _NONE:
+            return
         self._batch.forward(None if mask is None else self._ids(mask), stage=_VEL)
         if "sensordata" in self._copies:
             copy, live = self._copies["sensordata"]
@@ -92,7 +76,6 @@ class NativeSimulation(Simulation):
     def state(self) -> dict[str, torch.Tensor]:
         fields = {name: torch.from_numpy(self._batch.bind(name)) for name in INTEGRATION_FIELDS}
         fields |= {f"last {name}": copy for name, (copy, _) in self._copies.items()}
-        fields |= {f"{LAST}{name}": copy for name, (copy, _) in self._last.items()}
         return fields | {f"model {name}": field for name, field in self._expanded.items()}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -113,41 +96,18 @@ class NativeSimulation(Simulation):
         return np.flatnonzero(self._mask_array)
 
     def _bind(self, name: str) -> torch.Tensor:
-        live = self._output(name)
+        with warnings.catch_warnings():
+            # Derived arrays are read-only in NumPy, which torch warns about.
+            warnings.filterwarnings("ignore", message=".*not writable.*")
+            live = torch.from_numpy(self._batch.bind(name))
         if name in STATE_FIELDS:
             return live
         # Derived fields are filled by the first call after they were bound.
         self._stage = _VEL
         if name in ACCELERATION_FIELDS or name == "sensordata":
             self._copies[name] = (self._accelerations(live), live)
-        self._derive(None)
+        self.forward()
         return self._copies[name][0] if name in self._copies else live
-
-    def _bind_last(self, name: str) -> torch.Tensor:
-        if name != "cfrc_ext":
-            return self._output(name)
-        if self._last or self._expanded or any(field in vars(self) for field in FIELDS):
-            raise ValueError("call last_step('cfrc_ext') before any other field is read")
-        # Contacts stay in each world's own MjData until `_find_external_forces`.
-        size, threads = self.num_envs, self._threads
-        self._batch = Batch(self.model, nsim=size, nthread=threads, persistent=True)
-        self._counts = self._batch.warning[:, :, 1]
-        return torch.zeros(size, self.model.nbody, 6, dtype=torch.float64)
-
-    def _find_external_forces(self) -> None:
-        """Compute `cfrc_ext`, which `mujoco.mj_step` does not, of what it has left."""
-        if "cfrc_ext" in self._last:
-            live, data = self._last["cfrc_ext"][1].numpy(), mujoco.MjData(self.model)
-            for world in range(self.num_envs):
-                self._batch.get_data(world, data)
-                mujoco.mj_rnePostConstraint(self.model, data)
-                live[world] = data.cfrc_ext
-
-    def _output(self, name: str) -> torch.Tensor:
-        with warnings.catch_warnings():
-            # Derived arrays are read-only in NumPy, which torch warns about.
-            warnings.filterwarnings("ignore", message=".*not writable.*")
-            return torch.from_numpy(self._batch.bind(name))
 
     def _accelerations(self, live: torch.Tensor) -> torch.Tensor:
         """Return the first values of a field that holds accelerations.

@@ -22,8 +22,9 @@ STATE_FIELDS = (
 
 DERIVED_FIELDS = (
     "xpos", "xquat", "xmat", "xipos", "ximat", "xanchor", "xaxis", "geom_xpos", "geom_xmat",
-    "site_xpos", "site_xmat", "cam_xpos", "cam_xmat", "subtree_com", "cvel", "actuator_length",
-    "actuator_velocity", "ten_length", "ten_velocity", "qfrc_bias", "qfrc_passive", "sensordata",
+    "site_xpos", "site_xmat", "cam_xpos", "cam_xmat", "subtree_com", "cinert", "cvel",
+    "actuator_length", "actuator_velocity", "ten_length", "ten_velocity", "qfrc_bias",
+    "qfrc_passive", "sensordata",
 )  # fmt: skip
 """Functions of positions and velocities. After a step they are those of the new state."""
 
@@ -36,10 +37,6 @@ INTEGRATION_FIELDS = (
 """Everything that the next physics step depends on: MuJoCo's mjSTATE_INTEGRATION."""
 
 FIELDS = STATE_FIELDS + DERIVED_FIELDS + ACCELERATION_FIELDS
-LAST = "step's "
-"""Before the name of such a field in `Simulation.state`."""
-LAST_STEP_FIELDS = (*DERIVED_FIELDS, "cinert", "cfrc_ext")
-"""What `last_step` returns."""
 
 
 class Simulation(ABC):
@@ -66,7 +63,6 @@ class Simulation(ABC):
         self.num_envs = num_envs
         self.device = torch.device(device)
         self._expanded: dict[str, torch.Tensor] = {}
-        self._last: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # Copy and live tensor.
 
     @abstractmethod
     def step(self, n: int = 1) -> None:
@@ -116,9 +112,6 @@ class Simulation(ABC):
         for name, value in state.items():
             now[name].copy_(value)
         self.forward()
-        for name in self._last:
-            if (key := LAST + name) in state:
-                now[key].copy_(state[key])
 
     def mark_written(self) -> None:
         """Say that the state may have changed otherwise than by torch, through the tensors here.
@@ -150,44 +143,6 @@ class Simulation(ABC):
             with torch.inference_mode(False):
                 self._expanded[name] = self._expand(name)
         return self._expanded[name]
-
-    def last_step(self, name: str) -> torch.Tensor:
-        """Return a field as `mujoco.mj_step` leaves it; not to be written.
-
-        Its positions and velocities are those before the last integration: a physics step behind,
-        or with Runge-Kutta a stage. For tasks that follow definitions which read the field so.
-        After a reset it is that of the new state, and `cfrc_ext` zero. Call this in `Env.setup`:
-        for `cfrc_ext`, which the native engine computes one world after the other, before any other
-        field is read.
-
-        Raises:
-            ValueError: it is not one of LAST_STEP_FIELDS, or other fields were read before.
-        """
-        if name not in self._last:
-            if name not in LAST_STEP_FIELDS:
-                raise ValueError(f"no field {name!r}; there are: {', '.join(LAST_STEP_FIELDS)}")
-            with torch.inference_mode(False):
-                live = self._bind_last(name)
-                self._last[name] = live.clone(), live
-            self.forward()
-        return self._last[name][0]
-
-    @abstractmethod
-    def _bind_last(self, name: str) -> torch.Tensor:
-        """Return the live tensor of one of LAST_STEP_FIELDS, as a step leaves it."""
-
-    def _keep_last(self) -> None:
-        """Copy what a step has left."""
-        for copy, live in self._last.values():
-            copy.copy_(live)
-
-    def _renew_last(self, mask: torch.Tensor | None) -> None:
-        """Take the current values where `mask` is true, which `forward` has computed."""
-        for name, (copy, live) in self._last.items():
-            new = torch.zeros_like(live) if name == "cfrc_ext" else live
-            if mask is not None:
-                new = torch.where(mask.view(-1, *[1] * (copy.ndim - 1)), new, copy)
-            copy.copy_(new)
 
     @abstractmethod
     def _expand(self, name: str) -> torch.Tensor:

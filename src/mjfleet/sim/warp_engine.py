@@ -16,7 +16,6 @@ from mjfleet.sim.buffer_use import BufferUse, overflowed_sizes
 from mjfleet.sim.simulation import (
     ACCELERATION_FIELDS,
     INTEGRATION_FIELDS,
-    LAST,
     STATE_FIELDS,
     Simulation,
     no_garbage_collection,
@@ -94,23 +93,13 @@ class WarpSimulation(Simulation):
         known, now = "", self._versions()
         if self._has_halves and self._computed and self._computed[0] == now[0]:
             known = "all" if self._computed == now else "positions"
-        self.launch(self._step, n, known, self._derived and not self._last)
-        if self._last:
-            if "cfrc_ext" in self._last:
-                self.launch(self._find_external_forces)
-            self._keep_last()
-            if self._derived:
-                self.launch(self._velocity_stage)
+        self.launch(self._step, n, known, self._derived)
         self._computed = now if self._derived else None
 
     def forward(self, mask: torch.Tensor | None = None) -> None:
-        if self._derived or self._last:
-            self._derive()
-            self._renew_last(mask)
-
-    def _derive(self) -> None:
-        self.launch(self._velocity_stage)
-        self._computed = self._versions()
+        if self._derived:
+            self.launch(self._velocity_stage)
+            self._computed = self._versions()
 
     def reset(self, mask: torch.Tensor) -> None:
         self._mask.copy_(mask)
@@ -157,8 +146,7 @@ class WarpSimulation(Simulation):
         live = {name: wp.to_torch(a) for name, a in arrays.items() if isinstance(a, wp.array)}
         room = torch.tensor((self._data.naconmax // self.num_envs, self._data.njmax))
         expanded = {f"model {name}": field for name, field in self._expanded.items()}
-        last = {f"{LAST}{name}": copy for name, (copy, _) in self._last.items()}
-        return {**live, **expanded, **last, "room": room}
+        return {**live, **expanded, "room": room}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         if "room" in state:  # Sums over buffers of another size would be rounded differently.
@@ -278,10 +266,6 @@ class WarpSimulation(Simulation):
         mjw.fwd_velocity(self._model, self._data)
         mjw.sensor_vel(self._model, self._data)
 
-    def _find_external_forces(self) -> None:
-        """Compute `cfrc_ext`, which `mjw.step` does not, of what it has left."""
-        mjw.rne_postconstraint(self._model, self._data)
-
     def _reset(self) -> None:
         mjw.reset_data(self._model, self._data, reset=self._mask_array)
 
@@ -298,12 +282,7 @@ class WarpSimulation(Simulation):
     def _bind(self, name: str) -> torch.Tensor:
         if name not in STATE_FIELDS and not self._derived:
             self._derived = True
-            self._derive()
-        return self._bind_last(name)
-
-    def _bind_last(self, name: str) -> torch.Tensor:
-        if name == "cfrc_ext":
-            self._find_external_forces()  # Compiles the kernels, which a capture must not do.
+            self.forward()
         # A matrix is 3 x 3 on warp, and 9 numbers in MuJoCo's own arrays.
         shape = np.shape(getattr(mujoco.MjData(self.model), name))
         return wp.to_torch(getattr(self._data, name)).view(self.num_envs, *shape)
