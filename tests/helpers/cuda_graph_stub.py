@@ -195,7 +195,6 @@ def _launches_recorded(simulations: Iterable[Any], graph: RecordedGraph) -> Iter
         for name in OPAQUE[hasattr(type(sim), "launch")]
     ]
     for sim, name, method in changed:
-        sim.mark_written()
         vars(sim)[name] = recorded(f"simulation.{name}", method)
     try:
         yield

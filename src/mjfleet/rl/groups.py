@@ -36,7 +36,6 @@ class Groups:
         env, sim = self._env, self._env.sim
         for field in self._state:
             field.copy_(field.index_select(0, self._first))
-        sim.mark_written()
         sim.forward()
         for tensor in self._tensors():
             sizes = tensor.shape[:2]

@@ -113,14 +113,6 @@ class Simulation(ABC):
             now[name].copy_(value)
         self.forward()
 
-    def mark_written(self) -> None:
-        """Say that the state may have changed otherwise than by torch, through the tensors here.
-
-        A kernel of one's own, `tensor.data` and NumPy's views write so. An engine notices what
-        torch writes, and need not compute anew what depends on positions that are as they were.
-        """
-        return
-
     @abstractmethod
     def set_const(self) -> None:
         """Recompute the constants of each world's model that depend on masses, inertias and

@@ -30,10 +30,6 @@ FOLLOWING = (
     "body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0", "actuator_acc0",
 )  # fmt: skip
 """Constants of the model that depend on masses, inertias and armatures."""
-POSITIONS = "qpos", "mocap_pos", "mocap_quat", "time"
-"""Fields on which, besides velocities and the model, the first half of a physics step depends."""
-Versions = tuple[tuple[int, ...], tuple[int, ...]]
-"""How often torch has written positions and model, and velocities."""
 FIXED_AND_INERTIAL = mjw.SetConstGroup.FIXED | mjw.SetConstGroup.INERT0
 
 
@@ -42,9 +38,6 @@ class WarpSimulation(Simulation):
 
     A captured graph holds the addresses of its arrays. Nothing may replace an array of `_data`
     afterwards: arrays are written in place.
-
-    What depends on positions and velocities is computed by `forward` for all worlds. A step that
-    follows does not compute it again, unless the task has written something in between.
     """
 
     def __init__(
@@ -62,7 +55,6 @@ class WarpSimulation(Simulation):
         self._graphs: dict[tuple[object, ...], wp.Graph] = {}
         self._derived = False
         self._is_full = False  # Whether the device had no memory for larger buffers.
-        self._computed: Versions | None = None  # When positions and velocities were gone through.
         if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:  # Which MuJoCo-Warp lacks.
             model = self.model = copy.copy(model)
             model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
@@ -71,11 +63,6 @@ class WarpSimulation(Simulation):
             self._model.opt.deterministic = deterministic
             self._model.opt.warn_overflow = 0  # Kernels would print; `warnings` reports instead.
             start = mujoco.MjData(model)
-            option = self._model.opt
-            # `_second_half` knows none of these.
-            lacks = option.integrator in (mjw.IntegratorType.RK4, mjw.IntegratorType.DISCRETE)
-            lacks = lacks or bool(option.enableflags & mjw.EnableBit.SLEEP)
-            self._has_halves = not (lacks or model.nflex or self._model.nhistory)
             self._data = mjw.put_data(model, start, nworld=num_envs, nconmax=nconmax, njmax=njmax)
             self._mask = torch.ones(num_envs, dtype=torch.bool, device=self.device)
             self._mask_array = wp.from_torch(self._mask)
@@ -90,26 +77,17 @@ class WarpSimulation(Simulation):
             self._accelerations = [field.zero_() for field in live]
 
     def step(self, n: int = 1) -> None:
-        known, now = "", self._versions()
-        if self._has_halves and self._computed and self._computed[0] == now[0]:
-            known = "all" if self._computed == now else "positions"
-        self.launch(self._step, n, known, self._derived)
-        self._computed = now if self._derived else None
+        self.launch(self._step, n, self._derived)
 
     def forward(self, mask: torch.Tensor | None = None) -> None:
         if self._derived:
             self.launch(self._velocity_stage)
-            self._computed = self._versions()
 
     def reset(self, mask: torch.Tensor) -> None:
         self._mask.copy_(mask)
         self.launch(self._reset)
-        self._computed = None
         for field in self._accelerations:
             field.masked_fill_(mask.unsqueeze(1), 0.0)
-
-    def mark_written(self) -> None:
-        self._computed = None
 
     def unread_warnings(self) -> Unread[dict[str, int]]:
         noted = [wp.to_torch(x) for x in (self._overflowed, self._most_rows, self._most_contacts)]
@@ -159,7 +137,6 @@ class WarpSimulation(Simulation):
                 self.expand(name)
         with wp.ScopedDevice(str(self.device)):
             mjw.set_const(self._model, self._data, FIXED_AND_INERTIAL)
-        self._computed = None
 
     def launch(self, function: Callable[..., None], *args: Any) -> None:
         """Launch the graph of a call, which is captured when it is made first."""
@@ -206,58 +183,24 @@ class WarpSimulation(Simulation):
             ) from None
         finally:
             self._graphs.clear()
-            self._computed = None
             super().restore({name: value for name, value in before.items() if name != "room"})
 
     def _load_kernels(self) -> None:
         """Run each kernel once, which compiles and loads it: a capture must not do that."""
-        self._step(1, "", derived=True)
-        if self._has_halves:
-            self._step(1, "positions", derived=True)
+        self._step(1, derived=True)
         self._reset()
-        self._velocity_stage()
         for noted in (self._overflowed, self._most_rows, self._most_contacts):
             noted.zero_()
 
-    def _step(self, n: int, known: str, derived: bool) -> None:
-        """Take physics steps; `known`: whether `_velocity_stage` holds, or its positions do."""
-        model, data = self._model, self._data
+    def _step(self, n: int, derived: bool) -> None:
+        data = self._data
         needed = data.nacon, data.ncollision, data.nefc, data.overflow
         noted = self._most_contacts, self._most_rows, self._overflowed
-        for i in range(n):
-            if i or not known:
-                mjw.step(model, data)
-            else:
-                if known == "positions":
-                    mjw.make_constraint(model, data)
-                    mjw.fwd_velocity(model, data)
-                data.sensordata.zero_()  # As in `mjw.step`, since some sensors add up.
-                self._second_half()
+        for _ in range(n):
+            mjw.step(self._model, data)
             wp.launch(_note_use, self.num_envs, [*needed, *noted])
         if derived:
             self._velocity_stage()
-
-    def _second_half(self) -> None:
-        """Do what follows positions and velocities in `mjw.step`, which has no function for it.
-
-        `mjw.step2` gives the same but for rounding: it solves with another factorisation.
-        """
-        model, data = self._model, self._data
-        mjw.fwd_actuation(model, data)
-        mjw.fwd_acceleration(model, data, factorize=True)
-        mjw.solve(model, data)
-        if model.opt.run_rne_postconstraint or model.sensor_rne_postconstraint:
-            mjw.rne_postconstraint(model, data)
-        mjw.sensor_acc(model, data, skip_rne_postconstraint=True)
-        is_euler = model.opt.integrator == mjw.IntegratorType.EULER
-        (mjw.euler if is_euler else mjw.implicit)(model, data)
-
-    def _versions(self) -> Versions:
-        fields = vars(self)
-        positions = [fields[name]._version for name in POSITIONS if name in fields]
-        velocities = [fields["qvel"]._version] if "qvel" in fields else []
-        model = [field._version for field in self._expanded.values()]
-        return (*positions, *model), tuple(velocities)
 
     def _velocity_stage(self) -> None:
         """Compute what depends on positions and velocities. `mjw.step1` would clear all sensors."""
@@ -276,7 +219,6 @@ class WarpSimulation(Simulation):
         own = wp.to_torch(shared).repeat_interleave(self.num_envs, dim=0)
         setattr(self._model, name, wp.from_torch(own, dtype=shared.dtype))
         self._graphs.clear()  # They hold the address of the shared array.
-        self._computed = None
         return own.view(self.num_envs, *getattr(self.model, name).shape)
 
     def _bind(self, name: str) -> torch.Tensor:
