@@ -86,6 +86,9 @@ class HostAgent:
     def _receive(self, message: Message | None) -> None:
         """Take a message, in the channel's thread."""
         match message:
+            case {"has_begun": _}:
+                workers = self._workers
+                self._channel.send({"has_begun": bool(workers and workers.watchdog.has_begun)})
             case {"stop": _}:
                 self._signal(signal.SIGINT)
             case {"all_hang": all_hang}:

@@ -31,6 +31,7 @@ from mjfleet.worker.worker_args import HostArgs, Outcome, WorkerArgs
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
+ANSWER_SECONDS = 1.0  # For host agents to say whether training has begun, once a signal has come.
 GRACE_SECONDS = 5.0  # For the workers of other hosts to end by themselves once one has failed.
 END_SECONDS = 10.0  # For host agents to end their workers and to send what these have left.
 
@@ -62,6 +63,7 @@ class _Host:
     args: WorkerArgs
     status: WorkerStatus | None = None
     heard: float = 0.0  # When the status came.
+    has_begun: bool | None = None  # Its answer when a signal came; None: there is none yet.
     failure: Failure | None = None
     failed: float = 0.0  # When the failure came.
     outcome: Outcome | None = None
@@ -131,8 +133,17 @@ class RunSupervisor:
         host.send({"run": asdict(args), "agent_log": agent_log, "sends_files": sends_files})
 
     def stop(self) -> bool:
-        """Ask all workers to stop after this iteration; return whether all have begun training."""
-        if not all(host.status and host.status.has_begun for host in self._hosts.values()):
+        """Ask all workers to stop after this iteration; return whether all have begun training.
+
+        Iterations that a terminal shows may be newer than the newest status: each host is asked.
+        """
+        hosts, deadline = self._hosts.values(), time.monotonic() + ANSWER_SECONDS
+        for host in hosts:
+            host.has_begun = None
+        self._connections.send({"has_begun": True})
+        while any(host.has_begun is None for host in hosts) and time.monotonic() < deadline:
+            self._receive(LOOK_SECONDS)
+        if not all(host.has_begun for host in hosts):
             return False
         self._connections.send({"stop": True})
         return True
@@ -185,6 +196,8 @@ class RunSupervisor:
             case {"status": status}:
                 host.status, host.heard = WorkerStatus(**status), now
                 self._look_for_hang()
+            case {"has_begun": has_begun}:
+                host.has_begun = has_begun
             case {"file": name, "data": data}:
                 self._keep(connection, name, data)
             case {"failure": failure}:
