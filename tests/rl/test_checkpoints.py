@@ -2,6 +2,8 @@
 
 import pickle
 import random
+import re
+import zipfile
 from collections import Counter, deque
 from dataclasses import replace
 from enum import IntEnum
@@ -19,7 +21,7 @@ from mjfleet.env.env_state import EnvState
 from mjfleet.env.random_numbers import seed_everything
 from mjfleet.errors import UserError
 from mjfleet.rl.checkpoint_contents import Checkpointer
-from mjfleet.rl.checkpoint_files import CheckpointError
+from mjfleet.rl.checkpoint_files import CheckpointError, read_checkpoint
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
 
@@ -340,6 +342,52 @@ def test_checkpoints_that_do_not_fit_are_refused(
     torch.save({"weights": torch.zeros(3)}, tmp_path / "other.pt")
     assert "is no checkpoint" in refused(tmp_path / "other.pt", agent(4))
     assert "No such file" in refused(tmp_path / "none.pt", agent(4))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("actor_state_dict", "mlp.0.weight"), torch.zeros(1).expand(10**11), "another network"),
+        (("actor_state_dict", "mlp.0.weight"), "text", "another network"),
+        (("actor_state_dict",), "text", "cannot be restored here"),
+        (("optimizer_state_dict",), [], "cannot be restored here"),
+        (("optimizer_state_dict", "state", 0, "exp_avg"), torch.zeros(7), "exp_avg"),
+        (("iter",), "text", "cannot be restored here"),
+        (("mjfleet",), "text", "cannot be restored here"),
+        (("mjfleet", "window"), [{"episodes": "many"}], "cannot be restored here"),
+        (("mjfleet", "ranks", 0, "sim", "qpos"), torch.zeros(1, 7), "'qpos'"),
+        (("mjfleet", "ranks", 0, "env", "step"), 3, "step is no state"),
+        (("mjfleet", "ranks", 0, "env", "sim"), 3, "sim is no state"),
+    ],
+)
+def test_what_does_not_fit_this_run_is_named(
+    tmp_path: Path, place: tuple[Any, ...], value: Any, said: str
+) -> None:
+    train(*build(tmp_path, agent(1)))
+    state = load(tmp_path, 1)
+    parent = state
+    for key in place[:-1]:
+        parent = parent[key]
+    parent[place[-1]] = value
+    file = tmp_path / "changed.pt"
+    torch.save(state, file)
+    _, checkpointer = build(tmp_path, agent(9))
+    with pytest.raises(UserError, match=re.escape(said)):
+        checkpointer.resume(file)
+
+
+def test_a_compressed_file_is_not_expanded(tmp_path: Path) -> None:
+    train(*build(tmp_path, agent(1)))
+    bomb = tmp_path / "model_2.pt"
+    with (
+        zipfile.ZipFile(tmp_path / "model_1.pt") as whole,
+        zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in whole.namelist():
+            packed.writestr(name, whole.read(name))
+    with pytest.raises(UserError, match="compressed"):
+        read_checkpoint(bomb)
 
 
 def test_rsl_rls_own_checkpoints_can_be_gone_on_from(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from mjfleet.env.env_state import EnvState
 from mjfleet.env.return_checks import observation_sizes
 from mjfleet.errors import UserError
 from mjfleet.rl import checkpoint_files as files
-from mjfleet.rl.checkpoint_values import OWN, check_fields, check_optimizer
+from mjfleet.rl.checkpoint_files import OWN, check_fields, check_optimizer
 from mjfleet.rl.initial_networks import describe_networks
 from mjfleet.rl.phase import Phase
 from mjfleet.rl.runner import Runner

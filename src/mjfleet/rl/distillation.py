@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from mjfleet.config import AgentConfig
 from mjfleet.errors import UserError
 from mjfleet.rl.algorithm import Algorithm
-from mjfleet.rl.checkpoint_files import matrices, read_checkpoint
+from mjfleet.rl.checkpoint_files import matrices, read_checkpoint, shapes
 
 
 class Distillation(Algorithm):
@@ -67,7 +67,7 @@ class Distillation(Algorithm):
         assert agent.teacher
         path, built = Path(agent.teacher.checkpoint or ""), self._raw_critic.state_dict()
         saved = read_checkpoint(path)["actor_state_dict"]
-        if {k: v.shape for k, v in saved.items()} != {k: v.shape for k, v in built.items()}:
+        if shapes(saved) != shapes(built):
             raise UserError(
                 f"the teacher {path} does not fit what it observes in this task: it is "
                 f"{matrices(saved)}, and should be {matrices(built)}."

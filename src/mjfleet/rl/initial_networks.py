@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 from mjfleet.config import to_dict
 from mjfleet.config.validation import SHOWN
 from mjfleet.errors import UserError
-from mjfleet.rl.checkpoint_values import OWN
+from mjfleet.rl.checkpoint_files import OWN, shapes
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.checkpoint_archive import about
 
@@ -109,7 +109,7 @@ def _other_shapes(theirs: Mapping[str, Any] | None, ours: Mapping[str, Any]) -> 
     """Return in words where the tensors of two networks differ; empty if they do not."""
     if theirs is None:
         return "that run has none"
-    then, now = ({key: list(x.shape) for key, x in state.items()} for state in (theirs, ours))
+    then, now = (shapes(state) for state in (theirs, ours))
     different = [key for key in then | now if then.get(key) != now.get(key)]
     words = [f"{key[:SHOWN]} is {then.get(key)} there, {now.get(key)} here" for key in different]
     return "; ".join(words[:NAMED] + [f"{len(words) - NAMED} more differ"] * (len(words) > NAMED))
