@@ -162,7 +162,7 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
       r"reset_worlds\(mask\): changes self.target"]),
     ([("state = torch.cat((angles.cos(), angles.sin(), 0.2 * speeds, way), dim=1)",
        "state = torch.zeros(self.num_envs, 8, device=self.device)"), ("state + noise", "state")],
-     [r"zeros\(self.num_envs, 8, .*`: observe\(\)\['actor'\]: the same in all environments"]),
+     [r"zeros\(self.num_envs, 8, .*`: observe\(\)\['actor'\]: 0, 0, 0, 0, ... in all environ"]),
     # Writes into copies, and into all worlds; what is no copy; numbers that are too short or large.
     (
         [

@@ -23,7 +23,6 @@ from mjfleet.rl.cuda_graphs import Capture
 from mjfleet.rl.device_clock import DeviceClock
 from mjfleet.rl.divergence import DivergedError, StdWarning, find_trouble, slower
 from mjfleet.rl.evaluator import Evaluator
-from mjfleet.rl.first_rollouts import FirstRollouts
 from mjfleet.rl.gpu_usage import read_usage
 from mjfleet.rl.groups import Groups
 from mjfleet.rl.phase import HeartbeatBase, Phase
@@ -93,7 +92,6 @@ class Runner:
         self._evaluator = evaluator
         self.judged_by = evaluator.judged_by if evaluator else None  # See Evaluator.
         self._guard = RolloutGuard(env, agent.num_steps_per_env, dump_to)
-        self._first_rollouts = FirstRollouts(env, agent)
         self._groups = Groups(env) if env.group_size > 1 else None
         self._captures = capture is not None and isinstance(self.alg, PPO)
         self._clock = DeviceClock(device)
@@ -249,8 +247,6 @@ class Runner:
             # All ranks have to end: one that went on would wait forever for the others.
             if self.collectives.total([trouble is not None])[0]:
                 self._raise_diverged(iteration, trouble, flags)
-        if self.collectives.rank == 0:
-            self._first_rollouts.look(self.alg.storage, iteration)
 
     def _roll(self) -> None:
         """Take the steps of a rollout, and check what they gave."""

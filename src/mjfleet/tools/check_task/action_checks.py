@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import torch
 from mujoco import mjtJoint
 
-from mjfleet.env.learnability import DEAD_ACTIONS, EARLY_ENDS
 from mjfleet.tools.check_task.finding import Finding, columns
 from mjfleet.tools.check_task.random_states import write_random_states
 from mjfleet.tools.check_task.subject import STATE, Outcome, Subject, differs, roll
@@ -43,7 +42,8 @@ def dead_actions(subject: Subject) -> Iterator[Finding]:
          "sim.ctrl[:] from it, or let count_actions() return fewer"),
     ):  # fmt: skip
         if chosen.any():
-            which = DEAD_ACTIONS if chosen.all() else f"the action{columns(chosen)} changes nothing"
+            some = f"the action{columns(chosen)} changes nothing"
+            which = "the actions change nothing" if chosen.all() else some
             yield Finding(f"{which} within {EFFECT_STEPS} steps: {why}", place)
 
 
@@ -67,7 +67,9 @@ def early_ends(subject: Subject, run: Outcome) -> Iterator[Finding]:
         return
     hint = "; robots start upside down: quaternions are w, x, y, z" * _start_upside_down(subject)
     yield Finding(
-        f"terminated(): {text}, with random actions, {EARLY_ENDS}{hint}",
+        f"terminated(): {text}, with random actions, so that nothing can be learned; let it be "
+        "true only for what has failed, and start in reset_worlds() from states that have not"
+        f"{hint}",
         subject.place_of("terminated()"),
     )
 

@@ -8,9 +8,14 @@ from typing import Any
 import torch
 
 from mjfleet.env.environment import Env
-from mjfleet.env.learnability import constant_columns, constant_observation, constant_reward
 from mjfleet.tools.check_task.finding import Finding, columns
 from mjfleet.tools.check_task.subject import Outcome, Subject, differs, own_tensors
+
+
+def constant_columns(values: torch.Tensor) -> torch.Tensor:
+    """Return which columns of `(steps, num_envs, size)` change by rounding only, `(size,)`."""
+    low, high = values.amin(dim=(0, 1)), values.amax(dim=(0, 1))
+    return high - low <= 1e-7 + 1e-6 * torch.maximum(high.abs(), low.abs())
 
 
 def constant_signals(subject: Subject, run: Outcome, states: Outcome) -> Iterator[Finding]:
@@ -20,18 +25,21 @@ def constant_signals(subject: Subject, run: Outcome, states: Outcome) -> Iterato
     for name in (name for name in run if name.startswith(("observe()", "rewards()"))):
         values = run[name]
         constant = constant_columns(values[1:])
-        if name.startswith("rewards()"):
-            text = constant_reward(values[1:, :, 0], may_fail=may_fail)
+        first = values[1, 0][constant]
+        numbers = ", ".join(f"{float(number) + 0:g}" for number in first[:4])
+        numbers += ", ..." * (len(first) > 4)
+        if not name.startswith("rewards()"):
+            remedy = "compute it from the state in each call of observe()"
+        elif may_fail and (first > 0).any():
+            continue  # It pays for each step without a failure.
         else:
-            first = values[0, 0][constant]
-            numbers = ", ".join(f"{float(number) + 0:g}" for number in first[:4])
-            text = constant_observation(values[1:]) or (
-                f"{numbers}{', ...' * (len(first) > 4)} in all environments and steps, so that "
-                "the policy learns nothing from it; compute it from the state in each call of "
-                "observe(), or leave it out"
-            )
+            remedy = "make it follow the state"
+        text = (
+            f"{numbers} in all environments and steps, so that nothing is learned from it; "
+            f"{remedy}, or leave it out"
+        )
         still = constant & constant_columns(torch.cat((values[1:], states[name][1:])))
-        if text and still.any() and (still & ~_could_change(subject, name)).any():
+        if still.any() and (still & ~_could_change(subject, name)).any():
             where = "" if constant.all() else columns(constant)
             place = subject.place_of(name, int(constant.nonzero()[0]))
             yield Finding(f"{name}{where}: {text}", place)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mjfleet.env.environment import Env
-from mjfleet.env.learnability import constant_columns
+from mjfleet.tools.check_task.constant_signals import constant_columns
 from mjfleet.tools.check_task.finding import Finding, columns
 from mjfleet.tools.check_task.subject import STATE, Births, Outcome, Subject
 
