@@ -11,7 +11,6 @@ import pytest
 from nbclient import NotebookClient
 
 import mjfleet
-from mjfleet.api.field_names import naming_fields
 from mjfleet.utils.wait_until import wait_until
 
 from ..conftest import PATIENCE, REPOSITORY, Run
@@ -101,7 +100,7 @@ for message, call in {
     "resume: only": lambda: next(mjfleet.iterate(RailEnv, resume="latest")),
     "no such checkpoint": lambda: run.evaluate(checkpoint="nothing.pt"),
     "env.foo": lambda: mjfleet.train(RailEnv, env={"foo": 1}),
-    "gpu_ids 99": lambda: mjfleet.train(RailEnv, gpu_ids=[99]),
+    "--gpu-ids 99": lambda: mjfleet.train(RailEnv, gpu_ids=[99]),
     "device is": lambda: mjfleet.make(RailEnv, device="tpu"),
     "give one": lambda: mjfleet.train(RailEnv, total_steps=9, agent={"max_iterations": 1}),
 }.items():
@@ -240,23 +239,15 @@ def test_a_run_is_saved_and_stops_when_its_program_is_killed(how: str, rail: Pat
     assert wait_until(lambda: not [*(rail / "tmp").glob("*mjfleet*")], PATIENCE)
 
 
-def test_messages_name_what_the_caller_has_written(tmp_path: Path) -> None:
+def test_messages_name_the_flag_of_a_wrong_field(tmp_path: Path) -> None:
     for call, message in (
-        (lambda: mjfleet.train("cartpole-balance", agent={"max_iterations": 0}), "agent.max_iter"),
-        (lambda: mjfleet.make("cartpole-balance", num_envs=0), "env.num_envs is 0"),
-        (lambda: next(mjfleet.iterate("cartpole-balance", cpu_threads=0)), "cpu_threads is 0"),
-        (lambda: mjfleet.tasks(str(tmp_path / "none")), "tasks_dir names"),
+        (lambda: mjfleet.train("cartpole-balance", agent={"max_iterations": 0}), "agent.max-iter"),
+        (lambda: mjfleet.make("cartpole-balance", num_envs=0), "env.num-envs is 0"),
+        (lambda: next(mjfleet.iterate("cartpole-balance", cpu_threads=0)), "cpu-threads is 0"),
+        (lambda: mjfleet.tasks(str(tmp_path / "none")), "tasks-dir names"),
     ):
-        with pytest.raises(mjfleet.UserError, match=message) as caught:
+        with pytest.raises(mjfleet.UserError, match=f"--{message}"):
             call()
-        assert "--" not in str(caught.value)
-    with pytest.raises(mjfleet.UserError) as caught, naming_fields(output="path"):
-        raise mjfleet.UserError(
-            "--output a.b: with --no-save-worlds; `train --help` says more, train x --resume y too"
-        )
-    assert str(caught.value) == (
-        "path a.b: with save_worlds=False; `train --help` says more, train x --resume y too"
-    )
 
 
 def test_importing_is_light_and_names_are_documented() -> None:

@@ -6,7 +6,6 @@ from dataclasses import fields
 from typing import Any
 
 from mjfleet.api.choose_task import Config, choose_task
-from mjfleet.api.field_names import naming_fields
 from mjfleet.config import TrainConfig, to_dict
 from mjfleet.config.launch_config import LaunchConfig
 from mjfleet.env import Env
@@ -23,7 +22,6 @@ OF_TRAIN = frozenset(field.name for field in fields(LaunchConfig)) - {
 """Fields of the configuration that have no meaning for one worker in this process."""
 
 
-@naming_fields()
 def make(
     task: str | type,
     *,

@@ -8,7 +8,6 @@ from typing import Any
 
 from mjfleet.api.choose_task import Config, choose_task
 from mjfleet.api.environment import place, refuse
-from mjfleet.api.field_names import naming_fields
 from mjfleet.env import Env
 from mjfleet.env.factory import build_env, on_device
 from mjfleet.env.random_numbers import seed_everything
@@ -68,7 +67,7 @@ def iterate(
         UserError: the configuration asks for what cannot be had.
         DivergedError: a state, observation, reward or loss is not finite.
     """
-    with naming_fields(), ExitStack() as stack:
+    with ExitStack() as stack:
         refuse(changes)
         found, chosen = choose_task(task, name, config, {"gpu_ids": "auto", **changes})
         plan = place(found, chosen)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from mjfleet.api.choose_task import as_flags, choose_task
 from mjfleet.api.command_process import CommandProcess, is_notebook, place_for_workers
-from mjfleet.api.field_names import naming_fields
 from mjfleet.api.notebook import live_view, page_of
 from mjfleet.api.task_by_value import ClassTask
 from mjfleet.api.training_error import TrainingError
@@ -142,7 +141,6 @@ class Run:
                     raise
         raise UserError("Run.frame needs pandas or polars; Run.metrics needs neither.")
 
-    @naming_fields()
     def wait(
         self, seconds: float = math.inf, on_look: Callable[[], object] = lambda: None
     ) -> "Run":
@@ -169,7 +167,6 @@ class Run:
         self._own_process().stop()
         return self.wait()
 
-    @naming_fields()
     def resume(
         self, task: type | None = None, *, background: bool = False, **changes: Any
     ) -> "Run":
@@ -205,7 +202,6 @@ class Run:
         run.path = path or self.path
         return run if background and run.is_running else run._shown_until_it_ends()
 
-    @naming_fields()
     def policy(self, checkpoint: str | Path | None = None, device: str = "cpu") -> "Policy":
         """Return the policy: a function from observations to mean actions, normaliser included.
 
@@ -307,7 +303,6 @@ class Run:
             raise UserError(f"{checkpoint}: there is no such checkpoint.")
         return str(checkpoint or self.path)
 
-    @naming_fields(output="path", video="path", video_seconds="seconds", resume="checkpoint")
     def _command(self, *words: str) -> None:
         """Run a command of mjfleet's, quietly.
 

@@ -2,11 +2,9 @@
 
 import os
 
-from mjfleet.api.field_names import naming_fields
 from mjfleet.registry import discover
 
 
-@naming_fields()
 def tasks(tasks_dir: str | None = None) -> dict[str, str]:
     """Return what each task is, by its name: those that `mjfleet tasks` lists.
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from mjfleet.api.choose_task import Config, as_flags, choose_task
 from mjfleet.api.command_process import CommandProcess, place_for_workers
-from mjfleet.api.field_names import naming_fields
 from mjfleet.api.run import Run
 from mjfleet.api.task_by_value import ClassTask
 from mjfleet.errors import UserError
@@ -20,7 +19,6 @@ OF_COMMAND = ("seeds", "per_run", "dry_run", "resume", "config")
 _given: set[Path] = set()  # Names of runs that this process has given, made or not.
 
 
-@naming_fields()
 def train(
     task: str | type,
     *,
