@@ -56,7 +56,7 @@ PROGRAM = """
 assert (run.status, run.iteration, run.task) == ("finished", 3, "rail"), run
 assert run.config["env"]["num_envs"] == 32
 assert isinstance(run.metrics()["mean_reward"], np.ndarray)
-assert "mean_reward" in run._repr_html_() and "<polyline" in run._repr_html_()
+assert "mean_reward" in run._repr_html_() and "finished" in run._repr_html_()
 
 assert run.resume(agent={"max_iterations": 4}).path == run.path and run.iteration == 4
 

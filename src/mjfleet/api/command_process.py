@@ -21,7 +21,7 @@ from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from mjfleet.utils.child_process import KEEP, ChildProcess, python_module
 from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent, stop_with_parent
 
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.5
 MISTAKE = 2  # The exit code after a mistake of the user's.
 
 

@@ -4,21 +4,21 @@ import atexit
 import json
 import math
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mjfleet.api.choose_task import as_flags, choose_task
 from mjfleet.api.command_process import CommandProcess, is_notebook, place_for_workers
-from mjfleet.api.notebook import live_view, page_of
 from mjfleet.api.task_by_value import ClassTask
 from mjfleet.api.training_error import TrainingError
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_names import BEST, checkpoints_in
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
-from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows
+from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
 from mjfleet.runs.run_directory import is_locked
 from mjfleet.runs.run_json import RECORD_FILE, read_record
 from mjfleet.runs.run_lookup import find_run, group_of, name_of, record_of, runs_in
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from mjfleet.api.policy import Policy
 
 LOOK_SECONDS = 0.1
+SHOWN = (
+    "mean_return", "mean_episode_length", "mean_reward", "action_std", "global_steps_per_second",
+)  # fmt: skip
+"""Columns of metrics.csv that a notebook shows."""
 END_SECONDS = 60.0  # For runs in the background to save when the interpreter ends.
 _in_background: set["Run"] = set()
 
@@ -69,8 +73,14 @@ class Run:
     def __repr__(self) -> str:
         return f"<Run {name_of(self.path)}: {self.status}, iteration {self.iteration}>"
 
-    def _repr_html_(self, has_video: bool = True) -> str:
-        return page_of(self.path, self.name, self.status, has_video)
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook: the status, and the newest metrics."""
+        _, rows = read_rows(self.path / METRICS_FILE)
+        last = rows[-1] if rows else {}
+        cells = {"run": self.name, "status": self.status, "iteration": last.get("iteration", "0")}
+        cells |= {name: f"{v:.4g}" for name in SHOWN if (v := value(last, name)) is not None}
+        lines = (f"<tr><td>{name}</td><td>{escape(v)}</td></tr>" for name, v in cells.items())
+        return f"<table>{''.join(lines)}</table>"
 
     @property
     def name(self) -> str:
@@ -141,18 +151,16 @@ class Run:
                     raise
         raise UserError("Run.frame needs pandas or polars; Run.metrics needs neither.")
 
-    def wait(
-        self, seconds: float = math.inf, on_look: Callable[[], object] = lambda: None
-    ) -> "Run":
+    def wait(self, seconds: float = math.inf) -> "Run":
         """Wait until training has ended, or for so many seconds; return the run.
 
-        Ctrl-C saves and stops it. `on_look` is called a few times per second.
+        Ctrl-C saves and stops it.
 
         Raises:
             UserError: training found a mistake; no run is left. Or it was not started here.
             TrainingError: a worker has failed.
         """
-        code = self._own_process().wait(seconds, on_look)
+        code = self._own_process().wait(seconds)
         if code is None:
             return self
         _in_background.discard(self)
@@ -281,8 +289,12 @@ class Run:
     def _shown_until_it_ends(self) -> "Run":
         if not is_notebook():
             return self.wait()
-        with live_view(self._repr_html_) as show:
-            return self.wait(on_look=show)
+        from IPython.display import display
+
+        handle: Any = display(self, display_id=True)
+        self._own_process().wait(on_look=lambda: handle.update(self))
+        handle.update(self)
+        return self.wait()
 
     @property
     def _log_root(self) -> Path:
