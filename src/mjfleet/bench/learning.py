@@ -12,9 +12,9 @@ from mjfleet.bench.result import Cell, Result, Spread, Table, show
 from mjfleet.bench.timed_training import train_ours
 from mjfleet.config.validation import MOST, Count, between
 from mjfleet.errors import UserError
-from mjfleet.runs.bootstrap import Line
-from mjfleet.runs.threshold import WINDOW, Conditions, Threshold, reached
+from mjfleet.tools.bootstrap import Line
 from mjfleet.tools.plot import Panel, draw
+from mjfleet.tools.threshold import WINDOW, Conditions, Threshold, reached
 from mjfleet.utils.packages import need_extra, stack_versions
 
 LAST = 10  # Iterations at the end of a run whose mean counts.

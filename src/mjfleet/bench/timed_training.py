@@ -16,7 +16,7 @@ from mjfleet.bench.benchmark_options import Setup
 from mjfleet.config import TrainConfig
 from mjfleet.errors import WorkerError
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows
-from mjfleet.runs.threshold import WINDOW, Threshold, check_columns, reached
+from mjfleet.tools.threshold import WINDOW, Threshold, check_columns, reached
 from mjfleet.utils.child_process import ChildProcess, python_module
 
 TRAIN = python_module("mjfleet.cli.train")

@@ -13,10 +13,10 @@ import tyro
 from mjfleet.cli.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
-from mjfleet.runs.bootstrap import INTERVAL, Line, common_x, mean_curve
-from mjfleet.runs.logged_run import LoggedRun, group_runs, read_runs
 from mjfleet.runs.metrics_csv import columns_of, seconds_spent, value
 from mjfleet.runs.run_lookup import find_run
+from mjfleet.tools.bootstrap import INTERVAL, Line, common_x, mean_curve
+from mjfleet.tools.logged_run import LoggedRun, group_runs, read_runs
 from mjfleet.tools.output_file import check_output
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line, printable

@@ -16,10 +16,8 @@ import tyro
 from mjfleet.cli.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
-from mjfleet.runs.logged_run import LoggedRun, differences, group_runs, read_runs
 from mjfleet.runs.metrics_csv import columns_of
 from mjfleet.runs.run_lookup import find_run
-from mjfleet.runs.threshold import Conditions, Threshold, check_columns
 from mjfleet.tools.compare.comparison import (
     GOOD,
     RETURN,
@@ -30,9 +28,11 @@ from mjfleet.tools.compare.comparison import (
     sparklines,
     tables,
 )
+from mjfleet.tools.logged_run import LoggedRun, differences, group_runs, read_runs
 from mjfleet.tools.output_file import check_output
 from mjfleet.tools.report.curves import Curves, by_heading, changing, curves_of_group
 from mjfleet.tools.report.page_file import write_page
+from mjfleet.tools.threshold import Conditions, Threshold, check_columns
 from mjfleet.utils.console import print_line, printable
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from operator import itemgetter
 from typing import Any
 
 from mjfleet.loggers.live_terminal import SPARKS
-from mjfleet.runs.bootstrap import Estimate, Line, common_x, mean_curve
-from mjfleet.runs.logged_run import LoggedRun, differences
 from mjfleet.runs.metrics_csv import seconds_spent, value
-from mjfleet.runs.threshold import WINDOW, Threshold, reached, window_mean
+from mjfleet.tools.bootstrap import Estimate, Line, common_x, mean_curve
+from mjfleet.tools.logged_run import LoggedRun, differences
 from mjfleet.tools.report.curves import STEPS, Curves, points_of
 from mjfleet.tools.report.page_file import as_typed, number
+from mjfleet.tools.threshold import WINDOW, Threshold, reached, window_mean
 
 GOOD = 0.9  # Share of the best return, which the runs are to reach if nothing else is asked for.
 OF: Mapping[str, Callable[[Sequence[float]], float]] = {

@@ -9,9 +9,9 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
-from mjfleet.runs.bootstrap import Line, mean_curve
-from mjfleet.runs.logged_run import LoggedRun
 from mjfleet.runs.metrics_csv import Rows, columns_of, seconds_spent, value
+from mjfleet.tools.bootstrap import Line, mean_curve
+from mjfleet.tools.logged_run import LoggedRun
 
 MAX_POINTS = 1000  # Of a curve: as many as a screen shows, so that the page stays small.
 FEW_POINTS = 300  # Of each of several curves in a chart.

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.errors import UserError
-from mjfleet.runs.bootstrap import INTERVAL, Estimate
-from mjfleet.runs.logged_run import LoggedRun, read_runs
 from mjfleet.runs.run_json import GROUP_FILE
 from mjfleet.runs.run_lookup import members_of, record_of
 from mjfleet.runs.run_summary import Summary, summarise, summarise_group
+from mjfleet.tools.bootstrap import INTERVAL, Estimate
+from mjfleet.tools.logged_run import LoggedRun, read_runs
 from mjfleet.tools.report.curves import by_heading, curves_of_group, ends_of
 from mjfleet.tools.report.report_contents import read_settings
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mjfleet.runs.bootstrap import Estimate, bootstrap_interval, common_x, mean_curve
+from mjfleet.tools.bootstrap import Estimate, bootstrap_interval, common_x, mean_curve
 
 
 def test_an_interval_holds_the_true_mean_as_often_as_it_says() -> None:

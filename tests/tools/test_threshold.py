@@ -1,6 +1,6 @@
 """When a run has reached a condition: not by a single good iteration, and all at once."""
 
-from mjfleet.runs.threshold import Threshold, reached
+from mjfleet.tools.threshold import Threshold, reached
 
 
 def rows(**metrics: list[float]) -> list[dict[str, float]]:
