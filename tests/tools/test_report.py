@@ -98,7 +98,7 @@ def test_every_state_of_a_run_has_a_page(trained: Path, page: Page) -> None:
     # It failed, with a text that no browser must take for more than that; then it went on.
     failure = {
         "rank": 1, "iteration": 3, "kind": "RuntimeError", "message": EVIL, "traceback": EVIL,
-        "echo": False, "time": 1.0, "log": [EVIL],
+        "is_secondary": False, "time": 1.0, "log": [EVIL],
     }  # fmt: skip
     (trained / "failures/attempt_1").mkdir(parents=True)
     (trained / "failures/attempt_1/rank1.json").write_text(json.dumps(failure))

@@ -1,6 +1,5 @@
 """Records of failures: what they say, their order, and those of before."""
 
-import json
 import os
 from pathlib import Path
 
@@ -81,17 +80,6 @@ def test_causes_come_before_what_follows_from_them(tmp_path: Path) -> None:
     cause = failure(ZeroDivisionError())
     cause.write(tmp_path)
     assert [found.rank for found in read_failures(tmp_path)] == [1, 0]
-
-
-@pytest.mark.parametrize("echo", [True, False])
-def test_records_of_before_are_read(tmp_path: Path, echo: bool) -> None:
-    path = failure(ValueError("x")).write(tmp_path)
-    assert path
-    record = json.loads(path.read_text())
-    del record["is_secondary"]
-    path.write_text(json.dumps(record | {"echo": echo}))
-    (found,) = read_failures(tmp_path)
-    assert found.is_secondary == echo
 
 
 def test_a_mistake_of_the_users_is_one_until_training_begins() -> None:

@@ -98,9 +98,8 @@ class Failure:
 
     @classmethod
     def read(cls, path: Path) -> "Failure":
-        """Read a record; those of version 0.1 say `echo` for `is_secondary`."""
-        data = read_json(path)
-        return cls(**{"is_secondary" if name == "echo" else name: data[name] for name in data})
+        """Read a record."""
+        return cls(**read_json(path))
 
     @property
     def is_users_mistake(self) -> bool:

@@ -111,8 +111,6 @@ def _failures(run_dir: Path, last: int) -> tuple[dict[int, list[dict[str, Any]]]
             problems.append(f"{path.relative_to(run_dir)}: {in_a_line(error)}.")
         else:
             data = data if isinstance(data, dict) else {}
-            # Older records call it `echo`.
-            data.setdefault("is_secondary", data.get("echo"))
             failure = {n: data[n] for n, kind in FAILURE.items() if isinstance(data.get(n), kind)}
             attempt = int(number) if number.isdecimal() and len(number) < 9 else last
             found.setdefault(attempt, []).append({"is_secondary": False, "time": 0.0} | failure)
