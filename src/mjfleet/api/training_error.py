@@ -1,18 +1,15 @@
 """`mjfleet.TrainingError`: what a training run in other processes has failed of."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mjfleet.worker.failure_record import Failure
-
-if TYPE_CHECKING:
-    from mjfleet.api.run import Run
 
 
 class TrainingError(Exception):
     """Training has failed. The text is what the command prints.
 
     Attributes:
-        run: the run, which can be resumed from its newest checkpoint.
+        run: the `Run`, which can be resumed from its newest checkpoint.
         rank: the worker that failed first. None: no worker has said why.
         host: its host.
         phase: what it was doing: `build`, `collect`, `learn`, `save`, ...
@@ -22,7 +19,7 @@ class TrainingError(Exception):
         traceback: of that exception, as text.
     """
 
-    def __init__(self, run: "Run", failure: Failure | None, otherwise: str) -> None:
+    def __init__(self, run: Any, failure: Failure | None, otherwise: str) -> None:
         super().__init__(run, failure, otherwise)  # From which it is made again by pickle.
         self.run = run
         self.rank = failure and failure.rank
