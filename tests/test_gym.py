@@ -115,7 +115,7 @@ def test_mistakes_are_named() -> None:
         ("cartpole-balance", {"env": {"weight": 1}}, "weight"),
         ("cartpole-balance", {"observations": "camera"}, "observes: actor, critic"),
         ("cartpole-balance", {"device": "gpu"}, "device is 'gpu'"),
-        ("cartpole-balance", {"engine": "mjx"}, "engine is 'mjx'"),
+        ("cartpole-balance", {"engine": "mjx"}, "`engine` is 'mjx'"),
         ("cartpole-balance", {"num_threads": 0}, "num_threads is 0"),
         ("cartpole-balance", {"env": 5}, "env is 5"),
     ]

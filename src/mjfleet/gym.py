@@ -30,47 +30,13 @@ Array = np.ndarray[Any, Any]
 Infos = dict[str, Any]
 
 
-def make_vector(
-    task: str,
-    *,
-    num_envs: int | None = None,
-    device: str = "cpu",
-    engine: Literal["auto", "warp", "native"] = "auto",
-    num_threads: int | None = None,
-    observations: str = "actor",
-    env: Mapping[str, Any] | None = None,
-    tasks_dir: str | None = None,
-) -> "TaskVectorEnv":
-    """Return a task as vector environment.
-
-    Args:
-        task: its name, as `mjfleet tasks` lists it.
-        num_envs: number of environments; None: the task's default.
-        device: torch's name of the device that steps the physics, such as "cuda:0".
-        engine: `auto` is `native` on the CPU, `warp` on a GPU.
-        num_threads: threads of the native engine; None: one for each CPU core.
-        observations: the group that is observed.
-        env: other fields of the task's configuration, those of its flags `--env.*`.
-        tasks_dir: a folder with task folders, as for `train --tasks-dir`.
-
-    Raises:
-        UserError: there is no such task, field, group or device.
-    """
-    if not isinstance(env, Mapping | None):
-        raise UserError(f"env is {env!r}; it must be a dict of the task's fields.")
-    return TaskVectorEnv(
-        task,
-        {**(env or {}), **({} if num_envs is None else {"num_envs": num_envs})},
-        device=device,
-        engine=engine,
-        num_threads=num_threads,
-        observations=observations,
-        tasks_dir=tasks_dir,
-    )
+def make_vector(task: str, **settings: Any) -> "TaskVectorEnv":
+    """Return a task as vector environment; `settings` are those of `TaskVectorEnv`."""
+    return TaskVectorEnv(task, **settings)
 
 
 def make(task: str, **settings: Any) -> "TaskEnv":
-    """Return a single environment of a task; `settings` are those of `make_vector`."""
+    """Return a single environment of a task; `settings` are those of `TaskEnv`."""
     return TaskEnv(task, **settings)
 
 
@@ -90,23 +56,39 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
     def __init__(
         self,
         task: str,
-        fields: Mapping[str, Any],
         *,
-        device: str,
-        engine: Literal["auto", "warp", "native"],
-        num_threads: int | None,
-        observations: str,
-        tasks_dir: str | None,
+        num_envs: int | None = None,
+        device: str = "cpu",
+        engine: Literal["auto", "warp", "native"] = "auto",
+        num_threads: int | None = None,
+        observations: str = "actor",
+        env: Mapping[str, Any] | None = None,
+        tasks_dir: str | None = None,
     ) -> None:
-        if engine not in ("auto", "warp", "native"):
-            raise UserError(
-                f"engine is {engine!r}; it must be `auto`, `warp`, or on the CPU `native`."
-            )
+        """Build the environments.
+
+        Args:
+            task: its name, as `mjfleet tasks` lists it.
+            num_envs: number of environments; None: the task's default.
+            device: torch's name of the device that steps the physics, such as "cuda:0".
+            engine: `auto` is `native` on the CPU, `warp` on a GPU.
+            num_threads: threads of the native engine; None: one for each CPU core.
+            observations: the group that is observed.
+            env: other fields of the task's configuration, those of its flags `--env.*`.
+            tasks_dir: a folder with task folders, as for `train --tasks-dir`.
+
+        Raises:
+            UserError: there is no such task, field, group or device.
+        """
+        if not isinstance(env, Mapping | None):
+            raise UserError(f"env is {env!r}; it must be a dict of the task's fields.")
         if num_threads is not None and not COUNT.holds(num_threads):
             raise UserError(f"num_threads is {num_threads!r}; it must be {COUNT.allowed}, or None.")
-        own = {"engine": engine, "cpu_threads": num_threads, "env": dict(fields)}
+        own = {"engine": engine, "cpu_threads": num_threads, "tasks_dir": tasks_dir}
         with torch.no_grad():
-            self.env = mjfleet.make(task, device=device, tasks_dir=tasks_dir, **own)
+            self.env = mjfleet.make(
+                task, num_envs=num_envs, device=device, env=dict(env or {}), **own
+            )
         """The task's environment, see docs/tasks.md."""
         groups = self.env.get_observations()
         if observations not in (names := [str(name) for name in groups.keys()]):  # noqa: SIM118
@@ -200,10 +182,10 @@ class TaskEnv(gymnasium.Env[Array, Array]):
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
 
     def __init__(self, task: str, **settings: Any) -> None:
-        """Take the arguments of `make_vector`, without `num_envs`."""
+        """Take the arguments of `TaskVectorEnv`, without `num_envs`."""
         if "num_envs" in settings:
             raise UserError("num_envs: this is a single environment; make_vector() makes several.")
-        self.envs = make_vector(task, num_envs=1, **settings)
+        self.envs = TaskVectorEnv(task, num_envs=1, **settings)
         self.observation_space = self.envs.single_observation_space
         self.action_space = self.envs.single_action_space
         place, kwargs = f"{__name__}:make", {"task": task, **settings}
