@@ -1,5 +1,6 @@
 """`mjfleet export`: files that do what the checkpoint does, and what a user may get wrong."""
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -29,6 +30,8 @@ from .test_play import column
 FEW = ("--env.num-envs", "64", "--env.episode-seconds", "2.5", "--agent.max-iterations", "5")
 ELSEWHERE = "import sys\nsys.modules['mjfleet'] = sys.modules['torch'] = None\n"
 """Makes a process one of a robot, on which neither is installed."""
+
+RUN_POLICY = REPOSITORY / "examples/run_policy.py"
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.load:FutureWarning")
 
@@ -97,6 +100,16 @@ def elsewhere(folder: Path, script: str) -> str:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def load_example() -> Any:
+    """examples/run_policy.py as a module."""
+    spec = importlib.util.spec_from_file_location("run_policy", RUN_POLICY)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def run_file(folder: Path, *command: str) -> str:
@@ -308,11 +321,22 @@ def test_a_recurrent_policy_remembers(runs: dict[str, Path]) -> None:
     assert script(rows[0]).item() != pytest.approx(first, abs=1e-5)
     assert set(policy.get_modelmeta().custom_metadata_map) == {"policy.json"}
 
+    robot = load_example().Robot(written / "policy.onnx")
+    for _ in range(2):
+        robot.reset()
+        script.reset()
+        for _ in range(20):
+            row = torch.as_tensor(robot.step()[None]).float()
+            assert robot.action == pytest.approx(script(row).item(), abs=1e-5)
+
 
 def test_mistakes_are_answered(runs: dict[str, Path], run: Run, tmp_path: Path) -> None:
     shutil.copytree(runs["plain"], tmp_path / "run")
     shutil.copytree(runs["plain"], tmp_path / "begun", ignore=shutil.ignore_patterns("*.pt"))
     (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    known = json.loads((tmp_path / "run/exported/policy.json").read_text())
+    (tmp_path / "other/policy.json").write_text(json.dumps(known | {"task": "arm"}))
     bad = tmp_path / "run/checkpoints/model_4.pt"
     bad.write_bytes((tmp_path / "run/checkpoints/model_3.pt").read_bytes()[:-1000])
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
@@ -325,6 +349,7 @@ def test_mistakes_are_answered(runs: dict[str, Path], run: Run, tmp_path: Path) 
         (["run/checkpoints/model_4.pt"], "is damaged or no checkpoint"),
         (["run", "--format", "tflite"], "onnx"),
         (["run", "--output", "policy.pt"], "must end in .onnx"),
+        (["run", "--output", "other/policy.onnx"], "is of the task arm, not of cartpole-balance"),
         (["run", "--output", "run/run.onnx"], "run.json exists and was not written by an export"),
         (
             ["run", "--format", "torchscript", "--output", "run/checkpoints/model_3.pt"],

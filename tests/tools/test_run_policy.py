@@ -1,83 +1,117 @@
-"""The run_policy.py that an export writes: what it is told, and what a user may get wrong."""
+"""examples/run_policy.py: exported policies in plain MuJoCo, without mjfleet and torch."""
 
+import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
+import torch
 
-from ..conftest import Run
-from .test_export import run_file
+from mjfleet.env import Env
+from mjfleet.registry import discover
 
+from ..conftest import Run, only_run
+from .test_export import RUN_POLICY, build, elsewhere, load_example
+from .test_play import column
 
-def test_commands_hold_wherever_they_are_given(run: Run, tmp_path: Path) -> None:
-    task = ("go1-velocity-flat", "--pretrained", "--output", "a.onnx")
-    assert run("mjfleet", "export", *task).returncode == 0
-    play, walk, turn = ("run_a.py", "--seconds", "1"), "forward=0.5", "turn_left=0.5@0.2"
-    both = run_file(tmp_path, *play, "--command", walk, turn)
-    assert run_file(tmp_path, *play, "--command", walk, "--command", turn) == both
-    assert run_file(tmp_path, *play, "--command", turn) != both
-
-
-@pytest.mark.slow
-def test_no_policy_replaces_that_of_another_task(run: Run, tmp_path: Path) -> None:
-    robot, other = ("go1-velocity-flat", "--pretrained"), ("panda-reach", "--pretrained")
-    for _ in range(2):
-        assert run("mjfleet", "export", *robot).returncode == 0
-        (tmp_path / "exported/run_policy.py").write_text("# Mine.")
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    refused = run("mjfleet", "export", *other)
-    assert refused.returncode == 2
-    assert "is of the task go1-velocity-flat, not of panda-reach" in refused.stderr
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
-    assert run("mjfleet", "export", *other, "--output", "b.onnx").returncode == 0
+EXACT = {
+    "noise": 0.0, "delay": (0, 0), "push_speed": 0.0, "friction": (0.6, 0.6), "payload": (0.0, 0.0),
+    "center_of_mass": (0.0, 0.0), "gains": (1.0, 1.0), "strength": (1.0, 1.0),
+}  # fmt: skip
+"""The Go1 of the model, without noise, delays and pushes."""
 
 
-@pytest.mark.slow
-def test_what_a_run_file_cannot_use_is_said(run: Run, tmp_path: Path) -> None:
-    for task in ("go1", "go2", "g1"):
-        done = run(
-            "mjfleet", "export", f"{task}-velocity-flat", "--pretrained", "--output", f"{task}.onnx"
-        )
-        assert done.returncode == 0, done.stderr
-    shutil.move(tmp_path / "g1.mjb", tmp_path / "go2.mjb")
-    commands = np.zeros((5, 2, 3))
-    np.savez(tmp_path / "other.npz", steps=5, commands=commands, qpos=np.zeros((2, 9)))
-    (tmp_path / "text.npz").write_text("text")
-    for name, starts, told in (
-        ("none", np.zeros((0, 19)), commands[:, :0]),
-        ("fewer", np.zeros((1, 19)), commands),
-        ("nan", np.full((2, 19), np.nan), commands),
-        ("far", np.zeros((2, 19)), commands + 1.5),
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with go1.onnx and pole.onnx, two policies that do what they should, and more."""
+    folder = tmp_path_factory.mktemp("files")
+    pole = ["train", "cartpole-balance", "--env.episode-seconds", "10"]
+    script = (
+        "import glob\n"
+        "from mjfleet.cli.dispatcher import mjfleet\n"
+        "go1 = ['go1-velocity-flat', '--pretrained', '--output', 'go1.onnx']\n"
+        "assert mjfleet(['export', *go1]) == 0\n"
+        f"assert mjfleet([*{pole}, '--agent.max-iterations', '30']) == 0\n"
+        "assert mjfleet(['export', 'latest', '--output', 'pole.onnx']) == 0\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        check=False, cwd=folder, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def figures(folder: Path, *arguments: str) -> str:
+    """What the script prints in a process that has neither mjfleet nor torch."""
+    script = f"import runpy\nsys.argv[1:] = {arguments}\n"
+    return elsewhere(folder, f"{script}runpy.run_path({str(RUN_POLICY)!r}, None, '__main__')\n")
+
+
+def follow(policy: Path, env: Env[Any]) -> None:
+    """Check that the script observes and moves as the task does, from the same state."""
+    robot = load_example().Robot(policy)
+    robot.known["start"] = {field: getattr(env.sim, field)[0] for field in ("qpos", "qvel")}
+    robot.reset()
+    for _ in range(50):
+        expected = env.get_observations()["actor"][0].numpy()
+        robot.command = {name: value[0].item() for name, (value, *_) in env.commands().items()}
+        assert robot.step() == pytest.approx(expected, abs=1e-3)
+        assert not env.step(torch.as_tensor(robot.action[None]).float())[2].any()
+    assert robot.data.qpos == pytest.approx(env.sim.qpos[0].numpy(), abs=1e-3)
+
+
+def test_a_robot_follows_its_command_as_it_does_in_play(files: Path, run: Run) -> None:
+    played = run(
+        "play", "go1-velocity-flat", "--pretrained", "--env.num-envs", "8",
+        "--env.episode-seconds", "4", "--env.random.noise", "0", "--env.random.push-speed", "0",
+        "--env.random.delay", "0", "0", "--env.command.forward", "0.5", "0.5",
+        "--env.command.yaw", "0.5", "0.5", "--env.command.lateral", "0", "0",
+        "--env.command.heading-share", "0", "--env.command.standing-share", "0",
+    )  # fmt: skip
+    assert played.returncode == 0, played.stderr
+    told = ("--command", "forward=0.5", "turn_left=0.5")
+    walks = figures(files, "go1.onnx", *told, "--seconds", "4")
+    for name in ("velocity_error", "yaw_error"):
+        reference = column(played.stdout, f"task/{name}")[0]
+        assert column(walks, name)[0] == pytest.approx(reference, rel=0.3)
+    cfg: Any = discover({}).tasks["go1-velocity-flat"].task.env
+    random = replace(cfg.random, **EXACT)
+    follow(files / "go1.onnx", build("go1-velocity-flat", num_envs=1, random=random))
+
+
+def test_a_pole_stays_up_as_it_does_in_play(files: Path, run: Run) -> None:
+    played = run("play", "cartpole-balance", "--resume", str(only_run(files)))
+    assert column(played.stdout, "return")[0] > 190.0  # Of 200 steps, each at most 1.
+    assert column(figures(files, "pole.onnx", "--seconds", "10"), "upright")[0] > 0.99
+    follow(files / "pole.onnx", build("cartpole-balance", num_envs=1))
+
+
+def test_what_it_cannot_use_is_said(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(files)
+    known = json.loads(Path("go1.json").read_text())
+    (frames, _) = known["observations"][0]["parts"]
+    frames["parts"].append({"name": "temperature", "size": 1})
+    for new, old in (("warm", "go1"), ("arm", "pole")):
+        for kind in ("onnx", "mjb"):
+            shutil.copy(f"{old}.{kind}", f"{new}.{kind}")
+    Path("warm.json").write_text(json.dumps(known))
+    Path("arm.json").write_text(Path("pole.json").read_text().replace("cartpole-", "arm-"))
+    for name, arguments, said in (
+        ("none", [], "there is no none.onnx"),
+        ("go1", ["--command", "forward=5"], "forward must be a number from -1 to 1"),
+        ("go1", ["--command", "forward=fast"], "forward must be a number from -1 to 1"),
+        ("go1", ["--command", "up=1"], "the commands are forward, left, turn_left"),
+        ("go1", ["--seconds", "0"], "--seconds must be a number above 0"),
+        ("warm", ["--seconds", "1"], "observe() must return 1 numbers as 'temperature'"),
+        ("arm", ["--seconds", "1"], "complete observe()"),
     ):
-        np.savez(tmp_path / f"{name}.npz", steps=5, commands=told, qpos=starts)
-    script = (tmp_path / "run_go1.py").read_text()
-    changed = script.replace("return np.concatenate((*self.frames, command))", "return command")
-    (tmp_path / "run_changed.py").write_text(changed)
-    play = ("--seconds", "0.1")
-    for file, arguments, said in (
-        ("go1", [*play, "--command", "forward=5"], "a value from -1 to 1"),
-        ("go1", [*play, "--command", "forward=fast"], "forward=VALUE"),
-        ("go1", [*play, "--command", "up=1"], "forward, left, turn_left"),
-        ("go1", [*play, "--command", "left=1@2", "left=0@2.0"], "one value of a command for each"),
-        ("go1", ["--command", "forward=1"], "--seconds"),
-        ("go1", ["--seconds", "0"], "0 is no number of seconds above 0"),
-        ("go1", ["--episodes", "no.npz"], "no.npz: No such file"),
-        ("go1", ["--episodes", "text.npz"], "text.npz was not written by `play --save-episodes`"),
-        ("go1", ["--episodes", "other.npz"], "qpos has the shape (9,), not (19,)"),
-        ("go1", ["--episodes", "none.npz"], "none.npz holds no episodes"),
-        ("go1", ["--episodes", "fewer.npz"], "or not the same number in each field"),
-        ("go1", ["--episodes", "nan.npz"], "qpos has numbers that are not finite"),
-        ("go1", ["--episodes", "far.npz"], "forward is from 1.5 to 1.5; its range is from -1 to 1"),
-        ("changed", play, "Robot.observe() returns 3 numbers; the policy takes"),
-        ("go2", play, "go2.mjb is another robot"),
-        ("g1", play, "there is no "),
-    ):
-        done = subprocess.run(
-            [sys.executable, f"run_{file}.py", *arguments],
-            check=False, cwd=tmp_path, capture_output=True, text=True,
-        )  # fmt: skip
-        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
-        assert "Traceback" not in done.stderr
+        with pytest.raises(SystemExit) as ended:
+            load_example().main([f"{name}.onnx", *arguments])
+        assert said in capsys.readouterr().err + str(ended.value)
