@@ -70,18 +70,12 @@ class PandaEnv(Env[C]):
         axes, arms = self.sim.xaxis[:, :7], self.hand.unsqueeze(1) - self.sim.xanchor[:, :7]
         return torch.cat((torch.linalg.cross(axes, arms), axes), dim=2)
 
-    def describe(self, parts: dict[str, tuple[int, str]], period: int) -> dict[str, Any]:
-        """Return what `deployment` does.
-
-        Args:
-            parts: of an observation, each with its size and meaning.
-            period: steps after which the figures of a policy count.
-        """
+    def describe(self, parts: dict[str, tuple[int, str]]) -> dict[str, Any]:
+        """Return what `deployment` does; `parts` of an observation have a size and a meaning."""
         known = [{"name": n, "size": size, "meaning": m} for n, (size, m) in parts.items()]
         return {
             "observations": {"actor": known},
             "stride": self.stride.tolist(),
             "lead": self.lead.tolist(),
             "centre": self.centre,
-            "period": period,
         }

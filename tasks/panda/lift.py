@@ -127,7 +127,7 @@ class LiftEnv(PandaEnv[LiftConfig]):
         }
         moves = "the hand moves by the first three and turns by the fourth of stride * actions in "
         fingers = "each step, m and rad, by damped least squares; the fingers' target by the fifth"
-        return {**self.describe(parts, self.max_episode_length), "targets": moves + fingers}
+        return {**self.describe(parts), "targets": moves + fingers}
 
     def goal_distance(self) -> torch.Tensor:
         """Return the cube's distance from its goal, `(num_envs,)`, m."""

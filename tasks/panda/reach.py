@@ -105,7 +105,7 @@ class ReachEnv(PandaEnv[ReachConfig]):
             "last_actions": (7, "the newest output of the policy, zeros at first"),
         }
         moves = "the joints' targets move by stride * actions in each step, rad"
-        return {**self.describe(parts, self.period), "targets": moves}
+        return {**self.describe(parts), "targets": moves}
 
     def _reachable(self) -> np.ndarray:
         """Return commands within their ranges that the hand can fulfil, `(POSES, 6)`.

@@ -1,6 +1,5 @@
 """The Franka Panda: its model against published figures, and what its tasks reward and command."""
 
-import importlib.util
 import math
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 from mjfleet.env import Env
 from mjfleet.registry import discover
 from mjfleet.sim import make_simulation
-from mjfleet.tools.export.robot_metadata import describe
 
 from ..conftest import REPOSITORY
 
@@ -161,33 +159,3 @@ def test_a_cube_is_gripped_and_carried_to_its_goal_which_is_rewarded() -> None:
         rewards.append(env.step(action)[1].mean().item())
     assert (env.goal_distance() < 0.02).all()
     assert rewards[10] < rewards[100] < rewards[149] < rewards[180] < rewards[-1]
-
-
-@pytest.mark.parametrize("name", ["panda-reach", "panda-lift"])
-def test_the_robot_of_an_export_observes_and_moves_as_the_task_does(name: str) -> None:
-    spec = importlib.util.spec_from_file_location("panda_robot", FOLDER / "robot.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    env: Any = build(name, 1)
-    data = mujoco.MjData(env.sim.model)
-    data.qpos[:] = env.sim.qpos[0]
-    mujoco.mj_step1(env.sim.model, data)
-    robot = module.Robot(env.sim.model, data, describe(env, ["actor"]))
-    command = env.command[0].numpy().astype(float)
-    action = torch.linspace(-1.2, 1.2, env.num_actions)
-    for _ in range(20):
-        expected = env.get_observations()["actor"][0].numpy()
-        assert robot.observe(command) == pytest.approx(expected, abs=1e-5)
-        robot.act(action.numpy())
-        mujoco.mj_step(env.sim.model, data, env.cfg.decimation)
-        mujoco.mj_step1(env.sim.model, data)
-        env.step(action[None])
-        assert data.ctrl == pytest.approx(env.sim.ctrl[0].numpy(), abs=1e-6)
-        robot.steps = env.episode_length_buf[0] = env.max_episode_length
-        figures = robot.measure(command)
-        for key, (value, _) in env.metrics().items():
-            weight = robot.known["period"]
-            assert figures[f"task/{key}"] == pytest.approx(weight * value.item(), rel=1e-3)
-        env.episode_length_buf[0] = 1

@@ -20,7 +20,6 @@ from mjfleet.rl.checkpoint_files import pack_checkpoint, read_checkpoint
 from mjfleet.runs.checkpoint_archive import about
 from mjfleet.runs.pretrained import config_in
 from mjfleet.sim import make_simulation
-from mjfleet.tools.export.run_script import write_run_files
 
 from ..cli.test_cli import POISON
 from ..conftest import REPOSITORY, Run, only_run
@@ -112,23 +111,10 @@ def load_example() -> Any:
     return module
 
 
-def run_file(folder: Path, *command: str) -> str:
-    """Run a Python file there; return what it printed, or why it ended."""
-    return elsewhere(
-        folder,
-        "import runpy\n"
-        f"sys.argv[:] = {command}\n"
-        "try:\n"
-        "    runpy.run_path(sys.argv[0], run_name='__main__')\n"
-        "except SystemExit as end:\n"
-        "    print(end)\n",
-    )
-
-
 @pytest.mark.parametrize("name", ["plain", "normalised"])
 def test_files_do_what_the_checkpoint_does(runs: dict[str, Path], run: Run, name: str) -> None:
     written = runs[name] / "exported"
-    files = ["policy.json", "policy.mjb", "policy.onnx", "policy.pt", "run_policy.py"]
+    files = ["policy.json", "policy.mjb", "policy.onnx", "policy.pt"]
     assert sorted(p.name for p in written.iterdir()) == files
     rows = torch.randn(1000, 5, generator=torch.Generator().manual_seed(7))
     wanted = expected(runs[name] / "checkpoints/model_5.pt", rows)
@@ -218,56 +204,6 @@ def test_the_guides_controller_moves_a_robot_as_the_simulation_does(
         "for *sensors, targets in zip(*(robot[name] for name in robot.files)):\n"
         "    np.testing.assert_allclose(controller.targets(*sensors), targets, atol=1e-5)\n",
     )
-
-
-CALM = (
-    "--env.random.noise", "0", "--env.random.push-speed", "0", "--env.random.delay", "0", "0",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "task", "flags", "measure"),
-    [
-        pytest.param(
-            *("recurrent", "cartpole-balance", ("--env.episode-seconds", "10"), "return"),
-            marks=pytest.mark.slow,
-        ),
-        ("", "go1-velocity-flat", ("--env.episode-seconds", "2", *CALM), "task/velocity_error"),
-    ],
-)
-def test_a_policy_does_as_well_in_plain_mujoco(
-    runs: dict[str, Path], run: Run, tmp_path: Path, name: str, task: str, flags: Any, measure: str
-) -> None:
-    which, policy = [task, "--pretrained"], ["--pretrained"]
-    if name:
-        which, policy = [str(runs[name])], ["--resume", str(runs[name])]
-    assert run("mjfleet", "export", *which, "--output", "a.onnx").returncode == 0
-    episodes = ("--env.num-envs", "20", "--save-episodes", "episodes.npz")
-    played = run("play", task, *policy, *flags, *episodes)
-    assert played.returncode == 0, played.stderr
-    repeated = run_file(tmp_path, "run_a.py", "--episodes", "episodes.npz")
-    for what in (measure, "length"):
-        assert column(repeated, what)[0] == pytest.approx(column(played.stdout, what)[0], rel=0.01)
-
-
-def test_a_file_to_complete_says_so_and_is_kept_once_it_is_edited(
-    runs: dict[str, Path], tmp_path: Path
-) -> None:
-    (policy,) = (runs["plain"] / "exported").glob("*.onnx")
-    shutil.copy(policy, tmp_path / "a.onnx")
-    model, file = build("cartpole-balance", num_envs=1).sim.model, tmp_path / "run_a.py"
-    own = (discover({}).tasks["cartpole-balance"].folder / "robot.py").read_text()
-    for folder, said in ((tmp_path, "Robot.observe"), (tmp_path / "task", "length  ")):
-        (line,) = write_run_files(tmp_path / "a.onnx", model, Env, folder, True)
-        assert line.startswith(f"wrote {file}")
-        assert said in run_file(tmp_path, "run_a.py", "--seconds", "1")
-        (tmp_path / "task").mkdir(exist_ok=True)
-        (tmp_path / "task/robot.py").write_text(own)
-    edited = file.read_text() + "# Mine.\n"
-    file.write_text(edited)
-    (line,) = write_run_files(tmp_path / "a.onnx", model, Env, tmp_path, True)
-    assert line.startswith(f"kept {file}")
-    assert file.read_text() == edited
 
 
 def test_a_policy_alone_is_played_as_it_was_when_it_was_made(

@@ -268,7 +268,6 @@ class VelocityEnv(CommandedEnv):
             "action_scale": scales,
             "targets": "default_pose + action_scale * actions, in rad, without delay or limits; PD "
             "controllers with kp and kv follow them",
-            "largest_tilt": self.largest_tilt,
         }
 
     def of_joints(self, attribute: str) -> list[float]:

@@ -97,7 +97,7 @@ def export(arguments: Sequence[str]) -> int:
     if now is None and not parsed.as_trained:
         print_line(FOUND_NOWHERE.format(task))
     with trained_task(trained.checkpoint, task, now, trained.config, parsed.trust) as own:
-        return _export(parsed, *own, trained, output, is_kept=now is not None)
+        return _export(parsed, *own, trained, output)
 
 
 def _export(
@@ -106,13 +106,9 @@ def _export(
     config: TrainConfig,
     trained: Trained,
     output: Path,
-    is_kept: bool,
 ) -> int:
-    """Write the policy of a task and its metadata; return 1 if it could not be reproduced.
-
-    `is_kept` says whether the task's folder is still there afterwards.
-    """
-    json_file = output.with_suffix(".json")
+    """Write the policy of a task and its metadata; return 1 if it could not be reproduced."""
+    json_file, model_file = output.with_suffix(".json"), output.with_suffix(".mjb")
     num_envs, agent = config.env.num_envs, replace(config.agent, torch_compile_mode=None)
     num_envs = MAX_ENVS if num_envs == "auto" else min(num_envs, MAX_ENVS)
     config = replace(config.with_num_envs(num_envs), agent=agent)
@@ -125,8 +121,7 @@ def _export(
     from mjfleet.env.factory import build_env
     from mjfleet.rl.runner import Runner
     from mjfleet.tools.export.policy_graph import COMPARED, compare, images_of, make_graph
-    from mjfleet.tools.export.robot_metadata import describe
-    from mjfleet.tools.export.run_script import write_run_files
+    from mjfleet.tools.export.robot_metadata import describe, pack_model
 
     shard = None
     if parsed.format == PRETRAINED:  # It is played as `play` does.
@@ -159,13 +154,10 @@ def _export(
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, lambda file: file.write(graph))
         write_atomically(json_file, lambda file: file.write(metadata.encode()))
-        lines = [f"wrote {output} and {json_file.name}"]
-        if parsed.format == "onnx" and not images_of(policy):
-            lines += write_run_files(output, env.sim.model, type(env), found.folder, is_kept)
+        write_atomically(model_file, lambda file: file.write(pack_model(env.sim.model)))
     except OSError as error:
         raise UserError(f"{output}: {error.strerror}.") from None
-    for line in lines:
-        print_line(line)
+    print_line(f"wrote {output}, {json_file.name} and {model_file.name}")
     return 0
 
 
@@ -210,8 +202,7 @@ def _export_pretrained(
 
 
 def _refuse_to_replace(output: Path, json_file: Path, kind: str, task: str) -> None:
-    """Refuse to replace a checkpoint, another task's policy, beside which the user may have edited
-    run_policy.py, or a file that `mjfleet export` has not written."""
+    """Refuse to replace a checkpoint, another task's policy, or a file that is no export."""
     if iteration_of(output) is not None and output.exists():
         raise UserError(f"--output {output} exists and is named like a checkpoint.")
     if kind == PRETRAINED:
