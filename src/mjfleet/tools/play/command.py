@@ -73,9 +73,6 @@ class PlayArguments(Checked):
     """MP4 file to write: the first of the worlds, from the beginning of their first episodes."""
     video_seconds: Positive = VIDEO_SECONDS
     """Simulated seconds that the video shows."""
-    save_episodes: str | None = None
-    """NumPy file (.npz) to write: how the first episode of each world begins, and its commands, for
-    the run_policy.py of `mjfleet export` to repeat."""
     viewer: Viewer | None = None
     """Show episodes in real time, in MuJoCo's own window (`native`) or in a browser (`web`)."""
     host: str = LOCALHOST
@@ -103,10 +100,9 @@ class PlayArguments(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.viewer and (self.episodes or self.output or self.video or self.save_episodes):
+        if self.viewer and (self.episodes or self.output or self.video):
             raise UserError(
-                "--episodes, --output, --video and --save-episodes: no viewer has them; it plays "
-                "until it is closed."
+                "--episodes, --output and --video: no viewer has them; it plays until it is closed."
             )
         if self.video is None and self.video_seconds != VIDEO_SECONDS:
             raise UserError("--video-seconds: it needs --video FILE.")
@@ -232,16 +228,13 @@ def _play(
             _view(player, name, folder, follows, parsed)
             return 0
         title = f"{found.name}, {name.removesuffix('.pt')}" if parsed.video else None
-        saved = Path(parsed.save_episodes) if parsed.save_episodes else None
-        count, seconds = parsed.episodes or worlds, parsed.video_seconds
-        sums, recording = evaluate(player, count, title, seconds, saved)
+        count = parsed.episodes or worlds
+        sums, recording = evaluate(player, count, title, parsed.video_seconds)
         print_line(sums.table)
         if parsed.output:
             text = json.dumps(sums.numbers, indent=2) + "\n"
             write_atomically(Path(parsed.output), lambda file: file.write(text.encode()))
             print_line(f"wrote {parsed.output}")
-        if parsed.save_episodes:
-            print_line(f"wrote {parsed.save_episodes}")
         if parsed.video and recording:
             print_line(f"\ndrawing {parsed.video}: {parsed.video_seconds:g} s")
             render(recording, Path(parsed.video))
@@ -275,8 +268,6 @@ def _check_output(parsed: PlayArguments) -> None:
         check_output("--output", parsed.output, [".json"])
     if parsed.video is not None:
         check_output("--video", parsed.video, [".mp4"])
-    if parsed.save_episodes is not None:
-        check_output("--save-episodes", parsed.save_episodes, [".npz"])
 
 
 def _place(found: FoundTask, config: TrainConfig) -> LaunchPlan:

@@ -82,17 +82,15 @@ def playing(
 
 
 def evaluate(
-    player: Player, count: int, title: str | None, seconds: float, saved: Path | None = None
+    player: Player, count: int, title: str | None, seconds: float
 ) -> "tuple[EpisodeSums, StateRecording | None]":
     """Play at least `count` episodes; return their sums and, with a title, a recording.
 
     Each world plays the same number of episodes from its first reset on, so that short episodes do
     not count for more than long ones. The recording shows the first `seconds` of the first worlds.
-    `saved` is a file to write for an exported policy to repeat the first episodes.
     """
     from mjfleet.env.step_recorder import StepRecorder
     from mjfleet.rl.evaluator import Episodes
-    from mjfleet.tools.play.saved_episodes import SavedEpisodes
     from mjfleet.video.video_recorder import StateRecorder
 
     env, recorder = player.env, None
@@ -109,16 +107,7 @@ def evaluate(
         steps += 1
         progress.show(min(1.0, steps / (each * env.max_episode_length)))
 
-    episodes = SavedEpisodes(env) if saved else None
-
-    def act(observations: Any) -> "torch.Tensor":
-        if episodes:
-            episodes.take()
-        return player.act(observations)
-
-    rows = Episodes(env, act, each, after_step).play()
-    if episodes and saved:
-        episodes.write(saved)
+    rows = Episodes(env, player.act, each, after_step).play()
     while recorder and not recorder.is_complete:  # The video is longer than the episodes.
         _, _, dones, _ = env.step(player.act(env.get_observations()))
         after_step(dones)
