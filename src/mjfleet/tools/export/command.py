@@ -91,7 +91,7 @@ def export(arguments: Sequence[str]) -> int:
         output = path_in(trained.run_dir, f"exported/{name}{suffix}")
     else:
         output = check_output("--output", parsed.output, [suffix])
-    _refuse_to_replace(output, output.with_suffix(".json"), parsed.format, task)
+    _refuse_to_replace(output, parsed.format, task)
     registry = discover(os.environ, parsed.tasks_dir or take_tasks_dir(trained.config))
     now = None if parsed.as_trained else registry.tasks.get(task)
     if now is None and not parsed.as_trained:
@@ -108,7 +108,6 @@ def _export(
     output: Path,
 ) -> int:
     """Write the policy of a task and its metadata; return 1 if it could not be reproduced."""
-    json_file, model_file = output.with_suffix(".json"), output.with_suffix(".mjb")
     num_envs, agent = config.env.num_envs, replace(config.agent, torch_compile_mode=None)
     num_envs = MAX_ENVS if num_envs == "auto" else min(num_envs, MAX_ENVS)
     config = replace(config.with_num_envs(num_envs), agent=agent)
@@ -147,17 +146,12 @@ def _export(
     result = f"actions differ by at most {difference:.2g} from the checkpoint's"
     print_line(f"{COMPARED:,} random observations: {result}")
     if not difference <= tolerance:  # True for NaN as well.
-        why = f"rounding explains {tolerance:.2g} at most: nothing was written"
-        print(f"error: {why}", file=sys.stderr)
+        limit = f"rounding explains {tolerance:.2g} at most"
+        print(f"error: {limit}: nothing was written", file=sys.stderr)
         return 1
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(output, lambda file: file.write(graph))
-        write_atomically(json_file, lambda file: file.write(metadata.encode()))
-        write_atomically(model_file, lambda file: file.write(pack_model(env.sim.model)))
-    except OSError as error:
-        raise UserError(f"{output}: {error.strerror}.") from None
-    print_line(f"wrote {output}, {json_file.name} and {model_file.name}")
+    model = pack_model(env.sim.model)
+    _write(output, {".json": metadata.encode(), ".mjb": model, output.suffix: graph})
+    print_line(f"wrote {output}, {output.stem}.json and {output.stem}.mjb")
     return 0
 
 
@@ -192,16 +186,22 @@ def _export_pretrained(
         "iter": runner.current_learning_iteration,
     }
     content = pack_checkpoint(state, known)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(output, lambda file: file.write(content))
-    except OSError as error:
-        raise UserError(f"{output}: {error.strerror}.") from None
+    _write(output, {output.suffix: content})
     print_line(f"wrote {output}: {len(content) / 1000:.0f} kB")
     return 0
 
 
-def _refuse_to_replace(output: Path, json_file: Path, kind: str, task: str) -> None:
+def _write(output: Path, contents: dict[str, bytes]) -> None:
+    """Write the file `output` and those beside it, by their suffixes."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        for suffix, content in contents.items():
+            write_atomically(output.with_suffix(suffix), lambda file, c=content: file.write(c))
+    except OSError as error:
+        raise UserError(f"{output}: {error.strerror}.") from None
+
+
+def _refuse_to_replace(output: Path, kind: str, task: str) -> None:
     """Refuse to replace a checkpoint, another task's policy, or a file that is no export."""
     if iteration_of(output) is not None and output.exists():
         raise UserError(f"--output {output} exists and is named like a checkpoint.")
@@ -209,6 +209,7 @@ def _refuse_to_replace(output: Path, json_file: Path, kind: str, task: str) -> N
         if output.exists() and PLAYED not in about(output):
             raise UserError(f"--output {output} exists and is no pretrained policy.")
         return
+    json_file, known = output.with_suffix(".json"), None
     try:
         known = read_json(json_file)
     except FileNotFoundError:
@@ -216,11 +217,9 @@ def _refuse_to_replace(output: Path, json_file: Path, kind: str, task: str) -> N
     except OSError as error:
         raise UserError(f"--output {output}: {json_file}: {error.strerror}.") from None
     except ValueError:
-        known = None
+        pass
     if not isinstance(known, dict) or VERSION_ENTRY not in known:
         raise UserError(f"--output {output}: {json_file} exists and was not written by an export.")
     if known.get("task") != task:
-        raise UserError(
-            f"--output {output}: {json_file} is of the task {known.get('task')}, not of {task}: "
-            "name another file."
-        )
+        whose = f"{json_file} is of the task {known.get('task')}, not of {task}"
+        raise UserError(f"--output {output}: {whose}: name another file.")
