@@ -181,7 +181,7 @@ def test_ranks_exchange_what_training_does(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "what", ["throughput", "scaling", "exchange", "startup", "peer mjlab", "peer rsl_rl",
-             "peer mjbatch", "learning", "ablation", "report"],
+             "learning", "ablation", "report"],
 )  # fmt: skip
 def test_help_is_light(run: Run, what: str) -> None:
     result = run("mjfleet", "bench", *what.split(), "--help", prelude=POISON)
@@ -204,10 +204,6 @@ def test_help_is_light(run: Run, what: str) -> None:
         (["exchange", "cartpole-balance", "--ranks", "1"], ["--ranks", "from 2 on"]),
         (["peer", "rsl_rl", "--gpu-ids", "0"], ["--gpu-ids 0"]),
         (["peer", "rsl_rl", "--cpu-threads", "1000"], ["--cpu-threads is 1000"]),
-        (["peer", "mjbatch", "--engine", "warp"], ["mjbatch runs on CPUs"]),
-        (["peer", "mjbatch", "--example", "nothing.py"], ["--example nothing.py", "no such file"]),
-        (["peer", "mjbatch", "cartpole-balance", "--example", __file__], ["go1-velocity-flat"]),
-        (["peer", "mjbatch", "--example", __file__, "--cpu-threads", "1"], ["--cpu-threads"]),
         (["startup", "cartpole-balance", "--output", "/dev/null/x"], ["--output /dev/null/x"]),
         (["ablation", "--also", "cartpole"], ["no task `cartpole`"]),
         (["ablation", "--page", "nothing.md"], ["--page nothing.md"]),

@@ -19,7 +19,6 @@ from mjfleet.bench.ablation import AblationOptions, ablation
 from mjfleet.bench.benchmark_options import Options, Setup, select_devices
 from mjfleet.bench.collective_time import ExchangeOptions, exchange
 from mjfleet.bench.learning import LearningOptions, learning
-from mjfleet.bench.mjbatch import MjbatchOptions, compare_mjbatch
 from mjfleet.bench.peers import MjlabOptions, RslRlOptions, compare
 from mjfleet.bench.reference import ReferenceOptions, reference
 from mjfleet.bench.result import Result, our_commit, page, write_page
@@ -55,7 +54,6 @@ BENCHMARKS: dict[str, tuple[type[Options], Callable[[Setup, Any], Result]]] = {
     "startup": (StartupOptions, startup),
     "peer mjlab": (MjlabOptions, compare),
     "peer rsl_rl": (RslRlOptions, compare),
-    "peer mjbatch": (MjbatchOptions, compare_mjbatch),
     "learning": (LearningOptions, learning),
     "reference": (ReferenceOptions, reference),
     "ablation": (AblationOptions, ablation),

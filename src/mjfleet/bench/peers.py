@@ -181,11 +181,10 @@ def train_peer(
     return summarise(setup, config, child, [line for line in lines if "collect_seconds" in line])
 
 
-def install(name: str, version: str, scratch: Path, further: Sequence[str] = ()) -> Path:
+def install(name: str, version: str, scratch: Path) -> Path:
     """Return the folder of a package's virtual environment, which is made where there is none.
 
-    It is made beside that and then moved: an existing one is complete. `further` are
-    requirements besides the package.
+    It is made beside that and then moved: an existing one is complete.
 
     Raises:
         UserError: uv is missing, or the folder cannot be made.
@@ -208,8 +207,8 @@ def install(name: str, version: str, scratch: Path, further: Sequence[str] = ())
         made = Path(beside.name, folder.name)
         # Relocatable, because the scripts of an environment name its folder.
         run_timed([uv, "venv", "--relocatable", "--python", sys.executable, str(made)], scratch)
-        packages = f"{name}=={version}", *further
-        run_timed([uv, "pip", "install", "--python", str(made), *flags, *packages], scratch)
+        package = f"{name}=={version}"
+        run_timed([uv, "pip", "install", "--python", str(made), *flags, package], scratch)
         if not folder.is_dir():  # Another benchmark may have been faster.
             made.rename(folder)
     return folder
