@@ -167,20 +167,8 @@ def test_stock_rsl_rl_trains_the_same_in_turn(run: Run, tmp_path: Path) -> None:
     assert ratio["median"] == pytest.approx(theirs["median"] / ours["median"])
 
 
-@pytest.mark.slow
-def test_ranks_exchange_what_training_does(run: Run, tmp_path: Path) -> None:
-    ranks = ("--ranks", "2", "3", "--num-envs", "16")
-    data = measured(run, tmp_path, "exchange", "cartpole-balance", *ranks)
-    for sample, count in zip(data["samples"], (2, 3), strict=True):
-        assert sample["ranks"] == count
-        assert all(sample[name] > 0 for name in ("join", "gradients", "statistics", "checkpoint"))
-        # Two networks of 64 x 64, three losses and the KL divergence.
-        policy = 5 * 64 + 64 + 64 * 64 + 64 + 64 + 1
-        assert sample["sizes"]["gradients"] == 2 * policy + 1 + 4
-
-
 @pytest.mark.parametrize(
-    "what", ["throughput", "scaling", "exchange", "startup", "peer mjlab", "peer rsl_rl",
+    "what", ["throughput", "scaling", "startup", "peer mjlab", "peer rsl_rl",
              "learning", "ablation", "report"],
 )  # fmt: skip
 def test_help_is_light(run: Run, what: str) -> None:
@@ -201,7 +189,6 @@ def test_help_is_light(run: Run, what: str) -> None:
         (["throughput", "cartpole-balance", "--iterations", "1"], ["--iterations is 1"]),
         (["scaling", "cartpole-balance", "--repeats", "0"], ["--repeats is 0"]),
         (["scaling", "cartpole-balance", "--workers", "1000"], ["--workers is 1000"]),
-        (["exchange", "cartpole-balance", "--ranks", "1"], ["--ranks", "from 2 on"]),
         (["peer", "rsl_rl", "--gpu-ids", "0"], ["--gpu-ids 0"]),
         (["peer", "rsl_rl", "--cpu-threads", "1000"], ["--cpu-threads is 1000"]),
         (["startup", "cartpole-balance", "--output", "/dev/null/x"], ["--output /dev/null/x"]),

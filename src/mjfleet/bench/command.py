@@ -17,7 +17,6 @@ import tyro
 
 from mjfleet.bench.ablation import AblationOptions, ablation
 from mjfleet.bench.benchmark_options import Options, Setup, select_devices
-from mjfleet.bench.collective_time import ExchangeOptions, exchange
 from mjfleet.bench.learning import LearningOptions, learning
 from mjfleet.bench.peers import MjlabOptions, RslRlOptions, compare
 from mjfleet.bench.reference import ReferenceOptions, reference
@@ -50,7 +49,6 @@ class ReportArguments(Checked):
 BENCHMARKS: dict[str, tuple[type[Options], Callable[[Setup, Any], Result]]] = {
     "throughput": (ThroughputOptions, throughput),
     "scaling": (ScalingOptions, scaling),
-    "exchange": (ExchangeOptions, exchange),
     "startup": (StartupOptions, startup),
     "peer mjlab": (MjlabOptions, compare),
     "peer rsl_rl": (RslRlOptions, compare),
