@@ -169,7 +169,7 @@ def test_stock_rsl_rl_trains_the_same_in_turn(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "what", ["throughput", "scaling", "startup", "peer mjlab", "peer rsl_rl",
-             "learning", "ablation", "report"],
+             "learning", "report"],
 )  # fmt: skip
 def test_help_is_light(run: Run, what: str) -> None:
     result = run("mjfleet", "bench", *what.split(), "--help", prelude=POISON)
@@ -192,8 +192,6 @@ def test_help_is_light(run: Run, what: str) -> None:
         (["peer", "rsl_rl", "--gpu-ids", "0"], ["--gpu-ids 0"]),
         (["peer", "rsl_rl", "--cpu-threads", "1000"], ["--cpu-threads is 1000"]),
         (["startup", "cartpole-balance", "--output", "/dev/null/x"], ["--output /dev/null/x"]),
-        (["ablation", "--also", "cartpole"], ["no task `cartpole`"]),
-        (["ablation", "--page", "nothing.md"], ["--page nothing.md"]),
         (
             ["learning", "cartpole-balance", "--until", "x = 1"],
             ["--until", "task/velocity_error <"],

@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 import tyro
 
-from mjfleet.bench.ablation import AblationOptions, ablation
 from mjfleet.bench.benchmark_options import Options, Setup, select_devices
 from mjfleet.bench.learning import LearningOptions, learning
 from mjfleet.bench.peers import MjlabOptions, RslRlOptions, compare
@@ -54,7 +53,6 @@ BENCHMARKS: dict[str, tuple[type[Options], Callable[[Setup, Any], Result]]] = {
     "peer rsl_rl": (RslRlOptions, compare),
     "learning": (LearningOptions, learning),
     "reference": (ReferenceOptions, reference),
-    "ablation": (AblationOptions, ablation),
 }
 """By what can be typed after `mjfleet bench`."""
 
