@@ -45,7 +45,7 @@ GUIDES = {
     "inspect": "tasks.md#nan",
 }
 """Where the pages tell more about each command; of `train`, all flags."""
-SECOND_WORDS = {"bench": [*BENCHMARKS, "report"], "submit": [*CLUSTERS]}
+SECOND_WORDS = {"bench": [*BENCHMARKS], "submit": [*CLUSTERS]}
 """What commands with several parsers have after their name."""
 MODULES = {
     "mjfleet": ("api.md", ["mjfleet.api.policy.Policy"]),

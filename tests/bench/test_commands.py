@@ -30,10 +30,6 @@ def test_throughput_says_where_the_time_goes(run: Run, tmp_path: Path) -> None:
     assert speeds["columns"][-1] == "collecting / Batch.step"
     assert speeds["rows"][0][0] == "16"
     assert times["columns"] == shares["columns"]
-    page = run("mjfleet", "bench", "report", prelude=POISON)
-    assert page.returncode == 0
-    assert "Throughput of cartpole-balance" in page.stdout
-    assert f"- CPU: {data['machine']['CPU']}" in page.stdout
 
 
 @pytest.mark.slow
@@ -169,7 +165,7 @@ def test_stock_rsl_rl_trains_the_same_in_turn(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "what", ["throughput", "scaling", "startup", "peer mjlab", "peer rsl_rl",
-             "learning", "report"],
+             "learning"],
 )  # fmt: skip
 def test_help_is_light(run: Run, what: str) -> None:
     result = run("mjfleet", "bench", *what.split(), "--help", prelude=POISON)
@@ -181,7 +177,7 @@ def test_help_is_light(run: Run, what: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["speed"], ["no benchmark `speed`", "throughput", "peer mjlab", "report"]),
+        (["speed"], ["no benchmark `speed`", "throughput", "peer mjlab"]),
         (["peer"], ["no benchmark `peer`"]),
         (["throughput"], ["the task comes first"]),
         (["throughput", "cartpole"], ["no task `cartpole`", "cartpole-balance"]),
@@ -201,7 +197,6 @@ def test_help_is_light(run: Run, what: str) -> None:
             ["learning", "cartpole-balance", "--until", "mean_reward>1", "--iterations", "9"],
             ["--iterations is 9", "at least 10"],
         ),
-        (["report", "nothing"], ["nothing holds no results"]),
     ],
 )
 def test_a_mistake_is_one_message(

@@ -1,4 +1,4 @@
-"""Medians and ranges, the tables and files of results, and the page that is made of them."""
+"""Medians and ranges, tables and files of results."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,8 @@ import pytest
 
 from mjfleet.bench import result as result_module
 from mjfleet.bench.learning import until_good
-from mjfleet.bench.result import Result, Spread, Table, our_commit, page, show, write_page
+from mjfleet.bench.result import Result, Spread, Table, our_commit, show
 from mjfleet.bench.startup import compilations
-from mjfleet.errors import UserError
 from mjfleet.utils.packages import Installation
 
 
@@ -66,32 +65,6 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert text == result().markdown()
     for words in ("1,500 (1,000 to 2,000)", "- Mind the gap.", "mjfleet bench speed cart"):
         assert words in text
-
-
-def test_the_page_has_each_machine_once_and_its_plots_beside_it(tmp_path: Path) -> None:
-    folder = tmp_path / "results"
-    for one in (result("a"), result("b"), result("c", cpu="Slide rule")):
-        one.write(folder)
-        (folder / one.plots[0]).write_bytes(one.name.encode())
-    (tmp_path / "docs").mkdir()
-    write_page(folder, tmp_path / "docs/benchmarks.md")
-    text = (tmp_path / "docs/benchmarks.md").read_text()
-    assert text.count("CPU: Abacus 3") == text.count("CPU: Slide rule") == 1
-    assert text.index("Title of b") < text.index("Slide rule") < text.index("Title of c")
-    assert "images/a.png" in text
-    assert (tmp_path / "docs/images/c.png").read_bytes() == b"c"
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"title": "x"}', '{"tables": [1]}'])
-def test_a_file_that_is_no_result_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "odd.json").write_text(text)
-    with pytest.raises(UserError, match=r"odd\.json is no result"):
-        page(tmp_path, "")
-
-
-def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no results"):
-        page(tmp_path, "")
 
 
 def test_only_a_clone_has_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:

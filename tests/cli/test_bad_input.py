@@ -98,7 +98,6 @@ NAMES = [
     ["mjfleet", "report", RUN_DIR, "--output"],
     ["mjfleet", "export"],
     ["mjfleet", "inspect"],
-    ["mjfleet", "bench", "report"],
     ["mjfleet"],
 ]
 

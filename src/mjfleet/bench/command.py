@@ -8,42 +8,28 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
-import tyro
 
 from mjfleet.bench.benchmark_options import Options, Setup, select_devices
 from mjfleet.bench.learning import LearningOptions, learning
 from mjfleet.bench.peers import MjlabOptions, RslRlOptions, compare
 from mjfleet.bench.reference import ReferenceOptions, reference
-from mjfleet.bench.result import Result, our_commit, page, write_page
+from mjfleet.bench.result import Result, our_commit
 from mjfleet.bench.scaling import ScalingOptions, scaling
 from mjfleet.bench.startup import StartupOptions, startup
 from mjfleet.bench.throughput import ThroughputOptions, throughput
 from mjfleet.cli.flags import parse_flags
-from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.runs.run_json import now
-from mjfleet.tools.output_file import check_output
 from mjfleet.utils.console import print_error, print_line
 from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name, usable_cores
 from mjfleet.utils.packages import stack_versions
 from mjfleet.worker.stop_signals import StopRequest
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportArguments(Checked):
-    """Make a page of all results in a folder, such as docs/benchmarks.md."""
-
-    folder: tyro.conf.Positional[Folder] = "benchmarks"
-    """The folder that benchmarks have written into."""
-    output: str | None = None
-    """File to write, with plots in `images` beside it; `None`: print the page."""
-
 
 BENCHMARKS: dict[str, tuple[type[Options], Callable[[Setup, Any], Result]]] = {
     "throughput": (ThroughputOptions, throughput),
@@ -60,17 +46,14 @@ BENCHMARKS: dict[str, tuple[type[Options], Callable[[Setup, Any], Result]]] = {
 def bench(arguments: Sequence[str]) -> int:
     """Run a benchmark and print its tables; returns the exit code."""
     name = next((n for n in BENCHMARKS if f"{' '.join(arguments)} ".startswith(f"{n} ")), None)
-    if list(arguments[:1]) == ["report"]:
-        return _report(arguments[1:])
     if not arguments or (name is None and {"-h", "--help"} & set(arguments)):
         names = {f"{n} <task>": options.__doc__ for n, (options, _) in BENCHMARKS.items()}
-        names["report [folder]"] = "A page of all results in a folder, as Markdown."
         lines = "\n".join(f"  {n:<20}{summary}" for n, summary in names.items())
         more = "`mjfleet bench <what> --help` says more."
         print_line(f"usage: mjfleet bench <what> ...\n\nbenchmarks:\n{lines}\n\n{more}")
         return 0 if arguments else 2
     if name is None:
-        given, known = " ".join(arguments[:2]), ", ".join([*BENCHMARKS, "report"])
+        given, known = " ".join(arguments[:2]), ", ".join(BENCHMARKS)
         raise UserError(f"there is no benchmark `{given}`. Benchmarks: {known}.")
     (kind, measure), flags = BENCHMARKS[name], list(arguments[len(name.split()) :])
     task = flags.pop(0) if flags and not flags[0].startswith("-") else kind.task
@@ -112,16 +95,6 @@ def _run(
             shutil.copyfile(Path(scratch, plot), folder / plot)
     print_error(f"written: {folder / result.name}.json and .md")
     return result
-
-
-def _report(arguments: Sequence[str]) -> int:
-    """Print or write the page of all results in a folder."""
-    parsed = parse_flags(ReportArguments, arguments, "mjfleet bench report")
-    if parsed.output is None:
-        print_line(page(Path(parsed.folder), f"{parsed.folder}/"))
-    else:
-        write_page(Path(parsed.folder), check_output("--output", parsed.output, [".md"]))
-    return 0
 
 
 def _describe_machine() -> dict[str, str]:

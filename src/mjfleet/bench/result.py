@@ -1,24 +1,15 @@
-"""A benchmark's result: medians, tables and files, and the page of all results. In the launcher."""
+"""A benchmark's result: medians, tables and files. In the launcher."""
 
 import json
-import shutil
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mjfleet.errors import UserError
 from mjfleet.runs.git_state import git_state
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.packages import find_installation
-
-INTRODUCTION = """# Benchmarks
-
-Made by `mjfleet bench report` from what the commands below have measured; each can be repeated
-anywhere. Machines are noisy: everything is measured several times, in turn with what it is compared
-with, and given as the median and, in brackets, the least and the greatest.
-"""
 
 
 @dataclass(frozen=True)
@@ -135,47 +126,6 @@ def show(cell: Cell) -> str:
     size = abs(cell)
     digits = 0 if size >= 100 or cell == int(cell) else 1 if size >= 10 else 2 if size >= 1 else 3
     return f"{cell:,.{digits}f}"
-
-
-def page(folder: Path, plots: str) -> str:
-    """Format all results of a folder as Markdown, those of each machine together.
-
-    `plots` is the folder of the plots as seen from the page. UserError if there are no results, or
-    a file is not a result.
-    """
-    machines: dict[str, list[str]] = {}
-    for result, section in _read_all(folder):
-        facts = "\n".join(f"- {name}: {value}" for name, value in result.machine.items())
-        name = result.machine.get("GPU") or result.machine.get("CPU", "a machine")
-        for plot in result.plots:
-            section = section.replace(f"]({plot})", f"]({plots}{plot})")  # noqa: PLW2901
-        versions = ", ".join(f"{name} {value}" for name, value in result.versions.items())
-        sections = machines.setdefault(facts, [f"## On {name}\n\n{facts}\n"])
-        sections.append(f"#{section}\nTaken {result.taken[:10]} with {versions}.\n")
-    return "\n".join([INTRODUCTION, *(section for each in machines.values() for section in each)])
-
-
-def write_page(folder: Path, output: Path) -> None:
-    """Write the page of a folder, and copy the plots into `images/` beside it."""
-    text, images = page(folder, "images/"), output.parent / "images"
-    for plot in (plot for result, _ in _read_all(folder) for plot in result.plots):
-        images.mkdir(exist_ok=True)
-        shutil.copyfile(folder / plot, images / plot)
-    write_text(output, text)
-
-
-def _read_all(folder: Path) -> list[tuple[Result, str]]:
-    """Return the results in a folder, by name, each with its section in Markdown."""
-    results = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            result = Result(**json.loads(path.read_text(encoding="utf-8")))
-            results.append((result, path.with_suffix(".md").read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{path} is no result of `mjfleet bench`: {error}") from None
-    if not results:
-        raise UserError(f"{folder} holds no results of `mjfleet bench`.")
-    return results
 
 
 def write_text(path: Path, text: str) -> None:
