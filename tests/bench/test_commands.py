@@ -35,12 +35,10 @@ def test_throughput_says_where_the_time_goes(run: Run, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_startup_says_what_the_first_iteration_waits_for(run: Run, tmp_path: Path) -> None:
     data = measured(run, tmp_path, "startup", "cartpole-balance", "--num-envs", "16")
-    *helps, first, imports = data["samples"]
+    *helps, first = data["samples"]
     assert all(0 < sample["seconds"] < first["seconds"] for sample in helps)
     assert sum(first["phases"].values()) == pytest.approx(first["seconds"])
     assert all(seconds > 0 for seconds in first["phases"].values())
-    assert imports["packages"]["torch"] > 0
-    assert {"torch", "all"} <= {row[0] for row in data["tables"][-1]["rows"]}
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import pytest
 from mjfleet.bench import result as result_module
 from mjfleet.bench.learning import until_good
 from mjfleet.bench.result import Result, Spread, Table, our_commit, show
-from mjfleet.bench.startup import compilations
 from mjfleet.utils.packages import Installation
 
 
@@ -74,18 +73,6 @@ def test_only_a_clone_has_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
         found = Installation(how)
         monkeypatch.setattr(result_module, "find_installation", lambda found=found: found)
         assert our_commit() == commit
-
-
-def test_modules_that_are_compiled_twice_are_counted_twice(tmp_path: Path) -> None:
-    with compilations(tmp_path) as found:
-        (folder,) = tmp_path.iterdir()
-        for pid in (1, 2):
-            aside = folder / f"wp_step_0abc_p{pid}_t140"
-            aside.mkdir()
-            if pid == 1:
-                aside.rename(folder / "wp_step_0abc")
-        (folder / "wp_reset_0def_p1_t140").mkdir()
-    assert found == ["wp_step_0abc", "wp_step_0abc", "wp_reset_0def"]
 
 
 def learned(*rewards: float) -> list[dict[str, Any]]:
