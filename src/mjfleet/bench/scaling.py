@@ -1,14 +1,12 @@
 """`mjfleet bench scaling`: as much work for each of 1 to N workers. In the launcher."""
 
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Literal
 
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import train_ours
 from mjfleet.config.validation import Count, OptionalCount
-from mjfleet.tools.plot import Panel, draw
 from mjfleet.utils.hardware_names import usable_cores
 
 NOTES = (
@@ -20,6 +18,7 @@ NOTES = (
     "slowest itself, both as shares of rollout and update.",
 )
 SECONDS = ("collect_seconds", "learn_seconds", "wait_seconds", "collective_seconds")
+COLUMNS = ("workers", "env steps per second", "efficiency", "waiting", "collectives")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,19 +61,7 @@ def scaling(setup: Setup, options: ScalingOptions) -> Result:
         total = sums["collect_seconds"] + sums["learn_seconds"]
         shares = [sums["wait_seconds"] / total, sums["collective_seconds"] / total]
         rows.append((count, [speed, speed / alone / count, *shares]))
-    columns = ["env steps per second", "efficiency", "waiting", "collectives"]
     name = f"scaling-{setup.found.name}-{worker.engine}-{setup.kind}"
-    speeds, efficiencies = (
-        [median(row[i] for n, row in rows if n == count) for count in counts] for i in (0, 1)
-    )
-    ideal = [speeds[0] * n for n in counts]
-    speed_lines = {"measured": [(counts, speeds)], "ideal": [(counts, ideal)]}
-    panels = [
-        Panel("workers", columns[0], speed_lines, is_count=True),
-        Panel("workers", columns[1], {"measured": [(counts, efficiencies)]}, is_count=True),
-    ]
-    draw(setup.scratch / f"{name}.png", panels)
     title = f"Weak scaling of {setup.found.name}, {worker.engine} engine on {setup.kind}: "
     title += f"{options.num_envs} worlds and CPU threads {threads} for each worker"
-    tables = [Table.of("Workers", ["workers", *columns], rows)]
-    return Result(name, title, tables, NOTES, samples, plots=[f"{name}.png"])
+    return Result(name, title, [Table.of("Workers", COLUMNS, rows)], NOTES, samples)
