@@ -3,7 +3,8 @@
 Runs in the launcher; `throughput_child` measures each number of environments.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -11,17 +12,20 @@ from typing import Annotated, Any
 
 from mjfleet.bench.benchmark_options import Counts, Options, Setup
 from mjfleet.bench.result import Result, Table
-from mjfleet.bench.timed_training import run_module
+from mjfleet.bench.timed_training import run_timed
 from mjfleet.config.validation import at_least
+from mjfleet.utils.child_process import python_module
 
+SPEEDS = ("end to end", "collecting", "engine", "collecting / engine")
 PARTS = ("physics", "rest of the environment", "policy", "storage", "update", "reporting", "other")
 NOTES = (
     "Medians of the repeats, with the least and the greatest. A repeat is a process of its own, "
     "whose own figures are medians over its iterations.",
     "End to end is everything between the ends of two iterations, reporting included; collecting "
-    "is the rollout alone. The limit is the engine called with nothing around it, on as many "
-    "worlds in the states in which the rollout has left them, with the same threads and physics "
-    "steps, after every iteration; the ratio is that of the two times.",
+    "is the rollout alone. The engine is its own call with nothing around it, `Batch.step` or "
+    "launches of one graph of MuJoCo-Warp's steps, on as many worlds in the states in which the "
+    "rollout has left them, with the same threads and physics steps, after every iteration; the "
+    "ratio is that of the two times.",
     "Every second iteration is timed in parts, with the device waited for around each; the others "
     "give the speeds.",
 )
@@ -46,53 +50,40 @@ def throughput(setup: Setup, options: ThroughputOptions) -> Result:
     def measure(num_envs: int) -> dict[str, Any]:
         worker = workers[num_envs]
         Path(worker.run_dir).mkdir(exist_ok=True)
-        module, request = "mjfleet.bench.throughput_child", asdict(worker)
-        samples = run_module(module, request, setup.scratch, OMP_WAIT_POLICY="PASSIVE")
+        child = python_module("mjfleet.bench.throughput_child", json.dumps(asdict(worker)))
+        lines = run_timed(child, setup.scratch, {"OMP_WAIT_POLICY": "PASSIVE"}).lines
         steps = worker.config["agent"]["num_steps_per_env"]
-        return _summary(samples[options.warmup :], num_envs, steps)
+        return _summary(json.loads(lines[-1][1])[options.warmup :], num_envs, steps)
 
     keys = [{"num_envs": n} for n in options.num_envs]
     samples = setup.rounds(keys, measure, "{num_envs} environments")
-    worker, limits = workers[options.num_envs[0]], list(samples[0]["limits"])
-    columns = ["end to end", "collecting", *limits, *(f"collecting / {name}" for name in limits)]
-    speeds = []
-    for sample in samples:
-        figures = [sample["steps_per_second"], sample["collecting_steps_per_second"]]
-        for figure in ("steps_per_second", "ratio"):
-            figures += [sample["limits"][name][figure] for name in limits]
-        speeds.append((sample["num_envs"], figures))
-    tables = [Table.of("Env steps per second", ["worlds", *columns], speeds)]
-    for title, key in (
-        ("Microseconds per vector step, one step of all worlds", "microseconds"),
-        ("Share of the time", "shares"),
-    ):
-        figures = [(sample["num_envs"], sample[key].values()) for sample in samples]
-        tables.append(Table.of(title, ["worlds", *PARTS], figures))
+    tables = [
+        Table.of(title, ["worlds", *columns], [(s["num_envs"], s[key].values()) for s in samples])
+        for title, key, columns in (
+            ("Env steps per second", "speeds", SPEEDS),
+            ("Microseconds per vector step, one step of all worlds", "microseconds", PARTS),
+            ("Share of the time", "shares", PARTS),
+        )
+    ]
+    worker = workers[options.num_envs[0]]
     name = f"throughput-{setup.found.name}-{worker.engine}-{setup.kind}"
     where = f"{worker.engine} engine on {setup.device}, CPU threads: {worker.threads}"
     return Result(name, f"Throughput of {setup.found.name}: {where}", tables, NOTES, samples)
 
 
-def _summary(samples: Sequence[Mapping[str, Any]], num_envs: int, steps: int) -> dict[str, Any]:
+def _summary(
+    samples: Sequence[Mapping[str, Any]], num_envs: int, steps: int
+) -> dict[str, dict[str, float]]:
     """Summarise one process: shares from the iterations timed in parts, speeds from the others."""
     plain = [sample for sample in samples if "parts" not in sample]
     timed = [(s["seconds"], s["parts"]) for s in samples if "parts" in s]
     parts = [(all_, each | {"other": all_ - sum(each.values())}) for all_, each in timed]
 
-    def speed(seconds: Iterable[float]) -> float:
-        return num_envs * steps / median(seconds)
-
-    limits = {
-        name: {
-            "steps_per_second": speed(s["limits"][name] for s in plain),
-            "ratio": median(s["limits"][name] / s["collect_seconds"] for s in plain),
-        }
-        for name in plain[0]["limits"]
-    }
+    ratio = median(s["engine_seconds"] / s["collect_seconds"] for s in plain)
+    times = ("seconds", "collect_seconds", "engine_seconds")
+    speeds = [*(num_envs * steps / median(s[name] for s in plain) for name in times), ratio]
     return {
-        "steps_per_second": speed(s["seconds"] for s in plain),
-        "collecting_steps_per_second": speed(s["collect_seconds"] for s in plain),
-        "limits": limits,
+        "speeds": dict(zip(SPEEDS, speeds, strict=True)),
         "microseconds": {p: 1e6 / steps * median(each[p] for _, each in parts) for p in PARTS},
         "shares": {p: median(each[p] / all_ for all_, each in parts) for p in PARTS},
     }

@@ -24,9 +24,8 @@ from mjfleet.sim.simulation import INTEGRATION_FIELDS
 from mjfleet.worker.thread_limits import prepare
 from mjfleet.worker.worker_args import WorkerArgs
 
-BareEngine = tuple[dict[str, Callable[[], object]], dict[str, torch.Tensor]]
-"""By name, the engine's own call for a vector step: `decimation` physics steps of all worlds; and
-the state of these worlds."""
+BareEngine = tuple[Callable[[], object], dict[str, torch.Tensor]]
+"""The engine's own call for `decimation` physics steps of all worlds; the state of these worlds."""
 
 
 class Stopwatch:
@@ -69,7 +68,7 @@ class Measurement:
         env: Any = task.env
         self.runner = runner = task.runner()
         self._sim, make = env.sim, _warp if task.worker.engine == "warp" else _native
-        self._limits, self._fields = make(task.worker, env.sim, env.cfg.decimation)
+        self._step, self._fields = make(task.worker, env.sim, env.cfg.decimation)
         self._progress = ConsoleLogger(runner.agent.max_iterations)
         self.loggers = LoggerGroup(Path(task.worker.run_dir), runner.agent, task.worker.config)
         self.samples: list[dict[str, Any]] = []
@@ -101,12 +100,12 @@ class Measurement:
             sample["parts"] = dict(watch.seconds)
         watch.is_on = False
         watch.seconds.clear()
-        sample["limits"] = {name: self._time(step) for name, step in self._limits.items()}
+        sample["engine_seconds"] = self._time_engine()
         self.samples.append(sample)
         watch.is_on = len(self.samples) % 2 == 1
         self._start = watch.now()
 
-    def _time(self, step: Callable[[], object]) -> float:
+    def _time_engine(self) -> float:
         """Return the seconds of a rollout's vector steps by the bare engine, from this state."""
         with torch.inference_mode():
             for name, value in self._sim.state().items():
@@ -114,7 +113,7 @@ class Measurement:
                     self._fields[name].copy_(value)
         start = self._watch.now()
         for _ in range(self.runner.agent.num_steps_per_env):
-            step()
+            self._step()
         return self._watch.now() - start
 
 
@@ -124,7 +123,7 @@ def _native(worker: WorkerArgs, sim: Simulation, decimation: int) -> BareEngine:
     batch = Batch(sim.model, nsim=sim.num_envs, nthread=worker.threads)
     stage = mujoco.mjtStage.mjSTAGE_NONE.value
     fields = {name: torch.from_numpy(batch.bind(name)) for name in _state_of(sim)}
-    return {"Batch.step": lambda: batch.step(nstep=decimation, stage=stage)}, fields
+    return lambda: batch.step(nstep=decimation, stage=stage), fields
 
 
 def _warp(worker: WorkerArgs, sim: Simulation, decimation: int) -> BareEngine:
@@ -136,19 +135,15 @@ def _warp(worker: WorkerArgs, sim: Simulation, decimation: int) -> BareEngine:
     nconmax, njmax = sim.state()["room"].tolist()
     sizes = {"nworld": sim.num_envs, "nconmax": nconmax, "njmax": njmax}
     data = mjw.put_data(sim.model, mujoco.MjData(sim.model), **sizes)
-
-    def plain() -> None:
+    mjw.step(model, data)  # Loads the kernels: a capture must not do that.
+    with wp.ScopedCapture() as capture:
         for _ in range(decimation):
             mjw.step(model, data)
-
-    plain()  # Kernels are loaded: a capture must not do that.
-    with wp.ScopedCapture() as capture:
-        plain()
     graph = capture.graph
     assert graph is not None
     arrays = {name: getattr(data, name, None) for name in _state_of(sim)}
     fields = {name: wp.to_torch(a) for name, a in arrays.items() if isinstance(a, wp.array)}
-    return {"graph launches": lambda: wp.capture_launch(graph), "plain launches": plain}, fields
+    return lambda: wp.capture_launch(graph), fields
 
 
 def _state_of(sim: Simulation) -> list[str]:
