@@ -21,6 +21,7 @@ from mjfleet.registry import FoundTask, discover
 from mjfleet.tools.check_task.command import examine
 from mjfleet.tools.check_task.examine import Examination
 
+from .bench.tiny import run_script
 from .conftest import REPOSITORY, Run
 from .loggers.test_console_logger import metrics
 from .tools.test_play import column
@@ -226,9 +227,10 @@ def test_every_flag_in_the_documentation_exists(run: Run, tmp_path: Path) -> Non
     known |= set(FLAG.findall(run("play", "cartpole-balance", "--help").stdout))
     for what in ("plot", "compare", "sweep", "report", "runs", "export"):
         known |= set(FLAG.findall(run("mjfleet", what, "--help").stdout))
-    benchmarks = ["throughput", "scaling", "startup", "learning"]
-    for what in [*benchmarks, "peer mjlab"]:
-        known |= set(FLAG.findall(run("mjfleet", "bench", *what.split(), "--help").stdout))
+    for what in ("throughput", "scaling", "startup"):
+        known |= set(FLAG.findall(run("mjfleet", "bench", what, "--help").stdout))
+    for script in ("peer.py mjlab", "learning.py", "reference.py"):
+        known |= set(FLAG.findall(run_script(tmp_path, *script.split(), "--help").stdout))
     assert len(PAGES) > 10
     for page in PAGES:
         text = page.read_text()
@@ -292,7 +294,9 @@ def test_the_tree_in_the_contributing_guide_is_that_of_the_package() -> None:
 
 def test_files_that_the_documentation_names_exist() -> None:
     for page in PAGES:
-        for name in re.findall(r"\b(?:tests|docs|src/mjfleet)/[\w/.-]+\b", page.read_text()):
+        for name in re.findall(
+            r"\b(?:benchmarks|tests|docs|src/mjfleet)/[\w/.-]+\b", page.read_text()
+        ):
             assert (REPOSITORY / name).exists(), (page, name)
 
 

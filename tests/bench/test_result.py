@@ -2,12 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mjfleet.bench import result as result_module
-from mjfleet.bench.learning import until_good
 from mjfleet.bench.result import Result, Spread, Table, our_commit, show
 from mjfleet.utils.packages import Installation
 
@@ -73,19 +71,3 @@ def test_only_a_clone_has_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
         found = Installation(how)
         monkeypatch.setattr(result_module, "find_installation", lambda found=found: found)
         assert our_commit() == commit
-
-
-def learned(*rewards: float) -> list[dict[str, Any]]:
-    """A run with an iteration every two seconds."""
-    return [
-        {"seconds": 2.0 * n, "samples": 0.001 * n, "mean_reward": reward}
-        for n, reward in enumerate(rewards, 1)
-    ]
-
-
-def test_a_run_is_good_once_it_stays_so() -> None:
-    early, late, never = learned(1, 1, 1), learned(1, 0.5, 1), learned(1, 1, 0.5)
-    assert until_good([early, late], 0.9, "seconds") == Spread(4.0, 2.0, 6.0)
-    assert until_good([early, late], 0.9, "samples") == Spread(0.002, 0.001, 0.003)
-    assert until_good([early, never], 0.9, "seconds") == "1 of 2 did: 2"
-    assert until_good([never], 0.9, "seconds") == "0 of 1 did"

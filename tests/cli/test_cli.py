@@ -338,7 +338,7 @@ def test_versions_are_printed_and_a_module_is_a_command() -> None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     folder = Path(sys.executable).parent
-    for command in (["train"], ["play"], ["mjfleet"], ["mjfleet", "bench", "learning"]):
+    for command in (["train"], ["play"], ["mjfleet"], ["mjfleet", "bench", "startup"]):
         printed = output_of(folder / command[0], *command[1:], "--version")
         assert f"mjfleet {mjfleet.__version__}\n" in printed
         assert f"torch {version('torch')}\n" in printed

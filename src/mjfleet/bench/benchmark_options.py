@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+import tyro
+
 from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.config.launch_config import GPUS, GpuRequest
 from mjfleet.config.validation import COUNT, Checked, Count, Folder, OptionalCount, Rule
@@ -28,8 +30,9 @@ class Options(Checked):
     """The flags of every benchmark."""
 
     several: ClassVar[bool] = False  # Whether the benchmark uses several GPUs.
-    task: ClassVar[str | None] = None  # Its default task.
 
+    task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "cartpole-balance"
+    """The task to train."""
     gpu_ids: Annotated[GpuRequest, GPUS] = "auto"
     """`auto` (GPU 0, else the CPU), `None` (the CPU), or indices of visible GPUs."""
     engine: Literal["auto", "warp", "native"] = "auto"
@@ -42,7 +45,7 @@ class Options(Checked):
     """Iterations before those, which are not measured."""
     repeats: Count = 5
     """How often to measure everything, in turn."""
-    output: Folder = "benchmarks"
+    output: Folder = "logs/bench"
     """Folder for the results, as JSON and Markdown."""
 
 

@@ -2,11 +2,9 @@
 
 import os
 import platform
-import re
 import shlex
-import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +13,6 @@ from typing import Any
 import psutil
 
 from mjfleet.bench.benchmark_options import Options, Setup, select_devices
-from mjfleet.bench.learning import LearningOptions, learning
-from mjfleet.bench.peers import MjlabOptions, RslRlOptions, compare
-from mjfleet.bench.reference import ReferenceOptions, reference
 from mjfleet.bench.result import Result, our_commit
 from mjfleet.bench.scaling import ScalingOptions, scaling
 from mjfleet.bench.startup import StartupOptions, startup
@@ -31,52 +26,42 @@ from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name, usable_
 from mjfleet.utils.packages import stack_versions
 from mjfleet.worker.stop_signals import StopRequest
 
-BENCHMARKS: dict[str, tuple[type[Options], Callable[[Setup, Any], Result]]] = {
+Benchmark = tuple[type[Options], Callable[[Setup, Any], Result]]
+BENCHMARKS: dict[str, Benchmark] = {
     "throughput": (ThroughputOptions, throughput),
     "scaling": (ScalingOptions, scaling),
     "startup": (StartupOptions, startup),
-    "peer mjlab": (MjlabOptions, compare),
-    "peer rsl_rl": (RslRlOptions, compare),
-    "learning": (LearningOptions, learning),
-    "reference": (ReferenceOptions, reference),
 }
 """By what can be typed after `mjfleet bench`."""
 
 
 def bench(arguments: Sequence[str]) -> int:
-    """Run a benchmark and print its tables; returns the exit code."""
-    name = next((n for n in BENCHMARKS if f"{' '.join(arguments)} ".startswith(f"{n} ")), None)
-    if not arguments or (name is None and {"-h", "--help"} & set(arguments)):
-        names = {f"{n} <task>": options.__doc__ for n, (options, _) in BENCHMARKS.items()}
-        lines = "\n".join(f"  {n:<20}{summary}" for n, summary in names.items())
-        more = "`mjfleet bench <what> --help` says more."
-        print_line(f"usage: mjfleet bench <what> ...\n\nbenchmarks:\n{lines}\n\n{more}")
+    """Run one of BENCHMARKS; returns the exit code."""
+    return choose(BENCHMARKS, "mjfleet bench", arguments)
+
+
+def choose(benchmarks: Mapping[str, Benchmark], prog: str, arguments: Sequence[str]) -> int:
+    """Run the benchmark that the first argument names; returns the exit code."""
+    name, *flags = arguments or ["--help"]
+    if name in ("-h", "--help"):
+        lines = "\n".join(f"  {n:<12}{options.__doc__}" for n, (options, _) in benchmarks.items())
+        more = f"`{prog} <what> --help` says more."
+        print_line(f"usage: {prog} <what> [task] ...\n\nbenchmarks:\n{lines}\n\n{more}")
         return 0 if arguments else 2
-    if name is None:
-        given, known = " ".join(arguments[:2]), ", ".join(BENCHMARKS)
-        raise UserError(f"there is no benchmark `{given}`. Benchmarks: {known}.")
-    (kind, measure), flags = BENCHMARKS[name], list(arguments[len(name.split()) :])
-    task = flags.pop(0) if flags and not flags[0].startswith("-") else kind.task
-    if {"-h", "--help"} & set(flags):
-        flags = ["--help"]
-    elif task is None:
-        raise UserError(f"the task comes first: mjfleet bench {name} <task> ...")
-    options = parse_flags(kind, flags, f"mjfleet bench {name} <task>")
-    assert task is not None  # With --help, tyro has exited.
-    with StopRequest().installed():
-        result = _run(measure, task, options, arguments)
-    print_line(result.markdown())
-    return 0
+    if name not in benchmarks:
+        raise UserError(f"there is no benchmark `{name}`. Benchmarks: {', '.join(benchmarks)}.")
+    return run_benchmark(*benchmarks[name], f"{prog} {name}", flags)
 
 
-def _run(
-    measure: Callable[[Setup, Any], Result], task: str, options: Options, arguments: Sequence[str]
-) -> Result:
-    """Run a benchmark, and write the result into `options.output`.
+def run_benchmark(
+    kind: type[Options], measure: Callable[[Setup, Any], Result], prog: str, flags: Sequence[str]
+) -> int:
+    """Run a benchmark, write its result into `--output` and print it; returns the exit code.
 
     UserError if the flags fit neither each other nor this machine: nothing was created then.
     """
-    found = discover(os.environ).find(task)
+    options = parse_flags(kind, flags, prog)
+    found = discover(os.environ).find(options.task)
     folder = Path(options.output)
     if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
         raise UserError(f"--output {folder}: this path leads through a file; it must be a folder.")
@@ -85,16 +70,18 @@ def _run(
     versions = {"python": platform.python_version(), **stack_versions()}
     if commit := our_commit():
         versions["mjfleet"] += f" ({commit})"
-    typed = re.sub(" --output[= ]('.*?'|[^ ]*)", "", f"mjfleet bench {shlex.join(arguments)}")
-    with tempfile.TemporaryDirectory(prefix="mjfleet-bench-") as scratch:
+    with (
+        StopRequest().installed(),
+        tempfile.TemporaryDirectory(prefix="mjfleet-bench-") as scratch,
+    ):
         result = measure(Setup(found, options, devices, Path(scratch)), options)
         versions |= result.versions
-        result = replace(result, command=typed, taken=taken, machine=machine, versions=versions)
+        command = shlex.join([*prog.split(), *flags])
+        result = replace(result, command=command, taken=taken, machine=machine, versions=versions)
         result.write(folder)
-        for plot in result.plots:
-            shutil.copyfile(Path(scratch, plot), folder / plot)
     print_error(f"written: {folder / result.name}.json and .md")
-    return result
+    print_line(result.markdown())
+    return 0
 
 
 def _describe_machine() -> dict[str, str]:

@@ -49,19 +49,6 @@ class Table:
         spreads = {key: map(Spread.of, zip(*each, strict=True)) for key, each in rows.items()}
         return cls(title, columns, [[key, *each] for key, each in spreads.items()])
 
-    @classmethod
-    def compared(
-        cls,
-        title: str,
-        column: str,
-        peer: str,
-        pairs: Iterable[tuple[Any, float, float]],
-        power: int = 1,
-    ) -> "Table":
-        """Summarise keys and figures of ours and a peer's, with the `power` of their ratio."""
-        rows = [(key, [ours, theirs, (ours / theirs) ** power]) for key, ours, theirs in pairs]
-        return cls.of(title, [column, "mjfleet", peer, "ratio"], rows)
-
     def markdown(self) -> str:
         """Format the table as Markdown: a median is followed by its range."""
         lines = [list(self.columns), *([show(cell) for cell in row] for row in self.rows)]

@@ -1,12 +1,10 @@
 """Measures commands, and training by `train`, from outside: time and memory. In the launcher."""
 
-import csv
-import json
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -16,7 +14,6 @@ from mjfleet.bench.benchmark_options import Setup
 from mjfleet.config import TrainConfig
 from mjfleet.errors import WorkerError
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows
-from mjfleet.tools.threshold import WINDOW, Threshold, check_columns, reached
 from mjfleet.utils.child_process import ChildProcess, python_module
 
 TRAIN = python_module("mjfleet.cli.train")
@@ -31,23 +28,14 @@ class TimedChild:
     lines: Sequence[tuple[float, str]]  # Of its standard output, with the seconds since its start.
     seconds: float  # From its start to its end.
     peak_memory: int  # Bytes: the greatest resident set of it or of one process it waited for.
-    errors: str  # Its standard error.
-
-    def json_lines(self) -> list[dict[str, Any]]:
-        """Return its lines of JSON, each with the `seconds` since the start."""
-        return [{"seconds": s, **json.loads(line)} for s, line in self.lines if line[:2] == '{"']
 
 
 def run_timed(
-    command: Sequence[str],
-    scratch: Path,
-    environ: Mapping[str, str | None] | None = None,
-    is_enough: Callable[[str], bool] | None = None,
+    command: Sequence[str], scratch: Path, environ: Mapping[str, str] | None = None
 ) -> TimedChild:
     """Run a command until it ends, in `scratch`, which also holds its temporary files.
 
-    `environ` are environment variables besides those of this process; None removes one. Once
-    `is_enough` is true of a line of standard output, the command is asked to stop by SIGTERM.
+    `environ` are environment variables besides those of this process.
 
     Raises:
         WorkerError: it failed; the message holds the end of its output.
@@ -56,7 +44,6 @@ def run_timed(
     variables = {"TMPDIR": str(scratch), "PYTHONDONTWRITEBYTECODE": None, **(environ or {})}
     start = time.perf_counter()
     lines: list[tuple[float, str]] = []
-    is_stopped = False
     with ChildProcess(
         command, environ=variables, stdout=subprocess.PIPE, cwd=scratch, is_foreign=True
     ) as child:
@@ -65,26 +52,17 @@ def run_timed(
             for line in child.stdout:
                 text = line.decode(errors="replace").rstrip("\n")
                 lines.append((time.perf_counter() - start, text))
-                if is_enough and not is_stopped and is_enough(text):
-                    child.send_signal(signal.SIGTERM)
-                    is_stopped = True
             code = child.wait()
         except BaseException:  # Ctrl-C has not reached the child.
             child.send_signal(signal.SIGTERM)
             child.wait(STOP_SECONDS)
             raise
-        seconds, errors = time.perf_counter() - start, child.errors()
-        if code and not (is_stopped and code == 128 + signal.SIGTERM):
-            output = (errors or "\n".join(line for _, line in lines))[-SHOWN_CHARACTERS:].strip()
+        seconds = time.perf_counter() - start
+        if code:
+            errors = child.errors() or "\n".join(line for _, line in lines)
             how = f"{' '.join(command[:4])} ... {child.how_it_ended()}"
-            raise WorkerError(f"error: {how}\n{output}")
-    return TimedChild(lines, seconds, child.peak_memory, errors)
-
-
-def run_module(module: str, request: Mapping[str, Any], scratch: Path, **environ: str) -> Any:
-    """Run a module of ours with a request as JSON; return what its last line says, as JSON."""
-    child = run_timed(python_module(module, json.dumps(request)), scratch, environ)
-    return json.loads(child.lines[-1][1])
+            raise WorkerError(f"error: {how}\n{errors[-SHOWN_CHARACTERS:].strip()}")
+    return TimedChild(lines, seconds, child.peak_memory)
 
 
 def summarise(
@@ -119,17 +97,12 @@ def train_ours(
     setup: Setup,
     config: TrainConfig,
     flags: Sequence[str] = (),
-    environ: Mapping[str, str | None] | None = None,
-    until: Sequence[Threshold] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any], TimedChild]:
     """Train by the command `train`; return what `summarise` does, and the process.
 
     Of `config`, the agent's iterations and seed, environments, engine and devices are used. `flags`
-    are further flags of `train`, `environ` environment variables as for `run_timed`. Training stops
-    once all of `until` are reached, if there are any.
-
-    Raises:
-        UserError: `until` names a metric that the training does not have.
+    are further flags of `train`, `environ` environment variables as for `run_timed`.
     """
     folder, gpus = setup.scratch / "logs", config.gpu_ids
     settings = [
@@ -139,27 +112,14 @@ def train_ours(
         *("--cpu-workers", config.cpu_workers, "--cpu-threads", config.cpu_threads),
         *(*flags, "--log-root", folder),
     ]
-
-    def is_reached(line: str) -> bool:
-        if not line.startswith("iteration="):
-            return False
-        (file,) = folder.glob(f"*/*/{METRICS_FILE}")
-        # The file is written beside training: its end may be half a line.
-        header, *lines = file.read_text().rpartition("\n")[0].splitlines() or [""]
-        if header:
-            check_columns(until, header.split(","))
-        return reached(until, list(csv.DictReader([header, *lines[-WINDOW:]]))) is not None
-
     try:
         command = [*TRAIN, setup.found.name, *map(str, settings)]
-        child = run_timed(command, setup.scratch, environ, is_reached if until else None)
+        child = run_timed(command, setup.scratch, environ)
         (file,) = folder.glob(f"*/*/{METRICS_FILE}")
         reported = [seconds for seconds, line in child.lines if line.startswith("iteration=")]
-        columns, table = read_rows(file)
-        check_columns(until, columns)
         rows = [
             {"seconds": seconds, **{name: float(value) for name, value in row.items() if value}}
-            for seconds, row in zip(reported, table, strict=True)
+            for seconds, row in zip(reported, read_rows(file)[1], strict=True)
         ]
     finally:
         shutil.rmtree(folder, ignore_errors=True)

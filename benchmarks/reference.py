@@ -1,23 +1,26 @@
-"""`mjfleet bench reference`: what a task's own settings learn, over seeds. In the launcher."""
+"""What a task's own settings learn, over seeds; added to the tasks in the output folder.
 
-import fcntl
+python benchmarks/reference.py [TASK] [flags]
+"""
+
 import json
-import os
+import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from mjfleet.bench.benchmark_options import Options, Setup
+from mjfleet.bench.command import run_benchmark
 from mjfleet.bench.result import Cell, Result, Spread, Table, our_commit, show
 from mjfleet.bench.timed_training import TRAIN, run_timed
 from mjfleet.config.validation import MOST, Count, between
-from mjfleet.errors import UserError
-from mjfleet.runs.metrics_csv import METRICS_FILE, Rows, read_rows, value
+from mjfleet.errors import UserError, run_command
 from mjfleet.tools.bootstrap import Line
+from mjfleet.runs.metrics_csv import METRICS_FILE, Rows, read_rows, value
 from mjfleet.tools.plot import X_LABELS, Panel, draw
 from mjfleet.utils.child_process import python_module
 from mjfleet.utils.hardware_names import usable_cores
@@ -48,7 +51,7 @@ class ReferenceOptions(Options):
     It keeps other seeds of the task that were trained for as many steps.
     """
 
-    iterations: int = 500
+    iterations: Count = 500
     """Iterations of each run. All are measured: --warmup has no effect."""
     repeats: Count = 3
     """Seeds, each greater by one than the last."""
@@ -63,53 +66,41 @@ def reference(setup: Setup, options: ReferenceOptions) -> Result:
 
     UserError if the file in the output folder that this is added to holds something else.
     """
-    name = setup.found.name
-    _measured_before(options)  # Raises before anything is trained.
+    name, folder = setup.found.name, Path(options.output)
+    measured_before(folder)  # Raises before anything is trained.
     seeds = iter(range(options.seed, options.seed + options.repeats))
     measured = setup.rounds(
         [{"task": name}], lambda task: _train(setup, options, next(seeds)), "{task}"
     )
-    again = {sample["seed"] for sample in measured}
-    steps = measured[0]["steps"]
-    _lock(Path(options.output))
+    again, steps = {sample["seed"] for sample in measured}, measured[0]["steps"]
     others = [
         sample
-        for sample in _measured_before(options)
+        for sample in measured_before(folder)  # Read again: hours have passed.
         if sample["task"] != name or (sample["seed"] not in again and sample["steps"] == steps)
     ]
     samples = sorted([*others, *measured], key=lambda sample: (sample["task"], sample["seed"]))
     tasks: dict[str, list[Mapping[str, Any]]] = {}
     for sample in samples:
         tasks.setdefault(sample["task"], []).append(sample)
-    panels = [
-        Panel(
-            X_LABELS["steps"], f"return of {task}", {"mean_return": [run["curve"] for run in runs]}
-        )
-        for task, runs in tasks.items()
-    ]
-    draw(setup.scratch / f"{NAME}.png", panels)
+    lines = {task: {"mean_return": [run["curve"] for run in runs]} for task, runs in tasks.items()}
+    panels = [Panel(X_LABELS["steps"], f"return of {task}", lines[task]) for task in tasks]
+    folder.mkdir(parents=True, exist_ok=True)
+    draw(folder / f"{NAME}.png", panels)
     table = Table("Reference runs", COLUMNS, [_row(task, runs) for task, runs in tasks.items()])
     title = f"Reference runs on {setup.kind}"
     return Result(NAME, title, [table], NOTES, samples, plots=[f"{NAME}.png"])
 
 
-def _lock(folder: Path) -> None:
-    """Wait until no other process adds runs to a folder; none does until this process ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with suppress(OSError):  # A file system without such locks.
-        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)
-
-
-def _measured_before(options: ReferenceOptions) -> list[Mapping[str, Any]]:
+def measured_before(folder: Path) -> list[Mapping[str, Any]]:
     """Return the runs that the file in the output folder holds."""
-    file = Path(options.output, f"{NAME}.json")
+    file = folder / f"{NAME}.json"
     try:
         samples = json.loads(file.read_text())["samples"]
         return [{key: sample[key] for key in KEYS} for sample in samples]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} is no result of `mjfleet bench {NAME}`: {error}") from None
+        raise UserError(f"{file} is no result of benchmarks/{NAME}.py: {error}") from None
 
 
 def _train(setup: Setup, options: ReferenceOptions, seed: int) -> dict[str, Any]:
@@ -166,3 +157,8 @@ def _row(task: str, runs: Sequence[Mapping[str, Any]]) -> list[Cell]:
     trained = [Spread.of(run[key] for run in runs) for key in ("steps", "minutes", "return")]
     same = (", ".join({str(run[key]): None for run in runs}) for key in ("threads", "commit"))
     return [task, *trained, figures["return"], shown or None, str(len(runs)), *same]
+
+
+if __name__ == "__main__":
+    command = partial(run_benchmark, ReferenceOptions, reference, f"python benchmarks/{NAME}.py")
+    sys.exit(run_command(command, sys.argv[1:]))

@@ -1,23 +1,30 @@
-"""`mjfleet bench learning`: what is learned from so many samples, in so long. In the launcher."""
+"""What is learned from so many samples, in so long, over seeds; beside mjlab or another learner.
+
+python benchmarks/learning.py [TASK] [flags]
+"""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from mjfleet.bench.benchmark_options import Options, Setup
-from mjfleet.bench.peers import find_peer, train_peer
+from mjfleet.bench.command import run_benchmark
 from mjfleet.bench.result import Cell, Result, Spread, Table, show
 from mjfleet.bench.timed_training import train_ours
-from mjfleet.config.validation import MOST, Count, between
-from mjfleet.errors import UserError
+from mjfleet.config import TrainConfig
+from mjfleet.config.validation import MOST, Count, at_least, between
+from mjfleet.errors import run_command
 from mjfleet.tools.bootstrap import Line
+from mjfleet.tools.threshold import WINDOW, Conditions, Threshold, check_columns, reached
 from mjfleet.tools.plot import Panel, draw
-from mjfleet.tools.threshold import WINDOW, Conditions, Threshold, reached
-from mjfleet.utils.packages import need_extra, stack_versions
+from mjfleet.utils.packages import stack_versions
+from peer import find_peer, train_peer
 
-LAST = 10  # Iterations at the end of a run whose mean counts.
 GOOD = 0.9  # Share of the best mean reward at the end of any run, which the runs are to reach.
 SEEDS = (
     "Medians of the seeds, with the least and the greatest; seeds are trained one after the other, "
@@ -25,12 +32,12 @@ SEEDS = (
 )
 REWARD = (
     "The reward is the mean over all steps of an iteration, of exploring policies; that at the end "
-    f"over the last {LAST} iterations. Good is {GOOD:.0%} of the best run's at the end, once "
+    f"over the last {WINDOW} iterations. Good is {GOOD:.0%} of the best run's at the end, once "
     "a run does not fall below it any more."
 )
 THRESHOLDS = (
     "Metrics are means over an iteration, of exploring policies. They count as reached at the end "
-    f"of {WINDOW} iterations whose means hold all conditions at once, and training then stops."
+    f"of {WINDOW} iterations whose means hold all conditions at once."
 )
 AXES = {"million env steps": "samples", "seconds from Enter": "seconds"}
 Run = Sequence[Mapping[str, Any]]  # The rows of its iterations, with the values of all AXES.
@@ -41,15 +48,15 @@ Runs = Mapping[str, Sequence[Run]]  # By who trained.
 class LearningOptions(Options):
     """Reward against samples and against time, over seeds, by mjfleet and by another."""
 
-    iterations: int = 150
+    iterations: Annotated[int, at_least(WINDOW)] = 150
     """Iterations of each run. All are measured: --warmup has no effect."""
-    repeats: int = 3
+    repeats: Count = 3
     """Seeds, each greater by one than the last."""
     seed: Annotated[int, between(0, MOST)] = 1
     """The first seed."""
     until: Conditions = ()
-    """Conditions that each run is to reach, and at which it stops: "task/velocity_error < 0.27".
-    Without any: 90% of the best reward."""
+    """Conditions that each run is to reach: "task/velocity_error < 0.27". Without any: 90% of the
+    best reward."""
     num_envs: Count = 1024
     """Environments."""
     peer: Literal["mjlab", "skrl", "skrl-jax", "rl_games", "grpo", "none"] = "mjlab"
@@ -62,58 +69,44 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
     UserError if the peer cannot be had, or `--until` asks for what it does not report.
     """
     until = [Threshold.parse(text) for text in options.until]
-    _check_until(until, options)
-    configs = [
-        setup.config(options.num_envs, max_iterations=options.iterations, seed=seed)
-        for seed in range(options.seed, options.seed + options.repeats)
-    ]
+    settings = {"num_envs": options.num_envs, "max_iterations": options.iterations}
+    first = options.seed
+    configs = [setup.config(**settings, seed=first + n) for n in range(options.repeats)]
     worker = setup.worker_args(configs[0], setup.scratch)
-    peer = find_peer(options.peer, setup) if options.peer == "mjlab" else None
+    peer = find_peer("mjlab", setup) if options.peer == "mjlab" else None
     is_ours = options.peer not in ("mjlab", "none")
     library = options.peer if is_ours and options.peer != "grpo" else "rsl_rl"
-    other = setup.config(options.num_envs, library=library).agent
-    need_extra(other.extra, f"--peer {options.peer}", other.packages)
     names = ["mjfleet"] if options.peer == "none" else ["mjfleet", options.peer]
     left = {who: iter(configs) for who in names}
 
-    def measure(who: str) -> dict[str, Any]:
-        config = next(left[who])
+    def train(who: str, config: TrainConfig) -> dict[str, Any]:
         if peer and who == peer.name:
             return train_peer(setup, peer, config, records_rewards=True)
         flag = "--agent.algorithm.name" if who == "grpo" else "--agent.library"
-        return train_ours(setup, config, (flag, who) if who != "mjfleet" else (), until=until)[0]
+        return train_ours(setup, config, (flag, who) if who != "mjfleet" else ())[0]
 
-    samples = setup.rounds([{"who": who} for who in names], measure, "{who}")
+    for who in names if until else ():  # A wrong name of a metric shows before hours have passed.
+        once = train(who, setup.config(options.num_envs, max_iterations=1))
+        check_columns(until, list(once["iterations"][0]))
+    keys = [{"who": who} for who in names]
+    samples = setup.rounds(keys, lambda who: train(who, next(left[who])), "{who}")
     steps = options.num_envs * configs[0].agent.num_steps_per_env
     runs: dict[str, list[Run]] = {who: [] for who in names}
     for sample in samples:
         rows = enumerate(sample["iterations"], 1)
         runs[sample["who"]].append([{**row, "samples": n * steps / 1e6} for n, row in rows])
     name = f"learning-{setup.found.name}-{worker.engine}-{setup.kind}"
-    name += f"-{options.peer}" if is_ours else ""
-    name += "-until" if until else ""
+    name += f"-{options.peer}" * is_ours + "-until" * bool(until)
     title = f"Learning {setup.found.name}, {worker.engine} engine on {setup.kind}: "
     title += f"{options.num_envs} worlds, seeds: {options.repeats}"
-    title += f", beside {options.peer}" if is_ours else ""
-    draw(setup.scratch / f"{name}.png", _panels(runs, until))
+    title += f", beside {options.peer}" * is_ours
+    Path(options.output).mkdir(parents=True, exist_ok=True)
+    draw(Path(options.output, f"{name}.png"), _panels(runs, until))
     table = _thresholds(runs, until) if until else _rewards(runs)
     notes = [SEEDS, THRESHOLDS if until else REWARD, *(peer.notes if peer else ())]
-    versions = peer.versions if peer else stack_versions(*other.packages)
+    packages = setup.config(options.num_envs, library=library).agent.packages
+    versions = peer.versions if peer else stack_versions(*packages)
     return Result(name, title, [table], notes, samples, versions=versions, plots=[f"{name}.png"])
-
-
-def _check_until(until: Sequence[Threshold], options: LearningOptions) -> None:
-    if until and options.iterations < WINDOW:
-        raise UserError(
-            f"--iterations is {options.iterations}; with --until it must be at least {WINDOW}, "
-            "over which the metrics are averaged."
-        )
-    for threshold in until:
-        if options.peer == "mjlab" and threshold.metric != "mean_reward":
-            raise UserError(
-                f"--until '{threshold}': of mjlab, only mean_reward is known. --peer none trains "
-                "without it."
-            )
 
 
 def _panels(runs: Runs, until: Sequence[Threshold]) -> list[Panel]:
@@ -129,6 +122,11 @@ def _panels(runs: Runs, until: Sequence[Threshold]) -> list[Panel]:
     return panels
 
 
+def _line(run: Run, axis: str, metric: str) -> Line:
+    """Return a run's metric against an axis."""
+    return [row[axis] for row in run], [row.get(metric, math.nan) for row in run]
+
+
 def _rewards(runs: Runs) -> Table:
     """Return the reward at the end, and when it was good, in the view of the best run."""
     good = GOOD * max(_end(run) for each in runs.values() for run in each)
@@ -141,13 +139,17 @@ def _rewards(runs: Runs) -> Table:
     return Table("Reward", [*columns, *(f"{label} until good" for label in AXES)], rows)
 
 
+def _end(run: Run) -> float:
+    """Return the mean reward of a run's last iterations."""
+    return fmean(row["mean_reward"] for row in run[-WINDOW:])
+
+
 def _thresholds(runs: Runs, until: Sequence[Threshold]) -> Table:
     """Return when the thresholds were reached."""
     rows: list[list[Cell]] = []
     for who, each in runs.items():
         found = [run[n] for run in each if (n := reached(until, run)) is not None]
-        at = [[row[axis] for row in found] for axis in AXES.values()]
-        rows.append([who, *(_of_all(values, each) for values in at)])
+        rows.append([who, *(_of_all([row[axis] for row in found], each) for axis in AXES.values())])
     return Table(f"Until {' and '.join(map(str, until))}", ["", *AXES], rows)
 
 
@@ -167,11 +169,6 @@ def _of_all(values: Sequence[float], runs: Sequence[Any]) -> Cell:
     return f"{len(values)} of {len(runs)} did" + (f": {show(Spread.of(values))}" if values else "")
 
 
-def _line(run: Run, axis: str, metric: str) -> Line:
-    """Return a run's metric against an axis."""
-    return [row[axis] for row in run], [row.get(metric, math.nan) for row in run]
-
-
-def _end(run: Run) -> float:
-    """Return the mean reward of a run's last iterations."""
-    return fmean(row["mean_reward"] for row in run[-LAST:])
+if __name__ == "__main__":
+    command = partial(run_benchmark, LearningOptions, learning, "python benchmarks/learning.py")
+    sys.exit(run_command(command, sys.argv[1:]))

@@ -1,0 +1,197 @@
+"""The same training by mjfleet and by another stack, in turn.
+
+    python benchmarks/peer.py mjlab [TASK] [flags]
+    python benchmarks/peer.py rsl_rl [TASK] [flags]
+
+mjlab is installed in an environment of its own in the user's cache folder: its pins are its own.
+Of stock rsl_rl, runner and PPO train our environment.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from platformdirs import user_cache_path
+
+from mjfleet.bench.benchmark_options import Counts, Options, Setup
+from mjfleet.bench.command import choose
+from mjfleet.bench.result import Result, Table
+from mjfleet.bench.timed_training import run_timed, summarise, train_ours
+from mjfleet.config import TrainConfig
+from mjfleet.errors import UserError, run_command
+from mjfleet.utils.console import print_error
+
+VERSION = "1.6.0"
+NEWEST = "2026-11-14T00:00:00Z"  # As for the packages of mjfleet, see pyproject.toml.
+PACKAGES = ("mjlab", "mujoco", "mujoco-warp", "warp-lang", "torch", "rsl-rl-lib")
+DRIVER = str(Path(__file__).with_name("peer_driver.py"))
+
+WARP_ONLY = "mjlab steps by MuJoCo-Warp on every device, in float32."
+CARTPOLE = (
+    WARP_ONLY,
+    "Its model has a ground plane in addition; contacts are off in both.",
+    "Starts differ a little: its speeds are uniform within 0.01 rad/s and m/s, here normal with "
+    "that deviation.",
+)
+SWINGUP = (
+    "Its pole starts at up to 0.034 rad from hanging, uniformly, and its cart in the middle; here "
+    "both are normally distributed around that with 0.01 rad and m, as in the suite.",
+)
+GO1 = (
+    WARP_ONLY,
+    "Robot, commands and rewards of both are of the same kind, but each has its own, and its own "
+    "noise, randomisation and observations: mjlab's policy is told the velocity of the trunk, ours "
+    "sees three observations in a row. Returns do not compare.",
+)
+RSL_RL = (
+    "rsl_rl has torch's default threads, whose waiting by spinning makes its updates slow where "
+    "other processes want a core; the environment variable OMP_WAIT_POLICY=PASSIVE, which mjfleet "
+    "sets itself, reaches it too."
+)
+MJLAB_TASKS = {
+    "cartpole-balance": ("Mjlab-Cartpole-Balance", 0.01, "euler", CARTPOLE),
+    "cartpole-swingup": ("Mjlab-Cartpole-Swingup", 0.01, "euler", CARTPOLE + SWINGUP),
+    "go1-velocity-flat": ("Mjlab-Velocity-Flat-Unitree-Go1", 0.005, "implicitfast", GO1),
+    "go1-velocity-rough": ("Mjlab-Velocity-Rough-Unitree-Go1", 0.005, "implicitfast", GO1),
+}
+"""mjlab's counterparts: its name, our time step (s) and integrator, and how it differs."""
+FIGURES = {
+    "steps_per_second": ("Env steps per second, end to end", 1.0, 1),
+    "collect_seconds": ("Milliseconds of a rollout", 1e3, -1),
+    "learn_seconds": ("Milliseconds of an update", 1e3, -1),
+    "first_iteration_seconds": ("Seconds from Enter to the first iteration", 1.0, -1),
+    "peak_memory": ("Peak memory of the process, MiB", 2**-20, -1),
+}
+"""By figure of a run: title, factor to the unit of its table, 1 where more is better (else -1)."""
+NOTES = (
+    "Medians of the repeats, with the least and the greatest. Both train in turn, each time in a "
+    "new process; a ratio is that of two runs next to each other, and above 1 where mjfleet is "
+    "better.",
+    "End to end is what passes between the reports of iterations, after the warm-up.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MjlabOptions(Options):
+    """The same training by mjlab, which is installed for this, and by mjfleet in turn."""
+
+    peer: ClassVar[str] = "mjlab"
+
+    num_envs: Counts = (256, 1024, 4096)
+    """Numbers of environments to measure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RslRlOptions(MjlabOptions):
+    """mjfleet's environment under rsl_rl's stock runner and PPO, in turn with mjfleet's."""
+
+    peer = "rsl_rl"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another stack that trains the same."""
+
+    name: str
+    python: Sequence[str]  # The command that runs `peer_driver`, without its path.
+    task: Mapping[str, Any] | None = None  # What `peer_driver` needs to know about mjlab's task.
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # `train_peer` adds how its training differs.
+
+
+def compare(setup: Setup, options: MjlabOptions) -> Result:
+    """Train by both in turn, with each number of environments."""
+    configs = {n: setup.config(n) for n in options.num_envs}
+    worker = setup.worker_args(configs[options.num_envs[0]], setup.scratch)
+    peer = find_peer(options.peer, setup)
+    print_error("once for the caches of kernels")
+    first = setup.config(options.num_envs[0], max_iterations=1)
+    train_ours(setup, first)
+    train_peer(setup, peer, first)
+
+    def measure(num_envs: int) -> dict[str, Any]:
+        ours, _ = train_ours(setup, configs[num_envs])
+        return {"mjfleet": ours, peer.name: train_peer(setup, peer, configs[num_envs])}
+
+    keys = [{"num_envs": n} for n in options.num_envs]
+    samples = setup.rounds(keys, measure, f"mjfleet, then {peer.name}, {{num_envs}} worlds")
+    tables = []
+    for figure, (title, factor, power) in FIGURES.items():
+        pairs = [(s, s["mjfleet"][figure] * factor, s[peer.name][figure] * factor) for s in samples]
+        rows = [(s["num_envs"], [a, b, (a / b) ** power]) for s, a, b in pairs]
+        tables.append(Table.of(title, ["worlds", "mjfleet", peer.name, "ratio"], rows))
+    name = f"peer-{peer.name}-{setup.found.name}-{worker.engine}-{setup.kind}"
+    where = f"{worker.engine} engine on {setup.device}"
+    title = f"{setup.found.name} by mjfleet, {where}, and by {peer.name}"
+    return Result(name, title, tables, [*NOTES, *peer.notes], samples, versions=peer.versions)
+
+
+def find_peer(name: str, setup: Setup) -> Peer:
+    """Return stock rsl_rl, or mjlab, which is installed where it is not.
+
+    UserError if mjlab has no such task.
+    """
+    if name == "rsl_rl":
+        return Peer(name, [sys.executable, "-P"], notes=[RSL_RL])
+    if setup.found.name not in MJLAB_TASKS:
+        known = ", ".join(MJLAB_TASKS)
+        raise UserError(f"mjlab has no counterpart of {setup.found.name}; it has those of {known}.")
+    task, timestep, integrator, notes = MJLAB_TASKS[setup.found.name]
+    python = install_mjlab(setup.scratch)
+    code = f"from importlib.metadata import version as v\nfor n in {PACKAGES}: print(n, v(n))"
+    lines = [line.split(" ") for _, line in run_timed([python, "-c", code], setup.scratch).lines]
+    versions = {n if n == name else f"{name}'s {n}": version for n, version in lines}
+    known = {"name": task, "timestep": timestep, "integrator": integrator}
+    return Peer(name, [python], known, versions, list(notes))
+
+
+def install_mjlab(scratch: Path) -> str:
+    """Install mjlab in an environment of its own, unless it is complete; return its Python.
+
+    Raises:
+        UserError: uv is missing.
+        WorkerError: uv could not install it; the message says why.
+    """
+    if not (uv := shutil.which("uv")):
+        raise UserError("mjlab is installed by uv, which is missing: `pip install uv`.")
+    folder = user_cache_path("mjfleet") / "bench" / f"mjlab-{VERSION}"
+    print_error(f"mjlab {VERSION} is in {folder}, or is installed there")
+    python, package = f"{folder}/bin/python", f"mjlab=={VERSION}"
+    run_timed([uv, "venv", "--allow-existing", "--python", sys.executable, str(folder)], scratch)
+    pins = ["--python", python, "--exclude-newer", NEWEST]
+    run_timed([uv, "pip", "install", *pins, package], scratch)
+    return python
+
+
+def train_peer(
+    setup: Setup, peer: Peer, config: TrainConfig, records_rewards: bool = False
+) -> dict[str, Any]:
+    """Train by another stack; return what `summarise` does."""
+    folder = setup.scratch / "peer"
+    folder.mkdir()
+    worker = asdict(setup.worker_args(config, folder))
+    request = {"worker": worker, "peer_task": peer.task, "records_rewards": records_rewards}
+    try:
+        child = run_timed([*peer.python, DRIVER, json.dumps(request)], setup.scratch)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    rows = list(json_lines(child.lines))
+    peer.notes[:] = dict.fromkeys([*peer.notes, *(n for row in rows for n in row.get("notes", []))])
+    return summarise(setup, config, child, [row for row in rows if "collect_seconds" in row])
+
+
+def json_lines(lines: Iterable[tuple[float, str]]) -> Iterable[dict[str, Any]]:
+    """Yield the lines that are JSON, each with the `seconds` since the start."""
+    for seconds, line in lines:
+        if line.startswith('{"'):
+            yield {"seconds": seconds, **json.loads(line)}
+
+
+if __name__ == "__main__":
+    PEERS = {"mjlab": (MjlabOptions, compare), "rsl_rl": (RslRlOptions, compare)}
+    sys.exit(run_command(partial(choose, PEERS, "python benchmarks/peer.py"), sys.argv[1:]))

@@ -1,0 +1,278 @@
+"""The scripts in benchmarks/, tiny; mjlab's driver with a stand-in: mjlab is too large for CI."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mjfleet.bench.result import Spread
+from mjfleet.config import AgentConfig, EnvConfig, TrainConfig, to_dict
+
+from ..conftest import Run
+from .tiny import BENCHMARKS, measured, run_script
+
+STAND_INS = {
+    "rsl_rl/utils/logger.py": """
+        class Logger:
+            def process_env_step(self, rewards, dones, extras, intrinsic_rewards=None): pass
+            def log(self, it, collect_time, learn_time, **others): pass
+    """,
+    "rsl_rl/modules/distribution.py": """
+        class GaussianDistribution:
+            def __init__(self, output_dim, init_std=1.0): pass
+    """,
+    "mjlab/rl.py": """
+        from rsl_rl.utils.logger import Logger
+
+        class MjlabOnPolicyRunner:
+            def __init__(self):
+                self.logger = Logger()
+    """,
+    "mjlab/tasks/registry.py": """
+        from dataclasses import dataclass, field
+        from types import SimpleNamespace as Space
+
+        @dataclass
+        class Network:
+            hidden_dims: tuple = ()
+            class_name: str = "MLPModel"
+            distribution_cfg: dict | None = None
+        @dataclass
+        class Algorithm:
+            gamma: float = 0.5
+        @dataclass
+        class Agent:
+            actor: Network = field(default_factory=Network)
+            critic: Network = field(default_factory=Network)
+            algorithm: Algorithm = field(default_factory=Algorithm)
+
+        TASKS = {}
+
+        def load_env_cfg(task):
+            assert task == "Mjlab-Cartpole-Balance"
+            mujoco = Space(timestep=0.02, integrator="euler")
+            return Space(decimation=5, episode_length_s=50.0, scale_rewards_by_dt=True,
+                         sim=Space(mujoco=mujoco), scene=Space(num_envs=1),
+                         rewards={"smooth_reward": Space(func=None)})
+        def load_rl_cfg(task):
+            return Agent()
+        def load_runner_cls(task):
+            return None
+        def register_mjlab_task(task, env, play_env_cfg, rl_cfg, runner_cls):
+            TASKS[task] = env, rl_cfg, runner_cls
+    """,
+    "mjlab/scripts/train.py": """
+        import sys
+        from types import SimpleNamespace as Space
+        import torch
+        from mjlab.tasks.registry import TASKS
+
+        class Reward(float):
+            def mean(self): return self
+
+        def main():
+            task, *flags = sys.argv[1:]
+            assert flags == ["--log-root", "logs", "--gpu-ids", "None"]
+            env, agent, runner = TASKS[task]
+            assert env.scene.num_envs == 7 and env.sim.mujoco.timestep == 0.01
+            assert agent.algorithm.gamma == 0.99
+            assert agent.actor.hidden_dims == [256, 128, 64]
+            assert "init_std" in agent.actor.distribution_cfg
+            reward = env.rewards["smooth_reward"].func
+            state = Space(joint_pos=torch.zeros(2, 2), joint_vel=torch.zeros(2, 2))
+            world = Space(scene={"cartpole": Space(data=state)},
+                          action_manager=Space(action=torch.tensor([[0.0], [1.0]])))
+            slider, hinge = (Space(name="cartpole", joint_ids=[joint]) for joint in (0, 1))
+            torch.testing.assert_close(reward(world, slider, hinge), torch.tensor([1.0, 0.8]))
+            print("chatter")
+            logger = runner().logger
+            for it in range(agent.max_iterations):
+                for reward in (1.0, 2.0):
+                    logger.process_env_step(Reward(reward + it), None, None)
+                logger.log(it=it, collect_time=0.25, learn_time=0.5)
+    """,
+}
+
+
+@pytest.mark.slow
+def test_the_driver_gives_our_settings_and_tells_each_iteration(tmp_path: Path) -> None:
+    for name, text in STAND_INS.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        for package in list(path.parents)[: name.count("/")]:
+            (package / "__init__.py").touch()  # Else the rsl_rl that is installed would win.
+    config = TrainConfig(
+        env=EnvConfig(num_envs=7, decimation=5, episode_seconds=50.0),
+        agent=AgentConfig(max_iterations=2),
+    )
+    request = {
+        "worker": {"config": to_dict(config), "devices": ["cpu"], "run_dir": "logs"},
+        "peer_task": {"name": "Mjlab-Cartpole-Balance", "timestep": 0.01, "integrator": "euler"},
+        "records_rewards": True,
+    }
+    result = subprocess.run(
+        [sys.executable, BENCHMARKS / "peer_driver.py", json.dumps(request)],
+        check=False, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    notes, *iterations = [json.loads(line) for line in result.stdout.splitlines()]
+    assert "its timestep was set from 0.02 to 0.01, as ours" in notes["notes"]
+    assert any("algorithm.desired_kl" in note for note in notes["notes"])
+    assert not any("decimation" in note for note in notes["notes"])
+    assert iterations == [
+        {"iteration": n, "collect_seconds": 0.25, "learn_seconds": 0.5, "mean_reward": n + 0.5}
+        for n in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["peer.py"], ["mjlab", "rsl_rl"]),
+        (["peer.py", "skrl"], ["no benchmark `skrl`", "mjlab", "rsl_rl"]),
+        (["peer.py", "mjlab", "hopper-v5"], ["no counterpart of hopper-v5", "cartpole-swingup"]),
+        (["peer.py", "mjlab"], ["`pip install uv`"]),
+        (["peer.py", "rsl_rl", "--cpu-threads", "1000"], ["--cpu-threads is 1000"]),
+        (["learning.py", "--until", "x = 1"], ["--until", "task/velocity_error <"]),
+        (["learning.py", "--until", "x<1", "--iterations", "9"], ["--iterations is 9"]),
+    ],
+)
+def test_a_mistake_is_told_and_leaves_nothing(
+    tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    result = run_script(tmp_path, *arguments, CUDA_VISIBLE_DEVICES="", PATH="")
+    assert result.returncode == 2, result.stderr
+    assert all(word in result.stderr + result.stdout for word in words), result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_stock_rsl_rl_trains_the_same_in_turn(run: Run, tmp_path: Path) -> None:
+    data = measured(run, tmp_path, "peer.py", "rsl_rl", "--num-envs", "16")
+    (sample,) = data["samples"]
+    for who in ("mjfleet", "rsl_rl"):
+        found = sample[who]
+        assert len(found["iterations"]) == 3
+        seconds = [iteration["seconds"] for iteration in found["iterations"]]
+        assert seconds == sorted(seconds)
+        assert found["first_iteration_seconds"] == seconds[0] > 0
+        elapsed = seconds[2] - seconds[0]
+        assert found["steps_per_second"] == pytest.approx(2 * 16 * 32 / elapsed)
+        assert found["peak_memory"] > 2**27
+    worlds, ours, theirs, ratio = data["tables"][0]["rows"][0]
+    assert worlds == "16"
+    assert ratio["median"] == pytest.approx(ours["median"] / theirs["median"])
+    worlds, ours, theirs, ratio = data["tables"][1]["rows"][0]
+    assert ratio["median"] == pytest.approx(theirs["median"] / ours["median"])
+
+
+@pytest.mark.slow
+def test_another_library_learns_in_turn(run: Run, tmp_path: Path) -> None:
+    flags = ("--peer", "rl_games", "--num-envs", "16", "--iterations", "10")
+    data = measured(run, tmp_path, "learning.py", further=flags)
+    assert [sample["who"] for sample in data["samples"]] == ["mjfleet", "rl_games"]
+    ours, theirs = ([row["loss/value"] for row in s["iterations"]] for s in data["samples"])
+    assert len(ours) == len(theirs) == 10
+    assert ours != theirs
+    assert "rl_games" in data["versions"]
+    (plot,) = data["plots"]
+    assert (tmp_path / "logs/bench" / plot).is_file()
+
+
+@pytest.mark.slow
+def test_learning_says_when_all_conditions_held(run: Run, tmp_path: Path) -> None:
+    both = ("--until", "mean_reward > 0.0", "learning_rate<1")
+    data = measured(
+        run, tmp_path, "learning.py", "--num-envs", "16", "--peer", "none", *both,
+        further=("--iterations", "12", "--seed", "7", "--repeats", "2"),
+    )  # fmt: skip
+    first, second = (sample["iterations"] for sample in data["samples"])
+    assert len(first) == len(second) == 12
+    assert first[0]["mean_reward"] != second[0]["mean_reward"]
+    (table,) = data["tables"]
+    ((who, samples, seconds),) = table["rows"]
+    assert who == "mjfleet"
+    assert samples["low"] == samples["high"] == 10 * 16 * 32 / 1e6
+    assert seconds["low"] == min(rows[9]["seconds"] for rows in (first, second))
+    assert seconds["high"] == max(rows[9]["seconds"] for rows in (first, second))
+    (plot,) = data["plots"]
+    assert (tmp_path / "logs/bench" / plot).is_file()
+
+
+@pytest.mark.slow
+def test_a_metric_that_does_not_exist_is_told_before_training(tmp_path: Path) -> None:
+    result = run_script(
+        tmp_path, "learning.py", "--gpu-ids", "None", "--num-envs", "16", "--peer", "none",
+        "--iterations", "1000000", "--until", "mean_reward > 2", "task/speed < 1",
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert all(name in result.stderr for name in ("'task/speed < 1'", "mean_reward", "loss/value"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_reference_runs_are_added_to_those_of_other_tasks(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "logs/bench"
+    folder.mkdir(parents=True)
+    other = {
+        "task": "another", "seed": 3, "steps": 2.0, "minutes": 1.0, "return": 5.0,
+        "policy": {"return": 6.0, "task/error": 0.25}, "threads": 2, "commit": "abc",
+        "curve": [[1, 2], [4, 5]],
+    }  # fmt: skip
+    steps = 36 * 128 * 32 / 1e6
+    same = {**other, "task": "cartpole-balance", "steps": steps}
+    longer = {**same, "steps": 2.0}
+    samples = [other, longer, same, {**same, "seed": 7}]
+    (folder / "reference.json").write_text(json.dumps({"samples": samples}))
+    data = measured(
+        run, tmp_path, "reference.py",
+        further=("--iterations", "36", "--seed", "7", "--episodes", "4"),
+    )  # fmt: skip
+    assert data["samples"][:2] == [other, same]
+    (sample,) = data["samples"][2:]
+    assert (sample["task"], sample["seed"]) == ("cartpole-balance", 7)
+    curve, returns = sample["curve"]
+    assert curve[-1] == sample["steps"] == steps
+    assert min(returns) < sample["return"] < max(returns)
+    (table,) = data["tables"]
+    first, second = table["rows"]
+    assert first == ["another", *first[1:5], "error 0.250", "1", "2", "abc"]
+    assert second[0] == "cartpole-balance"
+    assert second[4]["low"] == min(6.0, sample["policy"]["return"]) > 0
+    assert second[6] == "2"
+    assert (folder / "reference.png").is_file()
+
+
+def test_a_file_that_holds_no_reference_runs_is_kept(tmp_path: Path) -> None:
+    content = '{"samples": [{"task": "cartpole-balance"}]}'
+    file = tmp_path / "reference.json"
+    file.write_text(content)
+    result = run_script(tmp_path, "reference.py", "--gpu-ids", "None", "--output", ".")
+    assert result.returncode == 2
+    assert "reference.json is no result of benchmarks/reference.py" in result.stderr
+    assert file.read_text() == content
+
+
+def learned(*rewards: float) -> list[dict[str, Any]]:
+    """A run with an iteration every two seconds."""
+    return [
+        {"seconds": 2.0 * n, "samples": 0.001 * n, "mean_reward": reward}
+        for n, reward in enumerate(rewards, 1)
+    ]
+
+
+def test_a_run_is_good_once_it_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    until_good = importlib.import_module("learning").until_good
+    early, late, never = learned(1, 1, 1), learned(1, 0.5, 1), learned(1, 1, 0.5)
+    assert until_good([early, late], 0.9, "seconds") == Spread(4.0, 2.0, 6.0)
+    assert until_good([early, late], 0.9, "samples") == Spread(0.002, 0.001, 0.003)
+    assert until_good([early, never], 0.9, "seconds") == "1 of 2 did: 2"
+    assert until_good([never], 0.9, "seconds") == "0 of 1 did"
