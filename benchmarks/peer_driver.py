@@ -56,13 +56,14 @@ def train_rsl_rl(worker: dict[str, Any], lines: IterationLines) -> None:
     """Train our environment by rsl_rl's stock runner."""
     from rsl_rl.runners import OnPolicyRunner
 
-    from mjfleet.bench.built_task import built_task
+    from mjfleet.bench.throughput_child import built_task
     from mjfleet.rl.adapters.rsl_rl_adapter import rsl_rl_config
+    from mjfleet.worker.worker_args import WorkerArgs
 
-    with built_task(worker) as task:
-        agent = task.config.agent
-        settings = rsl_rl_config(agent, task.found.load) | {"logger": "tensorboard"}
-        runner = OnPolicyRunner(task.env, settings, log_dir=worker["run_dir"], device=task.device)
+    with built_task(args := WorkerArgs(**worker)) as (found, config, env):
+        agent, device = config.agent, args.devices[0]
+        settings = rsl_rl_config(agent, found.load) | {"logger": "tensorboard"}
+        runner = OnPolicyRunner(env, settings, log_dir=args.run_dir, device=device)
         lines.follow(runner.logger)
         runner.learn(agent.max_iterations, agent.init_at_random_ep_len)
 

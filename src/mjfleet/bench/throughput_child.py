@@ -8,24 +8,43 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import mujoco
 import torch
 
-from mjfleet.bench.built_task import BuiltTask, built_task
+from mjfleet.config import TrainConfig, from_dict
+from mjfleet.env.factory import build_env, on_device
+from mjfleet.env.random_numbers import seed_everything
 from mjfleet.loggers.console_logger import ConsoleLogger
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.loggers.logger_group import LoggerGroup
+from mjfleet.registry import FoundTask, find_task
+from mjfleet.rl.runner import Runner
 from mjfleet.sim import Simulation
 from mjfleet.sim.simulation import INTEGRATION_FIELDS
+from mjfleet.worker.gpu_settings import apply_settings
 from mjfleet.worker.thread_limits import prepare
 from mjfleet.worker.worker_args import WorkerArgs
 
 BareEngine = tuple[Callable[[], object], dict[str, torch.Tensor]]
 """The engine's own call for `decimation` physics steps of all worlds; the state of these worlds."""
+
+
+@contextmanager
+def built_task(worker: WorkerArgs) -> Iterator[tuple[FoundTask, TrainConfig, Any]]:
+    """Find a task, read its configuration and build its environment as training does."""
+    found, device = find_task(worker.task, Path(worker.task_folder)), worker.devices[0]
+    config = from_dict(found.defaults(), worker.config)
+    with on_device(worker.engine, device):
+        apply_settings(config, device)
+        seed_everything(config.agent.seed)
+        size = config.agent.algorithm.envs_per_group
+        place = worker.engine, device, worker.threads
+        yield found, config, build_env(found, config, *place, group_size=size)
 
 
 class Stopwatch:
@@ -64,15 +83,14 @@ class Stopwatch:
 class Measurement:
     """Called after every iteration: reports as a run does, and times the bare engine."""
 
-    def __init__(self, task: BuiltTask) -> None:
-        env: Any = task.env
-        self.runner = runner = task.runner()
-        self._sim, make = env.sim, _warp if task.worker.engine == "warp" else _native
-        self._step, self._fields = make(task.worker, env.sim, env.cfg.decimation)
+    def __init__(self, worker: WorkerArgs, env: Any, runner: Runner) -> None:
+        self._sim, make = env.sim, _warp if worker.engine == "warp" else _native
+        self._step, self._fields = make(worker, env.sim, env.cfg.decimation)
+        self._steps = runner.agent.num_steps_per_env
         self._progress = ConsoleLogger(runner.agent.max_iterations)
-        self.loggers = LoggerGroup(Path(task.worker.run_dir), runner.agent, task.worker.config)
+        self.loggers = LoggerGroup(Path(worker.run_dir), runner.agent, worker.config)
         self.samples: list[dict[str, Any]] = []
-        self._watch = watch = Stopwatch(task.device)
+        self._watch = watch = Stopwatch(worker.devices[0])
         for part, owner, method in (
             ("physics", env.sim, "step"),
             ("rest of the environment", env, "step"),
@@ -112,7 +130,7 @@ class Measurement:
                 if name in self._fields:
                     self._fields[name].copy_(value)
         start = self._watch.now()
-        for _ in range(self.runner.agent.num_steps_per_env):
+        for _ in range(self._steps):
             self._step()
         return self._watch.now() - start
 
@@ -151,17 +169,18 @@ def _state_of(sim: Simulation) -> list[str]:
     return [name for name in INTEGRATION_FIELDS if name in sim.state()]
 
 
-def main(worker: dict[str, Any]) -> None:
+def main(worker: WorkerArgs) -> None:
     """Train, and print the samples of all iterations as a line of JSON."""
     prepare()
     output = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Nobody reads the output of training.
-    with built_task(worker) as task:
-        measurement = Measurement(task)
-        measurement.runner.train(measurement, lambda: None)
+    with built_task(worker) as (found, config, env):
+        runner = Runner(env, config.agent, worker.devices[0], worker.threads, found.load)
+        measurement = Measurement(worker, env, runner)
+        runner.train(measurement, lambda: None)
         measurement.loggers.close()
     os.write(output, json.dumps(measurement.samples).encode() + b"\n")
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(WorkerArgs(**json.loads(sys.argv[1])))

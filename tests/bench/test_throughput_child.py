@@ -1,13 +1,12 @@
 """The task of a benchmark."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
 
-from mjfleet.bench.built_task import built_task
+from mjfleet.bench.throughput_child import built_task
 from mjfleet.config import from_dict, to_dict
 from mjfleet.worker.worker_args import WorkerArgs
 
@@ -33,5 +32,5 @@ def test_benchmarks_compute_as_precisely_as_training(precision: None, tf32: bool
         task=found.name, task_folder=str(found.folder), config=to_dict(config), devices=("cpu",),
         engine="native", threads=1, run_dir="",
     )  # fmt: skip
-    with built_task(asdict(args)):
+    with built_task(args):
         assert torch.backends.cuda.matmul.allow_tf32 is tf32
