@@ -60,7 +60,12 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert data["samples"] == [{"seconds": 1.5}]
     text = (tmp_path / "new/speed-cart.md").read_text()
     assert text == result().markdown()
-    for words in ("1,500 (1,000 to 2,000)", "- Mind the gap.", "mjfleet bench speed cart"):
+    for words in (
+        "1,500 (1,000 to 2,000)",
+        "- Mind the gap.",
+        "mjfleet bench speed cart",
+        "Taken 2026-05-04 with CPU Abacus 3, torch 1.0.",
+    ):
         assert words in text
 
 
