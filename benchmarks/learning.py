@@ -22,7 +22,7 @@ from mjfleet.errors import run_command
 from mjfleet.tools.bootstrap import Line
 from mjfleet.tools.threshold import WINDOW, Conditions, Threshold, check_columns, reached
 from mjfleet.tools.plot import Panel, draw
-from mjfleet.utils.packages import stack_versions
+from mjfleet.utils.packages import need_extra, stack_versions
 from peer import find_peer, train_peer
 
 GOOD = 0.9  # Share of the best mean reward at the end of any run, which the runs are to reach.
@@ -76,6 +76,8 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
     peer = find_peer("mjlab", setup) if options.peer == "mjlab" else None
     is_ours = options.peer not in ("mjlab", "none")
     library = options.peer if is_ours and options.peer != "grpo" else "rsl_rl"
+    other = setup.config(options.num_envs, library=library).agent
+    need_extra(other.extra, f"--peer {options.peer}", other.packages)
     names = ["mjfleet"] if options.peer == "none" else ["mjfleet", options.peer]
     left = {who: iter(configs) for who in names}
 
@@ -104,8 +106,7 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
     draw(Path(options.output, f"{name}.png"), _panels(runs, until))
     table = _thresholds(runs, until) if until else _rewards(runs)
     notes = [SEEDS, THRESHOLDS if until else REWARD, *(peer.notes if peer else ())]
-    packages = setup.config(options.num_envs, library=library).agent.packages
-    versions = peer.versions if peer else stack_versions(*packages)
+    versions = peer.versions if peer else stack_versions(*other.packages)
     return Result(name, title, [table], notes, samples, versions=versions, plots=[f"{name}.png"])
 
 
