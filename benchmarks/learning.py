@@ -20,8 +20,8 @@ from mjfleet.config import TrainConfig
 from mjfleet.config.validation import MOST, Count, at_least, between
 from mjfleet.errors import run_command
 from mjfleet.tools.bootstrap import Line
-from mjfleet.tools.threshold import WINDOW, Conditions, Threshold, check_columns, reached
 from mjfleet.tools.plot import Panel, draw
+from mjfleet.tools.threshold import WINDOW, Conditions, Threshold, check_columns, reached
 from mjfleet.utils.packages import need_extra, stack_versions
 from peer import find_peer, train_peer
 

@@ -19,8 +19,8 @@ from mjfleet.bench.result import Cell, Result, Spread, Table, our_commit, show
 from mjfleet.bench.timed_training import TRAIN, run_timed
 from mjfleet.config.validation import MOST, Count, between
 from mjfleet.errors import UserError, run_command
-from mjfleet.tools.bootstrap import Line
 from mjfleet.runs.metrics_csv import METRICS_FILE, Rows, read_rows, value
+from mjfleet.tools.bootstrap import Line
 from mjfleet.tools.plot import X_LABELS, Panel, draw
 from mjfleet.utils.child_process import python_module
 from mjfleet.utils.hardware_names import usable_cores
