@@ -170,5 +170,5 @@ def test_a_task_may_leave_the_working_directory(run: Run, tmp_path: Path) -> Non
         result = run(*command)
         assert result.returncode == 0, result.stderr
     written = {path.name for path in tmp_path.glob("*.*")}
-    assert written == {"policy.pt", "policy.json", "table.json"}
+    assert written == {"policy.pt", "policy.json", "policy.mjb", "table.json"}
     assert not [*elsewhere.iterdir()]
