@@ -60,7 +60,8 @@ def test_a_signal_while_git_runs_leaves_nothing(
     programs = tmp_path / "bin"
     programs.mkdir()
     slow = programs / "git"
-    slow.write_text('#!/bin/sh\necho $$ > "$0.pid"\nexec sleep 600\n')
+    # Its parent has to be out of the call that starts it: a signal there leaves it behind.
+    slow.write_text('#!/bin/sh\nsleep 2\necho $$ > "$0.pid"\nexec sleep 600\n')
     slow.chmod(0o755)
     environ = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
     process = start("train", "cartpole-balance", *SMALL, environ=environ)
