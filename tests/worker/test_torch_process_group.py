@@ -1,14 +1,47 @@
-"""One worker of each host goes first: threads at a store stand for workers."""
+"""How workers meet, and that one of each host goes first: threads at a store stand for those."""
 
+import multiprocessing
+import select
+import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from mjfleet.worker.rank_environment import Rank
-from mjfleet.worker.torch_process_group import local_rank_0_first
+from mjfleet.worker.torch_process_group import local_rank_0_first, process_group
+from mjfleet.worker.worker_args import HostArgs, WorkerArgs
+
+from ..conftest import PATIENCE
+
+
+def join(args: WorkerArgs, rank: int) -> float:
+    """Join the other rank, in a process of its own; return a sum over both."""
+    with process_group(args, args.rank_of(rank), PATIENCE) as collectives:
+        return collectives.total([rank + 1])[0]
+
+
+@pytest.mark.parametrize("several_hosts", [False, True])
+def test_workers_meet_though_one_is_faster_than_rank_0(tmp_path: Path, several_hosts: bool) -> None:
+    """The port is bound before any worker starts; what has tried it before does not matter."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address, port = listener.getsockname()
+    socket.create_connection((address, port)).close()
+    part = HostArgs(
+        node=0, first_rank=0, world_size=2, address=address, port=port, listener=listener.fileno()
+    )
+    args = WorkerArgs(
+        task="", task_folder="", config={}, devices=("cpu", "cpu"), engine="native", threads=1,
+        run_dir="", backend="gloo", part=part if several_hosts else None, scratch=str(tmp_path),
+    )  # fmt: skip
+    with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
+        faster = pool.submit(join, args, 1)
+        while several_hosts and not select.select([listener], [], [], 1.0)[0]:
+            pass
+        assert pool.submit(join, args, 0).result() == faster.result() == 3.0
 
 
 def test_the_others_of_a_host_enter_when_its_first_worker_has_left() -> None:

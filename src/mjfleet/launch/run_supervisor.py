@@ -6,7 +6,6 @@ which failure came first, whether the workers of all hosts hang, whether a host 
 
 import logging
 import os
-import secrets
 import signal
 import sys
 import time
@@ -78,7 +77,6 @@ class RunSupervisor:
 
     def __init__(self, plan: LaunchPlan, connections: HostConnections, relay: OutputRelay) -> None:
         self._plan, self._connections, self._relay = plan, connections, relay
-        self._secret = secrets.token_hex(32)
         self._hosts: dict[HostConnection, _Host] = {}
         self._all_hang = False
         self._lost_files: set[str] = set()
@@ -126,7 +124,6 @@ class RunSupervisor:
             terminal=self._relay.paths if node == 0 and host.is_here else None,
             log_files=tuple(log(f"{host}[{i}].log") for i in range(len(workers))),
             checkpoint=checkpoint and str(checkpoint),
-            secret=self._secret,
         )
         self._hosts[host] = _Host(args)
         agent_log = log(f"{host}.log")

@@ -3,10 +3,7 @@
 Runs in each worker.
 """
 
-import hmac
 import os
-import secrets
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,13 +11,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore, Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import (
+    FileStore,  # pyright: ignore[reportPrivateImportUsage]
+    Store,  # pyright: ignore[reportPrivateImportUsage]
+    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+)
 
-from mjfleet.errors import WorkerError
 from mjfleet.rl.collectives import Collectives
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.rank_environment import Rank
-from mjfleet.worker.secret_store import SecretStore, serve_store
 from mjfleet.worker.under_torchrun import meet, meeting_store
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, WorkerArgs
 
@@ -44,20 +43,16 @@ def process_group(args: WorkerArgs, rank: Rank, timeout_seconds: float) -> Itera
     if rank.world_size == rank.local_world_size:
         for variable, interface in LOOPBACK_ALONE.items():
             os.environ.setdefault(variable, interface)
-    store = _store(args, rank, timeout)  # torch keeps no reference to one that is Python's.
     dist.init_process_group(
         args.backend,
-        store=store,
+        store=_store(args, rank, timeout),
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timeout,
         device_id=torch.device(device) if args.backend == "nccl" else None,
     )
     try:
-        collectives = Collectives(rank.rank, rank.world_size, device)
-        if args.secret:
-            check_secret(collectives, args.secret)
-        yield collectives
+        yield Collectives(rank.rank, rank.world_size, device)
     except BaseException:
         if args.backend != "nccl":
             dist.destroy_process_group()
@@ -65,31 +60,11 @@ def process_group(args: WorkerArgs, rank: Rank, timeout_seconds: float) -> Itera
     dist.destroy_process_group()
 
 
-def check_secret(collectives: Collectives, secret: str) -> None:
-    """Have all ranks show each other that they know the secret of the run, which is not sent.
-
-    Nothing asks those that connect to a rank's gloo or NCCL, at ports of their own, who they are.
-
-    Raises:
-        WorkerError: a rank does not know it.
-    """
-    # Each rank's answer depends on a number that each other one has just drawn.
-    drawn = str(collectives.all_gather_text(secrets.token_hex(16))).encode()
-
-    def answer(rank: int) -> str:
-        return hmac.digest(secret.encode(), b"%d %s" % (rank, drawn), "sha256").hex()
-
-    for rank, text in enumerate(collectives.all_gather_text(answer(collectives.rank))):
-        if not hmac.compare_digest(str(text).encode(), answer(rank).encode()):
-            raise WorkerError(f"what has joined as rank {rank} does not know this run's secret")
-
-
 def _store(args: WorkerArgs, rank: Rank, timeout: timedelta) -> Store:
     """Return the store at which the workers meet.
 
     Workers that we started meet on one host in a file that only the user can read, on several ones
-    at rank 0, which asks for the secret of the run. The store of torchrun may hold what earlier
-    workers of the run have left.
+    at rank 0. The store of torchrun may hold what earlier workers of the run have left.
     """
     if not args.local:
         store = meeting_store(rank)
@@ -99,9 +74,16 @@ def _store(args: WorkerArgs, rank: Rank, timeout: timedelta) -> Store:
         store = FileStore(str(Path(args.scratch, STORE)), rank.world_size)
         store.set_timeout(timeout)
         return store
-    if rank.rank == 0:
-        return serve_store(socket.socket(fileno=args.part.listener), args.secret)
-    return SecretStore(args.part.address, args.part.port, args.secret, timeout)
+    # The host agent has bound the port; others may connect before rank 0 serves.
+    is_master = rank.rank == 0
+    return TCPStore(
+        args.part.address,
+        args.part.port,
+        is_master=is_master,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=args.part.listener if is_master else None,
+    )
 
 
 @contextmanager

@@ -51,7 +51,6 @@ class WorkerArgs:
     temporary: str = ""  # The user's folder for temporary files.
     scratch: str = ""
     """A folder that is gone after the run: heartbeats, stacks, the store of one host's workers."""
-    secret: str = field(default="", repr=False)  # What all ranks of the run know, and nobody else.
 
     def rank_of(self, local_rank: int) -> Rank:
         """Return the place of one of this host's workers that we have started."""
