@@ -186,11 +186,11 @@ def test_classes_of_a_task_train_resume_play_and_are_exported(
         ("--agent.algorithm.name", "nets:Residual", "subclass of rsl_rl.algorithms.ppo.PPO"),
     ],
 )
-def test_a_wrong_class_is_one_message_before_anything_starts(
+def test_a_wrong_class_is_one_message_and_leaves_nothing(
     flag: str, value: str, words: str, pole: FoundTask, run: Run, tmp_path: Path
 ) -> None:
     done = run("train", "pole-balance", *SMALL, "--gpu-ids", "None", flag, value)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("error: ") == 1
     assert not (tmp_path / "logs").exists()

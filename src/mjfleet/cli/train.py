@@ -32,7 +32,6 @@ from mjfleet.runs.run_lookup import is_group
 from mjfleet.runs.task_snapshot import FOUND_NOWHERE, as_trained
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
-from mjfleet.worker.class_check import check_classes
 from mjfleet.worker.rank_environment import torchrun_variables
 
 INIT_STD = "agent.actor.distribution.init-std"
@@ -156,7 +155,6 @@ def configure(
     if "wandb" in agent.logger:
         need_extra("wandb", "--agent.logger wandb", ["wandb"])
     need_extra(agent.extra, f"--agent.library {agent.library}", agent.packages)
-    check_classes(found, config)
     return found, config, resume, wanted if group else None
 
 
