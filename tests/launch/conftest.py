@@ -22,7 +22,7 @@ def nothing_is_left(tmp_path: Path) -> Iterator[None]:
     for process in left:
         process.kill()
     assert not left
-    # A shell removes the folder of a process as soon as that has ended.
+    # A host agent ends after its launcher, and removes its folder.
     assert wait_until(lambda: not _folders_of_the_ended(before), PATIENCE)
 
 

@@ -7,7 +7,6 @@ import json
 import random
 import signal
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
@@ -19,7 +18,14 @@ from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.resume_choice import find_resume
 
 from ..conftest import PATIENCE, Figure, Run, only_run, rows
-from .workers import SMALL, TRAIN, started, wait_for_iteration, write_noisy
+from .workers import (
+    SMALL,
+    TRAIN,
+    remove_files_of,
+    started,
+    wait_for_iteration,
+    write_noisy,
+)
 
 TWO = ("--cpu-workers", "2")
 
@@ -116,7 +122,7 @@ def test_a_killed_host_agent_is_named_and_takes_all_with_it(tmp_path: Path) -> N
     assert (
         json.loads((only_run(tmp_path) / "run.json").read_text())["attempts"][0]["kind"] == "Lost"
     )
-    assert not list(Path(tempfile.gettempdir()).glob(f"mjfleet-{host_agent.pid}-*"))
+    remove_files_of(host_agent)
 
 
 @pytest.mark.parametrize("seconds", [1.5, pytest.param(3.5, marks=pytest.mark.slow)])
@@ -205,7 +211,7 @@ def members_of(launcher: psutil.Process) -> dict[str, list[psutil.Process]]:
 
     host_agents = living([launcher])
     helpers = living(host_agents)
-    others = "resource_tracker", "mktemp"
+    others = ("resource_tracker",)
     agents = [helper for helper in helpers if not any(o in str(helper.cmdline()) for o in others)]
     kinds = {"launcher": [launcher], "host agent": host_agents, "agent": agents}
     return kinds | {"worker": living(agents)}
@@ -251,7 +257,9 @@ def test_a_run_outlives_kills_at_random_moments(
             try:
                 kinds = members_of(psutil.Process(process.pid))
                 kind = chance.choice([kind for kind, members in kinds.items() if members])
-                chance.choice(kinds[kind]).kill()
+                chosen = chance.choice(kinds[kind])
+                chosen.kill()
+                remove_files_of(chosen)
             except psutil.NoSuchProcess:
                 continue
             killed[kind] += 1

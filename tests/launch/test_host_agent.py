@@ -12,7 +12,6 @@ from mjfleet.launch import host_starter
 from mjfleet.launch.host_facts import HostFacts, host_facts
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.launch.host_starter import HostConnections
-from mjfleet.utils.wait_until import wait_until
 
 from ..conftest import PATIENCE
 
@@ -75,7 +74,7 @@ def test_one_that_imports_torch_ends_as_soon_as_the_launcher_is_gone(folder: Pat
     assert not list((folder / "tmp").glob("mjfleet-*"))
 
 
-def test_one_that_was_killed_is_named_and_its_folder_removed(folder: Path) -> None:
+def test_one_that_was_killed_is_named(folder: Path) -> None:
     question = {"task_folder": str(folder), "token": "", "packages": []}
     with HostConnections([LOCALHOST], LaunchConfig()) as connections:
         (host,) = connections
@@ -84,4 +83,3 @@ def test_one_that_was_killed_is_named_and_its_folder_removed(folder: Path) -> No
         os.kill(int(left.name.split("-")[1]), 9)
         answer = connections.ask({host: {"facts": question}}, PATIENCE)[host]
         assert "killed by SIGKILL" in answer["error"]
-    assert wait_until(lambda: not left.exists(), PATIENCE)

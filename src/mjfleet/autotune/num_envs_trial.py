@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +24,6 @@ from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, find_task
 from mjfleet.utils.memory import is_out_of_memory
 from mjfleet.utils.parent_death import die_with_parent
-from mjfleet.utils.vanishing_folder import vanishing_folder
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.thread_limits import prepare
 from mjfleet.worker.worker_args import WorkerArgs
@@ -49,8 +47,7 @@ def main(args: dict[str, Any], rank: dict[str, Any]) -> int:
     The process ends without a line when memory is missing, except for the first number.
     """
     die_with_parent()
-    with vanishing_folder() as folder, os.fdopen(os.dup(1), "w") as output:
-        tempfile.tempdir = str(folder)  # Libraries leave files where they are imported.
+    with os.fdopen(os.dup(1), "w") as output:
         os.dup2(2, 1)  # Keeps what libraries print out of the JSON.
         try:
             for line in _trials(WorkerArgs(**args), Rank(**rank)):

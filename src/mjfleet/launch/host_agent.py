@@ -30,7 +30,6 @@ from mjfleet.launch.worker_watchdog import WorkerStatus
 from mjfleet.utils.atomic_write import append
 from mjfleet.utils.hardware_names import device_names
 from mjfleet.utils.parent_death import PARENT_VARIABLE
-from mjfleet.utils.vanishing_folder import vanishing_folder
 from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.thread_limits import prepare, thread_variables
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, HostArgs, WorkerArgs
@@ -266,7 +265,11 @@ def main(is_over_ssh: bool = False) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     patience = LOST_SECONDS if is_over_ssh else None
-    with vanishing_folder() as folder:
+    name = f"mjfleet-{os.getpid()}-{os.uname().nodename}-"
+    folder = Path(tempfile.mkdtemp(prefix=name))
+    try:
         HostAgent(reader, writer, folder, patience).serve()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     sys.stderr.flush()
     os._exit(0)  # Threads of torchrunx may still wait.

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mjfleet.config.validation import FOLDER_NAME
@@ -29,7 +30,6 @@ from mjfleet.runs.run_lookup import record_of
 from mjfleet.utils.console import printable
 from mjfleet.utils.packages import STACK
 from mjfleet.utils.safe_read import KINDS, path_in, read_bytes
-from mjfleet.utils.vanishing_folder import vanishing_folder
 
 FOLDER = "task"
 MAX_BYTES, MAX_FILES, MAX_DEPTH = 64 << 20, 2000, 20
@@ -177,9 +177,9 @@ def as_trained(
             f"--as-trained: {kept.folder} is not from a run of this user; look at it, then --trust "
             "runs it."
         )
-    with vanishing_folder(place) as folder:
-        kept.code.write(folder / name)
-        yield folder / name, kept.config
+    with TemporaryDirectory(prefix=".mjfleet-", dir=place) as folder:
+        kept.code.write(Path(folder, name))
+        yield Path(folder, name), kept.config
 
 
 def code_of_restart(run_dir: Path, task_folder: Path) -> Path:

@@ -11,6 +11,7 @@ import sys
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 
@@ -19,7 +20,6 @@ from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
 from mjfleet.utils.safe_read import bytes_in
-from mjfleet.utils.vanishing_folder import vanishing_folder
 
 WORD = re.compile(
     r"wandb:(?P<path>[^/:]+/[^/:]+/(?P<run>\w[\w.-]*))(:(?P<checkpoint>best|model_\d{1,12}))?",
@@ -73,8 +73,8 @@ def fetch_run(
     rest = {"experiment": experiment, "task": task, "dry_run": dry_run}
     wanted = WantedRun(**parts.groupdict(), log_root=str(root), **rest)
     there = next(folder for folder in (root, *root.parents) if folder.exists())
-    with vanishing_folder(None if dry_run else there) as folder:
-        answer = _ask(wanted, folder)
+    with TemporaryDirectory(prefix=".mjfleet-", dir=None if dry_run else there) as folder:
+        answer = _ask(wanted, Path(folder))
     if error := answer.get("error"):
         raise UserError(f"{name}: {error}")
     print_line(f"{word}: {answer['said']} {log_root / answer['run']}")
@@ -93,7 +93,7 @@ def _ask(wanted: WantedRun, folder: Path) -> dict[str, str]:
     command = python_module("mjfleet.runs.wandb_download", json.dumps(asdict(wanted)))
     with ExitStack() as stack:
         # W&B's own temporary files; the path of a socket among them must be short.
-        environ["TMPDIR"] = str(stack.enter_context(vanishing_folder()))
+        environ["TMPDIR"] = stack.enter_context(TemporaryDirectory())
         child = stack.enter_context(ChildProcess(command, environ=environ, cwd=folder))
         stack.callback(_kill_descendants, child.pid)
         received = 0

@@ -13,7 +13,6 @@ from pathlib import Path
 from mjfleet.errors import Stopped, UserError
 from mjfleet.utils.parent_death import die_with_parent
 from mjfleet.utils.same_folder import same_folder
-from mjfleet.utils.vanishing_folder import vanishing_folder
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import (
     SECONDARY_SECONDS,
@@ -49,13 +48,6 @@ def train_in_process(
     """
     if is_from_torchrun():
         die_with_parent()
-    with vanishing_folder() as folder:
-        return _train(replace(args, scratch=str(folder)), rank, stop, on_hang)
-
-
-def _train(
-    args: WorkerArgs, rank: Rank, stop: StopRequest, on_hang: Callable[[FailedError], object]
-) -> Outcome:
     heartbeat = Heartbeat()
     heartbeat.start()
     if sys.__stderr__:

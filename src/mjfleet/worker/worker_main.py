@@ -40,7 +40,8 @@ def train_worker(
     if rank.rank == 0 or args.log_files:
         _announce_build(args, rank)
     prepare()
-    tempfile.tempdir = args.scratch  # Where wandb makes folders, which rsl_rl imports if it can.
+    # rsl_rl imports wandb if it can, which makes folders.
+    tempfile.tempdir = args.scratch or None
     import rsl_rl.utils  # noqa: F401
 
     tempfile.tempdir = None
