@@ -40,12 +40,6 @@ def ended_by(*command: str) -> tuple[int, str]:
     return code, said
 
 
-def aliases(run_dir: Path) -> None:
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
-    (run_dir / "config.yaml").write_text("\n".join(lines))
-
-
 def merges(run_dir: Path) -> None:
     (run_dir / "config.yaml").write_text("{<<: " * 8000 + "{}" + "}" * 8000)
 
@@ -75,8 +69,7 @@ def long_line(run_dir: Path) -> None:
 
 
 BOMBS = (
-    aliases, merges, nested_yaml, nested_json, long_integer, sparse_record, sparse_metrics,
-    long_line,
+    merges, nested_yaml, nested_json, long_integer, sparse_record, sparse_metrics, long_line,
 )  # fmt: skip
 
 

@@ -23,7 +23,6 @@ from mjfleet.launch.launch_training import refuse_existing
 from mjfleet.runs.config_yaml import CONFIG_FILE, write_config
 from mjfleet.runs.run_directory import lock_run, make_folder
 from mjfleet.runs.run_json import GROUP_FILE, now, read_record, write_record
-from mjfleet.runs.run_lookup import members_of
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.safe_read import check_folder
 
@@ -83,7 +82,7 @@ class GroupRecord:
         """
         group = cls(folder, task)
         group._lock = lock_run(folder)
-        check_folder(folder, [f"{member.name}/wandb" for member in members_of(folder)])
+        check_folder(folder)
         for file in (folder / CONFIG_FILE, folder / GROUP_FILE):
             group._undo.callback(file.write_bytes, file.read_bytes())
         sizes = {log: log.stat().st_size for log in folder.glob("*.log")}

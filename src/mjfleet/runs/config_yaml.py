@@ -9,7 +9,7 @@ from mjfleet.errors import UserError
 from mjfleet.runs.foreign_files import leave_out_placement, signature
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import printable
-from mjfleet.utils.safe_read import path_in, read_bytes
+from mjfleet.utils.safe_read import read_bytes
 
 CONFIG_FILE = "config.yaml"
 CONFIG_BYTES = 2**16
@@ -85,7 +85,7 @@ def config_of_attempt(run_dir: Path, attempt: int, attempts: int) -> Path:
     """Return the file of the configuration of one of a run's attempts; the first has number 1."""
     if attempt == attempts:
         return run_dir / CONFIG_FILE
-    return path_in(run_dir, "configs") / f"attempt_{attempt}.yaml"
+    return run_dir / "configs" / f"attempt_{attempt}.yaml"
 
 
 def differences(config: TrainConfig, other: TrainConfig) -> dict[str, tuple[Any, Any]]:
@@ -97,16 +97,18 @@ def differences(config: TrainConfig, other: TrainConfig) -> dict[str, tuple[Any,
 
 def _read(path: str, name: str, is_typed: bool) -> tuple[bytes, dict[str, Any]]:
     """Return the text of a YAML or JSON file and the mapping that it holds."""
-    from mjfleet.runs.plain_yaml import load_yaml
+    import yaml  # It takes a while.
 
     try:
         text = read_bytes(Path(path), CONFIG_BYTES, may_link=is_typed)
         # YAML includes JSON, but for the tabs that indent some files.
-        data = load_yaml(text.expandtabs() if path.endswith(".json") else text)
+        data = yaml.safe_load(text.expandtabs() if path.endswith(".json") else text)
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}.") from None
-    except ValueError as error:
-        raise UserError(f"{name}: {error}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{name}: not YAML: {error}") from None
+    except RecursionError:
+        raise UserError(f"{name}: it is nested too deeply.") from None
     if not isinstance(data, dict):
         raise UserError(f"{name}: must hold a mapping such as `agent: {{seed: 2}}`.")
     return text, data

@@ -13,7 +13,6 @@ from mjfleet.runs.pretrained import PLAYED, config_in
 from mjfleet.runs.run_directory import lock_run
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
 from mjfleet.runs.run_lookup import LATEST, find_run, is_group, record_of
-from mjfleet.utils.safe_read import path_in
 
 FLAG = "--resume "  # How messages name what the user typed.
 
@@ -115,7 +114,7 @@ def choose_checkpoint(wanted: Wanted, take_lock: bool = False) -> Resume:
     """
     lock = lock_run(wanted.run_dir) if take_lock and wanted.run_dir else None
     checkpoint, notes = choose(wanted.path, FLAG)
-    if checkpoint is None and (init := path_in(wanted.path, f"checkpoints/{INIT}")).exists():
+    if checkpoint is None and (init := wanted.path / "checkpoints" / INIT).exists():
         checkpoint = init  # It begins again with the networks that it began with.
     return Resume(wanted.run_dir, checkpoint, wanted.config, notes, lock)
 
@@ -223,7 +222,7 @@ def choose(path: Path, flag: str = "") -> tuple[Path | None, tuple[str, ...]]:
                 "its newest good checkpoint."
             )
         return path, ()
-    found = checkpoints_in(path_in(path, "checkpoints"))
+    found = checkpoints_in(path / "checkpoints")
     notes: list[str] = []
     for checkpoint in reversed(found):
         damage = why_damaged(checkpoint)

@@ -82,7 +82,7 @@ class RunDirectory:
             self.task_hash = code.hash
             try:
                 if plan["goes_on"]:  # Checked before anything in it is written or moved.
-                    check_folder(path, may_link=["wandb"])
+                    check_folder(path)
                 self._record(config, differences(config, defaults), argv, plan, code)
             except OSError as error:
                 raise UserError(f"{path}: {error.strerror}.") from None

@@ -29,7 +29,7 @@ from mjfleet.runs.foreign_files import is_own, sign
 from mjfleet.runs.run_lookup import record_of
 from mjfleet.utils.console import printable
 from mjfleet.utils.packages import STACK
-from mjfleet.utils.safe_read import KINDS, path_in, read_bytes
+from mjfleet.utils.safe_read import read_bytes
 
 FOLDER = "task"
 MAX_BYTES, MAX_FILES, MAX_DEPTH = 64 << 20, 2000, 20
@@ -227,7 +227,7 @@ def _kept(checkpoint: Path, task_hash: str) -> _Kept | None:
 
 
 def _folder(run_dir: Path, task_hash: str) -> Path:
-    return path_in(run_dir, FOLDER) / task_hash[:16]
+    return run_dir / FOLDER / task_hash[:16]
 
 
 def difference(then: TaskCode, now: TaskCode) -> str:
@@ -268,7 +268,8 @@ def _regular_files(folder: Path, left_out: dict[str, str]) -> Iterator[tuple[int
             if stat.S_ISREG(status.st_mode):
                 yield status.st_size, path
             else:
-                left_out[path] = KINDS.get(stat.S_IFMT(status.st_mode), "no regular file")
+                is_link = stat.S_ISLNK(status.st_mode)
+                left_out[path] = "a symbolic link" if is_link else "no regular file"
 
 
 def _imported(path: str, data: bytes) -> Iterator[str]:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin
 
+import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
@@ -18,7 +19,6 @@ from mjfleet.config.field_kinds import decides_learning
 from mjfleet.config.rank_seed import shared_seed
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import read_config
-from mjfleet.runs.plain_yaml import load_yaml
 from mjfleet.utils.console import in_a_line
 
 RANGE = re.compile(r"([^,\s]+?)\.\.([^,:\s]+)(?::(\S+))?")
@@ -129,8 +129,8 @@ def _distribution(field: Flag, text: str, config: TrainConfig) -> Distribution:
             with_values(config, {field.name: end})
         return one
     try:
-        values = load_yaml(f"[{text}]".encode())
-    except ValueError:
+        values = yaml.safe_load(f"[{text}]")
+    except (yaml.YAMLError, ValueError):
         values = []
     if not values:
         raise UserError(f"it must be {FORMS}.")

@@ -20,7 +20,6 @@ from mjfleet.tools.logged_run import LoggedRun, group_runs, read_runs
 from mjfleet.tools.output_file import check_output
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line, printable
-from mjfleet.utils.safe_read import path_in
 
 MAX_SIDE_BY_SIDE, MAX_PANELS = 4, 100
 POINTS = 500  # Of a mean.
@@ -83,7 +82,7 @@ def plot(arguments: Sequence[str]) -> int:
     folders = [find_run(name, name, root, may_be_group=True) for name in parsed.runs]
     runs = [run for folder in folders for run in read_runs(folder)]
     if parsed.output is None:
-        output = path_in(folders[-1], "plots/curves.png")
+        output = folders[-1] / "plots" / "curves.png"
     else:
         output = check_output("--output", parsed.output, SUFFIXES)
     known = list(dict.fromkeys(column for run in runs for column in run.columns))

@@ -27,7 +27,6 @@ from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
 from mjfleet.runs.run_lookup import group_of, groups_in, is_group, members_of, name_of
 from mjfleet.runs.run_summary import Summary
 from mjfleet.utils.console import print_error, print_line
-from mjfleet.utils.safe_read import path_in, walk
 
 PRUNED = ".pruned_"  # What the name of a folder begins with whose files are being removed.
 WORDS = ("all", "unfinished", "checkpoints")
@@ -120,7 +119,9 @@ def _removal(path: Path, summary: Summary, conditions: Sequence[str]) -> Removal
     if "checkpoints" not in conditions:
         return _whole(path, f"{summary.status}, {summary.iterations} iterations")
     newest, _ = choose(path)
-    folder = path_in(path, "checkpoints")
+    folder = path / "checkpoints"
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link.")
     kept = {newest, folder / BEST, folder / FINAL}
     files = {f: about for f, about in _files(folder).items() if f.suffix == ".pt" and f not in kept}
     if not newest or not files:
@@ -171,7 +172,7 @@ def _why_kept(path: Path) -> str | None:
 def _files(folder: Path) -> dict[Path, os.stat_result]:
     """Return the regular files in a folder and its folders, without following links."""
     found = {}
-    for path in (here / name for here, _, names in walk(folder) for name in names):
+    for path in (Path(here, name) for here, _, names in os.walk(folder) for name in names):
         with suppress(FileNotFoundError):  # A run has begun meanwhile.
             found[path] = path.lstat()
     return {path: about for path, about in found.items() if stat.S_ISREG(about.st_mode)}

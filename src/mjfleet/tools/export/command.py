@@ -31,7 +31,7 @@ from mjfleet.tools.trained_task import trained_task
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
-from mjfleet.utils.safe_read import path_in, read_json
+from mjfleet.utils.safe_read import read_json
 from mjfleet.worker.thread_limits import prepare
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def export(arguments: Sequence[str]) -> int:
         raise UserError(f"--format pretrained: {trained.checkpoint} has that format already.")
     if parsed.output is None:
         name = task if parsed.format == PRETRAINED else "policy"
-        output = path_in(trained.run_dir, f"exported/{name}{suffix}")
+        output = trained.run_dir / "exported" / f"{name}{suffix}"
     else:
         output = check_output("--output", parsed.output, [suffix])
     _refuse_to_replace(output, parsed.format, task)

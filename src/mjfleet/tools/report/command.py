@@ -18,7 +18,6 @@ from mjfleet.tools.report.group_contents import read_group_contents
 from mjfleet.tools.report.page_file import write_page
 from mjfleet.tools.report.report_contents import read_contents
 from mjfleet.utils.console import print_line
-from mjfleet.utils.safe_read import path_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ def report(arguments: Sequence[str]) -> int:
     parsed = parse_flags(ReportArguments, arguments, "mjfleet report")
     run_dir = find_run(parsed.run, parsed.run, Path(parsed.log_root), may_be_group=True)
     if parsed.output is None:
-        output = path_in(run_dir, "report.html")
+        output = run_dir / "report.html"
     else:
         output = check_output("--output", parsed.output)
     # What the user names may be a link, such as /dev/stdout; one in a run is replaced.
