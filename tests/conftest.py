@@ -76,7 +76,7 @@ def temporary_files() -> Iterator[None]:
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("TMPDIR", folder)
-        patch.setenv("XDG_STATE_HOME", f"{folder}/state")  # The key that signs configurations.
+        patch.setenv("XDG_STATE_HOME", f"{folder}/state")  # Hashes of what runs have written.
         patch.setattr(tempfile, "tempdir", folder)
         yield
 

@@ -31,7 +31,7 @@ from mjfleet.config import (
     to_dict,
     train_config,
 )
-from mjfleet.config.field_kinds import CLASSES, INITIAL, NAMES, OPERATION, PLACEMENT
+from mjfleet.config.field_kinds import INITIAL, NAMES, OPERATION, PLACEMENT
 from mjfleet.errors import UserError
 from mjfleet.legged.config import CommandConfig, VelocityConfig, WeightsConfig
 from mjfleet.registry import discover
@@ -50,7 +50,8 @@ agent.actor.distribution.std_range agent.actor.distribution.learn_std
 agent.critic.hidden_dims agent.critic.activation
 agent.critic.obs_normalization agent.critic.rnn_type agent.critic.rnn_hidden_dim
 agent.critic.rnn_num_layers
-agent.teacher.checkpoint agent.teacher.obs_groups
+agent.teacher.checkpoint agent.teacher.obs_groups agent.algorithm.name agent.runner_hook
+agent.actor.class_name agent.critic.class_name agent.teacher.class_name
 agent.teacher.hidden_dims agent.teacher.activation agent.teacher.obs_normalization
 agent.teacher.rnn_type agent.teacher.rnn_hidden_dim agent.teacher.rnn_num_layers
 agent.teacher.distribution.class_name agent.teacher.distribution.init_std
@@ -199,7 +200,7 @@ def dotted_names(kind: type[Any], prefix: str = "") -> Iterator[str]:
 
 
 def test_every_field_says_who_may_set_it_and_whether_it_decides_what_is_learned() -> None:
-    kinds = (PLACEMENT, CLASSES, OPERATION, NAMES, INITIAL, LEARNING)
+    kinds = (PLACEMENT, OPERATION, NAMES, INITIAL, LEARNING)
     assert {*dotted_names(TrainConfig)} == frozenset.union(*kinds)
     assert not any(one & other for one, other in combinations(kinds, 2))
 

@@ -62,6 +62,15 @@ class FoundTask:
                         f"task {self.name} observes: {', '.join(known)}."
                     )
 
+    def owns(self, reference: str) -> bool:
+        """Return whether `module:Class` is of the task's folder, or of its installed package."""
+        module = reference.partition(":")[0]
+        if module.isidentifier() and (self.folder / f"{module}.py").is_file():
+            return True
+        spec = importlib.util.find_spec(module.partition(".")[0])
+        places = spec.submodule_search_locations if spec else None
+        return any(self.folder.is_relative_to(place) for place in places or ())
+
     @same_folder()
     def load(self, reference: str, base: type | None = None) -> Any:
         """Return the object `module:name` of the task folder, such as `env:CartpoleEnv`.

@@ -17,7 +17,8 @@ from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate
 from mjfleet.rl.algorithm_choice import choose_algorithm
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.runner import Runner
-from mjfleet.runs.config_yaml import read_config
+from mjfleet.runs.config_yaml import write_config
+from mjfleet.runs.foreign_files import from_file
 
 from ..conftest import REPOSITORY, Run, rows
 from ..env.test_env import BUNDLED, build_task
@@ -304,14 +305,17 @@ def test_fields_of_ones_own_reach_ones_own_class_alone(
         assert [row["loss/pull"] for row in rows(tmp_path / name)] == ["0.25"]
 
 
-def test_somebody_elses_file_names_no_classes(
-    pole: FoundTask, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_file_names_classes_of_the_task_and_those_that_a_run_has_used(
+    pole: FoundTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "other.yaml"
-    file.write_text("agent: {actor: {class_name: 'nets:Residual'}, critic: {class_name: RNNModel}}")
-    assert read_config(str(file))["agent"] == {"actor": {}, "critic": {"class_name": "RNNModel"}}
-    assert "agent.actor.class_name" in capsys.readouterr().err
-    assert "Residual" in str(read_config(str(file), trust=True))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    own, other = ({"agent": {"actor": {"class_name": f"{m}:Residual"}}} for m in ("nets", "there"))
+    assert from_file(pole, own).agent.actor.class_name == "nets:Residual"
+    with pytest.raises(UserError, match="'there:Residual': a file may name classes of"):
+        from_file(pole, other)
+    config = from_file(pole, other, lambda name: name == "agent.actor.class_name")
+    write_config(tmp_path / "config.yaml", pole.name, config)
+    assert from_file(pole, other) == config
 
 
 def test_images_are_seen_by_convolutions(pole: FoundTask, run: Run, tmp_path: Path) -> None:

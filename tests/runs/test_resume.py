@@ -83,7 +83,7 @@ def test_a_run_without_a_checkpoint_is_not_played(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run_dir = make_run(Path("logs", TASK))
-    assert run_command(play, [TASK, "--resume", "latest", "--trust"]) == 2
+    assert run_command(play, [TASK, "--resume", "latest"]) == 2
     error = f"error: --resume latest: {run_dir} has no checkpoint yet.\n"
     assert capsys.readouterr().err == error
 

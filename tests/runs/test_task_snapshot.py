@@ -21,7 +21,7 @@ BUNDLED = discover({}).tasks["cartpole-balance"].folder
 
 @pytest.fixture(autouse=True)
 def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a user's key, empty."""
+    """The state folder of a user, empty."""
     folder = tmp_path_factory.mktemp("state")
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
     return folder
@@ -106,38 +106,44 @@ def test_code_of_ones_own_run_is_used_as_it_was(folder: Path, tmp_path: Path) ->
     assert changes
     assert "-x = 1\n" in changes
     assert changes.endswith("+x = 2")
-    with as_trained(checkpoint, "arm", trust=False) as (was, _):
+    with as_trained(checkpoint, "arm", is_asked=False) as (was, _):
         assert (was / "env.py").read_text().endswith("x = 1\n")
         assert (was / "meshes" / "hand.stl").read_bytes() == b"\0\1\2"
     assert not was.exists()
 
 
-def damages(kept: Path, checkpoint: Path, key: Path) -> Iterator[tuple[str, bool]]:
-    """Change something in a run; yield what is said then, and whether trust helps."""
+def damages(kept: Path, checkpoint: Path) -> Iterator[str]:
+    """Change something in a run; yield what is said then."""
     (kept / "env.py").write_text("import os\n")
-    yield "is not as it was", False
+    yield "is not as it was"
     shutil.copy(kept.parents[2] / "tasks" / "arm" / "env.py", kept)
     (kept / "env.cpython-311-x86_64-linux-gnu.so").write_bytes(b"")
-    yield "is not as it was", False
-    (kept / "env.cpython-311-x86_64-linux-gnu.so").unlink()
-    (kept / "__pycache__").mkdir()
-    (kept / "__pycache__" / "env.cpython-311.pyc").write_bytes(b"")
-    key.write_bytes(os.urandom(32))
-    yield "not from a run of this user", True
+    yield "is not as it was"
     checkpoint.write_bytes(pack_checkpoint({}, {"iteration": 1, "task_hash": "../../x"}))
-    yield "keeps no code", False
+    yield "keeps no code"
 
 
-def test_other_code_is_refused(folder: Path, tmp_path: Path, state: Path) -> None:
+def test_other_code_is_refused(folder: Path, tmp_path: Path) -> None:
     checkpoint = keep(folder, tmp_path / "run")
     (kept,) = (tmp_path / "run" / "task").iterdir()
-    (key,) = (path for path in state.rglob("*") if path.is_file())
-    for message, is_trusted in damages(kept, checkpoint, key):
-        with pytest.raises(UserError, match=message), as_trained(checkpoint, "arm", False):
+    for message in damages(kept, checkpoint):
+        with pytest.raises(UserError, match=message), as_trained(checkpoint, "arm", True):
             pass
-        if is_trusted:
-            with as_trained(checkpoint, "arm", True) as (was, _):
-                assert {path.name for path in was.iterdir()} == {"env.py", "meshes"}
+
+
+def test_code_of_somebody_else_runs_only_if_it_is_asked_for(
+    folder: Path, tmp_path: Path, state: Path
+) -> None:
+    checkpoint = keep(folder, tmp_path / "run")
+    (kept,) = (tmp_path / "run" / "task").iterdir()
+    (kept / "__pycache__").mkdir()
+    (kept / "__pycache__" / "env.cpython-311.pyc").write_bytes(b"")
+    shutil.rmtree(state)
+    words = "no run that was begun here has used the code"
+    with pytest.raises(UserError, match=words), as_trained(checkpoint, "arm", False):
+        pass
+    with as_trained(checkpoint, "arm", True) as (was, _):
+        assert {path.name for path in was.iterdir()} == {"env.py", "meshes"}
 
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "", "..", "a\x1bb"])

@@ -17,6 +17,7 @@ from mjfleet.config.validation import FOLDER_NAME
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.config_yaml import read_config
+from mjfleet.runs.foreign_files import IsGiven, from_file
 from mjfleet.runs.resume_choice import take_tasks_dir
 
 Config = TrainConfig | Mapping[str, Any] | str | os.PathLike[str]
@@ -36,7 +37,9 @@ def choose_task(
     Raises:
         UserError: there is no such task, or a value is not allowed.
     """
-    data, changed = _plain(_read(config)), _plain(changes)
+    changed = _plain(changes)
+    given, is_file = by_dotted_name(changed), isinstance(config, (str, os.PathLike))
+    data = _plain(_read(config, lambda field: field in given))
     if not isinstance(task, str):
         found = _by_value(task, name, changes)
     elif name is not None:
@@ -44,10 +47,10 @@ def choose_task(
     else:
         found = discover(os.environ, changed.get("tasks_dir") or take_tasks_dir(data)).find(task)
     try:
-        chosen = from_dict(from_dict(found.defaults(), data), changed)
+        base = from_file(found, data, lambda field: field in given or not is_file)
+        chosen = from_dict(base, changed)
     except UserError as error:
         raise UserError(f"{found.name}: {error}") from None
-    given = by_dotted_name(changed)
     return found, settle(found, chosen, lambda field: given.get(field) is not None)
 
 
@@ -78,7 +81,7 @@ def _by_value(env_class: type, name: str | None, changes: Mapping[str, Any]) -> 
     return ClassTask(name, Path(name), task, with_whole_path(env_class))
 
 
-def _read(config: Config | None) -> dict[str, Any]:
+def _read(config: Config | None, is_given: IsGiven) -> dict[str, Any]:
     if config is None:
         return {}
     if isinstance(config, TrainConfig):
@@ -86,7 +89,7 @@ def _read(config: Config | None) -> dict[str, Any]:
     if isinstance(config, Mapping):
         return dict(config)
     if isinstance(config, (str, os.PathLike)):
-        return read_config(os.fspath(config))
+        return read_config(os.fspath(config), is_given=is_given)
     raise UserError(f"config is {config!r}; it must be a file, a mapping or a TrainConfig.")
 
 

@@ -17,7 +17,7 @@ from mjfleet.registry import FoundTask
 
 OF_TRAIN = frozenset(field.name for field in fields(LaunchConfig)) - {
     *("gpu_ids", "cpu_threads", "engine", "numa", "deterministic", "total_envs", "total_steps"),
-    *("log_root", "tasks_dir", "on_nan", "trust"),
+    *("log_root", "tasks_dir", "on_nan"),
 }
 """Fields of the configuration that have no meaning for one worker in this process."""
 

@@ -30,7 +30,7 @@ class Policy:
     @classmethod
     def read(cls, run: str, device: str) -> "Policy":
         """Read the policy of a run directory or a checkpoint."""
-        task, trained = find_trained(run, Path("logs"), trust=False)
+        task, trained = find_trained(run, Path("logs"))
         now = discover({}, take_tasks_dir(trained.config)).tasks.get(task)
         with trained_task(trained.checkpoint, task, now, trained.config, False) as (found, own):
             config = own.with_num_envs(1)

@@ -12,7 +12,7 @@ from mjfleet.api.run import Run
 from mjfleet.api.task_by_value import ClassTask
 from mjfleet.errors import UserError
 from mjfleet.launch.launch_plan import new_folder
-from mjfleet.runs.config_yaml import write_config
+from mjfleet.runs.config_yaml import placement_flags, write_config
 
 OF_COMMAND = ("seeds", "per_run", "dry_run", "resume", "config")
 """Flags of `train` that this function has no equal for."""
@@ -63,9 +63,9 @@ def train(
         if isinstance(found, ClassTask):
             config = replace(config, tasks_dir=str(found.write(folder)))
         write_config(file, found.name, config)
-        # A configuration's file has no teacher, and does not say whom to trust.
-        others = {"run_dir": run_dir, "teacher": planned.teacher, "trust": planned.trust}
-        return ["train", found.name, "--config", str(file), *as_flags(others)]
+        # What does not count in a file, and a teacher, of which it has none.
+        others = as_flags({"run_dir": run_dir, "teacher": planned.teacher})
+        return ["train", found.name, "--config", str(file), *others, *placement_flags(config)]
 
     process = CommandProcess(arguments, not background, place_for_workers(planned))
     return Run.of_process(process, run_dir, background)

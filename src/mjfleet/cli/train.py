@@ -5,7 +5,7 @@ Runs in the launcher, and in each worker that torchrun, srun or mpirun has start
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from mjfleet.errors import UserError, run_command
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.runs.beginning import resume_or_fork, with_teacher
 from mjfleet.runs.config_yaml import read_config, task_of
+from mjfleet.runs.foreign_files import IsGiven, from_file
 from mjfleet.runs.resume_choice import (
     Resume,
     Wanted,
@@ -34,6 +35,7 @@ from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
 from mjfleet.worker.rank_environment import torchrun_variables
 
+UNUSED = ("log_root", "init_from")  # Of a run's configuration, where the run continues.
 INIT_STD = "agent.actor.distribution.init-std"
 EXCLUSIVE = {
     "total_envs": ("env.num_envs", "for all workers or for each"),
@@ -79,16 +81,16 @@ def _kept_code(arguments: Sequence[str]) -> Iterator[list[str]]:
     There is need if the task is found nowhere, as that of a script's class. Yields the flag that
     names the folder's place, or none. The place is beside the run, where other hosts find it too.
     """
-    wanted, trust = peek(arguments, "--resume"), is_given(arguments, "--trust")
-    recorded = {} if wanted is None else read_recorded(wanted, trust)
+    wanted = peek(arguments, "--resume")
+    recorded = {} if wanted is None else read_recorded(wanted)
     tasks_dir = peek(arguments, "--tasks-dir") or take_tasks_dir(recorded)
     words = list[str]()
     with ExitStack() as stack:
         if wanted and recorded and arguments[0] not in discover(os.environ, tasks_dir).tasks:
-            task, trained = find_trained(wanted, Path(), trust)
+            task, trained = find_trained(wanted, Path())
             place = trained.run_dir.absolute().parent
             if task == arguments[0]:
-                own = as_trained(trained.checkpoint, task, trust, place)
+                own = as_trained(trained.checkpoint, task, False, place)
                 words = ["--tasks-dir", str(stack.enter_context(own)[0].parent)]
                 print_line(FOUND_NOWHERE.format(task))
         yield words
@@ -173,9 +175,9 @@ def _wanted(found: FoundTask, flags: Sequence[str]) -> Wanted | None:
     default = found.defaults()
     log_root = peek(flags, "--log-root") or default.log_root
     experiment = peek(flags, "--agent.experiment-name") or default.agent.experiment_name
-    trust, dry_run = is_given(flags, "--trust"), is_given(flags, "--dry-run")
-    folder = Path(log_root, experiment)
-    return find_wanted(wanted, found.name, folder, trust, dry_run, may_be_group=True)
+    folder, dry_run = Path(log_root, experiment), is_given(flags, "--dry-run")
+    gives = _gives(flags, UNUSED)
+    return find_wanted(wanted, found.name, folder, gives, dry_run, may_be_group=True)
 
 
 def _base(arguments: Sequence[str]) -> dict[str, Any]:
@@ -185,11 +187,17 @@ def _base(arguments: Sequence[str]) -> dict[str, Any]:
         raise UserError(
             "--config and --resume: give one; a resumed run keeps its own configuration."
         )
-    trust = is_given(arguments, "--trust")
+    gives = None if {*HELP, LIST_FLAGS} & set(arguments) else _gives(arguments, UNUSED)
     if wanted is not None:
-        return read_recorded(wanted, trust)
+        return read_recorded(wanted, gives)
     task = next((word for word in arguments[:1] if not word.startswith("-")), None)
-    return {} if file is None else read_config(file, task=task, trust=trust)
+    gives = gives and _gives(arguments)
+    return {} if file is None else read_config(file, task=task, is_given=gives)
+
+
+def _gives(arguments: Sequence[str], others: Container[str] = ()) -> IsGiven:
+    """Return a function that tells whether arguments give a field; `others` need not be given."""
+    return lambda name: name in others or bool(split_words(arguments, {name.replace("_", "-")})[0])
 
 
 def _drop_names_of_others(data: dict[str, Any], task: str, registry: Registry) -> None:
@@ -207,7 +215,7 @@ def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> Tr
     """Return the task's defaults, overridden by the data of a file, overridden by the flags."""
     default = found.defaults()
     try:
-        default = from_dict(default, data)
+        default = from_file(found, data, _gives(flags))
     except UserError as error:
         if file := peek(flags, "--config"):
             raise UserError(f"--config {file}: {error}") from None

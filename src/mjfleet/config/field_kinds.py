@@ -4,8 +4,6 @@ Names are dotted, as in config.yaml. A field in none of these sets decides what 
 task's own fields under `env.` do; a run that is resumed with another value becomes one of its own.
 """
 
-from mjfleet.config.validation import is_class_path
-
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -13,22 +11,14 @@ def _names(text: str) -> frozenset[str]:
 
 PLACEMENT = _names("""
 hosts ssh_config launcher_address min_hosts env_var tasks_dir log_root run_dir torchrunx_log_dir
-resume config trust teacher init_from agent.logger agent.wandb.project agent.wandb.entity
+resume config teacher init_from agent.logger agent.wandb.project agent.wandb.entity
 agent.wandb.mode agent.wandb.checkpoints
 """)
-"""Fields that a file may set only if it is the user's own: where, as whom and with whose code a run
-is trained. A resumed run with other values continues in place."""
-
-CLASSES = _names("""
-agent.actor.class_name agent.critic.class_name agent.teacher.class_name agent.algorithm.name
-agent.runner_hook
-""")
-"""What may be `module:Class`, whose code then learns. Only the user decides on such a value, as on
-PLACEMENT; a plain name may come from any file. A run that is resumed with another value becomes one
-of its own."""
+"""Fields that do not count in a file, unless a run that was begun here has the same: where, as whom
+and with whose code a run is trained. A resumed run with other values continues in place."""
 
 TEACHER = "agent.teacher.checkpoint"
-"""A file to learn from, on which only the user decides."""
+"""A file to learn from, which counts as PLACEMENT does."""
 
 OPERATION = _names("""
 gpu_ids cpu_workers engine cpu_threads numa deterministic backend collective_timeout hang_timeout
@@ -54,12 +44,6 @@ SHORT = {
     "agent.run_name": "run_name",
 }
 """Fields whose flags also have a short name: `--seed` is `--agent.seed`."""
-
-
-def is_for_the_user(name: str, value: object) -> bool:
-    """Return whether only the user may say that a field has a value other than its default."""
-    is_class = name in CLASSES and isinstance(value, str) and is_class_path(value)
-    return is_class or name in PLACEMENT or name == TEACHER
 
 
 def decides_learning(name: str) -> bool:

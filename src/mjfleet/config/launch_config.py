@@ -128,9 +128,6 @@ class LaunchConfig(Checked):
     config: str | None = None
     """YAML or JSON file to start from, such as the config.yaml of an earlier run; flags override
     it. Where it names its task, the command need not."""
-    trust: bool = False
-    """Accept hosts, environment variables, folders and W&B project from a configuration of somebody
-    else; look at it first. A configuration of your own runs needs no flag."""
     plain: bool = False
     """Print one line per iteration instead of a live view; always so without a terminal."""
     quiet: bool = False

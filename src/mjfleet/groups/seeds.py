@@ -24,7 +24,13 @@ from mjfleet.launch.launch_training import plan_here, refuse_existing, resume_co
 from mjfleet.launch.planned_run import FAILED, draw_curves
 from mjfleet.registry import FoundTask
 from mjfleet.runs.beginning import begin_from
-from mjfleet.runs.config_yaml import CONFIG_FILE, differences, read_config, write_config
+from mjfleet.runs.config_yaml import (
+    CONFIG_FILE,
+    differences,
+    placement_flags,
+    read_config,
+    write_config,
+)
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, read_record
 from mjfleet.runs.run_lookup import record_of
@@ -166,10 +172,10 @@ def _train(
     for name, seed in seeds.items():
         changes = _changes(found, group.folder / name, config)
         flags = tuple(as_flag(n, v) for n, v in changes.items())
-        flags += ("--trust",) if config.trust else ()
         waiting.append(Member(name, ("--agent.seed", str(seed)), flags))
     experiment = config.agent.experiment_name
     begin = ["--config", str(group.config_file), "--agent.experiment-name", experiment]
+    begin += placement_flags(config)
     print_line(f"group: {group.folder}")
     with GroupView(config) as view:
         members = _Seeds(group, waiting, view)
@@ -198,7 +204,7 @@ def _changes(found: FoundTask, run_dir: Path, config: TrainConfig) -> dict[str, 
         return {}
     file = str(run_dir / CONFIG_FILE)
     try:
-        theirs = from_dict(found.defaults(), read_config(file, file, trust=config.trust))
+        theirs = from_dict(found.defaults(), read_config(file, file))
     except UserError:
         return {}  # Its own process says what is wrong.
     different = differences(config, theirs)

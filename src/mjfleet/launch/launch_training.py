@@ -65,7 +65,7 @@ def launch_training(
         experiment = Path(config.log_root, config.agent.experiment_name)
         if (same := undone_checkpoint(Path(run_dir))) is not None:
             run_dir = str(same)
-        resume = find_resume(run_dir, found.name, experiment, is_rank_0, trust=True)
+        resume = find_resume(run_dir, found.name, experiment, is_rank_0)
         return replace(resume, is_restart=True)
 
     def find_code(run_dir: str | Path) -> FoundTask:

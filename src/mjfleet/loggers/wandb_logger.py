@@ -18,7 +18,7 @@ import psutil
 from mjfleet.config import WandbConfig
 from mjfleet.loggers.logger import Logger, Row
 from mjfleet.runs.config_yaml import CONFIG_FILE
-from mjfleet.runs.foreign_files import WANDB_RUN, sign
+from mjfleet.runs.foreign_files import WANDB_RUN, remember
 from mjfleet.runs.run_json import RECORD_FILE, read_record, record_to_share, write_record
 from mjfleet.runs.run_lookup import group_of
 from mjfleet.utils.console import in_a_line
@@ -54,7 +54,8 @@ class WandbLogger(Logger):
             self._config["parent"] = parent
             wanted = None if wanted == parent.get("wandb_id") else wanted
         run_id = record.get("wandb_id") or wanted or uuid.uuid4().hex[:16]
-        write_record(self._run_dir, wandb_id=run_id, wandb_signature=sign(WANDB_RUN, run_id))
+        write_record(self._run_dir, wandb_id=run_id)
+        remember(WANDB_RUN, run_id)
         # At exit, W&B's telemetry would wait for a server that does not answer.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         # Folder for copies of checkpoints until they are uploaded.

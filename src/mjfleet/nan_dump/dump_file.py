@@ -9,7 +9,6 @@ the number of its steps:
     action[k]  term/<name>[k]  reward[k]  done[k]      reward as it is learned from
     worlds  num_envs  iteration  decimation  task  mujoco
     model                   the MjModel in MuJoCo's binary form, as bytes
-    signature               of the model, by the key of the user who trained
 """
 
 import hashlib
@@ -24,7 +23,7 @@ import mujoco
 import numpy as np
 
 from mjfleet.errors import UserError
-from mjfleet.runs.foreign_files import is_own, sign
+from mjfleet.runs.foreign_files import is_own, remember
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.safe_read import open_regular
@@ -101,8 +100,8 @@ def save(path: Path, model: mujoco.MjModel, arrays: Mapping[str, Any]) -> None:
     """Write a dump, whole or not at all, and create its folder if needed."""
     binary = np.empty(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, binary)
-    signature = sign(KIND, _hash(binary.tobytes()))
-    everything = {**arrays, "model": binary, "mujoco": mujoco.__version__, "signature": signature}
+    remember(KIND, _hash(binary.tobytes()))
+    everything = {**arrays, "model": binary, "mujoco": mujoco.__version__}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda file: np.savez_compressed(file, **everything))
 
@@ -127,7 +126,7 @@ def load(path: Path | str, trust: bool = False) -> NanDump:
             with np.load(opened, allow_pickle=False) as file:
                 arrays = dict(file)
         binary, version = arrays.pop("model").tobytes(), str(arrays.pop("mujoco"))
-        signature = str(arrays.pop("signature", ""))
+        arrays.pop("signature", None)  # Of an earlier version.
         _check(arrays)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
@@ -136,7 +135,7 @@ def load(path: Path | str, trust: bool = False) -> NanDump:
             f"{path} is not a NaN dump, which a run writes as failures/nan_rank<r>.npz: "
             f"{in_a_line(error)}"
         ) from None
-    if not trust and not is_own(KIND, _hash(binary), signature):
+    if not trust and not is_own(KIND, _hash(binary)):
         raise UserError(
             f"{path} is not from a run of this user, and MuJoCo reads its model without checking "
             "it: --trust accepts that."

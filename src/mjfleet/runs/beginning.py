@@ -140,7 +140,7 @@ def with_teacher(config: TrainConfig) -> TrainConfig:
         return config
     try:
         log_root = Path(config.log_root)
-        _, trained = find_trained(config.teacher, log_root, config.trust, config.dry_run)
+        _, trained = find_trained(config.teacher, log_root, config.dry_run)
         network = value_at(trained.config, "agent.actor")
         data = dict(network) if isinstance(network, dict) else {}
         if groups := value_at(trained.config, "agent.obs_groups.actor"):

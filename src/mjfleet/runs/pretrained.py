@@ -35,7 +35,7 @@ def recorded_in(config: TrainConfig) -> dict[str, Any]:
     return {"env": to_dict(config.env), "agent": kept}
 
 
-def config_in(checkpoint: Path, trust: bool = False) -> dict[str, Any]:
+def config_in(checkpoint: Path) -> dict[str, Any]:
     """Return the configuration that a pretrained policy holds; empty for other checkpoints.
 
     Of a file that somebody else may have made, it says what is learned, and nothing more: see
@@ -43,8 +43,7 @@ def config_in(checkpoint: Path, trust: bool = False) -> dict[str, Any]:
     """
     data = about(checkpoint).get("config")
     data = data if isinstance(data, dict) else {}
-    if not trust:
-        leave_out_placement(data, "", str(checkpoint))
+    leave_out_placement(data, str(checkpoint))
     return data
 
 

@@ -9,6 +9,7 @@ from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_archive import about, why_damaged
 from mjfleet.runs.checkpoint_names import INIT, checkpoints_in, iteration_of
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
+from mjfleet.runs.foreign_files import IsGiven
 from mjfleet.runs.pretrained import PLAYED, config_in
 from mjfleet.runs.run_directory import lock_run
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
@@ -75,14 +76,14 @@ def find_wanted(
     wanted: str,
     task: str,
     experiment: Path,
-    trust: bool = False,
+    is_given: IsGiven | None = None,
     dry_run: bool = False,
     may_be_group: bool = False,
 ) -> Wanted:
     """Return what `--resume` names: a path, or a word for a run that `find_run` knows.
 
-    `latest` looks for runs in the folder `experiment`, below the log root. `trust` is as for
-    `read_config`, `dry_run` and `may_be_group` are as for `find_run`.
+    `latest` looks for runs in the folder `experiment`, below the log root. `is_given` is as
+    for `read_config`, `dry_run` and `may_be_group` are as for `find_run`.
 
     Raises:
         UserError: the run or file does not exist, or belongs to another task.
@@ -97,7 +98,7 @@ def find_wanted(
         path = Path(os.path.realpath(path)) if path.is_symlink() else path
         kind, recorded, config = "checkpoint", about(path).get("task", task), {}
     else:
-        kind, (recorded, config) = "run", _recorded(run_dir, FLAG, trust)
+        kind, (recorded, config) = "run", _recorded(run_dir, FLAG, is_given)
     if recorded != task:
         raise UserError(
             f"{FLAG}{run_dir or path} is a {kind} of the task {recorded}, not of {task}: name "
@@ -119,21 +120,17 @@ def choose_checkpoint(wanted: Wanted, take_lock: bool = False) -> Resume:
     return Resume(wanted.run_dir, checkpoint, wanted.config, notes, lock)
 
 
-def find_resume(
-    wanted: str, task: str, experiment: Path, take_lock: bool = False, trust: bool = False
-) -> Resume:
+def find_resume(wanted: str, task: str, experiment: Path, take_lock: bool = False) -> Resume:
     """Return what `--resume` means to go on in place: `find_wanted`, then `choose_checkpoint`."""
-    return choose_checkpoint(find_wanted(wanted, task, experiment, trust), take_lock)
+    return choose_checkpoint(find_wanted(wanted, task, experiment), take_lock)
 
 
-def find_trained(
-    wanted: str, log_root: Path, trust: bool, dry_run: bool = False
-) -> tuple[str, Trained]:
+def find_trained(wanted: str, log_root: Path, dry_run: bool = False) -> tuple[str, Trained]:
     """Return the task and the policy of a run, which a word or one of its checkpoints names, or
     those of a pretrained policy's file.
 
-    `trust` is as for `read_config`, `dry_run` as for `find_run`. UserError if the run or file does
-    not exist, is damaged, or has no checkpoint.
+    `dry_run` is as for `find_run`. UserError if the run or file does not exist, is damaged, or has
+    no checkpoint.
     """
     path = find_run(wanted, wanted, log_root, dry_run=dry_run)
     run_dir = _run_of(path)
@@ -141,12 +138,12 @@ def find_trained(
         known = about(path)
         if PLAYED in known and isinstance(known.get("task"), str):
             choose(path)  # UserError if it is damaged.
-            return known["task"], Trained(Path(), path, config_in(path, trust))
+            return known["task"], Trained(Path(), path, config_in(path))
         raise UserError(
             f"{wanted} is neither a run directory, nor a checkpoint in one "
             "(<run directory>/checkpoints/model_<n>.pt), nor a pretrained policy."
         )
-    task, config = _recorded(run_dir, trust=trust)
+    task, config = _recorded(run_dir)
     checkpoint, notes = choose(path)
     if checkpoint is None:
         raise UserError(f"{path} has no checkpoint yet.")
@@ -173,10 +170,10 @@ def find_task_of(
     return task, path
 
 
-def read_recorded(wanted: str, trust: bool) -> dict[str, Any]:
+def read_recorded(wanted: str, is_given: IsGiven | None = None) -> dict[str, Any]:
     """Return the configuration of the run that `--resume` names by its path, else nothing."""
     run_dir = None if wanted == LATEST else _run_of(Path(wanted))
-    return _recorded(run_dir, FLAG, trust)[1] if run_dir else {}
+    return _recorded(run_dir, FLAG, is_given)[1] if run_dir else {}
 
 
 def take_tasks_dir(recorded: dict[str, Any]) -> str | None:
@@ -246,11 +243,13 @@ def _run_of(path: Path) -> Path | None:
     return folder.parent if is_checkpoint and has_record else None
 
 
-def _recorded(run_dir: Path, flag: str = "", trust: bool = False) -> tuple[str, dict[str, Any]]:
+def _recorded(
+    run_dir: Path, flag: str = "", is_given: IsGiven | None = None
+) -> tuple[str, dict[str, Any]]:
     """Return the task of a run and its configuration."""
     task = _task_of(run_dir, flag)
     name = f"{flag}{run_dir}: its {CONFIG_FILE}"
-    return task, read_config(str(run_dir / CONFIG_FILE), name, trust=trust)
+    return task, read_config(str(run_dir / CONFIG_FILE), name, is_given=is_given)
 
 
 def _task_of(run_dir: Path, flag: str) -> str:

@@ -15,13 +15,13 @@ from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_names import INIT
 from mjfleet.runs.config_yaml import CONFIG_FILE, differences, write_config
-from mjfleet.runs.foreign_files import WANDB_RUN, is_own, say_left_out
+from mjfleet.runs.foreign_files import WANDB_RUN, is_own
 from mjfleet.runs.git_state import git_state
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.resumed_attempt import PENDING
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, now, read_record, write_record
 from mjfleet.runs.task_snapshot import TaskCode, keep, read_code
-from mjfleet.utils.console import in_a_line
+from mjfleet.utils.console import in_a_line, print_error
 from mjfleet.utils.packages import stack_versions
 from mjfleet.utils.safe_read import check_folder
 
@@ -149,7 +149,7 @@ class RunDirectory:
             name = INIT if parent["networks_only"] else f"model_{parent['iteration'] or 0}.pt"
             copy = self.path / "checkpoints" / name
             self.checkpoint = Path(shutil.copyfile(self.checkpoint, copy))
-        if not (config.trust or plan["is_restart"]) and "wandb" in config.agent.logger:
+        if not plan["is_restart"] and "wandb" in config.agent.logger:
             self._leave_out_foreign_id(record)
         # An attempt that was killed has recorded nothing.
         if attempts and attempts[-1].get("status") == "running":
@@ -182,10 +182,10 @@ class RunDirectory:
         )
 
     def _leave_out_foreign_id(self, record: Mapping[str, Any]) -> None:
-        """Forget the run's id on W&B unless this user's run has had it: it may be any run's."""
-        signed = record.get("wandb_id", ""), record.get("wandb_signature")
-        if signed[0] and not is_own(WANDB_RUN, *signed):
-            say_left_out(str(self.path / RECORD_FILE), "wandb_id")
+        """Forget the run's id on W&B unless a run of ours has had it: it may be any run's."""
+        if (run_id := record.get("wandb_id")) and not is_own(WANDB_RUN, run_id):
+            file = self.path / RECORD_FILE
+            print_error(f"{file}: left out its wandb_id, which no run that was begun here has had")
             write_record(self.path, wandb_id="")
 
     def _move_failures(self, attempts: int) -> None:

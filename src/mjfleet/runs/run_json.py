@@ -17,7 +17,7 @@ GROUP_FILE = "group.json"
 KINDS = {
     "task": str, "status": str, "attempts": list, "plan": dict, "argv": list, "git": dict,
     "versions": dict, "changed": dict, "parent": dict, "members": dict,
-    "wandb_id": str, "wandb_signature": str,
+    "wandb_id": str,
 }  # fmt: skip
 """The types of entries that other code relies on."""
 
@@ -70,5 +70,4 @@ def record_to_share(run_dir: Path, iteration: int) -> dict[str, Any]:
     end = {"status": "stopped", "ended": now(), "iterations": iteration}
     begin = {name: record[name] for name in ("task", "started", "seed", "versions")}
     attempt = {"started": record["started"], **end}
-    begin["wandb_signature"] = record.get("wandb_signature", "")
     return {**begin, **end, "plan": {**sizes, "workers": workers}, "attempts": [attempt]}

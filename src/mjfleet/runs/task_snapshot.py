@@ -25,7 +25,7 @@ from mjfleet.config.validation import FOLDER_NAME
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_archive import about
 from mjfleet.runs.config_yaml import config_of_attempt
-from mjfleet.runs.foreign_files import is_own, sign
+from mjfleet.runs.foreign_files import CODE, is_own, remember
 from mjfleet.runs.run_lookup import record_of
 from mjfleet.utils.console import printable
 from mjfleet.utils.packages import STACK
@@ -92,7 +92,6 @@ class _Kept:
 
     folder: Path
     code: TaskCode
-    signature: str
     config: Path  # The configuration with which the run trained by this code last.
 
 
@@ -125,11 +124,11 @@ def keep(task_folder: Path, code: TaskCode, run_dir: Path, place: Path) -> dict[
     """
     if not _folder(run_dir, code.hash).exists():
         code.write(_folder(place, code.hash))
+    remember(CODE, code.hash)
     return {
         "hash": code.hash,
         "left_out": dict(code.left_out),
         "packages": code.packages(task_folder),
-        "signature": sign("task", code.hash),
     }
 
 
@@ -149,16 +148,17 @@ def changes_since(checkpoint: Path, now: TaskCode) -> str | None:
 
 @contextmanager
 def as_trained(
-    checkpoint: Path, name: str, trust: bool, place: Path | None = None
+    checkpoint: Path, name: str, is_asked: bool, place: Path | None = None
 ) -> Iterator[tuple[Path, Path]]:
     """Make a folder called `name`, for the block, with the code that a checkpoint was trained with.
 
     It is made in a folder in `place`, or where temporary files belong. Yields it, and the file of
-    the configuration with which the run trained by that code last.
+    the configuration with which the run trained by that code last. `is_asked` says whether the user
+    has given --as-trained, which is the consent to run code of somebody else.
 
     Raises:
-        UserError: the run has no such code, or not all of it; it is not as it was; or the run is
-            somebody else's and not to be `trust`ed.
+        UserError: the run has no such code, or not all of it; it is not as it was; or no run that
+            was begun here has trained by it, and the user has not asked for it.
     """
     if not name or not FOLDER_NAME.holds(name):  # It may be what run.json says.
         raise UserError(f"--as-trained: the task {name!a} must be {FOLDER_NAME.allowed}.")
@@ -172,10 +172,11 @@ def as_trained(
         raise UserError(
             f"--as-trained: {kept.folder} is not as it was when {checkpoint} was trained."
         )
-    if not trust and not is_own("task", then, kept.signature):
+    if not is_asked and not is_own(CODE, then):
         raise UserError(
-            f"--as-trained: {kept.folder} is not from a run of this user; look at it, then --trust "
-            "runs it."
+            f"there is no task {name}, and no run that was begun here has used the code that this "
+            f"one keeps, {kept.folder}: look at it. Then `play` and `mjfleet export` run it with "
+            f"--as-trained, and `train` as a copy of it: tasks/{name}."
         )
     with TemporaryDirectory(prefix=".mjfleet-", dir=place) as folder:
         kept.code.write(Path(folder, name))
@@ -216,13 +217,11 @@ def _kept(checkpoint: Path, task_hash: str) -> _Kept | None:
         return None
     for number, attempt in reversed([*enumerate(attempts, 1)]):
         match attempt.get("code"):
-            case {"hash": found, "left_out": dict() as left_out, "signature": str() as signature}:
+            case {"hash": found, "left_out": dict() as left_out}:
                 texts = {str(path): str(why) for path, why in left_out.items()}
                 if found == task_hash and folder.is_dir() and not folder.is_symlink():
                     config = config_of_attempt(run_dir, number, len(attempts))
-                    return _Kept(
-                        folder, TaskCode(read_code(folder).files, texts), signature, config
-                    )
+                    return _Kept(folder, TaskCode(read_code(folder).files, texts), config)
     return None
 
 

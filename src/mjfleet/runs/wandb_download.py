@@ -159,7 +159,7 @@ def _experiment(run_dir: Path, task: str | None) -> str:
     its_task = record_of(run_dir)["task"]
     if task not in (None, its_task):
         raise UserError(f"it is a run of the task {its_task}, not of {task}.")
-    config = read_config(str(run_dir / CONFIG_FILE), CONFIG_FILE, trust=True)
+    config = read_config(str(run_dir / CONFIG_FILE), CONFIG_FILE)
     name = value_at(config, "agent.experiment_name")
     return AgentConfig(experiment_name=name or its_task).experiment_name  # It checks the name.
 

@@ -21,7 +21,7 @@ from mjfleet.groups.seeds import on_this_host
 from mjfleet.launch.launch_training import refuse_existing
 from mjfleet.registry import FoundTask
 from mjfleet.runs.beginning import begin_from
-from mjfleet.runs.config_yaml import CONFIG_FILE, write_config
+from mjfleet.runs.config_yaml import CONFIG_FILE, placement_flags, write_config
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows
 from mjfleet.runs.run_json import GROUP_FILE, write_record
 from mjfleet.runs.run_lookup import find_run, record_of
@@ -157,8 +157,10 @@ def _check_metric(task: str, config: TrainConfig, metric: str) -> None:
     )
     with TemporaryDirectory() as folder, StopRequest().installed():
         file, run_dir = Path(folder, "config.yaml"), Path(folder, "run")
-        write_config(file, task, replace(config, log_root=folder))
-        words = task, "--config", str(file), "--run-dir", str(run_dir), "--quiet"
+        config = replace(config, log_root=folder)
+        write_config(file, task, config)
+        words = (task, "--config", str(file), "--run-dir", str(run_dir), "--quiet")
+        words = (*words, *placement_flags(config))
         with ChildProcess(python_module("mjfleet.cli.train", *words), is_foreign=True) as child:
             if code := child.wait():
                 why = child.mistake() or child.errors().strip()

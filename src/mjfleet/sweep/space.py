@@ -41,7 +41,7 @@ def read_space(
     Raises:
         UserError: a field is unknown, cannot be tried, or does not allow some of the values.
     """
-    content = {} if file is None else read_config(file, f"--space {file}", task, trust=True)
+    content = {} if file is None else read_config(file, f"--space {file}", task, as_written=True)
     typed: dict[str, tuple[str, str]] = {}
     for name, values in by_dotted_name(content).items():
         text = values if isinstance(values, str) else json.dumps(values)

@@ -19,6 +19,7 @@ from mjfleet.groups.device_shares import Share
 from mjfleet.groups.group_record import GroupRecord
 from mjfleet.groups.run_queue import Ending, Member, RunningMember, run_members
 from mjfleet.launch.planned_run import FAILED
+from mjfleet.runs.config_yaml import placement_flags
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations, read_rows, value
 from mjfleet.runs.run_json import read_record
 from mjfleet.sweep.definition import Definition
@@ -69,7 +70,7 @@ def run_trials(
     """
     print_line(f"sweep's folder: {group.folder}")
     trials = Trials(group, study, config)
-    begin = "--config", str(group.config_file)
+    begin = "--config", str(group.config_file), *placement_flags(config)
     signal = run_members(group.folder, group.task, shares, trials, begin)
     if trials.trouble:
         raise trials.trouble

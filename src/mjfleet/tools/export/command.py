@@ -70,8 +70,6 @@ class ExportArguments(Checked):
     """Folder of task folders that is searched first; `None`: the folder that the run used."""
     as_trained: bool = False
     """Use the task's code as it was when the policy was trained, of which the run keeps a copy."""
-    trust: bool = False
-    """Accept a run of somebody else that says with whose code to run; look at it first."""
 
 
 def export(arguments: Sequence[str]) -> int:
@@ -81,9 +79,9 @@ def export(arguments: Sequence[str]) -> int:
     need_extra("export", f"--format {parsed.format}", packages)
     if parsed.pretrained:
         file = find_pretrained(discover(os.environ, parsed.tasks_dir), parsed.run)
-        task, trained = parsed.run, Trained(Path(), file, config_in(file, parsed.trust))
+        task, trained = parsed.run, Trained(Path(), file, config_in(file))
     else:
-        task, trained = find_trained(parsed.run, Path(parsed.log_root), parsed.trust)
+        task, trained = find_trained(parsed.run, Path(parsed.log_root))
     if parsed.format == PRETRAINED and PLAYED in about(trained.checkpoint):
         raise UserError(f"--format pretrained: {trained.checkpoint} has that format already.")
     if parsed.output is None:
@@ -96,7 +94,8 @@ def export(arguments: Sequence[str]) -> int:
     now = None if parsed.as_trained else registry.tasks.get(task)
     if now is None and not parsed.as_trained:
         print_line(FOUND_NOWHERE.format(task))
-    with trained_task(trained.checkpoint, task, now, trained.config, parsed.trust) as own:
+    asked = parsed.as_trained
+    with trained_task(trained.checkpoint, task, now, trained.config, asked) as own:
         return _export(parsed, *own, trained, output)
 
 

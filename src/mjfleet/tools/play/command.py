@@ -93,8 +93,6 @@ class PlayArguments(Checked):
     """Folder of task folders that is searched first, before those of MJFLEET_TASKS."""
     as_trained: bool = False
     """Use the task's code as it was when the policy was trained, of which the run keeps a copy."""
-    trust: bool = False
-    """Accept a run of somebody else that says with whose code to run; look at it first."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """The task's environment, by default as in the run."""
 
@@ -121,8 +119,7 @@ def play(arguments: Sequence[str]) -> int:
     wants_help = bool({*HELP, LIST_FLAGS} & set(arguments))
     arguments = arguments if wants_help else _with_task(arguments)
     asked = peek(arguments, "--resume")
-    trust = is_given(arguments, "--trust")
-    recorded = {} if asked is None else read_recorded(asked, trust)
+    recorded = {} if asked is None else read_recorded(asked)
     registry = discover(os.environ, peek(arguments, "--tasks-dir") or take_tasks_dir(recorded))
     if not arguments or (arguments[0].startswith("-") and wants_help):
         tasks = f"{PlayArguments.__doc__}\n\ntasks: {', '.join(registry.tasks)}"
@@ -142,22 +139,22 @@ def play(arguments: Sequence[str]) -> int:
     found = None if as_trained else find(name)
     if is_given(flags, "--pretrained") and not wants_help:
         policy, found = find_pretrained(registry, name), registry.find(name)
-        recorded = config_in(policy, trust)
+        recorded = config_in(policy)
         print_line(f"pretrained: {describe(policy)}")
     elif asked is not None and not (peek(flags, "--actions") or wants_help):
         experiment = found.defaults().agent.experiment_name if found else name
         log_root = peek(flags, "--log-root") or PlayArguments.log_root
-        resume = find_resume(asked, name, Path(log_root, experiment), trust=trust)
+        resume = find_resume(asked, name, Path(log_root, experiment))
         if found is None and not as_trained:
             print_line(FOUND_NOWHERE.format(name))
         recorded, policy = resume.config, resume.checkpoint
         if policy is None:
             raise UserError(f"--resume {asked}: {resume.run_dir} has no checkpoint yet.")
         folder = policy.parent if resume.run_dir else None
-        recorded = recorded or config_in(policy, trust)
+        recorded = recorded or config_in(policy)
     with ExitStack() as stack:
         if policy:
-            own = trained_task(policy, name, found, recorded, trust)
+            own = trained_task(policy, name, found, recorded, as_trained)
             found, trained = stack.enter_context(own)
         else:
             found = found or registry.find(name)

@@ -75,7 +75,8 @@ def read_contents(run_dir: Path, page_folder: Path) -> dict[str, Any]:
 def read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the flags and values of a run's or group's configuration, and why there are none."""
     try:
-        config = by_dotted_name(read_config(str(folder / CONFIG_FILE), CONFIG_FILE, trust=True))
+        file = str(folder / CONFIG_FILE)
+        config = by_dotted_name(read_config(file, CONFIG_FILE, as_written=True))
     except UserError as error:
         return [], [str(error)]
     return [{"flag": _flag(name), "value": given} for name, given in config.items()], []
