@@ -162,7 +162,7 @@ class RunDirectory:
             "status": "running",
             "checkpoint": self.checkpoint.name if self.checkpoint else None,
             "is_restart": plan["is_restart"],
-            "code": keep(plan["task_folder"], code, self.path, place),
+            "code": keep(code, self.path, place),
         }
         package = Path(str(resources.files("mjfleet")))
         write_record(

@@ -4,7 +4,6 @@ A snapshot is `task/<beginning of its hash>/` in the run directory: regular file
 Imports nothing heavy.
 """
 
-import ast
 import difflib
 import hashlib
 import json
@@ -12,7 +11,6 @@ import os
 import re
 import shutil
 import stat
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +26,6 @@ from mjfleet.runs.config_yaml import config_of_attempt
 from mjfleet.runs.foreign_files import CODE, is_own, remember
 from mjfleet.runs.run_lookup import record_of
 from mjfleet.utils.console import printable
-from mjfleet.utils.packages import STACK
 from mjfleet.utils.safe_read import read_bytes
 
 FOLDER = "task"
@@ -37,8 +34,6 @@ MAX_BYTES, MAX_FILES, MAX_DEPTH = 64 << 20, 2000, 20
 MAX_TEXT_BYTES = 200_000  # A larger file is not compared line by line.
 FOUND_NOWHERE = "there is no task {}: its code is what the run keeps, as with --as-trained"
 SHOWN_LINES, SHOWN_COLUMNS = 40, 120  # Of a difference.
-MODULES = {"mjfleet", "rsl_rl", "warp", *(name.replace("-", "_") for name in STACK)}
-"""Modules whose versions a run records anyway."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +49,6 @@ class TaskCode:
         digests = {path: hashlib.sha256(data).hexdigest() for path, data in self.files.items()}
         text = json.dumps([digests, dict(self.left_out)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
-
-    def packages(self, folder: Path) -> dict[str, str]:
-        """Return the versions of the installed packages that its modules import, by name.
-
-        The one that the `folder` belongs to is among them.
-        """
-        modules = {name for path, data in self.files.items() for name in _imported(path, data)}
-        for place in map(Path, sys.path):
-            if place.name in ("site-packages", "dist-packages") and place in folder.parents:
-                modules.add(folder.relative_to(place).parts[0])
-        modules -= sys.stdlib_module_names | MODULES
-        if not modules:
-            return {}
-        from importlib.metadata import packages_distributions, version  # This takes a while.
-
-        known = packages_distributions()
-        names = {name for module in modules for name in known.get(module, ())}
-        return {name: version(name) for name in sorted(names)}
 
     def write(self, folder: Path) -> None:
         """Write its files into a new folder, which is there once it is whole."""
@@ -117,7 +94,7 @@ def read_code(folder: Path) -> TaskCode:
     return TaskCode(files, left_out)
 
 
-def keep(task_folder: Path, code: TaskCode, run_dir: Path, place: Path) -> dict[str, Any]:
+def keep(code: TaskCode, run_dir: Path, place: Path) -> dict[str, Any]:
     """Keep the code of a task's folder in a run directory, unless it is there already.
 
     It is written in `place`, from which it may be moved. Returns what run.json records of it.
@@ -128,7 +105,6 @@ def keep(task_folder: Path, code: TaskCode, run_dir: Path, place: Path) -> dict[
     return {
         "hash": code.hash,
         "left_out": dict(code.left_out),
-        "packages": code.packages(task_folder),
     }
 
 
@@ -269,20 +245,6 @@ def _regular_files(folder: Path, left_out: dict[str, str]) -> Iterator[tuple[int
             else:
                 is_link = stat.S_ISLNK(status.st_mode)
                 left_out[path] = "a symbolic link" if is_link else "no regular file"
-
-
-def _imported(path: str, data: bytes) -> Iterator[str]:
-    if not path.endswith(".py"):
-        return
-    try:
-        tree = ast.parse(data)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0]
 
 
 def _diff(path: str, then: bytes | None, now: bytes | None) -> list[str]:
