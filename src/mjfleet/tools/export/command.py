@@ -208,15 +208,15 @@ def _refuse_to_replace(output: Path, kind: str, task: str) -> None:
         if output.exists() and PLAYED not in about(output):
             raise UserError(f"--output {output} exists and is no pretrained policy.")
         return
-    json_file, known = output.with_suffix(".json"), None
+    json_file = output.with_suffix(".json")
     try:
         known = read_json(json_file)
     except FileNotFoundError:
         return
     except OSError as error:
         raise UserError(f"--output {output}: {json_file}: {error.strerror}.") from None
-    except ValueError:
-        pass
+    except ValueError:  # It is no JSON.
+        known = None
     if not isinstance(known, dict) or VERSION_ENTRY not in known:
         raise UserError(f"--output {output}: {json_file} exists and was not written by an export.")
     if known.get("task") != task:
