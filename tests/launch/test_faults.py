@@ -7,6 +7,7 @@ import json
 import random
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,14 +19,7 @@ from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.resume_choice import find_resume
 
 from ..conftest import PATIENCE, Figure, Run, only_run, rows
-from .workers import (
-    SMALL,
-    TRAIN,
-    remove_files_of,
-    started,
-    wait_for_iteration,
-    write_noisy,
-)
+from .workers import SMALL, TRAIN, started, wait_for_iteration, write_noisy
 
 TWO = ("--cpu-workers", "2")
 
@@ -122,7 +116,7 @@ def test_a_killed_host_agent_is_named_and_takes_all_with_it(tmp_path: Path) -> N
     assert (
         json.loads((only_run(tmp_path) / "run.json").read_text())["attempts"][0]["kind"] == "Lost"
     )
-    remove_files_of(host_agent)
+    assert not list(Path(tempfile.gettempdir()).glob(f"mjfleet-{host_agent.pid}-*"))
 
 
 @pytest.mark.parametrize("seconds", [1.5, pytest.param(3.5, marks=pytest.mark.slow)])
@@ -257,9 +251,7 @@ def test_a_run_outlives_kills_at_random_moments(
             try:
                 kinds = members_of(psutil.Process(process.pid))
                 kind = chance.choice([kind for kind, members in kinds.items() if members])
-                chosen = chance.choice(kinds[kind])
-                chosen.kill()
-                remove_files_of(chosen)
+                chance.choice(kinds[kind]).kill()
             except psutil.NoSuchProcess:
                 continue
             killed[kind] += 1

@@ -2,6 +2,7 @@
 
 import io
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the host agent keeps temporary files, and where it stands."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -74,7 +76,7 @@ def test_one_that_imports_torch_ends_as_soon_as_the_launcher_is_gone(folder: Pat
     assert not list((folder / "tmp").glob("mjfleet-*"))
 
 
-def test_one_that_was_killed_is_named(folder: Path) -> None:
+def test_one_that_was_killed_is_named_and_its_folder_removed(folder: Path) -> None:
     question = {"task_folder": str(folder), "token": "", "packages": []}
     with HostConnections([LOCALHOST], LaunchConfig()) as connections:
         (host,) = connections
@@ -83,3 +85,4 @@ def test_one_that_was_killed_is_named(folder: Path) -> None:
         os.kill(int(left.name.split("-")[1]), 9)
         answer = connections.ask({host: {"facts": question}}, PATIENCE)[host]
         assert "killed by SIGKILL" in answer["error"]
+    assert not left.exists()

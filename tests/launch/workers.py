@@ -3,12 +3,10 @@
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import torch
 
 from ..conftest import REPOSITORY, write_task
@@ -44,12 +42,6 @@ def started(
             yield process
         finally:
             process.kill()
-
-
-def remove_files_of(killed: psutil.Process) -> None:
-    """Remove the temporary files of a host agent that was killed: nobody else does."""
-    for folder in Path(tempfile.gettempdir()).glob(f"mjfleet-{killed.pid}-*"):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def wait_for_iteration(process: subprocess.Popen, number: int) -> None:

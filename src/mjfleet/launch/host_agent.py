@@ -26,6 +26,7 @@ from mjfleet.autotune.num_envs_search import find_num_envs
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.launch.host_facts import host_facts
 from mjfleet.launch.host_messages import LOST_SECONDS, PIECE, HostChannel, Message
+from mjfleet.launch.host_names import temporary_name
 from mjfleet.launch.worker_watchdog import WorkerStatus
 from mjfleet.utils.atomic_write import append
 from mjfleet.utils.hardware_names import device_names
@@ -265,8 +266,7 @@ def main(is_over_ssh: bool = False) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     patience = LOST_SECONDS if is_over_ssh else None
-    name = f"mjfleet-{os.getpid()}-{os.uname().nodename}-"
-    folder = Path(tempfile.mkdtemp(prefix=name))
+    folder = Path(tempfile.mkdtemp(prefix=temporary_name(os.getpid())))
     try:
         HostAgent(reader, writer, folder, patience).serve()
     finally:

@@ -12,6 +12,11 @@ from mjfleet.worker.rank_environment import Rank
 LOCALHOST = "localhost"  # The one host of a run without --hosts, also in names of log files.
 
 
+def temporary_name(pid: int) -> str:
+    """Return how the name of a host agent's folder for temporary files begins."""
+    return f"mjfleet-{pid}-{socket.gethostname()}-"
+
+
 def choose_hosts(config: LaunchConfig, environ: Mapping[str, str]) -> list[str]:
     """Return the names of the run's hosts, the first one with rank 0.
 

@@ -12,15 +12,17 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Self
 
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.host_environment import travelling
 from mjfleet.launch.host_messages import LOST_SECONDS, HostChannel, Message
-from mjfleet.launch.host_names import LOCALHOST, is_here
+from mjfleet.launch.host_names import LOCALHOST, is_here, temporary_name
 from mjfleet.utils.child_process import ChildProcess
 
 END_SECONDS = 20.0  # How long host agents may take to end what they have started.
@@ -97,6 +99,9 @@ class HostConnection(HostChannel):
         if not self.is_silent:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         self._process.end()
+        if self.is_here:  # A host agent that was killed has left its folder.
+            for folder in Path(tempfile.gettempdir()).glob(f"{temporary_name(self._process.pid)}*"):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 Inbox = queue.SimpleQueue[tuple[HostConnection, Message | None]]
