@@ -31,7 +31,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     pole = ["train", "cartpole-balance", "--env.episode-seconds", "10"]
     script = (
-        "import glob\n"
         "from mjfleet.cli.dispatcher import mjfleet\n"
         "go1 = ['go1-velocity-flat', '--pretrained', '--output', 'go1.onnx']\n"
         "assert mjfleet(['export', *go1]) == 0\n"
