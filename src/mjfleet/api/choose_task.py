@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.api.task_by_value import ENV, ClassTask, config_class, with_whole_path
-from mjfleet.cli.flags import as_flag
+from mjfleet.cli.flag_table import as_flag
 from mjfleet.cli.train import settle
 from mjfleet.config import AgentConfig, Task, TrainConfig, by_dotted_name, from_dict, to_dict
 from mjfleet.config.validation import FOLDER_NAME

@@ -94,6 +94,12 @@ def short_names(owner: type[Any], field: str) -> list[str]:
     return [name.replace("_", "-")] if name else []
 
 
+def as_flag(name: str, value: Any) -> str:
+    """Return the word that gives a field, by its dotted name, a value."""
+    typed = f"[{','.join(map(str, value))}]" if isinstance(value, (list, tuple)) else str(value)
+    return f"--{name.replace('_', '-')}={typed}"
+
+
 @cache
 def field_texts(kind: type[Any]) -> dict[str, str]:
     """Return the string below each field in the source of a dataclass and its bases, one line."""

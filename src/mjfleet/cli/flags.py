@@ -125,12 +125,6 @@ def is_given(arguments: Sequence[str], flag: str) -> bool:
     return any(n.replace("_", "-") == flag and v.lower() != "false" for n, _, v in typed)
 
 
-def as_flag(name: str, value: Any) -> str:
-    """Return the word that gives a field, by its dotted name, a value."""
-    typed = f"[{','.join(map(str, value))}]" if isinstance(value, (list, tuple)) else str(value)
-    return f"--{name.replace('_', '-')}={typed}"
-
-
 def split_words(words: Sequence[str], names: Container[str]) -> tuple[list[str], list[str]]:
     """Divide the words of a command line: the flags of some names with their values, and others."""
     named, others = list[str](), list[str]()

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mjfleet.cli.flags import as_flag
+from mjfleet.cli.flag_table import as_flag
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.config.field_kinds import NAMES, decides_learning
 from mjfleet.config.rank_seed import seeds_apart, shared_seed

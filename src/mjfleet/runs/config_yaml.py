@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from mjfleet.cli.flags import as_flag
+from mjfleet.cli.flag_table import as_flag
 from mjfleet.config import TrainConfig, by_dotted_name, to_dict
 from mjfleet.errors import UserError
 from mjfleet.runs.foreign_files import (

@@ -14,7 +14,7 @@ from typing import Any
 
 from platformdirs import user_state_path
 
-from mjfleet.cli.flags import as_flag
+from mjfleet.cli.flag_table import as_flag
 from mjfleet.config import TeacherConfig, TrainConfig, from_dict
 from mjfleet.config.dict_conversion import by_dotted_name, to_dict, value_at
 from mjfleet.config.field_kinds import PLACEMENT, TEACHER

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from optuna.trial import Trial, TrialState
 
-from mjfleet.cli.flags import as_flag
+from mjfleet.cli.flag_table import as_flag
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import Share
