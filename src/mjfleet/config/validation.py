@@ -118,8 +118,8 @@ class Checked:
         for field in fields(cast(Any, self)):
             kind = field.default_factory
             if isinstance(kind, type) and is_dataclass(kind):
-                options = get_args(get_type_hints(type(self))[field.name])
-                if getattr(self, field.name) is None and type(None) in options:
+                value = getattr(self, field.name)
+                if value is None and type(None) in get_args(get_type_hints(type(self))[field.name]):
                     continue
                 must = Rule(lambda v, kind=kind: isinstance(v, kind), f"{kind.__name__}(...)")
                 check(self, **{field.name: must})
