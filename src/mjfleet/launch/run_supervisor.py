@@ -102,12 +102,10 @@ class RunSupervisor:
             return file
 
         workers = self._plan.workers_of(host.name)
-        checkpoint, part = self._plan.checkpoint, None
+        args, checkpoint, part = self._plan.worker_args(host.name), self._plan.checkpoint, None
         if checkpoint and node > 0 and not host.is_here:
             host.send_file(checkpoint.name, open_regular(checkpoint, CHECKPOINT_BYTES))
-            checkpoint = Path(checkpoint.name)
-        elif checkpoint:
-            checkpoint = checkpoint.absolute()
+            args = replace(args, checkpoint=checkpoint.name)
         if self._connections.meeting:
             address, port = self._connections.meeting
             part = HostArgs(
@@ -118,12 +116,11 @@ class RunSupervisor:
                 port=port,
             )
         args = replace(
-            self._plan.worker_args(host.name),
+            args,
             part=part,
-            run_dir="run" if node > 0 else str(self._plan.run_dir.absolute()),
+            run_dir="run" if node > 0 else args.run_dir,
             terminal=self._relay.paths if node == 0 and host.is_here else None,
             log_files=tuple(log(f"{host}[{i}].log") for i in range(len(workers))),
-            checkpoint=checkpoint and str(checkpoint),
         )
         self._hosts[host] = _Host(args)
         agent_log = log(f"{host}.log")
