@@ -150,13 +150,13 @@ class HostAgent:
         self._has_begun = True
         from mjfleet.launch.worker_processes import WorkerProcesses
 
-        part, network = args.part, _network(self._address)
+        part = args.part and replace(args.part, network=_network(self._address))
         if part and self._listener:  # Rank 0, a fork of this process, has the same descriptor.
             part = replace(part, listener=self._listener.fileno())
         folder = self._folder if sends_files else Path()
         args = replace(
             args,
-            part=part and replace(part, network=network),
+            part=part,
             run_dir=str(folder / args.run_dir),
             log_files=tuple(str(folder / name) for name in args.log_files),
             checkpoint=args.checkpoint and str(folder / args.checkpoint),
