@@ -110,11 +110,9 @@ class OutputRelay:
 
     def _print_above(self, text: str) -> None:
         """Print a line where the view begins, then the view below it."""
-        first, *others = CONTROL.sub(b"", self._view).decode(errors="replace").split("\n")
+        shown = CONTROL.sub(b"", self._view).decode(errors="replace").split("\n")
         columns = shutil.get_terminal_size().columns  # It wraps lines when it shrinks.
-        lines = sum(max(0, len(line.rstrip()) - 1) // columns for line in (first, *others)) + len(
-            others
-        )
+        lines = len(shown) - 1 + sum(max(0, len(line.rstrip()) - 1) // columns for line in shown)
         back = (b"\r" + b"\x1b[%dA" % lines * (lines > 0) + b"\x1b[J") if self._view else b""
         self._write(1, back + text.encode(errors="backslashreplace") + b"\n" + self._view)
 

@@ -187,8 +187,8 @@ def _differences(seen: HostFacts, here: HostFacts, found: FoundTask) -> Iterator
     for name, version in here.versions.items():
         if seen.versions[name] != version:
             there = seen.versions[name]
-            is_there = f"it has {name} {there} (here: {version})"
-            yield f"{name} is missing there (here: {version})" if there == "missing" else is_there
+            has = f"{name} is missing there" if there == "missing" else f"it has {name} {there}"
+            yield f"{has} (here: {version})"
     if files := _differing(seen.code, here.code):
         yield f"its mjfleet differs from this host's in {files}: install the same on both"
     if not seen.task:
