@@ -102,7 +102,8 @@ def from_file(
         UserError: a value is not allowed, or names a class that neither belongs to the task nor has
             been used by a run of ours.
     """
-    config, usual = from_dict(found.defaults(), data), found.defaults().agent.class_paths.values()
+    default = found.defaults()
+    config, usual = from_dict(default, data), default.agent.class_paths.values()
     for dotted, path in config.agent.class_paths.items():
         if not (path in usual or found.owns(path) or is_own(CLASS, path) or is_given(dotted)):
             raise UserError(
