@@ -187,11 +187,11 @@ def _base(arguments: Sequence[str]) -> dict[str, Any]:
         raise UserError(
             "--config and --resume: give one; a resumed run keeps its own configuration."
         )
-    gives = None if {*HELP, LIST_FLAGS} & set(arguments) else _gives(arguments, UNUSED)
+    unused = () if wanted is None else UNUSED
+    gives = None if {*HELP, LIST_FLAGS} & set(arguments) else _gives(arguments, unused)
     if wanted is not None:
         return read_recorded(wanted, gives)
     task = next((word for word in arguments[:1] if not word.startswith("-")), None)
-    gives = gives and _gives(arguments)
     return {} if file is None else read_config(file, task=task, is_given=gives)
 
 
