@@ -96,7 +96,7 @@ def candidates(words: Sequence[str], places: Mapping[str, str]) -> list[str]:
 
 
 def _runs(root: Path, start: str) -> list[str]:
-    """Return the names of runs and groups under a log root that begin so, the newest first."""
+    """Return the names of a log root's runs and groups that begin with `start`, newest first."""
     found = runs_in(root) + groups_in(root)
     runs = sorted((run for run in found if _is_word(name_of(run))), reverse=True)
     full = _beginning_with(start, [LATEST, *map(name_of, runs)])

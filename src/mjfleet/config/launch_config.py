@@ -64,9 +64,9 @@ class LaunchConfig(Checked):
     min_hosts: OptionalCount = None
     """Hosts that must be reachable for a restart after a fault; `None`: all of them."""
     seeds: Annotated[list[int], SEEDS] = field(default_factory=list)
-    """Train one run for each seed, as a group that shares this machine's devices: `5` means so many
-    seeds from --agent.seed on, as far apart as a run has workers, `1 2 3` these. `--gpu-ids auto`
-    then means all visible GPUs."""
+    """Train one run for each seed, as a group that shares this machine's devices: `5` means 5 seeds
+    from --agent.seed on, in steps of the number of workers of a run; `1 2 3` means these seeds.
+    `--gpu-ids auto` then means all visible GPUs."""
     per_run: OptionalCount = None
     """GPUs of each run of a group, or cores on the CPU; `None`: one GPU, or an even part of the
     cores. As many runs train at once as fit, the others wait."""

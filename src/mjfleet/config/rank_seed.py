@@ -20,7 +20,7 @@ def seeds_apart(first: int, number: int, workers: int) -> range:
 
 
 def shared_seed(seeds: Iterable[int], workers: int) -> str:
-    """Return a sentence about two seeds whose runs would share a worker's seed; empty: none do."""
+    """Return a warning if two runs would share a worker's seed, or empty text."""
     for one, other in pairwise(sorted(seeds)):
         if other - one < workers:
             return (

@@ -60,7 +60,7 @@ def launch_training(
     def find_again(run_dir: str) -> Resume:
         """Find where a run of this configuration continues; lock the run on rank 0.
 
-        That is its newest checkpoint, but the same again if the last attempt has done nothing yet.
+        That is its newest checkpoint, or the last attempt's if that attempt did no iteration.
         """
         experiment = Path(config.log_root, config.agent.experiment_name)
         if (same := undone_checkpoint(Path(run_dir))) is not None:
@@ -166,7 +166,7 @@ def _attempt(
 
 
 def _announce(plan: LaunchPlan, init_from: str | None) -> None:
-    """Say, to torchrun and to the user, which run begins or goes on."""
+    """Tell torchrun and the user which run begins or continues."""
     note_run(plan.run_dir)
     for line in (f"run directory: {plan.run_dir}", *plan.notes):
         print_line(line)

@@ -19,7 +19,7 @@ from typing import BinaryIO, Self
 logger = logging.getLogger(__name__)
 
 ERASE_LINE, SHOW_CURSOR = b"\x1b[2K", b"\x1b[?25h"
-"""What is written for each line of a view before it is drawn anew, and before it is drawn first."""
+"""rich writes the first before it redraws a line of a view, the second before a new view."""
 CONTROL = re.compile(rb"\x1b\[[^a-zA-Z]*[a-zA-Z]")
 
 

@@ -1,4 +1,4 @@
-"""Tells what this installation has written into runs from what somebody else has made.
+"""Distinguishes what runs of this installation have written from what somebody else has made.
 
 A file says what is learned. Where, as whom, with which environment and with whose code something
 runs comes from the command line, or from a file that says the same as a run which this installation
@@ -66,7 +66,7 @@ def leave_out_placement(data: dict[str, Any], name: str, is_given: IsGiven | Non
     Args:
         data: the file's.
         name: how messages name the file.
-        is_given: for a command that needs it. None: what is removed does not matter.
+        is_given: whether the command line gives a field. None: no removed value is needed.
 
     Raises:
         UserError: the command needs a value that is removed, and is not given one.

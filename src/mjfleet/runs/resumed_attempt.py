@@ -43,7 +43,7 @@ def take_up(run_dir: Path, begun: int) -> None:
 
 
 def undone_checkpoint(run_dir: Path) -> Path | None:
-    """Return the checkpoint of the last attempt, if that has not been taken up; else None."""
+    """Return the last attempt's checkpoint, if that attempt did no iteration; else None."""
     *_, last = read_record(run_dir).get("attempts") or [{}]
     is_undone = last.get("is_undone") or (run_dir / PENDING).exists()
     name = last.get("checkpoint")

@@ -134,7 +134,7 @@ def as_trained(
 
     Raises:
         UserError: the run has no such code, or not all of it; it is not as it was; or no run that
-            was begun here has trained by it, and the user has not asked for it.
+            was begun here has trained with it, and the user has not asked for it.
     """
     if not name or not FOLDER_NAME.holds(name):  # It may be what run.json says.
         raise UserError(f"--as-trained: the task {name!a} must be {FOLDER_NAME.allowed}.")
@@ -162,7 +162,7 @@ def as_trained(
 def code_of_restart(run_dir: Path, task_folder: Path) -> Path:
     """Return the folder of the code with which the newest attempt of a run trained.
 
-    It is the task's own unless that has changed meanwhile, or else what the run keeps.
+    It is the task's own folder, or the copy that the run keeps if that has changed meanwhile.
 
     Raises:
         UserError: it has changed, and the run keeps no code of that attempt, or not all of it.

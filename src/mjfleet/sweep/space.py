@@ -85,7 +85,7 @@ def with_values(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
 def with_seeds_apart(space: Space, workers: int) -> tuple[Space, str]:
     """Return the space with a range of seeds in steps of a trial's number of workers.
 
-    Also returns a warning about other seeds of which the workers of two trials would share one.
+    Also returns a warning if the workers of two trials would share a seed, or empty text.
     """
     match space.get(SEED):
         case IntDistribution(low=low, high=high, step=1, log=False):

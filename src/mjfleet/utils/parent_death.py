@@ -50,9 +50,9 @@ def stop_with_parent(parent: int) -> None:
 
 
 def mistakes_for_parent() -> Callable[[str], object]:
-    """Return what gives the parent the text of the user's mistake, if it is one that listens.
+    """Return a function that gives the text of a UserError to the parent, if that asks for it.
 
-    Processes that this one starts give theirs to this one, or to nobody.
+    Processes that this one starts no longer find the parent's file in their environment.
     """
     file = os.environ.pop(MISTAKE_VARIABLE, None)
 

@@ -16,7 +16,7 @@ CLEAR = "\r\x1b[K"
 
 
 def erase_wrapped(live: "Live", drawn: int) -> int:
-    """Erase the lines by which a view has grown in a narrower terminal; return its columns.
+    """Erase the lines that a narrower terminal has added to a view; return the terminal's columns.
 
     Terminals wrap what they show when they shrink. rich erases as many lines as it has drawn, which
     was `drawn` columns wide.
