@@ -6,10 +6,10 @@ from importlib import import_module
 
 LIBRARIES = {"egl": ("OpenGL.EGL",), "osmesa": ("OpenGL.GL", "OpenGL.osmesa")}
 """What mujoco imports for a value of MUJOCO_GL; for others it imports nothing that may fail."""
-OTHERS = {
-    *("", "0", "1", "disable", "disabled", "enable", "enabled", "false", "glfw", "glx", "off"),
-    *("on", "true"),
-}
+OTHERS = (
+    "", "0", "1", "disable", "disabled", "enable", "enabled", "false", "glfw", "glx", "off", "on",
+    "true",
+)  # fmt: skip
 
 
 def import_mujoco() -> None:
