@@ -142,7 +142,7 @@ def _attempt(
                     print_line(f"nothing is left to do: {have}; raise it to train further")
                 return 0, None
             plan = name_files(plan, os.environ, datetime.now())
-            refuse_existing(plan.config, plan.rank.rank == 0 and not plan.goes_on)
+            refuse_existing(plan.config, is_first and not plan.goes_on)
             if config.dry_run:
                 if is_first:
                     print_line(describe(plan))
