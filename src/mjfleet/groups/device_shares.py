@@ -15,7 +15,7 @@ class Share:
 
     gpus: tuple[int, ...]  # As `--gpu-ids` counts; none means the CPU.
     threads: int | None  # For all workers of the run; None: not limited.
-    workers: int = 1
+    workers: int
 
     @property
     def flags(self) -> tuple[str, ...]:
