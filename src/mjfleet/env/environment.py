@@ -122,7 +122,7 @@ class Env(EnvContract[C]):
         self.measured = torch.zeros(sums, self.num_envs, device=self.device)
         self._observations = self._observe()
         self._term_sums = torch.zeros(terms, self.num_envs, device=self.device)
-        # Episodes that began with `start_at_random_times` do not count.
+        # Episodes that began with `start_at_random_times`, or were spoilt, do not count.
         self._whole = everywhere
         self._totals = torch.zeros(3 + terms + sums, dtype=torch.float64, device=self.device)
         self._steps = 0
@@ -194,6 +194,7 @@ class Env(EnvContract[C]):
             self._nan_resets += self.spoilt.sum()
             terms = terms.masked_fill(self.spoilt, 0.0)
             measured = measured.masked_fill(self.spoilt, 0.0)  # Counts in no mean, either.
+            self._whole = self._whole & ~self.spoilt
             failed = failed | self.spoilt
         reward = terms.sum(dim=0)
         self.terms, self.measured = terms, measured
@@ -259,7 +260,7 @@ class Env(EnvContract[C]):
     def _record(self, terms: torch.Tensor, reward: torch.Tensor, dones: torch.Tensor) -> None:
         """Add a step to the statistics. Called before the environments that are done are reset."""
         self._term_sums += terms
-        ended = (dones & self._whole & ~self.spoilt).to(torch.float32)
+        ended = (dones & self._whole).to(torch.float32)
         lengths = (self.episode_length_buf * ended).sum()
         counts = torch.stack((ended.sum(), lengths, reward.sum()))
         self._totals += torch.cat((counts, self._term_sums @ ended, self.measured.sum(dim=1)))
