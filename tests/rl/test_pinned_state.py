@@ -18,12 +18,11 @@ def test_attributes_keep_their_tensors_and_take_the_new_values() -> None:
     a, b = torch.tensor([1.0]), torch.tensor([2.0])
     groups, pair = TensorDict({"x": torch.zeros(1)}), [torch.zeros(1), torch.zeros(1)]
     inner = groups["x"]
-    owner = SimpleNamespace(a=a, b=b, groups=groups, pair=pair, untouched="text", count=0)
-    pinned = PinnedState({"env": owner}, counters=["env.count"])
+    owner = SimpleNamespace(a=a, b=b, groups=groups, pair=pair, untouched="text")
+    pinned = PinnedState({"env": owner})
     owner.a, owner.b = owner.b, owner.a  # Each is now what the other was.
     owner.groups = TensorDict({"x": torch.full((1,), 3.0)})
     owner.pair = [pair[0], torch.full((1,), 4.0)]
-    owner.count += 1
     pinned.settle()
     assert owner.a is a
     assert owner.b is b
@@ -32,7 +31,6 @@ def test_attributes_keep_their_tensors_and_take_the_new_values() -> None:
     assert (groups["x"].data_ptr(), inner.item()) == (inner.data_ptr(), 3.0)
     assert owner.pair is pair
     assert [t.item() for t in pair] == [0.0, 4.0]
-    assert owner.count == 1
 
 
 def test_helper_objects_and_what_they_hold_are_pinned() -> None:

@@ -6,7 +6,6 @@ A graph contains the addresses of tensors, and the Python numbers and branches o
 import logging
 import random
 from collections import deque
-from collections.abc import Iterable
 from enum import Enum
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -40,14 +39,9 @@ class PinnedState:
     buffers and numbers of networks.
     """
 
-    def __init__(self, owners: dict[str, Any], counters: Iterable[str] = ()) -> None:
-        """Find them.
-
-        Args:
-            owners: the objects, by names for messages.
-            counters: attributes, as `owner.name`, that change and that the caller updates.
-        """
-        self._owners, self._counters = owners, frozenset(counters)
+    def __init__(self, owners: dict[str, Any]) -> None:
+        """Find them. `owners` are the objects, by names for messages."""
+        self._owners = owners
         self._containers, self._leaves = self._find()
         constants = {p: v for p, v in self._leaves.items() if not isinstance(v, torch.Tensor)}
         self._constants = {path: _copy(value) for path, value in constants.items()}
@@ -99,35 +93,30 @@ class PinnedState:
                 value.update(constant)
 
     def _refill_containers(self) -> None:
-        for path, container, items in self._containers:
-            _refill(container, items, self._contents(path, container) or {})
+        for container, items in self._containers:
+            _refill(container, items, _items(container) or {})
 
-    def _find(self) -> tuple[list[tuple[str, Any, dict[Any, Any]]], dict[str, Any]]:
-        """Return all containers with path and items, and all other values by their paths."""
-        containers: list[tuple[str, Any, dict[Any, Any]]] = []
+    def _find(self) -> tuple[list[tuple[Any, dict[Any, Any]]], dict[str, Any]]:
+        """Return all containers with their items, and all other values by their paths."""
+        containers: list[tuple[Any, dict[Any, Any]]] = []
         leaves: dict[str, Any] = {}
         seen: set[int] = set()
 
         def follow(path: str, value: Any) -> None:
-            items = self._contents(path, value)
+            items = _items(value)
             if items is None:
                 leaves[path] = value
                 return
             if id(value) in seen:
                 return
             seen.add(id(value))
-            containers.append((path, value, items))
+            containers.append((value, items))
             for key, item in items.items():
                 follow(f"{path}.{key}", item)
 
         for name, owner in self._owners.items():
             follow(name, owner)
         return containers, leaves
-
-    def _contents(self, path: str, value: Any) -> dict[Any, Any] | None:
-        """Return what a container holds, by key, without counters; None for other values."""
-        items = _items(value)
-        return items and {k: v for k, v in items.items() if f"{path}.{k}" not in self._counters}
 
 
 def _items(value: Any) -> dict[Any, Any] | None:

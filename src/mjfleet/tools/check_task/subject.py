@@ -17,7 +17,6 @@ from mjfleet.tools.check_task.call_trace import METHODS, CallTrace
 from mjfleet.tools.check_task.finding import Finding, Place
 from mjfleet.tools.check_task.tensor_use import memory
 
-COUNTERS = ("env._steps",)
 Outcome = dict[str, torch.Tensor]
 """What some steps led to: `(steps, num_envs, size)` by name, such as "sim.qpos", "terminated()" and
 "rewards()['upright']". Ends of episodes are failures alone, without time-outs."""
@@ -39,7 +38,7 @@ class Snapshot:
 
     def __init__(self, env: Env[Any]) -> None:
         self._env = env
-        self._pinned = PinnedState({"env": env}, COUNTERS)
+        self._pinned = PinnedState({"env": env})
         self._tensors = [(tensor, tensor.clone()) for tensor in self._pinned.tensors()]
         self._fields = {name: field.clone() for name, field in env.sim.state().items()}
         self._generator = env.generator.get_state()
