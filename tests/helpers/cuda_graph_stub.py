@@ -11,10 +11,10 @@ addresses, whatever Python names refer to since. Like a CUDA graph, it holds:
   does any more; a GPU would read and write whatever lies there by then. With
   `keeps_freed_memory=True` the old values are still there, which shows what a GPU gives with luck.
 - Graphs that share a pool overwrite each other's temporary memory.
-- Random numbers come from the generators' state at the time of the replay.
+- Random numbers come from the generator's state at the time of the replay.
 
 CaptureRefusedError stands for CUDA's `operation not permitted when stream is capturing`: a value or
-a shape that the host has to know, a copy to or from the host, a generator that was not registered.
+a shape that the host has to know, a copy to or from the host, a generator other than torch's own.
 Two refusals are stricter than CUDA's, which would record a constant in silence: random numbers of
 Python's or NumPy's, and, where `capture` is asked to call the function twice, Python numbers that
 are others the second time.
@@ -25,7 +25,7 @@ tensors are. What an engine launches, in its `launch` or in its `step`, `forward
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,7 +67,6 @@ class CudaGraphStub:
     def capture(
         self,
         function: Callable[[], object],
-        generators: Sequence[torch.Generator] = (),
         pool: list[RecordedGraph] | None = None,
         *,
         twice: bool = False,
@@ -76,7 +75,6 @@ class CudaGraphStub:
 
         Args:
             function: what to capture.
-            generators: of random numbers, besides the device's own.
             pool: memory to share with other graphs.
             twice: whether to call the function a second time, and compare.
 
@@ -84,22 +82,15 @@ class CudaGraphStub:
             CaptureRefusedError: a CUDA stream would not allow it.
             ChangedConstantError: a number of Python's is another one the second time.
         """
-        graph = self._capture(function, generators, [] if pool is None else pool)
+        graph = self._capture(function, [] if pool is None else pool)
         if twice:
-            graph.check_same_as(self._capture(function, generators, []))
+            graph.check_same_as(self._capture(function, []))
         self.graphs.append(graph)
         return graph
 
-    def _capture(
-        self,
-        function: Callable[[], object],
-        generators: Sequence[torch.Generator],
-        pool: list[RecordedGraph],
-    ) -> RecordedGraph:
+    def _capture(self, function: Callable[[], object], pool: list[RecordedGraph]) -> RecordedGraph:
         graph = RecordedGraph(self._memories, pool, self._keeps_freed_memory)
-        registered = [torch.default_generator, *generators]
-        states = [generator.get_state() for generator in registered]
-        recorder = _Recorder(graph, registered)
+        state, recorder = torch.get_rng_state(), _Recorder(graph)
         try:
             with (
                 _launches_recorded(self._simulations, graph),
@@ -110,8 +101,7 @@ class CudaGraphStub:
                 function()
         finally:
             graph.end_capture()
-            for generator, state in zip(registered, states, strict=True):
-                generator.set_state(state)
+            torch.set_rng_state(state)
         if recorder.refused:  # The function may have caught the exception.
             raise CaptureRefusedError(f"the capture was invalidated before: {recorder.refused}")
         pool.append(graph)
@@ -121,10 +111,9 @@ class CudaGraphStub:
 class _Recorder(TorchDispatchMode):
     """Notes each operation in a graph, and does it, for the shapes of its results."""
 
-    def __init__(self, graph: RecordedGraph, generators: Sequence[torch.Generator]) -> None:
+    def __init__(self, graph: RecordedGraph) -> None:
         super().__init__()
         self._graph = graph
-        self._generators = [_address(generator) for generator in generators]
         self.refused = ""
 
     def refuse(self, what: str) -> None:
@@ -160,7 +149,7 @@ class _Recorder(TorchDispatchMode):
             self.refuse("a copy from the host")
         if torch.Tag.nondeterministic_seeded in func.tags:
             given = [v for v in values if isinstance(v, torch.Generator)]
-            if given and _address(given[0]) not in self._generators:
+            if given and _address(given[0]) != _address(torch.default_generator):
                 self.refuse(f"{name} draws from a generator that is not registered")
 
 

@@ -5,7 +5,7 @@ training continues by calls, with a warning. Rollouts are calls: as a graph, the
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -150,14 +150,11 @@ class GraphedWork:
         self._graphs.clear()
 
 
-def capture(
-    function: Callable[[], object], generators: Sequence[torch.Generator] = (), pool: Any = None
-) -> torch.cuda.CUDAGraph:
+def capture(function: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph:
     """Return a graph of the operations of `function`, which are not executed now.
 
     Args:
         function: called once. It must not wait for the device.
-        generators: random generators that are used, besides the device's own.
         pool: the pool of a graph that never runs at the same time, which shares its memory. None:
             a new one.
 
@@ -167,25 +164,21 @@ def capture(
     stream = torch.cuda.current_stream()
     pool = torch.cuda.graph_pool_handle() if pool is None else pool
     try:
-        return _capture(function, generators, pool)
+        return _capture(function, pool)
     except BaseException:
         # Torch up to 2.13 leaves three things as they were during a capture that CUDA has ended:
         # the current stream, which is not synchronised with warp's; the allocator, which records
-        # into the pool; and up to 2.11 the generators, which only a capture that succeeds releases.
-        # They must stay the same generators, because other graphs draw from them.
+        # into the pool; and up to 2.11 the random generator, which only a capture that succeeds
+        # releases. It must stay the same, because other graphs draw from it.
         torch.cuda.set_stream(stream)
         _stop_recording(pool)
         nothing = torch.zeros((), device="cuda")
-        _capture(nothing.zero_, generators, None)
+        _capture(nothing.zero_, None)
         raise
 
 
-def _capture(
-    function: Callable[[], object], generators: Sequence[torch.Generator], pool: Any
-) -> torch.cuda.CUDAGraph:
+def _capture(function: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    for generator in generators:
-        graph.register_generator_state(generator)
     with (
         no_garbage_collection(),
         torch.cuda.graph(graph, pool, capture_error_mode="thread_local"),
