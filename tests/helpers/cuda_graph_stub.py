@@ -15,17 +15,15 @@ addresses, whatever Python names refer to since. Like a CUDA graph, it holds:
 
 CaptureRefusedError stands for CUDA's `operation not permitted when stream is capturing`: a value or
 a shape that the host has to know, a copy to or from the host, a generator other than torch's own.
-Two refusals are stricter than CUDA's, which would record a constant in silence: random numbers of
-Python's or NumPy's, and, where `capture` is asked to call the function twice, Python numbers that
-are others the second time.
+One refusal is stricter than CUDA, which would record a constant in silence: random numbers of
+Python's or NumPy's.
 
-Not modelled: streams, and which tensors are on the host. `.to("cpu")` is a copy to where all
-tensors are. What an engine launches, in its `launch` or in its `step`, `forward`, `reset` and
-`set_const`, is one operation each, which is not looked into and is done again as it is.
+Not modelled: streams, what an engine launches, and which tensors are on the host. `.to("cpu")` is a
+copy to where all tensors are.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,10 +33,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from .recorded_graph import Memory, Operation, RecordedGraph, is_tensor
+from .recorded_graph import Memory, RecordedGraph, is_tensor
 
-OPAQUE = {False: ("step", "forward", "reset", "set_const"), True: ("launch", "set_const")}
-"""Methods that launch kernels, of a simulation without and with a method `launch`."""
 HOST_COPIES = {
     "cpu", "numpy", "tolist", "__array__", "__dlpack__", "tensor", "as_tensor", "asarray",
     "from_numpy", "frombuffer", "new_tensor", "synchronize",
@@ -54,46 +50,32 @@ class CaptureRefusedError(RuntimeError):
 
 
 class CudaGraphStub:
-    """Captures functions that use some simulations."""
+    """Captures functions."""
 
-    def __init__(self, *simulations: Any, keeps_freed_memory: bool = False) -> None:
+    def __init__(self, keeps_freed_memory: bool = False) -> None:
         """See the module."""
-        self._simulations = simulations
         self._keeps_freed_memory = keeps_freed_memory
         self._memories: dict[int, Memory] = {}
         self.graphs: list[RecordedGraph] = []
         """All graphs that were captured."""
 
     def capture(
-        self,
-        function: Callable[[], object],
-        pool: list[RecordedGraph] | None = None,
-        *,
-        twice: bool = False,
+        self, function: Callable[[], object], pool: list[RecordedGraph] | None = None
     ) -> RecordedGraph:
         """Return a graph of what `function` does, which is not done by this.
 
         Args:
             function: what to capture.
             pool: memory to share with other graphs.
-            twice: whether to call the function a second time, and compare.
 
         Raises:
             CaptureRefusedError: a CUDA stream would not allow it.
-            ChangedConstantError: a number of Python's is another one the second time.
         """
-        graph = self._capture(function, [] if pool is None else pool)
-        if twice:
-            graph.check_same_as(self._capture(function, []))
-        self.graphs.append(graph)
-        return graph
-
-    def _capture(self, function: Callable[[], object], pool: list[RecordedGraph]) -> RecordedGraph:
+        pool = [] if pool is None else pool
         graph = RecordedGraph(self._memories, pool, self._keeps_freed_memory)
         state, recorder = torch.get_rng_state(), _Recorder(graph)
         try:
             with (
-                _launches_recorded(self._simulations, graph),
                 _no_host_numbers(),
                 _RefuseHostCopies(recorder),
                 recorder,
@@ -105,6 +87,7 @@ class CudaGraphStub:
         if recorder.refused:  # The function may have caught the exception.
             raise CaptureRefusedError(f"the capture was invalidated before: {recorder.refused}")
         pool.append(graph)
+        self.graphs.append(graph)
         return graph
 
 
@@ -165,31 +148,6 @@ class _RefuseHostCopies(TorchFunctionMode):
         if name in HOST_COPIES and not (name == "as_tensor" and is_tensor(args[0])):
             self._recorder.refuse(f"{name} is a copy between host and device")
         return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _launches_recorded(simulations: Iterable[Any], graph: RecordedGraph) -> Iterator[None]:
-    """Note the simulations' launches in a graph instead of doing them."""
-
-    def recorded(name: str, method: Callable[..., None]) -> Callable[..., None]:
-        def record(*args: Any, **kwargs: Any) -> None:
-            arguments = graph.views(args), graph.views(kwargs)
-            graph.operations.append(Operation(name, method, *arguments))
-
-        return record
-
-    changed = [
-        (sim, name, getattr(sim, name))
-        for sim in simulations
-        for name in OPAQUE[hasattr(type(sim), "launch")]
-    ]
-    for sim, name, method in changed:
-        vars(sim)[name] = recorded(f"simulation.{name}", method)
-    try:
-        yield
-    finally:
-        for sim, name, _ in changed:
-            del vars(sim)[name]
 
 
 @contextmanager

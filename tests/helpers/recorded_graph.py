@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -16,10 +15,6 @@ UNDEFINED = 255
 
 class StaleMemoryError(RuntimeError):
     """A graph uses memory that was freed after its capture."""
-
-
-class ChangedConstantError(RuntimeError):
-    """Two captures of a function differ: a number or a choice of Python's is not constant."""
 
 
 @dataclass(eq=False)
@@ -69,11 +64,6 @@ class Operation:
         for index, place in self.results:
             place.copy_(found[index])
 
-    def constants(self) -> list[str]:
-        """Return all that is not in a tensor: shapes, dtypes and numbers of Python's."""
-        values, _ = tree_flatten((self.args, self.kwargs))
-        return [f"{tuple(v.shape)} {v.dtype}" if is_tensor(v) else repr(v) for v in values]
-
 
 class RecordedGraph:
     """What a function did to tensors, to be done again."""
@@ -119,16 +109,6 @@ class RecordedGraph:
     def pool(self) -> "list[RecordedGraph]":
         """Return the graphs with which this one shares memory."""
         return self._pool
-
-    def check_same_as(self, other: "RecordedGraph") -> None:
-        """Raise ChangedConstantError where the other one has other operations or constants."""
-        first, second = (
-            [f"{operation.name}({', '.join(operation.constants())})" for operation in operations]
-            for operations in (self.operations, other.operations)
-        )
-        for index, (one, two) in enumerate(zip_longest(first, second)):
-            if one != two:
-                raise ChangedConstantError(f"operation {index}: first {one}, then {two}")
 
     def record(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Note an operation of torch's, and do it, for the shapes of its results."""

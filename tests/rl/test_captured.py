@@ -69,7 +69,7 @@ def assert_same(caplog: pytest.LogCaptureFixture, found: Any, engine: str = "nat
     env_class, results = found.load(found.task.env_class), []
     for by_graphs in (True, False):
         env = build(found, env_class, engine)
-        stub = CudaGraphStub(env.sim)
+        stub = CudaGraphStub()
         runner = make_runner(found, env, stub.capture if by_graphs else refuse)
         results.append(learned(runner))
         if by_graphs:
@@ -101,7 +101,7 @@ def test_a_number_that_is_changed_in_the_algorithm_is_captured_anew() -> None:
     results, graphs = [], 0
     for by_graphs in (True, False):
         env = build(SWINGUP, SWINGUP_ENV)
-        stub = CudaGraphStub(env.sim)
+        stub = CudaGraphStub()
         runner = make_runner(SWINGUP, env, stub.capture if by_graphs else refuse)
         results.append(learned(runner, between))
         graphs += len(stub.graphs)
@@ -114,7 +114,7 @@ def test_training_goes_on_by_calls_after_a_failure_inside_a_capture() -> None:
     results = []
     for fails_late in (True, False):
         env = build(SWINGUP, SWINGUP_ENV)
-        stub = CudaGraphStub(env.sim)
+        stub = CudaGraphStub()
 
         def fail(function: Any, *rest: Any, stub: CudaGraphStub = stub, **keywords: Any) -> Any:
             def broken() -> None:
@@ -140,7 +140,7 @@ def test_a_checkpoint_is_loaded_between_replays(caplog: pytest.LogCaptureFixture
     results = []
     for by_graphs in (True, False):
         env = build(SWINGUP, SWINGUP_ENV)
-        capture = CudaGraphStub(env.sim).capture if by_graphs else refuse
+        capture = CudaGraphStub().capture if by_graphs else refuse
         results.append(learned(make_runner(SWINGUP, env, capture), between))
         assert by_graphs == (not caplog.records)
     assert results[0] == results[1]
@@ -149,7 +149,7 @@ def test_a_checkpoint_is_loaded_between_replays(caplog: pytest.LogCaptureFixture
 def test_no_gradient_of_another_stream_is_alive_when_a_capture_begins() -> None:
     """What autograd has recorded is bound to the stream of then, which CUDA refuses to capture."""
     env = build(SWINGUP, SWINGUP_ENV)
-    stub, alive = CudaGraphStub(env.sim), []
+    stub, alive = CudaGraphStub(), []
 
     def capture(*arguments: Any, **keywords: Any) -> Any:
         tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
@@ -168,7 +168,7 @@ def test_a_resumed_run_is_captured_and_ends_as_one_that_never_stopped(tmp_path: 
 
     def train(folder: Path, *, by_graphs: bool, until: int, resume: bool = False) -> None:
         env = build(found, env_class)
-        stub = CudaGraphStub(env.sim)
+        stub = CudaGraphStub()
         runner = make_runner(found, env, stub.capture if by_graphs else refuse)
         checkpointer = Checkpointer(runner, found.name, folder, keep=None)
         if resume:

@@ -164,7 +164,7 @@ def test_training_by_graphs_is_training_by_calls(
     found: list[Any] = []
     for by_graphs in (True, False):
         env, config = build(NAME, engine), agent(6, backprop="autograd")
-        stub, measured = CudaGraphStub(env.sim), list[Any]()
+        stub, measured = CudaGraphStub(), list[Any]()
         capture = stub.capture if by_graphs else refuse
         seed_everything(1)
         runner = Runner(env, config, "cpu", 1, BUNDLED[NAME].load, capture=capture)

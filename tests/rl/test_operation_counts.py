@@ -26,7 +26,7 @@ def ours(task: str, captures: bool) -> Any:
     agent = BUNDLED[task].task.agent
     changes = {"num_steps_per_env": STEPS, "max_iterations": ITERATIONS}
     agent = replace(agent, **changes, algorithm=replace(agent.algorithm, backprop="autograd"))
-    counts, stub = Counts(), CudaGraphStub(env.sim)
+    counts, stub = Counts(), CudaGraphStub()
     capture = counts.capture(stub) if captures else refuse
     runner = Runner(env, agent, "cpu", 1, BUNDLED[task].load, capture=capture)
     return of_last_iteration(

@@ -76,7 +76,7 @@ class Ranks:
 
         torch.manual_seed(self.rank)
         env = build_task("cartpole-balance", "native", "cpu", num_envs=8)
-        stub = CudaGraphStub(env.sim)
+        stub = CudaGraphStub()
         capture: Any = stub.capture if captures else refuse
         parts = env, config, "cpu", 1, FOUND.load, self.collectives
         return Runner(*parts, capture=capture), stub
