@@ -14,8 +14,6 @@ from mjfleet.tools.check_task.line_watch import LineWatch, host_generators
 from mjfleet.tools.check_task.subject import Subject
 
 PLAIN = (bool, int, float, str, type(None), np.ndarray, np.random.Generator, random.Random)
-UNSAVED = "no checkpoint holds it, so that a resumed run begins with another value"
-AS_TENSOR = "make it an attribute of the environment, in setup()"
 
 
 class PythonState:
@@ -32,19 +30,20 @@ class PythonState:
         for name, probe in self._globals.items():
             if not equal(probe(), self._before[name]):
                 place = _line_of(subject, probe)
-                yield Finding(f"{name} changes in a step: {UNSAVED}; {AS_TENSOR}", place)
+                yield Finding(
+                    f"{name} changes in a step: no checkpoint holds it, so that a resumed run "
+                    "begins with another value; make it an attribute of the environment, in "
+                    "setup()",
+                    place,
+                )
 
 
 def _line_of(subject: Subject, probe: Callable[[], Any]) -> Place | None:
     """Return the line that changes what `probe` returns, from another step."""
     with LineWatch(subject.trace.folder, {"": probe}) as watch:
-        _step(subject)
+        subject.env.step(subject.actions(1, seed=12)[0])
     subject.restore()
     return watch.changes.get("")
-
-
-def _step(subject: Subject) -> None:
-    subject.env.step(subject.actions(1, seed=12)[0])
 
 
 def random_draws(subject: Subject, changes: Mapping[str, Place]) -> Iterator[Finding]:

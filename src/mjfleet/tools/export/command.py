@@ -100,11 +100,7 @@ def export(arguments: Sequence[str]) -> int:
 
 
 def _export(
-    parsed: ExportArguments,
-    found: FoundTask,
-    config: TrainConfig,
-    trained: Trained,
-    output: Path,
+    parsed: ExportArguments, found: FoundTask, config: TrainConfig, trained: Trained, output: Path
 ) -> int:
     """Write the policy of a task and its metadata; return 1 if it could not be reproduced."""
     num_envs, agent = config.env.num_envs, replace(config.agent, torch_compile_mode=None)

@@ -30,12 +30,7 @@ from mjfleet.launch.devices import this_host
 from mjfleet.launch.launch_plan import LaunchPlan, make_plan
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.pretrained import config_in, describe, find_pretrained
-from mjfleet.runs.resume_choice import (
-    find_resume,
-    find_task_of,
-    read_recorded,
-    take_tasks_dir,
-)
+from mjfleet.runs.resume_choice import find_resume, find_task_of, read_recorded, take_tasks_dir
 from mjfleet.runs.run_lookup import LATEST
 from mjfleet.runs.task_snapshot import FOUND_NOWHERE
 from mjfleet.tools.output_file import check_output
