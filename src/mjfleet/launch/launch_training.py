@@ -37,6 +37,7 @@ from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.runs.run_json import read_record
 from mjfleet.runs.task_snapshot import code_of_restart
 from mjfleet.utils.console import print_line
+from mjfleet.utils.same_folder import from_here
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.under_torchrun import begun_run, note_run
@@ -80,8 +81,7 @@ def launch_training(
             print_line("torchrun has started these workers again")
         if resume and resume.lock is not None:
             os.close(resume.lock)
-        if (whole := Path(begun)).is_relative_to(here := Path.cwd()):
-            begun = str(whole.relative_to(here))  # As it was named before.
+        begun = str(from_here(Path(begun)))
         again = find_again(begun)
         if not (resume and resume.run_dir and resume.run_dir.samefile(begun)):
             config = from_dict(config, again.config)

@@ -13,6 +13,7 @@ from mjfleet.env import Env
 from mjfleet.env.step_recorder import StepRecorder
 from mjfleet.nan_dump.dump_file import BadNumber, first_bad_number, save
 from mjfleet.nan_dump.explanation import name_of
+from mjfleet.utils.same_folder import from_here
 
 MAX_WORLDS = 16  # In a dump: those that went bad first.
 
@@ -129,4 +130,4 @@ class RolloutGuard:
         except Exception as error:
             # This error must not hide the trouble, which all ranks report together.
             return f"no dump of it could be written to {to.path}: {error}"
-        return f"`mjfleet inspect {shlex.quote(str(to.path))}` shows what went bad first"
+        return f"`mjfleet inspect {shlex.quote(str(from_here(to.path)))}` shows what went bad first"
