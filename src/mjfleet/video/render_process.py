@@ -4,10 +4,11 @@ Rank 0 or `play` starts it. Importing this imports nothing heavy.
 """
 
 import os
+import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,6 @@ NICE = 19  # The lowest priority: each thread gets 1.5% of a busy core, and all 
 BACKENDS = ("egl", "osmesa")  # Of MUJOCO_GL; the second one if the first does not work.
 
 
-class RenderingError(WorkerError):
-    """No video could be drawn."""
-
-
 class RenderProcess(ChildProcess):
     """Draws a recording into an MP4 file, which exists, whole, once `is_done`.
 
@@ -40,49 +37,47 @@ class RenderProcess(ChildProcess):
     """
 
     def __init__(self, recording: "StateRecording", path: Path, *, nice: int = 0) -> None:
-        self.path = path
+        self.path, self._pictures = path, len(recording.shown)
         chosen = os.environ.get("MUJOCO_GL")
-        command = _command(path, nice, [chosen] if chosen else BACKENDS)
         with tempfile.TemporaryFile() as file:
-            recording.save(file)
+            pickle.dump(recording, file)
             file.seek(0)
-            # In the session of training: Linux gives every session as much of the processor.
-            environ = rendering_variables(os.environ)
-            super().__init__(command, stdin=file, environ=environ, new_session=False)
+            super().__init__(
+                _command(path, nice, *([chosen] if chosen else BACKENDS)),
+                stdin=file,
+                environ=rendering_variables(os.environ),
+                new_session=False,  # Linux divides the processor among sessions first.
+            )
 
     def is_done(self) -> bool:
-        """Return whether the file exists; raise a RenderingError if it never will."""
+        """Return whether the file exists; raise a WorkerError if it never will."""
         if code := self.exit_code():
             lines = [line for line in self.errors().splitlines() if line.strip()]
             last = lines[-1] if lines else self.how_it_ended()
-            raise RenderingError(f"{last}; `mjfleet doctor` says what drawing needs")
+            raise WorkerError(f"{last}; `mjfleet doctor` says what drawing needs")
         return code == 0
 
     def share_done(self) -> float:
         """Return the share of the pictures that are drawn, 0 to 1."""
-        *_, last = b"0", *self.output().split()
-        return float(last)
+        return self.output().count(b"\n") / self._pictures
 
 
 def render(recording: "StateRecording", path: Path) -> None:
     """Draw a recording, show how far that is, and wait for the file.
 
     Raises:
-        RenderingError: it could not be drawn.
+        WorkerError: it could not be drawn.
         OSError: there is no room for a temporary file, or no process can be started.
     """
     progress = Progress(f"drawing {path}")
-    with RenderProcess(recording, path) as process:
-        try:
-            while not process.is_done():
-                time.sleep(LOOK_SECONDS)
-                progress.show(process.share_done())
-        finally:
-            progress.close()
+    with closing(progress), RenderProcess(recording, path) as process:
+        while not process.is_done():
+            time.sleep(LOOK_SECONDS)
+            progress.show(process.share_done())
 
 
 def main(path: str, nice: str, backend: str, *others: str) -> None:
-    """Draw the recording that comes in by standard input.
+    """Draw the recording that comes in by standard input, and write a line for each picture.
 
     `backend` is the value of MUJOCO_GL; `others` are those to try if it does not work.
     """
@@ -96,22 +91,14 @@ def main(path: str, nice: str, backend: str, *others: str) -> None:
     except Exception as error:
         if not others:
             sys.exit(f"MuJoCo cannot draw by {backend}: {in_a_line(error)}")
-        # MuJoCo reads MUJOCO_GL once, when it is imported.
-        command = _command(Path(path), 0, others)  # The niceness stays.
-        os.execv(command[0], command)
+        # MuJoCo reads MUJOCO_GL once, when it is imported. The niceness stays.
+        os.execv(sys.executable, _command(Path(path), 0, *others))
     from mjfleet.video.drawing import write_video
-    from mjfleet.video.state_recording import StateRecording
 
-    shares = os.dup(1)
-    os.dup2(2, 1)  # Keeps what libraries print away from the shares.
-
-    def after_each(share: float) -> None:
-        os.write(shares, f"{share:.4f}\n".encode())
-
-    write_video(StateRecording.load(sys.stdin.buffer), Path(path), after_each)
+    write_video(pickle.load(sys.stdin.buffer), Path(path), lambda: print(flush=True))
 
 
-def _command(path: Path, nice: int, backends: Sequence[str]) -> list[str]:
+def _command(path: Path, nice: int, *backends: str) -> list[str]:
     return python_module("mjfleet.video.render_process", str(path), str(nice), *backends)
 
 

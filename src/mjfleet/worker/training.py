@@ -26,7 +26,7 @@ from mjfleet.rl.runner import Runner
 from mjfleet.runs.checkpoint_names import INIT
 from mjfleet.runs.resumed_attempt import take_up
 from mjfleet.utils.console import print_line
-from mjfleet.video.video_recorder import TrainingVideos
+from mjfleet.video.training_videos import TrainingVideos
 from mjfleet.worker.gpu_settings import determinism_notice
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank

@@ -115,7 +115,8 @@ def _export(
     from mjfleet.env.factory import build_env
     from mjfleet.rl.runner import Runner
     from mjfleet.tools.export.policy_graph import COMPARED, compare, images_of, make_graph
-    from mjfleet.tools.export.robot_metadata import describe, pack_model
+    from mjfleet.tools.export.robot_metadata import describe
+    from mjfleet.video.state_recording import pack_model
 
     shard = None
     if parsed.format == PRETRAINED:  # It is played as `play` does.

@@ -69,13 +69,6 @@ def describe(env: Env[Any], groups: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def pack_model(model: mujoco.MjModel) -> bytes:
-    """Return a compiled model as the content of an .mjb file, for the same version of MuJoCo."""
-    binary = np.empty(mujoco.mj_sizeModel(model), np.uint8)
-    mujoco.mj_saveModel(model, None, binary)
-    return binary.tobytes()
-
-
 def _check_part(part: Any, what: str) -> None:
     """Check that the sizes of parts add up; a robot that misplaced numbers would fall."""
     if not (isinstance(part, dict) and {"name", "size"} <= part.keys()):

@@ -91,12 +91,12 @@ def evaluate(
     """
     from mjfleet.env.step_recorder import StepRecorder
     from mjfleet.rl.evaluator import Episodes
-    from mjfleet.video.video_recorder import StateRecorder
+    from mjfleet.video.state_recording import StateRecorder
 
     env, recorder = player.env, None
     if title is not None:
         env.recorder = StepRecorder(num_steps=1)
-        recorder = StateRecorder(env, env.recorder, seconds)
+        recorder = StateRecorder(env, seconds)
     each, steps, progress = -(-count // env.num_envs), 0, Progress("playing episodes")
 
     def after_step(dones: "torch.Tensor") -> None:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 
-import mujoco
 import torch
 
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_names import BEST, checkpoints_in
 from mjfleet.tools.play.policy_episodes import Player
 from mjfleet.utils.console import print_line
+from mjfleet.video.drawing import floating_body
 
 FRAME_SECONDS = 1 / 60
 CHECKPOINT_SECONDS = 1.0  # Interval between looks for a newer checkpoint.
@@ -180,9 +180,3 @@ def watch(playback: Playback, show: Callable[[], object], is_open: Callable[[], 
         show()
         before = now
         time.sleep(max(0.0, FRAME_SECONDS - (time.perf_counter() - now)))
-
-
-def floating_body(model: mujoco.MjModel) -> int | None:
-    """Return the body that a camera follows: the first with a free joint, if there is one."""
-    free = model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
-    return int(free[0]) if free.size else None

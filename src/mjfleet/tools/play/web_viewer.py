@@ -15,17 +15,17 @@ import viser
 from mjviser import ViserMujocoScene
 
 from mjfleet.errors import UserError
-from mjfleet.tools.play.realtime_playback import NEWEST, SPEEDS, Playback, floating_body, watch
+from mjfleet.tools.play.realtime_playback import NEWEST, SPEEDS, Playback, watch
 from mjfleet.tools.play.web_guard import GuardedServer
 from mjfleet.tools.play.web_tables import note, reward_bars, table
 from mjfleet.utils.console import print_line
+from mjfleet.video.drawing import ARROW_COLOURS, floating_body
 
 TEXT_SECONDS = 0.2
 CHOICES_SECONDS = 1.0  # Between looks for checkpoints that have appeared.
 KEYS = (
     "Keys: space pauses and resumes, N takes a step, R resets, page up and down change the speed."
 )
-ARROW_COLORS = ((46, 160, 67), (31, 111, 235), (219, 109, 40), (163, 113, 247))
 PORTS = 100  # Number of ports that are tried.
 
 
@@ -200,7 +200,7 @@ class WebDisplay:
                 # The frame moves where the camera follows the robot.
                 path = f"{self._scene.fixed_bodies_frame.name}/arrows/{name}"
                 self._arrows[name] = self._server.scene.add_arrows(
-                    path, points, ARROW_COLORS[i % len(ARROW_COLORS)], shaft_radius=0.008,
+                    path, points, ARROW_COLOURS[i % len(ARROW_COLOURS)], shaft_radius=0.008,
                     head_radius=0.02, head_length=0.05,
                 )  # fmt: skip
         self._server.flush()

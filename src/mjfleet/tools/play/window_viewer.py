@@ -9,14 +9,13 @@ from itertools import cycle
 import glfw
 import mujoco
 import mujoco.viewer
-import numpy as np
 
 from mjfleet.errors import UserError
-from mjfleet.tools.play.realtime_playback import Playback, floating_body, watch
+from mjfleet.tools.play.realtime_playback import Playback, watch
 from mjfleet.utils.console import print_line
+from mjfleet.video.drawing import ARROW_COLOURS, add_arrow, floating_body
 
 KEYS = "space pauses, right arrow steps, - and = change the speed, , and . the world, enter resets"
-COLORS = np.array(((0.2, 0.6, 0.3, 1), (0.1, 0.4, 0.9, 1), (0.9, 0.4, 0.2, 1), (0.6, 0.4, 1, 1)))
 ARROW_WIDTH = 0.01
 NO_DISPLAY = (
     "--viewer native: there is no display with OpenGL here (DISPLAY). Over SSH, --viewer web shows "
@@ -79,13 +78,9 @@ def _show(playback: Playback, window: mujoco.viewer.Handle, data: mujoco.MjData)
 def _draw_arrows(playback: Playback, scene: mujoco.MjvScene | None) -> None:
     assert scene is not None  # It exists while the window is open.
     scene.ngeom = 0
-    for color, (start, vector) in zip(cycle(COLORS), playback.env.debug_vis().values()):
-        tail = start[playback.world].double().cpu().numpy()
-        tip = tail + vector[playback.world].double().cpu().numpy()
-        geom, arrow = scene.geoms[scene.ngeom], mujoco.mjtGeom.mjGEOM_ARROW
-        mujoco.mjv_initGeom(geom, arrow, np.zeros(3), np.zeros(3), np.zeros(9), color)
-        mujoco.mjv_connector(geom, arrow, ARROW_WIDTH, tail, tip)
-        scene.ngeom += 1
+    for colour, arrow in zip(cycle(ARROW_COLOURS), playback.env.debug_vis().values()):
+        start, vector = (part[playback.world].double().cpu().numpy() for part in arrow)
+        add_arrow(scene, start, vector, colour, ARROW_WIDTH)
 
 
 def check_display() -> None:

@@ -1,0 +1,95 @@
+"""Decides when a video of training is due. Runs in rank 0."""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mjfleet.utils.console import in_a_line, print_line
+from mjfleet.video.render_process import LOOK_SECONDS, NICE, RenderProcess
+from mjfleet.video.state_recording import StateRecorder
+
+if TYPE_CHECKING:
+    from mjfleet.loggers.logger_group import LoggerGroup
+    from mjfleet.rl.runner import Runner
+
+SECONDS = 10.0  # Simulated seconds of a video, about.
+LAST_SECONDS = 60.0  # How long the end of a run waits for videos.
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingVideos:
+    """Makes a video of the iterations before each `interval`th one, and before the last one.
+
+    A video is named after the iteration with which it ends. Training does not wait for drawing: a
+    process with the lowest priority draws each video as soon as it is due. While it is still busy,
+    only the last video is begun. Any error ends the videos with one warning; training continues.
+    No rollout of `runner` has begun; `loggers` receive each finished video.
+    """
+
+    def __init__(
+        self, runner: "Runner", interval: int, folder: Path, task: str, loggers: "LoggerGroup"
+    ) -> None:
+        self._interval, self._last = interval, runner.agent.max_iterations
+        self._folder, self._task, self._loggers = folder, task, loggers
+        self._recorder = StateRecorder(runner.env, SECONDS)
+        self._drawn: dict[int, RenderProcess] = {}  # By iteration.
+        self._left_out = 0
+        self._works = True
+
+    def iteration(self, number: int) -> None:
+        """Record a completed iteration where a video is due, and hand over finished videos."""
+        self._attempt(lambda: self._record(number))
+        self._attempt(self._collect)
+
+    def finish(self, stop: Callable[[], object]) -> None:
+        """Wait for the last videos, until `stop` is true or LAST_SECONDS are over."""
+        last, deadline = {**self._drawn}, time.monotonic() + LAST_SECONDS
+        if last:
+            limit = f"for {LAST_SECONDS:g} s at most; Ctrl-C skips them"
+            print_line(f"drawing the last videos, {limit}")
+        while self._works and self._drawn and not stop() and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+            self._attempt(self._collect)
+        for number in last.keys() - self._drawn.keys():
+            print_line(f"wrote {last[number].path}")
+
+    def close(self) -> None:
+        """End what is still being drawn."""
+        for process in self._drawn.values():
+            process.end()
+        if (lost := self._left_out + len(self._drawn)) and self._works:
+            logger.warning("videos that were not drawn, for lack of time: %d", lost)
+
+    def _record(self, number: int) -> None:
+        due = min(math.ceil(number / self._interval) * self._interval, self._last)
+        if number > due - self._recorder.length:
+            self._recorder.take()
+        if number < due:
+            return
+        recording = self._recorder.finish(f"{self._task}, iteration {number}")
+        if self._drawn and number < self._last:
+            self._left_out += 1
+            return
+        path = self._folder / f"iteration_{number}.mp4"
+        nice = NICE if number < self._last else 0  # Training no longer needs the cores.
+        self._drawn[number] = RenderProcess(recording, path, nice=nice)
+
+    def _collect(self) -> None:
+        for number, process in list(self._drawn.items()):
+            if process.is_done():
+                del self._drawn[number]
+                process.end()
+                self._loggers.video(process.path, number)
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        if not self._works:
+            return
+        try:
+            action()
+        except Exception as error:
+            self._works = False
+            logger.warning("no more videos, training continues: %s", in_a_line(error))
