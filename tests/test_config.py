@@ -4,7 +4,7 @@ import ast
 import inspect
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from itertools import combinations
 from pathlib import Path
@@ -81,23 +81,6 @@ LEARNING = frozenset(LEARNING_NAMES.split()) | {
 """What decides what is learned: each new field is to be here, or in a set of `field_kinds`."""
 NUMBER: Any = 0.7  # In the place of a range.
 PLAIN: Any = {"torque": 0.0}  # In the place of a configuration.
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlainEnvConfig(EnvConfig):
-    """As a task declares it that knows nothing of `auto`."""
-
-    num_envs: int = 64
-
-
-def test_every_task_takes_auto_for_its_worlds() -> None:
-    config = from_dict(TrainConfig(env=PlainEnvConfig()), {"env": {"num_envs": "auto"}})
-    assert config.env.num_envs == "auto"
-    assert config.with_num_envs(32).num_envs == 32
-    with pytest.raises(UserError, match="an integer or 'auto'"):
-        from_dict(config, {"env": {"num_envs": "many"}})
-    with pytest.raises(UserError, match="num-mini-batches is 4, more than the 3 samples"):
-        replace(config, agent=AgentConfig(num_steps_per_env=3)).with_num_envs(1)
 
 
 @pytest.mark.parametrize(

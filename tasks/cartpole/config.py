@@ -17,7 +17,7 @@ class CartpoleConfig(EnvConfig):
     """Control at 20 Hz in episodes of 50 s, so 1000 steps of at most 1 each."""
 
     num_envs: int = 128
-    """Environments per worker; `auto` measures which number trains fastest on these devices."""
+    """Environments per worker; `mjfleet tune` measures which number trains fastest."""
     decimation: int = 5
     """Physics steps (0.01 s each) per environment step; the action is held meanwhile."""
     episode_seconds: float = 50.0

@@ -23,7 +23,7 @@ class SuiteConfig(EnvConfig):
     """Episodes of 1000 steps, which only time ends. A step earns at most 1; with help, 1.3."""
 
     num_envs: int = 128
-    """Environments per worker; `auto` measures which number trains fastest on these devices."""
+    """Environments per worker; `mjfleet tune` measures which number trains fastest."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ class V5Config(EnvConfig):
     """Gymnasium's parameters of a task, with its defaults. Episodes have 1000 steps."""
 
     num_envs: int = 64
-    """Environments per worker; `auto` measures which number trains fastest on these devices."""
+    """Environments per worker; `mjfleet tune` measures which number trains fastest."""
     decimation: int = 5
     """Physics steps per environment step (frame_skip); the action is held meanwhile."""
     episode_seconds: float = 50.0

@@ -19,7 +19,7 @@ class PandaConfig(EnvConfig):
     """Control at 50 Hz."""
 
     num_envs: int = 512
-    """Environments per worker; `auto` measures which number trains fastest on these devices."""
+    """Environments per worker; `mjfleet tune` measures which number trains fastest."""
     decimation: int = 2
     """Physics steps (10 ms each) per environment step; the action is held meanwhile."""
     speed: Fraction = 0.5

@@ -51,7 +51,7 @@ def refuses(call: Call, tmp_path: Path, *words: str) -> str:
 
 
 NUMBERS = [
-    ("train", ["--env.num-envs", "1000000000000"], "at most 2147483647, or `auto`"),
+    ("train", ["--env.num-envs", "1000000000000"], "at most 2147483647"),
     ("train", ["--env.episode-seconds", "1e300"], "at most 1000000000"),
     ("train", ["--env.decimation", "1000000000000"], "at most"),
     ("train", ["--agent.actor.hidden-dims", "64", "1000000000000"], "layer sizes"),

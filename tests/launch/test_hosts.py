@@ -22,13 +22,11 @@ from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from ..conftest import PATIENCE, only_run, rows
 from .network import TOOLS, Network
 from .workers import (
-    AUTO,
     SMALL,
     TRAIN,
     saved,
     wait_for_iteration,
     write_faulty,
-    write_limited,
     write_noisy,
 )
 
@@ -192,29 +190,6 @@ def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
     while list(Path(tempfile.gettempdir()).glob("mjfleet-*-node2-*")):
         assert time.monotonic() < deadline
         time.sleep(0.2)
-
-
-@pytest.mark.slow
-def test_the_slowest_host_decides_on_the_number_of_worlds(network: Network, tmp_path: Path) -> None:
-    where = ("--cpu-workers", "1", "--hosts", "node1", "node2")
-    flags = (*AUTO, *where, "--env-var", f"XDG_CACHE_HOME={tmp_path / 'cache'}")
-    write_limited(tmp_path)
-    with train(network, tmp_path, *flags, task="noisy") as process:
-        shown, errors = process.communicate()
-    assert process.returncode == 0, errors
-    for host in ("node1", "node2"):
-        assert f"{host}:\n" in shown
-    assert "256 worlds per worker, the answer of node" in shown
-    assert {row["world_size"] for row in rows(only_run(tmp_path, "noisy"))} == {"2"}
-    write_noisy(tmp_path / "mistaken", setup='raise UserError("no motor")')
-    env = tmp_path / "mistaken/tasks/noisy/env.py"
-    env.write_text(env.read_text().replace('os.environ["RANK"]', "0"))
-    with train(network, tmp_path / "mistaken", *flags, task="noisy") as process:
-        _, errors = process.communicate()
-    assert process.returncode == 2
-    assert "node1: no motor" in errors
-    assert "node2: no motor" in errors
-    assert not (tmp_path / "mistaken/logs").exists()
 
 
 def attempts(run_dir: Path) -> list[tuple[str | None, str]]:

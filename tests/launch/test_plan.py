@@ -129,19 +129,12 @@ def test_a_process_that_something_else_started_is_the_rank_it_was_given() -> Non
     assert (alone.launcher, alone.world_size, alone.backend) == ("outer", 1, None)
 
 
-def test_worlds_that_are_still_to_be_found_are_planned() -> None:
-    auto = replace(discover({}).find("cartpole-balance").task.env, num_envs="auto")
-    for environ in ({}, OUTER):
-        made = plan(CPUS, environ, env=auto)
-        assert (made.envs_per_worker, made.steps_per_iteration) == (None, None)
-
-
 def test_the_worlds_of_all_workers_are_divided() -> None:
     def divided(workers: int) -> LaunchPlan:
         return plan(Devices(cpu_workers=workers), total_envs=96)
 
     assert divided(3).config.env.num_envs == 32
-    assert "--total-envs 96: 32 worlds for each of 3 workers" in divided(3).notes
+    assert "--total-envs 96: 32 environments for each of 3 workers" in divided(3).notes
     with pytest.raises(UserError, match="95 or 100"):
         divided(5)
     with pytest.raises(UserError, match="such as 100\\."):

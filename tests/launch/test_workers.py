@@ -21,14 +21,12 @@ import torch
 from ..conftest import PATIENCE, Figure, Run, only_run, rows
 from ..loggers.recorded import history, records
 from .workers import (
-    AUTO,
     SMALL,
     TRAIN,
     saved,
     started,
     wait_for_iteration,
     write_faulty,
-    write_limited,
     write_noisy,
 )
 
@@ -374,21 +372,6 @@ def test_srun_starts_the_workers_and_they_are_one_run(tmp_path: Path) -> None:
     assert errors.count("error: --cpu-workers 3 is for 3 workers") == 1
     assert others == ""
     only_run(tmp_path)
-
-
-@pytest.mark.slow
-def test_workers_of_srun_find_the_number_of_worlds_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write_limited(tmp_path)
-    (code, shown, errors), (other_code, others, _) = srun(tmp_path, *AUTO, task="noisy")
-    assert (code, other_code) == (0, 0), errors
-    assert shown.count("256 worlds per worker, the answer of rank 0") == 1
-    assert "worlds per worker" not in others
-    run_dir = only_run(tmp_path, "noisy")
-    assert json.loads((run_dir / "run.json").read_text())["plan"]["envs_per_worker"] == 256
-    assert {row["world_size"] for row in rows(run_dir)} == {"2"}
 
 
 @pytest.mark.slow

@@ -15,10 +15,6 @@ SMALL = (
     "--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8",
     "--agent.max-iterations", "4", "--cpu-workers", "2",
 )  # fmt: skip
-AUTO = (
-    "--env.num-envs", "auto", "--agent.num-steps-per-env", "8", "--agent.max-iterations", "2",
-    "--cpu-threads", "2",
-)  # fmt: skip
 TRAIN = (sys.executable, "-m", "mjfleet.cli.train")
 
 
@@ -94,13 +90,6 @@ def write_noisy(folder: Path, setup: str = "pass", step: str = "pass") -> None:
     model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
     env = NOISY_ENV.replace("SETUP", setup).replace("STEP", step)
     write_task(folder / "tasks", "noisy", NOISY_CONFIG, env, model)
-
-
-def write_limited(folder: Path) -> None:
-    """The task `noisy` with memory for 256 environments, on one worker or several."""
-    write_noisy(folder, 'if self.num_envs > 256: raise RuntimeError("Failed to allocate 8 bytes")')
-    env = folder / "tasks/noisy/env.py"
-    env.write_text(env.read_text().replace('os.environ["RANK"]', "0"))
 
 
 FAULT = """

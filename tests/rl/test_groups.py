@@ -215,7 +215,6 @@ def test_what_grpo_cannot_do_is_refused_by_name(words: str) -> None:
     [
         (("--env.num-envs", "20"), ("group-size is 8", "20 environments", "16 or 24")),
         (("--total-envs", "24", "--cpu-workers", "2"), ("12 environments", "8 or 16")),
-        (("--agent.algorithm.group-size", "6", "--env.num-envs", "auto"), ("256", "252 or 258")),
     ],
 )
 def test_groups_divide_the_environments_of_a_worker(

@@ -47,7 +47,6 @@ def resume(tmp_path: Path, **changes: Any) -> tuple[Resume, TrainConfig]:
         {"eval_interval": 3, "video_interval": 9, "keep_checkpoints": 2, "hosts": ["a", "b"]},
         {"agent": {"wandb": {"tags": ["a"]}, "run_name": "base", "seed": 1}},
         {"log_root": "elsewhere"},
-        {"total_envs": None, "env": {"num_envs": "auto"}},
     ],
 )
 def test_length_devices_logging_and_saving_leave_it_the_same_run(
@@ -57,7 +56,6 @@ def test_length_devices_logging_and_saving_leave_it_the_same_run(
     assert found.run_dir
     assert found.run_dir.name == "2026-01-01_00-00-00_base"
     assert found.parent is None
-    assert config.env.num_envs != "auto"  # As it was found for the run.
     assert config.log_root == "logs"  # As it is recorded: where the run is.
     assert "in place" in found.notes[0]
 

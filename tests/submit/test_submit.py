@@ -144,7 +144,7 @@ def test_several_machines_are_planned_as_a_worker_there_plans(printed: Any) -> N
     words = ("--nodes", "2", "--gpus", "4", "--", "train", TASK, "--total-envs", "1024")
     shown = printed("slurm", *words)
     assert "# workers: 8," in shown
-    assert "# worlds: 128 per worker, 1024 in total" in shown
+    assert "# environments: 128 per worker, 1024 in total" in shown
     assert "--gpus-per-node=4" in shown
     check_shell(shown)
     assert "--gpu-ids None" in printed("slurm", "--gpus", "0", "--", "train", TASK)

@@ -1,15 +1,13 @@
 """How workers that torchrun starts again and again meet, and what they know of their run."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 from torch.distributed import HashStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
-from mjfleet.errors import UserError, WorkerError
 from mjfleet.worker.rank_environment import Rank
-from mjfleet.worker.under_torchrun import exchange, meet
+from mjfleet.worker.under_torchrun import meet
 
 from ..conftest import PATIENCE
 
@@ -47,30 +45,3 @@ def test_a_worker_that_does_not_come_is_named() -> None:
         meet(store, Rank(rank=0, world_size=2), timedelta(0))
     with pytest.raises(TimeoutError, match="rank 0 did not come"):
         meet(store, Rank(rank=1, world_size=2), timedelta(0))
-
-
-def all_answer(store: Store, *work: Callable[[], str]) -> list[list[str] | str]:
-    """Have a worker for each piece of work exchange answers; what each one gets, or its error."""
-
-    def answer(rank: int) -> list[str] | str:
-        place = Rank(rank=rank, world_size=len(work))
-        try:
-            return exchange(store, place, work[rank], LIMIT, LIMIT)
-        except (UserError, WorkerError) as error:
-            return f"{type(error).__name__}: {error}"
-
-    with ThreadPoolExecutor(len(work)) as pool:
-        return list(pool.map(answer, range(len(work))))
-
-
-def test_workers_exchange_answers_and_failures() -> None:
-    def mistaken() -> str:
-        raise UserError("no motor")
-
-    store = HashStore()
-    for _ in range(2):
-        answers = all_answer(store, lambda: "512", lambda: "256", lambda: "1024")
-        assert answers == [["512", "256", "1024"]] * 3
-    first, second = all_answer(store, lambda: "512", mistaken)
-    assert first == "WorkerError: rank 0: rank 1 has failed: no motor"
-    assert second == "UserError: no motor"

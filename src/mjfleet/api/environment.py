@@ -68,8 +68,6 @@ def place(found: FoundTask, config: TrainConfig) -> LaunchPlan:
     host = this_host(config)
     if len(host.devices.names) > 1:
         raise UserError("gpu_ids: this process has one worker, so one device.")
-    if config.env.num_envs == "auto":
-        raise UserError("env.num_envs is `auto`: here it must be a number.")
     return make_plan(found, config, [host], {})
 
 

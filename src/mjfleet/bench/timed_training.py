@@ -12,7 +12,7 @@ from typing import Any
 
 from mjfleet.bench.benchmark_options import Setup
 from mjfleet.config import TrainConfig
-from mjfleet.errors import WorkerError
+from mjfleet.errors import UserError, WorkerError
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows
 from mjfleet.utils.child_process import ChildProcess, python_module
 
@@ -38,7 +38,8 @@ def run_timed(
     `environ` are environment variables besides those of this process.
 
     Raises:
-        WorkerError: it failed; the message holds the end of its output.
+        UserError: it is a command of ours that has found a mistake of the user's.
+        WorkerError: it failed otherwise; the message holds the end of its output.
     """
     # With PYTHONDONTWRITEBYTECODE every process would compile all that it imports.
     variables = {"TMPDIR": str(scratch), "PYTHONDONTWRITEBYTECODE": None, **(environ or {})}
@@ -59,9 +60,11 @@ def run_timed(
             raise
         seconds = time.perf_counter() - start
         if code:
+            if mistake := child.mistake():
+                raise UserError(mistake)
             errors = child.errors() or "\n".join(line for _, line in lines)
             how = f"{' '.join(command[:4])} ... {child.how_it_ended()}"
-            raise WorkerError(f"error: {how}\n{errors[-SHOWN_CHARACTERS:].strip()}")
+            raise WorkerError(f"{how}\n{errors[-SHOWN_CHARACTERS:].strip()}")
     return TimedChild(lines, seconds, child.peak_memory)
 
 
@@ -80,7 +83,7 @@ def summarise(
         peak_memory: bytes, the greatest resident set of one process.
         iterations: the rows.
     """
-    steps = config.num_envs * config.agent.num_steps_per_env * int(rows[0].get("world_size", 1))
+    steps = config.env.num_envs * config.agent.num_steps_per_env * int(rows[0].get("world_size", 1))
     first = min(setup.options.warmup, len(rows) - 1)
     elapsed = rows[-1]["seconds"] - (rows[first - 1]["seconds"] if first else 0.0)
     return {

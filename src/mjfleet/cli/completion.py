@@ -43,7 +43,7 @@ for program in mjfleet train play
 end
 """,
 }
-TASK_FIRST = ("train", "sweep", "play", "check-task")
+TASK_FIRST = ("train", "sweep", "tune", "play", "check-task")
 NAME_A_RUN = ("--resume", "--init-from", "--teacher")
 RUNS = ("plot", "compare", "report", "export", "inspect", "runs")
 

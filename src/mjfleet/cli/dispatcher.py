@@ -20,6 +20,7 @@ COMMANDS = {
     "check-task": ("tools.check_task.command:check_task", "Look for common mistakes in a task."),
     "doctor": ("tools.doctor.command:doctor", "Check what training on this machine needs."),
     "submit": ("submit.command:submit", "Run a command on a cluster."),
+    "tune": ("bench.tune:tune", "Measure how many environments train fastest."),
     "bench": ("bench.command:bench", "Measure how fast training is on this machine."),
     "sweep": ("sweep.command:sweep", "Find good settings by many short runs."),
     "runs": ("tools.list_runs:runs", "List runs and their status."),

@@ -14,21 +14,12 @@ from mjfleet.cli.flag_table import field_texts, flags_of, short_names
 from mjfleet.cli.values_as_typed import as_typed_here
 from mjfleet.config.field_kinds import SHORT
 from mjfleet.config.launch_config import GpuRequest
-from mjfleet.config.train_config import NumEnvs
 from mjfleet.errors import UserError
 
 Arguments = TypeVar("Arguments")
 PARSERS = tyro.constructors.ConstructorRegistry()
-UNIONS = {
-    GpuRequest: (
-        "--gpu-ids", "{auto,all,None}|INT [INT ...]", {"auto": "auto", "all": "all", "None": None},
-        "GPU indices such as `0 1`, `all`, `auto`, or `None` for the CPU",
-    ),
-    NumEnvs: (
-        "--env.num-envs", "INT|auto", {"auto": "auto"}, "a whole number from 1 up, or `auto`",
-    ),
-}  # fmt: skip
-"""Types of which tyro's messages are hard to understand: flag, metavar, words, what is allowed."""
+GPU_NAMES = {"auto": "auto", "all": "all", "None": None}
+"""What --gpu-ids may be instead of indices."""
 MIN_COLUMNS = 20  # In a narrower terminal, tyro lays out help for ever.
 HELP = frozenset({"-h", "--help", "--help-all"})
 LIST_FLAGS = "--list-flags"
@@ -95,26 +86,25 @@ def _text_of(owner: type[Any], field: str) -> str | None:
 
 
 @PARSERS.primitive_rule
-def _words_or_numbers(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
-    """Parse a flag of UNIONS."""
-    if kind.type not in UNIONS:
+def _gpu_ids(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
+    """Parse --gpu-ids, about which tyro's messages are hard to understand."""
+    if kind.type != GpuRequest:
         return None
-    flag, metavar, words, allowed = UNIONS[kind.type]
-    is_list = kind.type == GpuRequest
 
     def read(texts: list[str]) -> Any:
-        if len(texts) == 1 and texts[0] in words:
-            return words[texts[0]]
+        if len(texts) == 1 and texts[0] in GPU_NAMES:
+            return GPU_NAMES[texts[0]]
         try:
-            return [int(text) for text in texts] if is_list else int(texts[0])
+            return [int(text) for text in texts]
         except ValueError:
-            raise UserError(f"{flag} {' '.join(texts)}: it must be {allowed}.") from None
+            allowed = "GPU indices such as `0 1`, `all`, `auto`, or `None` for the CPU"
+            raise UserError(f"--gpu-ids {' '.join(texts)}: it must be {allowed}.") from None
 
     return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*" if is_list else 1,
-        metavar=metavar,
+        nargs="*",
+        metavar="{auto,all,None}|INT [INT ...]",
         instance_from_str=read,
-        is_instance=lambda v: v in words.values() or isinstance(v, list if is_list else int),
+        is_instance=lambda v: v in GPU_NAMES.values() or isinstance(v, list),
         str_from_instance=lambda v: [str(item) for item in (v if isinstance(v, list) else [v])],
     )
 

@@ -2,23 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
 
 from mjfleet.config.agent_config import AgentConfig
 from mjfleet.config.launch_config import LaunchConfig
-from mjfleet.config.validation import COUNT, Checked, Count, OptionalCount, Rule, Seconds
+from mjfleet.config.validation import Checked, Count, OptionalCount, Seconds
 from mjfleet.errors import UserError
-
-NumEnvs = int | Literal["auto"]
-WORLDS = Rule(lambda v: v == "auto" or COUNT.holds(v), f"{COUNT.allowed}, or `auto`")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig(Checked, flags="env."):
     """The environment. A task's own configuration is a subclass that adds its fields."""
 
-    num_envs: Annotated[NumEnvs, WORLDS] = 1024
-    """Environments per worker; `auto` measures which number trains fastest on these devices."""
+    num_envs: Count = 1024
+    """Environments per worker; `mjfleet tune` measures which number trains fastest."""
     decimation: Count = 1
     """Physics steps per environment step; the action is held meanwhile."""
     episode_seconds: Seconds = 20.0
@@ -27,12 +23,6 @@ class EnvConfig(Checked, flags="env."):
     """Contacts per environment that warp has room for at first; None: measured in a short run."""
     njmax: OptionalCount = None
     """Constraint rows per environment that warp has room for at first; None: measured likewise."""
-
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        """Let `auto` also be a value where a task writes `num_envs: int = 256`."""
-        super().__init_subclass__(**keywords)
-        if "num_envs" in cls.__annotations__:
-            cls.__annotations__["num_envs"] = NumEnvs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +36,6 @@ class TrainConfig(LaunchConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.env.num_envs == "auto":
-            return  # Checked once it is a number.
         samples = self.env.num_envs * self.agent.num_steps_per_env
         batches = self.agent.algorithm.num_mini_batches
         if samples < 2:
@@ -60,7 +48,7 @@ class TrainConfig(LaunchConfig):
                 f"--agent.algorithm.num-mini-batches is {batches}: a minibatch would have one of "
                 f"the {samples} samples, whose advantage cannot be normalised."
             )
-        # Recurrent networks learn from whole trajectories: each minibatch is a share of the worlds.
+        # Recurrent networks learn from whole trajectories: a minibatch is some environments'.
         pieces = self.env.num_envs if self.agent.is_recurrent else samples
         if batches > pieces:
             what = "environments" if self.agent.is_recurrent else "samples of a rollout"
@@ -68,14 +56,8 @@ class TrainConfig(LaunchConfig):
                 f"--agent.algorithm.num-mini-batches is {batches}, more than the {pieces} {what}."
             )
 
-    @property
-    def num_envs(self) -> int:
-        """Worlds per worker, once `auto` has been replaced by a number."""
-        assert self.env.num_envs != "auto"
-        return self.env.num_envs
-
     def with_num_envs(self, num_envs: int) -> "TrainConfig":
-        """Return the same with that many worlds per worker."""
+        """Return the same with that many environments per worker."""
         return replace(self, env=replace(self.env, num_envs=num_envs))
 
 

@@ -59,7 +59,7 @@ def build_env(
     found.check_packages()
     env_class = _env_class(found)
     _check_dtype(found)
-    num_envs, seed = config.num_envs, rank_seed(config.agent.seed, rank)
+    num_envs, seed = config.env.num_envs, rank_seed(config.agent.seed, rank)
     if shard is not None:
         num_envs, seed = shard.count, shard.seed
     cfg = replace(config.env, num_envs=num_envs)
@@ -99,7 +99,7 @@ def _with_room(
 
     A few environments take random actions for some steps, as an untrained policy does.
     """
-    count = min(config.num_envs, MEASURED_ENVS)
+    count = min(config.env.num_envs, MEASURED_ENVS)
     std = config.agent.actor.distribution.init_std
     names = "nconmax", "njmax"
     given = {name: getattr(cfg, name) for name in names}

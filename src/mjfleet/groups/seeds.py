@@ -69,8 +69,6 @@ def train_seeds(found: FoundTask, config: TrainConfig, argv: Sequence[str]) -> i
         _print_plan(folder, dict.fromkeys(names, "begins"), shares)
         print_line(f"\n{name}, like the others:\n\n{describe(plan)}")
         return 0
-    if config.env.num_envs == "auto":  # Measured once, for all.
-        config = config.with_num_envs(plan.config.num_envs)
     members = {name: {"seed": seed} for name, seed in names.items()}
     with GroupRecord.create(KIND, found.name, config, members, ["train", *argv]) as group:
         return _train(found, group, config, shares, names)

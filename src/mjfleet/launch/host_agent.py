@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -22,14 +22,11 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from mjfleet.autotune.num_envs_search import find_num_envs
-from mjfleet.errors import UserError, WorkerError
 from mjfleet.launch.host_facts import host_facts
 from mjfleet.launch.host_messages import LOST_SECONDS, PIECE, HostChannel, Message
 from mjfleet.launch.host_names import temporary_name
 from mjfleet.launch.worker_watchdog import WorkerStatus
 from mjfleet.utils.atomic_write import append
-from mjfleet.utils.hardware_names import device_names
 from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.thread_limits import prepare, thread_variables
@@ -72,8 +69,6 @@ class HostAgent:
                     self._reply(self._listen, address)
                 case {"connect": [address, port]}:
                     self._reply(self._connect, address, port)
-                case {"measure": args, "physical": physical}:
-                    self._channel.send(_find_num_envs(WorkerArgs(**args), physical))
                 case {"unwritten": error}:
                     raise error
                 case {"prepare": [engine, threads]}:
@@ -213,16 +208,6 @@ class GrowingFiles:
         self._sent |= dict.fromkeys(others, 0)
         while self.send_new() or self._channel.is_full:
             time.sleep(0.01)
-
-
-def _find_num_envs(args: WorkerArgs, physical: Sequence[str]) -> Message:
-    """Find the number of environments that trains fastest on each of this host's devices."""
-    said: list[str] = []
-    try:
-        num_envs = find_num_envs(args, device_names(physical), say=said.append)
-    except (UserError, WorkerError) as error:
-        return {"error": str(error)}
-    return {"num_envs": num_envs, "said": "\n".join(said)}
 
 
 def _network(address: str) -> dict[str, str]:

@@ -42,7 +42,7 @@ class LaunchPlan:
 
     task: str
     task_folder: Path
-    config: TrainConfig  # With the environments of each worker, except for `auto`.
+    config: TrainConfig  # With the environments of each worker.
     launcher: Literal["in-process", "torchrunx", "hosts", "outer"]
     """Who starts the workers. torchrunx: a host agent on this host, hosts: one on each of several;
     outer: something else has started them, such as torchrun."""
@@ -68,15 +68,9 @@ class LaunchPlan:
         return self.launcher in ("torchrunx", "hosts")
 
     @property
-    def envs_per_worker(self) -> int | None:
-        """None: to be found by measuring."""
-        return None if self.config.env.num_envs == "auto" else self.config.num_envs
-
-    @property
-    def steps_per_iteration(self) -> int | None:
-        """Environment steps of all workers in one iteration; None: not known yet."""
-        steps = self.world_size * self.config.agent.num_steps_per_env
-        return self.envs_per_worker and steps * self.envs_per_worker
+    def steps_per_iteration(self) -> int:
+        """Environment steps of all workers in one iteration."""
+        return self.world_size * self.config.env.num_envs * self.config.agent.num_steps_per_env
 
     def workers_of(self, host: str) -> list[PlannedWorker]:
         """Return the workers of one host."""
@@ -110,7 +104,7 @@ class LaunchPlan:
         return {name: value for name, value in asdict(self).items() if name not in left_out} | {
             "seed": agent.seed,
             "max_iterations": agent.max_iterations,
-            "envs_per_worker": self.envs_per_worker,
+            "envs_per_worker": self.config.env.num_envs,
             "steps_per_iteration": self.steps_per_iteration,
         }
 
@@ -221,17 +215,13 @@ def describe_size(plan: LaunchPlan) -> dict[str, Any]:
         "outer": "started by torchrun or a scheduler",
     }[plan.launcher]
     talk = f", which talk by {plan.backend}" if plan.backend else ""
-    envs, iterations = "found when training begins", str(plan.config.agent.max_iterations)
-    if each := plan.envs_per_worker:
-        envs = f"{each} per worker, {each * plan.world_size} in total"
-    elif plan.config.total_steps:
-        iterations = "as many as --total-steps needs"
+    num_envs = plan.config.env.num_envs
     return {
         "workers": f"{plan.world_size}, {who}{talk}",
         "engine": plan.engine,
-        "worlds": envs,
-        "steps per iteration": plan.steps_per_iteration or "as many as the worlds allow",
-        "iterations": iterations,
+        "environments": f"{num_envs} per worker, {num_envs * plan.world_size} in total",
+        "steps per iteration": plan.steps_per_iteration,
+        "iterations": plan.config.agent.max_iterations,
     }
 
 
@@ -315,7 +305,7 @@ def _notes(config: TrainConfig, hosts: Sequence[Host], world_size: int) -> Itera
     if hosts[0].devices.note:
         yield f"{hosts[0].devices.note}: training on the CPU"
     if config.total_envs is not None:
-        envs = f"{config.num_envs} worlds for each of {world_size} workers"
+        envs = f"{config.env.num_envs} environments for each of {world_size} workers"
         yield f"--total-envs {config.total_envs}: {envs}"
     for host in hosts:
         workers = len(host.devices.names)

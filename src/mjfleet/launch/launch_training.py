@@ -15,10 +15,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from mjfleet.autotune.num_envs_search import SMALLEST
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.errors import UserError
-from mjfleet.launch.auto_envs import with_envs
 from mjfleet.launch.devices import Host, this_host
 from mjfleet.launch.host_environment import take_variables, without_values
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
@@ -131,7 +129,7 @@ def _attempt(
                 connections, hosts = stack.enter_context(
                     reach_hosts(names, found, config, is_restart)
                 )
-            plan = plan_size(found, config, hosts, os.environ, resume, connections)
+            plan = plan_size(found, config, hosts, os.environ, resume)
             is_first, total = plan.rank.rank == 0, plan.config.agent.max_iterations
             if resume and (resume.iteration or 0) >= total and not config.dry_run:
                 if is_first:
@@ -177,7 +175,7 @@ def _announce(plan: LaunchPlan, init_from: str | None) -> None:
 
 
 def plan_here(found: FoundTask, config: TrainConfig) -> LaunchPlan:
-    """Return the plan of a new run on this host; `--env.num-envs auto` is measured.
+    """Return the plan of a new run on this host.
 
     Raises:
         UserError: the configuration asks for what cannot be had.
@@ -193,18 +191,16 @@ def plan_size(
     hosts: Sequence[Host],
     environ: Mapping[str, str],
     resume: Resume | None = None,
-    connections: HostConnections | None = None,
 ) -> LaunchPlan:
     """Return the plan with environments and iterations, see `make_plan`; it names no files yet."""
     plan = make_plan(found, config, hosts, environ, resume)
     _check_groups(plan.config)
-    return _with_iterations(with_envs(plan, connections), resume)
+    return _with_iterations(plan, resume)
 
 
 def _check_groups(config: TrainConfig) -> None:
     """Raise an error if a worker's environments are no whole groups, which GRPO compares."""
     num_envs, size = config.env.num_envs, config.agent.algorithm.envs_per_group
-    num_envs = SMALLEST if num_envs == "auto" else num_envs  # `auto` doubles that.
     if rest := num_envs % size:
         near = [n for n in (num_envs - rest, num_envs - rest + size) if n]
         raise UserError(
@@ -216,7 +212,7 @@ def _check_groups(config: TrainConfig) -> None:
 def _with_iterations(plan: LaunchPlan, resume: Resume | None) -> LaunchPlan:
     """Replace --agent.max-iterations by the iterations that --total-steps needs, if it is given."""
     total, each = plan.config.total_steps, plan.steps_per_iteration
-    if total is None or each is None:
+    if total is None:
         return plan
     iterations = steps = 0
     if resume and resume.checkpoint and resume.iteration:

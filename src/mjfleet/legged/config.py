@@ -113,7 +113,7 @@ class VelocityConfig(EnvConfig):
     """Control at 50 Hz in episodes of 20 s."""
 
     num_envs: int = 1024
-    """Environments per worker; `auto` measures which number trains fastest on these devices."""
+    """Environments per worker; `mjfleet tune` measures which number trains fastest."""
     decimation: int = 4
     """Physics steps (5 ms each) per environment step; the action is held meanwhile."""
     episode_seconds: float = 20.0

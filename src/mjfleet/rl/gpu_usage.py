@@ -123,7 +123,7 @@ class IdleGpuWarning:
         if collect >= learn:
             return (
                 f"Collecting takes {collect:.0%} of it: there are too few environments to fill a "
-                "GPU. `--env.num-envs auto` measures which number trains fastest."
+                "GPU. `mjfleet tune` measures which number trains fastest."
             )
         return (
             f"Learning takes {learn:.0%} of it: minibatches are too small to fill a GPU. Set fewer "

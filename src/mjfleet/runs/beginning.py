@@ -57,8 +57,6 @@ def resume_or_fork(
         resume = choose_checkpoint(wanted)
         notes = (f"a new run begins with {wanted.path}", *_code_changes(resume, task_folder))
         return replace(resume, parent=_parent(resume, None, {}), notes=notes), config
-    if config.env.num_envs == "auto" and recorded.env.num_envs != "auto":
-        config = config.with_num_envs(recorded.env.num_envs)  # What has been found for the run.
     different = differences(config, recorded)
     if config.total_envs is not None and "total_envs" not in different:
         different.pop("env.num_envs", None)  # It follows from the number of workers.

@@ -131,7 +131,5 @@ def interval_of(config: TrainConfig) -> int:
     iterations = config.agent.max_iterations
     if config.total_steps is not None:
         envs = config.total_envs or config.env.num_envs
-        if envs == "auto":
-            raise UserError("--total-steps and --env.num-envs auto: give --eval-interval, too.")
         iterations = config.total_steps // (envs * config.agent.num_steps_per_env)
     return max(1, iterations // LOOKS)

@@ -109,11 +109,6 @@ def rendering_numbers(visible: str, uuids: Sequence[str]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": listed, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def device_names(physical: Sequence[str]) -> list[str]:
-    """Return the model of each device, of which GPUs are named as for `gpu_name`; "": the CPU."""
-    return [gpu_name(one) if one else cpu_name() for one in physical]
-
-
 def gpu_name(physical: str) -> str:
     """Return a GPU's model, such as "NVIDIA H100 80GB HBM3", or `physical` where NVML fails.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from mjfleet.errors import UserError, WorkerError
+from mjfleet.errors import WorkerError
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import Failure
@@ -101,37 +101,6 @@ def begun_run(timeout: timedelta) -> str | None:
         return (meet(store, rank, timeout, known)[1] if store else known) or None
     except TimeoutError as error:
         raise WorkerError(f"rank {rank.rank}: {error}") from None
-
-
-def exchange(
-    store: "Store", rank: Rank, work: Callable[[], str], timeout: timedelta, patience: timedelta
-) -> list[str]:
-    """Do some work on each worker, and return the answers of all by rank.
-
-    They meet at the store. `timeout` is for the others to come, `patience` for their answers.
-
-    Raises:
-        WorkerError: another worker has failed, or its answer does not come.
-    """
-    from torch.distributed import DistNetworkError
-
-    places = [f"answer{other}" for other in range(rank.world_size)]
-    try:
-        part, _ = meet(store, rank, timeout)
-        try:
-            answer = json.dumps([work(), None])
-        except (UserError, WorkerError) as error:
-            part.set(places[rank.rank], json.dumps(["", str(error)]))
-            raise
-        part.set(places[rank.rank], answer)
-        _wait(lambda: part.check(places), patience, "an answer")
-        answers = [json.loads(part.get(place)) for place in places]
-    except (TimeoutError, DistNetworkError) as error:
-        raise WorkerError(f"rank {rank.rank}: {error}") from None
-    for other, (_, problem) in enumerate(answers):
-        if problem:
-            raise WorkerError(f"rank {rank.rank}: rank {other} has failed: {problem}")
-    return [answer for answer, _ in answers]
 
 
 def note_run(run_dir: Path | None) -> None:

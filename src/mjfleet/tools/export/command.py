@@ -103,8 +103,10 @@ def _export(
     parsed: ExportArguments, found: FoundTask, config: TrainConfig, trained: Trained, output: Path
 ) -> int:
     """Write the policy of a task and its metadata; return 1 if it could not be reproduced."""
-    num_envs, agent = config.env.num_envs, replace(config.agent, torch_compile_mode=None)
-    num_envs = MAX_ENVS if num_envs == "auto" else min(num_envs, MAX_ENVS)
+    num_envs, agent = (
+        min(config.env.num_envs, MAX_ENVS),
+        replace(config.agent, torch_compile_mode=None),
+    )
     config = replace(config.with_num_envs(num_envs), agent=agent)
     for note in trained.notes:
         print_line(note)

@@ -101,8 +101,6 @@ class PlayArguments(Checked):
             raise UserError("--video-seconds: it needs --video FILE.")
         if self.viewer != "web" and (self.host, self.port) != (LOCALHOST, PORT):
             raise UserError("--host and --port: only --viewer web has them.")
-        if self.env.num_envs == "auto":
-            raise UserError("--env.num-envs auto: `play` needs a number.")
 
 
 def main() -> None:
@@ -207,7 +205,7 @@ def _play(
     agent = replace(trained.agent, seed=parsed.seed)
     config = replace(trained, **own, agent=agent, cpu_workers=None, resume=None)
     plan = _place(found, config)
-    worlds = config.num_envs
+    worlds = config.env.num_envs
     print_line(f"playing {played}: {worlds} worlds, {plan.engine} engine")
     name = played.name if isinstance(played, Path) else f"{played} actions"
     name = "pretrained" if parsed.pretrained else name
@@ -236,8 +234,7 @@ def _play(
 
 def _parse(found: FoundTask, flags: Sequence[str], trained: TrainConfig) -> PlayArguments:
     """Parse the flags; the environment's defaults are those of the training run."""
-    most, num_envs = MAX_ENVS.get(peek(flags, "--viewer"), 1), trained.env.num_envs
-    num_envs = most if num_envs == "auto" else min(num_envs, most)
+    num_envs = min(trained.env.num_envs, MAX_ENVS.get(peek(flags, "--viewer"), 1))
     default = PlayArguments(env=replace(trained.env, num_envs=num_envs))
     summary = found.task.summary
     return parse_flags(PlayArguments, flags, f"play {found.name}", default, description=summary)

@@ -58,7 +58,7 @@ def playing(
     seed_everything(config.agent.seed)
     with on_device(engine, device), torch.inference_mode():
         # As in an evaluation, levels of a curriculum stay the same; other episodes are played.
-        shard = EnvShard(0, config.num_envs, config.num_envs, seed=config.agent.seed)
+        shard = EnvShard(0, config.env.num_envs, config.env.num_envs, seed=config.agent.seed)
         env = build_env(found, config, engine, device, threads, shard=shard)
         if isinstance(policy, Path):
             from mjfleet.rl.runner import Runner

@@ -1,0 +1,120 @@
+"""`mjfleet tune TASK`: measures how many environments train fastest.
+
+Runs in the launcher: `train` itself, in a child process for each number, is what is measured.
+"""
+
+import math
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from mjfleet.bench.timed_training import TRAIN, run_timed
+from mjfleet.cli.flags import HELP
+from mjfleet.cli.train import configure, with_task
+from mjfleet.config import TrainConfig
+from mjfleet.errors import UserError, WorkerError
+from mjfleet.runs.config_yaml import placement_flags, write_config
+from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows
+from mjfleet.utils.console import print_line
+from mjfleet.worker.rank_environment import Rank, torchrun_variables
+from mjfleet.worker.stop_signals import StopRequest
+
+SMALLEST, LARGEST = 256, 1 << 20  # Environments per worker that are tried first, and at most.
+GAIN = 1.05  # More environments are worth it where throughput grows by this factor.
+WARMUP = 2  # Iterations that are not measured: they compile, and capture CUDA graphs.
+SECONDS = 2.0  # How long to measure at least,
+ITERATIONS = 3  # and how many iterations at least.
+USAGE = """usage: mjfleet tune TASK [--gpu-ids ...] [--cpu-workers N] ...
+
+Measure how many environments per worker train fastest on these devices: train with 256, then with
+twice as many, and so on, until throughput no longer grows. Nothing is kept.
+
+All flags of `train` count, as throughput depends on them; `train TASK --help` shows them."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """What training with a number of environments is like."""
+
+    num_envs: int  # Per worker.
+    steps_per_second: float  # Environment steps of all workers, learning included.
+    iteration_seconds: float
+    memory: float  # GiB: of the fullest GPU, else of the largest process.
+
+
+def tune(arguments: Sequence[str]) -> int:
+    """Measure, print the curve and the flag to give; return the exit code.
+
+    Raises:
+        UserError: the arguments are wrong, or the task does not train with the smallest number.
+    """
+    if not arguments or HELP & set(arguments):
+        print_line(USAGE)
+        return 0 if arguments else 2
+    found, config, resume, _ = configure(with_task(arguments))
+    if resume or config.seeds or config.dry_run:
+        raise UserError("tune measures one new run: leave out --resume, --seeds and --dry-run.")
+    if Rank.from_environ(os.environ | torchrun_variables(os.environ)):
+        raise UserError(
+            "tune starts the workers that it measures: run it without torchrun or srun."
+        )
+    with StopRequest().installed(), TemporaryDirectory(prefix="mjfleet-tune-") as folder:
+        fastest = choose(_measure(found.name, config, Path(folder)))
+    print_line(f"fastest: --env.num-envs {fastest.num_envs}")
+    return 0
+
+
+def choose(curve: Sequence[Point]) -> Point:
+    """Return the point with the fewest environments that comes near the greatest throughput."""
+    greatest = max(point.steps_per_second for point in curve)
+    return next(point for point in curve if GAIN * point.steps_per_second >= greatest)
+
+
+def is_done(curve: Sequence[Point]) -> bool:
+    """Return whether two doublings have gained little: at one, the machine may have been busy."""
+    speeds = [point.steps_per_second for point in curve]
+    return len(speeds) > 2 and max(speeds[-2:]) < GAIN * max(speeds[:-2])
+
+
+def _measure(task: str, config: TrainConfig, folder: Path) -> list[Point]:
+    """Measure more and more environments; print a line for each number."""
+    print_line("environments per worker      steps/s      memory")
+    group = config.agent.algorithm.envs_per_group
+    num_envs, iterations, curve = math.ceil(SMALLEST / group) * group, 10, list[Point]()
+    while num_envs <= LARGEST and not is_done(curve):
+        try:
+            point = _train(task, config, num_envs, WARMUP + iterations, folder)
+        except (UserError, WorkerError) as error:
+            if not curve:
+                problem = f"{task} does not train with {num_envs} environments: {error}"
+                raise UserError(problem) from None
+            print_line(f"{num_envs:23}  {str(error).splitlines()[0]}")
+            break
+        curve.append(point)
+        speed = f"{point.steps_per_second:,.0f}"
+        print_line(f"{num_envs:23}  {speed:>11}  {point.memory:6.1f} GiB")
+        num_envs *= 2
+        iterations = max(ITERATIONS, round(SECONDS / (2 * point.iteration_seconds)))
+    return curve
+
+
+def _train(task: str, config: TrainConfig, num_envs: int, iterations: int, folder: Path) -> Point:
+    """Train by the command `train`, as a run in the folder that is removed again."""
+    file, run_dir = folder / "config.yaml", folder / "run"
+    agent = replace(config.agent, max_iterations=iterations, logger=("none",))
+    config = replace(config.with_num_envs(num_envs), agent=agent, log_root=str(folder))
+    config = replace(config, total_envs=None, total_steps=None, max_restarts=0)
+    config = replace(config, video_interval=None, eval_interval=None, init_from=None)
+    write_config(file, task, config)
+    flags = ("--config", str(file), "--run-dir", str(run_dir), "--quiet")
+    child = run_timed([*TRAIN, task, *flags, *placement_flags(config)], folder)
+    rows = read_rows(run_dir / METRICS_FILE)[1][WARMUP:]
+    shutil.rmtree(run_dir)
+    speed = median(float(row["global_steps_per_second"]) for row in rows)
+    steps = float(rows[0]["total_steps"]) / float(rows[0]["iteration"])
+    memory = [float(row["gpu_memory"]) for row in rows if row.get("gpu_memory")]
+    return Point(num_envs, speed, steps / speed, max(memory, default=child.peak_memory / 2**30))
