@@ -286,8 +286,8 @@ def test_mistakes_are_answered(runs: dict[str, Path], run: Run, tmp_path: Path) 
         (["run/checkpoints/model_4.pt"], "is damaged or no checkpoint"),
         (["run", "--format", "tflite"], "onnx"),
         (["run", "--output", "policy.pt"], "must end in .onnx"),
-        (["run", "--output", "other/policy.onnx"], "is of the task arm, not of cartpole-balance"),
-        (["run", "--output", "run/run.onnx"], "run.json exists and was not written by an export"),
+        (["run", "--output", "other/policy.onnx"], "is not of an export of cartpole-balance"),
+        (["run", "--output", "run/run.onnx"], "run.json exists and is not of an export"),
         (
             ["run", "--format", "torchscript", "--output", "run/checkpoints/model_3.pt"],
             "is named like a checkpoint",

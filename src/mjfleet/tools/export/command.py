@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -84,53 +85,55 @@ def export(arguments: Sequence[str]) -> int:
         task, trained = find_trained(parsed.run, Path(parsed.log_root))
     if parsed.format == PRETRAINED and PLAYED in about(trained.checkpoint):
         raise UserError(f"--format pretrained: {trained.checkpoint} has that format already.")
-    if parsed.output is None:
-        name = task if parsed.format == PRETRAINED else "policy"
-        output = trained.run_dir / "exported" / f"{name}{suffix}"
-    else:
+    name = task if parsed.format == PRETRAINED else "policy"
+    output = trained.run_dir / "exported" / f"{name}{suffix}"
+    if parsed.output is not None:
         output = check_output("--output", parsed.output, [suffix])
     _refuse_to_replace(output, parsed.format, task)
     registry = discover(os.environ, parsed.tasks_dir or take_tasks_dir(trained.config))
     now = None if parsed.as_trained else registry.tasks.get(task)
     if now is None and not parsed.as_trained:
         print_line(FOUND_NOWHERE.format(task))
-    asked = parsed.as_trained
-    with trained_task(trained.checkpoint, task, now, trained.config, asked) as own:
-        return _export(parsed, *own, trained, output)
+    as_trained = parsed.as_trained
+    with trained_task(trained.checkpoint, task, now, trained.config, as_trained) as (found, config):
+        for note in trained.notes:
+            print_line(note)
+        print_line(f"exporting {trained.checkpoint}")
+        runner = _build(found, config, trained.checkpoint, parsed.format == PRETRAINED)
+        if parsed.format == PRETRAINED:
+            _write_pretrained(task, config, trained, runner, output)
+            return 0
+        return _write_graph(task, runner, parsed.format, output)
 
 
-def _export(
-    parsed: ExportArguments, found: FoundTask, config: TrainConfig, trained: Trained, output: Path
-) -> int:
-    """Write the policy of a task and its metadata; return 1 if it could not be reproduced."""
-    num_envs, agent = (
-        min(config.env.num_envs, MAX_ENVS),
-        replace(config.agent, torch_compile_mode=None),
-    )
-    config = replace(config.with_num_envs(num_envs), agent=agent)
-    for note in trained.notes:
-        print_line(note)
-    print_line(f"exporting {trained.checkpoint}")
-
+def _build(found: FoundTask, config: TrainConfig, checkpoint: Path, is_played: bool) -> "Runner":
+    """Build a few environments, as `play` does if `is_played`, with the policy of a checkpoint."""
     prepare()
     from mjfleet.env import EnvShard
     from mjfleet.env.factory import build_env
     from mjfleet.rl.runner import Runner
+
+    num_envs = min(config.env.num_envs, MAX_ENVS)
+    agent = replace(config.agent, torch_compile_mode=None)
+    config = replace(config.with_num_envs(num_envs), agent=agent)
+    shard = EnvShard(0, num_envs, num_envs, seed=agent.seed) if is_played else None
+    env = build_env(found, config, "native", "cpu", num_threads=1, shard=shard)
+    runner = Runner(env, agent, "cpu", 1, found.load)
+    runner.load_policy(checkpoint)
+    return runner
+
+
+def _write_graph(
+    task: str, runner: "Runner", kind: Literal["onnx", "torchscript"], output: Path
+) -> int:
+    """Write the policy as a graph with its metadata; return 1 if it could not be reproduced."""
     from mjfleet.tools.export.policy_graph import COMPARED, compare, images_of, make_graph
     from mjfleet.tools.export.robot_metadata import describe
     from mjfleet.video.state_recording import pack_model
 
-    shard = None
-    if parsed.format == PRETRAINED:  # It is played as `play` does.
-        shard = EnvShard(0, num_envs, num_envs, seed=agent.seed)
-    env = build_env(found, config, "native", "cpu", num_threads=1, shard=shard)
-    runner = Runner(env, config.agent, "cpu", 1, found.load)
-    runner.load_policy(trained.checkpoint)
-    if parsed.format == PRETRAINED:
-        return _export_pretrained(found, config, trained, runner, output)
-    policy = runner.get_inference_policy()
+    env, policy = runner.env, runner.get_inference_policy()
     entries: dict[str, Any] = {
-        "task": found.name,
+        "task": task,
         VERSION_ENTRY: version("mjfleet"),
         "iteration": runner.current_learning_iteration,
         **describe(env, (*policy.obs_groups, *images_of(policy))),
@@ -139,8 +142,8 @@ def _export(
     # Each list of numbers or names is put on one line.
     metadata = re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text)
     sizes = [group["size"] for group in entries["observations"]]
-    graph = make_graph(policy, sizes, parsed.format, metadata)
-    difference, tolerance = compare(policy, sizes, parsed.format, graph)
+    graph = make_graph(policy, sizes, kind, metadata)
+    difference, tolerance = compare(policy, sizes, kind, graph)
     result = f"actions differ by at most {difference:.2g} from the checkpoint's"
     print_line(f"{COMPARED:,} random observations: {result}")
     if not difference <= tolerance:  # True for NaN as well.
@@ -153,9 +156,9 @@ def _export(
     return 0
 
 
-def _export_pretrained(
-    found: FoundTask, config: TrainConfig, trained: Trained, runner: "Runner", output: Path
-) -> int:
+def _write_pretrained(
+    task: str, config: TrainConfig, trained: Trained, runner: "Runner", output: Path
+) -> None:
     """Write the actor and its normaliser with what they did in an episode of each environment."""
     import torch
 
@@ -163,16 +166,16 @@ def _export_pretrained(
     from mjfleet.rl.initial_networks import describe_networks
     from mjfleet.tools.play.policy_episodes import Player, evaluate
 
-    policy = runner.get_inference_policy()
+    policy, iteration = runner.get_inference_policy(), runner.current_learning_iteration
     with torch.inference_mode():
         sums, _ = evaluate(Player(runner.env, policy, forget=policy.reset), 1, None, 0)
     print_line(sums.table)
     commits = [str(state["commit"]) for state in record_of(trained.run_dir).get("git", {}).values()]
     known = {
-        "task": found.name,
+        "task": task,
         VERSION_ENTRY: version("mjfleet"),
         "commit": commits[0] if commits else None,
-        "iteration": runner.current_learning_iteration,
+        "iteration": iteration,
         "networks": {"actor": describe_networks(runner)["actor"]},
         "config": recorded_in(config),
         PLAYED: sums.table,
@@ -181,12 +184,11 @@ def _export_pretrained(
         "actor_state_dict": runner.alg.save()["actor_state_dict"],
         "critic_state_dict": {},
         "optimizer_state_dict": {"state": {}, "param_groups": [{"lr": 0.0}]},
-        "iter": runner.current_learning_iteration,
+        "iter": iteration,
     }
     content = pack_checkpoint(state, known)
     _write(output, {output.suffix: content})
     print_line(f"wrote {output}: {len(content) / 1000:.0f} kB")
-    return 0
 
 
 def _write(output: Path, contents: dict[str, bytes]) -> None:
@@ -207,17 +209,14 @@ def _refuse_to_replace(output: Path, kind: str, task: str) -> None:
         if output.exists() and PLAYED not in about(output):
             raise UserError(f"--output {output} exists and is no pretrained policy.")
         return
-    json_file = output.with_suffix(".json")
-    try:
-        known = read_json(json_file)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise UserError(f"--output {output}: {json_file}: {error.strerror}.") from None
-    except ValueError:  # It is no JSON.
-        known = None
-    if not isinstance(known, dict) or VERSION_ENTRY not in known:
-        raise UserError(f"--output {output}: {json_file} exists and was not written by an export.")
-    if known.get("task") != task:
-        whose = f"{json_file} is of the task {known.get('task')}, not of {task}"
-        raise UserError(f"--output {output}: {whose}: name another file.")
+    beside, known = output.with_suffix(".json"), None
+    with suppress(ValueError):  # It is no JSON.
+        try:
+            known = read_json(beside)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise UserError(f"--output {output}: {beside}: {error.strerror}.") from None
+    if not (isinstance(known, dict) and VERSION_ENTRY in known and known.get("task") == task):
+        what = f"exists and is not of an export of {task}: name another file"
+        raise UserError(f"--output {output}: {beside} {what}.")

@@ -18,7 +18,13 @@ from mjfleet.errors import UserError
 
 HOME = "home"  # Name of the keyframe that holds the default pose.
 JOINT_KINDS = mjtTrn.mjTRN_JOINT, mjtTrn.mjTRN_JOINTINPARENT
-SCALAR_JOINTS = mjtJoint.mjJNT_HINGE, mjtJoint.mjJNT_SLIDE
+JOINT_AXES = {mjtJoint.mjJNT_BALL: 3, mjtJoint.mjJNT_FREE: 6}
+OTHER_AXES = {mjtTrn.mjTRN_TENDON: 1, mjtTrn.mjTRN_SLIDERCRANK: 1, mjtTrn.mjTRN_SITE: 6}
+"""How many numbers of its gear an actuator uses: 1 for other joints, none for a body.
+
+Several are an axis of rotation of a ball joint, or axes of force and torque: see `general/joint`
+and `general/site` in MuJoCo's XML reference.
+"""
 
 
 def describe(env: Env[Any], groups: Sequence[str]) -> dict[str, Any]:
@@ -91,67 +97,45 @@ def _actuators(model: mujoco.MjModel) -> dict[str, list[Any] | None]:
 
     Ranges of controls are in the order of the controls: an actuator may have several.
     """
-    actuators = range(model.nactuator)
-    joints = [_joint_of(model, i) for i in actuators]
-    gains = [_gains(model, i) for i in actuators]
+    rows = [_actuator(model, i) for i in range(model.nactuator)]
+    entries: dict[str, list[Any] | None] = {k: [row[k] for row in rows] for k in rows[0]}
+    if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, HOME) < 0:
+        entries["default_pose"] = None
     ranges = zip(model.actuator_ctrlrange.tolist(), model.actuator_ctrllimited, strict=True)
-    pose, key = None, mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, HOME)
-    if key >= 0:
-        qpos, at = model.key_qpos[key], model.jnt_qposadr
-        pose = [None if joint is None else float(qpos[at[joint]]) for joint in joints]
-    return {
-        "actuator_names": [model.actuator(i).name for i in actuators],
-        "joint_names": [None if joint is None else model.joint(joint).name for joint in joints],
-        "default_pose": pose,
-        "kp": [kp for kp, _ in gains],
-        "kv": [kv for _, kv in gains],
-        "gear": [_gear(model, i) for i in actuators],
-        "torque_limits": [_torque_limits(model, i, joint) for i, joint in enumerate(joints)],
-        "control_ranges": [ends if is_limited else None for ends, is_limited in ranges],
-    }
+    entries["control_ranges"] = [ends if is_limited else None for ends, is_limited in ranges]
+    return entries
 
 
-def _joint_of(model: mujoco.MjModel, actuator: int) -> int | None:
-    """Return the hinge or slide joint that an actuator drives, if it does."""
-    kind, joint = mjtTrn(model.actuator_trntype[actuator]), int(model.actuator_trnid[actuator, 0])
-    if kind not in JOINT_KINDS:
-        return None
-    return joint if mjtJoint(model.jnt_type[joint]) in SCALAR_JOINTS else None
-
-
-def _gear(model: mujoco.MjModel, i: int) -> float | list[float] | None:
-    """Return what an actuator's transmission uses of its gear: a number, 3 or 6 numbers, or None.
-
-    These are an axis of rotation for a ball joint, and axes of force and torque for a free joint
-    and a site: see `general/joint` and `general/site` in MuJoCo's XML reference.
-    """
+def _actuator(model: mujoco.MjModel, i: int) -> dict[str, Any]:
+    """Return the entries of an actuator, None for what it lacks."""
     kind, target = mjtTrn(model.actuator_trntype[i]), int(model.actuator_trnid[i, 0])
+    axes, joint = OTHER_AXES.get(kind, 0), None
     if kind in JOINT_KINDS:
-        sizes = {mjtJoint.mjJNT_BALL: 3, mjtJoint.mjJNT_FREE: 6}
-        size = sizes.get(mjtJoint(model.jnt_type[target]), 1)
-    else:
-        sizes = {mjtTrn.mjTRN_TENDON: 1, mjtTrn.mjTRN_SLIDERCRANK: 1, mjtTrn.mjTRN_SITE: 6}
-        size = sizes.get(kind, 0)
-    gear = model.actuator_gear[model.actuator_outadr[i], :size].tolist()
-    return gear[0] if size == 1 else gear or None
-
-
-def _gains(model: mujoco.MjModel, i: int) -> tuple[float | None, float | None]:
-    """Return kp and kv of a position actuator, whose force is kp (ctrl - length) - kv velocity."""
+        axes = JOINT_AXES.get(mjtJoint(model.jnt_type[target]), 1)
+        joint = target if axes == 1 else None
+    key = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, HOME)
+    has_pose = joint is not None and key >= 0
+    gear = model.actuator_gear[model.actuator_outadr[i], :axes].tolist()
+    # The force of a position actuator is kp (ctrl - length) - kv velocity.
     gain, bias = model.actuator_gainprm[i], model.actuator_biasprm[i]
     kinds = (model.actuator_gaintype[i], model.actuator_biastype[i])
     is_affine = kinds == (mjtGain.mjGAIN_FIXED, mjtBias.mjBIAS_AFFINE)
     is_position = is_affine and gain[0] == -bias[1] != 0
-    return (float(gain[0]), float(0.0 - bias[2])) if is_position else (None, None)
+    return {
+        "actuator_names": model.actuator(i).name,
+        "joint_names": None if joint is None else model.joint(joint).name,
+        "default_pose": float(model.key_qpos[key, model.jnt_qposadr[joint]]) if has_pose else None,
+        "kp": float(gain[0]) if is_position else None,
+        "kv": float(0.0 - bias[2]) if is_position else None,
+        "gear": gear[0] if axes == 1 else gear or None,
+        "torque_limits": _torque_limits(model, i, kind, gear[0]) if axes == 1 else None,
+    }
 
 
-def _torque_limits(model: mujoco.MjModel, i: int, joint: int | None) -> list[float] | None:
+def _torque_limits(model: mujoco.MjModel, i: int, kind: mjtTrn, gear: float) -> list[float] | None:
     """Return the least and greatest torque (N·m) or force (N) of an actuator on its joint, tendon
-    or slider; None for one that acts along several axes."""
-    kind, target, limits = mjtTrn(model.actuator_trntype[i]), int(model.actuator_trnid[i, 0]), []
-    if joint is None and kind not in (mjtTrn.mjTRN_TENDON, mjtTrn.mjTRN_SLIDERCRANK):
-        return None
-    gear = model.actuator_gear[model.actuator_outadr[i], 0]
+    or slider."""
+    limits, target = [], int(model.actuator_trnid[i, 0])
     if model.actuator_forcelimited[i]:
         limits.append(np.sort(gear * model.actuator_forcerange[i]))
     kinds = (model.actuator_gaintype[i], model.actuator_biastype[i], model.actuator_dyntype[i])
@@ -160,10 +144,10 @@ def _torque_limits(model: mujoco.MjModel, i: int, joint: int | None) -> list[flo
     if kinds == motor and model.actuator_ctrllimited[control]:
         gain = model.actuator_gainprm[i, 0]
         limits.append(np.sort(gear * gain * model.actuator_ctrlrange[control]))
-    if joint is not None and model.jnt_actfrclimited[joint]:
-        limits.append(model.jnt_actfrcrange[joint])
     if kind == mjtTrn.mjTRN_TENDON and model.tendon_actfrclimited[target]:
         limits.append(model.tendon_actfrcrange[target])
+    if kind in JOINT_KINDS and model.jnt_actfrclimited[target]:
+        limits.append(model.jnt_actfrcrange[target])
     if not limits:
         return None
     return [float(max(low for low, _ in limits)), float(min(high for _, high in limits))]
