@@ -201,7 +201,7 @@ def test_an_error_is_one_message_with_exit_code_2_and_creates_nothing(
         ("env: {num_envs: few}", ["`env.num_envs` is 'few'", "an integer"]),
         ("env: [", ["not YAML"]),
         ("3", ["must hold a mapping"]),
-        ("tasks_dir: 3", ["of tasks_dir does not count", "'--tasks-dir=3'"]),
+        ("tasks_dir: 3", ["`tasks_dir` is 3", "text"]),
     ],
 )
 def test_a_wrong_configuration_file_is_refused(

@@ -18,6 +18,7 @@ from mjfleet.config import AgentConfig, WandbConfig
 from mjfleet.loggers import csv_logger, logger_group, wandb_logger
 from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.runs import metrics_csv
+from mjfleet.runs.run_json import write_record
 
 from ..conftest import PATIENCE
 from .recorded import history, records
@@ -288,6 +289,7 @@ def test_a_resumed_run_is_the_same_wandb_run_and_flags_win_over_variables(
     }.items():  # fmt: skip
         monkeypatch.setenv(f"WANDB_{name}", value)
     flags = WandbConfig(project="ours", entity="us", group="seeds", tags=("new",), notes="some")
+    write_record(tmp_path, id="first")
     write_rows(LoggerGroup(tmp_path, WANDB, {}))
     resumed = AgentConfig(logger=("wandb",), wandb=flags)
     write_rows(LoggerGroup(tmp_path, resumed, {}, resumed_from=2))
@@ -296,8 +298,7 @@ def test_a_resumed_run_is_the_same_wandb_run_and_flags_win_over_variables(
         return (run.project, run.entity, run.run_group, {*run.tags}, run.notes)
 
     first, second = records(tmp_path, "run")
-    wandb_id = json.loads((tmp_path / "run.json").read_text())["wandb_id"]
-    assert first.run_id == second.run_id == wandb_id
+    assert first.run_id == second.run_id == "first"
     assert first.display_name == second.display_name == "mine"
     assert said(first) == ("theirs", "them", "all", {"slow", "old"}, "none")
     assert said(second) == ("ours", "us", "seeds", {"new"}, "some")
@@ -308,12 +309,11 @@ def test_a_run_that_began_from_another_one_is_a_wandb_run_of_its_own_that_names_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_RUN_ID", "theirs")
-    parent = {"run": "arm/first", "iteration": 4, "wandb_id": "theirs"}
-    (tmp_path / "run.json").write_text(json.dumps({"parent": parent}))
+    parent = {"run": "arm/first", "iteration": 4, "id": "theirs"}
+    write_record(tmp_path, id="own", parent=parent)
     write_rows(LoggerGroup(tmp_path, WANDB, {"a": 1}))
     (run,) = records(tmp_path, "run")
-    assert run.run_id == json.loads((tmp_path / "run.json").read_text())["wandb_id"] != "theirs"
+    assert run.run_id == "own"
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
     assert (config["parent"], config["a"]) == (parent, 1)
 
@@ -447,6 +447,7 @@ from mjfleet.config import AgentConfig
 from mjfleet.loggers import wandb_logger
 from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.runs import metrics_csv
+from mjfleet.runs.run_json import write_record
 
 wandb_logger.INIT_SECONDS = 600.0
 loggers = LoggerGroup(Path(sys.argv[1]), AgentConfig(logger=("wandb",)), {})

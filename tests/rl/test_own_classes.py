@@ -17,8 +17,8 @@ from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate
 from mjfleet.rl.algorithm_choice import choose_algorithm
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.runner import Runner
-from mjfleet.runs.config_yaml import write_config
-from mjfleet.runs.foreign_files import from_file
+from mjfleet.runs.config_yaml import from_file
+from mjfleet.runs.own_runs import Note
 
 from ..conftest import REPOSITORY, Run, rows
 from ..env.test_env import BUNDLED, build_task
@@ -305,17 +305,15 @@ def test_fields_of_ones_own_reach_ones_own_class_alone(
         assert [row["loss/pull"] for row in rows(tmp_path / name)] == ["0.25"]
 
 
-def test_a_file_names_classes_of_the_task_and_those_that_a_run_has_used(
-    pole: FoundTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def test_a_file_names_classes_of_the_task_and_those_of_a_run_begun_here(pole: FoundTask) -> None:
     own, other = ({"agent": {"actor": {"class_name": f"{m}:Residual"}}} for m in ("nets", "there"))
-    assert from_file(pole, own).agent.actor.class_name == "nets:Residual"
-    with pytest.raises(UserError, match="'there:Residual': a file may name classes of"):
-        from_file(pole, other)
-    config = from_file(pole, other, lambda name: name == "agent.actor.class_name")
-    write_config(tmp_path / "config.yaml", pole.name, config)
-    assert from_file(pole, other) == config
+    assert from_file(pole, own, "file").agent.actor.class_name == "nets:Residual"
+    with pytest.raises(UserError, match=r"'--agent\.actor\.class-name=there:Residual'"):
+        from_file(pole, other, "file")
+    name = "agent.actor.class_name"
+    assert from_file(pole, other, "file", None, name.__eq__) == pole.defaults()  # A flag sets it.
+    note = Note("1", "run", [{name: "there:Residual"}], [])
+    assert from_file(pole, other, "file", note).agent.actor.class_name == "there:Residual"
 
 
 def test_images_are_seen_by_convolutions(pole: FoundTask, run: Run, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_another_task_begins_with_networks_that_fit_and_later_goes_on_by_itself(
     file = base / "checkpoints/model_2.pt"
     name = f"{TASK}/{base.name}"
     origin = {"run": name, "checkpoint": str(file), "iteration": 2, "networks_only": True}
-    assert parent == origin | {"changed": {}, "wandb_id": None}
+    assert parent == origin | {"changed": {}, "id": None}
     assert [int(row["iteration"]) for row in rows(tuned)] == [1, 2]
     assert float(rows(tuned)[0]["total_steps"]) == 2 * 16 * 8
 
@@ -108,5 +108,5 @@ def test_somebody_elses_configuration_does_not_name_a_file_to_begin_with(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "theirs.yaml").write_text("init_from: /somewhere/model_1.pt\n")
-    with pytest.raises(UserError, match=r"of init_from does not count.*/somewhere/model_1\.pt"):
+    with pytest.raises(UserError, match=r"does not decide init_from.*/somewhere/model_1\.pt"):
         train([TASK, "--config", "theirs.yaml", "--dry-run"])

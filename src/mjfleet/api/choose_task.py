@@ -16,9 +16,8 @@ from mjfleet.config import AgentConfig, Task, TrainConfig, by_dotted_name, from_
 from mjfleet.config.validation import FOLDER_NAME
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, discover
-from mjfleet.runs.config_yaml import read_config
-from mjfleet.runs.foreign_files import IsGiven, from_file
-from mjfleet.runs.resume_choice import take_tasks_dir
+from mjfleet.runs.config_yaml import from_file, read_config
+from mjfleet.runs.own_runs import note_of, tasks_dir_of
 
 Config = TrainConfig | Mapping[str, Any] | str | os.PathLike[str]
 
@@ -38,16 +37,21 @@ def choose_task(
         UserError: there is no such task, or a value is not allowed.
     """
     changed = _plain(changes)
-    given, is_file = by_dotted_name(changed), isinstance(config, (str, os.PathLike))
-    data = _plain(_read(config, lambda field: field in given))
+    given, data = by_dotted_name(changed), _plain(_read(config))
+    file = os.fspath(config) if isinstance(config, (str, os.PathLike)) else None
+    place = None if file is None else Path(file).parent
     if not isinstance(task, str):
         found = _by_value(task, name, changes)
     elif name is not None:
         raise UserError(f"name={name!r} is for a class; the task {task} has one.")
     else:
-        found = discover(os.environ, changed.get("tasks_dir") or take_tasks_dir(data)).find(task)
+        tasks_dir = changed.get("tasks_dir") or (place and tasks_dir_of(place))
+        found = discover(os.environ, tasks_dir).find(task)
     try:
-        base = from_file(found, data, lambda field: field in given or not is_file)
+        if place is None:
+            base = from_dict(found.defaults(), data)
+        else:
+            base = from_file(found, data, f"config={file}", note_of(place), given.__contains__)
         chosen = from_dict(base, changed)
     except UserError as error:
         raise UserError(f"{found.name}: {error}") from None
@@ -81,7 +85,7 @@ def _by_value(env_class: type, name: str | None, changes: Mapping[str, Any]) -> 
     return ClassTask(name, Path(name), task, with_whole_path(env_class))
 
 
-def _read(config: Config | None, is_given: IsGiven) -> dict[str, Any]:
+def _read(config: Config | None) -> dict[str, Any]:
     if config is None:
         return {}
     if isinstance(config, TrainConfig):
@@ -89,7 +93,7 @@ def _read(config: Config | None, is_given: IsGiven) -> dict[str, Any]:
     if isinstance(config, Mapping):
         return dict(config)
     if isinstance(config, (str, os.PathLike)):
-        return read_config(os.fspath(config), is_given=is_given)
+        return read_config(os.fspath(config))
     raise UserError(f"config is {config!r}; it must be a file, a mapping or a TrainConfig.")
 
 

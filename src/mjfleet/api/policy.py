@@ -12,7 +12,8 @@ from mjfleet.env.factory import build_env
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.rl.runner import Runner
-from mjfleet.runs.resume_choice import find_trained, take_tasks_dir
+from mjfleet.runs.own_runs import tasks_dir_of
+from mjfleet.runs.resume_choice import find_trained
 from mjfleet.tools.trained_task import trained_task
 
 
@@ -31,14 +32,14 @@ class Policy:
     def read(cls, run: str, device: str) -> "Policy":
         """Read the policy of a run directory or a checkpoint."""
         task, trained = find_trained(run, Path("logs"))
-        now = discover({}, take_tasks_dir(trained.config)).tasks.get(task)
-        with trained_task(trained.checkpoint, task, now, trained.config, False) as (found, own):
-            config = own.with_num_envs(1)
-            env = build_env(found, config, "native", "cpu", num_threads=1)
-            agent = replace(config.agent, torch_compile_mode=None)
-            runner = Runner(env, agent, "cpu", 1, found.load)
-            runner.load_policy(trained.checkpoint)
-            return cls(runner.get_inference_policy(), device)
+        now = discover({}, tasks_dir_of(trained.run_dir)).tasks.get(task)
+        found, own = trained_task(trained.checkpoint, task, now, trained.config, False)
+        config = own.with_num_envs(1)
+        env = build_env(found, config, "native", "cpu", num_threads=1)
+        agent = replace(config.agent, torch_compile_mode=None)
+        runner = Runner(env, agent, "cpu", 1, found.load)
+        runner.load_policy(trained.checkpoint)
+        return cls(runner.get_inference_policy(), device)
 
     @torch.inference_mode()
     def __call__(self, observations: Any) -> torch.Tensor:

@@ -5,8 +5,8 @@ Runs in the launcher, and in each worker that torchrun, srun or mpirun has start
 
 import os
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
@@ -16,22 +16,20 @@ from mjfleet.cli.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek, spl
 from mjfleet.cli.help import print_help
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.errors import UserError, run_command
-from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
+from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover, find_task
 from mjfleet.runs.beginning import resume_or_fork, with_teacher
-from mjfleet.runs.config_yaml import read_config, task_of
-from mjfleet.runs.foreign_files import IsGiven, from_file
+from mjfleet.runs.config_yaml import IsGiven, from_file, read_config, task_of
+from mjfleet.runs.own_runs import note_of, tasks_dir_of
 from mjfleet.runs.resume_choice import (
     Resume,
     Wanted,
     find_task_of,
     find_trained,
     find_wanted,
-    read_recorded,
-    take_tasks_dir,
+    run_at,
 )
 from mjfleet.runs.run_lookup import is_group
-from mjfleet.runs.task_snapshot import FOUND_NOWHERE, as_trained
-from mjfleet.utils.console import print_line
+from mjfleet.runs.task_snapshot import is_snapshot, own_snapshot
 from mjfleet.utils.packages import need_extra
 from mjfleet.worker.rank_environment import torchrun_variables
 
@@ -55,45 +53,22 @@ def train(arguments: Sequence[str]) -> int:
     """Parse the arguments and train; return the exit code."""
     os.environ.update(torchrun_variables(os.environ))
     arguments = with_task(arguments)
-    with _kept_code(arguments) as words:
-        found, config, resume, group = configure([*arguments, *words])
-        # Help does not wait for these imports.
-        if group:
-            from mjfleet.groups.seeds import resume_seeds
+    found, config, resume, group = configure(arguments)
+    # Help does not wait for these imports.
+    if group:
+        from mjfleet.groups.seeds import resume_seeds
 
-            recorded = from_dict(found.defaults(), group.config)
-            return resume_seeds(found, group.path, recorded, config, arguments)
-        if config.seeds:
-            from mjfleet.groups.seeds import train_seeds
+        recorded = from_dict(found.defaults(), group.config)
+        return resume_seeds(found, group.path, recorded, config, arguments)
+    if config.seeds:
+        from mjfleet.groups.seeds import train_seeds
 
-            return train_seeds(found, config, arguments)
-        if config.per_run is not None:
-            raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
-        from mjfleet.launch.launch_training import launch_training
+        return train_seeds(found, config, arguments)
+    if config.per_run is not None:
+        raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
+    from mjfleet.launch.launch_training import launch_training
 
-        return launch_training(found, config, resume, arguments)
-
-
-@contextmanager
-def _kept_code(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """Make a task folder, for the block, of the code that the run of --resume keeps, if need be.
-
-    There is need if the task is found nowhere, as that of a script's class. Yields the flag that
-    names the folder's place, or none. The place is beside the run, where other hosts find it too.
-    """
-    wanted = peek(arguments, "--resume")
-    recorded = {} if wanted is None else read_recorded(wanted)
-    tasks_dir = peek(arguments, "--tasks-dir") or take_tasks_dir(recorded)
-    words = list[str]()
-    with ExitStack() as stack:
-        if wanted and recorded and arguments[0] not in discover(os.environ, tasks_dir).tasks:
-            task, trained = find_trained(wanted, Path())
-            place = trained.run_dir.absolute().parent
-            if task == arguments[0]:
-                own = as_trained(trained.checkpoint, task, False, place)
-                words = ["--tasks-dir", str(stack.enter_context(own)[0].parent)]
-                print_line(FOUND_NOWHERE.format(task))
-        yield words
+    return launch_training(found, config, resume, arguments)
 
 
 def with_task(arguments: Sequence[str]) -> Sequence[str]:
@@ -122,8 +97,10 @@ def configure(
     Raises:
         UserError: the arguments ask for what there is not.
     """
-    data = _base(arguments)
-    registry = discover(os.environ, peek(arguments, "--tasks-dir") or take_tasks_dir(data))
+    file, run_dir = _base(arguments)
+    place = Path(file).parent if file else run_dir
+    own_tasks = place and tasks_dir_of(place)
+    registry = discover(os.environ, peek(arguments, "--tasks-dir") or own_tasks)
     asks_for_help = bool({*HELP, LIST_FLAGS} & set(arguments))
     if not arguments or (arguments[0].startswith("-") and asks_for_help):
         _print_help(registry, arguments)
@@ -135,11 +112,20 @@ def configure(
             f"the task comes first: `train {task} ...`, unless the file of --config or the run of "
             "--resume names it. `train --help` lists tasks."
         )
-    found = registry.find(name)
+    found = _find(registry, name, run_dir, is_given(flags, "--as-trained"))
     wanted, resume = None if asks_for_help else _wanted(found, flags), None
-    if wanted is None:
+    if wanted:
+        data, place, file_name = (
+            wanted.config,
+            wanted.run_dir,
+            f"--resume {wanted.path}: its config.yaml",
+        )
+    else:
+        data, file_name = read_config(file, task=name) if file else {}, f"--config {file}"
         _drop_names_of_others(data, name, registry)
-    config = parse(found, flags, wanted.config if wanted else data)
+    given = None if asks_for_help else _gives(flags, UNUSED if wanted else ())
+    default = from_file(found, data, file_name, place and note_of(place), given)
+    config = _parse(found, flags, default)
     config = with_teacher(config)
     group = wanted is not None and is_group(wanted.path)
     if wanted and not group:
@@ -176,23 +162,25 @@ def _wanted(found: FoundTask, flags: Sequence[str]) -> Wanted | None:
     log_root = peek(flags, "--log-root") or default.log_root
     experiment = peek(flags, "--agent.experiment-name") or default.agent.experiment_name
     folder, dry_run = Path(log_root, experiment), is_given(flags, "--dry-run")
-    gives = _gives(flags, UNUSED)
-    return find_wanted(wanted, found.name, folder, gives, dry_run, may_be_group=True)
+    return find_wanted(wanted, found.name, folder, dry_run, may_be_group=True)
 
 
-def _base(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the configuration to start from: a file's, or that of the run that continues."""
+def _base(arguments: Sequence[str]) -> tuple[str | None, Path | None]:
+    """Return the file to start from, or the run directory that `--resume` names by its path."""
     file, wanted = peek(arguments, "--config"), peek(arguments, "--resume")
     if file is not None and wanted is not None:
         raise UserError(
             "--config and --resume: give one; a resumed run keeps its own configuration."
         )
-    unused = () if wanted is None else UNUSED
-    gives = None if {*HELP, LIST_FLAGS} & set(arguments) else _gives(arguments, unused)
-    if wanted is not None:
-        return read_recorded(wanted, gives)
-    task = next((word for word in arguments[:1] if not word.startswith("-")), None)
-    return {} if file is None else read_config(file, task=task, is_given=gives)
+    return file, None if wanted is None else run_at(wanted)
+
+
+def _find(registry: Registry, name: str, run_dir: Path | None, as_trained: bool) -> FoundTask:
+    """Return a task as it is now, or the copy that a run keeps: if asked, or if it is nowhere."""
+    if run_dir is None or (name in registry.tasks and not as_trained):
+        return registry.find(name)
+    _, trained = find_trained(str(run_dir), Path())
+    return find_task(name, own_snapshot(trained.checkpoint, name, as_trained).folder)
 
 
 def _gives(arguments: Sequence[str], others: Container[str] = ()) -> IsGiven:
@@ -211,17 +199,8 @@ def _drop_names_of_others(data: dict[str, Any], task: str, registry: Registry) -
         data["agent"] = {name: value for name, value in agent.items() if name not in names}
 
 
-def parse(found: FoundTask, flags: Sequence[str], data: Mapping[str, Any]) -> TrainConfig:
-    """Return the task's defaults, overridden by the data of a file, overridden by the flags."""
-    default = found.defaults()
-    try:
-        default = from_file(found, data, _gives(flags))
-    except UserError as error:
-        if file := peek(flags, "--config"):
-            raise UserError(f"--config {file}: {error}") from None
-        raise UserError(
-            f"its config.yaml: {error} The task's code has changed since: change the file, too."
-        ) from None
+def _parse(found: FoundTask, flags: Sequence[str], default: TrainConfig) -> TrainConfig:
+    """Return a task's configuration, overridden by the flags."""
     if {"-h", "--help"} & set(flags):
         print_help(default, f"train {found.name}", found.task.summary)
         sys.exit()
@@ -258,7 +237,8 @@ def settle(found: FoundTask, config: TrainConfig, is_given: Callable[[str], bool
         teacher = replace(teacher, checkpoint=os.path.abspath(teacher.checkpoint))
         config = replace(config, agent=replace(config.agent, teacher=teacher))
     folder = found.folder.parent
-    return replace(config, tasks_dir=None if folder == bundled_tasks() else str(folder))
+    is_usual = folder == bundled_tasks() or is_snapshot(found.folder)
+    return replace(config, tasks_dir=None if is_usual else str(folder))
 
 
 def _print_help(registry: Registry, arguments: Sequence[str]) -> None:

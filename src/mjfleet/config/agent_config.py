@@ -5,6 +5,7 @@ from operator import attrgetter
 from typing import Annotated, Literal, get_args
 
 from mjfleet.config.algorithm_config import Activation, PPOConfig
+from mjfleet.config.field_kinds import Kind
 from mjfleet.config.validation import (
     COUNT,
     Checked,
@@ -102,7 +103,7 @@ class CnnConfig(Checked, flags="cnn-cfg."):
 class ModelConfig(Checked):
     """A network."""
 
-    class_name: Annotated[Model | str, class_or(*get_args(Model))] = "MLPModel"
+    class_name: Annotated[Model | str, class_or(*get_args(Model)), Kind.CODE] = "MLPModel"
     """`MLPModel` (feed-forward), `RNNModel` (begins with a recurrent layer), `CNNModel` (begins
     with convolutions of images), or `module:Class`: a subclass of one of rsl_rl's models."""
     hidden_dims: LayerSizes = (256, 128, 64)
@@ -141,7 +142,7 @@ class ActorConfig(ModelConfig, flags="agent.actor."):
 class TeacherConfig(ActorConfig, flags="agent.teacher."):
     """The policy that is imitated. `--teacher` takes all of it from a run."""
 
-    checkpoint: str | None = None
+    checkpoint: Annotated[str | None, Kind.SOURCE] = None
     """Its file."""
     obs_groups: Groups = ("actor",)
     """Observation groups that it observes."""
@@ -168,19 +169,19 @@ class ObsGroups(Checked, flags="agent.obs_groups."):
 class WandbConfig(Checked, flags="agent.wandb."):
     """A run on Weights & Biases. W&B's own variables and settings apply to what is not set here."""
 
-    project: Name = None
+    project: Annotated[Name, Kind.PLACEMENT] = None
     """Project; None: WANDB_PROJECT, else the experiment's name."""
-    entity: Name = None
+    entity: Annotated[Name, Kind.PLACEMENT] = None
     """User or team that owns the project; None: WANDB_ENTITY, else the login's."""
-    group: Name = None
+    group: Annotated[Name, Kind.OPERATION] = None
     """Runs that are shown together, such as the seeds of one experiment; None: WANDB_RUN_GROUP."""
-    tags: Annotated[tuple[str, ...], TAGS] = ()
+    tags: Annotated[tuple[str, ...], TAGS, Kind.OPERATION] = ()
     """Tags of the run; without any: WANDB_TAGS."""
-    notes: str | None = None
+    notes: Annotated[str | None, Kind.OPERATION] = None
     """Notes about the run; None: WANDB_NOTES."""
-    mode: Literal["online", "offline", "disabled"] | None = None
+    mode: Annotated[Literal["online", "offline", "disabled"] | None, Kind.PLACEMENT] = None
     """Record the run on the server, in the run directory, or nowhere; None: WANDB_MODE."""
-    checkpoints: bool = False
+    checkpoints: Annotated[bool, Kind.PLACEMENT] = False
     """Whether checkpoints are uploaded, as versions of the artifact `model-<id of the run>`."""
 
 
@@ -192,25 +193,27 @@ class AgentConfig(Checked, flags="agent."):
     """Library whose PPO learns from the rollouts: rsl_rl, skrl (PyTorch or JAX), or rl_games."""
     seed: Annotated[int, between(0, 2**31 - 1)] = 1
     """Seed of all random numbers; worker r uses seed + r."""
-    tf32: bool = True
+    tf32: Annotated[bool, Kind.OPERATION] = True
     """Whether GPUs round the factors of matrix products to TensorFloat-32 (10 bits): faster."""
     num_steps_per_env: Count = 24
     """Steps of each environment per rollout."""
-    max_iterations: Count = 300
+    max_iterations: Annotated[Count, Kind.OPERATION] = 300
     """Number of iterations; each is one rollout and one policy update."""
-    save_interval: Count = 50
+    save_interval: Annotated[Count, Kind.OPERATION] = 50
     """Iterations between checkpoints; the last iteration is always saved."""
     init_at_random_ep_len: bool = True
     """Whether environments start at random times of an episode, which spreads out time-outs."""
-    experiment_name: FolderName = ""
+    experiment_name: Annotated[FolderName, Kind.NAME] = ""
     """Folder under the log root for the runs of this experiment; empty: the task's name."""
-    run_name: FolderName = ""
+    run_name: Annotated[FolderName, Kind.NAME] = ""
     """Text appended to the run directory's name."""
-    logger: Annotated[tuple[Logger, ...], LOGGERS] = ("tensorboard",)
+    logger: Annotated[tuple[Logger, ...], LOGGERS, Kind.PLACEMENT] = ("tensorboard",)
     """Where metrics go besides metrics.csv: one or several, or `none`."""
     wandb: WandbConfig = field(default_factory=WandbConfig)
     """Weights & Biases, if it is among the loggers."""
-    torch_compile_mode: Literal["default", "max-autotune-no-cudagraphs"] | None = None
+    torch_compile_mode: Annotated[
+        Literal["default", "max-autotune-no-cudagraphs"] | None, Kind.OPERATION
+    ] = None
     """Mode of torch.compile for the networks; None: not compiled."""
     obs_groups: ObsGroups = field(default_factory=ObsGroups)
     """Observation groups of each network."""
@@ -222,7 +225,7 @@ class AgentConfig(Checked, flags="agent."):
     """PPO."""
     teacher: TeacherConfig | None = None
     """The teacher of a distillation, see `--teacher`."""
-    runner_hook: Annotated[str | None, HOOK] = None
+    runner_hook: Annotated[str | None, HOOK, Kind.CODE] = None
     """`module:Class`: a subclass of RunnerHook, which is called between the parts of training."""
 
     def __post_init__(self) -> None:

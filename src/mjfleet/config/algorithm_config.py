@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
+from mjfleet.config.field_kinds import Kind
 from mjfleet.config.validation import (
     MOST,
     Checked,
@@ -76,7 +77,7 @@ class SymmetryConfig(Checked, flags="agent.algorithm.symmetry_cfg."):
 class PPOConfig(Checked, flags="agent.algorithm."):
     """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), as in rsl_rl."""
 
-    name: Annotated[AlgorithmName | str, class_or(*get_args(AlgorithmName))] = "ppo"
+    name: Annotated[AlgorithmName | str, class_or(*get_args(AlgorithmName)), Kind.CODE] = "ppo"
     """`ppo`, `grpo` (no critic: groups of environments are compared), `distillation` (the policy
     imitates the one of `--teacher`), or `module:Class`: a subclass of rsl_rl's PPO, or of PPO or
     Algorithm in mjfleet.rl."""
@@ -120,10 +121,10 @@ class PPOConfig(Checked, flags="agent.algorithm."):
     """Steps whose losses add up to one gradient (distillation only)."""
     loss_type: Literal["mse", "huber"] = "mse"
     """How far actions are from the teacher's (distillation only)."""
-    backprop: Literal["auto", "closed-form", "autograd"] = "auto"
+    backprop: Annotated[Literal["auto", "closed-form", "autograd"], Kind.OPERATION] = "auto"
     """How gradients are computed: in closed form, which is faster, or by autograd. `auto`: in
     closed form where networks, distribution, precision and device (CPU) allow it."""
-    learning_threads: OptionalCount = None
+    learning_threads: Annotated[OptionalCount, Kind.OPERATION] = None
     """CPU threads of an update in closed form; None: as many as help, at most the worker's."""
 
     @property

@@ -1,40 +1,28 @@
-"""What each field of a configuration is: who may set it, and what a change makes of a resumed run.
+"""What a field of a configuration is: a marker in its `Annotated`, where it is declared.
 
-Names are dotted, as in config.yaml. A field in none of these sets decides what is learned, as a
-task's own fields under `env.` do; a run that is resumed with another value becomes one of its own.
+A field without a marker decides what is learned, as a task's own fields do: any file may set it,
+and a run that is resumed with another value becomes one of its own.
 """
 
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any, get_args, get_type_hints
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
 
+class Kind(Enum):
+    """A marker of a field."""
 
-PLACEMENT = _names("""
-hosts ssh_config launcher_address min_hosts env_var tasks_dir log_root run_dir torchrunx_log_dir
-resume config teacher init_from agent.logger agent.wandb.project agent.wandb.entity
-agent.wandb.mode agent.wandb.checkpoints
-""")
-"""Fields that do not count in a file, unless a run that was begun here has the same: where, as whom
-and with whose code a run is trained. A resumed run with other values continues in place."""
-
-TEACHER = "agent.teacher.checkpoint"
-"""A file to learn from, which counts as PLACEMENT does."""
-
-OPERATION = _names("""
-gpu_ids cpu_workers engine cpu_threads numa deterministic backend collective_timeout hang_timeout
-seeds per_run max_restarts keep_checkpoints save_worlds eval_interval eval_envs video_interval
-on_nan plain quiet dry_run total_steps env.nconmax env.njmax
-agent.tf32 agent.max_iterations agent.save_interval agent.wandb.group agent.wandb.tags
-agent.wandb.notes agent.torch_compile_mode agent.algorithm.backprop agent.algorithm.learning_threads
-""")
-"""How long, on what and how exactly the same is computed, and what is logged and kept. A run that
-is resumed goes on in place."""
-
-NAMES = frozenset({"agent.experiment_name", "agent.run_name"})
-"""A run that is resumed under another name becomes a run of its own."""
-
-INITIAL = frozenset({"agent.actor.distribution.init_std"})
-"""What only a new policy begins with, so that it cannot be changed for one that goes on."""
+    PLACEMENT = "where, as whom and with whose tasks a run is trained"
+    """A file does not set it, unless this installation's note of the run has the same value. A run
+    that is resumed with another value continues in place, as with OPERATION."""
+    SOURCE = "a file that is learned from"
+    """A file does not set it, as with PLACEMENT, and it decides what is learned."""
+    CODE = "a class that is learned with, if it is `module:Class`"
+    """A file sets it to a class of the task; to others as with SOURCE."""
+    OPERATION = "how long, on what and how exactly the same is computed; what is logged and kept"
+    NAME = "what a run is called"
+    """A run that is resumed with another value becomes one of its own."""
 
 
 SHORT = {
@@ -46,6 +34,14 @@ SHORT = {
 """Fields whose flags also have a short name: `--seed` is `--agent.seed`."""
 
 
-def decides_learning(name: str) -> bool:
-    """Return whether a field decides what is learned, those of a task included."""
-    return name not in PLACEMENT | OPERATION | NAMES
+def kinds_in(config: type[Any], prefix: str = "") -> Iterator[tuple[str, Kind | None]]:
+    """Yield the dotted name of each field of a dataclass, nested ones included, and its kind."""
+    hints = get_type_hints(config, include_extras=True)
+    for field in fields(config):
+        hint, name = hints[field.name], prefix + field.name
+        types = [one for one in (hint, *get_args(hint)) if isinstance(one, type)]
+        if nested := [one for one in types if is_dataclass(one)]:
+            yield from kinds_in(nested[0], f"{name}.")
+        else:
+            markers = getattr(hint, "__metadata__", ())
+            yield name, next((one for one in markers if isinstance(one, Kind)), None)

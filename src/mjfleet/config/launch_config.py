@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from mjfleet.config.field_kinds import Kind
 from mjfleet.config.validation import (
     LONGEST,
     MOST,
@@ -12,6 +13,7 @@ from mjfleet.config.validation import (
     Folder,
     OptionalCount,
     OptionalFolder,
+    PathText,
     Rule,
     Seconds,
     between,
@@ -49,71 +51,71 @@ VARIABLES = Rule(
 class LaunchConfig(Checked):
     """The flags that all tasks share: where training runs and where its files go."""
 
-    gpu_ids: Annotated[GpuRequest, GPUS] = "auto"
+    gpu_ids: Annotated[GpuRequest, GPUS, Kind.OPERATION] = "auto"
     """`auto` (GPU 0 if there is one, else the CPU), `all`, `None` (the CPU), or indices of visible
     GPUs. Each GPU gets one worker."""
-    cpu_workers: Annotated[int | None, optional(between(1, MAX_WORKERS))] = None
+    cpu_workers: Annotated[int | None, optional(between(1, MAX_WORKERS)), Kind.OPERATION] = None
     """Number of workers on the CPU; `None`: one, if no GPU is used."""
-    hosts: Annotated[list[str], HOSTS] = field(default_factory=list)
+    hosts: Annotated[list[str], HOSTS, Kind.PLACEMENT] = field(default_factory=list)
     """Hosts to train on, by names that ssh knows, or `slurm`; by default this host, or those of a
     SLURM allocation. The device flags apply to each host."""
-    ssh_config: str | None = None
+    ssh_config: PathText = None
     """File that ssh reads instead of ~/.ssh/config."""
-    launcher_address: str | None = None
+    launcher_address: Annotated[str | None, Kind.PLACEMENT] = None
     """Address at which the other hosts reach the first one; `None`: the one that ssh uses."""
-    min_hosts: OptionalCount = None
+    min_hosts: Annotated[OptionalCount, Kind.PLACEMENT] = None
     """Hosts that must be reachable for a restart after a fault; `None`: all of them."""
-    seeds: Annotated[list[int], SEEDS] = field(default_factory=list)
+    seeds: Annotated[list[int], SEEDS, Kind.OPERATION] = field(default_factory=list)
     """Train one run for each seed, as a group that shares this machine's devices: `5` means 5 seeds
     from --agent.seed on, in steps of the number of workers of a run; `1 2 3` means these seeds.
     `--gpu-ids auto` then means all visible GPUs."""
-    per_run: OptionalCount = None
+    per_run: Annotated[OptionalCount, Kind.OPERATION] = None
     """GPUs of each run of a group, or cores on the CPU; `None`: one GPU, or an even part of the
     cores. As many runs train at once as fit, the others wait."""
-    env_var: Annotated[list[str], VARIABLES] = field(default_factory=list)
+    env_var: Annotated[list[str], VARIABLES, Kind.PLACEMENT] = field(default_factory=list)
     """Environment variables for workers on other hosts: NAME, with its value here, or NAME=VALUE.
     Those of torch, MuJoCo, Warp, NCCL, gloo, OpenMP and W&B are passed on anyway."""
     total_envs: OptionalCount = None
     """Environments of all workers together, divided evenly, instead of a number per worker."""
-    total_steps: OptionalCount = None
+    total_steps: Annotated[OptionalCount, Kind.OPERATION] = None
     """Environment steps of all workers together, at least, to train for, whatever the number of
     workers; instead of --agent.max-iterations."""
-    engine: Literal["auto", "warp", "native"] = "auto"
+    engine: Annotated[Literal["auto", "warp", "native"], Kind.OPERATION] = "auto"
     """`warp` (MuJoCo-Warp), `native` (MuJoCo's threads, CPU only); `auto`: warp on a GPU only."""
-    cpu_threads: OptionalCount = None
+    cpu_threads: Annotated[OptionalCount, Kind.OPERATION] = None
     """CPU threads of all workers together; `None`: one for each core that this process may use."""
-    numa: Literal["auto", "off"] = "auto"
+    numa: Annotated[Literal["auto", "off"], Kind.OPERATION] = "auto"
     """`auto`: a GPU's worker keeps to the cores of the GPU's NUMA node."""
-    deterministic: bool = False
+    deterministic: Annotated[bool, Kind.OPERATION] = False
     """Whether a GPU computes the same bits each time, as CPUs do; slower."""
-    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    backend: Annotated[Literal["auto", "nccl", "gloo"], Kind.OPERATION] = "auto"
     """How workers communicate; `auto`: nccl on GPUs, gloo on the CPU."""
-    collective_timeout: Seconds = 900.0
+    collective_timeout: Annotated[Seconds, Kind.OPERATION] = 900.0
     """Seconds after which a worker gives up waiting for the others in a collective."""
-    hang_timeout: Annotated[float, between(0, LONGEST)] = 600.0
+    hang_timeout: Annotated[float, between(0, LONGEST), Kind.OPERATION] = 600.0
     """Seconds without a step after which the run ends with every worker's stacks; 0: never."""
-    max_restarts: Annotated[int, between(0, MOST)] = 0
+    max_restarts: Annotated[int, between(0, MOST), Kind.OPERATION] = 0
     """How often the run restarts automatically after a fault, from its newest checkpoint."""
-    resume: str | None = None
+    resume: PathText = None
     """Run directory, checkpoint, part of a run's name, `latest` (the experiment's newest run), or a
     run on W&B: `wandb:<entity>/<project>/<run>`, also with `:model_<n>`."""
-    init_from: str | None = None
+    init_from: PathText = None
     """Run whose networks and normalisers a new run begins with, also one of another task, named as
     for `--resume`; everything else begins anew."""
-    teacher: str | None = None
+    teacher: PathText = None
     """Run that `--agent.algorithm.name distillation` imitates, named as for `--resume`."""
-    keep_checkpoints: OptionalCount = None
+    keep_checkpoints: Annotated[OptionalCount, Kind.OPERATION] = None
     """How many of the newest checkpoints are kept; `None`: all."""
-    save_worlds: bool = True
+    save_worlds: Annotated[bool, Kind.OPERATION] = True
     """Whether checkpoints hold the state of all environments, so that a run resumes bit for bit."""
-    eval_interval: OptionalCount = None
+    eval_interval: Annotated[OptionalCount, Kind.OPERATION] = None
     """Iterations between evaluations: one episode with the policy's mean actions in each evaluation
     environment, always from the same states. The best policy is kept in best.pt. `None`: none."""
-    eval_envs: Count = 64
+    eval_envs: Annotated[Count, Kind.OPERATION] = 64
     """Environments of an evaluation, of all workers together."""
-    video_interval: OptionalCount = None
+    video_interval: Annotated[OptionalCount, Kind.OPERATION] = None
     """Iterations between videos of the first environments; `None`: no videos."""
-    on_nan: Literal["stop", "reset"] = "stop"
+    on_nan: Annotated[Literal["stop", "reset"], Kind.OPERATION] = "stop"
     """What to do when a number in an environment is not finite: `stop` all workers and dump the
     environment, or `reset` the environment and continue."""
     log_root: Folder = "logs"
@@ -121,16 +123,18 @@ class LaunchConfig(Checked):
     run_dir: OptionalFolder = None
     """The run directory to make; `None`: one under --log-root, named by the experiment and the
     time."""
-    torchrunx_log_dir: str | None = None
+    torchrunx_log_dir: PathText = None
     """Folder of workers' logs; `""`: none; `None`: the run directory. TORCHRUNX_LOG_DIR wins."""
     tasks_dir: OptionalFolder = None
     """Folder of task folders to search first, before those of MJFLEET_TASKS."""
-    config: str | None = None
+    as_trained: Annotated[bool, Kind.PLACEMENT] = False
+    """Resume with the copy of the task's code that the run keeps, whoever began it."""
+    config: PathText = None
     """YAML or JSON file to start from, such as the config.yaml of an earlier run; flags override
     it. Where it names its task, the command need not."""
-    plain: bool = False
+    plain: Annotated[bool, Kind.OPERATION] = False
     """Print one line per iteration instead of a live view; always so without a terminal."""
-    quiet: bool = False
+    quiet: Annotated[bool, Kind.OPERATION] = False
     """Print warnings and errors only, no iterations."""
-    dry_run: bool = False
+    dry_run: Annotated[bool, Kind.OPERATION] = False
     """Print what would run, then stop; start and create nothing."""

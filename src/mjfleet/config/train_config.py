@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Annotated
 
 from mjfleet.config.agent_config import AgentConfig
+from mjfleet.config.field_kinds import Kind, kinds_in
 from mjfleet.config.launch_config import LaunchConfig
 from mjfleet.config.validation import Checked, Count, OptionalCount, Seconds
 from mjfleet.errors import UserError
@@ -19,9 +22,9 @@ class EnvConfig(Checked, flags="env."):
     """Physics steps per environment step; the action is held meanwhile."""
     episode_seconds: Seconds = 20.0
     """Simulated seconds after which an episode times out."""
-    nconmax: OptionalCount = None
+    nconmax: Annotated[OptionalCount, Kind.OPERATION] = None
     """Contacts per environment that warp has room for at first; None: measured in a short run."""
-    njmax: OptionalCount = None
+    njmax: Annotated[OptionalCount, Kind.OPERATION] = None
     """Constraint rows per environment that warp has room for at first; None: measured likewise."""
 
 
@@ -59,6 +62,22 @@ class TrainConfig(LaunchConfig):
     def with_num_envs(self, num_envs: int) -> "TrainConfig":
         """Return the same with that many environments per worker."""
         return replace(self, env=replace(self.env, num_envs=num_envs))
+
+
+@cache
+def field_kinds() -> Mapping[str, Kind | None]:
+    """Return the kind of each field that all tasks have, by dotted name."""
+    return dict(kinds_in(TrainConfig))
+
+
+def decides_learning(name: str) -> bool:
+    """Return whether a field decides what is learned, those of a task included."""
+    return field_kinds().get(name) in (None, Kind.SOURCE, Kind.CODE)
+
+
+def continues_in_place(name: str) -> bool:
+    """Return whether a resumed run stays the same run if the value of this field differs."""
+    return field_kinds().get(name) in (Kind.PLACEMENT, Kind.OPERATION)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from inspect import get_annotations
 from typing import Annotated, Any, ClassVar, cast, get_args, get_type_hints
 
+from mjfleet.config.field_kinds import Kind
 from mjfleet.errors import UserError
 
 SHOWN = 200  # Characters of a wrong value that a message shows.
@@ -86,8 +87,10 @@ def class_or(*names: str) -> Rule:
 
 
 FOLDER = Rule(lambda v: v.strip() != "" and "\0" not in v, "the name of a folder")
-Folder = Annotated[str, FOLDER]
-OptionalFolder = Annotated[str | None, optional(FOLDER)]
+Folder = Annotated[str, FOLDER, Kind.PLACEMENT]
+OptionalFolder = Annotated[str | None, optional(FOLDER), Kind.PLACEMENT]
+PathText = Annotated[str | None, Kind.PLACEMENT]
+"""The name of a file or of a run."""
 LayerSizes = Annotated[
     tuple[int, ...],
     Rule(

@@ -20,7 +20,8 @@ from mjfleet.errors import UserError
 from mjfleet.launch.host_environment import without_values
 from mjfleet.launch.launch_plan import new_folder
 from mjfleet.launch.launch_training import refuse_existing
-from mjfleet.runs.config_yaml import CONFIG_FILE, write_config
+from mjfleet.runs.config_yaml import CONFIG_FILE, placement_of, write_config
+from mjfleet.runs.own_runs import add_note, id_of
 from mjfleet.runs.run_directory import lock_run, make_folder
 from mjfleet.runs.run_json import GROUP_FILE, now, read_record, write_record
 from mjfleet.utils.console import in_a_line
@@ -69,8 +70,8 @@ class GroupRecord:
                 raise UserError(f"{group.folder}: {error.strerror}.") from None
         group._lock = lock_run(group.folder)
         group.members = {name: {**entries, "status": "queued"} for name, entries in members.items()}
-        write_config(group.folder / CONFIG_FILE, task, in_group(config, group.folder.name))
         group._start(argv, kind=kind, task=task, started=now())
+        group.write_config(in_group(config, group.folder.name))
         return group
 
     @classmethod
@@ -104,6 +105,12 @@ class GroupRecord:
         """The file of what all members have in common."""
         return self.folder / CONFIG_FILE
 
+    def write_config(self, config: TrainConfig) -> None:
+        """Write what all members have in common, and note that this installation trains them."""
+        write_config(self.config_file, self.task, config)
+        run_id = read_record(self.folder, GROUP_FILE)["id"]
+        add_note(self.folder, run_id, placement_of(config))
+
     def note(self, member: str, **entries: Any) -> None:
         """Add or change entries of a member."""
         self.members[member] = {**self.members.get(member, {}), **entries}
@@ -133,6 +140,7 @@ class GroupRecord:
             self.folder,
             GROUP_FILE,
             **entries,
+            id=id_of(self.folder),
             argv=without_values(argv),
             host=os.uname().nodename,
             pid=os.getpid(),

@@ -10,8 +10,8 @@ from typing import Any
 
 from mjfleet.cli.flag_table import as_flag
 from mjfleet.config import TrainConfig, from_dict
-from mjfleet.config.field_kinds import NAMES, decides_learning
 from mjfleet.config.rank_seed import seeds_apart, shared_seed
+from mjfleet.config.train_config import continues_in_place
 from mjfleet.config.validation import MOST
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import Share, divide_devices
@@ -29,7 +29,6 @@ from mjfleet.runs.config_yaml import (
     differences,
     placement_flags,
     read_config,
-    write_config,
 )
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, read_record
@@ -92,7 +91,7 @@ def resume_seeds(
     if config.seeds or config.run_dir:
         flag = "--seeds" if config.seeds else "--run-dir"
         raise UserError(f"{flag} is for a new group; --resume {folder} goes on with its own runs.")
-    if wrong := [n for n in differences(config, recorded) if decides_learning(n) or n in NAMES]:
+    if wrong := [n for n in differences(config, recorded) if not continues_in_place(n)]:
         raise UserError(
             f"--{wrong[0].replace('_', '-')} would make other runs of those in {folder}: train a "
             "new group, or resume one of its runs, which then becomes a run of its own."
@@ -114,7 +113,7 @@ def resume_seeds(
         _print_plan(folder, dict.fromkeys(seeds, "has finished") | whats, shares)
         return 0
     with GroupRecord.reopen(folder, found.name, ["train", *argv]) as group:
-        write_config(group.config_file, found.name, config)
+        group.write_config(config)
         return _train(found, group, config, shares, waiting)
 
 
@@ -209,7 +208,7 @@ def _changes(found: FoundTask, run_dir: Path, config: TrainConfig) -> dict[str, 
     return {
         name: ours
         for name, (ours, _) in different.items()
-        if not (name in OF_EACH or name in NAMES or decides_learning(name))
+        if name not in OF_EACH and continues_in_place(name)
     }
 
 

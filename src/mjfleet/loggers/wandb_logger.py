@@ -6,7 +6,6 @@ W&B waits for its server at init, at finish and at exit. Each wait is limited he
 import json
 import logging
 import os
-import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,8 +17,7 @@ import psutil
 from mjfleet.config import WandbConfig
 from mjfleet.loggers.logger import Logger, Row
 from mjfleet.runs.config_yaml import CONFIG_FILE
-from mjfleet.runs.foreign_files import WANDB_RUN, remember
-from mjfleet.runs.run_json import RECORD_FILE, read_record, record_to_share, write_record
+from mjfleet.runs.run_json import RECORD_FILE, read_record, record_to_share
 from mjfleet.runs.run_lookup import group_of
 from mjfleet.utils.console import in_a_line
 
@@ -48,21 +46,16 @@ class WandbLogger(Logger):
         self._run: Run | None = None
 
     def open(self) -> None:
-        # W&B would choose an id only once the server has answered.
-        record, wanted = read_record(self._run_dir), os.environ.get("WANDB_RUN_ID")
+        record = read_record(self._run_dir)
         if parent := record.get("parent"):
             self._config["parent"] = parent
-            wanted = None if wanted == parent.get("wandb_id") else wanted
-        run_id = record.get("wandb_id") or wanted or uuid.uuid4().hex[:16]
-        write_record(self._run_dir, wandb_id=run_id)
-        remember(WANDB_RUN, run_id)
         # At exit, W&B's telemetry would wait for a server that does not answer.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         # Folder for copies of checkpoints until they are uploaded.
         os.environ.setdefault("WANDB_DATA_DIR", str(self._run_dir.resolve() / "wandb"))
-        self._run = self._start(run_id)
+        self._run = self._start(record.get("id"))
 
-    def _start(self, run_id: str) -> "Run":
+    def _start(self, run_id: str | None) -> "Run":
         import wandb
         from wandb.errors import CommError
 

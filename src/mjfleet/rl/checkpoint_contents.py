@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.config import by_dotted_name, to_dict
-from mjfleet.config.field_kinds import decides_learning
 from mjfleet.config.rank_seed import rank_seed
+from mjfleet.config.train_config import decides_learning
 from mjfleet.env import random_numbers
 from mjfleet.env.env_state import EnvState
 from mjfleet.env.return_checks import observation_sizes

@@ -12,7 +12,8 @@ from typing import Any
 
 from mjfleet.config import TeacherConfig, TrainConfig, from_dict
 from mjfleet.config.dict_conversion import value_at
-from mjfleet.config.field_kinds import INITIAL, NAMES, PLACEMENT, decides_learning
+from mjfleet.config.field_kinds import Kind
+from mjfleet.config.train_config import continues_in_place, field_kinds
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import differences
 from mjfleet.runs.resume_choice import (
@@ -29,6 +30,7 @@ from mjfleet.runs.run_json import read_record
 from mjfleet.runs.run_lookup import find_run, name_of
 from mjfleet.runs.task_snapshot import changes_since, read_code
 
+INIT_STD = "agent.actor.distribution.init_std"
 NAMED = 5  # How many differing values a line names.
 Values = Mapping[str, tuple[Any, Any]]
 
@@ -60,9 +62,10 @@ def resume_or_fork(
     different = differences(config, recorded)
     if config.total_envs is not None and "total_envs" not in different:
         different.pop("env.num_envs", None)  # It follows from the number of workers.
-    reasons = {n: both for n, both in different.items() if decides_learning(n) or n in NAMES}
+    reasons = {n: both for n, both in different.items() if not continues_in_place(n)}
     if not reasons:
-        others = {n: both for n, both in different.items() if n not in PLACEMENT}
+        kinds = field_kinds()
+        others = {n: both for n, both in different.items() if kinds[n] is not Kind.PLACEMENT}
         if config.run_dir:
             raise UserError(
                 f"--run-dir {config.run_dir} is for a new run, and {wanted.run_dir} goes on in "
@@ -77,14 +80,12 @@ def resume_or_fork(
         note = f"goes on in place: {why}{f' ({_listed(others)})' if others else ''}"
         return replace(resume, notes=(note, *changes, *resume.notes)), config
     resume = choose_checkpoint(wanted)
-    if resume.checkpoint:
-        for name, (_, theirs) in reasons.items():
-            if name in INITIAL:
-                flag = name.replace("_", "-")
-                raise UserError(
-                    f"--{flag} is for the beginning of a policy, and {resume.checkpoint} "
-                    f"has begun with {theirs}: leave it out, or train without --resume."
-                )
+    if resume.checkpoint and INIT_STD in reasons:
+        raise UserError(
+            f"--{INIT_STD.replace('_', '-')} is for the beginning of a policy, and "
+            f"{resume.checkpoint} has begun with {reasons[INIT_STD][1]}: leave it out, or train "
+            "without --resume."
+        )
     note = f"a run of its own, since {_listed(reasons)}; {wanted.run_dir} stays as it is"
     parent = _parent(resume, wanted.run_dir.resolve(), different)
     notes = (note, *_code_changes(resume, task_folder), *resume.notes)
@@ -166,7 +167,7 @@ def _parent(resume: Resume, run_dir: Path | None, different: Values) -> Parent:
         iteration=resume.iteration,
         networks_only=resume.networks_only,
         changed={n: {"value": ours, "parent": theirs} for n, (ours, theirs) in different.items()},
-        wandb_id=read_record(run_dir).get("wandb_id") if run_dir else None,
+        id=read_record(run_dir).get("id") if run_dir else None,
     )
 
 

@@ -1,53 +1,47 @@
 """Writes config.yaml into a run directory, and reads it and other files for `--config`."""
 
+import copy
+import os
 import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mjfleet.cli.flag_table import as_flag
-from mjfleet.config import TrainConfig, by_dotted_name, to_dict
+from mjfleet.config import TrainConfig, by_dotted_name, from_dict, to_dict
+from mjfleet.config.dict_conversion import value_at
+from mjfleet.config.field_kinds import Kind
+from mjfleet.config.train_config import field_kinds
+from mjfleet.config.validation import is_class_path
 from mjfleet.errors import UserError
-from mjfleet.runs.foreign_files import (
-    CLASS,
-    IsGiven,
-    leave_out_placement,
-    placement_of,
-    remember,
-    remember_placement,
-)
+from mjfleet.registry import FoundTask
+from mjfleet.runs.own_runs import Note
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import printable
 from mjfleet.utils.safe_read import read_bytes
 
 CONFIG_FILE = "config.yaml"
 CONFIG_BYTES = 2**16
-TEACHER_CONFIG = "agent.teacher."
+TEACHER = "agent.teacher.checkpoint"
 TASK_ENTRY = "task"  # Names the task whose configuration the file holds.
+IsGiven = Callable[[str], bool]
+"""Whether the command line gives a field, by its dotted name."""
 # Flags of one command, not of the run.
 NOT_RECORDED = (
-    "resume", "teacher", "config", "dry_run", "run_dir", "seeds", "per_run",
+    "resume", "teacher", "config", "dry_run", "run_dir", "as_trained", "seeds", "per_run",
 )  # fmt: skip
 
 
-def read_config(
-    path: str,
-    name: str | None = None,
-    task: str | None = None,
-    is_given: IsGiven | None = None,
-    as_written: bool = False,
-) -> dict[str, Any]:
+def read_config(path: str, name: str | None = None, task: str | None = None) -> dict[str, Any]:
     """Return the content of a YAML or JSON file, which may be a part of a configuration.
 
     Args:
         path: the file.
         name: how messages name the file. None: `--config` and its path.
         task: the task that the configuration is wanted for; None: the one that it is of.
-        is_given: see `leave_out_placement`.
-        as_written: whether to keep what does not count in a file.
 
     Raises:
-        UserError: the file cannot be read, is not a mapping of names, or is of another task; or
-            the command line has to say what does not count in it.
+        UserError: the file cannot be read, is not a mapping of names, or is of another task.
     """
     is_typed = name is None
     name = name or f"--config {path}"
@@ -60,9 +54,61 @@ def read_config(
             f"{name} is of the task {its_task}, not of {task}: train {shlex.quote(str(its_task))} "
             f"with it, or remove its line `{TASK_ENTRY}` to use its values for {task} anyway."
         )
-    if not as_written:
-        leave_out_placement(data, name, is_given)
     return data
+
+
+def from_file(
+    found: FoundTask,
+    data: Mapping[str, Any],
+    name: str,
+    note: Note | None = None,
+    is_given: IsGiven | None = None,
+) -> TrainConfig:
+    """Return a task's configuration with the data of a file, which decides what is learned.
+
+    Hosts, folders, loggers, accounts, teachers and classes of other packages count only if the
+    task's config.py or the note says the same; see `Kind`.
+
+    Args:
+        found: the task.
+        data: what `read_config` has read.
+        name: how messages name the file.
+        note: this installation's note of the run whose file it is.
+        is_given: whether the command line gives a field. None: the command trains nothing.
+
+    Raises:
+        UserError: a value is not allowed, or one is needed that does not count.
+    """
+    default = found.defaults()
+    try:
+        theirs = _placement_in(from_dict(default, data))
+        usual, counting = by_dotted_name(to_dict(default)), copy.deepcopy(dict(data))
+        needed = {}
+        for dotted, value in theirs.items():
+            is_class = field_kinds()[dotted] is Kind.CODE
+            if value == usual.get(dotted) or (is_class and found.owns(value)):
+                continue
+            if note and note.has(dotted, value):
+                continue
+            folder, _, last = dotted.rpartition(".")
+            del (value_at(counting, folder) if folder else counting)[last]
+            if (is_class or is_given) and not (is_given and is_given(dotted)):
+                needed[dotted] = value
+        config = from_dict(default, counting)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+    needed.pop(TEACHER, None)  # --teacher is asked for where it is needed.
+    folder = needed.get("tasks_dir")
+    if folder and (not os.path.isdir(folder) or found.folder.parent.samefile(folder)):
+        del needed["tasks_dir"]  # Of another machine, or where the task has been found anyway.
+    if needed:
+        flags = " ".join(f"{as_flag(dotted, value)!a}" for dotted, value in needed.items())
+        raise UserError(
+            f"{name} does not decide {', '.join(needed)}: only a file of a run that was begun here "
+            f"does, and any file that names classes of {found.folder} or its package. Give what "
+            f"you want by flags of `train`, or in the task's config.py; the file has {flags}"
+        )
+    return config
 
 
 def task_of(path: str) -> str:
@@ -89,18 +135,24 @@ def write_config(
     # Nothing in the path may end the comment.
     place = printable(str((final_path or path).resolve())).replace("\n", "\\n")
     header = f"# Train again with: train --config {place}\n"
-    values = _recorded(config)
-    remember_placement(values)
-    for reference in config.agent.class_paths.values():
-        remember(CLASS, reference)
-    text = header + yaml.safe_dump({TASK_ENTRY: task, **values}, sort_keys=False)
+    text = header + yaml.safe_dump({TASK_ENTRY: task, **_recorded(config)}, sort_keys=False)
     write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
+
+
+def placement_of(config: TrainConfig) -> dict[str, Any]:
+    """Return what a run's note keeps of its configuration, since no file decides it."""
+    values = _placement_in(config)
+    return {name: value for name, value in values.items() if name not in NOT_RECORDED}
 
 
 def placement_flags(config: TrainConfig) -> list[str]:
     """Return the flags that give a command what does not count in a file; not the teacher's."""
-    values = placement_of(_recorded(config)) | config.agent.class_paths
-    return [as_flag(n, value) for n, value in values.items() if not n.startswith(TEACHER_CONFIG)]
+    usual = placement_of(TrainConfig())
+    return [
+        as_flag(name, value)
+        for name, value in placement_of(config).items()
+        if value != usual.get(name) and not name.startswith("agent.teacher.")
+    ]
 
 
 def config_of_attempt(run_dir: Path, attempt: int, attempts: int) -> Path:
@@ -134,6 +186,17 @@ def _read(path: str, name: str, is_typed: bool) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UserError(f"{name}: must hold a mapping such as `agent: {{seed: 2}}`.")
     return data
+
+
+def _placement_in(config: TrainConfig) -> dict[str, Any]:
+    """Return the values that count in no file, by dotted name."""
+    found = {}
+    for name, value in by_dotted_name(to_dict(config)).items():
+        kind = field_kinds().get(name)
+        is_class = kind is Kind.CODE and value is not None and is_class_path(value)
+        if is_class or kind in (Kind.PLACEMENT, Kind.SOURCE):
+            found[name] = value
+    return found
 
 
 def _recorded(config: TrainConfig) -> dict[str, Any]:

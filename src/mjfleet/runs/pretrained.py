@@ -11,7 +11,6 @@ from mjfleet.config import TrainConfig, to_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import Registry
 from mjfleet.runs.checkpoint_archive import about
-from mjfleet.runs.foreign_files import leave_out_placement
 
 PLAYED = "played"  # Its table; marks the file as one of these.
 
@@ -36,15 +35,9 @@ def recorded_in(config: TrainConfig) -> dict[str, Any]:
 
 
 def config_in(checkpoint: Path) -> dict[str, Any]:
-    """Return the configuration that a pretrained policy holds; empty for other checkpoints.
-
-    Of a file that somebody else may have made, it says what is learned, and nothing more: see
-    foreign_files.py.
-    """
+    """Return the configuration that a pretrained policy holds; empty for other checkpoints."""
     data = about(checkpoint).get("config")
-    data = data if isinstance(data, dict) else {}
-    leave_out_placement(data, str(checkpoint))
-    return data
+    return data if isinstance(data, dict) else {}
 
 
 def describe(checkpoint: Path) -> str:

@@ -9,7 +9,6 @@ from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_archive import about, why_damaged
 from mjfleet.runs.checkpoint_names import INIT, checkpoints_in, iteration_of
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
-from mjfleet.runs.foreign_files import IsGiven
 from mjfleet.runs.pretrained import PLAYED, config_in
 from mjfleet.runs.run_directory import lock_run
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
@@ -37,7 +36,7 @@ class Parent:
     networks_only: bool = False  # Whether it took nothing else of the checkpoint.
     changed: dict[str, dict[str, Any]] = field(default_factory=dict)
     """`value`, and the `parent`'s, of what differs from the other run, by dotted name."""
-    wandb_id: str | None = None  # Of the other run.
+    id: str | None = None  # Of the other run.
 
 
 @dataclass(frozen=True)
@@ -76,14 +75,13 @@ def find_wanted(
     wanted: str,
     task: str,
     experiment: Path,
-    is_given: IsGiven | None = None,
     dry_run: bool = False,
     may_be_group: bool = False,
 ) -> Wanted:
     """Return what `--resume` names: a path, or a word for a run that `find_run` knows.
 
-    `latest` looks for runs in the folder `experiment`, below the log root. `is_given` is as
-    for `read_config`, `dry_run` and `may_be_group` are as for `find_run`.
+    `latest` looks for runs in the folder `experiment`, below the log root. `dry_run` and
+    `may_be_group` are as for `find_run`.
 
     Raises:
         UserError: the run or file does not exist, or belongs to another task.
@@ -98,7 +96,7 @@ def find_wanted(
         path = Path(os.path.realpath(path)) if path.is_symlink() else path
         kind, recorded, config = "checkpoint", about(path).get("task", task), {}
     else:
-        kind, (recorded, config) = "run", _recorded(run_dir, FLAG, is_given)
+        kind, (recorded, config) = "run", _recorded(run_dir, FLAG)
     if recorded != task:
         raise UserError(
             f"{FLAG}{run_dir or path} is a {kind} of the task {recorded}, not of {task}: name "
@@ -170,22 +168,9 @@ def find_task_of(
     return task, path
 
 
-def read_recorded(wanted: str, is_given: IsGiven | None = None) -> dict[str, Any]:
-    """Return the configuration of the run that `--resume` names by its path, else nothing."""
-    run_dir = None if wanted == LATEST else _run_of(Path(wanted))
-    return _recorded(run_dir, FLAG, is_given)[1] if run_dir else {}
-
-
-def take_tasks_dir(recorded: dict[str, Any]) -> str | None:
-    """Return the folder of task folders that a configuration names, if it exists.
-
-    Otherwise the run was recorded on another machine. The name is removed from the configuration,
-    and its task is looked for in the usual places.
-    """
-    folder = recorded.get("tasks_dir")
-    if isinstance(folder, str) and not os.path.isdir(folder):
-        recorded["tasks_dir"] = folder = None
-    return folder if isinstance(folder, str) else None
+def run_at(wanted: str) -> Path | None:
+    """Return the run directory that `--resume` names by its path; None: it names it otherwise."""
+    return None if wanted == LATEST else _run_of(Path(wanted))
 
 
 def run_of_file(path: Path, name: str) -> Path | None:
@@ -243,13 +228,11 @@ def _run_of(path: Path) -> Path | None:
     return folder.parent if is_checkpoint and has_record else None
 
 
-def _recorded(
-    run_dir: Path, flag: str = "", is_given: IsGiven | None = None
-) -> tuple[str, dict[str, Any]]:
+def _recorded(run_dir: Path, flag: str = "") -> tuple[str, dict[str, Any]]:
     """Return the task of a run and its configuration."""
     task = _task_of(run_dir, flag)
     name = f"{flag}{run_dir}: its {CONFIG_FILE}"
-    return task, read_config(str(run_dir / CONFIG_FILE), name, is_given=is_given)
+    return task, read_config(str(run_dir / CONFIG_FILE), name)
 
 
 def _task_of(run_dir: Path, flag: str) -> str:

@@ -14,10 +14,10 @@ from typing import Any
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_names import INIT
-from mjfleet.runs.config_yaml import CONFIG_FILE, differences, write_config
-from mjfleet.runs.foreign_files import WANDB_RUN, is_own
+from mjfleet.runs.config_yaml import CONFIG_FILE, differences, placement_of, write_config
 from mjfleet.runs.git_state import git_state
 from mjfleet.runs.metrics_csv import completed_iterations
+from mjfleet.runs.own_runs import add_note, id_of, note_of
 from mjfleet.runs.resumed_attempt import PENDING
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, now, read_record, write_record
 from mjfleet.runs.task_snapshot import TaskCode, keep, read_code
@@ -149,13 +149,12 @@ class RunDirectory:
             name = INIT if parent["networks_only"] else f"model_{parent['iteration'] or 0}.pt"
             copy = self.path / "checkpoints" / name
             self.checkpoint = Path(shutil.copyfile(self.checkpoint, copy))
-        if not plan["is_restart"] and "wandb" in config.agent.logger:
-            self._leave_out_foreign_id(record)
         # An attempt that was killed has recorded nothing.
         if attempts and attempts[-1].get("status") == "running":
             attempts[-1] |= {"status": "killed", "iterations": completed_iterations(self.path)}
         self._move_failures(len(attempts))
         write_config(place / CONFIG_FILE, plan["task"], config, self.path / CONFIG_FILE)
+        run_id = self._run_id(config, plan["parent"])
         start = {"argv": list(argv), "started": now(), "iterations": 0}
         this = start | {
             "ended": None,
@@ -169,6 +168,7 @@ class RunDirectory:
             self.path,
             **({} if attempts else start | {"task": plan["task"]}),
             **({"parent": plan["parent"]} if plan["parent"] else {}),
+            id=run_id,
             status="running",
             ended=None,
             seed=config.agent.seed,
@@ -180,13 +180,18 @@ class RunDirectory:
             git=git_state([package, plan["task_folder"]], with_diff=True),
             attempts=[*attempts, this],
         )
+        add_note(self.path, run_id, placement_of(config), code.hash)
 
-    def _leave_out_foreign_id(self, record: Mapping[str, Any]) -> None:
-        """Forget the run's id on W&B unless a run of ours has had it: it may be any run's."""
-        if (run_id := record.get("wandb_id")) and not is_own(WANDB_RUN, run_id):
-            file = self.path / RECORD_FILE
-            print_error(f"{file}: left out its wandb_id, which no run that was begun here has had")
-            write_record(self.path, wandb_id="")
+    def _run_id(self, config: TrainConfig, parent: Mapping[str, Any] | None) -> str:
+        """Return the run's id: that of a run begun here, WANDB_RUN_ID, or a new one."""
+        if "wandb" not in config.agent.logger or note_of(self.path):
+            return id_of(self.path)
+        wanted = os.environ.get("WANDB_RUN_ID")
+        if wanted and wanted != (parent or {}).get("id"):
+            return wanted
+        if (self.path / RECORD_FILE).exists():
+            print_error(f"W&B: a new run there, since this installation did not begin {self.path}")
+        return id_of(self.path)
 
     def _move_failures(self, attempts: int) -> None:
         """Move the last attempt's failure files into failures/attempt_<number>."""

@@ -17,7 +17,7 @@ GROUP_FILE = "group.json"
 KINDS = {
     "task": str, "status": str, "attempts": list, "plan": dict, "argv": list, "git": dict,
     "versions": dict, "changed": dict, "parent": dict, "members": dict,
-    "wandb_id": str,
+    "id": str,
 }  # fmt: skip
 """The types of entries that other code relies on."""
 

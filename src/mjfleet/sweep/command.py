@@ -138,7 +138,7 @@ def _run(
             raise
         entry = {"id": folder_id, "arguments": asdict(kept)}
         write_record(group.folder, GROUP_FILE, **{KIND: entry})
-        write_config(group.config_file, found.name, config)
+        group.write_config(config)
         return run_trials(group, study, config, shares)
 
 

@@ -12,7 +12,7 @@ from optuna.samplers import BaseSampler, CmaEsSampler, RandomSampler, TPESampler
 
 from mjfleet.cli.flags import peek
 from mjfleet.config import TrainConfig
-from mjfleet.config.field_kinds import decides_learning
+from mjfleet.config.train_config import decides_learning
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
 from mjfleet.runs.config_yaml import differences

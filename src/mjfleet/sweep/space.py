@@ -15,8 +15,8 @@ from optuna.trial import TrialState, create_trial
 
 from mjfleet.cli.flag_table import Flag, flags_of
 from mjfleet.config import TrainConfig, by_dotted_name, from_dict, to_dict
-from mjfleet.config.field_kinds import decides_learning
 from mjfleet.config.rank_seed import shared_seed
+from mjfleet.config.train_config import decides_learning
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import read_config
 from mjfleet.utils.console import in_a_line
@@ -41,7 +41,7 @@ def read_space(
     Raises:
         UserError: a field is unknown, cannot be tried, or does not allow some of the values.
     """
-    content = {} if file is None else read_config(file, f"--space {file}", task, as_written=True)
+    content = {} if file is None else read_config(file, f"--space {file}", task)
     typed: dict[str, tuple[str, str]] = {}
     for name, values in by_dotted_name(content).items():
         text = values if isinstance(values, str) else json.dumps(values)

@@ -67,7 +67,7 @@ def read_run(folder: Path) -> LoggedRun:
     if not rows:
         raise UserError(f"{folder}: its {METRICS_FILE} has no rows yet.")
     name = str(folder / CONFIG_FILE)
-    config = read_config(name, name, as_written=True)  # Only compared.
+    config = read_config(name, name)  # Only compared.
     record: dict[str, Any] = {}
     with suppress(UserError):  # The rest tells enough.
         record = record_of(folder)

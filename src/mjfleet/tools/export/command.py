@@ -23,10 +23,10 @@ from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.checkpoint_archive import about
 from mjfleet.runs.checkpoint_names import iteration_of
+from mjfleet.runs.own_runs import tasks_dir_of
 from mjfleet.runs.pretrained import PLAYED, config_in, find_pretrained, recorded_in
-from mjfleet.runs.resume_choice import Trained, find_trained, take_tasks_dir
+from mjfleet.runs.resume_choice import Trained, find_trained
 from mjfleet.runs.run_lookup import record_of
-from mjfleet.runs.task_snapshot import FOUND_NOWHERE
 from mjfleet.tools.output_file import check_output
 from mjfleet.tools.trained_task import trained_task
 from mjfleet.utils.atomic_write import write_atomically
@@ -90,20 +90,18 @@ def export(arguments: Sequence[str]) -> int:
     if parsed.output is not None:
         output = check_output("--output", parsed.output, [suffix])
     _refuse_to_replace(output, parsed.format, task)
-    registry = discover(os.environ, parsed.tasks_dir or take_tasks_dir(trained.config))
+    registry = discover(os.environ, parsed.tasks_dir or tasks_dir_of(trained.run_dir))
     now = None if parsed.as_trained else registry.tasks.get(task)
-    if now is None and not parsed.as_trained:
-        print_line(FOUND_NOWHERE.format(task))
     as_trained = parsed.as_trained
-    with trained_task(trained.checkpoint, task, now, trained.config, as_trained) as (found, config):
-        for note in trained.notes:
-            print_line(note)
-        print_line(f"exporting {trained.checkpoint}")
-        runner = _build(found, config, trained.checkpoint, parsed.format == PRETRAINED)
-        if parsed.format == PRETRAINED:
-            _write_pretrained(task, config, trained, runner, output)
-            return 0
-        return _write_graph(task, runner, parsed.format, output)
+    found, config = trained_task(trained.checkpoint, task, now, trained.config, as_trained)
+    for note in trained.notes:
+        print_line(note)
+    print_line(f"exporting {trained.checkpoint}")
+    runner = _build(found, config, trained.checkpoint, parsed.format == PRETRAINED)
+    if parsed.format == PRETRAINED:
+        _write_pretrained(task, config, trained, runner, output)
+        return 0
+    return _write_graph(task, runner, parsed.format, output)
 
 
 def _build(found: FoundTask, config: TrainConfig, checkpoint: Path, is_played: bool) -> "Runner":

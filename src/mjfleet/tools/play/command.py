@@ -8,13 +8,13 @@ import os
 import secrets
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from mjfleet.cli.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek, split_words
-from mjfleet.config import EnvConfig, TrainConfig, from_dict
+from mjfleet.config import EnvConfig, TrainConfig
 from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.validation import (
     MOST,
@@ -29,10 +29,10 @@ from mjfleet.errors import UserError, run_command
 from mjfleet.launch.devices import this_host
 from mjfleet.launch.launch_plan import LaunchPlan, make_plan
 from mjfleet.registry import FoundTask, discover
+from mjfleet.runs.own_runs import tasks_dir_of
 from mjfleet.runs.pretrained import config_in, describe, find_pretrained
-from mjfleet.runs.resume_choice import find_resume, find_task_of, read_recorded, take_tasks_dir
+from mjfleet.runs.resume_choice import find_resume, find_task_of, run_at
 from mjfleet.runs.run_lookup import LATEST
-from mjfleet.runs.task_snapshot import FOUND_NOWHERE
 from mjfleet.tools.output_file import check_output
 from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing, say_levels
 from mjfleet.tools.trained_task import trained_task
@@ -112,8 +112,9 @@ def play(arguments: Sequence[str]) -> int:
     wants_help = bool({*HELP, LIST_FLAGS} & set(arguments))
     arguments = arguments if wants_help else _with_task(arguments)
     asked = peek(arguments, "--resume")
-    recorded = {} if asked is None else read_recorded(asked)
-    registry = discover(os.environ, peek(arguments, "--tasks-dir") or take_tasks_dir(recorded))
+    run_dir = None if asked is None else run_at(asked)
+    tasks_dir = peek(arguments, "--tasks-dir") or (run_dir and tasks_dir_of(run_dir))
+    registry = discover(os.environ, tasks_dir)
     if not arguments or (arguments[0].startswith("-") and wants_help):
         tasks = f"{PlayArguments.__doc__}\n\ntasks: {', '.join(registry.tasks)}"
         with suppress(SystemExit):
@@ -126,9 +127,11 @@ def play(arguments: Sequence[str]) -> int:
         raise UserError(
             f"the task or a run comes first: `play {task} ...`. `play --help` lists tasks."
         )
-    (name, *flags), policy, folder = arguments, None, None
+    name, *flags = arguments
+    policy = folder = None
+    recorded: dict[str, Any] = {}
     as_trained = is_given(flags, "--as-trained")
-    find = registry.tasks.get if recorded else registry.find  # A run keeps the code of its task.
+    find = registry.tasks.get if run_dir else registry.find  # A run keeps the code of its task.
     found = None if as_trained else find(name)
     if is_given(flags, "--pretrained") and not wants_help:
         policy, found = find_pretrained(registry, name), registry.find(name)
@@ -138,21 +141,17 @@ def play(arguments: Sequence[str]) -> int:
         experiment = found.defaults().agent.experiment_name if found else name
         log_root = peek(flags, "--log-root") or PlayArguments.log_root
         resume = find_resume(asked, name, Path(log_root, experiment))
-        if found is None and not as_trained:
-            print_line(FOUND_NOWHERE.format(name))
         recorded, policy = resume.config, resume.checkpoint
         if policy is None:
             raise UserError(f"--resume {asked}: {resume.run_dir} has no checkpoint yet.")
         folder = policy.parent if resume.run_dir else None
         recorded = recorded or config_in(policy)
-    with ExitStack() as stack:
-        if policy:
-            own = trained_task(policy, name, found, recorded, as_trained)
-            found, trained = stack.enter_context(own)
-        else:
-            found = found or registry.find(name)
-            trained = from_dict(found.defaults(), recorded)
-        return _play(found, flags, trained, policy, folder)
+    if policy:
+        found, trained = trained_task(policy, name, found, recorded, as_trained)
+    else:
+        found = found or registry.find(name)
+        trained = found.defaults()
+    return _play(found, flags, trained, policy, folder)
 
 
 def _with_task(arguments: Sequence[str]) -> Sequence[str]:

@@ -76,7 +76,7 @@ def read_settings(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the flags and values of a run's or group's configuration, and why there are none."""
     try:
         file = str(folder / CONFIG_FILE)
-        config = by_dotted_name(read_config(file, CONFIG_FILE, as_written=True))
+        config = by_dotted_name(read_config(file, CONFIG_FILE))
     except UserError as error:
         return [], [str(error)]
     return [{"flag": _flag(name), "value": given} for name, given in config.items()], []

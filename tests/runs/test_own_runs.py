@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import yaml
 
-from mjfleet.config import to_dict
+from mjfleet.config import TrainConfig, from_dict, to_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
-from mjfleet.runs.config_yaml import read_config, write_config
+from mjfleet.runs.config_yaml import from_file, placement_of, read_config, write_config
+from mjfleet.runs.own_runs import add_note, id_of, note_of, tasks_dir_of
+from mjfleet.runs.run_json import write_record
 
 from ..conftest import TESTS, Run, only_run, write_task
 
 TASK = "cartpole-balance"
+FOUND = discover({}).tasks[TASK]
 RUN = TESTS / "data" / "cartpole-balance-9159368"
 
 
@@ -28,53 +31,98 @@ def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return folder
 
 
-def write(tmp_path: Path, **changes: Any) -> Path:
-    """Write a configuration as a run does."""
-    config = replace(discover({}).tasks[TASK].defaults(), **changes)
-    write_config(tmp_path / "config.yaml", TASK, config)
-    return tmp_path / "config.yaml"
+def begin(run_dir: Path, **changes: Any) -> TrainConfig:
+    """Write a run directory's files, and the note of the run."""
+    run_dir.mkdir(exist_ok=True)
+    config = replace(FOUND.defaults(), **changes)
+    write_config(run_dir / "config.yaml", TASK, config)
+    run_id = id_of(run_dir)
+    write_record(run_dir, id=run_id)
+    add_note(run_dir, run_id, placement_of(config))
+    return config
+
+
+def read(run_dir: Path, *given: str) -> TrainConfig:
+    """Read a run's configuration for a command that trains, with flags for some fields."""
+    data = read_config(str(run_dir / "config.yaml"))
+    return from_file(FOUND, data, "its config.yaml", note_of(run_dir), given.__contains__)
 
 
 def test_the_placement_of_a_run_that_was_begun_here_counts(tmp_path: Path, state: Path) -> None:
-    file = write(tmp_path, hosts=["a", "b"], log_root="/data")
-    text = file.read_text().replace("decimation: 5", "decimation: 4")
-    file.write_text(text)
-    data = read_config(str(file))
-    assert (data["hosts"], data["log_root"], data["env"]["decimation"]) == (["a", "b"], "/data", 4)
+    run_dir = tmp_path / "run"
+    old = begin(run_dir, hosts=["c"], log_root="/data")
+    config = begin(run_dir, hosts=["a", "b"], log_root="/data")
+    file = run_dir / "config.yaml"
+    text = file.read_text()
+    assert read(run_dir) == config
+    # An attempt that failed before its first iteration has left the file of the one before.
+    file.write_text(text.replace("hosts:\n- a\n- b", "hosts:\n- c"))
+    assert read(run_dir) == old
 
-    # Other hosts are not those of a run of ours; neither are fewer.
-    for hosts in ("hosts:\n- a\n- evil", "hosts: []"):
-        file.write_text(text.replace("hosts:\n- a\n- b", hosts))
-        data = read_config(str(file))
-        assert "log_root" not in data
-        assert not data.get("hosts")
-        assert data["env"]["decimation"] == 4
-        assert read_config(str(file), as_written=True)["log_root"] == "/data"
-        with pytest.raises(UserError, match=r"of log_root does not count.*'--log-root=/data'"):
-            read_config(str(file), is_given=lambda name: name == "hosts")
-        assert "log_root" not in read_config(str(file), is_given=lambda name: True)
+    file.write_text(text.replace("hosts:\n- a\n- b", "hosts:\n- a\n- evil"))
+    with pytest.raises(
+        UserError, match=r"its config\.yaml does not decide hosts: only.*'--hosts=\[a,evil\]'"
+    ):
+        read(run_dir)
+    assert read(run_dir, "hosts") == replace(config, hosts=[])
 
-    # Another installation has begun other runs.
+    # Neither a copy of the run, nor another run in its folder, nor another installation's is own.
     file.write_text(text)
-    assert "hosts" in read_config(str(file))
+    shutil.copytree(run_dir, tmp_path / "copy")
+    record = (run_dir / "run.json").read_text()
+    write_record(run_dir, id="another")
+    for folder in (run_dir, tmp_path / "copy"):
+        with pytest.raises(UserError, match=r"'--hosts=\[a,b\]' '--log-root=/data'"):
+            read(folder)
+    (run_dir / "run.json").write_text(record)
+    assert read(run_dir) == config
     shutil.rmtree(state)
-    assert "hosts" not in read_config(str(file))
+    assert note_of(run_dir) is None
+    assert read(run_dir, "hosts", "log_root") == FOUND.defaults()
 
 
-def test_a_default_of_somebody_else_does_not_replace_the_task_s_own(tmp_path: Path) -> None:
-    file = tmp_path / "theirs.yaml"
-    file.write_text("agent: {logger: [wandb], wandb: {mode: null, project: null, notes: x}}\n")
-    assert read_config(str(file)) == {"agent": {"wandb": {"notes": "x"}}}
-    for agent in ("[]", "{wandb: []}", "3"):
-        file.write_text(f"agent: {agent}\n")
-        assert read_config(str(file))["agent"] == yaml.safe_load(agent)
+def test_a_folder_of_tasks_is_asked_for_only_if_the_task_is_found_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    file = tmp_path / "config.yaml"
+    for folder, is_asked in {
+        "theirs": True,
+        "gone": False,
+        str(FOUND.folder.parent): False,
+    }.items():
+        file.write_text(f"tasks_dir: {tmp_path / folder}\n")
+        if is_asked:
+            with pytest.raises(UserError, match="does not decide tasks_dir"):
+                read(tmp_path)
+        else:
+            assert read(tmp_path) == FOUND.defaults()
+    begin(tmp_path, tasks_dir=str(tmp_path / "theirs"))
+    assert tasks_dir_of(tmp_path) == str(tmp_path / "theirs")
+    (tmp_path / "theirs").rmdir()
+    assert tasks_dir_of(tmp_path) is None
+
+
+def test_what_only_a_command_says_counts_in_no_file(tmp_path: Path) -> None:
+    begin(tmp_path)
+    for line in ("resume: x", "run_dir: x", "teacher: x", "config: x", "as_trained: true"):
+        (tmp_path / "config.yaml").write_text(f"{line}\n")
+        with pytest.raises(UserError, match=f"does not decide {line.partition(':')[0]}"):
+            read(tmp_path)
+
+
+def test_a_task_s_own_placement_holds_whatever_a_file_says(tmp_path: Path) -> None:
+    agent = replace(FOUND.task.agent, logger=("wandb",))
+    found = replace(FOUND, task=replace(FOUND.task, agent=agent))
+    data = {"agent": {"logger": ["none"], "wandb": {"notes": "x"}}}
+    config = from_file(found, data, "file", None)
+    assert (config.agent.logger, config.agent.wandb.notes) == (("wandb",), "x")
+    assert from_dict(config, to_dict(config)) == config
 
 
 def test_the_path_of_a_run_says_nothing_in_its_configuration(tmp_path: Path) -> None:
     run_dir = tmp_path / "x\nhosts: [evil]\r\x85\u2028y"
-    run_dir.mkdir()
-    file = write(run_dir)
-    assert read_config(str(file), as_written=True)["hosts"] == []
+    begin(run_dir)
+    file = run_dir / "config.yaml"
+    assert read_config(str(file))["hosts"] == []
     first, second, *_ = file.read_text().split("\n")
     assert first.endswith("\\nhosts: [evil]\\r\\x85\\u2028y/config.yaml")
     assert second == f"task: {TASK}"
@@ -86,27 +134,26 @@ def test_an_id_on_wandb_is_used_only_by_the_user_who_had_it(tmp_path: Path, run:
     assert first.returncode == 0, first.stderr
     run_dir = only_run(tmp_path)
     record = json.loads((run_dir / "run.json").read_text())
-    again = run("train", TASK, "--resume", "latest", *flags, "2")
+    again = run("train", TASK, "--resume", "latest", "--agent.max-iterations", "2")
     assert again.returncode == 0, again.stderr
-    assert json.loads((run_dir / "run.json").read_text())["wandb_id"] == record["wandb_id"]
+    assert json.loads((run_dir / "run.json").read_text())["id"] == record["id"]
+    assert len(list(run_dir.glob(f"wandb/offline-run-*-{record['id']}"))) == 2
 
-    (run_dir / "run.json").write_text(json.dumps(record | {"wandb_id": "theirs"}))
+    write_record(run_dir, id="theirs")
     foreign = run("train", TASK, "--resume", "latest", *flags, "3")
     assert foreign.returncode == 0, foreign.stderr
-    assert "left out its wandb_id" in foreign.stderr
-    assert json.loads((run_dir / "run.json").read_text())["wandb_id"] != "theirs"
+    assert "W&B: a new run there" in foreign.stderr
+    assert json.loads((run_dir / "run.json").read_text())["id"] not in ("theirs", record["id"])
     assert not list(run_dir.glob("wandb/*theirs*"))
 
 
-def test_without_a_home_nothing_is_remembered(
+def test_without_a_home_nothing_is_noted(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    file = write(tmp_path, log_root="/data")
-    data = read_config(str(file))
-    assert "log_root" not in data
-    assert data["env"] == to_dict(discover({}).tasks[TASK].task.env)
+    begin(tmp_path / "run", log_root="/data")
+    assert note_of(tmp_path / "run") is None
     # What a command begins by itself needs no more flags there.
     few = ("--env.num-envs", "8", "--agent.max-iterations", "1", "--agent.logger", "none")
     group = run("train", TASK, "--seeds", "1", *few)
@@ -153,7 +200,7 @@ def test_classes_of_somebody_else_are_of_the_task_alone(run: Run, tmp_path: Path
     agent = yaml.safe_load((RUN / "config.yaml").read_text())["agent"]
     agent["actor"]["class_name"] = "os:system"
     run_dir = evil_run(tmp_path, agent=agent)
-    words = "agent.actor.class_name is 'os:system': a file may name classes of "
+    words = "does not decide agent.actor.class_name: only a file of a run that was begun here does"
     for command in (
         ("train", TASK, "--resume", str(run_dir), "--agent.max-iterations", "9"),
         ("train", TASK, "--config", str(run_dir / "config.yaml")),
@@ -174,7 +221,7 @@ def test_variables_of_somebody_else_act_only_if_they_are_typed(run: Run, tmp_pat
     (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(variables))
     flags = ("--env.num-envs", "8", "--agent.max-iterations", "1", "--config", "theirs.yaml")
     result = run("train", TASK, *flags)
-    assert (result.returncode, "of env_var does not count" in result.stderr) == (2, True)
+    assert (result.returncode, "does not decide env_var" in result.stderr) == (2, True)
     assert not (tmp_path / "logs").exists()
     assert not ran.exists()
     result = run("train", TASK, *flags, f"--env-var=PYTHONPATH={theirs}")

@@ -1,0 +1,78 @@
+"""Notes that this installation keeps, in the user's state folder, of the runs that it began.
+
+A file in a run directory may be anybody's: it says what is learned. Where, as whom and with whose
+code a run is trained counts only if the note of the run says the same. Runs in the launcher.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from platformdirs import user_state_path
+
+from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, read_record
+from mjfleet.utils.atomic_write import write_atomically
+
+
+@dataclass(frozen=True)
+class Note:
+    """What this installation knows of a run, or of a group of runs, from its attempts to train."""
+
+    run_id: str
+    directory: str
+    placements: list[dict[str, Any]]
+    """Values by dotted name, such as hosts and loggers, of each attempt that had others."""
+    codes: list[str]
+    """Hashes of the snapshots of the task's code, the newest last."""
+
+    def has(self, name: str, value: Any) -> bool:
+        """Return whether the run has been trained with a value of placement."""
+        return any(name in some and some[name] == value for some in self.placements)
+
+
+def note_of(folder: Path) -> Note | None:
+    """Return the note of a run directory or a group's folder; None: it was not begun here."""
+    path = folder.resolve()
+    try:
+        note = Note(**json.loads(_file(path).read_bytes()))
+        record = read_record(path, RECORD_FILE) or read_record(path, GROUP_FILE)
+    except (OSError, ValueError, TypeError):
+        return None
+    return note if (note.run_id, note.directory) == (record.get("id"), str(path)) else None
+
+
+def tasks_dir_of(folder: Path) -> str | None:
+    """Return the folder of task folders that the note of a run names, if it is there."""
+    note = note_of(folder)
+    found = note and note.placements[-1].get("tasks_dir")
+    return found if found and os.path.isdir(found) else None
+
+
+def id_of(folder: Path) -> str:
+    """Return the id of a run that was begun here, or a new one; it is the run's id on W&B, too."""
+    note = note_of(folder)
+    return note.run_id if note else uuid4().hex[:16]
+
+
+def add_note(folder: Path, run_id: str, placement: Mapping[str, Any], code: str = "") -> None:
+    """Note an attempt to train; without a state folder, as without a home, nothing is noted."""
+    path, old = folder.resolve(), note_of(folder)
+    placements = [some for some in old.placements if some != placement] if old else []
+    codes = [one for one in old.codes if one != code] if old else []
+    note = Note(run_id, str(path), [*placements, dict(placement)], [*codes, code])
+    text = json.dumps(asdict(note), indent=2)
+    if (file := _file(path)).is_absolute():
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(file, lambda opened: opened.write(text.encode()))
+
+
+def _file(path: Path) -> Path:
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
+    return user_state_path("mjfleet") / "runs" / f"{name}.json"
