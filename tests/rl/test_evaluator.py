@@ -16,7 +16,7 @@ from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.evaluator import Episodes, Evaluator
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
-from mjfleet.tools.play.policy_episodes import _summed
+from mjfleet.tools.play.policy_episodes import sum_up
 
 from ..nan_dump.test_nan import SpoiltEnv
 from .test_checkpoints import FOUND, TASK, VARIANTS, agent, load, same
@@ -235,7 +235,7 @@ def test_play_counts_no_episode_that_a_number_has_ended() -> None:
     env.max_episode_length, env.spoil, env.at = STEPS, "qvel", 4
     rows = Episodes(env, lambda _: torch.zeros(4, 1), each=2).play()
     assert rows[:, 0].isfinite().tolist() == [True] * 3 + [False] + [True] * 4
-    sums = _summed(env, rows)
+    sums = sum_up(env, rows)
     assert sums.episodes == 7
     assert sums.numbers["length"] == {"mean": STEPS, "std": 0, "min": STEPS, "max": STEPS}
     assert math.isfinite(sums.numbers["return"]["mean"])

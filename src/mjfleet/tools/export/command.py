@@ -166,7 +166,7 @@ def _write_pretrained(
 
     policy, iteration = runner.get_inference_policy(), runner.current_learning_iteration
     with torch.inference_mode():
-        sums, _ = evaluate(Player(runner.env, policy, forget=policy.reset), 1, None, 0)
+        sums, _ = evaluate(Player(runner.env, policy, forget=policy.reset), 1)
     print_line(sums.table)
     commits = [str(state["commit"]) for state in record_of(trained.run_dir).get("git", {}).values()]
     known = {

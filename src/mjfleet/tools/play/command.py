@@ -7,11 +7,12 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mjfleet.cli.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek, split_words
 from mjfleet.config import EnvConfig, TrainConfig
@@ -27,14 +28,14 @@ from mjfleet.config.validation import (
 )
 from mjfleet.errors import UserError, run_command
 from mjfleet.launch.devices import this_host
-from mjfleet.launch.launch_plan import LaunchPlan, make_plan
+from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.own_runs import tasks_dir_of
 from mjfleet.runs.pretrained import config_in, describe, find_pretrained
 from mjfleet.runs.resume_choice import find_resume, find_task_of, run_at
 from mjfleet.runs.run_lookup import LATEST
 from mjfleet.tools.output_file import check_output
-from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing, say_levels
+from mjfleet.tools.play.policy_episodes import Actions, Player, describe_levels, evaluate, playing
 from mjfleet.tools.trained_task import trained_task
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
@@ -43,10 +44,13 @@ from mjfleet.video.render_process import render
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.thread_limits import prepare
 
+if TYPE_CHECKING:
+    from mjfleet.tools.play.realtime_playback import Playback
+
 Viewer = Literal["native", "web"]
 LOCALHOST, PORT = "localhost", 8080
 VIDEO_SECONDS = 10.0
-MAX_ENVS = {"native": 1, "web": 16, None: 64}  # By viewer; the native one shows one world.
+MAX_ENVS = {"native": 1, "web": 16, None: 64}  # By viewer; the native one shows one.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +65,11 @@ class PlayArguments(Checked):
     actions: Actions | None = None
     """`zero` or `random` (standard normal) actions instead of a policy's."""
     episodes: OptionalCount = None
-    """Episodes in total, rounded up to the same number in each world; `None`: one in each."""
+    """Episodes in total, rounded up to the same number in each environment; `None`: one in each."""
     output: str | None = None
     """JSON file to write: the numbers of the table."""
     video: str | None = None
-    """MP4 file to write: the first of the worlds, from the beginning of their first episodes."""
+    """MP4 file to write: the first environments, from the beginning of their first episodes."""
     video_seconds: Positive = VIDEO_SECONDS
     """Simulated seconds that the video shows."""
     viewer: Viewer | None = None
@@ -187,8 +191,14 @@ def _play(
     policy: Path | None,
     folder: Path | None,
 ) -> int:
-    """Play a policy, or the actions that the flags name, by the configuration of its training."""
-    parsed = _parse(found, flags, trained)
+    """Play a policy, or the actions that the flags name, by the configuration of its training.
+
+    `folder` has checkpoints to choose from.
+    """
+    num_envs = min(trained.env.num_envs, MAX_ENVS.get(peek(flags, "--viewer"), 1))
+    default = PlayArguments(env=replace(trained.env, num_envs=num_envs))
+    summary = found.task.summary
+    parsed = parse_flags(PlayArguments, flags, f"play {found.name}", default, description=summary)
     if parsed.as_trained and parsed.resume is None:
         raise UserError("--as-trained: it needs --resume RUN, whose code is used.")
     if (parsed.resume, parsed.pretrained or None, parsed.actions).count(None) != 2:
@@ -199,88 +209,68 @@ def _play(
         )
     played = parsed.actions or policy
     assert played is not None
-    _check_output(parsed)
-    own = {name: getattr(parsed, name) for name in ("gpu_ids", "engine", "cpu_threads", "env")}
-    agent = replace(trained.agent, seed=parsed.seed)
-    config = replace(trained, **own, agent=agent, cpu_workers=None, resume=None)
-    plan = _place(found, config)
-    worlds = config.env.num_envs
-    print_line(f"playing {played}: {worlds} worlds, {plan.engine} engine")
-    name = played.name if isinstance(played, Path) else f"{played} actions"
-    name = "pretrained" if parsed.pretrained else name
-    with StopRequest().installed(), playing(found, config, plan, played) as player:
-        if levels := say_levels(player.env):
-            print_line(levels)
-        if parsed.viewer:
-            # A run that is named may still be training; a checkpoint stays.
-            follows = not (parsed.pretrained or (parsed.resume and Path(parsed.resume).is_file()))
-            _view(player, name, folder, follows, parsed)
-            return 0
-        title = f"{found.name}, {name.removesuffix('.pt')}" if parsed.video else None
-        count = parsed.episodes or worlds
-        sums, recording = evaluate(player, count, title, parsed.video_seconds)
-        print_line(sums.table)
-        if parsed.output:
-            text = json.dumps(sums.numbers, indent=2) + "\n"
-            write_atomically(Path(parsed.output), lambda file: file.write(text.encode()))
-            print_line(f"wrote {parsed.output}")
-        if parsed.video and recording:
-            print_line(f"\ndrawing {parsed.video}: {parsed.video_seconds:g} s")
-            render(recording, Path(parsed.video))
-            print_line(f"wrote {parsed.video}")
-    return 0
-
-
-def _parse(found: FoundTask, flags: Sequence[str], trained: TrainConfig) -> PlayArguments:
-    """Parse the flags; the environment's defaults are those of the training run."""
-    num_envs = min(trained.env.num_envs, MAX_ENVS.get(peek(flags, "--viewer"), 1))
-    default = PlayArguments(env=replace(trained.env, num_envs=num_envs))
-    summary = found.task.summary
-    return parse_flags(PlayArguments, flags, f"play {found.name}", default, description=summary)
-
-
-def _check_output(parsed: PlayArguments) -> None:
-    """Refuse a viewer that cannot be opened, and a video that could not be written."""
-    if parsed.viewer == "web":
-        need_extra("viewer", "--viewer web", ("mjviser", "viser"))
-        prepare()
-        from mjfleet.tools.play.web_viewer import free_port
-
-        free_port(parsed.host, parsed.port)
-    if parsed.viewer == "native":
-        prepare()
-        from mjfleet.tools.play.window_viewer import check_display
-
-        check_display()
+    show = _viewer(parsed) if parsed.viewer else None
     if parsed.output is not None:
         check_output("--output", parsed.output, [".json"])
     if parsed.video is not None:
         check_output("--video", parsed.video, [".mp4"])
-
-
-def _place(found: FoundTask, config: TrainConfig) -> LaunchPlan:
-    """Choose device, engine and threads by the rules of training."""
+    own = {name: getattr(parsed, name) for name in ("gpu_ids", "engine", "cpu_threads", "env")}
+    agent = replace(trained.agent, seed=parsed.seed)
+    config = replace(trained, **own, agent=agent, cpu_workers=None, resume=None)
     host = this_host(config)
     if len(host.devices.names) > 1:
         raise UserError("--gpu-ids: `play` uses one GPU.")
-    return make_plan(found, config, [host], {})
+    plan = make_plan(found, config, [host], {})
+    print_line(f"playing {played}: {config.env.num_envs} environments, {plan.engine} engine")
+    name = played.name if isinstance(played, Path) else f"{played} actions"
+    name = "pretrained" if parsed.pretrained else name
+    with StopRequest().installed(), playing(found, config, plan, played) as player:
+        if levels := describe_levels(player.env):
+            print_line(levels)
+        if show:
+            from mjfleet.tools.play.realtime_playback import Playback
+
+            # A run that is named may still be training; a checkpoint stays.
+            follows = not (parsed.pretrained or (parsed.resume and Path(parsed.resume).is_file()))
+            show(Playback(player, name, folder, follows))
+        else:
+            _play_episodes(player, f"{found.name}, {name.removesuffix('.pt')}", parsed)
+    return 0
 
 
-def _view(
-    player: Player, name: str, folder: Path | None, follows_newest: bool, parsed: PlayArguments
-) -> None:
-    """Play in real time until the viewer is closed; `folder` has checkpoints to choose from."""
-    from mjfleet.tools.play.realtime_playback import Playback
+def _viewer(parsed: PlayArguments) -> "Callable[[Playback], object]":
+    """Return the function that shows a playback until the viewer is closed.
 
-    playback = Playback(player, name, folder, follows_newest)
+    Raises:
+        UserError: it cannot be opened here.
+    """
     if parsed.viewer == "web":
-        from mjfleet.tools.play.web_viewer import show_in_browser
+        need_extra("viewer", "--viewer web", ("mjviser", "viser"))
+        prepare()
+        from mjfleet.tools.play.web_viewer import free_port, show_in_browser
 
-        show_in_browser(playback, parsed.host, parsed.port, secrets.token_urlsafe(24))
-    else:
-        from mjfleet.tools.play.window_viewer import show_in_window
+        port, token = free_port(parsed.host, parsed.port), secrets.token_urlsafe(24)
+        return partial(show_in_browser, host=parsed.host, port=port, token=token)
+    prepare()
+    from mjfleet.tools.play.window_viewer import check_display, show_in_window
 
-        show_in_window(playback)
+    check_display()
+    return show_in_window
+
+
+def _play_episodes(player: Player, title: str, parsed: PlayArguments) -> None:
+    """Print the table of whole episodes, and write the files that the flags name."""
+    count = parsed.episodes or player.env.num_envs
+    sums, recording = evaluate(player, count, title if parsed.video else None, parsed.video_seconds)
+    print_line(sums.table)
+    if parsed.output:
+        text = json.dumps(sums.numbers, indent=2) + "\n"
+        write_atomically(Path(parsed.output), lambda file: file.write(text.encode()))
+        print_line(f"wrote {parsed.output}")
+    if parsed.video and recording:
+        print_line(f"\ndrawing {parsed.video}: {parsed.video_seconds:g} s")
+        render(recording, Path(parsed.video))
+        print_line(f"wrote {parsed.video}")
 
 
 if __name__ == "__main__":

@@ -33,13 +33,15 @@ class Player:
     act: Callable[[Any], "torch.Tensor"]
     """Returns actions `(num_envs, num_actions)` for observations."""
     load: Callable[[Path], object] = lambda checkpoint: None
-    """Replaces the policy by another checkpoint of the same run.
-
-    Raises:
-        UserError: it cannot be read, or belongs to other networks.
-    """
+    """Replaces the policy by another checkpoint; UserError if it is damaged or does not fit."""
     forget: Callable[["torch.Tensor"], object] = lambda dones: None
     """Clears a recurrent policy's memory where episodes have ended: `(num_envs,)`, bool."""
+
+    def step(self) -> "torch.Tensor":
+        """Take a step; return where episodes have ended."""
+        _, _, dones, _ = self.env.step(self.act(self.env.get_observations()))
+        self.forget(dones)
+        return dones
 
 
 @contextmanager
@@ -82,12 +84,13 @@ def playing(
 
 
 def evaluate(
-    player: Player, count: int, title: str | None, seconds: float
+    player: Player, count: int, title: str | None = None, seconds: float = 0
 ) -> "tuple[EpisodeSums, StateRecording | None]":
     """Play at least `count` episodes; return their sums and, with a title, a recording.
 
-    Each world plays the same number of episodes from its first reset on, so that short episodes do
-    not count for more than long ones. The recording shows the first `seconds` of the first worlds.
+    Each environment plays the same number of episodes from its first reset on, so that short
+    episodes do not count for more than long ones. The recording shows the first `seconds` of the
+    first environments.
     """
     from mjfleet.env.step_recorder import StepRecorder
     from mjfleet.rl.evaluator import Episodes
@@ -109,14 +112,13 @@ def evaluate(
 
     rows = Episodes(env, player.act, each, after_step).play()
     while recorder and not recorder.is_complete:  # The video is longer than the episodes.
-        _, _, dones, _ = env.step(player.act(env.get_observations()))
-        after_step(dones)
+        player.step()
+        recorder.take()
     progress.close()
-    recording = recorder.finish(title) if recorder and title else None
-    return _summed(env, rows), recording
+    return sum_up(env, rows), recorder.finish(title) if recorder and title else None
 
 
-def say_levels(env: "Env[Any]") -> str | None:
+def describe_levels(env: "Env[Any]") -> str | None:
     """Return on which levels of a curriculum the environments are; None: the task has none."""
     from mjfleet.env.curriculum_levels import levels_of
 
@@ -148,7 +150,7 @@ class EpisodeSums:
         return "\n".join(text)
 
 
-def _summed(env: "Env[Any]", rows: "torch.Tensor") -> EpisodeSums:
+def sum_up(env: "Env[Any]", rows: "torch.Tensor") -> EpisodeSums:
     """Return what the rows of `Episodes.play` say, of those that count."""
     from mjfleet.env.curriculum_levels import levels_of
 

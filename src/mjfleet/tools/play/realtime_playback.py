@@ -21,7 +21,7 @@ NEWEST = "newest"  # The choice that follows a run while it trains.
 
 
 class Playback:
-    """Steps all worlds in real time. Used by the thread that plays; others call `later`.
+    """Steps all environments in real time. Used by the thread that plays; others call `later`.
 
     `playing` names the policy, for display. `folder` has the checkpoints to choose from; with
     `follows_newest`, one that appears there replaces the policy.
@@ -33,7 +33,7 @@ class Playback:
         self.env, self.playing = player.env, playing
         self.is_paused = False
         self.speed = 1.0  # Wanted simulated seconds per second.
-        self.world = 0  # The one whose numbers are shown.
+        self.world = 0  # The environment whose numbers are shown.
         self.steps = 0  # Steps and resets so far; a display is out of date once it changes.
         self.sums = torch.zeros_like(self.env.terms)
         """Sums of reward terms in the current episodes, `(number of terms, num_envs)`."""
@@ -42,9 +42,22 @@ class Playback:
         self._body = floating_body(self.env.sim.model)
         self._newest = self._find_newest()
         self._requests: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self._held: dict[str, float] = {}
-        self._owed = 0.0
+        self._held: dict[str, float] = {}  # Commands by hand.
+        self._owed = 0.0  # Simulated seconds to be stepped.
         self._ended = torch.zeros(self.env.num_envs, dtype=torch.bool, device=self.env.device)
+
+    def watch(self, show: Callable[[], object], is_open: Callable[[], bool]) -> None:
+        """Play in real time, and call `show` up to 60 times a second, while `is_open`."""
+        before = looked = time.perf_counter()
+        while is_open():
+            now = time.perf_counter()
+            self.advance(now - before)
+            if now - looked > CHECKPOINT_SECONDS:
+                looked = now
+                self.load_newer_checkpoint()
+            show()
+            before = now
+            time.sleep(max(0.0, FRAME_SECONDS - (time.perf_counter() - now)))
 
     def later(self, request: Callable[[], object]) -> None:
         """Have the thread that plays call `request` before its next step."""
@@ -73,18 +86,16 @@ class Playback:
         """Take one step, paused or not."""
         for name, value in self._held.items():
             self.env.commands()[name][0].fill_(value)
-        _, _, dones, _ = self.env.step(self._player.act(self.env.get_observations()))
-        self._player.forget(dones)
+        dones = self._player.step()
         self.sums = self.sums.masked_fill(self._ended, 0.0) + self.env.terms
         self._ended = dones
         self.steps += 1
 
     def reset(self) -> None:
-        """Start a new episode in every world."""
+        """Start a new episode in every environment."""
         self.env.reset()
-        everywhere = torch.ones_like(self._ended)
-        self._player.forget(everywhere)
-        self._ended = everywhere
+        self._ended = torch.ones_like(self._ended)
+        self._player.forget(self._ended)
         self.steps += 1
 
     def toggle(self) -> None:
@@ -95,16 +106,16 @@ class Playback:
         self.speed = SPEEDS[min(max(SPEEDS.index(self.speed) + by, 0), len(SPEEDS) - 1)]
 
     def change_world(self, by: int) -> None:
-        """Show the world with a number `by` higher."""
+        """Show the environment with a number `by` higher."""
         self.world = (self.world + by) % self.env.num_envs
 
     def override_commands(self, commands: dict[str, float] | None) -> None:
-        """Give every world these commands, by name; None: the task samples them again."""
+        """Give every environment these commands, by name; None: the task samples them again."""
         self.env.command_override = commands is not None
         self._held = commands or {}
 
     def numbers(self) -> tuple[list[tuple[str, float, float]], dict[str, float]]:
-        """Return reward terms and metrics of the shown world; waits for the device.
+        """Return reward terms and metrics of the shown environment; waits for the device.
 
         Reward terms have a name, the value in the newest step and the sum over the episode.
         Metrics are those of the newest step.
@@ -117,9 +128,10 @@ class Playback:
         return list(zip(env.reward_names, steps, sums, strict=True)), metrics
 
     def motion(self) -> dict[str, float]:
-        """Return how the shown world's floating robot moves, in its own frame (x forward, y left).
+        """Return how the shown robot moves, in its own frame (x forward, y left).
 
-        In m/s and, for `turn_left`, rad/s; nothing without such a robot. Waits for the device.
+        In m/s and, for `turn_left`, rad/s; nothing for one that does not float. Waits for the
+        device.
         """
         if self._body is None:
             return {}
@@ -139,20 +151,17 @@ class Playback:
 
     def choose(self, name: str) -> None:
         """Play one of `checkpoints`, or NEWEST, which newer ones then replace."""
-        self.follows_newest = name == NEWEST
-        if self.follows_newest:
-            self._newest = None
-            self.load_newer_checkpoint()
-        elif self._folder and name in self.checkpoints():
+        self.follows_newest, self._newest = name == NEWEST, None
+        self.load_newer_checkpoint()
+        if self._folder and name in self.checkpoints():
             self._load(self._folder / name)
 
     def load_newer_checkpoint(self) -> None:
         """Replace the policy by the newest checkpoint, if it is to be followed and is newer."""
         newest = self._find_newest()
-        if not self.follows_newest or newest is None or newest == self._newest:
-            return
-        self._newest = newest
-        self._load(newest)
+        if self.follows_newest and newest is not None and newest != self._newest:
+            self._newest = newest
+            self._load(newest)
 
     def _load(self, checkpoint: Path) -> None:
         try:
@@ -166,17 +175,3 @@ class Playback:
     def _find_newest(self) -> Path | None:
         found = checkpoints_in(self._folder) if self._folder else []
         return found[-1] if found else None
-
-
-def watch(playback: Playback, show: Callable[[], object], is_open: Callable[[], bool]) -> None:
-    """Play in real time, and call `show` up to 60 times a second, while `is_open`."""
-    before = looked = time.perf_counter()
-    while is_open():
-        now = time.perf_counter()
-        playback.advance(now - before)
-        if now - looked > CHECKPOINT_SECONDS:
-            looked = now
-            playback.load_newer_checkpoint()
-        show()
-        before = now
-        time.sleep(max(0.0, FRAME_SECONDS - (time.perf_counter() - now)))

@@ -1,11 +1,10 @@
-"""Shows all worlds in a browser by viser and mjviser, with controls for the playback."""
+"""Shows all environments in a browser by viser and mjviser, with controls for the playback."""
 
 import copy
 import errno
 import math
 import socket
 import time
-from collections.abc import Callable
 from typing import Any
 
 import mujoco
@@ -15,7 +14,7 @@ import viser
 from mjviser import ViserMujocoScene
 
 from mjfleet.errors import UserError
-from mjfleet.tools.play.realtime_playback import NEWEST, SPEEDS, Playback, watch
+from mjfleet.tools.play.realtime_playback import NEWEST, SPEEDS, Playback
 from mjfleet.tools.play.web_guard import GuardedServer
 from mjfleet.tools.play.web_tables import note, reward_bars, table
 from mjfleet.utils.console import print_line
@@ -27,23 +26,6 @@ KEYS = (
     "Keys: space pauses and resumes, N takes a step, R resets, page up and down change the speed."
 )
 PORTS = 100  # Number of ports that are tried.
-
-
-def show_in_browser(playback: Playback, host: str, port: int, token: str) -> None:
-    """Serve a page at a port that is free, or the next free one; play until a signal arrives.
-
-    Only who knows the token sees it.
-    """
-    rich.get_console().quiet = True  # Silences viser's banner.
-    server = GuardedServer(host, port, token)
-    try:
-        display = WebDisplay(server, playback)
-        name = socket.gethostname() if host == "0.0.0.0" else host
-        address = f"http://{name}:{server.get_port()}/?token={token}"
-        print_line(f"open {address} in a browser; Ctrl-C ends it")
-        watch(playback, display.show, is_open=lambda: True)  # Pages may be opened again.
-    finally:
-        server.stop()
 
 
 def free_port(host: str, first: int) -> int:
@@ -58,26 +40,54 @@ def free_port(host: str, first: int) -> int:
     raise UserError(f"--port {first}: this port and those that follow are all in use.")
 
 
+def show_in_browser(playback: Playback, host: str, port: int, token: str) -> None:
+    """Serve a page at a free port to who knows the token; play until a signal arrives."""
+    rich.get_console().quiet = True  # Silences viser's banner.
+    server = GuardedServer(host, port, token)
+    try:
+        display = WebDisplay(server, playback)
+        name = socket.gethostname() if host == "0.0.0.0" else host
+        address = f"http://{name}:{server.get_port()}/?token={token}"
+        print_line(f"open {address} in a browser; Ctrl-C ends it")
+        playback.watch(display.show, is_open=lambda: True)  # Pages may be opened again.
+    finally:
+        server.stop()
+
+
 class WebDisplay:
     """A page that everybody who opens it shares."""
 
     def __init__(self, server: viser.ViserServer, playback: Playback) -> None:
-        env = playback.env
-        self._server, self._playback = server, playback
+        model, num_envs = playback.env.sim.model, playback.env.num_envs
+        self._server, self._gui, self._playback = server, server.gui, playback
         # The scene changes its model's colours: it gets a copy.
-        self._scene = ViserMujocoScene(server, copy.copy(env.sim.model), env.num_envs)
+        self._scene = ViserMujocoScene(server, copy.copy(model), num_envs)
         # Only the thread that plays draws, when `needs_update` is set.
         self._scene.set_refresh_handler(lambda: None)
         self._arrows: dict[str, viser.ArrowsHandle] = {}
         self._sliders: dict[str, viser.GuiSliderHandle[float]] = {}
         self._is_by_hand = False
-        self._drawn = (-1, -1, 0.0)
-        self._before, self._steps_before = time.perf_counter(), playback.steps
-        self._looked = self._before
-        self._seen: set[int] = set()  # Pages that have been open.
-        self._build()
+        self._drawn = (-1, -1, 0.0)  # Steps, environment and spacing.
+        self._written, self._steps_written = time.perf_counter(), playback.steps
+        self._looked = self._written
+        self._gui.configure_theme(show_logo=False, show_share_button=False)
+        tabs = self._gui.add_tab_group()
+        with tabs.add_tab("Play"):
+            self._add_playback()
+        with tabs.add_tab("View"):
+            spacing = _spacing(model)
+            self._spacing = self._gui.add_slider(
+                "Spacing (m)", 0.0, max(10.0, spacing), 0.1, spacing, hint="Between environments."
+            )
+            self._scene.camera_tracking_enabled = floating_body(model) is not None
+            self._scene.create_scene_gui(3 * float(model.stat.extent) + 2 * spacing)
+        with tabs.add_tab("Overlays"):
+            self._scene.create_overlay_gui()
+        with tabs.add_tab("Groups"):
+            self._scene.create_groups_gui()
 
     def show(self) -> None:
+        """Draw what has changed, and write texts now and then."""
         playback = self._playback
         playback.world = self._scene.env_idx
         now = (playback.steps, playback.world, self._spacing.value)
@@ -85,45 +95,12 @@ class WebDisplay:
             self._drawn = now
             self._scene.needs_update = False
             self._draw()
-        if time.perf_counter() - self._before > TEXT_SECONDS:
+        if time.perf_counter() - self._written > TEXT_SECONDS:
             self._write()
 
-    def _build(self) -> None:
-        gui, playback = self._server.gui, self._playback
-        model = playback.env.sim.model
-        gui.configure_theme(show_logo=False, show_share_button=False)
-        tabs = gui.add_tab_group()
-        with tabs.add_tab("Play"):
-            self._status = gui.add_html("")
-            self._add_time()
-            names = self._choices()
-            self._policy = gui.add_dropdown("Policy", names, visible=len(names) > 1)
-            self._policy.value = NEWEST if playback.follows_newest else playback.playing
-            self._policy.on_update(self._choose)
-            if playback.env.commands() or playback.motion():
-                with gui.add_folder("Commands" if playback.env.commands() else "Robot"):
-                    if playback.env.commands():
-                        self._add_commands()
-                    self._motion = gui.add_html("")
-            with gui.add_folder("Rewards and metrics"):
-                self._numbers = gui.add_html("")
-            gui.add_html(note(KEYS))
-        with tabs.add_tab("View"):
-            spacing = _spacing(model)
-            self._spacing = gui.add_slider(
-                "Spacing (m)", 0.0, max(10.0, spacing), 0.1, spacing, hint="Between worlds."
-            )
-            self._scene.camera_tracking_enabled = floating_body(model) is not None
-            self._distance = 3 * float(model.stat.extent) + 2 * spacing
-            self._scene.create_scene_gui(self._distance)
-        with tabs.add_tab("Overlays"):
-            self._scene.create_overlay_gui()
-        with tabs.add_tab("Groups"):
-            self._scene.create_groups_gui()
-
-    def _add_time(self) -> None:
-        """Add what controls time, by buttons and by keys."""
-        gui, playback = self._server.gui, self._playback
+    def _add_playback(self) -> None:
+        gui, playback = self._gui, self._playback
+        self._status = gui.add_html("")
         actions = {
             "Pause": playback.toggle,
             "Resume": playback.toggle,
@@ -134,18 +111,27 @@ class WebDisplay:
         self._buttons.on_click(lambda event: playback.later(actions[event.target.value]))
         self._speed = gui.add_dropdown("Speed", [f"{s:g}" for s in SPEEDS], initial_value="1")
         self._speed.on_update(lambda _: setattr(playback, "speed", float(self._speed.value)))
-        for label, key, action in (
+        keys: tuple[tuple[str, Any, Any], ...] = (
             ("Pause or resume", "space", playback.toggle),
             ("Take a step", "N", playback.step),
-            ("Reset all worlds", "R", playback.reset),
+            ("Reset all environments", "R", playback.reset),
             ("Faster", "pageup", lambda: playback.change_speed(1)),
             ("Slower", "pagedown", lambda: playback.change_speed(-1)),
-        ):
-            self._add_key(label, key, action)
-
-    def _add_key(self, label: str, key: Any, action: Callable[[], object]) -> None:
-        command = self._server.gui.add_command(label, hotkey=key)
-        command.on_trigger(lambda _: self._playback.later(action))
+        )
+        for label, key, action in keys:
+            command = gui.add_command(label, hotkey=key)
+            command.on_trigger(lambda _, action=action: playback.later(action))
+        names = self._choices()
+        self._policy = gui.add_dropdown("Policy", names, visible=len(names) > 1)
+        self._policy.value = NEWEST if playback.follows_newest else playback.playing
+        self._policy.on_update(self._choose)
+        if playback.env.commands() or playback.motion():
+            with gui.add_folder("Commands" if playback.env.commands() else "Robot"):
+                self._add_commands()
+                self._motion = gui.add_html("")
+        with gui.add_folder("Rewards and metrics"):
+            self._numbers = gui.add_html("")
+        gui.add_html(note(KEYS))
 
     def _choices(self) -> tuple[str, ...]:
         """Return the checkpoints to choose from, in a run's folder also the newest one."""
@@ -158,7 +144,9 @@ class WebDisplay:
             self._playback.later(lambda: self._playback.choose(name))
 
     def _add_commands(self) -> None:
-        gui, playback = self._server.gui, self._playback
+        gui, playback = self._gui, self._playback
+        if not playback.env.commands():
+            return
 
         def on_change(event: viser.GuiEvent[Any]) -> None:
             if event.client is None:
@@ -179,7 +167,7 @@ class WebDisplay:
                 self._sliders[name].on_update(on_change)
 
     def _draw(self) -> None:
-        """Draw all worlds on a grid around the shown one, which keeps its position."""
+        """Draw all environments on a grid around the shown one, which keeps its position."""
         sim, world = self._playback.env.sim, self._playback.world
         cells = np.arange(sim.num_envs)
         columns = math.ceil(math.sqrt(sim.num_envs))
@@ -196,31 +184,30 @@ class WebDisplay:
             points = np.stack((start + aside, start + aside + vector), axis=1)[shown]
             if name in self._arrows:
                 self._arrows[name].points = points.astype(np.float32)
-            else:
-                # The frame moves where the camera follows the robot.
-                path = f"{self._scene.fixed_bodies_frame.name}/arrows/{name}"
-                self._arrows[name] = self._server.scene.add_arrows(
-                    path, points, ARROW_COLOURS[i % len(ARROW_COLOURS)], shaft_radius=0.008,
-                    head_radius=0.02, head_length=0.05,
-                )  # fmt: skip
+                continue
+            # The frame moves where the camera follows the robot.
+            path = f"{self._scene.fixed_bodies_frame.name}/arrows/{name}"
+            colour = ARROW_COLOURS[i % len(ARROW_COLOURS)]
+            self._arrows[name] = self._server.scene.add_arrows(
+                path, points, colour, shaft_radius=0.008, head_radius=0.02, head_length=0.05
+            )
         self._server.flush()
 
     def _write(self) -> None:
         """Update texts, numbers, choices and sliders."""
-        playback = self._playback
-        now = time.perf_counter()
-        real = (playback.steps - self._steps_before) * playback.env.step_dt / (now - self._before)
-        self._before, self._steps_before = now, playback.steps
+        playback, now = self._playback, time.perf_counter()
+        stepped = (playback.steps - self._steps_written) * playback.env.step_dt
+        real = stepped / (now - self._written)
+        self._written, self._steps_written = now, playback.steps
         seconds = int(playback.env.episode_length_buf[playback.world]) * playback.env.step_dt
         terms, metrics = playback.numbers()
         total = sum(sums for _, _, sums in terms)
         speed = "paused" if playback.is_paused else f"{real:.2f} x real time"
-        world = f"{playback.world}, {seconds:.1f} s, return {total:.4g}"
-        status = [("playing", playback.playing), ("speed", speed), ("world", world)]
+        shown = f"{playback.world}, {seconds:.1f} s, return {total:.4g}"
+        status = [("playing", playback.playing), ("speed", speed), ("environment", shown)]
         self._status.content = table(status)
-        self._numbers.content = reward_bars(terms) + table(
-            [(name, f"{value:.3g}") for name, value in metrics.items()]
-        )
+        numbers = table([(name, f"{value:.3g}") for name, value in metrics.items()])
+        self._numbers.content = reward_bars(terms) + numbers
         first = "Resume" if playback.is_paused else "Pause"
         _set(self._buttons, "options", (first, "Step", "Reset"))
         _set(self._speed, "value", f"{playback.speed:g}")
@@ -228,34 +215,22 @@ class WebDisplay:
             self._looked = now
             _set(self._policy, "options", self._choices())
         self._write_motion()
-        self._raise_on_phones()
-
-    def _raise_on_phones(self) -> None:
-        """Show the robot above the panel where that covers the lower half of an upright screen.
-
-        The scene has set the camera when a page was opened.
-        """
-        clients = self._server.get_clients()
-        for client in (clients[key] for key in clients.keys() - self._seen):
-            if client.camera.image_width < client.camera.image_height:
-                client.camera.look_at = np.array([0.0, 0.0, -0.35 * self._distance])
-        self._seen = set(clients)
 
     def _write_motion(self) -> None:
         """Show the commands beside what the robot does, and let the sliders follow the task."""
         playback, motion = self._playback, self._playback.motion()
         commands = playback.env.commands()
-        told = {name: float(values[playback.world]) for name, (values, _, _) in commands.items()}
+        wanted = {name: float(value[playback.world]) for name, (value, _, _) in commands.items()}
         rows = [
-            (name, *(f"{of[name]:.2f}" if name in of else "" for of in (told, motion)))
-            for name in dict.fromkeys((*told, *motion))
+            (name, *(f"{of[name]:.2f}" if name in of else "" for of in (wanted, motion)))
+            for name in dict.fromkeys((*wanted, *motion))
         ]
         if rows:
             self._motion.content = table([("", "command", "robot"), *rows])
         if not self._is_by_hand:
             for name, slider in self._sliders.items():
                 _, low, high = commands[name]
-                _set(slider, "value", round(min(max(told[name], low), high), 3))
+                _set(slider, "value", round(min(max(wanted[name], low), high), 3))
 
 
 def _set(handle: Any, name: str, value: object) -> None:
@@ -265,7 +240,7 @@ def _set(handle: Any, name: str, value: object) -> None:
 
 
 def _spacing(model: mujoco.MjModel) -> float:
-    """Return metres between worlds; 0 with fixed geometry besides planes, which is drawn once."""
+    """Return metres between environments; 0 with fixed geometry besides planes, drawn once."""
     fixed = model.body_weldid[model.geom_bodyid] == 0
     scenery = fixed & (model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE)
     return 0.0 if scenery.any() else 2.0 * float(model.stat.extent)

@@ -1,4 +1,4 @@
-"""Shows one world in MuJoCo's own window, controlled by keys."""
+"""Shows one environment in MuJoCo's own window, controlled by keys."""
 
 import copy
 import threading
@@ -11,11 +11,14 @@ import mujoco
 import mujoco.viewer
 
 from mjfleet.errors import UserError
-from mjfleet.tools.play.realtime_playback import Playback, watch
+from mjfleet.tools.play.realtime_playback import Playback
 from mjfleet.utils.console import print_line
 from mjfleet.video.drawing import ARROW_COLOURS, add_arrow, floating_body
 
-KEYS = "space pauses, right arrow steps, - and = change the speed, , and . the world, enter resets"
+KEYS = (
+    "space pauses, right arrow steps, - and = change the speed, , and . the environment, enter "
+    "resets"
+)
 ARROW_WIDTH = 0.01
 NO_DISPLAY = (
     "--viewer native: there is no display with OpenGL here (DISPLAY). Over SSH, --viewer web shows "
@@ -50,7 +53,7 @@ def show_in_window(playback: Playback) -> None:
         if (body := floating_body(model)) is not None:
             window.cam.type = mujoco.mjtCamera.mjCAMERA_TRACKING
             window.cam.trackbodyid = body
-        watch(playback, lambda: _show(playback, window, data), window.is_running)
+        playback.watch(lambda: _show(playback, window, data), window.is_running)
     finally:
         window.close()
         for thread in drawing:
@@ -58,29 +61,25 @@ def show_in_window(playback: Playback) -> None:
 
 
 def _show(playback: Playback, window: mujoco.viewer.Handle, data: mujoco.MjData) -> None:
-    """Copy the shown world into the window's data, and write its numbers."""
+    """Copy the shown environment into the window's data, and write its numbers."""
+    world, scene = playback.world, window.user_scn
+    assert scene is not None  # It exists while the window is open.
     with window.lock():
         for name in ("time", "qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat"):
-            value = getattr(playback.env.sim, name)[playback.world].cpu().numpy()
-            setattr(data, name, value)
-        _draw_arrows(playback, window.user_scn)
+            setattr(data, name, getattr(playback.env.sim, name)[world].cpu().numpy())
+        scene.ngeom = 0
+        for colour, arrow in zip(cycle(ARROW_COLOURS), playback.env.debug_vis().values()):
+            start, vector = (part[world].double().cpu().numpy() for part in arrow)
+            add_arrow(scene, start, vector, colour, ARROW_WIDTH)
     terms, metrics = playback.numbers()
     state = "paused" if playback.is_paused else f"{playback.speed:g} x"
-    rows = [("world", str(playback.world)), ("speed", state), ("playing", playback.playing)]
+    rows = [("environment", str(world)), ("speed", state), ("playing", playback.playing)]
     rows += [(name, f"{sums:.4g}") for name, _, sums in terms]
     rows += [(name, f"{value:.3g}") for name, value in metrics.items()]
     left, right = ("\n".join(column) for column in zip(*rows, strict=True))
     font, corner = mujoco.mjtFontScale.mjFONTSCALE_100, mujoco.mjtGridPos.mjGRID_TOPLEFT
     window.set_texts((font, corner, left, right))
     window.sync(state_only=True)
-
-
-def _draw_arrows(playback: Playback, scene: mujoco.MjvScene | None) -> None:
-    assert scene is not None  # It exists while the window is open.
-    scene.ngeom = 0
-    for colour, arrow in zip(cycle(ARROW_COLOURS), playback.env.debug_vis().values()):
-        start, vector = (part[playback.world].double().cpu().numpy() for part in arrow)
-        add_arrow(scene, start, vector, colour, ARROW_WIDTH)
 
 
 def check_display() -> None:
