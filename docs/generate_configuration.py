@@ -44,18 +44,24 @@ def sections() -> Iterator[str]:
     """Yield the flags that `--help` explains, then a heading and a table for each group."""
     yield "The twenty that `train <task> --help` explains: "
     yield ", ".join(f"`--{name}`" for name in COMMON) + ".\n\n"
-    yield from section(LaunchConfig, "")
-    yield from section(EnvConfig, "env.")
-    yield from section(AgentConfig, "agent.")
+    shown: dict[tuple[str, str], str] = {}
+    yield from section(LaunchConfig, "", shown)
+    yield from section(EnvConfig, "env.", shown)
+    yield from section(AgentConfig, "agent.", shown)
 
 
-def section(group: type[Any], prefix: str, remark: str = "") -> Iterator[str]:
-    """Yield the table of one dataclass, then those of the dataclasses nested in it."""
+def section(
+    group: type[Any], prefix: str, shown: dict[tuple[str, str], str], remark: str = ""
+) -> Iterator[str]:
+    """Yield the table of one dataclass, then those of the dataclasses nested in it.
+
+    `shown` has, by name and text, the group of flags in which a field has its row already.
+    """
     title = f"`--{flag_name(prefix)}*`" if prefix else "Flags that every task shares"
     intro = one_line(f"{group.__doc__} {remark}")
     yield f"### {title}\n\n{intro}\n\n"
-    yield "| flag | value | default | meaning |\n|---|---|---|---|\n"
     docs, hints = field_texts(group), get_type_hints(group)
+    rows, before = list[str](), dict[str, list[str]]()
     nested: list[tuple[type[Any], str, str]] = []
     for field in fields(group):
         hint, name, doc = hints[field.name], prefix + field.name + ".", docs[field.name]
@@ -64,12 +70,18 @@ def section(group: type[Any], prefix: str, remark: str = "") -> Iterator[str]:
             nested.append((hint, name, ""))
         elif optional:
             nested.append((optional[0], name, "Unset unless a task or a file sets it."))
+        elif (first := shown.setdefault((field.name, doc), prefix)) != prefix:
+            before.setdefault(first, []).append(f"`{flag_name(field.name)}`")
         else:
             cells = (flags(prefix, field, hint), values(hint), default(field))
-            yield "| " + " | ".join((*cells, doc.replace("|", "\\|"))) + " |\n"
-    yield "\n"
-    for inner in nested:
-        yield from section(*inner)
+            rows.append("| " + " | ".join((*cells, doc.replace("|", "\\|"))) + " |\n")
+    if rows:
+        yield "| flag | value | default | meaning |\n|---|---|---|---|\n"
+        yield from (*rows, "\n")
+    for first, names in before.items():
+        yield f"As those of `--{flag_name(first)}*`: {', '.join(names)}.\n\n"
+    for kind, name, note in nested:
+        yield from section(kind, name, shown, note)
 
 
 def is_group(kind: Any) -> bool:
