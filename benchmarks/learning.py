@@ -3,7 +3,6 @@
 python benchmarks/learning.py [TASK] [flags]
 """
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
+import numpy as np
+
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.command import run_benchmark
 from mjfleet.bench.result import Cell, Result, Spread, Table, show
@@ -19,9 +20,9 @@ from mjfleet.bench.timed_training import train_ours
 from mjfleet.config import TrainConfig
 from mjfleet.config.validation import MOST, Count, at_least, between
 from mjfleet.errors import run_command
-from mjfleet.tools.bootstrap import Line
-from mjfleet.tools.plot import Panel, draw
-from mjfleet.tools.threshold import WINDOW, Conditions, Threshold, check_columns, reached
+from mjfleet.tools.report.curves import bootstrap
+from mjfleet.tools.report.picture import Panel, draw
+from mjfleet.tools.report.threshold import WINDOW, Conditions, Threshold, check_columns, reached
 from mjfleet.utils.packages import need_extra, stack_versions
 from peer import find_peer, train_peer
 
@@ -39,6 +40,7 @@ THRESHOLDS = (
     "Metrics are means over an iteration, of exploring policies. They count as reached at the end "
     f"of {WINDOW} iterations whose means hold all conditions at once."
 )
+POINTS = 300  # Of a line.
 AXES = {"million env steps": "samples", "seconds from Enter": "seconds"}
 Run = Sequence[Mapping[str, Any]]  # The rows of its iterations, with the values of all AXES.
 Runs = Mapping[str, Sequence[Run]]  # By who trained.
@@ -115,17 +117,29 @@ def _panels(runs: Runs, until: Sequence[Threshold]) -> list[Panel]:
     panels = []
     for metric in dict.fromkeys(t.metric for t in until) or ["mean_reward"]:
         for label, axis in AXES.items():
-            lines = {who: [_line(run, axis, metric) for run in runs[who]] for who in runs}
-            if until:
-                x = [0.0, max(x[-1] for each in lines.values() for x, _ in each)]
-                lines["to be reached"] = [(x, [t.value] * 2) for t in until if t.metric == metric]
+            lines = {
+                who: mean_line([(values_of(run, axis), values_of(run, metric)) for run in some])
+                for who, some in runs.items()
+            }
+            end = max(line[0, -1] for line in lines.values())
+            for threshold in until:
+                if threshold.metric == metric:
+                    lines[str(threshold)] = np.array([[0.0, end], [threshold.value] * 2])
             panels.append(Panel(label, metric if until else "reward per step", lines))
     return panels
 
 
-def _line(run: Run, axis: str, metric: str) -> Line:
-    """Return a run's metric against an axis."""
-    return [row[axis] for row in run], [row.get(metric, math.nan) for row in run]
+def values_of(run: Run, metric: str) -> np.ndarray:
+    """Return a metric of each iteration; NaN where there is none."""
+    return np.array([row.get(metric, np.nan) for row in run], dtype=float)
+
+
+def mean_line(lines: Sequence[tuple[Sequence[float] | np.ndarray, ...]]) -> np.ndarray:
+    """Return x, and the mean, low and high of its interval, of lines `(x, y)`: `(4, points)`."""
+    x = np.linspace(min(x[0] for x, _ in lines), max(x[-1] for x, _ in lines), POINTS)
+    values = np.stack([np.interp(x, *line, left=np.nan, right=np.nan) for line in lines])
+    known = ~np.isnan(values).all(axis=0)
+    return np.stack([x[known], *bootstrap(values[:, known])])
 
 
 def _rewards(runs: Runs) -> Table:
@@ -149,7 +163,8 @@ def _thresholds(runs: Runs, until: Sequence[Threshold]) -> Table:
     """Return when the thresholds were reached."""
     rows: list[list[Cell]] = []
     for who, each in runs.items():
-        found = [run[n] for run in each if (n := reached(until, run)) is not None]
+        ends = [reached(until, {t.metric: values_of(run, t.metric) for t in until}) for run in each]
+        found = [run[n] for run, n in zip(each, ends, strict=True) if n is not None]
         rows.append([who, *(_of_all([row[axis] for row in found], each) for axis in AXES.values())])
     return Table(f"Until {' and '.join(map(str, until))}", ["", *AXES], rows)
 

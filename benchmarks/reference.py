@@ -13,6 +13,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
+from learning import mean_line
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.command import run_benchmark
 from mjfleet.bench.result import Cell, Result, Spread, Table, our_commit, show
@@ -20,8 +21,8 @@ from mjfleet.bench.timed_training import TRAIN, run_timed
 from mjfleet.config.validation import MOST, Count, between
 from mjfleet.errors import UserError, run_command
 from mjfleet.runs.metrics_csv import METRICS_FILE, Rows, read_rows, value
-from mjfleet.tools.bootstrap import Line
-from mjfleet.tools.plot import X_LABELS, Panel, draw
+from mjfleet.tools.report.logged_run import STEPS
+from mjfleet.tools.report.picture import Panel, draw
 from mjfleet.utils.child_process import python_module
 from mjfleet.utils.hardware_names import usable_cores
 
@@ -82,8 +83,10 @@ def reference(setup: Setup, options: ReferenceOptions) -> Result:
     tasks: dict[str, list[Mapping[str, Any]]] = {}
     for sample in samples:
         tasks.setdefault(sample["task"], []).append(sample)
-    lines = {task: {"mean_return": [run["curve"] for run in runs]} for task, runs in tasks.items()}
-    panels = [Panel(X_LABELS["steps"], f"return of {task}", lines[task]) for task in tasks]
+    panels = [
+        Panel(STEPS, f"return of {task}", {"return": mean_line([run["curve"] for run in runs])})
+        for task, runs in tasks.items()
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     draw(folder / f"{NAME}.png", panels)
     table = Table("Reference runs", COLUMNS, [_row(task, runs) for task, runs in tasks.items()])
@@ -141,7 +144,7 @@ def _returns(rows: Rows) -> list[tuple[float, float]]:
     return points
 
 
-def _curve(points: Sequence[tuple[float, float]]) -> Line:
+def _curve(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
     """Return the means over at most POINTS parts, each at its end."""
     length = -(-len(points) // POINTS)
     parts = [points[at : at + length] for at in range(0, len(points), length)]

@@ -1,49 +1,52 @@
-"""The page of a sweep."""
+"""What a sweep records of its trials, for `mjfleet report`."""
 
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import html5lib
 import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.trial import TrialState
 
-from mjfleet.sweep.results import write_sweep_page
+from mjfleet.config import TrainConfig
+from mjfleet.runs.run_json import read_record, write_record
+from mjfleet.sweep.results import write_results
 
+RATE, DIMS = "agent.algorithm.learning-rate", "agent.actor.hidden-dims"
 SPACE = {
-    "agent.actor.hidden-dims": CategoricalDistribution(("[64, 64]", "[128, 128]")),
-    "agent.algorithm.learning-rate": FloatDistribution(1e-4, 1e-2, log=True),
-    "agent.num-steps-per-env": IntDistribution(16, 64),
+    DIMS: CategoricalDistribution(("[64, 64]", "[128, 128]")),
+    RATE: FloatDistribution(1e-4, 1e-2, log=True),
 }
 
 
-def test_axes_have_the_names_of_categories_and_the_whole_range(tmp_path: Path) -> None:
-    study = optuna.create_study(direction="maximize")
-    for dims, rate, steps in (("[64, 64]", 1e-3, 32), ("[128, 128]", 2e-3, 48)):
-        params = dict(zip(SPACE, (dims, rate, steps), strict=True))
-        study.add_trial(
-            optuna.create_trial(value=float(steps), params=params, distributions={**SPACE})
-        )
-    typed = dict.fromkeys(SPACE, "")
+def test_trials_are_recorded_the_best_first_with_the_importance_of_fields(tmp_path: Path) -> None:
+    study = optuna.create_study(direction="minimize")
+    for number in range(6):
+        params = {DIMS: SPACE[DIMS].choices[number % 2], RATE: 1e-3 * (number + 1)}
+        state = TrialState.FAIL if number == 5 else TrialState.COMPLETE
+        value = None if number == 5 else 10.0 - number
+        trial = optuna.create_trial(
+            value=value, state=state, params=params, distributions={**SPACE},
+            user_attrs={"cause": "a fault", "environment steps": 100 * number},
+        )  # fmt: skip
+        study.add_trial(trial)
     definition = SimpleNamespace(
-        task="t",
-        space=SPACE,
-        typed=typed,
-        metric="eval/return",
-        is_greater_better=True,
-        defaults={},
-    )
+        task="cartpole-balance", typed=dict.fromkeys(SPACE, "typed"), metric="task/error",
+        is_greater_better=False, defaults={DIMS: "[64, 64]", RATE: 1e-3},
+    )  # fmt: skip
     sweep: Any = SimpleNamespace(
         definition=definition, optuna=study, trials=study.get_trials, best=lambda: study.best_trial
     )
-    text = write_sweep_page(sweep, tmp_path).read_text()
-    html5lib.HTMLParser(strict=True).parse(text)
-    document = html5lib.parse(text, namespaceHTMLElements=False)
-    axes = {chart.get("data-along"): chart for chart in document.iter("div")}
-    names = ("low", "high", "log", "choices")
-    found = {name: [axes[name].get(f"data-{part}") for part in names] for name in SPACE}
-    assert found == {
-        "agent.actor.hidden-dims": ["-0.5", "1.5", None, '["[64, 64]", "[128, 128]"]'],
-        "agent.algorithm.learning-rate": ["0.0001", "0.01", "1", None],
-        "agent.num-steps-per-env": ["16", "64", None, None],
-    }
+    write_record(tmp_path, "group.json", task="cartpole-balance")
+    write_results(sweep, tmp_path, TrainConfig())
+    results = read_record(tmp_path, "group.json")["results"]
+    assert (results["metric"], results["best"]) == ("task/error", 4)
+    assert [trial["number"] for trial in results["trials"]] == [4, 3, 2, 1, 0, 5]
+    first, last = results["trials"][0], results["trials"][-1]
+    assert first["value"] == 6.0
+    assert first["steps"] == 400
+    assert (last["status"], last["value"]) == ("failed", None)
+    rate = results["fields"][RATE]
+    assert (rate["tried"], rate["best"], rate["default"]) == ("typed", 5e-3, 1e-3)
+    assert sum(field["importance"] for field in results["fields"].values()) == 1
+    assert "learning_rate: 0.005" in (tmp_path / "best.yaml").read_text()

@@ -67,7 +67,9 @@ def test_a_sweep_tries_each_setting_once_and_keeps_the_best(run: Run, tmp_path: 
     assert all(trial["status"] in ("finished", "stopped") for trial in trials)
     best = yaml.safe_load((sweep / "best.yaml").read_text())
     assert 1e-4 <= best["agent"]["algorithm"]["learning_rate"] <= 1e-2
-    assert RATE in (sweep / "sweep.html").read_text()
+    assert f"mjfleet report {sweep.relative_to(tmp_path)}" in done.stdout
+    assert run("mjfleet", "report", "latest").returncode == 0
+    assert RATE in (sweep / "report.html").read_text()
 
 
 def start(folder: Path, *words: str) -> "subprocess.Popen[bytes]":
@@ -155,9 +157,8 @@ def test_two_machines_share_a_sweep_whose_processes_are_killed(
     rates = [config["agent"]["algorithm"]["learning_rate"] for config in best]
     assert study.best_trial.params[RATE] in rates
     assert run("train", "--config", str(sweeps[0] / "best.yaml"), "--dry-run").returncode == 0
-    page = (sweeps[0] / "sweep.html").read_text()
-    assert RATE in page
-    assert "<script src" not in page
+    recorded = [read_record(sweep, "group.json")["results"]["trials"] for sweep in sweeps]
+    assert trials in map(len, recorded)
     done = run("mjfleet", "sweep", TASK, *SPACE[:2], *FLAGS, "--storage", url)
     assert done.returncode == 2
     assert "gamma" in done.stderr

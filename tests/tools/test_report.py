@@ -107,7 +107,7 @@ def test_every_state_of_a_run_has_a_page(trained: Path, page: Page) -> None:
     failed = first | {"status": "failed", "cause": EVIL}
     again = first | {"checkpoint": "model_2.pt", "is_restart": True, "cause": "a second fault"}
     said = with_record(status="failed", attempts=[failed, again])
-    for what in ("failed a second fault", "Attempt 1, rank 1, iteration 3: RuntimeError", EVIL,
+    for what in ("failed a second fault", "RuntimeError on rank 1 in iteration 3", EVIL,
                  "in 2 attempts", "model_2.pt by itself", "failures/rank0.json"):  # fmt: skip
         assert what in said, what
     assert EVIL not in (trained / "report.html").read_text()
@@ -162,6 +162,8 @@ def test_mistakes_are_answered_and_nothing_is_written(
         ([tmp_path / "a_file"], "a_file is not a run directory"),
         ([trained, "--output", tmp_path / "a_folder"], "a_folder: Is a directory"),
         ([trained, "--output", tmp_path / "a_file/page.html"], "a_file: Not a directory"),
+        ([trained, "--png", tmp_path / "curves.jpeg"], ".png, .svg, .pdf"),
+        ([], "one or more"),
     ):
         assert run_command(mjfleet, ["report", *map(str, arguments)]) == 2
         assert said in capsys.readouterr().err

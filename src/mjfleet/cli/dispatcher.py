@@ -24,9 +24,9 @@ COMMANDS = {
     "bench": ("bench.command:bench", "Measure how fast training is on this machine."),
     "sweep": ("sweep.command:sweep", "Find good settings by many short runs."),
     "runs": ("tools.list_runs:runs", "List runs and their status."),
-    "plot": ("tools.plot:plot", "Draw curves of runs."),
-    "compare": ("tools.compare.command:compare", "Compare the results of runs."),
-    "report": ("tools.report.command:report", "Write an HTML page about a run."),
+    "plot": ("tools.report.command:plot", "Draw curves of runs."),
+    "compare": ("tools.report.command:compare", "Compare the results of runs."),
+    "report": ("tools.report.command:report", "Write an HTML page about runs."),
     "export": (
         "tools.export.command:export",
         "Write a policy as a file that runs without mjfleet.",

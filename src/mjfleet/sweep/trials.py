@@ -23,13 +23,7 @@ from mjfleet.runs.config_yaml import placement_flags
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations, read_rows, value
 from mjfleet.runs.run_json import read_record
 from mjfleet.sweep.definition import Definition
-from mjfleet.sweep.results import (
-    END_WORDS,
-    short_values,
-    summary,
-    write_best,
-    write_sweep_page,
-)
+from mjfleet.sweep.results import END_WORDS, short_values, summary, write_results
 from mjfleet.sweep.space import with_values
 from mjfleet.sweep.study import CAUSE, PRUNED, STEPS, Study
 from mjfleet.utils.console import print_line
@@ -74,8 +68,8 @@ def run_trials(
     signal = run_members(group.folder, group.task, shares, trials, begin)
     if trials.trouble:
         raise trials.trouble
+    write_results(study, group.folder, config)  # Other machines' trials may have ended since.
     print_line(summary(study, group.folder))
-    print_line(f"page: {write_sweep_page(study, group.folder)}")
     if is_open := bool(signal is not None or study.under_way()):
         print_line(f"to go on: mjfleet sweep --resume {group.folder}")
     is_done = not is_open and study.best() is not None
@@ -180,7 +174,7 @@ class Trials:
         if outcome.result is not None:
             how = f"{definition.metric} {outcome.result:.4g}"
         print_line(f"trial {trial.number} {end}: {how} ({short_values(trial.params)})")
-        write_best(self._study, self._group.folder, self._config)
+        write_results(self._study, self._group.folder, self._config)
 
 
 def _outcome(one: UnderWay, definition: Definition) -> Outcome | None:

@@ -23,22 +23,17 @@ const colourOf = (number) => colour(`--line-${number % COLOURS}`);
 
 function draw(place) {
   const column = place.dataset.column;
-  // An axis of its own from low to high, on which all that is there are points.
-  const { along: own, low, high, choices } = place.dataset;
-  const names = choices && JSON.parse(choices);
   const shown = place.parentNode.querySelector("figcaption span");
   const before = [...shown.childNodes];
   const tables = [], series = [{}], bands = [], drawn = [];
   entries.forEach((entry, number) => {
     if (!entry.columns[column]) return;
-    const x = entry.along[own ?? along.value];
-    const lines = [entry.columns[column]];
+    const x = entry.along[along.value];
+    const lines = entry.columns[column];  // Values; or the mean, low and high of its interval.
     const dash = number < COLOURS ? [] : [6, 4];
     drawn.push({ number, at: series.length, last: x.at(-1) });
     series.push({ stroke: () => colourOf(number), width: 1.75, spanGaps: true, dash });
-    if (own) Object.assign(series.at(-1), { paths: () => null, points: { show: true, size: 6 } });
-    if (entry.low?.[column]) {
-      lines.push(entry.low[column], entry.high[column]);
+    if (lines.length > 1) {
       bands.push({ series: [series.length + 1, series.length], fill: () => `${colourOf(number)}30` });
       series.push({ spanGaps: true, points: { show: false } }, { spanGaps: true, points: { show: false } });
     }
@@ -53,7 +48,6 @@ function draw(place) {
     font: "11px system-ui, sans-serif",
     values: (_, splits) => splits.map((split) => (split == null ? "" : short(split))),
   };
-  const named = names && { splits: () => names.map((_, place) => place), values: () => names };
 
   function show(at) {
     const x = values[0][at];
@@ -64,7 +58,7 @@ function draw(place) {
       part.textContent = `${short(known)} `;
       return part;
     });
-    shown.replaceChildren(...parts, `at ${names ? names[Math.round(x)] : short(x)}`);
+    shown.replaceChildren(...parts, `at ${short(x)}`);
   }
 
   const options = {
@@ -72,9 +66,9 @@ function draw(place) {
     height: HEIGHT,
     padding: [8, 12, 0, 0],
     legend: { show: false },
-    cursor: { y: false, sync: own ? {} : { key: "all", scales: ["x", null] }, points: { size: 7 } },
-    scales: { x: { time: false, distr: place.dataset.log ? 3 : 1, ...(low !== high && { range: [+low, +high] }) }, y: { distr: logarithmic.checked && isAbove0 ? 3 : 1 } },
-    axes: [{ ...axis, size: 22, ...named }, { ...axis, size: 52 }],
+    cursor: { y: false, sync: { key: "all", scales: ["x", null] }, points: { size: 7 } },
+    scales: { x: { time: false }, y: { distr: logarithmic.checked && isAbove0 ? 3 : 1 } },
+    axes: [{ ...axis, size: 22 }, { ...axis, size: 52 }],
     series,
     bands,
     hooks: {

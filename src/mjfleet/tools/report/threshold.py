@@ -1,11 +1,11 @@
-"""Conditions that metrics are to reach, such as `task/velocity_error < 0.27`. In the launcher."""
+"""Conditions that metrics are to reach, such as `task/velocity_error < 0.27`."""
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated
+
+import numpy as np
 
 from mjfleet.config.validation import Rule
 from mjfleet.errors import UserError
@@ -42,24 +42,21 @@ class Threshold:
     def __str__(self) -> str:
         return f"{self.metric} {self.sign} {self.value:g}"
 
-    def holds(self, rows: Sequence[Mapping[str, Any]]) -> bool:
-        """Return whether the mean over these iterations is beyond the number."""
-        mean = window_mean(self.metric, rows)
-        return mean < self.value if self.sign == "<" else mean > self.value
 
+def window_means(metric: str, values: np.ndarray) -> np.ndarray:
+    """Return the means of a metric over WINDOW iterations, from the first whole window on.
 
-def window_mean(metric: str, rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the mean of a metric over iterations; NaN where it has no value in one of them.
-
-    An evaluation is a mean over whole episodes, and few iterations have one: that of the last
-    iteration counts alone.
+    They are NaN where an iteration has no value. An evaluation is a mean over whole episodes, and
+    few iterations have one: that of a window's last iteration counts alone.
     """
-    rows = rows[-1:] if metric.startswith(EVALUATION) else rows
-    values = (row.get(metric, "") for row in rows)
-    return fmean(math.nan if value == "" else float(value) for value in values)
+    if len(values) < WINDOW:
+        return np.empty(0)
+    if metric.startswith(EVALUATION):
+        return values[WINDOW - 1 :]
+    return np.lib.stride_tricks.sliding_window_view(values, WINDOW).mean(axis=1)
 
 
-def check_columns(thresholds: Sequence[Threshold], columns: Sequence[str]) -> None:
+def check_columns(thresholds: Iterable[Threshold], columns: Sequence[str]) -> None:
     """Raise UserError where a metric is none of the columns."""
     for threshold in thresholds:
         if threshold.metric not in columns:
@@ -67,12 +64,16 @@ def check_columns(thresholds: Sequence[Threshold], columns: Sequence[str]) -> No
             raise UserError(f"--until '{threshold}': there is no such metric; there are {known}.")
 
 
-def reached(thresholds: Sequence[Threshold], rows: Sequence[Mapping[str, Any]]) -> int | None:
+def reached(thresholds: Iterable[Threshold], columns: Mapping[str, np.ndarray]) -> int | None:
     """Return the first iteration, counted from 0, at whose end all thresholds are reached.
 
     That is where all hold for the means over the last `WINDOW` iterations; None: nowhere.
     """
-    for end in range(WINDOW, len(rows) + 1):
-        if all(threshold.holds(rows[end - WINDOW : end]) for threshold in thresholds):
-            return end - 1
-    return None
+    held = []
+    for threshold in thresholds:
+        means = window_means(threshold.metric, columns.get(threshold.metric, np.empty(0)))
+        held.append(means < threshold.value if threshold.sign == "<" else means > threshold.value)
+    if not all(map(len, held)):
+        return None
+    ends = np.flatnonzero(np.all(held, axis=0))
+    return int(ends[0]) + WINDOW - 1 if len(ends) else None

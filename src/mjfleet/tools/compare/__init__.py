@@ -1,1 +1,0 @@
-"""`mjfleet compare`: runs side by side."""

@@ -1,0 +1,83 @@
+"""Draws lines as PNG, SVG or PDF: curves of runs, and those of benchmarks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mjfleet.errors import UserError
+from mjfleet.tools.report.curves import INTERVAL
+from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.utils.console import printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIDE_BY_SIDE, MOST = 4, 100  # Panels.
+FEW_POINTS = 20  # Of a line whose points are marked.
+LONGEST = 100  # Characters of a name in a picture.
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot: the labels of its axes, and its lines by name."""
+
+    x: str
+    y: str
+    lines: Mapping[str, np.ndarray]
+    """`(2, points)`: x and y; or `(4, points)`: x, the mean, low and high of its interval."""
+
+
+def draw(path: Path, panels: Sequence[Panel]) -> None:
+    """Draw panels side by side into a file, whose name says its format; make its folder.
+
+    Raises:
+        UserError: there are too many panels, or the file cannot be written.
+    """
+    from matplotlib import rc_context
+
+    if len(panels) > MOST:
+        raise UserError(f"--columns: these are {len(panels)}; at most {MOST} can be drawn.")
+    kind = path.suffix.removeprefix(".")
+    about = {"Software": None} if kind == "png" else None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with rc_context({"text.parse_math": False}):  # Names of columns and runs are no formulas.
+            figure = _figure(panels)
+            write_atomically(
+                path, lambda f: figure.savefig(f, format=kind, dpi=120, metadata=about)
+            )
+    except OSError as error:
+        raise UserError(f"--output {path}: {error.strerror}.") from None
+
+
+def _figure(panels: Sequence[Panel]) -> "Figure":
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    columns = min(SIDE_BY_SIDE, len(panels))
+    rows = -(-len(panels) // columns)
+    # A name has the same colour in all panels, so that one legend is enough.
+    names = dict.fromkeys(name for panel in panels for name in panel.lines)
+    colours = {name: f"C{place}" for place, name in enumerate(names)}
+    figure = Figure(figsize=(5 * columns, 3.6 * rows), layout="constrained")
+    for place, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(rows, columns, place)
+        for name, (x, y, *bounds) in panel.lines.items():
+            axes.plot(x, y, color=colours[name], marker="o" if len(x) < FEW_POINTS else "")
+            if bounds:
+                axes.fill_between(x, *bounds, color=colours[name], alpha=0.2, linewidth=0)
+        axes.set(xlabel=panel.x, ylabel=_shown(panel.y))
+        axes.grid(alpha=0.3)
+    if max(len(panel.lines) for panel in panels) > 1:
+        handles = [Line2D([], [], color=c, label=_shown(n)) for n, c in colours.items()]
+        figure.legend(handles=handles, loc="outside upper center", ncols=min(columns, 2))
+    if any(len(line) > 2 for panel in panels for line in panel.lines.values()):
+        figure.supxlabel(f"the mean of several runs, within {INTERVAL}", fontsize="medium")
+    return figure
+
+
+def _shown(name: str) -> str:
+    return printable(name[:LONGEST])
