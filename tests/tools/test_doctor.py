@@ -13,8 +13,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from ..cli.test_cli import POISON
-from ..conftest import PATIENCE, Run
+from ..conftest import PATIENCE, POISON, Run
 
 
 class Line(NamedTuple):
@@ -70,9 +69,9 @@ def test_a_machine_that_can_train_passes(run: Run, tmp_path: Path, scratch: Path
     lines = found(result.stdout)
     assert list(lines) == [
         "driver", "devices", "versions", "machine", "torch", "bytecode", "warp",
-        "all-reduce", "rendering cpu", "log root", "ports", "host name",
+        "all-reduce", "rendering cpu", "log root", "host name",
     ]  # fmt: skip
-    for name in ("torch", "warp", "all-reduce", "log root", "ports"):
+    for name in ("torch", "warp", "all-reduce", "log root"):
         assert lines[name].status == "ok", name
     assert "2 workers, gloo" in result.stdout
     assert not list(tmp_path.iterdir())
@@ -105,7 +104,7 @@ def test_what_hangs_crashes_or_fails_is_a_line_with_what_to_do(
         assert words in lines[name].text, name
         assert lines[name].remedy.startswith("      to do: "), name
     assert "--log-root" in lines["log root"].remedy
-    assert lines["ports"].status == "ok"
+    assert lines["machine"].status == "ok"
     wait_until_gone(int((path / "pid").read_text()))
     assert not list(scratch.iterdir())
 
@@ -137,11 +136,8 @@ def test_a_signal_ends_it_and_its_children(tmp_path: Path, scratch: Path, number
     ("arguments", "words"),
     [
         (["--gpu-ids", "0"], ["--gpu-ids 0", "--gpu-ids None"]),
-        (["--gpu-ids", "x"], ["--gpu-ids x", "must be GPU indices"]),
         (["--cpu-workers", "0"], ["--cpu-workers is 0", "between 1 and 1024"]),
         (["--cpu-workers", "2", "--backend", "nccl"], ["connects GPUs only"]),
-        (["--timeout", "0"], ["--timeout is 0", "greater than 0"]),
-        (["--log-root", ""], ["--log-root is ''", "a folder"]),
     ],
 )
 def test_a_mistake_is_one_message(
