@@ -65,7 +65,7 @@ def add_note(folder: Path, run_id: str, placement: Mapping[str, Any], code: str 
     path, old = folder.resolve(), note_of(folder)
     placements = [some for some in old.placements if some != placement] if old else []
     codes = [one for one in old.codes if one != code] if old else []
-    note = Note(run_id, str(path), [*placements, dict(placement)], [*codes, code])
+    note = Note(run_id, str(path), [*placements, dict(placement)], [*codes, *filter(None, [code])])
     text = json.dumps(asdict(note), indent=2)
     if (file := _file(path)).is_absolute():
         with suppress(OSError):

@@ -120,7 +120,7 @@ def find_run(
     if wanted.startswith(ON_WANDB):
         from mjfleet.runs.wandb_run import fetch_run  # Other words do not wait for it.
 
-        return fetch_run(wanted, name, root, experiment, task, dry_run)
+        return fetch_run(wanted, name, root, task, dry_run)
     folder, _, last = wanted.rpartition("/")
     if wanted == LATEST or (last == LATEST and not os.path.exists(wanted)):
         newest = _latest(name, root, Path(folder).name or experiment)

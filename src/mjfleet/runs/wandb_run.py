@@ -1,59 +1,40 @@
-"""Finds a run on Weights & Biases by its address there. Runs in the process that the user started.
+"""Downloads a run from Weights & Biases by its address there. Runs in the process of the user."""
 
-The download is a process of its own (wandb_download.py): it can be ended when the server does not
-answer, and this process never imports wandb.
-"""
-
-import json
 import os
 import re
-import sys
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-import psutil
+from typing import Any
 
 from mjfleet.errors import UserError
-from mjfleet.utils.child_process import ChildProcess, python_module
-from mjfleet.utils.console import print_line
-from mjfleet.utils.packages import need_extra
-from mjfleet.utils.safe_read import bytes_in
+from mjfleet.runs.checkpoint_archive import CHECKPOINT_BYTES, why_damaged
+from mjfleet.runs.checkpoint_names import iteration_of
+from mjfleet.runs.config_yaml import CONFIG_FILE
+from mjfleet.runs.own_runs import add_note
+from mjfleet.runs.run_json import RECORD_FILE, write_record
+from mjfleet.runs.run_lookup import record_of
+from mjfleet.utils.console import in_a_line, print_line
 
 WORD = re.compile(
-    r"wandb:(?P<path>[^/:]+/[^/:]+/(?P<run>\w[\w.-]*))(:(?P<checkpoint>best|model_\d{1,12}))?",
+    r"wandb:(?P<path>[^/:]+/(?P<project>\w[\w.-]*)/(?P<run>\w[\w.-]*))"
+    r"(:(?P<checkpoint>best|model_\d{1,12}))?",
     re.ASCII,
 )
-FOLDER = "new"  # Where the download writes, in the folder in which it runs.
-STALL_SECONDS = 30.0  # For which the server may send nothing.
+CHECKPOINT = re.compile(r"(model_[0-9]{1,12}|best)\.pt")
+SECONDS = 10  # For an answer to a query.
 
 
-@dataclass(frozen=True, kw_only=True)
-class WantedRun:
-    """What to download, and where to."""
-
-    path: str  # Entity, project and the run's id, with slashes between them.
-    run: str  # The run's id alone.
-    checkpoint: str | None  # `best` or `model_<n>`; None: the newest.
-    log_root: str
-    experiment: str | None  # For a checkpoint without a configuration; None: none is wanted.
-    task: str | None  # The only one that is wanted; None: any.
-    dry_run: bool
-
-
-def fetch_run(
-    word: str, name: str, log_root: Path, experiment: str | None, task: str | None, dry_run: bool
-) -> Path:
+def fetch_run(word: str, name: str, log_root: Path, task: str | None, dry_run: bool) -> Path:
     """Return the path of a run, or a checkpoint, on W&B; download it unless it is there already.
 
-    It becomes a run directory, <log root>/<experiment>/<its id>_<checkpoint>, whole or not at all.
+    It becomes a run directory, <log root>/<project>/<its id>_<checkpoint>, whole or not at all.
 
     Args:
         word: `wandb:<entity>/<project>/<run>`, and `:model_<n>` or `:best` after it.
         name: how messages name it.
-        log_root, experiment, task: see `WantedRun`.
-        dry_run: whether only to say what would be downloaded, and to exit then.
+        log_root: the folder of run directories.
+        task: the only one that is wanted; None: any.
+        dry_run: whether to say what would be downloaded, and to exit then.
 
     Raises:
         UserError: the word is none of these, or the run cannot be had. Nothing is left behind.
@@ -68,47 +49,77 @@ def fetch_run(
             f"{name}: only a process of its own downloads, not each of {os.environ['WORLD_SIZE']} "
             f"workers. `play <task> --resume {word}` downloads it too; then name its directory."
         )
-    need_extra("wandb", word, ["wandb"])
-    root = log_root.absolute()
-    rest = {"experiment": experiment, "task": task, "dry_run": dry_run}
-    wanted = WantedRun(**parts.groupdict(), log_root=str(root), **rest)
-    there = next(folder for folder in (root, *root.parents) if folder.exists())
-    with TemporaryDirectory(prefix=".mjfleet-", dir=None if dry_run else there) as folder:
-        answer = _ask(wanted, Path(folder))
-    if error := answer.get("error"):
-        raise UserError(f"{name}: {error}")
-    print_line(f"{word}: {answer['said']} {log_root / answer['run']}")
-    if not answer["path"]:
-        sys.exit()
-    return log_root / answer["path"]
+    # W&B's reports of its own errors would wait for a server that does not answer.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    try:
+        run = wandb.Api(timeout=SECONDS).run(parts["path"])
+        files = _files(run, parts["run"], parts["checkpoint"])
+        checkpoint, is_run = next(iter(files)), RECORD_FILE in files
+        target = log_root / parts["project"] / f"{parts['run']}_{Path(checkpoint).stem}"
+        is_there = os.path.lexists(target)
+        what = "is there" if is_there else "would be downloaded" if dry_run else "was downloaded"
+        if not is_there and not dry_run:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(prefix=".mjfleet-", dir=target.parent) as folder:
+                run_dir = Path(folder, "run")
+                _download(files, run_dir, checkpoint, task)
+                if is_run:
+                    write_record(run_dir, id=parts["run"])
+                run_dir.rename(target)
+            add_note(target, parts["run"], {})  # By its address the user has named the W&B run.
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+    except (wandb.Error, OSError, ValueError) as error:
+        raise UserError(f"{name}: W&B: {in_a_line(error)}") from None
+    finally:
+        wandb.teardown()  # It ends W&B's own process.
+    print_line(f"{word}: {checkpoint} {what}: {target}")
+    if dry_run and not is_there:
+        raise SystemExit
+    return target if is_run and not parts["checkpoint"] else target / "checkpoints" / checkpoint
 
 
-def _ask(wanted: WantedRun, folder: Path) -> dict[str, str]:
-    """Return the answer of the process that downloads, which works in a folder."""
-    (folder / FOLDER).mkdir()
-    names = ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_DIR")
-    environ: dict[str, str | None] = dict.fromkeys(names, str(folder))
-    environ |= {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
-    environ["WANDB_SERVICE"] = None
-    command = python_module("mjfleet.runs.wandb_download", json.dumps(asdict(wanted)))
-    with ExitStack() as stack:
-        # W&B's own temporary files; the path of a socket among them must be short.
-        environ["TMPDIR"] = stack.enter_context(TemporaryDirectory())
-        child = stack.enter_context(ChildProcess(command, environ=environ, cwd=folder))
-        stack.callback(_kill_descendants, child.pid)
-        received = 0
-        while child.wait(STALL_SECONDS) is None:
-            before, received = received, bytes_in(folder / FOLDER)
-            if received == before:
-                return {"error": f"W&B's server has sent nothing for {STALL_SECONDS:g} seconds."}
-        if child.exit_code():
-            last = child.errors().strip().rpartition("\n")[2]
-            return {"error": f"the download {child.how_it_ended()}: {last}"}
-        return json.loads(child.output().splitlines()[-1])
+def _files(run: Any, run_id: str, wanted: str | None) -> dict[str, Any]:
+    """Return the files of a checkpoint on W&B by their names, itself first.
+
+    They are those of a version of mjfleet's artifact, or a file of the run, as rsl_rl uploads it.
+    """
+    offered: dict[str, Any] = {}
+    own = [one for one in run.logged_artifacts() if one.name.startswith(f"model-{run_id}:")]
+    for version in sorted(own, key=lambda one: int(one.version.removeprefix("v"))):
+        entries = {name: version.get_entry(name) for name in version.manifest.entries}
+        offered |= dict.fromkeys(filter(CHECKPOINT.fullmatch, entries), entries)
+    if not own:
+        uploaded = [f for f in run.files(pattern="model_%.pt") if CHECKPOINT.fullmatch(f.name)]
+        uploaded.sort(key=lambda file: iteration_of(Path(file.name)) or 0)
+        offered = {file.name: {file.name: file} for file in uploaded}
+    if not offered:
+        raise UserError("the run has no checkpoint there; --agent.wandb.checkpoints uploads them.")
+    name = f"{wanted}.pt" if wanted else [*sorted(offered, key="best.pt".__ne__)][-1]
+    if name not in offered:
+        raise UserError(f"the run has no {wanted} there; its newest: {', '.join([*offered][-5:])}.")
+    return {
+        one: offered[name][one] for one in (name, CONFIG_FILE, RECORD_FILE) if one in offered[name]
+    }
 
 
-def _kill_descendants(pid: int) -> None:
-    """Kill W&B's own process, which has a session of its own."""
-    with suppress(psutil.NoSuchProcess):
-        for process in psutil.Process(pid).children(recursive=True):
-            process.kill()
+def _download(files: dict[str, Any], run_dir: Path, checkpoint: str, task: str | None) -> None:
+    """Download a run directory's files, the checkpoint last.
+
+    Raises:
+        UserError: a file is too large, the run is of another task, or the checkpoint is damaged.
+    """
+    for name in reversed(files):
+        if getattr(files[name], "ref", None) or not 0 < files[name].size <= CHECKPOINT_BYTES:
+            raise UserError(f"its {name} is a reference to a file elsewhere, empty or too large.")
+        if name == checkpoint and RECORD_FILE in files:
+            its = record_of(run_dir)["task"]
+            if task not in (None, its):
+                raise UserError(f"it is a run of the task {its}, not of {task}.")
+        folder = run_dir / "checkpoints" if name == checkpoint else run_dir
+        folder.mkdir(parents=True, exist_ok=True)
+        files[name].download(str(folder))
+    if damage := why_damaged(run_dir / "checkpoints" / checkpoint):
+        raise UserError(f"its {checkpoint} is damaged or no checkpoint: {damage}.")
