@@ -22,7 +22,7 @@ from ..conftest import Start, write_task
 from .test_console_logger import metrics
 
 COLUMNS, LINES = 100, 40
-ARGUMENTS = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.max-iterations", "12")
+ARGUMENTS = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.max-iterations", "3")
 
 CONFIG = """
 from mjfleet.config import AgentConfig, EnvConfig, Task
@@ -154,15 +154,15 @@ def test_a_live_view_stays_in_its_place_and_breaks_no_line(watch: Watch, tmp_pat
     write_task(tmp_path / "tasks", "talking", CONFIG, ENV, MODEL)
     code, lines = watch("talking", "--agent.max-iterations", "12")
     assert code == 0
-    said = [f"step {n} of a task that talks" for n in range(60, 289, 60)]
-    assert [line for line in lines if line.startswith("step ")] == said
+    printed = [f"step {n} of a task that talks" for n in range(60, 289, 60)]
+    assert [line for line in lines if line.startswith("step ")] == printed
     (head,) = [line for line in lines if "iteration " in line and "talking" in line]
     assert "iteration 12/12" in head
     for name in ("return", "alive", "speed", "value loss", "learning rate", "steps per second"):
         assert sum(name in line for line in lines) == 1, name
     assert sum(line.startswith("run directory:") for line in lines) == 2
     text = "\n".join(lines)
-    assert text.index(said[-1]) < text.index("iteration 12/12") < text.rindex("run directory:")
+    assert text.index(printed[-1]) < text.index("iteration 12/12") < text.rindex("run directory:")
 
 
 @pytest.mark.slow
@@ -178,28 +178,31 @@ def test_it_follows_the_size_of_the_terminal(watch: Watch) -> None:
 
 
 @pytest.mark.slow
-def test_with_several_workers_too_and_leaves_room_for_what_the_launcher_says(watch: Watch) -> None:
+def test_with_several_workers_too_and_leaves_room_for_the_launchers_lines(watch: Watch) -> None:
     code, lines = watch("cartpole-balance", *ARGUMENTS[:4], "--cpu-workers", "2",
                         "--agent.max-iterations", "1000", resize_to=70,
                         stop_at=" left")  # fmt: skip
     assert code == 128 + signal.SIGINT
-    (said,) = [i for i, line in enumerate(lines) if line.startswith("SIGINT: stopping after this")]
+    (stopping,) = [
+        i for i, line in enumerate(lines) if line.startswith("SIGINT: stopping after this")
+    ]
     (head,) = [i for i, line in enumerate(lines) if "iteration " in line]
-    assert said < head
+    assert stopping < head
     assert len(lines[head]) <= 70
     assert lines[head].endswith("left")
     assert sum(line.startswith("return ") for line in lines) == 1
 
 
-def test_plain_prints_a_line_for_each_iteration_and_quiet_none(watch: Watch) -> None:
+def test_plain_prints_a_line_for_each_iteration_and_quiet_none(
+    watch: Watch, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, lines = watch("cartpole-balance", *ARGUMENTS, "--plain")
     assert code == 0
     numbers = [line.split()[0] for line in lines if line.startswith("iteration=")]
-    assert numbers == [f"iteration={i}/12" for i in range(1, 13)]
-    code, lines = watch("cartpole-balance", *ARGUMENTS, "--quiet")
-    assert code == 0
-    assert not any("iteration" in line for line in lines)
+    assert numbers == [f"iteration={i}/3" for i in range(1, 4)]
     assert any(line.startswith("run directory:") for line in lines)
+    ConsoleLogger(3, view="quiet").iteration(metrics(1, 12.5, evaluated=None))
+    assert not capsys.readouterr().out
 
 
 def test_a_terminal_that_goes_away_ends_the_view_alone(

@@ -6,10 +6,9 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from mjfleet.loggers import csv_logger, logger_group, wandb_logger
 from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.runs import metrics_csv
 from mjfleet.runs.run_json import write_record
+from mjfleet.utils.wait_until import wait_until
 
 from ..conftest import PATIENCE
 from .recorded import history, records
@@ -51,20 +51,15 @@ def read_scalars(run_dir: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events.Scalars(tag)]
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    """Give a logger's thread the time it takes; fail if it takes for ever."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+def write_and_wait(loggers: LoggerGroup, folder: Path, row: dict[str, float | None]) -> None:
+    """Write a row, and wait until TensorBoard's file has it."""
+    size = lambda: sum(file.stat().st_size for file in folder.glob("events.out.*"))  # noqa: E731
+    before = size()
+    loggers.write(row)
+    assert wait_until(lambda: size() > before, PATIENCE)
 
 
-def wait_for_files(folder: Path, pattern: str) -> list[Path]:
-    wait_until(lambda: list(folder.glob(pattern)))
-    return list(folder.glob(pattern))
-
-
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Our own warnings; W&B's records are for its file alone."""
     return [record.getMessage() for record in caplog.records if record.name.startswith("mjfleet")]
 
@@ -79,29 +74,17 @@ def test_rows_that_a_resumed_run_has_lost_are_counted(
     if numbers is not None:
         lines = ["iteration,mean_return", *(f"{number},1.5" for number in numbers), "6,cut off"]
         (tmp_path / "metrics.csv").write_text("\n".join(lines))
-    LoggerGroup(tmp_path, CSV, {}, resumed_from=5).close()
+    with LoggerGroup(tmp_path, CSV, {}, resumed_from=5) as loggers:
+        loggers.write({"iteration": 6, "mean_return": 1.5})
     warning = f"lacks the rows of {lost} iterations"
-    assert [warning in text for text in told(caplog)] == [True] * bool(lost)
+    assert [warning in text for text in warnings_in(caplog)] == [True] * bool(lost)
 
 
-def test_csv_leaves_unknown_values_empty(tmp_path: Path) -> None:
-    write_rows(LoggerGroup(tmp_path, CSV, {}))
-    assert [row["mean_return"] for row in read_csv(tmp_path)] == ["", "12.5"]
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
-
-
-def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+def test_files_hold_each_value_and_nothing_for_an_unknown_one(tmp_path: Path) -> None:
     write_rows(LoggerGroup(tmp_path, FILES, {}))
+    assert [row["mean_return"] for row in read_csv(tmp_path)] == ["", "12.5"]
     assert read_scalars(tmp_path, "loss/value") == [(1, 0.5), (2, 0.25)]
     assert read_scalars(tmp_path, "mean_return") == [(2, 12.5)]
-
-
-def test_metrics_csv_is_there_from_the_start_and_complete_after_each_row(tmp_path: Path) -> None:
-    with LoggerGroup(tmp_path, CSV, {}) as loggers:
-        wait_until((tmp_path / "metrics.csv").exists)
-        for number, row in enumerate(ROWS, 1):
-            loggers.write(row)
-            wait_until(lambda number=number: len(read_csv(tmp_path)) == number)
 
 
 def test_a_resumed_run_has_every_iteration_once(tmp_path: Path) -> None:
@@ -138,9 +121,10 @@ def test_rows_that_are_not_sound_are_dropped_on_resume(tmp_path: Path) -> None:
         b"x,1", b"-1,1", b"5,nan", b"6,",
     ]  # fmt: skip
     (tmp_path / "metrics.csv").write_bytes(b"\n".join(lines) + b"\n")
-    LoggerGroup(tmp_path, CSV, {}, resumed_from=6).close()
+    with LoggerGroup(tmp_path, CSV, {}, resumed_from=6) as loggers:
+        loggers.write({"iteration": 7, "a": 1})
     assert [(row["iteration"], row["a"]) for row in read_csv(tmp_path)] == [
-        ("1", "0.5"), ("4", "0.2"), ("5", "nan"), ("6", ""),
+        ("1", "0.5"), ("4", "0.2"), ("5", "nan"), ("6", ""), ("7", "1"),
     ]  # fmt: skip
 
 
@@ -190,13 +174,13 @@ for iteration in range(first, first + 100):
     for logger in loggers:
         logger.write({"iteration": iteration, "value": 1 / iteration, "none": None})
 for logger in loggers:
-    logger.close()
+    logger.close(False)
 print("trained")
 """
 
 
 def on_a_full_disk(run_dir: Path, before: int, then: str, resumed_from: int = 0) -> str:
-    """Train with rows that stop fitting after `before` of them; what was told on stderr."""
+    """Train with rows that stop fitting after `before` of them; return the warnings."""
     arguments = [str(run_dir), str(before), then, str(resumed_from)]
     result = subprocess.run(
         [sys.executable, "-c", FULL_DISK, *arguments],
@@ -206,7 +190,7 @@ def on_a_full_disk(run_dir: Path, before: int, then: str, resumed_from: int = 0)
     return result.stderr
 
 
-@pytest.mark.parametrize(("before", "resumed_from"), [(0, 0), (5, 0), (0, 3)])
+@pytest.mark.parametrize(("before", "resumed_from"), [(5, 0), (0, 3)])
 def test_no_row_is_lost_to_a_disk_that_is_full_for_a_while(
     tmp_path: Path, before: int, resumed_from: int
 ) -> None:
@@ -214,18 +198,18 @@ def test_no_row_is_lost_to_a_disk_that_is_full_for_a_while(
         with LoggerGroup(tmp_path, FILES, {}) as first:
             for iteration in range(1, 10):
                 first.write({"iteration": iteration, "value": 1 / iteration, "none": None})
-    told = on_a_full_disk(tmp_path, before, "recovers", resumed_from)
+    warnings = on_a_full_disk(tmp_path, before, "recovers", resumed_from)
     iterations = list(range(1, resumed_from + 101))
     assert [int(row["iteration"]) for row in read_csv(tmp_path)] == iterations
     assert [step for step, _ in read_scalars(tmp_path, "value")] == iterations
-    assert "Traceback" not in told
-    assert len(told.splitlines()) == 2
+    assert "Traceback" not in warnings
+    assert len(warnings.splitlines()) == 2
 
 
 def test_a_disk_that_stays_full_leaves_whole_rows_and_one_warning(tmp_path: Path) -> None:
-    told = on_a_full_disk(tmp_path, 5, "stays full")
-    assert len(told.splitlines()) == 2
-    assert "Traceback" not in told
+    warnings = on_a_full_disk(tmp_path, 5, "stays full")
+    assert len(warnings.splitlines()) == 2
+    assert "Traceback" not in warnings
     assert (tmp_path / "metrics.csv").read_bytes().endswith(b"\n")
     iterations = [int(row["iteration"]) for row in read_csv(tmp_path)]
     assert iterations == list(range(1, len(iterations) + 1))
@@ -254,7 +238,9 @@ def test_wandb_works_without_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("no_wandb_variables")
 def test_wandb_knows_that_a_run_has_failed(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), LoggerGroup(tmp_path, WANDB, {}):
+    loggers = LoggerGroup(tmp_path, WANDB, {})
+    loggers.write(ROWS[0])
+    with pytest.raises(ZeroDivisionError), loggers:
         _ = 1 / 0
     assert [end.exit_code for end in records(tmp_path, "exit")] == [1]
 
@@ -264,7 +250,7 @@ def test_a_logger_that_fails_has_one_warning_and_stops_no_other(
 ) -> None:
     (tmp_path / "metrics.csv").mkdir()
     write_rows(LoggerGroup(tmp_path, FILES, {}))
-    (warning,) = told(caplog)
+    (warning,) = warnings_in(caplog)
     assert "metrics.csv" in warning
     assert read_scalars(tmp_path, "loss/value") == [(1, 0.5), (2, 0.25)]
 
@@ -274,7 +260,7 @@ def test_wandb_that_cannot_start_is_no_reason_to_stop(
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "nonsense")
     write_rows(LoggerGroup(tmp_path, WANDB, {}))
-    (warning,) = told(caplog)
+    (warning,) = warnings_in(caplog)
     assert "W&B" in warning
     assert (tmp_path / "metrics.csv").read_text().count("\n") == 3
 
@@ -285,7 +271,7 @@ def test_a_resumed_run_is_the_same_wandb_run_and_flags_win_over_variables(
 ) -> None:
     for name, value in {
         "MODE": "offline", "PROJECT": "theirs", "ENTITY": "them", "RUN_GROUP": "all",
-        "TAGS": "slow,old", "NOTES": "none", "NAME": "mine",
+        "TAGS": "slow,old", "NOTES": "none", "NAME": "poles",
     }.items():  # fmt: skip
         monkeypatch.setenv(f"WANDB_{name}", value)
     flags = WandbConfig(project="ours", entity="us", group="seeds", tags=("new",), notes="some")
@@ -294,14 +280,14 @@ def test_a_resumed_run_is_the_same_wandb_run_and_flags_win_over_variables(
     resumed = AgentConfig(logger=("wandb",), wandb=flags)
     write_rows(LoggerGroup(tmp_path, resumed, {}, resumed_from=2))
 
-    def said(run: Any) -> tuple[Any, ...]:
+    def values(run: Any) -> tuple[Any, ...]:
         return (run.project, run.entity, run.run_group, {*run.tags}, run.notes)
 
     first, second = records(tmp_path, "run")
     assert first.run_id == second.run_id == "first"
-    assert first.display_name == second.display_name == "mine"
-    assert said(first) == ("theirs", "them", "all", {"slow", "old"}, "none")
-    assert said(second) == ("ours", "us", "seeds", {"new"}, "some")
+    assert first.display_name == second.display_name == "poles"
+    assert values(first) == ("theirs", "them", "all", {"slow", "old"}, "none")
+    assert values(second) == ("ours", "us", "seeds", {"new"}, "some")
 
 
 @pytest.mark.usefixtures("no_wandb_variables")
@@ -334,7 +320,7 @@ def test_several_loggers_at_once_and_wandb_keeps_videos_and_checkpoints(
         loggers.checkpoint(kept, 1)
         loggers.video(video, 1)
         loggers.write(ROWS[1])
-    assert not told(caplog)
+    assert not warnings_in(caplog)
     assert len(read_csv(tmp_path)) == 2
     assert read_scalars(tmp_path, "loss/value") == [(1, 0.5), (2, 0.25)]
     first, second = history(tmp_path)
@@ -371,15 +357,12 @@ def test_a_logger_that_is_too_slow_drops_rows_counts_them_and_holds_up_no_other(
 ) -> None:
     monkeypatch.setattr(logger_group, "QUEUE_SIZE", 5)
     with LoggerGroup(tmp_path, FILES, {}) as loggers:
-        (events,) = wait_for_files(tmp_path, "events.out.tfevents.*")
         for iteration in range(1, 9):
-            size = events.stat().st_size
-            loggers.write({"iteration": iteration, "value": 1.0})
-            wait_until(lambda size=size: events.stat().st_size > size)
+            write_and_wait(loggers, tmp_path, {"iteration": iteration, "value": 1.0})
         hanging()
     assert [row["iteration"] for row in read_csv(tmp_path)] == ["1", "2", "3", "4", "5"]
     assert [step for step, _ in read_scalars(tmp_path, "value")] == [*range(1, 9)]
-    (warning,) = told(caplog)
+    (warning,) = warnings_in(caplog)
     assert "metrics.csv" in warning
     assert " 3 rows" in warning
 
@@ -388,27 +371,24 @@ def test_a_logger_that_is_too_slow_drops_rows_counts_them_and_holds_up_no_other(
 def test_a_logger_that_hangs_keeps_a_run_from_ending_for_a_limited_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logger_group, "CLOSE_SECONDS", 0.1)
-    with LoggerGroup(tmp_path, FILES, {}) as every:
-        (events,) = wait_for_files(tmp_path, "events.out.tfevents.*")
-        size = events.stat().st_size
-        every.write(ROWS[0])
-        wait_until(lambda: events.stat().st_size > size)
-    (warning,) = told(caplog)
+    monkeypatch.setattr(logger_group, "CLOSE_SECONDS", 1.0)
+    with LoggerGroup(tmp_path, FILES, {}) as loggers:
+        write_and_wait(loggers, tmp_path, ROWS[0])
+    (warning,) = warnings_in(caplog)
     assert "metrics.csv" in warning
 
 
 def test_a_checkpoint_waits_for_the_rows_before_it_but_not_for_ever(
     tmp_path: Path, hanging: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with LoggerGroup(tmp_path, FILES, {}) as every:
-        every.write(ROWS[0])
+    with LoggerGroup(tmp_path, FILES, {}) as loggers:
+        loggers.write(ROWS[0])
         monkeypatch.setattr(logger_group, "SETTLE_SECONDS", 0.1)
-        every.settle()  # The file's thread waits for an answer.
+        loggers.settle()  # The file's thread waits for an answer.
         hanging()
         monkeypatch.undo()
-        every.write(ROWS[1])
-        every.settle()
+        loggers.write(ROWS[1])
+        loggers.settle()
         assert len(read_csv(tmp_path)) == 2
 
 
@@ -435,7 +415,7 @@ def test_wandb_without_an_answer_is_recorded_offline(
     monkeypatch.setattr(wandb_logger, "INIT_SECONDS", 1.0)
     write_rows(LoggerGroup(tmp_path, WANDB, {}))
     assert [row["loss/value"] for row in history(tmp_path)] == [0.5, 0.25]
-    (warning,) = told(caplog)
+    (warning,) = warnings_in(caplog)
     assert "wandb sync" in warning
     assert capfd.readouterr() == ("", "")
 
@@ -447,7 +427,6 @@ from mjfleet.config import AgentConfig
 from mjfleet.loggers import wandb_logger
 from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.runs import metrics_csv
-from mjfleet.runs.run_json import write_record
 
 wandb_logger.INIT_SECONDS = 600.0
 loggers = LoggerGroup(Path(sys.argv[1]), AgentConfig(logger=("wandb",)), {})
@@ -469,21 +448,3 @@ def test_the_process_exits_while_wandb_still_waits_for_its_server(tmp_path: Path
     assert len(result.stderr.splitlines()) == 1
     assert "W&B" in result.stderr
     assert len(read_csv(tmp_path)) == 1
-
-
-def test_processes_and_threads_may_end_while_wandbs_own_is_looked_for() -> None:
-    ended = Event()
-
-    def come_and_go() -> None:
-        while not ended.is_set():
-            with subprocess.Popen(["true"]):
-                Thread(target=ended.wait, args=(0.0005,)).start()
-
-    busy = Thread(target=come_and_go)
-    busy.start()
-    try:
-        for _ in range(100):
-            wandb_logger.end_wandb_process()
-    finally:
-        ended.set()
-        busy.join()

@@ -1,17 +1,13 @@
 """Shows iterations on the terminal, live or as lines, and a remedy for each warning. In rank 0."""
 
-import logging
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Literal
 
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.loggers.live_terminal import LiveView
 from mjfleet.utils.console import print_line
-
-logger = logging.getLogger(__name__)
 
 REMEDIES = {
     "HFIELD": "contacts with a height field were dropped, make its grid coarser",
@@ -48,7 +44,7 @@ class ConsoleLogger:
         self._start = time.perf_counter()
         self._warned: set[str] = set()
         self._live = None
-        if view == "live" and sys.stdout is not None and sys.stdout.isatty():
+        if view == "live" and sys.stdout.isatty():
             self._live = LiveView(task, max_iterations, begun)
 
     def iteration(self, metrics: IterationMetrics) -> None:
@@ -56,20 +52,21 @@ class ConsoleLogger:
         if metrics.nan_resets:
             found["NAN"] = f"{metrics.nan_resets} times"
         for kind, where in found.items():
-            told = metrics.overflows.get(kind)
-            if told or kind not in self._warned:
+            overflow = metrics.overflows.get(kind)
+            if overflow or kind not in self._warned:
                 self._warned.add(kind)
-                print_line(f"warning: {kind} {where}; {told or REMEDIES.get(kind, OTHER_REMEDY)}")
+                remedy = overflow or REMEDIES.get(kind, OTHER_REMEDY)
+                print_line(f"warning: {kind} {where}; {remedy}")
         if self._live:
-            self._draw(self._live, lambda live: live.iteration(metrics))
+            self._live.iteration(metrics)
         elif self._view != "quiet":
             print_line(self._line(metrics))
 
     def _line(self, metrics: IterationMetrics) -> str:
         """Return the numbers that matter most, in at most 160 characters; metrics.csv has all."""
         seconds = time.perf_counter() - self._start
-        each = seconds / (metrics.iteration - self._begun)
-        left = timedelta(seconds=round(each * (self._max_iterations - metrics.iteration)))
+        pace = seconds / (metrics.iteration - self._begun)
+        left = timedelta(seconds=round(pace * (self._max_iterations - metrics.iteration)))
         loss = "value" if "value" in metrics.losses else next(iter(metrics.losses), "value")
         shown = {
             "iteration": f"{metrics.iteration}/{self._max_iterations}",
@@ -90,16 +87,7 @@ class ConsoleLogger:
     def close(self) -> None:
         """End the live view."""
         if self._live:
-            self._draw(self._live, LiveView.close)
-
-    def _draw(self, live: LiveView, draw: Callable[[LiveView], object]) -> None:
-        """Draw; where the terminal has gone away, end the view with a warning."""
-        try:
-            draw(live)
-        except OSError as error:
-            self._live = None
-            live.abandon()
-            logger.warning("the terminal: %s; training goes on", error.strerror)
+            self._live.close()
 
 
 def _short(value: object) -> str:

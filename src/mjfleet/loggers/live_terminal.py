@@ -1,16 +1,15 @@
 """A live view of the run on a terminal. It stays in place; other output appears above it."""
 
+import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -20,30 +19,48 @@ from mjfleet.utils.progress import erase_wrapped
 
 REFRESH_SECONDS = 0.2
 DRAWING_SHARE = 0.002  # Share of the run's time that drawing may take, since training waits for it.
+ESTIMATE_SECONDS = 3600.0  # The time left follows from the newest iterations, at most 1000.
 SPARKS = "▁▂▃▄▅▆▇█"
 BARS = 40
 
+logger = logging.getLogger(__name__)
 
-class LiveView:
+
+class LiveView(Progress):
     """Draws the newest iteration; an earlier part of the run has completed `begun` of them."""
 
     def __init__(self, task: str, max_iterations: int, begun: int) -> None:
-        self._task, self._max_iterations, self._begun = task, max_iterations, begun
-        self._start = time.perf_counter()
-        self._due = self._start + REFRESH_SECONDS
+        self._drawn: RenderableType = ""
+        super().__init__(
+            TextColumn("{task.description}", style="bold", markup=False),
+            TextColumn(" iteration {task.completed}/{task.total} "),
+            BarColumn(bar_width=None),
+            *(TimeElapsedColumn(), TextColumn("elapsed,")),
+            *(TimeRemainingColumn(), TextColumn("left")),
+            console=Console(),
+            auto_refresh=False,
+            expand=True,
+            speed_estimate_period=ESTIMATE_SECONDS,
+        )
+        self._bar = self.add_task(task, total=max_iterations, completed=begun)
+        self._curves: dict[str, list[float]] = {
+            name: [] for name in ("return", "evaluated return", "reward per step")
+        }
         self._newest: IterationMetrics | None = None
-        names = ("return", "evaluated return", "reward per step")
-        self._curves: dict[str, list[float]] = {name: [] for name in names}
-        self._terminal = sys.stdout  # Which rich replaces.
-        self._live = Live(console=Console(), auto_refresh=False)
-        self._width = self._live.console.width
-        self._live.start()
+        self._due = time.perf_counter() + REFRESH_SECONDS
+        self._terminal, self._width = sys.stdout, self.console.width
+        self.start()  # It replaces sys.stdout.
         # rich hides the cursor, and a process that is killed could not show it again.
-        self._live.console.show_cursor(True)
+        self.console.show_cursor(True)
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """Yield what rich draws."""
+        yield self._drawn
 
     def iteration(self, metrics: IterationMetrics) -> None:
         """Draw an iteration, unless another one was drawn shortly before."""
         self._newest = metrics
+        self.update(self._bar, completed=metrics.iteration)
         newest = metrics.mean_return, metrics.evaluation.get("return"), metrics.mean_reward
         for curve, value in zip(self._curves.values(), newest, strict=True):
             if value is not None:
@@ -51,37 +68,26 @@ class LiveView:
         begun = time.perf_counter()
         if begun >= self._due:
             self._draw()
-            self._live.refresh()
             ended = time.perf_counter()
             self._due = ended + max(REFRESH_SECONDS, (ended - begun) / DRAWING_SHARE)
 
     def close(self) -> None:
         """Draw the last iteration and leave it on the terminal."""
         self._draw()
-        self._live.stop()
-
-    def abandon(self) -> None:
-        """End the view of a terminal that has gone away; print to nowhere from now on."""
-        discard(self._terminal)
-        self._live.stop()
+        self.stop()
 
     def _draw(self) -> None:
-        self._width = erase_wrapped(self._live, self._width)
-        if self._newest:
-            self._live.update(self._view(self._newest, time.perf_counter() - self._start))
+        """Draw the newest iteration. A terminal that has gone away is a warning."""
+        try:
+            self._width = erase_wrapped(self.live, self._width)
+            if self._newest:
+                self._drawn = self._view(self._newest)
+            self.refresh()
+        except OSError as error:
+            discard(self._terminal)
+            logger.warning("the terminal: %s; training continues", error.strerror)
 
-    def _view(self, m: IterationMetrics, seconds: float) -> RenderableType:
-        each = seconds / (m.iteration - self._begun)
-        left = timedelta(seconds=round(each * (self._max_iterations - m.iteration)))
-        head = Table.grid(padding=(0, 2), expand=True)
-        for ratio in (None, None, 1, None):
-            head.add_column(no_wrap=True, ratio=ratio)
-        head.add_row(
-            Text(self._task, style="bold"),
-            f"iteration {m.iteration}/{self._max_iterations}",
-            ProgressBar(total=self._max_iterations, completed=m.iteration),
-            f"{timedelta(seconds=round(seconds))} elapsed, {left} left",
-        )
+    def _view(self, m: IterationMetrics) -> RenderableType:
         lines: dict[str, Any] = {
             name: f"{_number(values[-1] if values else None):<9} {sparkline(values)}"
             for name, values in self._curves.items()
@@ -101,6 +107,7 @@ class LiveView:
         parts = Table.grid(padding=(0, 4))
         shown = {"reward terms": m.terms, "metrics": m.task, "learning": learning}
         parts.add_row(*(_column(title, numbers) for title, numbers in shown.items() if numbers))
+        head = self.make_tasks_table(self.tasks)
         return Group("", head, "", _column("", lines), "", parts)
 
 

@@ -29,13 +29,13 @@ class Logger:
         """Store an MP4 file of the policy after an iteration."""
 
     def checkpoint(self, path: Path, iteration: int) -> None:
-        """Store a checkpoint."""
+        """Store a checkpoint, which may have been removed by then."""
 
-    def close(self, has_failed: bool = False) -> None:
+    def close(self, has_failed: bool) -> None:
         """Store the rest of a run, which may have failed. Called once, last."""
 
     def abandon(self) -> str:
-        """Give up without waiting, from any thread; return what happens to the rest, in words."""
+        """Give up without waiting, from any thread; return what happens to the rest."""
         return "its last rows are lost"
 
 
@@ -47,8 +47,7 @@ class RowFileLogger(Logger, ABC):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # Number of bytes that are complete rows. None: the file has not been created.
-        self._length: int | None = None
+        self._length: int | None = None  # Bytes of complete rows. None: there is no file yet.
         self._waiting: deque[Row] = deque()
         self._has_warned = False
 
@@ -59,7 +58,7 @@ class RowFileLogger(Logger, ABC):
         self._waiting.append(row)
         self._save()
 
-    def close(self, has_failed: bool = False) -> None:
+    def close(self, has_failed: bool) -> None:
         self._save()
 
     def _save(self) -> None:
@@ -74,7 +73,7 @@ class RowFileLogger(Logger, ABC):
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
-                plan = "not written, training goes on and tries again with each row"
+                plan = "not written; training continues, and each row tries again"
                 logger.warning("%s: %s: %s", self._path.name, plan, error)
 
     def _replace(self, content: bytes) -> None:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class LoggerGroup:
-    """metrics.csv always, TensorBoard and W&B according to `agent.logger`.
+    """metrics.csv always, TensorBoard and W&B according to `agent.logger`, from the first row on.
 
     Use it as a context, which closes the loggers.
 
@@ -39,46 +39,41 @@ class LoggerGroup:
         config: the run's whole configuration, for W&B.
         resumed_from: number of iterations in the checkpoint from which training continues. Rows
             of later iterations are dropped from the files, since they are trained again.
-        waits: whether nothing is opened before the first row.
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        agent: AgentConfig,
-        config: Mapping[str, Any],
-        resumed_from: int = 0,
-        waits: bool = False,
+        self, run_dir: Path, agent: AgentConfig, config: Mapping[str, Any], resumed_from: int = 0
     ) -> None:
         loggers: dict[str, Logger] = {METRICS_FILE: CsvLogger(run_dir / METRICS_FILE, resumed_from)}
         if "tensorboard" in agent.logger:
             loggers["TensorBoard"] = TensorBoardLogger(run_dir, resumed_from)
         if "wandb" in agent.logger:
             loggers["W&B"] = WandbLogger(run_dir, agent.wandb, agent.experiment_name, config)
-        self._threads = [LoggerThread(name, wrapped, waits) for name, wrapped in loggers.items()]
+        self._threads = [LoggerThread(name, wrapped) for name, wrapped in loggers.items()]
 
     def write(self, row: Row) -> None:
         """Queue a row for every logger. `row["iteration"]` is its step. None: no value."""
-        self._put(lambda logger: logger.write(row))
+        for thread in self._threads:
+            thread.put(lambda logger: logger.write(row))
+
+    def video(self, path: Path, iteration: int) -> None:
+        """Queue an MP4 file of the policy after an iteration. The file must not be removed."""
+        for thread in self._threads:
+            thread.put(lambda logger: logger.video(path, iteration))
+
+    def checkpoint(self, path: Path, iteration: int) -> None:
+        """Queue a checkpoint."""
+        for thread in self._threads:
+            thread.put(lambda logger: logger.checkpoint(path, iteration))
 
     def settle(self) -> None:
         """Wait shortly until metrics.csv has all rows.
 
         A run that is killed continues from its newest checkpoint, whose rows are not written again.
         """
-        self._threads[0].settle(SETTLE_SECONDS)
-
-    def video(self, path: Path, iteration: int) -> None:
-        """Queue an MP4 file of the policy after an iteration. The file must not be removed."""
-        self._put(lambda logger: logger.video(path, iteration))
-
-    def checkpoint(self, path: Path, iteration: int) -> None:
-        """Queue a checkpoint. It is skipped if the file has been removed by then."""
-        self._put(lambda logger: logger.checkpoint(path, iteration))
-
-    def _put(self, action: Callable[[Logger], object]) -> None:
-        for thread in self._threads:
-            thread.put(action)
+        done = Event()
+        if self._threads[0].put(lambda _: done.set()):
+            done.wait(SETTLE_SECONDS)
 
     def close(self, seconds: float = CLOSE_SECONDS, has_failed: bool = False) -> None:
         """Wait until all loggers have stored everything, at most for `seconds` together.
@@ -105,30 +100,23 @@ class LoggerThread(Thread):
     dropped something or does not finish in time causes one warning.
     """
 
-    def __init__(self, name: str, wrapped: Logger, waits: bool = False) -> None:
+    def __init__(self, name: str, wrapped: Logger) -> None:
         super().__init__(name=name, daemon=True)
         self._logger = wrapped
         self._queue: SimpleQueue[Callable[[Logger], object] | None] = SimpleQueue()
         self._dropped = 0
         self._is_given_up = False
-        if not waits:
-            self.start()
 
-    def put(self, action: Callable[[Logger], object]) -> None:
-        """Queue an action for the logger, unless it has failed."""
+    def put(self, action: Callable[[Logger], object]) -> bool:
+        """Queue an action for the logger; return whether it has neither failed nor a full queue."""
         if self.ident is None:
             self.start()
-        if self.is_alive() and self._queue.qsize() < QUEUE_SIZE:
+        is_taken = self.is_alive() and self._queue.qsize() < QUEUE_SIZE
+        if is_taken:
             self._queue.put(action)
         else:
             self._dropped += self.is_alive()
-
-    def settle(self, seconds: float) -> None:
-        """Wait until the logger has completed all queued actions, at most for `seconds`."""
-        if self.is_alive() and self._queue.qsize() < QUEUE_SIZE:
-            done = Event()
-            self._queue.put(lambda _: done.set())
-            done.wait(seconds)
+        return is_taken
 
     def finish(self, has_failed: bool) -> None:
         """Close the logger after all queued actions."""
@@ -159,5 +147,5 @@ class LoggerThread(Thread):
         except Exception as error:
             if not self._is_given_up:
                 why = in_a_line(error)
-                logger.warning("%s failed, training goes on without it: %s", self.name, why)
+                logger.warning("%s failed, training continues without it: %s", self.name, why)
                 self._logger.abandon()

@@ -76,16 +76,16 @@ class WandbLogger(Logger):
             "resume": "allow",
             "settings": settings,
         }
-        mode = wanted.mode or own.mode
-        later = f"`wandb sync {self._run_dir}/wandb/offline-run-*` uploads it later"
-        if mode in ("offline", "dryrun", "disabled") or wandb.login(prompt=False, verify=False):
+        is_local = (wanted.mode or own.mode) in ("offline", "dryrun", "disabled")
+        why = "not logged in"
+        if is_local or wandb.login(prompt=False, verify=False):
             try:
                 return wandb.init(mode=wanted.mode, **options)
             except CommError as error:
-                logger.warning("W&B: recording offline, %s: %s", later, in_a_line(error))
+                why = in_a_line(error)
                 _let_go()  # Otherwise W&B's process would report that the id is taken.
-        else:
-            logger.warning("W&B: not logged in, recording offline; %s", later)
+        later = f"`wandb sync {self._run_dir}/wandb/offline-run-*` uploads it later"
+        logger.warning("W&B: recording offline, %s: %s", later, why)
         return wandb.init(mode="offline", **options)
 
     def write(self, row: Row) -> None:
@@ -121,18 +121,22 @@ class WandbLogger(Logger):
                     json.dump(record_to_share(self._run_dir, iteration), file, indent=2)
             self._run.log_artifact(artifact, aliases=["latest", path.stem])
 
-    def close(self, has_failed: bool = False) -> None:
+    def close(self, has_failed: bool) -> None:
         assert self._run
         self._run.finish(exit_code=int(has_failed))
         _let_go()
 
     def abandon(self) -> str:
-        """Give up without waiting; return how to upload the rest."""
-        # `_let_go` removes W&B's exit hook and then waits for uploads, here in a daemon thread.
+        # It removes W&B's hook, which waits for uploads at exit, and then waits itself.
         letting_go = Thread(target=_let_go, name="W&B teardown", daemon=True)
         letting_go.start()
         letting_go.join(1)
-        end_wandb_process()
+        # W&B's own process would outlive this one, with our terminal or pipe open. All that it has
+        # received is in the run directory.
+        for child in psutil.Process().children():
+            with suppress(psutil.NoSuchProcess):
+                if child.name() == "wandb-core":
+                    child.kill()
         if self._run:
             return f"`wandb sync {self._run_dir}/wandb/*run-*` uploads the rest"
         return "it had not started, and has none of the metrics"
@@ -144,14 +148,3 @@ def _let_go() -> None:
         import wandb
 
         wandb.teardown()
-
-
-def end_wandb_process() -> None:
-    """Kill W&B's own process, a child, which would keep uploading with our terminal or pipe open.
-
-    All data that it has received is in the run directory.
-    """
-    for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):
-            if child.name() == "wandb-core":
-                child.kill()

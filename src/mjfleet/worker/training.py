@@ -99,7 +99,7 @@ def train_and_log(
     progress = ConsoleLogger(agent.max_iterations, begun, view, args.task)
     idle_gpus = IdleGpuWarning()
     interval = args.config["video_interval"]
-    with LoggerGroup(run_dir, agent, args.config, begun, waits=args.goes_on) as loggers:
+    with LoggerGroup(run_dir, agent, args.config, begun) as loggers:
         videos = None
         if interval:
             videos = TrainingVideos(runner, interval, run_dir / "videos", args.task, loggers)
