@@ -52,6 +52,7 @@ OTHERS = {
     "--ulimit", "--from", "--version", "--wheel",
 }  # fmt: skip
 """Flags of other programs, those for help, and two that stand for any."""
+IGNORED = shutil.ignore_patterns("__pycache__")
 
 
 def test_the_guide_shows_what_new_task_writes(run: Run, tmp_path: Path) -> None:
@@ -122,11 +123,9 @@ def test_the_quadruped_of_the_guide_has_no_mistakes_stands_and_trains(
     run: Run, tmp_path: Path
 ) -> None:
     blocks, folder = BLOCK.findall(LEGGED), tmp_path / "tasks/foal"
-    folder.mkdir(parents=True)
-    names = re.findall(r"`tasks/foal/(\w+\.\w+)`", LEGGED)
-    files = [text for language, text in blocks if is_file(language, text)]
-    for name, text in zip(names, files, strict=True):
-        (folder / name).write_text(text)
+    shutil.copytree(REPOSITORY / "examples/foal", folder, ignore=IGNORED)
+    shown = [text for language, text in blocks if is_file(language, text)]
+    assert shown == [(folder / name).read_text() for name in ("config.py", "env.py")]
     for name in ("foal-velocity-flat", "foal-velocity-rough"):
         found = discover({}, str(folder.parent)).tasks[name]
         config = from_dict(found.defaults(), {"env": {"num_envs": 32}})
