@@ -11,6 +11,7 @@ from mjfleet.tools.play.policy_episodes import COLUMNS, EpisodeSums
 from ..conftest import REPOSITORY, Run, needs_drawing, only_run, read_video
 
 GO2 = REPOSITORY / "tasks/go2/pretrained/go2-velocity-flat.pt"
+ZERO = ("cartpole-balance", "--actions", "zero")
 SHORT = ("--env.episode-seconds", "2.5")
 
 
@@ -36,10 +37,16 @@ def test_a_policy_is_played_as_it_was_trained(run: Run, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs"]
 
     # A file alone is played with the task's own numbers.
-    shutil.copy(only_run(tmp_path) / "checkpoints/model_30.pt", tmp_path / "policy.pt")
+    trained_run = only_run(tmp_path)
+    shutil.copy(trained_run / "checkpoints/model_30.pt", tmp_path / "policy.pt")
     alone = run("play", "cartpole-balance", "--resume", "policy.pt", *SHORT, "--episodes", "65")
     assert "128 episodes" in alone.stdout
     assert column(alone.stdout, "return")[0] > 30.0
+
+    shutil.copytree(trained_run, tmp_path / "begun", ignore=shutil.ignore_patterns("*.pt"))
+    begun = run("play", "begun")
+    assert (begun.returncode, "has no checkpoint yet" in begun.stderr) == (2, True)
+    assert "begins anew" not in begun.stdout + begun.stderr
 
 
 def test_no_two_columns_of_the_table_touch() -> None:
@@ -76,33 +83,32 @@ def test_a_task_can_be_looked_at_without_a_policy(run: Run, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["cartpole-balance"], "--resume"),
         (["cartpole-balance", "--resume", "latest"], "there is no run in"),
+        (["latest"], "latest: there is no run in logs"),
         (["cartpole-balance", "--resume", "nowhere"], "does not exist"),
-        (["cartpole-balance", "--actions", "zero", "--resume", "latest"], "--actions"),
-        (["cartpole-balance", "--pretrained"], "go1-velocity-flat, go1-velocity-rough"),
-        (["go1-velocity-flat", "--actions", "zero", "--pretrained"], "--actions"),
-        (["go1-velocity-flat", "--resume", str(GO2)], "is a checkpoint of the task go2-velocity-f"),
-        (["cartpole-balance", "--resume", str(GO2)], "name go2-velocity-flat as the task"),
-        (["go1-velocity-flat", "--pretrained", "--env.history", "5"], "another network"),
-        (["cartpole-balance", "--actions", "zero", "--episodes", "0"], "at least 1"),
-        (["cartpole-balance", "--actions", "zero", "--gpu-ids", "7"], "7"),
-        (["cartpole-balance", "--actions", "zero", "--video", "a.avi"], ".mp4"),
-        (["cartpole-balance", "--actions", "zero", "--video-seconds", "3"], "--video FILE"),
-        (["cartpole-balance", "--actions", "zero", "--video", "nowhere/a.mp4"], "nowhere"),
-        (["cartpol-balance", "--actions", "zero"], "cartpole-balance"),
         (["cartpol-balance"], "Did you mean cartpole-balance"),
         (["cartpol-balance"], "no run in logs has a name that begins with it"),
-        (["latest"], "latest: there is no run in logs"),
-        (["--resume", "latest"], "--resume latest: there is no run in logs"),
-        (["nowhere/checkpoints/model_5.pt"], "does not exist"),
+        (["cartpole-balance", "--pretrained"], "go1-velocity-flat, go1-velocity-rough"),
+        (["cartpole-balance", "--resume", str(GO2)], "name go2-velocity-flat as the task"),
+        (["go1-velocity-flat", "--pretrained", "--env.history", "5"], "another network"),
+        ([*ZERO, "--resume", "latest"], "--actions"),
+        ([*ZERO, "--gpu-ids", "7"], "7"),
+        ([*ZERO, "--video", "a.avi"], ".mp4"),
+        ([*ZERO, "--video-seconds", "3"], "--video FILE"),
+        ([*ZERO, "--viewer", "native"], "--viewer web"),
+        ([*ZERO, "--viewer", "web", "--episodes", "3"], "--episodes"),
+        ([*ZERO, "--viewer", "web", "--host", "nowhere.invalid"], "nowhere.invalid"),
+        ([*ZERO, "--port", "9000"], "--viewer web"),
     ],
 )
-def test_mistakes_are_answered(run: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
-    result = run("play", *arguments)
+def test_mistakes_are_answered(
+    run: Run, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    result = run("play", *arguments, DISPLAY="", WAYLAND_DISPLAY="")
     assert result.returncode == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.iterdir())

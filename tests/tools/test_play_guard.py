@@ -59,8 +59,6 @@ def test_the_address_with_the_token_opens_the_page_and_others_do_not(server: Gua
     [
         ({"Host": "127.0.0.1:8080"}, 303),
         ({"Host": "[::1]:8080"}, 303),
-        ({"Host": "localhost"}, 303),
-        ({"Host": "evil.example:8080"}, 403),
         ({"Host": "localhost.evil.example"}, 403),
         ({"Host": ""}, 403),
         ({"Host": "["}, 403),
