@@ -23,7 +23,7 @@ def trained_task(
         checkpoint: of the policy.
         name: the task's.
         now: the task as it is now. None: it is taken from the snapshot of the checkpoint's run.
-        data: the run's configuration.
+        data: the configuration of the run, or that of a pretrained policy.
         is_asked: whether the user has given --as-trained.
 
     Raises:
@@ -36,4 +36,5 @@ def trained_task(
         now, data = find_task(name, snapshot.folder), read_config(str(snapshot.config), "--resume")
     elif changes := changes_since(checkpoint, read_code(now.folder)):
         print_line(f"{changes}\n--as-trained uses the code as it was\n")
-    return now, from_file(now, data, f"{run_dir}: its {CONFIG_FILE}", note_of(run_dir))
+    file = f"{run_dir}: its {CONFIG_FILE}" if (run_dir / CONFIG_FILE).exists() else str(checkpoint)
+    return now, from_file(now, data, file, note_of(run_dir))
