@@ -11,6 +11,7 @@ import pytest
 from mjfleet.config import LaunchConfig
 from mjfleet.launch import host_starter
 from mjfleet.launch.host_facts import HostFacts, host_facts
+from mjfleet.launch.host_messages import Answer, AskFacts, Meet, Prepare
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.launch.host_starter import HostConnections
 
@@ -31,23 +32,24 @@ def test_it_answers_questions_and_leaves_nothing(folder: Path) -> None:
     # What lies in the current directory is not imported.
     (folder / "psutil.py").write_text("raise RuntimeError('imported')")
     (folder / "token").touch()
-    question = {"task_folder": str(folder / "tmp"), "token": "token", "packages": ["no-such-thing"]}
+    question = AskFacts(str(folder / "tmp"), "token", ("no-such-thing",))
     with HostConnections([LOCALHOST], LaunchConfig()) as connections:
         (host,) = connections
-        answer = connections.ask({host: {"facts": question}}, PATIENCE)[host]
-        seen = HostFacts(**answer["facts"])
+        seen = connections.ask({host: question}, PATIENCE)[host]
         assert seen == host_facts(str(folder / "tmp"), "token", ["no-such-thing"])
+        assert isinstance(seen, HostFacts)
         assert seen.has_token
         assert seen.versions["no-such-thing"] == "missing"
         host.send_file("model_1.pt", io.BytesIO(b"weights"))
-        listening = connections.ask({host: {"listen": "127.0.0.1"}}, PATIENCE)[host]
-        port = listening["port"]
+        listening = connections.ask({host: Meet("127.0.0.1")}, PATIENCE)[host]
+        assert isinstance(listening, Answer)
         (sent,) = (folder / "tmp").glob("mjfleet-*/model_1.pt")
         assert sent.read_bytes() == b"weights"
-        there = connections.ask({host: {"connect": ["127.0.0.1", port]}}, PATIENCE)[host]
-        assert there == {"connected": "127.0.0.1"}
-        refused = connections.ask({host: {"listen": "192.0.2.1"}}, PATIENCE)[host]
-        assert "assign requested address" in refused["error"]
+        there = connections.ask({host: Meet("127.0.0.1", listening.port)}, PATIENCE)[host]
+        assert there == listening
+        refused = connections.ask({host: Meet("192.0.2.1")}, PATIENCE)[host]
+        assert isinstance(refused, Answer)
+        assert "assign requested address" in refused.error
     assert not list((folder / "tmp").glob("mjfleet-*"))
 
 
@@ -55,15 +57,16 @@ def test_on_this_host_it_waits_for_a_silent_launcher_whose_user_is_logged_in_by_
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "203.0.113.5 50000 203.0.113.6 22")
-    impatient = "import mjfleet.launch.host_messages as messages; messages.LOST_SECONDS = 0.1; "
+    impatient = "import mjfleet.launch.host_channel as channel; channel.LOST_SECONDS = 0.1; "
     monkeypatch.setattr(host_starter, "HOST_AGENT", impatient + host_starter.HOST_AGENT)
-    question = {"task_folder": str(folder), "token": "", "packages": []}
+    question = AskFacts(str(folder), "", ())
     with HostConnections([LOCALHOST], LaunchConfig()) as connections:
         (host,) = connections
-        connections.ask({host: {"facts": question}}, PATIENCE)
+        connections.ask({host: question}, PATIENCE)
         time.sleep(0.5)  # Heartbeats come less often.
-        answer = connections.ask({host: {"facts": question}}, PATIENCE)[host]
-        assert (answer["facts"]["address"], answer["facts"]["launcher_address"]) == ("", "")
+        seen = connections.ask({host: question}, PATIENCE)[host]
+        assert isinstance(seen, HostFacts)
+        assert (seen.address, seen.launcher_address) == ("", "")
     over_ssh = host_facts(str(folder), "", [], is_over_ssh=True)
     assert (over_ssh.launcher_address, over_ssh.address) == ("203.0.113.5", "203.0.113.6")
 
@@ -71,18 +74,19 @@ def test_on_this_host_it_waits_for_a_silent_launcher_whose_user_is_logged_in_by_
 def test_one_that_imports_torch_ends_as_soon_as_the_launcher_is_gone(folder: Path) -> None:
     begun = time.monotonic()
     with HostConnections([LOCALHOST], LaunchConfig()) as connections:
-        connections.send({"prepare": ["native", 1]})
+        connections.send(Prepare("native", 1))
     assert time.monotonic() - begun < PATIENCE
     assert not list((folder / "tmp").glob("mjfleet-*"))
 
 
 def test_one_that_was_killed_is_named_and_its_folder_removed(folder: Path) -> None:
-    question = {"task_folder": str(folder), "token": "", "packages": []}
+    question = AskFacts(str(folder), "", ())
     with HostConnections([LOCALHOST], LaunchConfig()) as connections:
         (host,) = connections
-        assert "facts" in connections.ask({host: {"facts": question}}, PATIENCE)[host]
+        assert isinstance(connections.ask({host: question}, PATIENCE)[host], HostFacts)
         (left,) = (folder / "tmp").glob("mjfleet-*")
         os.kill(int(left.name.split("-")[1]), 9)
-        answer = connections.ask({host: {"facts": question}}, PATIENCE)[host]
-        assert "killed by SIGKILL" in answer["error"]
+        answer = connections.ask({host: question}, PATIENCE)[host]
+        assert isinstance(answer, Answer)
+        assert "killed by SIGKILL" in answer.error
     assert not left.exists()

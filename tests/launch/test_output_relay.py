@@ -1,14 +1,12 @@
-"""The relay of rank 0's output, where it cannot go on."""
-
-from types import SimpleNamespace
-from typing import Any, cast
+"""The relay of rank 0's output, where it cannot continue."""
 
 import pytest
 
+from mjfleet.launch import output_relay
 from mjfleet.launch.output_relay import OutputRelay
-from mjfleet.launch.run_supervisor import RunSupervisor
 from mjfleet.utils.wait_until import wait_until
-from mjfleet.worker.stop_signals import StopRequest
+
+from ..conftest import PATIENCE
 
 
 def has_failed(relay: OutputRelay) -> bool:
@@ -19,11 +17,11 @@ def has_failed(relay: OutputRelay) -> bool:
     return False
 
 
-def test_what_ends_the_relay_ends_the_run() -> None:
-    plan: Any = SimpleNamespace(workers=[SimpleNamespace(log_file=None)])
+def test_what_ends_the_relay_is_raised_for_who_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(stream: int, writer: int) -> None:
+        raise AttributeError("a mistake of ours")
+
     with OutputRelay(None) as relay:
         relay.check()
-        relay.say(cast(str, None))  # A mistake of ours.
-        assert wait_until(lambda: has_failed(relay), 30.0)
-        with pytest.raises(AttributeError):
-            RunSupervisor(plan, cast(Any, []), relay).follow(StopRequest())
+        monkeypatch.setattr(output_relay, "_pass_on_size", broken)
+        assert wait_until(lambda: has_failed(relay), PATIENCE)

@@ -1,7 +1,7 @@
 """What the launcher makes of the hosts' answers, which are made up here."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,8 +10,10 @@ import pytest
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.host_facts import HostFacts, host_facts
+from mjfleet.launch.host_messages import Answer, AskFacts, Message
 from mjfleet.launch.host_starter import HostConnection, HostConnections
-from mjfleet.launch.preflight import find_rendezvous, preflight
+from mjfleet.launch.meeting_address import find_meeting
+from mjfleet.launch.preflight import preflight
 from mjfleet.registry import FoundTask, discover
 
 
@@ -42,22 +44,16 @@ class Hosts:
     def leave_out(self, hosts: Iterable[Host]) -> None:
         self._hosts = [host for host in self._hosts if host not in list(hosts)]
 
-    def ask(
-        self, requests: Mapping[Host, dict[str, Any]], seconds: float
-    ) -> dict[Host, dict[str, Any]]:
+    def ask(self, requests: Mapping[Host, Message], seconds: float) -> dict[Host, Message]:
         del seconds
         return {host: self._answer(host.name, request) for host, request in requests.items()}
 
-    def _answer(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
-        facts = self.facts[name]
-        if facts is None:
-            return {"error": "no route"}
-        if "facts" in request:
-            has_token = facts.has_token and Path(request["facts"]["token"]).exists()
-            return {"facts": asdict(replace(facts, has_token=has_token))}
-        if "listen" in request:
-            return {"port": 4711}
-        return {"error": "timed out"} if name in self.unreachable else {"connected": "x"}
+    def _answer(self, name: str, request: Message) -> Message:
+        if (facts := self.facts[name]) is None:
+            return Answer(error="no route")
+        if isinstance(request, AskFacts):
+            return replace(facts, has_token=facts.has_token and Path(request.token).exists())
+        return Answer(error="timed out") if name in self.unreachable else Answer(4711)
 
 
 @pytest.fixture
@@ -87,7 +83,7 @@ def test_hosts_that_fit_are_used_and_meet_at_the_first(
 ) -> None:
     hosts = Hosts(node1=facts(found, "node1"), node2=facts(found, "node2", cores=8))
     used = check(hosts, found, config)
-    assert [(host.name, host.cores, len(host.devices.names)) for host in used] == [
+    assert [(host.host, host.cores, len(host.names)) for host in used] == [
         ("node1", 4, 2),
         ("node2", 8, 2),
     ]
@@ -118,14 +114,14 @@ def test_all_that_is_wrong_is_told_at_once(found: FoundTask, config: TrainConfig
         assert words in str(error.value)
 
 
-def test_a_restart_goes_on_without_lost_hosts_if_enough_are_left(
+def test_a_restart_continues_without_lost_hosts_if_enough_are_left(
     found: FoundTask, config: TrainConfig
 ) -> None:
     def lost() -> Hosts:
         return Hosts(node1=facts(found, "node1"), node2=None)
 
     used = check(lost(), found, replace(config, min_hosts=1), is_restart=True)
-    assert [host.name for host in used] == ["node1"]
+    assert [host.host for host in used] == ["node1"]
     for minimum in (None, 2):
         with pytest.raises(UserError, match="node2: no route"):
             check(lost(), found, replace(config, min_hosts=minimum), is_restart=True)
@@ -139,6 +135,6 @@ def test_a_host_that_cannot_reach_the_first_is_named(found: FoundTask) -> None:
     known = cast("dict[HostConnection, HostFacts]", {h: hosts.facts[h.name] for h in hosts})
     connections = cast("HostConnections", hosts)
     with pytest.raises(UserError, match=r"node2: it cannot reach node1 at 10\.0\.0\.1, port 4711"):
-        find_rendezvous(connections, known, LaunchConfig())
+        find_meeting(connections, known, LaunchConfig())
     with pytest.raises(UserError, match="a loopback address"):
-        find_rendezvous(connections, known, LaunchConfig(launcher_address="127.0.0.1"))
+        find_meeting(connections, known, LaunchConfig(launcher_address="127.0.0.1"))

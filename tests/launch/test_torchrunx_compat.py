@@ -1,21 +1,10 @@
-"""Workers that are forked in torchrunx's agent: how they end, and which signals reach them."""
+"""Workers that are forked in torchrunx's agent: how they end."""
 
-import os
-import signal
 import sys
-import time
 
 from mjfleet.launch.torchrunx_compat import ForkedWorkers
 
 from ..conftest import PATIENCE
-
-
-def end_when_told(seconds: float) -> None:
-    """Take SIGINT only after some seconds, and end with a code of its own."""
-    time.sleep(seconds)
-    signal.signal(signal.SIGINT, lambda number, frame: os._exit(7))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    time.sleep(PATIENCE)
 
 
 def test_the_end_of_each_worker_is_known_once_all_have_ended() -> None:
@@ -28,16 +17,6 @@ def test_the_end_of_each_worker_is_known_once_all_have_ended() -> None:
     assert {rank: failure.message for rank, failure in result.failures.items()} == {
         1: "exit code 3"
     }
-
-
-def test_a_signal_reaches_a_worker_that_could_not_yet_take_it() -> None:
-    workers = ForkedWorkers(1)
-    workers.start(entrypoint=end_when_told, args={0: (0.5,)})
-    (pid,) = workers.pids
-    os.kill(pid, signal.SIGINT)
-    result = workers.wait(PATIENCE)
-    assert result is not None
-    assert result.failures[0].message == "exit code 7"
 
 
 def test_workers_that_have_nothing_to_do_yet_can_be_ended() -> None:

@@ -390,17 +390,14 @@ def test_no_host_name_needs_to_be_resolved_and_nothing_need_be_left(tmp_path: Pa
     assert (tmp_path / "left").read_text() == ""
 
 
-def test_shared_memory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_shared_memory_that_cannot_be_written_is_not_needed(tmp_path: Path) -> None:
     unshare = ["unshare", "--mount", "--map-root-user", "sh", "-ec"]
     train = " ".join([*TRAIN, "cartpole-balance", *SMALL])
     result = subprocess.run(
         [*unshare, f"mount -t tmpfs -o ro none /dev/shm; {train}"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("error: workers need shared memory, /dev/shm: Read-only file system")
-    assert not (tmp_path / "logs").exists()
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import Devices, Host
+from mjfleet.launch.devices import Devices
 from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import discover
 from mjfleet.runs import run_directory
@@ -15,7 +15,7 @@ from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.runs.run_json import read_record
 
 TASK = discover({}).find("cartpole-balance")
-PLAN = make_plan(TASK, TASK.defaults(), [Host(devices=Devices(), cores=1)], {}).record()
+PLAN = make_plan(TASK, TASK.defaults(), [Devices(cores=1)], {}).record()
 
 
 def begin(path: Path) -> RunDirectory:

@@ -10,7 +10,6 @@ from mjfleet.errors import UserError
 from mjfleet.rl.phase import Phase
 from mjfleet.rl.runner import DivergedError
 from mjfleet.worker.failure_record import (
-    FailedError,
     Failure,
     hang_message,
     only_waits,
@@ -47,8 +46,6 @@ def test_a_record_says_who_failed_where_and_why(tmp_path: Path) -> None:
     assert written.summary.endswith("(cuda:1), iteration 5, learn: ValueError: too large")
     assert written.write(tmp_path) == tmp_path / "failures/rank1.json"
     assert read_failures(tmp_path) == [written]
-    assert FailedError(written, tmp_path).record == tmp_path / "failures/rank1.json"
-    assert FailedError(written, tmp_path / "gone").record is None
 
 
 def test_an_iteration_is_named_once() -> None:

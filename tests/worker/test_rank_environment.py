@@ -20,27 +20,19 @@ def test_a_task_of_a_step_is_a_worker() -> None:
         "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "20018",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [("gpu", "gpu"), ("gpu007,login", "gpu007"), ("gpu[001-003,9],x", "gpu001"), ("a[7]", "a7")],
-)
-def test_workers_meet_on_the_first_host(nodes: str, first: str) -> None:
-    assert torchrun_variables(STEP | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == first
+    nodes = STEP | {"SLURM_STEP_NODELIST": "gpu[001-003,9],x"}
+    assert torchrun_variables(nodes)["MASTER_ADDR"] == "gpu001"
 
 
 def test_hosts_may_have_different_numbers_of_workers() -> None:
     uneven = STEP | {"SLURM_STEP_TASKS_PER_NODE": "3(x2),1", "SLURM_STEP_NUM_TASKS": "7"}
-    sizes = [
-        torchrun_variables(uneven | {"SLURM_NODEID": node})["LOCAL_WORLD_SIZE"] for node in "012"
-    ]
-    assert sizes == ["3", "3", "1"]
+    found = [torchrun_variables(uneven | {"SLURM_NODEID": node}) for node in "012"]
+    assert [variables["LOCAL_WORLD_SIZE"] for variables in found] == ["3", "3", "1"]
 
 
 def test_what_is_set_already_stays() -> None:
-    mine = torchrun_variables(STEP | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5555"})
-    assert not {"MASTER_ADDR", "MASTER_PORT"} & mine.keys()
+    added = torchrun_variables(STEP | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5555"})
+    assert not {"MASTER_ADDR", "MASTER_PORT"} & added.keys()
     # As within torchrun that srun has started, and as somebody says who wants no fleet.
     assert torchrun_variables(STEP | {"WORLD_SIZE": "8"}) == {}
     # As in a batch script, which has places too, but is no step.
@@ -70,7 +62,7 @@ def test_a_process_of_mpirun_is_a_worker() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "message"),
     [
         (OPEN_MPI, "need MASTER_ADDR and MASTER_PORT to meet"),
         (MPICH, "need MASTER_PORT to meet"),
@@ -78,8 +70,8 @@ def test_a_process_of_mpirun_is_a_worker() -> None:
         ({"JAX_WORLD_SIZE": "2", "JAX_RANK": "1"}, "skrl's JAX launcher"),
     ],
 )
-def test_processes_that_cannot_meet_are_refused(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_processes_that_cannot_meet_are_refused(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         torchrun_variables(environ)
 
 
@@ -87,21 +79,14 @@ def test_processes_that_cannot_meet_are_refused(environ: dict[str, str], said: s
     "changes",
     [
         {"SLURM_STEP_NODELIST": "n[1-99999999]"},
-        {"SLURM_STEP_NODELIST": ""},
         {"SLURM_NODEID": "one"},
-        {"SLURM_NODEID": "2"},
         {"SLURM_STEP_TASKS_PER_NODE": "2(x1)"},
     ],
 )
-def test_a_step_that_cannot_be_is_told(changes: dict[str, str]) -> None:
+def test_a_step_that_cannot_be_is_refused(changes: dict[str, str]) -> None:
     ((name, value),) = changes.items()
     with pytest.raises(UserError, match=re.escape(f"{name}={value}")):
         torchrun_variables(STEP | changes)
-
-
-def test_a_step_may_have_any_number_of_hosts() -> None:
-    wide = STEP | {"SLURM_STEP_TASKS_PER_NODE": "4(x99999999999),1"}
-    assert torchrun_variables(wide)["LOCAL_WORLD_SIZE"] == "4"
 
 
 TORCHRUN = {
@@ -123,7 +108,7 @@ def test_without_them_there_is_no_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"RANK": "4"}, "RANK=4"),
         ({"RANK": "x"}, "'x'"),
@@ -133,7 +118,7 @@ def test_without_them_there_is_no_place() -> None:
         ({"WORLD_SIZE": "9" * 9, "LOCAL_WORLD_SIZE": "9" * 9}, "at most 1024 workers"),
     ],
 )
-def test_a_place_that_cannot_be_is_told(changes: dict[str, str | None], said: str) -> None:
+def test_a_place_that_cannot_be_is_refused(changes: dict[str, str | None], message: str) -> None:
     environ = {name: value for name, value in {**TORCHRUN, **changes}.items() if value is not None}
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         Rank.from_environ(environ)

@@ -88,19 +88,6 @@ def test_what_defers_a_signal_finishes_and_a_second_one_is_raised() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_where_there_is_nothing_to_finish_the_first_signal_is_raised() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        with (
-            StopRequest([signal.SIGINT], say=lambda text: None).installed() as stop,
-            stop.deferred(accept=lambda: False),
-            pytest.raises(Stopped),
-        ):
-            send(signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def test_sigquit_defers_nothing() -> None:
     before = signal.getsignal(signal.SIGQUIT)
     try:

@@ -13,7 +13,7 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.torch_process_group import local_rank_0_first, process_group
-from mjfleet.worker.worker_args import HostArgs, WorkerArgs
+from mjfleet.worker.worker_args import WorkerArgs
 
 from ..conftest import PATIENCE
 
@@ -30,12 +30,10 @@ def test_workers_meet_though_one_is_faster_than_rank_0(tmp_path: Path, several_h
     listener = socket.create_server(("127.0.0.1", 0))
     address, port = listener.getsockname()
     socket.create_connection((address, port)).close()
-    part = HostArgs(
-        node=0, first_rank=0, world_size=2, address=address, port=port, listener=listener.fileno()
-    )
     args = WorkerArgs(
         task="", task_folder="", config={}, devices=("cpu", "cpu"), engine="native", threads=1,
-        run_dir="", backend="gloo", part=part if several_hosts else None, scratch=str(tmp_path),
+        run_dir="", backend="gloo", listener=listener.fileno(),
+        meeting=(address, port) if several_hosts else None, scratch=str(tmp_path),
     )  # fmt: skip
     with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
         faster = pool.submit(join, args, 1)

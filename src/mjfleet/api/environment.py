@@ -1,5 +1,6 @@
 """`mjfleet.make`: an environment in this process."""
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import fields
@@ -11,7 +12,7 @@ from mjfleet.config.launch_config import LaunchConfig
 from mjfleet.env import Env
 from mjfleet.env.factory import build_env, on_device
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import this_host
+from mjfleet.launch.devices import choose_devices
 from mjfleet.launch.launch_plan import LaunchPlan, make_plan
 from mjfleet.registry import FoundTask
 
@@ -51,8 +52,8 @@ def make(
     plan = place(found, chosen)
     stack = ExitStack()
     with stack:
-        stack.enter_context(on_device(plan.engine, plan.workers[0].device))
-        env = build_env(found, plan.config, plan.engine, plan.workers[0].device, plan.threads)
+        stack.enter_context(on_device(plan.engine, plan.device))
+        env = build_env(found, plan.config, plan.engine, plan.device, plan.threads)
         env.on_close = stack.pop_all()
     return env
 
@@ -65,10 +66,10 @@ def refuse(changes: Mapping[str, Any]) -> None:
 
 def place(found: FoundTask, config: TrainConfig) -> LaunchPlan:
     """Choose device, engine and threads of one worker in this process, as `train` does."""
-    host = this_host(config)
-    if len(host.devices.names) > 1:
+    devices = choose_devices(config, os.environ)
+    if len(devices.names) > 1:
         raise UserError("gpu_ids: this process has one worker, so one device.")
-    return make_plan(found, config, [host], {})
+    return make_plan(found, config, [devices], {})
 
 
 def _gpu_ids(device: str) -> Any:

@@ -71,7 +71,7 @@ def iterate(
         refuse(changes)
         found, chosen = choose_task(task, name, config, {"gpu_ids": "auto", **changes})
         plan = place(found, chosen)
-        device, config = plan.workers[0].device, plan.config
+        device, config = plan.device, plan.config
         seed_everything(config.agent.seed)
         stack.enter_context(on_device(plan.engine, device))
         size = config.agent.algorithm.envs_per_group

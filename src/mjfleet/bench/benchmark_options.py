@@ -12,7 +12,7 @@ from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.config.launch_config import GPUS, GpuRequest
 from mjfleet.config.validation import COUNT, Checked, Count, Folder, OptionalCount, Rule
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import Devices, Host, choose_devices
+from mjfleet.launch.devices import Devices, choose_devices
 from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import FoundTask
 from mjfleet.utils.console import print_error
@@ -100,8 +100,7 @@ class Setup:
 
         UserError if engine, threads and devices do not fit each other.
         """
-        hosts = [Host(devices=self.devices, cores=usable_cores())]
-        plan = make_plan(self.found, config, hosts, {})
+        plan = make_plan(self.found, config, [self.devices], {})
         return replace(plan, run_dir=run_dir).worker_args()
 
     def rounds(

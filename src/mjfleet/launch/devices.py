@@ -1,9 +1,8 @@
 """Chooses the GPUs or CPU workers that a run uses on a host. Runs in the launcher, without CUDA."""
 
-import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Literal
 
@@ -11,7 +10,6 @@ from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.utils.hardware_names import count_gpus, usable_cores
-from mjfleet.worker.rank_environment import Rank
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -24,30 +22,14 @@ class Devices:
     physical: tuple[str, ...] = ()  # As the driver says: a number, a GPU UUID or a MIG UUID.
     note: str = ""  # Why the CPU was chosen, where the user may have expected a GPU.
     cpu_workers: int = 1
+    host: str = LOCALHOST
+    cores: int = field(default_factory=usable_cores)  # CPU cores that a process there may use.
+    threads: int = 1  # CPU threads of each worker; a launch plan decides.
 
     @property
     def names(self) -> tuple[str, ...]:
         """torch's name of each worker's device."""
         return tuple(f"cuda:{index}" for index in self.indices) or ("cpu",) * self.cpu_workers
-
-
-@dataclass(frozen=True, kw_only=True)
-class Host:
-    """A host, and what of it a run uses."""
-
-    name: str = LOCALHOST
-    devices: Devices
-    cores: int  # CPU cores that a process there may use.
-
-
-def this_host(config: LaunchConfig, outer: Rank | None = None) -> Host:
-    """Return this host, and what of it a run uses; see `choose_devices`.
-
-    `outer` is this process's place among workers that something else has started, if it has.
-    """
-    started = outer.local_world_size if outer else None
-    devices = choose_devices(config, os.environ, started=started)
-    return Host(devices=devices, cores=usable_cores())
 
 
 def choose_devices(

@@ -1,8 +1,7 @@
 """The host agent: the process on each host of a run that starts its workers and reports on them.
 
 The launcher is at the other end of its standard input and output. When the launcher is gone, the
-host agent ends, with all that it has started. It obeys nothing else; that of the first host opens
-the port where the workers of all hosts meet.
+host agent ends, with all that it has started.
 """
 
 import os
@@ -14,23 +13,32 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
+from mjfleet.launch.host_channel import LOST_SECONDS, PIECE, HostChannel
 from mjfleet.launch.host_facts import host_facts
-from mjfleet.launch.host_messages import LOST_SECONDS, PIECE, HostChannel, Message
+from mjfleet.launch.host_messages import (
+    AllHang,
+    Answer,
+    AskFacts,
+    FilePiece,
+    Meet,
+    Message,
+    Prepare,
+    SendSignal,
+)
 from mjfleet.launch.host_names import temporary_name
 from mjfleet.launch.worker_watchdog import WorkerStatus
 from mjfleet.utils.atomic_write import append
 from mjfleet.utils.parent_death import PARENT_VARIABLE
-from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.thread_limits import prepare, thread_variables
-from mjfleet.worker.worker_args import LOOPBACK_ALONE, HostArgs, WorkerArgs
+from mjfleet.worker.worker_args import LOOPBACK_ALONE, STOPPING, WorkerArgs
 
 if TYPE_CHECKING:
     from mjfleet.launch.worker_processes import WorkerProcesses
@@ -41,7 +49,7 @@ STATUS_SECONDS = 1.0  # How often the status of the workers is sent at least.
 
 
 class HostAgent:
-    """Does what the launcher says, one thing after another; what cannot wait, at once.
+    """Does what the launcher asks for, one thing after another; what cannot wait, at once.
 
     The folder is for files of this run: heartbeats, and what is sent to the launcher. For the rest
     see `HostChannel`.
@@ -55,48 +63,39 @@ class HostAgent:
         self._listener: socket.socket | None = None
         self._has_begun = False
         self._workers: WorkerProcesses | None = None
-        self._told: tuple[WorkerStatus | None, float] = (None, 0.0)
-        self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Message | OSError | None] = queue.SimpleQueue()
         self._channel = HostChannel(reader, writer, self._receive, patience)
 
     def serve(self) -> None:
         """Serve until the launcher disconnects."""
         while (message := self._inbox.get()) is not None:
             match message:
-                case {"facts": question}:
-                    self._channel.send({"facts": asdict(host_facts(**question))})
-                case {"listen": address}:
-                    self._reply(self._listen, address)
-                case {"connect": [address, port]}:
-                    self._reply(self._connect, address, port)
-                case {"unwritten": error}:
-                    raise error
-                case {"prepare": [engine, threads]}:
+                case AskFacts():
+                    self._channel.send(host_facts(**vars(message)))
+                case Meet(address, port):
+                    self._channel.send(self._meet(address, port))
+                case Prepare(engine, threads):
                     _import_for_workers(engine, threads)
-                case {"run": args, "agent_log": agent_log, "sends_files": sends_files}:
-                    part = args["part"] and HostArgs(**args["part"])
-                    self._run(WorkerArgs(**args | {"part": part}), agent_log, sends_files)
+                case WorkerArgs():
+                    self._run(message)
+                case OSError():
+                    raise message
         self._channel.close(END_SECONDS)
 
     def _receive(self, message: Message | None) -> None:
         """Take a message, in the channel's thread."""
         match message:
-            case {"has_begun": _}:
-                workers = self._workers
-                self._channel.send({"has_begun": bool(workers and workers.watchdog.has_begun)})
-            case {"stop": _}:
-                self._signal(signal.SIGINT)
-            case {"all_hang": all_hang}:
+            case SendSignal(number):
+                self._send_signal(signal.Signals(number))
+            case AllHang(value):
                 if self._workers:
-                    self._workers.watchdog.all_hang = all_hang
-            case {"kill": _}:
-                self._signal(signal.SIGKILL)
-            case {"file": name, "data": data}:
+                    self._workers.watchdog.all_hang = value
+            case FilePiece(name, data):
                 # Not in the inbox: all of a checkpoint would wait there while torch is imported.
                 try:
                     append(self._folder / Path(name).name, data)
                 except OSError as error:
-                    self._inbox.put({"unwritten": error})
+                    self._inbox.put(error)
             case None if not self._has_begun:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 os._exit(0)  # The main thread may be importing torch.
@@ -104,79 +103,70 @@ class HostAgent:
                 end = threading.Timer(END_SECONDS, os._exit, (1,))
                 end.daemon = True
                 end.start()
-                self._signal(signal.SIGKILL)
+                self._send_signal(signal.SIGKILL)
                 self._inbox.put(None)
             case _:
                 self._inbox.put(message)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _send_signal(self, number: signal.Signals) -> None:
         if self._workers:
             self._workers.send_signal(number)
 
-    def _reply(self, answer: Callable[..., Message], *arguments: object) -> None:
-        try:
-            self._channel.send(answer(*arguments))
-        except OSError as error:
-            self._channel.send({"error": os.strerror(error.errno) if error.errno else str(error)})
-
-    def _listen(self, address: str) -> Message:
-        """Listen where the workers of all hosts will meet; returns the port.
-
-        The other hosts try at once whether they can reach it, and rank 0 takes it over.
-        """
-        self._address = address
+    def _meet(self, address: str, port: int | None) -> Answer:
+        """Listen where the workers of all hosts will meet, or try to reach the host that does."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         backlog = socket.SOMAXCONN  # Ranks of other hosts may all connect before rank 0 serves.
-        self._listener = socket.create_server((address, 0), family=family, backlog=backlog)
-        return {"port": self._listener.getsockname()[1]}
+        try:
+            if port is None:
+                # Rank 0 takes it over.
+                self._listener = socket.create_server((address, 0), family=family, backlog=backlog)
+                self._address, port = self._listener.getsockname()[:2]
+            else:
+                with socket.create_connection((address, port), CONNECT_SECONDS) as connection:
+                    self._address = connection.getsockname()[0]
+        except OSError as error:
+            return Answer(error=os.strerror(error.errno) if error.errno else str(error))
+        return Answer(port)
 
-    def _connect(self, address: str, port: int) -> Message:
-        """Try to reach the first host."""
-        with socket.create_connection((address, port), timeout=CONNECT_SECONDS) as connection:
-            self._address = connection.getsockname()[0]
-        return {"connected": self._address}
-
-    def _run(self, args: WorkerArgs, agent_log: str, sends_files: bool) -> None:
+    def _run(self, args: WorkerArgs) -> None:
         """Run this host's workers to their end, and say how they have ended.
 
-        With `sends_files`, relative paths are those of files that only the launcher's host keeps:
-        they are made in the folder, and sent. `agent_log` is the log of torchrunx's agent.
+        Relative paths are those of files that only the launcher's host keeps: they are made in the
+        folder, and sent.
         """
         self._has_begun = True
         from mjfleet.launch.worker_processes import WorkerProcesses
 
-        part = args.part and replace(args.part, network=_network(self._address))
-        if part and self._listener:  # Rank 0, a fork of this process, has the same descriptor.
-            part = replace(part, listener=self._listener.fileno())
-        folder = self._folder if sends_files else Path()
+        folder = self._folder
         args = replace(
             args,
-            part=part,
+            network=_network(self._address) if args.meeting else {},
+            # Rank 0, a fork of this process, has the same descriptor.
+            listener=self._listener.fileno() if self._listener else -1,
             run_dir=str(folder / args.run_dir),
             log_files=tuple(str(folder / name) for name in args.log_files),
+            agent_log=str(folder / args.agent_log),
             checkpoint=args.checkpoint and str(folder / args.checkpoint),
             temporary=self._temporary,
-            scratch=str(self._folder),
+            scratch=str(folder),
         )
-        logs = [Path(name) for name in (*args.log_files, folder / agent_log)]
-        files = GrowingFiles(self._channel, self._folder, logs)
+        files = GrowingFiles(self._channel, folder, [*args.log_files, args.agent_log])
         Path(args.run_dir).mkdir(exist_ok=True)
-        with WorkerProcesses(args, logs[-1]) as workers:
+        sent: WorkerStatus | None = None
+        when = 0.0
+        with WorkerProcesses(args) as workers:
             self._workers = workers
-
-            def report() -> None:
+            while (end := workers.end()) is None:
                 if self._channel.is_disconnected:
                     workers.send_signal(signal.SIGKILL)  # Also if they have only just started.
                 files.send_new()
                 status, now = workers.watchdog.status, time.monotonic()
-                if status != self._told[0] or now - self._told[1] > STATUS_SECONDS:
-                    self._told = status, now
-                    self._channel.send({"status": asdict(status)})
-
-            end = workers.follow(report)
+                if status != sent or now - when > STATUS_SECONDS:
+                    self._channel.send(status)
+                    sent, when = status, now
         self._workers = None
-        files.send_rest(self._folder.glob("*/failures/*"))
-        self._channel.send({"failure" if isinstance(end, Failure) else "outcome": asdict(end)})
+        files.send_rest(folder.glob("*/failures/*"))
+        self._channel.send(end)
 
 
 class GrowingFiles:
@@ -185,9 +175,9 @@ class GrowingFiles:
     Their names in the folder are sent, too. Some may not exist yet.
     """
 
-    def __init__(self, channel: HostChannel, folder: Path, paths: Iterable[Path]) -> None:
+    def __init__(self, channel: HostChannel, folder: Path, paths: Iterable[str]) -> None:
         self._channel, self._folder = channel, folder
-        self._sent = dict.fromkeys((path for path in paths if folder in path.parents), 0)
+        self._sent = {path: 0 for path in map(Path, paths) if folder in path.parents}
 
     def send_new(self) -> bool:
         """Send what is new in each file, a piece at most; return whether there was anything."""
@@ -199,7 +189,7 @@ class GrowingFiles:
                     data = file.read(PIECE)
                 if data:
                     self._sent[path] += len(data)
-                    self._channel.send_piece(str(path.relative_to(self._folder)), data)
+                    self._channel.send(FilePiece(str(path.relative_to(self._folder)), data))
                     found = True
         return found
 
@@ -241,9 +231,10 @@ def main(is_over_ssh: bool = False) -> None:
     suspended for as long as the user likes.
     """
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # For processes that this one starts.
-    # Only the launcher decides when the run ends. Workers inherit what is ignored, and handle
-    # SIGINT themselves: in this process a handler does nothing.
-    signal.signal(signal.SIGINT, lambda number, frame: None)
+    # Only the launcher decides when the run ends. Workers inherit what is ignored, and handle the
+    # first two themselves: in this process a handler does nothing.
+    for number in STOPPING:
+        signal.signal(number, lambda number, frame: None)
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     # Nothing else may read or write the channel.

@@ -1,8 +1,8 @@
 """Starts a host agent on each host of a run and holds the channel to it. Runs in the launcher.
 
 A host agent here is a child process with two pipes. Elsewhere OpenSSH's own client starts it, with
-the user's configuration and the user's known hosts. All that a host is told travels inside the
-connection, not in a command line that others on that host could read.
+the user's configuration and known hosts. Environment variables travel inside the connection, not
+in a command line that others on that host could read.
 """
 
 import json
@@ -20,8 +20,9 @@ from typing import Self
 
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
+from mjfleet.launch.host_channel import LOST_SECONDS, HostChannel
 from mjfleet.launch.host_environment import travelling
-from mjfleet.launch.host_messages import LOST_SECONDS, HostChannel, Message
+from mjfleet.launch.host_messages import Answer, Message
 from mjfleet.launch.host_names import LOCALHOST, is_here, temporary_name
 from mjfleet.utils.child_process import ChildProcess
 
@@ -36,8 +37,8 @@ HOST_AGENT = "from mjfleet.launch.host_agent import main; main()"
 """Python code, because `-m` would have each worker import that module again as `__mp_main__`."""
 OVER_SSH = "from mjfleet.launch.host_agent import main; main(is_over_ssh=True)"
 _BOOT = (
-    "import json, os, sys; told = json.loads(open(0, 'rb', 0, closefd=False).readline()); "
-    f"os.execve(sys.executable, [sys.executable, '-P', '-c', {OVER_SSH!r}], os.environ | told)"
+    "import json, os, sys; sent = json.loads(open(0, 'rb', 0, closefd=False).readline()); "
+    f"os.execve(sys.executable, [sys.executable, '-P', '-c', {OVER_SSH!r}], os.environ | sent)"
 )
 """Reads the environment variables that travel, then becomes the host agent."""
 
@@ -70,15 +71,15 @@ class HostConnection(HostChannel):
             os.dup(self._process.stdin.fileno()),
             lambda message: inbox.put((self, message)),
             patience=None if self.is_here else LOST_SECONDS,
-            greeting=greeting,
         )
+        self._queue.put([greeting])  # Before all messages.
         self._process.stdin.close()
 
     def __str__(self) -> str:
         return self.name
 
     def why_lost(self) -> str:
-        """Return in words why the host agent has disconnected."""
+        """Return why the host agent has disconnected."""
         if self.error:
             return f"its messages cannot be read ({self.error!r})"
         if self.is_silent:
@@ -86,8 +87,8 @@ class HostConnection(HostChannel):
         code = self._process.wait(1.0)
         last = " ".join(self._process.errors().split("\n")[-4:]).strip()
         if code == 255 and not self.is_here:
-            said = last.removeprefix("ssh: ") or "the connection has ended"
-            return f"{said} (ssh; it has to work without a question: {self._call} true)"
+            why = last.removeprefix("ssh: ") or "the connection has ended"
+            return f"{why} (ssh; it has to work without a question: {self._call} true)"
         if code == NO_DIRECTORY:
             return f"it has no folder {os.getcwd()}, where you stand here"
         if code in (126, 127):
@@ -161,7 +162,7 @@ class HostConnections:
     def ask(
         self, requests: Mapping[HostConnection, Message], seconds: float
     ) -> dict[HostConnection, Message]:
-        """Ask several hosts at the same time; return each one's answer, which may be an `error`."""
+        """Ask several hosts at the same time; return what each one answers, or its error."""
         for host, request in requests.items():
             host.send(request)
         deadline = time.monotonic() + seconds
@@ -170,12 +171,12 @@ class HostConnections:
             if (received := self.receive(deadline - time.monotonic())) is None:
                 break
             host, message = received
-            answers[host] = {"error": host.why_lost()} if message is None else message
-        missing = {"error": f"no answer within {seconds:g} s"}
+            answers[host] = Answer(error=host.why_lost()) if message is None else message
+        missing = Answer(error=f"no answer within {seconds:g} s")
         return {host: answers.get(host, missing) for host in requests}
 
     def leave_out(self, hosts: Iterable[HostConnection]) -> None:
-        """Go on without some hosts."""
+        """Continue without some hosts."""
         self._left_out.update(hosts)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from mjfleet.config import TrainConfig, to_dict
 from mjfleet.config.rank_seed import rank_seed
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import Host, choose_backend
+from mjfleet.launch.devices import Devices, choose_backend
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.registry import FoundTask
 from mjfleet.runs.resume_choice import Parent, Resume
@@ -21,19 +21,6 @@ from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import WorkerArgs
 
 LOG_DIR_VARIABLE = "TORCHRUNX_LOG_DIR"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedWorker:
-    """One worker: who it is and where it runs."""
-
-    rank: int
-    host: str
-    device: str  # torch's name: "cuda:0", or "cpu".
-    physical: str  # What the driver calls that GPU; empty on the CPU.
-    seed: int
-    threads: int
-    log_file: Path | None = None  # None: it prints into the launcher's own output, or nowhere.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +34,10 @@ class LaunchPlan:
     """Who starts the workers. torchrunx: a host agent on this host, hosts: one on each of several;
     outer: something else has started them, such as torchrun."""
     world_size: int
-    workers: tuple[PlannedWorker, ...]  # By rank: all that we start, else those on this host.
+    hosts: tuple[Devices, ...]  # The first one has rank 0. Of `outer`, this one alone.
     rank: Rank  # This process's place among the workers, if it is one.
     backend: Literal["nccl", "gloo"] | None  # torch.distributed's; None: there is only one worker.
     engine: Literal["warp", "native"]
-    threads: int  # CPU threads of each worker on the first host.
     goes_on: bool  # Whether the run directory is that of an earlier run, which continues.
     checkpoint: Path | None  # Where training continues from; None: it begins.
     is_restart: bool  # Whether the run was started again after a fault, by itself.
@@ -61,6 +47,7 @@ class LaunchPlan:
     task_hash: str = ""  # Of the task's code, once the run directory has a snapshot of it.
     torchrunx_log_dir: Path | None = None
     torchrunx_log_dir_source: str = ""
+    logs: Path | None = None  # The folder of this attempt's logs; None: there are none.
 
     @property
     def has_host_agents(self) -> bool:
@@ -72,36 +59,61 @@ class LaunchPlan:
         """Environment steps of all workers in one iteration."""
         return self.world_size * self.config.env.num_envs * self.config.agent.num_steps_per_env
 
-    def workers_of(self, host: str) -> list[PlannedWorker]:
-        """Return the workers of one host."""
-        return [worker for worker in self.workers if worker.host == host]
+    @property
+    def device(self) -> str:
+        """torch's name of the first worker's device."""
+        return self.hosts[0].names[0]
 
-    def worker_args(self, host: str | None = None) -> WorkerArgs:
-        """Return what all workers need to know, or those of one host.
+    @property
+    def threads(self) -> int:
+        """CPU threads of each worker on the first host."""
+        return self.hosts[0].threads
+
+    def worker_args(self, node: int = 0) -> WorkerArgs:
+        """Return what the workers of a host need to know.
 
         Paths are absolute: a task's code may change the working directory.
         """
-        workers = self.workers if host is None else self.workers_of(host)
         return WorkerArgs(
             task=self.task,
             task_folder=str(self.task_folder),
             config=to_dict(self.config),
-            devices=tuple(worker.device for worker in workers),
+            devices=self.hosts[node].names,
             engine=self.engine,
-            threads=workers[0].threads,
+            threads=self.hosts[node].threads,
             run_dir=str(self.run_dir.absolute()),
             backend=self.backend,
             local=self.launcher != "outer",
             checkpoint=str(self.checkpoint.absolute()) if self.checkpoint else None,
-            goes_on=self.goes_on,
+            continues=self.goes_on,
             task_hash=self.task_hash,
+            node=node,
+            first_rank=sum(len(host.names) for host in self.hosts[:node]),
+            world_size=self.world_size,
         )
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return rank, host, device and more of all workers that we start, or of this host's."""
+        found: list[dict[str, Any]] = []
+        first = self.rank.rank - self.rank.local_rank
+        for host in self.hosts:
+            pairs = zip_longest(host.names, host.physical, fillvalue="")
+            for local_rank, (device, physical) in enumerate(pairs):
+                rank = first + len(found)
+                worker = {"rank": rank, "host": host.host, "device": device, "physical": physical}
+                worker["seed"] = rank_seed(self.config.agent.seed, rank)
+                worker["threads"] = host.threads
+                worker["log_file"] = self.logs and self.logs / log_name(host.host, local_rank)
+                found.append(worker)
+        return found
 
     def record(self) -> dict[str, Any]:
         """Return the plan's entries in run.json."""
         agent = self.config.agent
-        left_out = ("config", "task_hash")  # These are recorded elsewhere.
+        left_out = ("config", "task_hash", "hosts", "logs")  # These are recorded elsewhere.
         return {name: value for name, value in asdict(self).items() if name not in left_out} | {
+            "workers": self.workers(),
+            "threads": self.threads,
             "seed": agent.seed,
             "max_iterations": agent.max_iterations,
             "envs_per_worker": self.config.env.num_envs,
@@ -112,7 +124,7 @@ class LaunchPlan:
 def make_plan(
     found: FoundTask,
     config: TrainConfig,
-    hosts: Sequence[Host],
+    hosts: Sequence[Devices],
     environ: Mapping[str, str],
     resume: Resume | None = None,
 ) -> LaunchPlan:
@@ -127,41 +139,23 @@ def make_plan(
     if found.task.observation_sizes is not None:
         found.check_groups(config, found.task.observation_sizes)
     _refuse_contradictions(config, hosts, outer)
-    devices, is_local = hosts[0].devices, hosts[0].name == LOCALHOST
-    first = outer.rank - outer.local_rank if outer else 0
-    workers: list[PlannedWorker] = []
-    for host in hosts:
-        names = host.devices.names
-        threads = _threads(config, host.cores, len(names))
-        for name, physical in zip_longest(names, host.devices.physical, fillvalue=""):
-            rank = first + len(workers)
-            workers.append(
-                PlannedWorker(
-                    rank=rank,
-                    host=host.name,
-                    device=name,
-                    physical=physical,
-                    seed=rank_seed(config.agent.seed, rank),
-                    threads=threads,
-                )
-            )
-    world_size = outer.world_size if outer else len(workers)
+    first = hosts[0]
+    world_size = outer.world_size if outer else sum(len(host.names) for host in hosts)
     # A worker that is to be started again needs a process that outlives it.
     needs_agent = world_size > 1 or config.max_restarts > 0
     launcher = "outer" if outer else "torchrunx" if needs_agent else "in-process"
-    engine = "warp" if devices.indices else "native"
+    engine = "warp" if first.indices else "native"
     config = _divide_envs(config, world_size)
     return LaunchPlan(
         task=found.name,
         task_folder=found.folder,
         config=config,
-        launcher=launcher if is_local else "hosts",
+        launcher=launcher if first.host == LOCALHOST else "hosts",
         world_size=world_size,
-        workers=tuple(workers),
+        hosts=tuple(replace(host, threads=_threads(config, host)) for host in hosts),
         rank=outer or Rank(),
-        backend=choose_backend(config, devices) if world_size > 1 else None,
+        backend=choose_backend(config, first) if world_size > 1 else None,
         engine=engine if config.engine == "auto" else config.engine,
-        threads=workers[0].threads,
         goes_on=bool(resume and resume.run_dir),
         checkpoint=resume.checkpoint if resume else None,
         is_restart=bool(resume and resume.is_restart),
@@ -172,8 +166,8 @@ def make_plan(
 
 
 def name_files(plan: LaunchPlan, environ: Mapping[str, str], when: datetime) -> LaunchPlan:
-    """Return the plan with run directory, unless it goes on, and log files named by a time."""
-    config, run_dir, workers = plan.config, plan.run_dir, plan.workers
+    """Return the plan with run directory, unless it continues one, and logs named by a time."""
+    config, run_dir = plan.config, plan.run_dir
     if not plan.goes_on:
         run_dir = new_folder(config, when)
     if LOG_DIR_VARIABLE in environ:
@@ -182,21 +176,20 @@ def name_files(plan: LaunchPlan, environ: Mapping[str, str], when: datetime) -> 
         logs, source = config.torchrunx_log_dir, "--torchrunx-log-dir"
     else:
         logs, source = run_dir / "torchrunx", "default"
-    log_dir = Path(logs) if logs else None  # Empty: no logs.
-    if log_dir and plan.has_host_agents:
-        folder = log_dir / when.isoformat(timespec="seconds")
-        firsts = {worker.host: worker.rank for worker in reversed(workers)}
-        workers = tuple(
-            replace(w, log_file=folder / f"{w.host}[{w.rank - firsts[w.host]}].log")
-            for w in workers
-        )
+    log_dir = Path(logs)
+    has_logs = logs and plan.has_host_agents  # Empty: no logs.
     return replace(
         plan,
         run_dir=run_dir,
-        workers=workers,
-        torchrunx_log_dir=log_dir,
+        torchrunx_log_dir=log_dir if logs else None,
         torchrunx_log_dir_source=source,
+        logs=log_dir / when.isoformat(timespec="seconds") if has_logs else None,
     )
+
+
+def log_name(host: str, local_rank: int = 0) -> str:
+    """Return the name of a worker's log file."""
+    return f"{host}[{local_rank}].log"
 
 
 def new_folder(config: TrainConfig, when: datetime) -> Path:
@@ -240,26 +233,28 @@ def describe(plan: LaunchPlan) -> str:
         lines["torchrunx log directory"] = log_dir
     table = [("rank", "host", "device", "seed", "threads", "log file")]
     no_file = "none" if plan.has_host_agents else "none (printed here)"
-    for w in plan.workers:
-        device = f"{w.device} (the machine's {w.physical})" if w.physical else w.device
-        numbers = str(w.seed), str(w.threads)
-        table.append((str(w.rank), w.host, device, *numbers, str(w.log_file or no_file)))
+    for worker in plan.workers():
+        rank, host, device, physical, seed, threads, log_file = worker.values()
+        device = f"{device} (the machine's {physical})" if physical else device
+        table.append((str(rank), host, device, str(seed), str(threads), str(log_file or no_file)))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     rows = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
     plain = [f"{name + ':':<25}{value}" for name, value in lines.items()]
     return "\n".join([*plain, "", *rows, *(["", *plan.notes] if plan.notes else [])])
 
 
-def _refuse_contradictions(config: TrainConfig, hosts: Sequence[Host], outer: Rank | None) -> None:
+def _refuse_contradictions(
+    config: TrainConfig, hosts: Sequence[Devices], outer: Rank | None
+) -> None:
     """Raise an error for flags that do not fit the hosts, or who has started the workers."""
     first, *_ = hosts
-    without = [host.name for host in hosts if not host.devices.indices]
-    if first.devices.indices and without:
+    without = [devices.host for devices in hosts if not devices.indices]
+    if first.indices and without:
         raise UserError(
-            f"{first.name} has GPUs to train on, {', '.join(without)} has none: leave out hosts "
+            f"{first.host} has GPUs to train on, {', '.join(without)} has none: leave out hosts "
             "without GPUs, or train on the CPUs of all with --gpu-ids None."
         )
-    if first.devices.indices and config.engine == "native":
+    if first.indices and config.engine == "native":
         raise UserError("--engine native runs on the CPU only: add --gpu-ids None, or use warp.")
     if outer and config.max_restarts:
         raise UserError(
@@ -268,9 +263,9 @@ def _refuse_contradictions(config: TrainConfig, hosts: Sequence[Host], outer: Ra
         )
 
 
-def _threads(config: TrainConfig, cores: int, workers: int) -> int:
+def _threads(config: TrainConfig, host: Devices) -> int:
     """Return the threads of each of a host's workers: together no more than it has cores."""
-    wanted = config.cpu_threads
+    wanted, cores, workers = config.cpu_threads, host.cores, len(host.names)
     if wanted is None:
         return max(1, cores // workers)
     if not workers <= wanted <= cores:
@@ -301,13 +296,12 @@ def _divide_envs(config: TrainConfig, world_size: int) -> TrainConfig:
     return config.with_num_envs(each)
 
 
-def _notes(config: TrainConfig, hosts: Sequence[Host], world_size: int) -> Iterator[str]:
-    if hosts[0].devices.note:
-        yield f"{hosts[0].devices.note}: training on the CPU"
+def _notes(config: TrainConfig, hosts: Sequence[Devices], world_size: int) -> Iterator[str]:
+    if hosts[0].note:
+        yield f"{hosts[0].note}: training on the CPU"
     if config.total_envs is not None:
         envs = f"{config.env.num_envs} environments for each of {world_size} workers"
         yield f"--total-envs {config.total_envs}: {envs}"
     for host in hosts:
-        workers = len(host.devices.names)
-        if workers > host.cores:
+        if (workers := len(host.names)) > host.cores:
             yield f"{workers} workers share {host.cores} CPU cores and will be slow"

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import Host, this_host
+from mjfleet.launch.devices import Devices, choose_devices
 from mjfleet.launch.host_environment import take_variables, without_values
+from mjfleet.launch.host_messages import Prepare
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from mjfleet.launch.host_starter import HostConnections
 from mjfleet.launch.launch_plan import LaunchPlan, describe, make_plan, name_files
@@ -123,7 +124,9 @@ def _attempt(
             connections = None
             names = choose_hosts(config, os.environ)
             if names == [LOCALHOST]:
-                hosts = [this_host(config, Rank.from_environ(os.environ))]
+                outer = Rank.from_environ(os.environ)
+                started = outer.local_world_size if outer else None
+                hosts = [choose_devices(config, os.environ, started=started)]
             else:
                 is_restart = bool(resume and resume.is_restart)
                 connections, hosts = stack.enter_context(
@@ -147,9 +150,8 @@ def _attempt(
                 return 0, None
             if plan.has_host_agents:
                 connections = connections or stack.enter_context(HostConnections(names, config))
-                for host in connections:
-                    threads = plan.workers_of(host.name)[0].threads
-                    host.send({"prepare": [plan.engine, threads]})
+                for host, devices in zip(connections, plan.hosts, strict=True):
+                    host.send(Prepare(plan.engine, devices.threads))
             run_dir = None
             if is_first:
                 lock = resume.lock if resume else None
@@ -181,14 +183,14 @@ def plan_here(found: FoundTask, config: TrainConfig) -> LaunchPlan:
         UserError: the configuration asks for what cannot be had.
     """
     with StopRequest().installed():
-        plan = plan_size(found, config, [this_host(config)], os.environ)
+        plan = plan_size(found, config, [choose_devices(config, os.environ)], os.environ)
     return name_files(plan, os.environ, datetime.now())
 
 
 def plan_size(
     found: FoundTask,
     config: TrainConfig,
-    hosts: Sequence[Host],
+    hosts: Sequence[Devices],
     environ: Mapping[str, str],
     resume: Resume | None = None,
 ) -> LaunchPlan:
@@ -239,9 +241,8 @@ def _create_run_dir(
     """Create the run directory, named by the next second if another run took the same name."""
     when = datetime.now()
     while True:
-        log_file = plan.workers[0].log_file
         folder, source = plan.torchrunx_log_dir, plan.torchrunx_log_dir_source
-        logs = log_file and log_file.parent, f"torchrunx log directory {folder} ({source})"
+        logs = plan.logs, f"torchrunx log directory {folder} ({source})"
         try:
             record = plan.record()
             run_dir = RunDirectory(plan.run_dir, plan.config, defaults, argv, record, lock, *logs)

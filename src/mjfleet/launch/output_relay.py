@@ -4,10 +4,7 @@ import fcntl
 import logging
 import os
 import pty
-import queue
-import re
 import select
-import shutil
 import termios
 import threading
 import time
@@ -18,29 +15,23 @@ from typing import BinaryIO, Self
 
 logger = logging.getLogger(__name__)
 
-ERASE_LINE, SHOW_CURSOR = b"\x1b[2K", b"\x1b[?25h"
-"""rich writes the first before it redraws a line of a view, the second before a new view."""
-CONTROL = re.compile(rb"\x1b\[[^a-zA-Z]*[a-zA-Z]")
-
 
 class OutputRelay:
     """Copies rank 0's output to this process's own, byte by byte, and into its log file.
 
     The worker opens one channel for standard output and one for standard error. A channel is a
     pseudo-terminal if this process writes to a terminal, so that the worker draws as it would
-    there, otherwise a pipe. What a worker wrote before it was killed still comes out of it. Lines
-    of the launcher appear above the view that the worker draws.
+    there, otherwise a pipe. What a worker wrote before it was killed still comes out of it.
     """
 
     def __init__(self, log_file: Path | None) -> None:
         self._log: BinaryIO | None = log_file.open("ab", buffering=0) if log_file else None
         self._channels = {stream: _channel(stream) for stream in (1, 2)}
         self._silent: set[int] = set()
-        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._view = b""  # On a terminal: the view as it was last drawn, else an unfinished line.
+        self._ends_a_line = True
         self._ended = threading.Event()
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._pump, name="relay", daemon=True)
+        self._thread = threading.Thread(target=self._copy, name="relay", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -49,7 +40,7 @@ class OutputRelay:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        if self._view and not CONTROL.sub(b"", self._view).endswith(b"\n"):
+        if not self._ends_a_line and os.isatty(1):
             self._write(1, b"\n")  # The view of a worker that was killed.
         for ends in self._channels.values():
             for end in ends:
@@ -63,35 +54,10 @@ class OutputRelay:
         out, error = (f"/proc/{os.getpid()}/fd/{ends[1]}" for ends in self._channels.values())
         return out, error
 
-    def say(self, text: str) -> None:
-        """Print a line; may be called in a signal's handler."""
-        self._said.put(text)
-
     def check(self) -> None:
         """Raise what has ended the copying, if something has: rank 0 would wait to be read."""
         if self._error:
             raise self._error
-
-    def _pump(self) -> None:
-        try:
-            self._copy()
-        except Exception as error:
-            self._error = error
-
-    def _copy(self) -> None:
-        streams = {reader: stream for stream, (reader, _) in self._channels.items()}
-        while True:
-            # Asked before the look: what comes later is not from a worker of this run.
-            ended = self._ended.is_set()
-            for stream, (_, writer) in self._channels.items():
-                _pass_on_size(stream, writer)
-            with suppress(queue.Empty):
-                self._print_above(self._said.get_nowait())
-            ready, _, _ = select.select(streams, [], [], 0 if ended else 0.1)
-            for reader in ready:
-                self.pass_on(streams[reader], os.read(reader, 65536))
-            if ended and not ready and self._said.empty():
-                return
 
     def pass_on(self, stream: int, data: bytes) -> None:
         """Write output of rank 0 to the log file and to this process's own output."""
@@ -102,21 +68,27 @@ class OutputRelay:
                 # A relay that stopped would leave rank 0 waiting for ever to be read.
                 logger.warning("%s ends here: %s", self._log.name, error.strerror)
                 self._log = None
-        if stream == 1 and os.isatty(1):
-            shown = self._view + data
-            drawn = max(map(shown.rfind, (ERASE_LINE, SHOW_CURSOR)))
-            self._view = shown[drawn if drawn >= 0 else shown.rfind(b"\n") + 1 :]
         self._write(stream, data)
 
-    def _print_above(self, text: str) -> None:
-        """Print a line where the view begins, then the view below it."""
-        shown = CONTROL.sub(b"", self._view).decode(errors="replace").split("\n")
-        columns = shutil.get_terminal_size().columns  # It wraps lines when it shrinks.
-        lines = len(shown) - 1 + sum(max(0, len(line.rstrip()) - 1) // columns for line in shown)
-        back = (b"\r" + b"\x1b[%dA" % lines * (lines > 0) + b"\x1b[J") if self._view else b""
-        self._write(1, back + text.encode(errors="backslashreplace") + b"\n" + self._view)
+    def _copy(self) -> None:
+        streams = {reader: stream for stream, (reader, _) in self._channels.items()}
+        try:
+            while True:
+                # Asked before the look: what comes later is not from a worker of this run.
+                ended = self._ended.is_set()
+                for stream, (_, writer) in self._channels.items():
+                    _pass_on_size(stream, writer)
+                ready, _, _ = select.select(streams, [], [], 0 if ended else 0.1)
+                for reader in ready:
+                    self.pass_on(streams[reader], os.read(reader, 65536))
+                if ended and not ready:
+                    return
+        except Exception as error:
+            self._error = error
 
     def _write(self, stream: int, data: bytes) -> None:
+        if stream == 1:
+            self._ends_a_line = data.endswith(b"\n")
         while data and stream not in self._silent:
             try:
                 data = data[os.write(stream, data) :]

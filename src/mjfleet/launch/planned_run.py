@@ -17,7 +17,7 @@ from mjfleet.runs.run_lookup import members_of
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import in_a_line, print_line, printable
 from mjfleet.utils.parent_death import PARENT_VARIABLE
-from mjfleet.worker.failure_record import FailedError
+from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.in_process_worker import train_in_process
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.under_torchrun import note_run
@@ -47,25 +47,24 @@ def run_plan(
     try:
         with stop.installed():
             if connections:
-                outcome = supervise(plan, connections, stop)
+                end = supervise(plan, connections, stop)
             else:
-                outcome = train_in_process(plan.worker_args(), plan.rank, stop, ending.fail)
+                end = train_in_process(plan.worker_args(), plan.rank, stop, ending.fail)
     except Stopped as stopped:
         ending.record("stopped")
         code = 128 + stopped.signal_number
-    except UserError as error:
-        code = ending.give_back(str(error))
-    except FailedError as failed:
-        code = ending.fail(failed, stop.received)
     except BaseException:
         ending.record("failed")
         raise
     else:
-        ending.record("finished" if outcome.stopped_by is None else "stopped")
-        if run_dir and PARENT_VARIABLE not in os.environ:  # A benchmark, say, looks at no curves.
-            draw_curves(plan.run_dir)
-        # Workers that a host agent has started know SIGINT alone, whatever was received here.
-        code = 128 + (stop.received or outcome.stopped_by) if outcome.stopped_by else 0
+        if isinstance(end, Failure):
+            code = ending.fail(end, stop.received)
+        else:
+            ending.record("finished" if end.stopped_by is None else "stopped")
+            if run_dir and PARENT_VARIABLE not in os.environ:  # A benchmark looks at no curves.
+                draw_curves(plan.run_dir)
+            # Workers that a host agent has started know other signals than those received here.
+            code = 128 + (stop.received or end.stopped_by) if end.stopped_by else 0
     if run_dir:
         run_dir.close()
     if code and plan.launcher == "outer" and plan.backend == "nccl":
@@ -88,13 +87,13 @@ class _Ending:
         if self.run_dir:
             self.run_dir.end(status, **details)
 
-    def fail(self, failed: FailedError, signal: int | None = None) -> int:
+    def fail(self, failure: Failure, signal: int | None = None) -> int:
         """Record and print a failure; return the exit code.
 
         A mistake of the user's gives the run directory back instead. `signal` is the one that asked
         the run to stop before, if one did.
         """
-        failure, is_outer = failed.failure, self.plan.launcher == "outer"
+        is_outer = self.plan.launcher == "outer"
         if failure.is_users_mistake:
             return self.give_back(failure.message)
         if signal is not None and failure.is_secondary and self.plan.has_host_agents:
@@ -112,8 +111,8 @@ class _Ending:
         is_own = failure.rank == self.plan.rank.rank and not failure.is_secondary
         report = failure.report if is_own or not is_outer else failure.summary
         print(printable(report), file=sys.stderr)
-        if failed.record:
-            print(f"Recorded in {failed.record}", file=sys.stderr)
+        if self.run_dir and (path := failure.path(self.plan.run_dir)).exists():
+            print(f"Recorded in {path}", file=sys.stderr)
         return FAILED
 
     def give_back(self, mistake: str) -> int:

@@ -3,22 +3,22 @@
 Runs in the launcher.
 """
 
-import ipaddress
-import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import IO
 
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import VISIBLE, Host, choose_devices, needs_gpus
-from mjfleet.launch.host_agent import CONNECT_SECONDS
+from mjfleet.launch.devices import VISIBLE, Devices, choose_devices, needs_gpus
 from mjfleet.launch.host_facts import HostFacts, host_facts
+from mjfleet.launch.host_messages import Answer, AskFacts
 from mjfleet.launch.host_starter import HostConnection, HostConnections, refuse
+from mjfleet.launch.meeting_address import find_meeting
 from mjfleet.registry import FoundTask
 from mjfleet.utils.console import print_line
 
@@ -35,7 +35,7 @@ class _AwayError(UserError):
 @contextmanager
 def reach_hosts(
     names: Sequence[str], found: FoundTask, config: TrainConfig, is_restart: bool
-) -> Iterator[tuple[HostConnections, list[Host]]]:
+) -> Iterator[tuple[HostConnections, list[Devices]]]:
     """Connect to all hosts for the length of the block; yield what of them the run uses, too.
 
     When a run starts again, hosts that cannot be reached and are needed have AWAY_SECONDS to come
@@ -62,7 +62,7 @@ def reach_hosts(
 
 def preflight(
     connections: HostConnections, found: FoundTask, config: TrainConfig, is_restart: bool
-) -> list[Host]:
+) -> list[Devices]:
     """Ask all hosts at the same time what they have; return what of them the run uses.
 
     It also finds out where their workers meet. When a run starts again, hosts that cannot be
@@ -71,25 +71,24 @@ def preflight(
     Raises:
         UserError: something is missing; the message names all that is missing on any host.
     """
+    folder, packages = str(found.folder), tuple(config.agent.packages)
     with _token(config) as token:
-        folder, packages = str(found.folder), config.agent.packages
-        question = {"task_folder": folder, "token": token.name, "packages": packages}
-        question["counts_gpus"] = needs_gpus(config)
         questions = {
-            host: {"facts": question | {"is_over_ssh": not host.is_here}} for host in connections
+            host: AskFacts(folder, token.name, packages, needs_gpus(config), not host.is_here)
+            for host in connections
         }
         answers = connections.ask(questions, FACTS_SECONDS)
     here = host_facts(folder, "", packages)
-    facts = {host: HostFacts(**a["facts"]) for host, a in answers.items() if "facts" in a}
-    problems = {host: [a["error"]] for host, a in answers.items() if host not in facts}
+    facts = {host: answer for host, answer in answers.items() if isinstance(answer, HostFacts)}
+    problems = {host: [a.error] for host, a in answers.items() if isinstance(a, Answer)}
     if is_restart and config.min_hosts is not None and len(facts) >= config.min_hosts:
         for host, (why,) in problems.items():
-            print_line(f"goes on without {host}: {why}")
+            print_line(f"continuing without {host}: {why}")
         connections.leave_out(problems)
         problems = {}
     if is_restart:
         refuse(problems, _AwayError)
-    hosts = []
+    hosts: list[Devices] = []
     known: dict[str, HostConnection] = {}
     first = next(iter(connections))
     for host, seen in facts.items():
@@ -104,69 +103,12 @@ def preflight(
         environ = {} if seen.visible is None else {VISIBLE: seen.visible}
         try:
             devices = choose_devices(config, environ, seen.gpus)
-            hosts.append(Host(name=host.name, devices=devices, cores=seen.cores))
+            hosts.append(replace(devices, host=host.name, cores=seen.cores))
         except UserError as error:
             problems[host].append(str(error).rstrip("."))
     refuse(problems)
-    connections.meeting = find_rendezvous(connections, facts, config)
+    connections.meeting = find_meeting(connections, facts, config)
     return hosts
-
-
-def find_rendezvous(
-    connections: HostConnections, facts: Mapping[HostConnection, HostFacts], config: LaunchConfig
-) -> tuple[str, int]:
-    """Find an address of the first host that all others reach, and a free port there.
-
-    Raises:
-        UserError: the first host cannot listen there, or another one cannot connect.
-    """
-    first, *others = connections
-    address, source = _address(first, others, facts, config.launcher_address)
-    if others and ipaddress.ip_address(address).is_loopback:
-        known = [f"{facts[host].launcher_address} by {host}" for host in others if not host.is_here]
-        seen_as = f"; this host is seen as {', '.join(known)}" if known else ""
-        raise UserError(
-            f"{source} is {address}, a loopback address: other hosts cannot reach {first} there. "
-            "Debian's /etc/hosts gives a host's own name such an address. "
-            f"Set --launcher-address to one that they can reach{seen_as}."
-        )
-    answer = connections.ask({first: {"listen": address}}, CONNECT_SECONDS)[first]
-    if "error" in answer:
-        raise UserError(
-            f"{first} cannot listen on {address} ({answer['error']}), which is {source}. "
-            "Set --launcher-address to an address of it that the others reach."
-        )
-    port: int = answer["port"]
-    question = {"connect": [address, port]}
-    answers = connections.ask(dict.fromkeys(others, question), 2 * CONNECT_SECONDS)
-    advice = "open the network between them, or name another address by --launcher-address"
-    refuse(
-        {
-            host: [f"it cannot reach {first} at {address}, port {port}: {why['error']}; {advice}"]
-            for host, why in answers.items()
-            if "error" in why
-        }
-    )
-    return address, port
-
-
-def _address(
-    first: HostConnection,
-    others: Sequence[HostConnection],
-    facts: Mapping[HostConnection, HostFacts],
-    wanted: str | None,
-) -> tuple[str, str]:
-    """Return an address of the first host, and what it is, in words."""
-    if wanted:
-        try:
-            return str(socket.getaddrinfo(wanted, None)[0][4][0]), f"--launcher-address {wanted}"
-        except OSError as error:
-            raise UserError(f"--launcher-address {wanted}: {error.strerror}.") from None
-    if not first.is_here:
-        return facts[first].address, f"the address by which ssh reaches {first}"
-    if not others:
-        return "127.0.0.1", "this host's own"
-    return facts[others[0]].launcher_address, f"the address by which {others[0]} knows this host"
 
 
 def _token(config: LaunchConfig) -> IO[bytes]:
@@ -183,7 +125,7 @@ def _token(config: LaunchConfig) -> IO[bytes]:
 
 
 def _differences(seen: HostFacts, here: HostFacts, found: FoundTask) -> Iterator[str]:
-    """Yield in words what a host has that differs from this one."""
+    """Yield what a host has that differs from this one, for a message."""
     for name, version in here.versions.items():
         if seen.versions[name] != version:
             there = seen.versions[name]

@@ -8,40 +8,37 @@ Read in torchrunx 0.4.0. Each change could go if upstream offered what is named 
   `Launcher` for the function that starts and ends an agent.
 - Its agent has torch spawn the workers, each of which imports everything anew: an argument for the
   start method, and an agent that forks before it has threads.
-- Output goes through a log server, which unpickles what any user of the host sends it: an argument
-  of `Launcher` to leave output alone. There is no such server here.
+- Output goes through a log server, which unpickles what any user of the host sends it, and whose
+  event needs shared memory: an argument of `Launcher` to leave output alone.
 """
 
 import logging
 import multiprocessing
 import os
-import runpy
-import shlex
 import signal
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self, TypeVar
 
-import psutil
 import torchrunx.agent
 import torchrunx.launcher
 import torchrunx.worker
-from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 from torchrunx.utils.comm import LauncherAgentGroup
 from torchrunx.utils.errors import AgentFailedError
 
+from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
 
 T = TypeVar("T")
+FORK = multiprocessing.get_context("fork")
 LOOPBACK = "127.0.0.1"
+AGENT_TIMEOUT_SECONDS = 600  # The agent may be silent so long, while its workers exit.
 WAIT_SECONDS = 0.1
 
 
@@ -57,11 +54,9 @@ class ForkedAgent:
 
     def __init__(self, num_workers: int, environ: Mapping[str, str], log: Path) -> None:
         self._arguments = num_workers, environ, log
-        self._pid: int | None = None
+        self._process: Any = None
         self._lock = threading.Lock()
         self._is_closed = False
-        # Removes the semaphores of processes that are killed; its own group never is.
-        resource_tracker.ensure_running()
         # The names of hosts are not needed, and finding them may take long.
         nameless = SimpleNamespace(getfqdn=lambda: LOOPBACK)
         for module in (torchrunx.agent, torchrunx.launcher):
@@ -69,45 +64,51 @@ class ForkedAgent:
         _replace(
             torchrunx.launcher,
             execute_command=self.execute,
-            start_logging_server=lambda args, stop: None,
+            Event=threading.Event,
+            get_context=lambda method: SimpleNamespace(Process=NoProcess),
         )
 
     def execute(self, command: str, **_: Any) -> tuple[str, str]:
         """Take the place of torchrunx's `execute_command`, which starts an agent and ends it."""
-        arguments = shlex.split(command.partition("-m torchrunx ")[2])
         with self._lock:
             # Other commands are to end the agent, which this process does itself.
-            if arguments and not self._is_closed:
-                fork = multiprocessing.get_context("fork")
-                PipeGroup.pipe, theirs = fork.Pipe()
-                process = fork.Process(
-                    target=_run_agent, args=(theirs, arguments, *self._arguments)
-                )
+            if "-m torchrunx" in command and not self._is_closed:
+                PipeGroup.pipe, theirs = FORK.Pipe()
+                process = FORK.Process(target=_run_agent, args=(theirs, *self._arguments))
                 process.start()
                 theirs.close()
                 assert process.pid
                 with suppress(OSError):  # The agent does so as well: one of both is first.
                     os.setpgid(process.pid, process.pid)
-                self._pid = process.pid
+                self._process = process
         return "", ""
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the agent and all workers, if they have been started."""
-        if self._pid is not None:
+        if self._process is not None:
             with suppress(ProcessLookupError):
-                os.killpg(self._pid, number)
+                os.killpg(self._process.pid, number)
 
     def close(self) -> None:
         """Kill the agent and all workers; none is started afterwards."""
         with self._lock:
             self._is_closed = True
             self.send_signal(signal.SIGKILL)
+            if self._process is not None:
+                self._process.join()
 
     def end(self) -> os.waitid_result | None:
         """Return how the agent has ended, if it has, unreaped: its group keeps its number."""
-        if self._pid is None:
+        if self._process is None:
             return None
-        return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+
+
+class NoProcess:
+    """Takes the place of the process of torchrunx's log server: there is none."""
+
+    def __init__(self, **_: Any) -> None:
+        self.start = self.kill = lambda: None
 
 
 class ForkedWorkers:
@@ -117,16 +118,12 @@ class ForkedWorkers:
     """
 
     def __init__(self, number: int) -> None:
-        fork = multiprocessing.get_context("fork")
-        self._pipes = [fork.Pipe(duplex=False) for _ in range(number)]
+        self._pipes = [FORK.Pipe(duplex=False) for _ in range(number)]
         self._processes = [
-            fork.Process(target=_run_worker, args=(receiver,)) for receiver, _ in self._pipes
+            FORK.Process(target=_run_worker, args=(receiver,)) for receiver, _ in self._pipes
         ]
-        # A worker that is asked to stop before it can take a signal takes it later.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         for process in self._processes:
             process.start()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         self.pids = [process.pid or 0 for process in self._processes]
 
     def start(self, *, entrypoint: object, args: Mapping[int, object], **_: object) -> Self:
@@ -135,7 +132,7 @@ class ForkedWorkers:
             pipe[1].send((entrypoint, args[local_rank]))
         return self
 
-    def wait(self, timeout: float) -> RunProcsResult | None:
+    def wait(self, timeout: float) -> SimpleNamespace | None:
         """Return how the workers have ended, once all have; None after so many seconds.
 
         None is reaped before: the watchdog looks at each as it has ended.
@@ -146,60 +143,14 @@ class ForkedWorkers:
             if time.monotonic() > deadline:
                 return None
             time.sleep(WAIT_SECONDS)
-        codes = enumerate(process.exitcode for process in self._processes)
-        failures = {
-            rank: SimpleNamespace(message=f"exit code {code}") for rank, code in codes if code
-        }
-        values = dict.fromkeys(range(len(self._processes)))
-        return RunProcsResult(values, failures)  # pyright: ignore[reportArgumentType]
+        codes = dict(enumerate(process.exitcode for process in self._processes))
+        failures = {r: SimpleNamespace(message=f"exit code {c}") for r, c in codes.items() if c}
+        return SimpleNamespace(return_values=dict.fromkeys(codes), failures=failures)
 
     def close(self) -> None:
         """Kill the workers that are left."""
         for process in self._processes:
             process.kill()
-
-
-def _run_worker(receiver: Connection) -> None:
-    """Wait in a forked process for what it is to run, and run it."""
-    die_with_parent()
-    entrypoint, arguments = receiver.recv()
-    entrypoint(*arguments)
-
-
-def _run_agent(
-    pipe: Connection, arguments: list[str], num_workers: int, environ: Mapping[str, str], log: Path
-) -> None:
-    """Run torchrunx's agent in a forked process."""
-    with suppress(OSError):
-        os.setpgid(0, 0)
-    die_with_parent()
-    PipeGroup.pipe.close()
-    PipeGroup.pipe = pipe
-    os.environ |= {**environ, PARENT_VARIABLE: str(os.getpid())}
-    tempfile.tempdir = None
-    for module in (torchrunx.agent, torchrunx.worker):
-        _replace(
-            module,
-            log_records_to_socket=lambda **_: None,
-            redirect_stdio_to_logger=lambda logger: None,
-        )
-    workers = ForkedWorkers(num_workers)
-    processes = SimpleNamespace(
-        start_processes=workers.start, DefaultLogsSpecs=lambda log_dir: None
-    )
-    _replace(torchrunx.agent, dist_mp=processes)
-    file = log.open("a")
-    for number in (1, 2):
-        os.dup2(file.fileno(), number)
-    form = "%(asctime)s %(levelname)s %(message)s"
-    logging.basicConfig(stream=file, level=logging.INFO, format=form, force=True)
-    sys.argv[1:] = arguments
-    runpy.run_module("torchrunx", run_name="__main__")
-
-
-def _replace(module: object, **names: object) -> None:
-    for name, ours in names.items():
-        setattr(module, name, ours)
 
 
 class PipeGroup(LauncherAgentGroup[T]):
@@ -230,14 +181,50 @@ class PipeGroup(LauncherAgentGroup[T]):
         self.pipe.close()
 
 
-def end_helpers() -> None:
-    """End torchrunx's helper process, and have the resource tracker remove what was left."""
-    if (tracker := resource_tracker.getfd()) is not None:
-        os.close(tracker)
-    # The shell removes this process's temporary files when it ends.
-    helpers = [child for child in psutil.Process().children() if child.name() != "sh"]
-    for helper in helpers:
-        with suppress(psutil.NoSuchProcess):
-            if "resource_tracker" not in " ".join(helper.cmdline()):
-                helper.kill()
-    psutil.wait_procs(helpers)
+def _run_agent(pipe: Connection, num_workers: int, environ: Mapping[str, str], log: Path) -> None:
+    """Run torchrunx's agent in a forked process."""
+    with suppress(OSError):
+        os.setpgid(0, 0)
+    die_with_parent()
+    PipeGroup.pipe.close()
+    PipeGroup.pipe = pipe
+    os.environ |= {**environ, PARENT_VARIABLE: str(os.getpid())}
+    tempfile.tempdir = None
+    for module in (torchrunx.agent, torchrunx.worker):
+        _replace(
+            module,
+            log_records_to_socket=lambda **_: None,
+            redirect_stdio_to_logger=lambda logger: None,
+        )
+    workers = ForkedWorkers(num_workers)
+    processes = SimpleNamespace(
+        start_processes=workers.start, DefaultLogsSpecs=lambda log_dir: None
+    )
+    _replace(torchrunx.agent, dist_mp=processes)
+    file = log.open("a")
+    for number in (1, 2):
+        os.dup2(file.fileno(), number)
+    form = "%(asctime)s %(levelname)s %(message)s"
+    logging.basicConfig(stream=file, level=logging.INFO, format=form, force=True)
+    torchrunx.agent.main(
+        launcher_hostname="",
+        launcher_port=0,
+        world_size=2,  # With the launcher.
+        rank=1,
+        logger_hostname="",
+        logger_port=0,
+        hostname=LOCALHOST,
+        agent_timeout=AGENT_TIMEOUT_SECONDS,
+    )
+
+
+def _run_worker(receiver: Connection) -> None:
+    """Wait in a forked process for what it is to run, and run it."""
+    die_with_parent()
+    entrypoint, arguments = receiver.recv()
+    entrypoint(*arguments)
+
+
+def _replace(module: object, **names: object) -> None:
+    for name, ours in names.items():
+        setattr(module, name, ours)

@@ -4,10 +4,8 @@ torchrunx starts an agent, which starts the workers and waits until all have end
 sees failures and hangs.
 """
 
-import multiprocessing
 import os
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any, Self
 import torchrunx
 
 from mjfleet.launch.host_names import LOCALHOST
-from mjfleet.launch.torchrunx_compat import ForkedAgent, end_helpers
+from mjfleet.launch.torchrunx_compat import AGENT_TIMEOUT_SECONDS, ForkedAgent
 from mjfleet.launch.worker_watchdog import WorkerWatchdog, killed_by
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import Failure
@@ -25,7 +23,6 @@ from mjfleet.worker.thread_limits import thread_variables
 from mjfleet.worker.torchrunx_entrypoint import train_as_torchrunx_worker
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, Outcome, WorkerArgs
 
-AGENT_TIMEOUT_SECONDS = 600  # torchrunx's agent may be silent so long, while its workers exit.
 DYING_SECONDS = 0.5  # How long after its workers an agent that was killed may seem to live.
 AGENT_GONE_SECONDS = 5.0  # How long workers may still be seen to end once the agent has.
 GRACE_SECONDS = 3.0  # For the other workers to end by themselves once one has failed.
@@ -34,18 +31,15 @@ LOOK_SECONDS = 0.1
 
 
 class WorkerProcesses:
-    """torchrunx's agent, which logs into a file of its own, and the workers of this host.
+    """torchrunx's agent and the workers of this host; none of them is left after the block."""
 
-    On leaving the block nothing of them is left.
-    """
-
-    def __init__(self, args: WorkerArgs, agent_log: Path) -> None:
-        self._args, self._agent_log = args, agent_log
+    def __init__(self, args: WorkerArgs) -> None:
+        self._args = args
         self.watchdog = WorkerWatchdog(args)
         # The agent leaves temporary files behind.
         variables = thread_variables(args.threads) | LOOPBACK_ALONE | {"TMPDIR": args.scratch}
-        self._agent = ForkedAgent(len(args.devices), variables, agent_log)
-        self.send_signal = self._agent.send_signal  # The agent ignores SIGINT.
+        self._agent = ForkedAgent(len(args.devices), variables, Path(args.agent_log))
+        self.send_signal = self._agent.send_signal
         self._launcher = torchrunx.Launcher(
             hostnames=[LOCALHOST],
             workers_per_host=len(args.devices),
@@ -62,44 +56,38 @@ class WorkerProcesses:
     def __exit__(self, *_: object) -> None:
         self._agent.close()
         wait([self._ended], timeout=END_SECONDS)
-        end_helpers()
 
-    def follow(self, report: Callable[[], object]) -> Outcome | Failure:
-        """Wait until all workers are done, or one has failed, hung or been killed.
-
-        `report` is called again and again meanwhile.
-        """
-        while True:
-            if outcome := self.watchdog.outcome:
-                return outcome
-            failure = self.watchdog.failure()
-            if failure and failure.kind == "Killed":
-                # By the system, or with the agent, which may be seen a moment later.
-                wait_until(self._agent.end, DYING_SECONDS, nap=0.01)
-            if (end := self._agent.end()) and end.si_code != os.CLD_EXITED:
-                return self._agent_failed(f"was {killed_by(end.si_status)}")
-            if failure:
-                break
-            is_gone = self._ended.done() or end
-            if is_gone and not wait_until(
-                lambda: self.watchdog.outcome or self.watchdog.failure(), AGENT_GONE_SECONDS
-            ):
-                if why := _lacks_shared_memory():
-                    return self._failed("UserError", why)
-                error = self._ended.exception() if self._ended.done() else None
-                what = f": {str(error) or repr(error)}" if error else ""
-                log = f"; its log is {self._agent_log}" if self._agent_log.is_file() else ""
-                return self._agent_failed(f"has ended{what}{log}")
-            report()
-            self.watchdog.wait(LOOK_SECONDS)
-        if failure.kind == "Exited" and not failure.traceback:
-            wait([self._ended], timeout=GRACE_SECONDS)
-            if self._ended.done() and (error := self._ended.exception()):
+    def end(self) -> Outcome | Failure | None:
+        """Wait a moment; return how training has ended, once all are done or one has failed."""
+        self.watchdog.wait(LOOK_SECONDS)
+        if outcome := self.watchdog.outcome:
+            return outcome
+        failure = self.watchdog.failure()
+        if failure and failure.kind == "Killed":
+            # By the system, or with the agent, which may be seen a moment later.
+            wait_until(self._agent.end, DYING_SECONDS, nap=0.01)
+        if (end := self._agent.end()) and end.si_code != os.CLD_EXITED:
+            return self._agent_failed(f"was {killed_by(end.si_status)}")
+        if failure:
+            if failure.kind == "Exited" and (error := self._error(GRACE_SECONDS)):
                 failure = replace(failure, message=f"{failure.message}; torchrunx says: {error!r}")
-        # Let the others write what they have: they notice that one is missing.
-        if failure.kind != "Hang" and not failure.is_users_mistake:
-            wait_until(self.watchdog.is_gone, GRACE_SECONDS)
-        return failure
+            # Let the others write what they have: they notice that one is missing.
+            if failure.kind != "Hang" and not failure.is_users_mistake:
+                wait_until(self.watchdog.is_gone, GRACE_SECONDS)
+            return failure
+        if (self._ended.done() or end) and not wait_until(
+            lambda: self.watchdog.outcome or self.watchdog.failure(), AGENT_GONE_SECONDS
+        ):
+            error = self._error(0.0)
+            what = f": {str(error) or repr(error)}" if error else ""
+            log = self._args.agent_log
+            return self._agent_failed(f"has ended{what}; its log is {log}")
+        return None
+
+    def _error(self, seconds: float) -> BaseException | None:
+        """Return what torchrunx has raised, if it does within so many seconds."""
+        wait([self._ended], timeout=seconds)
+        return self._ended.exception() if self._ended.done() else None
 
     def _launch(self) -> None:
         try:
@@ -110,22 +98,7 @@ class WorkerProcesses:
         threading.Event().wait()
 
     def _agent_failed(self, what: str) -> Failure:
-        return self._failed("Agent", f"torchrunx's agent {what}")
-
-    def _failed(self, kind: str, message: str) -> Failure:
-        failure = Failure.seen(kind, message, self._args, self._args.rank_of(0), Heartbeat())
-        failure = replace(failure, mistake=kind == "UserError")
+        message, rank = f"torchrunx's agent {what}", self._args.rank_of(0)
+        failure = Failure.seen("Agent", message, self._args, rank, Heartbeat())
         failure.write(Path(self._args.run_dir))
         return failure
-
-
-def _lacks_shared_memory() -> str | None:
-    """Return why no semaphore can be made, which torchrunx's agent needs; None if one can."""
-    try:
-        multiprocessing.get_context("fork").Lock()
-    except OSError as error:
-        return (
-            f"workers need shared memory, /dev/shm: {error.strerror}. Free some, or mount it "
-            "writable; in a container, `--shm-size=1g`."
-        )
-    return None

@@ -139,7 +139,7 @@ class WorkerWatchdog:
         idle = [only_waits(stack) for stack in stacks]
         first = min(range(len(found)), key=lambda place: (idle[place], -silences[place]))
         # On several hosts, all workers of this one may wait for another's.
-        waits = self._args.part is not None and idle[first]
+        waits = self._args.meeting is not None and idle[first]
         for place, (heart, state, stack) in enumerate(
             zip(self._hearts, states, stacks, strict=True)
         ):

@@ -19,7 +19,7 @@ from mjfleet.config.validation import Checked, Count, Rule, between, count, opti
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.seeds import count_seeds
-from mjfleet.launch.devices import Host, choose_devices, needs_gpus
+from mjfleet.launch.devices import choose_devices, needs_gpus
 from mjfleet.launch.launch_plan import describe_size
 from mjfleet.launch.launch_training import plan_size
 from mjfleet.registry import FoundTask
@@ -126,8 +126,7 @@ def make_job(arguments: JobArguments, typed: str, command: Sequence[str]) -> Clu
         config = replace(config, max_restarts=0)
         devices = choose_devices(config, {}, gpus, started=workers)
         place, processes = _place(arguments.nodes, workers), workers
-    host = Host(devices=devices, cores=cores)
-    sizes |= describe_size(plan_size(found, config, [host], place, resume))
+    sizes |= describe_size(plan_size(found, config, [replace(devices, cores=cores)], place, resume))
     lines = [" ".join(typed.split()), *(f"{name}: {value}" for name, value in sizes.items())]
     name = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")[:30].rstrip("-")
     return ClusterJob(

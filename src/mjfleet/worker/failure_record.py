@@ -146,16 +146,6 @@ class Failure:
         return path
 
 
-class FailedError(Exception):
-    """A worker has failed, as its record says."""
-
-    def __init__(self, failure: Failure, run_dir: Path | None) -> None:
-        """Hold the record, and its file where there is one."""
-        super().__init__(failure.message)
-        self.failure = failure
-        self.record = failure.path(run_dir) if run_dir and failure.path(run_dir).exists() else None
-
-
 def read_failures(run_dir: Path) -> list[Failure]:
     """Return all records of a run: causes before secondary failures, each by time."""
     found = [Failure.read(path) for path in (run_dir / "failures").glob("rank*.json")]

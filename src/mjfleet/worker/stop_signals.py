@@ -6,7 +6,6 @@ Imports nothing heavy.
 import math
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -27,16 +26,11 @@ has sent to the whole group."""
 
 
 class StopRequest:
-    """Handles signals: the first raises Stopped or, inside `deferred`, is only remembered.
+    """Handles signals: the first raises Stopped or, inside `deferred`, only sets `received`.
 
     A second signal raises Stopped in any case, SIGQUIT (Ctrl-\\) at once. SIGUSR1 and SIGUSR2 count
-    as SIGTERM.
-
-    Args:
-        signals: those to handle.
-        say: prints a line about a signal.
-        force: called with a signal's number before the process is ended by force, when a second
-            signal finds the main thread inside a library that does not return; None: never.
+    as SIGTERM. `say` prints a line about a signal. If a second signal finds the main thread inside
+    a library that does not return, `force` is called with its number, and the process ends.
     """
 
     def __init__(
@@ -47,9 +41,9 @@ class StopRequest:
     ) -> None:
         self.received: int | None = None
         self._signals, self._say, self._force = signals, say, force
-        self._defers: Callable[[], bool] = lambda: False
-        self._is_raised = False
-        self._last = 0, -math.inf  # The newest signal, and when it came.
+        self._is_deferred = self._is_raised = False
+        self._is_announced = True
+        self._is_new = _same_signals_are_one()
 
     @contextmanager
     def installed(self) -> Iterator["StopRequest"]:
@@ -69,23 +63,17 @@ class StopRequest:
                 signal.signal(number, handler if self.received is None else signal.SIG_IGN)
 
     @contextmanager
-    def deferred(
-        self,
-        accept: Callable[[], bool] = lambda: True,
-        say: Callable[[str], object] | None = None,
-    ) -> Iterator[None]:
-        """Let the block finish what it is doing after the first signal; it asks `check`.
+    def deferred(self, is_announced: bool = True) -> Iterator[None]:
+        """Let the block, which asks `check`, finish what it is doing after the first signal.
 
-        Args:
-            accept: called when the first signal arrives; False: there is nothing to finish.
-            say: prints lines about signals inside the block; None: as outside.
+        With `is_announced`, a line says that this iteration is still finished.
         """
-        before = self._defers, self._say
-        self._defers, self._say = accept, say or self._say
+        before = self._is_deferred, self._is_announced
+        self._is_deferred, self._is_announced = True, is_announced
         try:
             yield
         finally:
-            self._defers, self._say = before
+            self._is_deferred, self._is_announced = before
 
     def check(self) -> int | None:
         """Return the signal that was received and deferred, if any.
@@ -98,15 +86,13 @@ class StopRequest:
         return self.received
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if number == self._last[0] and now - self._last[1] < SAME_SIGNAL_SECONDS:
+        if not self._is_new(number):
             return
-        self._last = number, now
-        is_first = self.received is None
-        self.received = _counts_as(number)
+        is_first, self.received = self.received is None, _counts_as(number)
         name = signal.Signals(number).name
-        if is_first and number != signal.SIGQUIT and self._defers():
-            self._say(f"{name}: stopping after this iteration; once more stops at once")
+        if is_first and self._is_deferred and number != signal.SIGQUIT:
+            if self._is_announced:
+                self._say(f"{name}: stopping after this iteration; once more stops at once")
             return
         self._say(f"{name}: stopping at once")
         self._is_raised = True
@@ -122,32 +108,45 @@ class StopRequest:
             yield
             return
         over = threading.Event()
-        reader, writer = socket.socketpair()
-        writer.setblocking(False)
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
 
         def watch() -> None:
-            count, last = 0, (0, -math.inf)
-            while numbers := reader.recv(64):
-                for number in set(numbers) & set(self._signals):
-                    now = time.monotonic()
-                    if number == last[0] and now - last[1] < SAME_SIGNAL_SECONDS:
-                        continue
-                    count, last = count + 1 + (number == signal.SIGQUIT), (number, now)
-                    if count > 1 and not over.wait(FORCE_SECONDS):
+            is_new, count = _same_signals_are_one(), 0
+            while not over.is_set():
+                for number in set(os.read(reader, 64)) & set(self._signals):
+                    count += is_new(number)
+                    is_last = count > 1 or number == signal.SIGQUIT
+                    if is_last and not over.wait(FORCE_SECONDS):
                         force(_counts_as(number))
                         os._exit(128 + _counts_as(number))
 
-        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         thread = threading.Thread(target=watch, name="signals", daemon=True)
         thread.start()
-        with reader, writer:
-            try:
-                yield
-            finally:
-                over.set()
-                signal.set_wakeup_fd(before)
-                writer.shutdown(socket.SHUT_WR)  # A fork may hold it open.
-                thread.join()
+        try:
+            yield
+        finally:
+            over.set()
+            signal.set_wakeup_fd(before)
+            os.write(writer, b"\0")  # Wakes the thread.
+            thread.join()
+            os.close(reader)
+            os.close(writer)
+
+
+def _same_signals_are_one() -> Callable[[int], bool]:
+    """Return a function that says of each signal that comes whether it is another one."""
+    last, when = 0, -math.inf
+
+    def is_new(number: int) -> bool:
+        nonlocal last, when
+        if number == last and time.monotonic() - when < SAME_SIGNAL_SECONDS:
+            return False
+        last, when = number, time.monotonic()
+        return True
+
+    return is_new
 
 
 def _counts_as(number: int) -> int:

@@ -70,19 +70,18 @@ def _store(args: WorkerArgs, rank: Rank, timeout: timedelta) -> Store:
         store = meeting_store(rank)
         store.set_timeout(timeout)
         return meet(store, rank, timeout)[0]
-    if args.part is None:
+    if args.meeting is None:
         store = FileStore(str(Path(args.scratch, STORE)), rank.world_size)
         store.set_timeout(timeout)
         return store
     # The host agent has bound the port; others may connect before rank 0 serves.
     is_master = rank.rank == 0
     return TCPStore(
-        args.part.address,
-        args.part.port,
+        *args.meeting,
         is_master=is_master,
         timeout=timeout,
         wait_for_workers=False,
-        master_listen_fd=args.part.listener if is_master else None,
+        master_listen_fd=args.listener if is_master else None,
     )
 
 

@@ -1,5 +1,6 @@
 """The plain data that enters and leaves a worker. Imports nothing heavy."""
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,21 +10,8 @@ from mjfleet.worker.rank_environment import Rank
 
 LOOPBACK_ALONE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Environment variables that keep gloo and NCCL on this host."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostArgs:
-    """One host's place in a run on several."""
-
-    node: int  # The number of the host.
-    first_rank: int  # The rank of its first worker.
-    world_size: int  # The number of workers of all hosts.
-    address: str  # Where rank 0 listens; the workers of other hosts can reach it.
-    port: int
-    listener: int = -1
-    """The descriptor of the socket that listens there, in the processes of rank 0's host."""
-    network: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that name the interface by which gloo and NCCL reach other hosts."""
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+"""By which the launcher asks workers that it has started to stop; nothing else sends them these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,29 +26,35 @@ class WorkerArgs:
     threads: int  # CPU threads of each worker.
     run_dir: str
     checkpoint: str | None = None  # Where training continues from; None: it begins.
-    goes_on: bool = False  # Whether an earlier run continues, metrics included.
+    continues: bool = False  # Whether an earlier run continues, metrics included.
     task_hash: str = ""  # Of the task's code, for checkpoints.
     backend: Literal["nccl", "gloo"] | None = None  # None: there is only one worker.
-    local: bool = True  # Whether we have started the workers; without a `part`, all on this host.
+    local: bool = True  # Whether we have started the workers; without `meeting`, all on this host.
     # The rest is for workers that we have started.
-    part: HostArgs | None = None  # This host's place, where there are several.
+    node: int = 0  # The number of this host.
+    first_rank: int = 0  # The rank of its first worker.
+    world_size: int | None = None  # The number of workers of all hosts; None: this is the only one.
+    meeting: tuple[str, int] | None = None  # Where rank 0 listens for workers of several hosts.
+    listener: int = -1  # The descriptor of the socket that listens there, on rank 0's host.
+    network: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that name the interface by which gloo and NCCL reach other hosts."""
     terminal: tuple[str, str] | None = None  # Where rank 0 writes its standard output and error.
     log_files: tuple[str, ...] = ()
     """Where each writes its output, by local rank. Rank 0 writes to `terminal` instead, if there is
     one; its log file then receives a copy."""
+    agent_log: str = ""  # Where torchrunx's agent logs.
     temporary: str = ""  # The user's folder for temporary files.
     scratch: str = ""
     """A folder that is gone after the run: heartbeats, stacks, the store of one host's workers."""
 
     def rank_of(self, local_rank: int) -> Rank:
         """Return the place of one of this host's workers that we have started."""
-        part, workers = self.part, len(self.devices)
         return Rank(
-            rank=local_rank + (part.first_rank if part else 0),
+            rank=self.first_rank + local_rank,
             local_rank=local_rank,
-            world_size=part.world_size if part else workers,
-            local_world_size=workers,
-            node=part.node if part else 0,
+            world_size=self.world_size or len(self.devices),
+            local_world_size=len(self.devices),
+            node=self.node,
         )
 
     def heartbeat_file(self, local_rank: int) -> Path:
@@ -74,7 +68,7 @@ class WorkerArgs:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a worker's training ended."""
+    """How a worker's training ended, if it did not fail."""
 
     iterations: int  # How many were completed.
     stopped_by: int | None  # The signal that ended training early, if one did.

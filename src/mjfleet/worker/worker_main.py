@@ -1,23 +1,78 @@
-"""One worker's life: device, seed, process group, build, train, close.
+"""One worker's life: device, seed, process group, build, train, close; how it ended.
 
 Importing this imports nothing heavy; `train_worker` does.
 """
 
+import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from mjfleet.config import from_dict
 from mjfleet.config.rank_seed import rank_seed
+from mjfleet.errors import Stopped, UserError
 from mjfleet.registry import find_task
 from mjfleet.rl.phase import Phase
 from mjfleet.utils.console import print_line
 from mjfleet.utils.memory import enough_memory
+from mjfleet.utils.wait_until import wait_until
+from mjfleet.worker.failure_record import SECONDARY_SECONDS, Failure, read_failures
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.thread_limits import prepare
+from mjfleet.worker.under_torchrun import note_run, tell_cause
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
+
+RELAY_SECONDS = 0.2  # Within this time the launcher copies rank 0's output into its log file.
+
+
+def run_worker(
+    args: WorkerArgs, rank: Rank, stop: StopRequest, heartbeat: Heartbeat, run_dirs: list[Path]
+) -> Outcome | Failure:
+    """Train; return how that ended. A failure is recorded in the run directory, if that is known.
+
+    The last of `run_dirs` is that directory; rank 0 may have to name it first.
+
+    Raises:
+        Stopped: a signal arrived before training began, or a second one.
+    """
+
+    def on_run_dir(run_dir: Path) -> None:
+        run_dirs.append(run_dir)
+        note_run(run_dir)
+
+    try:
+        return train_worker(args, rank, stop, heartbeat, on_run_dir)
+    except BaseException as error:
+        if isinstance(error, (ImportError, UserError)):
+            stop.check()  # An import that a signal has interrupted can fail when it is repeated.
+        # torchrun stops a worker that has lost another one, while it handles that.
+        cause = error.__context__ if isinstance(error, Stopped) else error
+        with stop.deferred(is_announced=False):
+            if args.terminal and rank.rank == 0:
+                time.sleep(RELAY_SECONDS)
+            failure = Failure.of(cause, args, rank, heartbeat) if cause else None
+            if failure is None or (isinstance(error, Stopped) and not failure.is_secondary):
+                raise
+            if run_dirs and failure.write(run_dirs[-1]) is None and args.log_files:
+                print(failure.report, file=sys.stderr)
+            if not failure.is_secondary:
+                tell_cause(failure)
+            elif rank.rank == 0 and not args.local:
+                failure = _cause_of(failure, run_dirs[0])
+        return failure
+
+
+def _cause_of(secondary: Failure, run_dir: Path) -> Failure:
+    """Return the failure of another rank from which this one follows, once it is recorded."""
+
+    def causes() -> list[Failure]:
+        return [failure for failure in read_failures(run_dir) if not failure.is_secondary]
+
+    wait_until(causes, SECONDARY_SECONDS)
+    return (causes() or [secondary])[0]
 
 
 def train_worker(
@@ -66,7 +121,7 @@ def train_worker(
     ):
         apply_settings(config, device)
         run_dir, checkpoint = args.run_dir, args.checkpoint or ""
-        if not args.part:  # On hosts that we started workers on, run directories differ.
+        if not args.meeting:  # On hosts that we started workers on, run directories differ.
             run_dir = collectives.all_gather_text(run_dir)[0] or ""
             checkpoint = collectives.all_gather_text(checkpoint)[0] or ""
         run_dir = Path(run_dir)
@@ -76,7 +131,7 @@ def train_worker(
         with enough_memory():
             place = args, rank, heartbeat, collectives, run_dir
             runner, checkpointer = build(found, config, *place)
-        built = config, runner, checkpointer, args.goes_on
+        built = config, runner, checkpointer, args.continues
         said = restore(Path(checkpoint), state, *built) if state else []
         if rank.rank == 0:
             runner.alg.take_teacher(config.agent)

@@ -27,7 +27,7 @@ from mjfleet.config.validation import (
     between,
 )
 from mjfleet.errors import UserError, run_command
-from mjfleet.launch.devices import this_host
+from mjfleet.launch.devices import choose_devices
 from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.own_runs import tasks_dir_of
@@ -217,10 +217,10 @@ def _play(
     own = {name: getattr(parsed, name) for name in ("gpu_ids", "engine", "cpu_threads", "env")}
     agent = replace(trained.agent, seed=parsed.seed)
     config = replace(trained, **own, agent=agent, cpu_workers=None, resume=None)
-    host = this_host(config)
-    if len(host.devices.names) > 1:
+    devices = choose_devices(config, os.environ)
+    if len(devices.names) > 1:
         raise UserError("--gpu-ids: `play` uses one GPU.")
-    plan = make_plan(found, config, [host], {})
+    plan = make_plan(found, config, [devices], {})
     print_line(f"playing {played}: {config.env.num_envs} environments, {plan.engine} engine")
     name = played.name if isinstance(played, Path) else f"{played} actions"
     name = "pretrained" if parsed.pretrained else name

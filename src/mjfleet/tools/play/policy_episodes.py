@@ -56,7 +56,7 @@ def playing(
     from mjfleet.env.factory import build_env, on_device
     from mjfleet.env.random_numbers import seed_everything
 
-    engine, device, threads = plan.engine, plan.workers[0].device, plan.threads
+    engine, device, threads = plan.engine, plan.device, plan.threads
     seed_everything(config.agent.seed)
     with on_device(engine, device), torch.inference_mode():
         # As in an evaluation, levels of a curriculum stay the same; other episodes are played.

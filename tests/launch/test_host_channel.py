@@ -8,8 +8,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from mjfleet.launch.host_messages import MARK, PIECE, HostChannel, Message
+from mjfleet.launch.host_channel import PIECE, HostChannel
+from mjfleet.launch.host_messages import (
+    MARK,
+    Answer,
+    FilePiece,
+    Message,
+    SendSignal,
+    decode,
+    encode,
+)
 from mjfleet.utils.wait_until import wait_until
+from mjfleet.worker.worker_args import WorkerArgs
 
 from ..conftest import PATIENCE
 
@@ -19,13 +29,13 @@ Inbox = queue.SimpleQueue[Message | None]
 class Pair:
     """Two channels that are connected, and what each has received."""
 
-    def __init__(self, patience: float | None = None, greeting: bytes = b"") -> None:
+    def __init__(self) -> None:
         here, there = os.pipe(), os.pipe()
         self.noise = os.dup(here[1])
         """Writes where the second channel reads."""
         self.inboxes: tuple[Inbox, Inbox] = (queue.SimpleQueue(), queue.SimpleQueue())
-        self.first = HostChannel(there[0], here[1], self.inboxes[0].put, patience, greeting)
-        self.second = HostChannel(here[0], there[1], self.inboxes[1].put, patience)
+        self.first = HostChannel(there[0], here[1], self.inboxes[0].put, None)
+        self.second = HostChannel(here[0], there[1], self.inboxes[1].put, None)
 
     def close(self) -> None:
         os.close(self.noise)
@@ -40,24 +50,29 @@ def pair() -> Iterator[Pair]:
     made.close()
 
 
+def test_a_message_arrives_as_it_was_sent() -> None:
+    args = WorkerArgs(
+        task="t", task_folder="", config={"hidden": [1, 2]}, devices=("cpu", "cpu"), engine="warp",
+        threads=1, run_dir="run", meeting=("10.0.0.1", 5), log_files=("a", "b"),
+    )  # fmt: skip
+    for message in (args, FilePiece("model_1.pt", b"\x00\xff\n\x1e")):
+        assert decode(encode(message).rstrip(b"\n")) == message
+
+
 def test_messages_arrive_in_order_and_other_lines_are_ignored(pair: Pair) -> None:
     os.write(pair.noise, b"Welcome to node1!\n\n")
     for number in range(3):
-        pair.first.send({"number": number, "text": "a\nb"})
-    received = [pair.inboxes[1].get(timeout=PATIENCE) for _ in range(3)]
-    assert received == [{"number": number, "text": "a\nb"} for number in range(3)]
-    pair.second.send({"answer": None})
-    assert pair.inboxes[0].get(timeout=PATIENCE) == {"answer": None}
+        pair.first.send(SendSignal(number))
+    assert [pair.inboxes[1].get(timeout=PATIENCE) for _ in range(3)] == [*map(SendSignal, range(3))]
+    pair.second.send(Answer(5, "a\nb"))
+    assert pair.inboxes[0].get(timeout=PATIENCE) == Answer(5, "a\nb")
 
 
-def test_a_file_travels_in_pieces_byte_by_byte(pair: Pair) -> None:
-    data = bytes(range(256)) * (PIECE // 256) + b"\x00\xff\n\x1e"
+def test_a_file_travels_in_pieces(pair: Pair) -> None:
+    data = bytes(range(256)) * (PIECE // 256) + b"end"
     pair.first.send_file("model_1.pt", io.BytesIO(data))
-    pair.first.send({"run": True})
     pieces = [pair.inboxes[1].get(timeout=PATIENCE) for _ in range(2)]
-    assert all(piece and piece["file"] == "model_1.pt" for piece in pieces)
-    assert b"".join(piece["data"] for piece in pieces if piece) == data
-    assert pair.inboxes[1].get(timeout=PATIENCE) == {"run": True}
+    assert b"".join(piece.data for piece in pieces if isinstance(piece, FilePiece)) == data
 
 
 class CountedFile(io.BytesIO):
@@ -85,21 +100,19 @@ def test_no_more_of_a_file_is_read_than_the_peer_takes() -> None:
 
 
 def test_what_was_sent_before_closing_arrives_and_none_is_last(pair: Pair) -> None:
-    pair.first.send({"last": True})
+    pair.first.send(SendSignal(9))
     pair.first.close(PATIENCE)
     os.close(pair.noise)
     pair.noise = os.open(os.devnull, os.O_WRONLY)
-    assert pair.inboxes[1].get(timeout=PATIENCE) == {"last": True}
+    assert pair.inboxes[1].get(timeout=PATIENCE) == SendSignal(9)
     assert pair.inboxes[1].get(timeout=PATIENCE) is None
     assert pair.second.is_disconnected
     assert not pair.second.is_silent
-    pair.second.send({"too": "late"})
+    pair.second.send(SendSignal(9))
     assert not pair.second.is_full
 
 
 def test_a_message_that_cannot_be_read_ends_the_channel_and_is_its_error(pair: Pair) -> None:
-    pair.first.send({"number": 1})
-    assert pair.inboxes[1].get(timeout=PATIENCE) == {"number": 1}
     os.write(pair.noise, MARK + b'{"file": \n')
     assert pair.inboxes[1].get(timeout=PATIENCE) is None
     assert pair.second.is_disconnected

@@ -1,0 +1,121 @@
+"""The channel between the launcher and a host agent: messages both ways, over two pipes.
+
+Over ssh each side sends at least a heartbeat every second: a cut cable does not close a connection.
+"""
+
+import logging
+import os
+import queue
+import select
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import BinaryIO
+
+from mjfleet.launch.host_messages import MARK, FilePiece, Message, decode, encode
+
+HEARTBEAT_SECONDS = 1.0
+LOST_SECONDS = 20.0  # A peer on another host that has been silent for this long counts as lost.
+FULL = 64  # Queued messages from which on a sender of files should wait.
+PIECE = 1 << 18  # Bytes of a file that one message carries at most.
+
+logger = logging.getLogger(__name__)
+
+
+class HostChannel:
+    """Sends and receives messages in two threads, until one side is gone.
+
+    `is_disconnected` says that the peer is gone, `is_silent` that it only counts as gone, because
+    nothing was heard from it for too long. `error` is what has ended the reading, if something has.
+
+    Args:
+        reader: the file descriptor to read from. The channel closes both in the end.
+        writer: the one to write to.
+        receive: called with each message, in a thread; with None once the peer has disconnected.
+        patience: seconds of silence after which the peer counts as gone; None: only a closed pipe
+            does, because the peer runs on this host.
+    """
+
+    def __init__(
+        self,
+        reader: int,
+        writer: int,
+        receive: Callable[[Message | None], object],
+        patience: float | None = LOST_SECONDS,
+    ) -> None:
+        self._reader, self._writer, self._receive = reader, writer, receive
+        self._patience = patience
+        # Each entry is some lines, which are made when their turn comes.
+        self._queue: queue.SimpleQueue[Iterable[bytes] | None] = queue.SimpleQueue()
+        self.is_disconnected = self.is_silent = False
+        self.error: Exception | None = None
+        self._writing = threading.Thread(target=self._write, name="channel", daemon=True)
+        self._writing.start()
+        threading.Thread(target=self._read, name="channel", daemon=True).start()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether many messages are still queued."""
+        return self._queue.qsize() > FULL and not self.is_disconnected
+
+    def send(self, message: Message) -> None:
+        """Queue a message. It is dropped if the peer has disconnected."""
+        self._queue.put([encode(message)])
+
+    def send_file(self, name: str, file: BinaryIO) -> None:
+        """Queue a whole file, which is closed afterwards.
+
+        Each piece is read once the one before has been sent: a checkpoint is larger than what
+        should wait in memory for each host.
+        """
+
+        def pieces() -> Iterator[bytes]:
+            with file:
+                while data := file.read(PIECE):
+                    yield encode(FilePiece(name, data))
+
+        self._queue.put(pieces())
+
+    def close(self, seconds: float) -> None:
+        """Send what is queued, for so many seconds at most, and disconnect."""
+        self._queue.put(None)
+        if not self.is_disconnected:
+            self._writing.join(seconds)
+
+    def _write(self) -> None:
+        # The reading thread reports that the peer is gone.
+        with suppress(BrokenPipeError), open(self._writer, "wb") as pipe:
+            while (lines := self._next()) is not None:
+                for line in lines:
+                    pipe.write(line)
+                    pipe.flush()
+
+    def _next(self) -> Iterable[bytes] | None:
+        try:
+            return self._queue.get(timeout=HEARTBEAT_SECONDS)
+        except queue.Empty:
+            return [b"\n"]
+
+    def _read(self) -> None:
+        try:
+            self._read_messages()
+        except Exception as error:
+            self.error = error
+            # Of a host agent, what it logs is on its standard error, which the launcher has.
+            logger.exception("the messages of the other side cannot be read")
+        finally:
+            os.close(self._reader)
+            self.is_disconnected = True
+            self._receive(None)
+
+    def _read_messages(self) -> None:
+        rest = b""
+        # If this process was suspended, what has arrived meanwhile is read here first.
+        while select.select([self._reader], [], [], self._patience)[0]:
+            if not (data := os.read(self._reader, 1 << 16)):
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if line.startswith(MARK):
+                    self._receive(decode(line))
+        self.is_silent = True
