@@ -20,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 import tyro
+from flag_tables import flag_tables
 
 from mjfleet.bench.command import BENCHMARKS
 from mjfleet.cli.dispatcher import COMMANDS, mjfleet
@@ -33,6 +34,7 @@ GUIDES = {
     "new-task": "tasks.md",
     "check-task": "tasks.md#what-check-task-finds",
     "doctor": "doctor.md",
+    "tune": "configuration.md#how-many-environments",
     "submit": "clusters.md",
     "bench": "speed.md",
     "sweep": "many-runs.md#sweeps",
@@ -93,6 +95,8 @@ def command_page(name: str) -> Iterator[str]:
         yield from (f"# `mjfleet {name}`", "", "```text", found.strip(), "```", "")
     else:
         yield from (f"# `{found.prog.removesuffix(' <task>')}`", "", *description(found))
+    if name == "train":
+        yield from flag_tables()
     for words in SECOND_WORDS.get(name, ()):
         found = parser_of(name, *words.split())
         assert not isinstance(found, str)

@@ -4,8 +4,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -297,13 +295,6 @@ def test_files_that_the_documentation_names_exist() -> None:
             r"\b(?:benchmarks|tests|docs|src/mjfleet)/[\w/.-]+\b", page.read_text()
         ):
             assert (REPOSITORY / name).exists(), (page, name)
-
-
-def test_the_reference_of_flags_is_that_of_the_dataclasses() -> None:
-    """Rewrite it by `uv run python docs/generate_configuration.py`."""
-    command = [sys.executable, REPOSITORY / "docs/generate_configuration.py", "--check"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_task_of_the_readme_has_no_mistakes(tmp_path: Path) -> None:

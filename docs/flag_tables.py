@@ -1,49 +1,21 @@
-"""Write the reference of flags in docs/configuration.md from the configuration dataclasses.
-
-    uv run python docs/generate_configuration.py            rewrite the reference
-    uv run python docs/generate_configuration.py --check    exit code 1 if it is out of date
+"""Tables of all flags of `train`, from the configuration dataclasses, for the site's reference.
 
 A flag's text is the string below its field, the same that `train <task> --help` prints.
 """
 
-import sys
 import types
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
-from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mjfleet.cli.flag_table import field_texts
-from mjfleet.cli.help import COMMON
 from mjfleet.config import AgentConfig, EnvConfig, LaunchConfig
 
-PAGE = Path(__file__).with_name("configuration.md")
-BEGIN = (
-    "<!-- Written by docs/generate_configuration.py from src/mjfleet/config: edit it there. -->\n"
-)
-END = "<!-- End of the generated reference. -->\n"
 TYPES = {int: "integer", float: "number", str: "text", type(None): "`None`"}
 
 
-def main() -> int:
-    """Rewrite the page, or with --check compare it; returns the exit code."""
-    page = PAGE.read_text()
-    before, _, rest = page.partition(BEGIN)
-    after = rest.partition(END)[2]
-    expected = "".join((before, BEGIN, "\n", *sections(), END, after))
-    if page == expected:
-        return 0
-    if "--check" in sys.argv:
-        print(f"{PAGE.name} is out of date: run `uv run python docs/{Path(__file__).name}`.")
-        return 1
-    PAGE.write_text(expected)
-    return 0
-
-
-def sections() -> Iterator[str]:
-    """Yield the flags that `--help` explains, then a heading and a table for each group."""
-    yield "The twenty that `train <task> --help` explains: "
-    yield ", ".join(f"`--{name}`" for name in COMMON) + ".\n\n"
+def flag_tables() -> Iterator[str]:
+    """Yield, for each group of flags, the lines of a heading and a table."""
     shown: dict[tuple[str, str], str] = {}
     yield from section(LaunchConfig, "", shown)
     yield from section(EnvConfig, "env.", shown)
@@ -59,7 +31,7 @@ def section(
     """
     title = f"`--{flag_name(prefix)}*`" if prefix else "Flags that every task shares"
     intro = one_line(f"{group.__doc__} {remark}")
-    yield f"### {title}\n\n{intro}\n\n"
+    yield from (f"## {title}", "", intro, "")
     docs, hints = field_texts(group), get_type_hints(group)
     rows, before = list[str](), dict[str, list[str]]()
     nested: list[tuple[type[Any], str, str]] = []
@@ -74,12 +46,11 @@ def section(
             before.setdefault(first, []).append(f"`{flag_name(field.name)}`")
         else:
             cells = (flags(prefix, field, hint), values(hint), default(field))
-            rows.append("| " + " | ".join((*cells, doc.replace("|", "\\|"))) + " |\n")
+            rows.append("| " + " | ".join((*cells, doc.replace("|", "\\|"))) + " |")
     if rows:
-        yield "| flag | value | default | meaning |\n|---|---|---|---|\n"
-        yield from (*rows, "\n")
+        yield from ("| flag | value | default | meaning |", "|---|---|---|---|", *rows, "")
     for first, names in before.items():
-        yield f"As those of `--{flag_name(first)}*`: {', '.join(names)}.\n\n"
+        yield from (f"As those of `--{flag_name(first)}*`: {', '.join(names)}.", "")
     for kind, name, note in nested:
         yield from section(kind, name, shown, note)
 
@@ -133,7 +104,3 @@ def default(field: Field[Any]) -> str:
 def one_line(text: str) -> str:
     """Return a text without line breaks, which end a table's row."""
     return " ".join(text.split())
-
-
-if __name__ == "__main__":
-    sys.exit(main())
