@@ -148,14 +148,6 @@ def test_a_scheduler_that_says_half_of_it_is_refused(
     assert "SLURM_NODEID" in refuses(call, tmp_path, *TRAIN)
 
 
-def test_a_logger_that_is_not_installed_is_named(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    message = refuses(call, tmp_path, *TRAIN, "--agent.logger", "wandb")
-    assert "--agent.logger wandb needs wandb" in message
-
-
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 

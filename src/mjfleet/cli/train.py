@@ -140,8 +140,6 @@ def configure(
     if not config.seeds and "--seeds" in flags:
         raise UserError("--seeds has no number: give how many, or the seeds themselves.")
     agent = config.agent
-    if "wandb" in agent.logger:
-        need_extra("wandb", "--agent.logger wandb", ["wandb"])
     need_extra(agent.extra, f"--agent.library {agent.library}", agent.packages)
     return found, config, resume, wanted if group else None
 

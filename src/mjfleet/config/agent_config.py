@@ -263,14 +263,13 @@ class AgentConfig(Checked, flags="agent."):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """What the library needs of `extra`, and the logger `wandb`."""
-        of_library = {
+        """What the library needs of `extra`."""
+        return {
             "rsl_rl": (),
             "skrl": ("skrl",),
             "skrl-jax": ("skrl", "jax", "flax", "optax"),
             "rl_games": ("rl_games",),
         }[self.library]
-        return of_library + ("wandb",) * ("wandb" in self.logger)
 
     @property
     def extra(self) -> str:

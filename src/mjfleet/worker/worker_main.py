@@ -95,7 +95,7 @@ def train_worker(
     if rank.rank == 0 or args.log_files:
         _announce_build(args, rank)
     prepare()
-    # rsl_rl imports wandb if it can, which makes folders.
+    # rsl_rl imports wandb, which makes folders.
     tempfile.tempdir = args.scratch or None
     import rsl_rl.utils  # noqa: F401
 
