@@ -125,7 +125,7 @@ def test_the_newest_checkpoint_is_meant_unless_one_is_named(
 @pytest.mark.parametrize(
     ("files", "entries", "message"),
     [
-        ({"run.json": b"[]"}, {}, "run.json: it is no mapping"),
+        ({"run.json": b"[]"}, {}, "it is no mapping"),
         ({"run.json": b'{"task": "../x"}'}, {}, "of the task ../x, not of"),
         ({"model_2.pt": b"no checkpoint"}, {}, "damaged or no checkpoint"),
         ({}, {"model_2.pt": {"ref": "file:///etc/passwd"}}, "a reference to a file elsewhere"),

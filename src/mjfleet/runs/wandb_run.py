@@ -11,8 +11,7 @@ from mjfleet.runs.checkpoint_archive import CHECKPOINT_BYTES, why_damaged
 from mjfleet.runs.checkpoint_names import iteration_of
 from mjfleet.runs.config_yaml import CONFIG_FILE
 from mjfleet.runs.own_runs import add_note
-from mjfleet.runs.run_json import RECORD_FILE, write_record
-from mjfleet.runs.run_lookup import record_of
+from mjfleet.runs.run_json import RECORD_FILE, read_record, write_record
 from mjfleet.utils.console import in_a_line, print_line
 
 WORD = re.compile(
@@ -115,7 +114,7 @@ def _download(files: dict[str, Any], run_dir: Path, checkpoint: str, task: str |
         if getattr(files[name], "ref", None) or not 0 < files[name].size <= CHECKPOINT_BYTES:
             raise UserError(f"its {name} is a reference to a file elsewhere, empty or too large.")
         if name == checkpoint and RECORD_FILE in files:
-            its = record_of(run_dir)["task"]
+            its = read_record(run_dir).get("task")
             if task not in (None, its):
                 raise UserError(f"it is a run of the task {its}, not of {task}.")
         folder = run_dir / "checkpoints" if name == checkpoint else run_dir
