@@ -66,16 +66,15 @@ def test_the_placement_of_a_run_that_was_begun_here_counts(tmp_path: Path, state
         read(run_dir)
     assert read(run_dir, "hosts") == replace(config, hosts=[])
 
-    # Neither a copy of the run, nor another run in its folder, nor another installation's is own.
+    # A run that has been moved is the same; another run, or another installation's, is not.
     file.write_text(text)
-    shutil.copytree(run_dir, tmp_path / "copy")
+    run_dir = run_dir.rename(tmp_path / "moved")
+    assert read(run_dir) == config
     record = (run_dir / "run.json").read_text()
     write_record(run_dir, id="another")
-    for folder in (run_dir, tmp_path / "copy"):
-        with pytest.raises(UserError, match=r"'--hosts=\[a,b\]' '--log-root=/data'"):
-            read(folder)
+    with pytest.raises(UserError, match=r"'--hosts=\[a,b\]' '--log-root=/data'"):
+        read(run_dir)
     (run_dir / "run.json").write_text(record)
-    assert read(run_dir) == config
     shutil.rmtree(state)
     assert note_of(run_dir) is None
     assert read(run_dir, "hosts", "log_root") == FOUND.defaults()

@@ -25,7 +25,7 @@ class Note:
     """What this installation knows of a run, or of a group of runs, from its attempts to train."""
 
     run_id: str
-    directory: str
+    directory: str  # Where it was trained last.
     placements: list[dict[str, Any]]
     """Values by dotted name, such as hosts and loggers, of each attempt that had others."""
     codes: list[str]
@@ -38,13 +38,11 @@ class Note:
 
 def note_of(folder: Path) -> Note | None:
     """Return the note of a run directory or a group's folder; None: it was not begun here."""
-    path = folder.resolve()
     try:
-        note = Note(**json.loads(_file(path).read_bytes()))
-        record = read_record(path, RECORD_FILE) or read_record(path, GROUP_FILE)
-    except (OSError, ValueError, TypeError):
+        record = read_record(folder, RECORD_FILE) or read_record(folder, GROUP_FILE)
+        return Note(**json.loads(_file(record["id"]).read_bytes()))
+    except (OSError, LookupError, ValueError, TypeError):
         return None
-    return note if (note.run_id, note.directory) == (record.get("id"), str(path)) else None
 
 
 def tasks_dir_of(folder: Path) -> str | None:
@@ -62,17 +60,18 @@ def id_of(folder: Path) -> str:
 
 def add_note(folder: Path, run_id: str, placement: Mapping[str, Any], code: str = "") -> None:
     """Note an attempt to train; without a state folder, as without a home, nothing is noted."""
-    path, old = folder.resolve(), note_of(folder)
+    old, file = note_of(folder), _file(run_id)
     placements = [some for some in old.placements if some != placement] if old else []
     codes = [one for one in old.codes if one != code] if old else []
-    note = Note(run_id, str(path), [*placements, dict(placement)], [*codes, *filter(None, [code])])
+    place = str(folder.resolve())
+    note = Note(run_id, place, [*placements, dict(placement)], [*codes, *filter(None, [code])])
     text = json.dumps(asdict(note), indent=2)
-    if (file := _file(path)).is_absolute():
+    if file.is_absolute():
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_atomically(file, lambda opened: opened.write(text.encode()))
 
 
-def _file(path: Path) -> Path:
-    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
+def _file(run_id: str) -> Path:
+    name = hashlib.sha256(run_id.encode()).hexdigest()[:32]  # WANDB_RUN_ID may be any text.
     return user_state_path("mjfleet") / "runs" / f"{name}.json"
