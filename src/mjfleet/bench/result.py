@@ -9,7 +9,7 @@ from typing import Any
 
 from mjfleet.runs.git_state import git_state
 from mjfleet.utils.atomic_write import write_atomically
-from mjfleet.utils.packages import find_installation
+from mjfleet.utils.packages import clone_folder
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def our_commit() -> str:
 
     An installed package has none, although it may lie in another project's repository.
     """
-    if find_installation().how not in ("clone", "editable"):
+    if clone_folder() is None:
         return ""
     for state in git_state([Path(__file__).parent]).values():
         if state["commit"]:

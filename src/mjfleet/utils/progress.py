@@ -1,18 +1,12 @@
 """Shows how much of something is done, and the time left."""
 
-import shutil
 import sys
-import time
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-from mjfleet.utils.console import print_line
 
 if TYPE_CHECKING:
     from rich.live import Live
-
-TERMINAL_SECONDS, LINE_SECONDS = 0.2, 5.0  # Between two updates: of a terminal's line, in a pipe.
-CLEAR = "\r\x1b[K"
 
 
 def erase_wrapped(live: "Live", drawn: int) -> int:
@@ -36,30 +30,14 @@ def erase_wrapped(live: "Live", drawn: int) -> int:
     return columns
 
 
-class Progress:
-    """One line that changes on a terminal; elsewhere a line every few seconds."""
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[float], object]]:
+    """Yield a function that shows which share is done, 0 to 1; nothing without a terminal."""
+    from rich import progress
 
-    def __init__(self, title: str) -> None:
-        self._title, self._start = title, time.perf_counter()
-        self._is_terminal = sys.stdout is not None and sys.stdout.isatty()
-        self._interval = TERMINAL_SECONDS if self._is_terminal else LINE_SECONDS
-        self._due = self._start + self._interval
-
-    def show(self, share: float) -> None:
-        """Show the share that is done, 0 to 1, unless it was shown shortly before."""
-        now = time.perf_counter()
-        if now < self._due or share <= 0.0:
-            return
-        self._due = now + self._interval
-        left = timedelta(seconds=round((now - self._start) * (1 - share) / share))
-        text = f"{self._title}: {share:.0%}, {left} left"
-        if self._is_terminal:
-            width = shutil.get_terminal_size().columns - 1  # A line that wraps is not cleared.
-            print(CLEAR + text[:width], end="", flush=True)
-        else:
-            print_line(text)
-
-    def close(self) -> None:
-        """Remove the line from the terminal."""
-        if self._is_terminal:
-            print(CLEAR, end="", flush=True)
+    columns = [progress.TextColumn(title), progress.BarColumn()]
+    columns += [progress.TaskProgressColumn(), progress.TimeRemainingColumn()]
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    with progress.Progress(*columns, transient=True, disable=not is_terminal) as bar:
+        task = bar.add_task(title, total=1.0)
+        yield lambda share: bar.update(task, completed=share)

@@ -8,7 +8,6 @@ import pickle
 import sys
 import tempfile
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.hardware_names import rendering_variables
 from mjfleet.utils.parent_death import die_with_parent
-from mjfleet.utils.progress import Progress
+from mjfleet.utils.progress import progress_bar
 
 if TYPE_CHECKING:
     from mjfleet.video.state_recording import StateRecording
@@ -69,11 +68,10 @@ def render(recording: "StateRecording", path: Path) -> None:
         WorkerError: it could not be drawn.
         OSError: there is no room for a temporary file, or no process can be started.
     """
-    progress = Progress(f"drawing {path}")
-    with closing(progress), RenderProcess(recording, path) as process:
+    with progress_bar(f"drawing {path.name}") as show, RenderProcess(recording, path) as process:
         while not process.is_done():
             time.sleep(LOOK_SECONDS)
-            progress.show(process.share_done())
+            show(process.share_done())
 
 
 def main(path: str, nice: str, backend: str, *others: str) -> None:

@@ -21,7 +21,7 @@ from mjfleet.tools.doctor import checks
 from mjfleet.tools.doctor.checks import Finding
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import print_line
-from mjfleet.utils.packages import find_installation
+from mjfleet.utils.packages import install_command
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.worker_args import WorkerArgs
@@ -35,8 +35,8 @@ REMEDIES: dict[Check, str] = {
     checks.check_machine: "fewer workers, or more cores (taskset, cgroup, --cpus of docker)",
     checks.check_torch: f"{INSTALL}; a GPU needs a driver for torch's CUDA version, see the line "
     "`driver`: update it, or choose a torch for an older CUDA",
-    checks.check_bytecode: "`{compile}` compiles them; PYTHONDONTWRITEBYTECODE, or a folder that "
-    "cannot be written, kept Python from it",
+    checks.check_bytecode: "in a clone, `uv sync --inexact --compile-bytecode` compiles "
+    "them; PYTHONDONTWRITEBYTECODE, or a folder that cannot be written, kept Python from it",
     checks.check_warp: f"{INSTALL}; a GPU needs a driver for warp's CUDA version; WARP_CACHE_PATH "
     "names a writable folder for kernels, with 1 GiB free",
     checks.check_gpu: "`nvidia-smi` shows who uses this GPU and its compute mode: end them, or "
@@ -179,6 +179,5 @@ def _make(
             finding = Finding("FAIL", (late if worst is None else child.how_it_ended()) + last)
     if finding.status == "ok":
         return finding
-    own = find_installation()
-    todo = REMEDIES[check].format(install=own.command(), compile=own.command(compiles=True))
+    todo = REMEDIES[check].format(install=install_command())
     return Finding(finding.status if is_needed else "warn", finding.found, todo)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mjfleet.config import TrainConfig
 from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.registry import FoundTask
-from mjfleet.utils.progress import Progress
+from mjfleet.utils.progress import progress_bar
 from mjfleet.worker.thread_limits import prepare
 
 if TYPE_CHECKING:
@@ -100,21 +100,21 @@ def evaluate(
     if title is not None:
         env.recorder = StepRecorder(num_steps=1)
         recorder = StateRecorder(env, seconds)
-    each, steps, progress = -(-count // env.num_envs), 0, Progress("playing episodes")
+    each, steps = -(-count // env.num_envs), 0
+    with progress_bar("playing episodes") as show:
 
-    def after_step(dones: "torch.Tensor") -> None:
-        nonlocal steps
-        player.forget(dones)
-        if recorder:
+        def after_step(dones: "torch.Tensor") -> None:
+            nonlocal steps
+            player.forget(dones)
+            if recorder:
+                recorder.take()
+            steps += 1
+            show(steps / (each * env.max_episode_length))
+
+        rows = Episodes(env, player.act, each, after_step).play()
+        while recorder and not recorder.is_complete:  # The video is longer than the episodes.
+            player.step()
             recorder.take()
-        steps += 1
-        progress.show(min(1.0, steps / (each * env.max_episode_length)))
-
-    rows = Episodes(env, player.act, each, after_step).play()
-    while recorder and not recorder.is_complete:  # The video is longer than the episodes.
-        player.step()
-        recorder.take()
-    progress.close()
     return sum_up(env, rows), recorder.finish(title) if recorder and title else None
 
 
