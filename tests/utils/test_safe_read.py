@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mjfleet.errors import UserError
-from mjfleet.utils.safe_read import check_folder, read_bytes
+from mjfleet.utils.safe_read import check_folder, open_regular
 
 
 def test_regular_files_of_a_limited_size_are_read(tmp_path: Path) -> None:
@@ -14,12 +14,14 @@ def test_regular_files_of_a_limited_size_are_read(tmp_path: Path) -> None:
     file.write_bytes(b"1234")
     link.symlink_to(file)
     os.mkfifo(pipe)
-    assert read_bytes(file, 4) == read_bytes(link, 4, may_link=True) == b"1234"
+    for opened in (open_regular(file, 4), open_regular(link, 4, may_link=True)):
+        with opened:
+            assert opened.read() == b"1234"
     with pytest.raises(OSError, match="it has 4 bytes; 3 are allowed"):
-        read_bytes(file, 3)
+        open_regular(file, 3)
     for path in (link, pipe, tmp_path, Path("/dev/zero")):
         with pytest.raises(OSError, match="not a regular file"):
-            read_bytes(path, 4)
+            open_regular(path, 4)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from mjfleet.registry import FoundTask
 from mjfleet.runs.own_runs import Note
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import printable
-from mjfleet.utils.safe_read import read_bytes
+from mjfleet.utils.safe_read import open_regular
 
 CONFIG_FILE = "config.yaml"
 CONFIG_BYTES = 2**16
@@ -174,7 +174,8 @@ def _read(path: str, name: str, is_typed: bool) -> dict[str, Any]:
     import yaml  # It takes a while.
 
     try:
-        text = read_bytes(Path(path), CONFIG_BYTES, may_link=is_typed)
+        with open_regular(Path(path), CONFIG_BYTES, may_link=is_typed) as file:
+            text = file.read()
         # YAML includes JSON, but for the tabs that indent some files.
         data = yaml.safe_load(text.expandtabs() if path.endswith(".json") else text)
     except OSError as error:

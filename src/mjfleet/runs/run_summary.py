@@ -5,6 +5,7 @@ import os
 import reprlib
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from mjfleet.runs.run_directory import is_locked
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
 from mjfleet.runs.run_lookup import name_of, record_of, started_at
 from mjfleet.utils.console import in_a_line
-from mjfleet.utils.safe_read import bytes_in, open_regular
+from mjfleet.utils.safe_read import open_regular
 
 MAX_SECONDS = 100 * 365 * 86400.0  # Of training; a table can show more, but no run has.
 
@@ -54,7 +55,7 @@ def summarise(run_dir: Path) -> tuple[float, Summary]:
     started, problems = 0.0, []
     try:
         started = run_dir.stat().st_mtime
-        summary.bytes = bytes_in(run_dir)
+        summary.bytes = _bytes_in(run_dir)
         record = record_of(run_dir)
         started = started_at(record) or started
         _read_record(summary, run_dir, record)
@@ -135,6 +136,16 @@ def _read_record(summary: Summary, run_dir: Path, record: dict[str, Any]) -> Non
         raise ValueError("its attempts took longer than a century")
     summary.seconds = round(seconds, 1)
     summary.status = "died" if died else record["status"]
+
+
+def _bytes_in(folder: Path) -> int:
+    """Return the size of all files in a folder, which may come and go meanwhile."""
+    total = 0
+    for here, _, files in os.walk(folder):
+        for name in files:
+            with suppress(FileNotFoundError):
+                total += Path(here, name).lstat().st_size
+    return total
 
 
 def _count(number: Any) -> int:

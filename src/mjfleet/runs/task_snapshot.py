@@ -21,7 +21,7 @@ from mjfleet.runs.config_yaml import config_of_attempt
 from mjfleet.runs.own_runs import note_of
 from mjfleet.runs.run_lookup import record_of
 from mjfleet.utils.console import print_line, printable
-from mjfleet.utils.safe_read import read_bytes
+from mjfleet.utils.safe_read import open_regular
 
 FOLDER = "task"
 MAX_BYTES = 64 << 20  # Of a snapshot; the largest files are left out.
@@ -59,7 +59,8 @@ def read_code(folder: Path) -> TaskCode:
     for _, path in sorted((path.lstat().st_size, path) for path in _parts(folder)):
         name = str(path.relative_to(folder))
         try:
-            files[name] = read_bytes(path, room)
+            with open_regular(path, room) as file:
+                files[name] = file.read()
         except OSError:
             left_out.append(name)
         else:

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,32 +26,19 @@ def open_regular(path: Path, limit: int, may_link: bool = False) -> BinaryIO:
     return path.open("rb")
 
 
-def read_bytes(path: Path, limit: int, may_link: bool = False) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes; see `open_regular`."""
-    with open_regular(path, limit, may_link) as file:
-        return file.read()
-
-
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file.
-
-    Raises:
-        OSError: see `open_regular`.
-        ValueError: it is not JSON, or is nested too deeply.
-    """
-    try:
-        return json.loads(read_bytes(path, JSON_BYTES))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    """Return the content of a JSON file; OSError as by `open_regular`, ValueError if it is none."""
+    with open_regular(path, JSON_BYTES) as file:
+        try:
+            return json.load(file)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder with a link, through which a run could write, move or delete elsewhere.
+    """Raise UserError for a folder with a link, which could lead a run to write or move elsewhere.
 
     W&B makes links in its own folders, called wandb, which are left alone.
-
-    Raises:
-        UserError: it holds a link, or what is neither a regular file nor a folder.
     """
     for here, folders, files in os.walk(folder):
         for path in (Path(here, name) for name in (*folders, *files)):
@@ -62,13 +48,3 @@ def check_folder(folder: Path) -> None:
                 name = path.relative_to(folder)
                 raise UserError(f"{folder}: {name} in it is {what}; no run makes one: remove it.")
         folders[:] = [name for name in folders if name != "wandb"]
-
-
-def bytes_in(folder: Path) -> int:
-    """Return the size of all files in a folder, which may come and go meanwhile."""
-    total = 0
-    for here, _, files in os.walk(folder):
-        for name in files:
-            with suppress(FileNotFoundError):
-                total += Path(here, name).lstat().st_size
-    return total
