@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,15 @@ from mjfleet.config import EnvConfig, from_dict
 from mjfleet.env import Env
 from mjfleet.errors import UserError, run_command
 from mjfleet.loggers.iteration_metrics import IterationMetrics
-from mjfleet.nan_dump.dump_file import load
-from mjfleet.nan_dump.nan_guard import DumpTo
 from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
 from mjfleet.sim.unread import read
+from mjfleet.tools.inspect_dump import load
 
 from ..conftest import Run, only_run, rows, write_task
 from ..env.test_env import BUNDLED, ENGINES, no_host_synchronisation
+from ..runs.test_damaged_runs import RUN
 
 FOUND = BUNDLED["cartpole-balance"]
 CartpoleEnv: Any = FOUND.load(FOUND.task.env_class)
@@ -98,8 +99,15 @@ def make_runner(
     for name, value in settings.items():
         setattr(env, name, value)
     torch.manual_seed(1)
-    dump_to = DumpTo(path=dump, task="cartpole-balance") if dump else None
-    return Runner(env, AGENT, "cpu", 1, FOUND.load, dump_to=dump_to)
+    return Runner(env, AGENT, "cpu", 1, FOUND.load, dump_to=dump)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a run directory has a dump."""
+    for file in ("run.json", "config.yaml"):
+        shutil.copy(RUN / file, tmp_path)
+    return tmp_path / "failures" / "nan_rank0.npz"
 
 
 def train(runner: Runner) -> list[IterationMetrics]:
@@ -141,10 +149,9 @@ def test_inspect_names_what_went_bad_first(
     spoil: str,
     engine: str,
     what: tuple[str, ...],
-    tmp_path: Path,
+    path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path = tmp_path / "failures" / "nan_rank0.npz"
     message = diverge(make_runner(kind, engine, path, spoil=spoil))
     assert "iteration 2: " in message
     assert "is not finite in 1 of 8 worlds (3)" in message
@@ -159,21 +166,19 @@ def test_inspect_names_what_went_bad_first(
 
 
 def test_a_number_spoilt_after_the_last_step_is_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "nan_rank0.npz"
     message = diverge(make_runner(BlindEnv, "native", path, spoil="qvel", at=STEPS - 1))
     assert message.startswith("iteration 1: qvel[1] (joint hinge) is not finite")
     assert "qvel[1] (joint hinge) is nan after step 7, the last" in inspect(path, capsys)
 
 
 @pytest.mark.parametrize("engine", ["native", "warp"])
-def test_a_dump_replays_in_plain_mujoco(tmp_path: Path, engine: str) -> None:
-    path = tmp_path / "nan_rank0.npz"
+def test_a_dump_replays_in_plain_mujoco(path: Path, engine: str) -> None:
     diverge(make_runner(SpoiltEnv, engine, path, spoil="observation"))
     with np.load(path, allow_pickle=False) as dump:
         assert dump["worlds"].tolist() == [3]
-        model = mujoco.MjModel.from_binary_path("m.mjb", {"m.mjb": dump["model"].tobytes()})
+        model = CartpoleEnv.make_model(FOUND.task.env)
         data = mujoco.MjData(model)
         data.qpos, data.qvel = dump["start/qpos"][0, 0], dump["start/qvel"][0, 0]
         for step in range(STEPS):
@@ -189,8 +194,7 @@ def test_a_dump_replays_in_plain_mujoco(tmp_path: Path, engine: str) -> None:
         assert dump["term/balance"].shape == dump["reward"].shape == (STEPS, 1)
 
 
-def test_forces_that_a_task_applies_are_replayed(tmp_path: Path) -> None:
-    path = tmp_path / "nan_rank0.npz"
+def test_forces_that_a_task_applies_are_replayed(path: Path) -> None:
 
     class PushedEnv(SpoiltEnv):
         def apply(self, action: torch.Tensor) -> None:
@@ -207,8 +211,7 @@ def test_forces_that_a_task_applies_are_replayed(tmp_path: Path) -> None:
         dump.replay(2, 0)
 
 
-def test_a_world_that_goes_bad_as_its_episode_ends_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "nan_rank0.npz"
+def test_a_world_that_goes_bad_as_its_episode_ends_is_found(path: Path) -> None:
     runner = make_runner(BlindEnv, "warp", path, spoil="physics", at=4)
     runner.env.episode_length_buf[3] = runner.env.max_episode_length - 5
     # Which of the two overflows is a matter of rounding.
@@ -223,9 +226,8 @@ def test_a_world_that_goes_bad_as_its_episode_ends_is_found(tmp_path: Path) -> N
 
 
 def test_of_many_worlds_those_that_went_bad_first_are_dumped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "nan_rank0.npz"
 
     class All(SpoiltEnv):
         def rewards(self) -> dict[str, torch.Tensor]:
@@ -246,23 +248,9 @@ def test_a_dump_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
     assert "reward term 'balance' is not finite in 1 of 8 worlds (3); no dump" in message
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut off"])
-def test_what_is_no_dump_is_one_message(
-    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "nan_rank0.npz"
-    if content is not None:
-        path.write_bytes(content)
-    np.save(tmp_path / "array.npy", np.zeros(3))
-    np.savez(tmp_path / "other.npz", model=np.zeros(3))
-    for file in (path, tmp_path / "array.npy", tmp_path / "other.npz", tmp_path):
-        assert run_command(mjfleet, ["inspect", str(file)]) == 2
-        assert capsys.readouterr().err.startswith(f"error: {file}")
-
-
 @pytest.mark.parametrize("engine", ["native", "warp"])
 @pytest.mark.parametrize("spoil", ["observation", "reward", "qvel", "physics"])
-def test_reset_goes_on_without_the_world_and_counts_it(engine: str, spoil: str) -> None:
+def test_reset_continues_without_the_world_and_counts_it(engine: str, spoil: str) -> None:
     runner = make_runner(SpoiltEnv, engine, spoil=spoil, on_nan="reset")
     metrics = train(runner)
     assert len(metrics) == 4
@@ -356,7 +344,7 @@ class HugeEnv(CartpoleEnv):
         return {name: group * scale for name, group in super().observe().items()}
 
 
-def test_a_run_that_diverges_is_told_the_column_the_rate_and_a_change(tmp_path: Path) -> None:
+def test_a_run_that_diverges_names_the_column_the_rate_and_a_change(tmp_path: Path) -> None:
     path, rate = tmp_path / "nan_rank0.npz", "; the learning rate is 0.0"
     for kind, runner, texts, flags in (
         (
@@ -387,9 +375,9 @@ def test_a_policy_that_learns_nothing_more_is_a_warning(
     with torch.no_grad():
         runner.alg.actor.distribution.std_param.fill_(std)
     assert len(train(runner)) == 4
-    (said,) = (one.getMessage() for one in caplog.records if "deviation" in one.getMessage())
-    assert f"is {std:.3g}" in said
-    assert f"{what}. The learning rate is " in said
+    (warning,) = (one.getMessage() for one in caplog.records if "deviation" in one.getMessage())
+    assert f"is {std:.3g}" in warning
+    assert f"{what}. The learning rate is " in warning
 
 
 class FallingEnv(Env[EnvConfig]):
@@ -483,8 +471,7 @@ def faulty(tmp_path: Path) -> None:
 def test_only_the_rank_that_is_in_trouble_leaves_a_dump(run: Run, tmp_path: Path) -> None:
     result = run("train", "faulty", "--cpu-workers", "2")
     assert result.returncode == 1
-    said = "on rank 1 reward term 'reach' is not finite in 1 of 8 worlds (5)"
-    assert said in result.stderr
+    assert "on rank 1 reward term 'reach' is not finite in 1 of 8 worlds (5)" in result.stderr
     dumps = list((only_run(tmp_path, "faulty") / "failures").glob("nan*"))
     assert [dump.name for dump in dumps] == ["nan_rank1.npz"]
     assert f"mjfleet inspect {dumps[0].relative_to(tmp_path)}" in result.stderr
@@ -496,7 +483,7 @@ def test_only_the_rank_that_is_in_trouble_leaves_a_dump(run: Run, tmp_path: Path
 
 
 @pytest.mark.usefixtures("faulty")
-def test_the_command_that_goes_on_does_not_fail_again(run: Run) -> None:
+def test_the_command_that_continues_does_not_fail_again(run: Run) -> None:
     ended = run("train", "faulty", "--gpu-ids", "None", "--agent.save-interval", "1")
     assert (ended.returncode, "the learning rate is " in ended.stderr) == (1, True)
     last = ended.stdout.splitlines()[-1]

@@ -32,7 +32,7 @@ COMMANDS = {
         "Write a policy as a file that runs without mjfleet.",
     ),
     "completion": ("cli.completion:completion", "Let a shell complete what you type."),
-    "inspect": ("nan_dump.command:inspect", "Show the first bad number of a run that diverged."),
+    "inspect": ("tools.inspect_dump:inspect", "Show the first bad number of a run that diverged."),
 }
 """Where in mjfleet each command is, which is imported once it is used, and what it does."""
 

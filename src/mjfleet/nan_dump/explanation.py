@@ -8,7 +8,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from mjfleet.nan_dump.dump_file import BadNumber, NanDump, checked_arrays, label
+from mjfleet.nan_dump.dump_file import BadNumber, NanDump, checked_arrays
 
 SHOWN_STEPS = 6  # Steps up to a bad number whose largest values are shown.
 ALWAYS_SHOWN = ("action", "start/ctrl", "start/qpos", "start/qvel", "end/qvel")
@@ -41,8 +41,10 @@ def explain_world(dump: NanDump, world: int, bad: BadNumber) -> str:
 
 def name_of(model: mujoco.MjModel, bad: BadNumber) -> str:
     """Return quantity and component of a number, and the joint or actuator that it belongs to."""
-    is_one = bad.name == "reward" or bad.name.startswith("term/")
-    return label(bad.name) + ("" if is_one else f"[{bad.component}]{_owner(model, bad)}")
+    kind, _, rest = bad.name.partition("/")
+    labels = {"observation": f"observation group {rest!r}", "term": f"reward term {rest!r}"}
+    component = "" if kind in ("reward", "term") else f"[{bad.component}]{_owner(model, bad)}"
+    return labels.get(kind, rest or kind) + component
 
 
 def _when(dump: NanDump, bad: BadNumber) -> str:

@@ -1,7 +1,6 @@
 """Checks each rollout for numbers that are not finite, and dumps their worlds. Runs in a worker."""
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,10 @@ from mjfleet.utils.same_folder import from_here
 MAX_WORLDS = 16  # In a dump: those that went bad first.
 
 
-@dataclass(frozen=True, kw_only=True)
-class DumpTo:
-    """Where a rank writes its dump, and the task's name for its content."""
-
-    path: Path
-    task: str
-
-
 class RolloutGuard:
     """Checks states, rewards, observations and actions of an environment's rollouts."""
 
-    def __init__(self, env: Env[Any], num_steps: int, dump_to: DumpTo | None) -> None:
+    def __init__(self, env: Env[Any], num_steps: int, dump_to: Path | None) -> None:
         """Have `env` record its states from now on. Without `dump_to`, nothing is dumped."""
         self._env = env
         self._dump_to = dump_to
@@ -121,13 +112,13 @@ class RolloutGuard:
         columns["done"] = storage.dones.squeeze(2).bool()
         return rollout | {name: [values] for name, values in columns.items()}
 
-    def _dump(self, to: DumpTo, arrays: dict[str, np.ndarray], iteration: int) -> str:
+    def _dump(self, path: Path, arrays: dict[str, np.ndarray], iteration: int) -> str:
         """Write the dump; return the command that explains it, or why it could not be written."""
         env = self._env
-        facts = {"task": to.task, "iteration": iteration, "num_envs": env.num_envs}
+        facts = {"iteration": iteration, "num_envs": env.num_envs, "decimation": env.cfg.decimation}
         try:
-            save(to.path, env.sim.model, {**arrays, **facts, "decimation": env.cfg.decimation})
+            save(path, {**arrays, **facts})
         except Exception as error:
             # This error must not hide the trouble, which all ranks report together.
-            return f"no dump of it could be written to {to.path}: {error}"
-        return f"`mjfleet inspect {shlex.quote(str(from_here(to.path)))}` shows what went bad first"
+            return f"no dump of it could be written to {path}: {error}"
+        return f"`mjfleet inspect {shlex.quote(str(from_here(path)))}` shows what went bad first"

@@ -14,7 +14,7 @@ from rsl_rl.modules.distribution import GaussianDistribution
 from mjfleet.config import AgentConfig
 from mjfleet.env import Env, EpisodeStatistics
 from mjfleet.loggers.iteration_metrics import IterationMetrics
-from mjfleet.nan_dump.nan_guard import DumpTo, RolloutGuard
+from mjfleet.nan_dump.nan_guard import RolloutGuard
 from mjfleet.rl import cuda_graphs, rank_statistics
 from mjfleet.rl.algorithm_choice import make_algorithm
 from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
@@ -52,7 +52,7 @@ class Runner:
         load: Callable[..., Any],
         collectives: Collectives | None = None,
         heartbeat: HeartbeatBase | None = None,
-        dump_to: DumpTo | None = None,
+        dump_to: Path | None = None,
         evaluator: Evaluator | None = None,
         capture: Capture | Literal["auto"] | None = "auto",
     ) -> None:

@@ -84,18 +84,18 @@ def keep(code: TaskCode, run_dir: Path, place: Path) -> dict[str, Any]:
     return {"hash": code.hash, "left_out": list(code.left_out)}
 
 
-def changes_since(checkpoint: Path, now: TaskCode) -> str | None:
-    """Return how the code of a task differs from what a checkpoint was trained with, as lines.
+def changes_since(source: Path, now: TaskCode) -> str | None:
+    """Return how code differs from that of a checkpoint, or of a run's newest attempt, as lines.
 
-    None if it is the same, or if the checkpoint does not record its code.
+    None if it is the same, or if that code is not recorded.
     """
-    then = _hash_in(checkpoint)
+    then = _hash_in(source)
     if then in ("", now.hash):
         return None
-    kept = _folder(checkpoint.absolute().parent.parent, then)
+    kept = _folder(run_dir_of(source), then)
     if not kept.is_dir():
-        return f"the task's code is not that of {checkpoint.name}, of which the run keeps none"
-    return f"the task's code has changed since {checkpoint.name}: {difference(kept, now)}"
+        return f"the task's code is not that of {source.name}, of which the run keeps none"
+    return f"the task's code has changed since {source.name}: {difference(kept, now)}"
 
 
 def snapshot_of(source: Path) -> Snapshot:
@@ -104,10 +104,9 @@ def snapshot_of(source: Path) -> Snapshot:
     Raises:
         UserError: the run keeps none, it is not complete, or it has been changed.
     """
-    run_dir = source if source.is_dir() else source.absolute().parent.parent
+    run_dir, wanted = run_dir_of(source), _hash_in(source)
     attempts = record_of(run_dir).get("attempts") or [{}]
     codes = [attempt.get("code") or {} for attempt in attempts]
-    wanted = str(codes[-1].get("hash")) if source.is_dir() else _hash_in(source)
     number = max((n for n, code in enumerate(codes, 1) if code.get("hash") == wanted), default=0)
     folder = _folder(run_dir, wanted)
     if not (number and folder.is_dir()) or folder.is_symlink():
@@ -188,9 +187,18 @@ def _parts(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _hash_in(checkpoint: Path) -> str:
-    """Return the hash of the code that a checkpoint was trained with; empty: it records none."""
-    found = about(checkpoint).get("task_hash")
+def run_dir_of(source: Path) -> Path:
+    """Return the run directory of a checkpoint, or the run directory itself."""
+    return source if source.is_dir() else source.absolute().parent.parent
+
+
+def _hash_in(source: Path) -> str:
+    """Return the hash of the code of a checkpoint or a run's newest attempt; "": it is unknown."""
+    if source.is_dir():
+        *_, last = record_of(source).get("attempts") or [{}]
+        found = (last.get("code") or {}).get("hash")
+    else:
+        found = about(source).get("task_hash")
     return found if isinstance(found, str) and re.fullmatch("[0-9a-f]{64}", found) else ""
 
 

@@ -15,7 +15,6 @@ from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.loggers.console_logger import ConsoleLogger
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.loggers.logger_group import LoggerGroup
-from mjfleet.nan_dump.nan_guard import DumpTo
 from mjfleet.registry import FoundTask
 from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.collectives import Collectives
@@ -63,7 +62,7 @@ def build(
         with own_random_numbers(EVALUATION_SEED, device):
             shard = EnvShard(first, end - first, config.eval_envs)
             evaluator = Evaluator(make_env(shard=shard), config.eval_interval)
-    dump = DumpTo(path=run_dir / "failures" / f"nan_rank{rank.rank}.npz", task=args.task)
+    dump = run_dir / "failures" / f"nan_rank{rank.rank}.npz"
     runner = Runner(
         *(env, config.agent, device, args.threads, found.load, collectives, heartbeat, dump),
         evaluator=evaluator,
