@@ -18,7 +18,7 @@ from matplotlib import image
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.errors import run_command
 from mjfleet.tools.report.curves import bootstrap
-from mjfleet.tools.report.results import Estimate, estimate
+from mjfleet.tools.report.results import Estimate
 from mjfleet.tools.report.threshold import Threshold, reached
 
 from ..cli.test_cli import POISON
@@ -71,10 +71,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    """What `compare --json` prints, its tables by title."""
+    """What `compare --json` prints."""
     assert run_command(mjfleet, ["compare", *words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    return {**found, "tables": {table["title"]: table["rows"] for table in found["tables"]}}
+    return json.loads(capsys.readouterr().out)
 
 
 def entries(page: Path) -> list[dict[str, Any]]:
@@ -322,8 +321,8 @@ def test_an_interval_holds_the_true_mean_as_often_as_it_says() -> None:
     assert np.array_equal(bootstrap(samples)[1], low)
     samples[3:, 0] = np.nan
     assert bootstrap(samples)[0, 0] == pytest.approx(samples[:3, 0].mean())
-    assert estimate([None]) is None
-    assert estimate([2.5, None]) == Estimate(2.5, None, None, 1, 2)
+    assert Estimate.over([None]) is None
+    assert Estimate.over([2.5, None]) == Estimate(2.5, None, None, 1, 2)
 
 
 def test_a_condition_holds_for_the_mean_of_ten_iterations_and_all_at_once() -> None:

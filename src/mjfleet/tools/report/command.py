@@ -5,11 +5,10 @@ imported once something is drawn.
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import tyro
@@ -24,12 +23,10 @@ from mjfleet.tools.report.curves import changing, curves_of
 from mjfleet.tools.report.logged_run import MINUTES, STEPS, Row, read_named
 from mjfleet.tools.report.page import write_page
 from mjfleet.tools.report.picture import Panel, draw
-from mjfleet.tools.report.results import Table, reward_differences, tables
+from mjfleet.tools.report.results import as_cell, reward_differences, tables
 from mjfleet.tools.report.threshold import Conditions, Threshold, check_columns
-from mjfleet.utils.console import print_line, printable
-
-if TYPE_CHECKING:
-    import rich.text
+from mjfleet.tools.terminal_table import print_table
+from mjfleet.utils.console import print_line
 
 SUFFIXES = (".png", ".svg", ".pdf")
 AXES = {"steps": STEPS, "minutes": MINUTES}
@@ -38,8 +35,6 @@ IN_PICTURE = (
     "loss/value", "action_std", "learning_rate", "global_steps_per_second",
 )  # fmt: skip
 """Columns that a picture shows if they change."""
-LONGEST = 200  # Characters of a cell.
-ONE_LINE = 400  # Columns of a table in a pipe, where each row has one line.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,11 +141,15 @@ def compare(arguments: Sequence[str]) -> int:
     found, note = tables(rows, parsed.chosen(rows), until), reward_differences(rows)
     if parsed.json:
         runs = {row.name: [str(run.folder) for run in row.runs] for row in rows}
-        print(
-            json.dumps({"note": note, "runs": runs, "tables": list(map(asdict, found))}, indent=2)
-        )
+        print(json.dumps({"note": note, "runs": runs, "tables": found}, indent=2, default=asdict))
     else:
-        _print(found, note)
+        if note:
+            print_line(f"{note}\n")
+        for title, table in found.items():
+            names = dict.fromkeys(name for cells in table.values() for name in cells)
+            columns = {n: [as_cell(cells[n]) for cells in table.values()] for n in names}
+            print_table({"": list(table), **columns}, title)
+            print_line("")
     return 0
 
 
@@ -179,30 +178,3 @@ def _draw(selection: Selection, output: Path, along: str) -> None:
         raise UserError("the runs have no values in these columns yet.")
     draw(output, panels)
     print_line(f"wrote {output}")
-
-
-def _print(shown: Sequence[Table], note: str | None) -> None:
-    """Print a note and tables in the terminal's width; in a pipe each row has one line."""
-    from rich.console import Console
-    from rich.table import Table as Drawn
-
-    console = Console(width=None if sys.stdout.isatty() else ONE_LINE)
-    if note:
-        console.print(_text(note), "", sep="\n")
-    for table in shown:
-        drawn = Drawn(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-        drawn.add_column("", overflow="fold")
-        for name in next(iter(table.rows.values())):
-            drawn.add_column(_text(name), overflow="fold")
-        for name, cells in table.rows.items():
-            drawn.add_row(
-                _text(name), *(_text("-" if c is None else str(c)) for c in cells.values())
-            )
-        console.print(_text(table.title, "bold"), drawn, "", sep="\n")
-
-
-def _text(text: str, style: str = "") -> "rich.text.Text":
-    """Return text of which nothing is markup, and that does not act on the terminal."""
-    from rich.text import Text
-
-    return Text(printable(text[:LONGEST]), style)

@@ -21,10 +21,10 @@ from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.metrics_csv import METRICS_FILE
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, now
 from mjfleet.runs.run_lookup import failure_files, is_group, members_of, record_of
-from mjfleet.runs.run_summary import summarise, summarise_group
+from mjfleet.runs.run_summary import Summary, summarise, summarise_group
 from mjfleet.tools.report.curves import INTERVAL, by_heading, changing, curves_of
 from mjfleet.tools.report.logged_run import MINUTES, LoggedRun, Row, read_named
-from mjfleet.tools.report.results import as_typed, number, reward_differences, summaries, tables
+from mjfleet.tools.report.results import as_cell, as_typed, reward_differences, summaries, tables
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.safe_read import read_bytes, read_json
@@ -48,37 +48,6 @@ def write_page(
     """
     import jinja2
 
-    contents: dict[str, Any] = {"problems": []}
-    if len(folders) == 1:
-        (folder,) = folders.values()
-        contents = _all_of_one(folder, output.parent)
-    rows: list[Row] = []
-    try:
-        rows = read_named(folders)
-    except UserError as error:
-        if len(folders) > 1:
-            raise
-        contents["problems"] += [str(error)] * bool(contents["summary"].iterations)
-    numbered = {run.folder: number for number, row in enumerate(rows, 1) for run in row.runs}
-    runs = [run for folder in folders.values() for run in members_of(folder) or [folder]]
-    curves = curves_of(rows)
-    if len(runs) == len(rows) == 1:
-        contents |= _time_spent(rows[0].runs[0])
-    elif rows:
-        contents["tables"] = tables(rows)
-    if len(rows) == 1:
-        keys = ("first", "last", "min", "max")
-        contents["numbers"] = {c: summaries(rows[0], c, keys) for c in curves[0].columns}
-    contents |= {
-        "tasks": sorted({str(run.record.get("task")) for row in rows for run in row.runs}),
-        "rows": [row.name for row in rows],
-        "runs": [(numbered.get(run), summarise(run.resolve())[1], run) for run in runs],
-        "note": reward_differences(rows),
-        "interval": INTERVAL,
-        "headings": by_heading(chosen(rows) or changing(curves)),
-        "entries": [{"along": _plain(c.along), "columns": _plain(c.columns)} for c in curves],
-        "written": now(),
-    }
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGE_FOLDER),
         autoescape=True,
@@ -86,36 +55,70 @@ def write_page(
         lstrip_blocks=True,
         undefined=jinja2.ChainableUndefined,  # What an older run has not recorded is left out.
     )
-    environment.filters |= {"number": number, "cell": _cell, "took": _duration, "when": _local_time,
+    environment.filters |= {"cell": as_cell, "took": _duration, "when": _local_time,
                             "plain": as_typed, "flag": _flag}  # fmt: skip
     environment.globals["file"] = lambda name: (PAGE_FOLDER / name).read_text(encoding="utf-8")
-    data = environment.get_template("page.html").render(contents).encode(errors="backslashreplace")
+    template = environment.get_template("page.html")
+    text = template.render(_contents(folders, output.parent, chosen), written=now())
+    data = text.encode(errors="backslashreplace")
     try:
         write_atomically(output, lambda file: file.write(data))
     except OSError as error:
         raise UserError(f"--output {output}: {error.strerror}.") from None
 
 
-def _all_of_one(folder: Path, page_folder: Path) -> dict[str, Any]:
-    """Return what the files of a run or a group say, except metrics.csv.
+def _contents(
+    folders: Mapping[str, Path],
+    page_folder: Path,
+    chosen: Callable[[Sequence[Row]], Sequence[str]],
+) -> dict[str, Any]:
+    """Return the variables of the template. Links are relative to `page_folder`."""
+    runs = [run for folder in folders.values() for run in members_of(folder) or [folder]]
+    runs = {run: summarise(run.resolve())[1] for run in runs}
+    files: dict[str, Any] = {}
+    if len(folders) == 1:
+        (folder,) = folders.values()
+        files = _files(folder, list(runs.values()), page_folder)
+    rows: list[Row] = []
+    try:
+        rows = read_named(folders)
+    except UserError as error:
+        if len(folders) > 1:
+            raise
+        files["problems"] += [str(error)] * bool(files["summary"].iterations)
+    numbers = {run.folder: number for number, row in enumerate(rows, 1) for run in row.runs}
+    curves = curves_of(rows)
+    if len(rows) == 1:
+        keys = ("first", "last", "min", "max")
+        files["numbers"] = {c: summaries(rows[0], c, keys) for c in curves[0].columns}
+        files |= _time_spent(rows[0].runs[0])
+    return {
+        "tasks": sorted({str(run.record.get("task")) for row in rows for run in row.runs}),
+        "rows": [row.name for row in rows],
+        "runs": [(numbers.get(run), summary, run) for run, summary in runs.items()],
+        "tables": tables(rows) if rows else {},
+        "note": reward_differences(rows),
+        "interval": INTERVAL,
+        "headings": by_heading(chosen(rows) or changing(curves)),
+        "entries": [{"along": _plain(c.along), "columns": _plain(c.columns)} for c in curves],
+        **files,
+    }
 
-    Links are relative to `page_folder`.
-    """
+
+def _files(folder: Path, runs: Sequence[Summary], page_folder: Path) -> dict[str, Any]:
+    """Return what the files of a run or a group say, except metrics.csv."""
     if not any(os.path.lexists(folder / n) for n in (RECORD_FILE, METRICS_FILE, GROUP_FILE)):
         raise UserError(
             f"{folder} is not a run directory: it has neither {RECORD_FILE} nor {METRICS_FILE}."
         )
-    members = [summarise(run.resolve())[1] for run in members_of(folder)]
     of_group = is_group(folder)
-    place = folder.resolve()
-    _, summary = summarise_group(place, members) if of_group else summarise(place)
+    summary = summarise_group(folder.resolve(), runs)[1] if of_group else runs[0]
     problems = [summary.problem] if summary.problem else []
     record, settings = dict[str, Any](), dict[str, Any]()
     with suppress(UserError):  # The summary contains it.
         record = record_of(folder, GROUP_FILE if of_group else RECORD_FILE)
     try:
-        name = str(folder / CONFIG_FILE)
-        settings = by_dotted_name(read_config(name, CONFIG_FILE))
+        settings = by_dotted_name(read_config(str(folder / CONFIG_FILE), CONFIG_FILE))
     except UserError as error:
         problems.append(str(error))
     failures = []
@@ -188,11 +191,6 @@ def _plain(columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 def _flag(name: object) -> str:
     return "--" + str(name).replace("_", "-")
-
-
-def _cell(value: Any) -> str:
-    """Return a cell of a table: four digits of a number, a dash for nothing."""
-    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _duration(seconds: Any) -> str:

@@ -18,10 +18,12 @@ OF: Mapping[str, Callable[[np.ndarray], float]] = {
 }  # fmt: skip
 """What a column of metrics.csv is summarised to."""
 RETURN = "mean_return"
-RETURNS = ((RETURN, "last"), (RETURN, "best"), ("eval/return", "best"))
+RETURNS = {RETURN: ("last", "best"), "eval/return": ("best",)}
 REWARDS = re.compile(r"task|code|env\..*(weight|reward|penalty|cost).*")
 """Settings that decide what a return is the sum of, by their names."""
 REWARD_SETTINGS = {"task": "the task", "code": "the task's code"}
+Table = Mapping[str, Mapping[str, Any]]
+"""By the name of a row and of a column: an Estimate, another value, or None for no value."""
 
 
 @dataclass(frozen=True)
@@ -34,43 +36,32 @@ class Estimate:
     runs: int  # That have the number.
     of: int  # All runs.
 
+    @classmethod
+    def over(cls, values: Sequence[float | None]) -> "Estimate | None":
+        """Return the estimate from a value of each run; None: no run has one."""
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        mean, low, high = bootstrap(np.array(known)).tolist()
+        bounds = (low, high) if len(known) > 1 else (None, None)
+        return cls(mean, *bounds, len(known), len(values))
+
     def __str__(self) -> str:
-        parts = [number(self.mean)]
+        parts = [as_cell(self.mean)]
         if self.low is not None:
-            parts.append(f"[{number(self.low)}, {number(self.high)}]")
+            parts.append(f"[{as_cell(self.low)}, {as_cell(self.high)}]")
         parts += [f"({self.runs} of {self.of})"] * (self.runs < self.of)
         return " ".join(parts)
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table for the terminal, the page and --json."""
-
-    title: str
-    rows: Mapping[str, Mapping[str, Any]]
-    """By name of a row and a column: an Estimate, another value, or None for no value."""
-
-
-def estimate(values: Sequence[float | None]) -> Estimate | None:
-    """Return the estimate from a value of each run, where some have none; None: all have none."""
-    known = [v for v in values if v is not None]
-    if not known:
-        return None
-    mean, low, high = bootstrap(np.array(known)).tolist()
-    bounds = (low, high) if len(known) > 1 else (None, None)
-    return Estimate(mean, *bounds, len(known), len(values))
-
-
-def result(row: Row, column: str, key: str) -> Estimate | None:
-    """Return what a column is summarised to by `OF[key]`."""
+def summaries(row: Row, column: str, keys: Sequence[str]) -> dict[str, Estimate | None]:
+    """Return what a column of metrics.csv is summarised to by `OF` of each key."""
     values = [run.columns.get(column, np.empty(0)) for run in row.runs]
     known = [some[~np.isnan(some)] for some in values]
-    return estimate([float(OF[key](some)) if len(some) else None for some in known])
-
-
-def summaries(row: Row, column: str, keys: Sequence[str]) -> dict[str, Estimate | None]:
-    """Return what a column is summarised to by `OF` of each key."""
-    return {key: result(row, column, key) for key in keys}
+    return {
+        key: Estimate.over([float(OF[key](some)) if len(some) else None for some in known])
+        for key in keys
+    }
 
 
 def reward_differences(rows: Sequence[Row]) -> str | None:
@@ -86,36 +77,38 @@ def reward_differences(rows: Sequence[Row]) -> str | None:
 
 def tables(
     rows: Sequence[Row], metrics: Sequence[str] = (), until: Sequence[Threshold] = ()
-) -> list[Table]:
-    """Return the tables of a comparison; without thresholds, that of a share of the best."""
+) -> dict[str, Table]:
+    """Return tables by title: returns, metrics, thresholds, and what differs between the rows.
+
+    Without thresholds, it is a share of the best return.
+    """
     names = {f"{place} {row.name}": row for place, row in enumerate(rows, 1)}
-    returns = {
-        name: {
-            "runs": len(row.runs),
-            "iterations": _span([int(run.along[ITERATION][-1]) for run in row.runs]),
-            **{f"{key} {column}": result(row, column, key) for column, key in RETURNS},
+
+    def returns(row: Row) -> dict[str, Any]:
+        lengths = [int(run.along[ITERATION][-1]) for run in row.runs]
+        ends = " to ".join(map(str, sorted({min(lengths), max(lengths)})))
+        best = {
+            f"{k} {c}": v for c, ks in RETURNS.items() for k, v in summaries(row, c, ks).items()
         }
-        for name, row in names.items()
-    }
-    shown = [Table("Returns", returns)]
+        return {"runs": len(row.runs), "iterations": ends, **best}
+
+    shown: dict[str, Table] = {"Returns": {name: returns(row) for name, row in names.items()}}
     for metric in metrics:  # Whether less or more is better is not known.
         keys = ("last", "min", "max")
-        found = {
-            name: {key: result(row, metric, key) for key in keys} for name, row in names.items()
-        }
-        shown.append(Table(metric, found))
+        shown[metric] = {name: summaries(row, metric, keys) for name, row in names.items()}
     if wanted := until or share_of_best(rows):
         title = f"Until {' and '.join(map(str, wanted))}"
         title += "" if until else f" ({GOOD:.0%} of the best)"
-        shown.append(Table(title, {name: _until(row.runs, wanted) for name, row in names.items()}))
+        shown[title] = {name: _until(row.runs, wanted) for name, row in names.items()}
     firsts = [row.runs[0] for row in rows]
     if differing := differences(firsts):
-        settings = {
-            name: {f"{n}": as_typed(run.settings[name]) if name in run.settings else None
-                   for n, run in enumerate(firsts, 1)}
+        shown["What differs in the configuration"] = {
+            name: {
+                f"{place}": as_typed(run.settings[name]) if name in run.settings else None
+                for place, run in enumerate(firsts, 1)
+            }
             for name in differing
-        }  # fmt: skip
-        shown.append(Table("What differs in the configuration", settings))
+        }
     return shown
 
 
@@ -130,25 +123,20 @@ def share_of_best(rows: Sequence[Row]) -> list[Threshold]:
     return [Threshold(RETURN, ">", float(f"{good:.4g}"))]
 
 
-def _until(runs: Sequence[LoggedRun], wanted: Sequence[Threshold]) -> dict[str, Estimate | None]:
+def _until(runs: Sequence[LoggedRun], wanted: Sequence[Threshold]) -> Mapping[str, Any]:
     """Return the steps and minutes of the runs that reached the thresholds."""
-    ends = [reached(wanted, run.columns) for run in runs]
-    pairs = list(zip(runs, ends, strict=True))
+    ends = [(run, reached(wanted, run.columns)) for run in runs]
     return {
-        name: estimate([None if end is None else float(run.along[name][end]) for run, end in pairs])
+        name: Estimate.over([e if e is None else float(run.along[name][e]) for run, e in ends])
         for name in (STEPS, MINUTES)
     }
 
 
-def _span(counts: Sequence[int]) -> str:
-    return " to ".join(map(str, sorted({min(counts), max(counts)})))
-
-
-def number(value: Any) -> str:
-    """Return a number with four digits, or a dash for anything else."""
-    if not isinstance(value, int | float):
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+def as_cell(value: Any) -> str:
+    """Return what a cell of a table shows: four digits of a number, a dash for nothing."""
+    if isinstance(value, int | float):
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return "-" if value is None else str(value)
 
 
 def as_typed(value: Any) -> str:
