@@ -59,7 +59,7 @@ def test_a_signal_does_not_wait_for_curves(tmp_path: Path, monkeypatch: pytest.M
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate()
     assert (process.returncode, errors) == (130, "")
-    assert "go on with: " in rest
+    assert "resume with: " in rest
 
 
 def wait_for_file(path: Path, process: "subprocess.Popen[str]") -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from mjfleet.config import LaunchConfig
 from mjfleet.launch import host_starter
-from mjfleet.launch.host_facts import HostFacts, host_facts
-from mjfleet.launch.host_messages import Answer, AskFacts, Meet, Prepare
+from mjfleet.launch.host_facts import AskFacts, HostFacts, host_facts
+from mjfleet.launch.host_messages import Answer, Meet, Prepare
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.launch.host_starter import HostConnections
 
@@ -32,11 +32,11 @@ def test_it_answers_questions_and_leaves_nothing(folder: Path) -> None:
     # What lies in the current directory is not imported.
     (folder / "psutil.py").write_text("raise RuntimeError('imported')")
     (folder / "token").touch()
-    question = AskFacts(str(folder / "tmp"), "token", ("no-such-thing",))
+    question = AskFacts(str(folder / "tmp"), ("no-such-thing",), "token")
     with HostConnections([LOCALHOST], LaunchConfig()) as connections:
         (host,) = connections
         seen = connections.ask({host: question}, PATIENCE)[host]
-        assert seen == host_facts(str(folder / "tmp"), "token", ["no-such-thing"])
+        assert seen == host_facts(question)
         assert isinstance(seen, HostFacts)
         assert seen.has_token
         assert seen.versions["no-such-thing"] == "missing"
@@ -59,7 +59,7 @@ def test_on_this_host_it_waits_for_a_silent_launcher_whose_user_is_logged_in_by_
     monkeypatch.setenv("SSH_CONNECTION", "203.0.113.5 50000 203.0.113.6 22")
     impatient = "import mjfleet.launch.host_channel as channel; channel.LOST_SECONDS = 0.1; "
     monkeypatch.setattr(host_starter, "HOST_AGENT", impatient + host_starter.HOST_AGENT)
-    question = AskFacts(str(folder), "", ())
+    question = AskFacts(str(folder), ())
     with HostConnections([LOCALHOST], LaunchConfig()) as connections:
         (host,) = connections
         connections.ask({host: question}, PATIENCE)
@@ -67,7 +67,7 @@ def test_on_this_host_it_waits_for_a_silent_launcher_whose_user_is_logged_in_by_
         seen = connections.ask({host: question}, PATIENCE)[host]
         assert isinstance(seen, HostFacts)
         assert (seen.address, seen.launcher_address) == ("", "")
-    over_ssh = host_facts(str(folder), "", [], is_over_ssh=True)
+    over_ssh = host_facts(AskFacts(str(folder), (), is_over_ssh=True))
     assert (over_ssh.launcher_address, over_ssh.address) == ("203.0.113.5", "203.0.113.6")
 
 
@@ -80,7 +80,7 @@ def test_one_that_imports_torch_ends_as_soon_as_the_launcher_is_gone(folder: Pat
 
 
 def test_one_that_was_killed_is_named_and_its_folder_removed(folder: Path) -> None:
-    question = AskFacts(str(folder), "", ())
+    question = AskFacts(str(folder), ())
     with HostConnections([LOCALHOST], LaunchConfig()) as connections:
         (host,) = connections
         assert isinstance(connections.ask({host: question}, PATIENCE)[host], HostFacts)

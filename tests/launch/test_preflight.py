@@ -9,8 +9,8 @@ import pytest
 
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
-from mjfleet.launch.host_facts import HostFacts, host_facts
-from mjfleet.launch.host_messages import Answer, AskFacts, Message
+from mjfleet.launch.host_facts import AskFacts, HostFacts, host_facts
+from mjfleet.launch.host_messages import Answer, Message
 from mjfleet.launch.host_starter import HostConnection, HostConnections
 from mjfleet.launch.meeting_address import find_meeting
 from mjfleet.launch.preflight import preflight
@@ -67,7 +67,7 @@ def config(found: FoundTask, tmp_path: Path) -> TrainConfig:
 
 
 def facts(found: FoundTask, name: str, **changes: Any) -> HostFacts:
-    here = host_facts(str(found.folder), "", found.defaults().agent.packages)
+    here = host_facts(AskFacts(str(found.folder), tuple(found.defaults().agent.packages)))
     number = name[-1]
     made = replace(here, identity=name, has_token=True, cores=4, visible=None)
     made = replace(made, address=f"10.0.0.{number}", launcher_address="10.0.0.9")

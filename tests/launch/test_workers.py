@@ -312,7 +312,7 @@ def test_torchrun_starts_workers_again_and_they_learn_the_same(
         shown, errors = agent.communicate()
     assert agent.returncode == 0, errors
     run_dir = only_run(tmp_path, "faulty-balance")
-    assert f"going on from {run_dir.relative_to(tmp_path)}/checkpoints/model_1.pt" in shown
+    assert f"continuing from {run_dir.relative_to(tmp_path)}/checkpoints/model_1.pt" in shown
     assert shown.count("iteration=4/4 ") == 1
     assert [row["iteration"] for row in rows(run_dir)] == ["1", "2", "3", "4"]
     listed = json.loads((run_dir / "run.json").read_text())["attempts"]

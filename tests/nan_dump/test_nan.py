@@ -487,7 +487,7 @@ def test_the_command_that_continues_does_not_fail_again(run: Run) -> None:
     ended = run("train", "faulty", "--gpu-ids", "None", "--agent.save-interval", "1")
     assert (ended.returncode, "the learning rate is " in ended.stderr) == (1, True)
     last = ended.stdout.splitlines()[-1]
-    assert last.startswith("it would fail again as it was; go on with: ")
+    assert last.startswith("it would fail again as it was; resume with: ")
     assert run("train", "faulty", *last.partition(" faulty ")[2].split()).returncode == 0
 
 

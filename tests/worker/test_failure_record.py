@@ -97,9 +97,9 @@ def test_the_last_lines_of_a_log_are_part_of_the_record(tmp_path: Path) -> None:
     ]
     assert logs[0][-1] == "99"
     assert len(logs[0]) < 100
-    assert logs[1] == []
+    assert logs[1] == ()
     devnull = args(os.devnull)
-    assert Failure.seen("Killed", "", devnull, Rank(), Heartbeat()).log == []
+    assert Failure.seen("Killed", "", devnull, Rank(), Heartbeat()).log == ()
 
 
 def test_stacks_tell_where_the_main_thread_is_and_whether_it_waits() -> None:

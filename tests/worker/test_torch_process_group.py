@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from mjfleet.worker.rank_environment import Rank
-from mjfleet.worker.torch_process_group import local_rank_0_first, process_group
+from mjfleet.worker.torch_process_group import local_rank_0_compiles_first, process_group
 from mjfleet.worker.worker_args import WorkerArgs
 
 from ..conftest import PATIENCE
@@ -47,7 +47,7 @@ def test_the_others_of_a_host_enter_when_its_first_worker_has_left() -> None:
 
     def work(rank: Rank) -> None:
         beats = others_wait.set if rank.node == 0 else lambda: None
-        with local_rank_0_first(store, rank, timedelta(seconds=60), beats):
+        with local_rank_0_compiles_first(store, rank, timedelta(seconds=60), beats):
             if rank.node == 0 and rank.local_rank == 0:
                 assert others_wait.wait(60)
             order.append(f"{rank.node}.{rank.local_rank}")
@@ -67,6 +67,6 @@ def test_waiting_has_an_end() -> None:
     rank = Rank(rank=1, local_rank=1, world_size=2, local_world_size=2)
     with (
         pytest.raises(TimeoutError, match="local rank 0"),
-        local_rank_0_first(HashStore(), rank, timedelta(0), lambda: None),
+        local_rank_0_compiles_first(HashStore(), rank, timedelta(0), lambda: None),
     ):
         pytest.fail("it has not waited")

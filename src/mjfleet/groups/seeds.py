@@ -188,7 +188,7 @@ def _train(
         f"{statuses.count('finished')} of {len(statuses)} runs have finished: {group.folder}"
     )
     if not is_all:
-        print_line(f"go on with: {resume_command(found.name, group.folder)}")
+        print_line(f"resume with: {resume_command(found.name, group.folder)}")
     return 0 if is_all else 128 + number if number else FAILED
 
 

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING
 import psutil
 
 from mjfleet.launch.host_channel import LOST_SECONDS, PIECE, HostChannel
-from mjfleet.launch.host_facts import host_facts
+from mjfleet.launch.host_facts import AskFacts, host_facts
 from mjfleet.launch.host_messages import (
     AllHang,
     Answer,
-    AskFacts,
     FilePiece,
     Meet,
     Message,
@@ -71,7 +70,7 @@ class HostAgent:
         while (message := self._inbox.get()) is not None:
             match message:
                 case AskFacts():
-                    self._channel.send(host_facts(**vars(message)))
+                    self._channel.send(host_facts(message))
                 case Meet(address, port):
                     self._channel.send(self._meet(address, port))
                 case Prepare(engine, threads):

@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,7 +12,22 @@ from mjfleet.utils.atomic_write import digests
 from mjfleet.utils.hardware_names import count_gpus, usable_cores
 from mjfleet.utils.packages import stack_versions
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # Made anew whenever a machine starts: random(4).
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # Another one whenever a machine starts.
+
+
+@dataclass(frozen=True)
+class AskFacts:
+    """Asks for the facts of a host.
+
+    `is_over_ssh` says whether the launcher is connected to it by ssh. The user may be, too, on the
+    launcher's own host: that connection says nothing here.
+    """
+
+    task_folder: str
+    packages: tuple[str, ...]  # Whose versions matter besides those of the stack.
+    token: str = ""  # The name of a file that the launcher has just made.
+    counts_gpus: bool = False
+    is_over_ssh: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,37 +41,27 @@ class HostFacts:
     visible: str | None  # CUDA_VISIBLE_DEVICES there.
     cores: int  # CPU cores that a process may use.
     identity: str  # Differs from that of any other host.
-    has_token: bool  # Whether a file exists there that the launcher has just made.
+    has_token: bool  # Whether the file that the launcher has just made exists there.
     launcher_address: str  # As seen from there; empty unless ssh has reached it.
     address: str  # At which ssh has reached it; empty unless ssh has.
 
 
-def host_facts(
-    task_folder: str,
-    token: str,
-    packages: Sequence[str],
-    counts_gpus: bool = False,
-    is_over_ssh: bool = False,
-) -> HostFacts:
-    """Return what this host has, including the versions of some packages.
-
-    `is_over_ssh` says whether the launcher is connected to it by ssh. The user may be, too, on the
-    launcher's own host: that connection says nothing here.
-    """
+def host_facts(asked: AskFacts) -> HostFacts:
+    """Return what this host has."""
     launcher_address = address = ""
-    if is_over_ssh:
+    if asked.is_over_ssh:
         launcher_address, _, address, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
     return HostFacts(
         versions={"Python": platform.python_version()}
         | stack_versions()
-        | {name: _version(name) for name in packages},
+        | {name: _version(name) for name in asked.packages},
         code=digests(Path(__file__).parents[1]),
-        task=digests(Path(task_folder)),
-        gpus=count_gpus() if counts_gpus else 0,
+        task=digests(Path(asked.task_folder)),
+        gpus=count_gpus() if asked.counts_gpus else 0,
         visible=os.environ.get(VISIBLE),
         cores=usable_cores(),
         identity=f"{os.uname().nodename} {BOOT_ID.read_text().strip()}",
-        has_token=Path(token).exists(),
+        has_token=Path(asked.token).exists(),
         launcher_address=launcher_address,
         address=address,
     )

@@ -1,6 +1,6 @@
 """The messages between the launcher and a host agent, each a line of JSON.
 
-Failure, HostFacts, Outcome, WorkerArgs and WorkerStatus are messages too.
+AskFacts, HostFacts, WorkerArgs, WorkerStatus, Failure and Outcome are messages too.
 """
 
 import base64
@@ -8,24 +8,13 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
-from mjfleet.launch.host_facts import HostFacts
+from mjfleet.launch.host_facts import AskFacts, HostFacts
 from mjfleet.launch.worker_watchdog import WorkerStatus
 from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
 MARK = b"\x1e"
 """Begins a message (RFC 7464). Other lines, such as those that a login prints, are ignored."""
-
-
-@dataclass(frozen=True)
-class AskFacts:
-    """Asks for HostFacts; the arguments of `host_facts`."""
-
-    task_folder: str
-    token: str
-    packages: tuple[str, ...]
-    counts_gpus: bool = False
-    is_over_ssh: bool = False
 
 
 @dataclass(frozen=True)

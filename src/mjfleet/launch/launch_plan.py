@@ -42,7 +42,7 @@ class LaunchPlan:
     checkpoint: Path | None  # Where training continues from; None: it begins.
     is_restart: bool  # Whether the run was started again after a fault, by itself.
     parent: Parent | None  # Of a new run that begins from another run's checkpoint.
-    notes: tuple[str, ...]  # What the user should be told about these decisions.
+    notes: tuple[str, ...]  # About these decisions, for the user.
     run_dir: Path = Path()
     task_hash: str = ""  # Of the task's code, once the run directory has a snapshot of it.
     torchrunx_log_dir: Path | None = None

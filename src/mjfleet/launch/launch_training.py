@@ -105,7 +105,7 @@ def launch_training(
                 continue
         print_line(f"run directory: {run_dir}")
         if code and list((run_dir / "checkpoints").glob("model_*.pt")):
-            print_line(_how_to_go_on(found.name, run_dir))
+            print_line(_how_to_resume(found.name, run_dir))
         return code
 
 
@@ -172,7 +172,7 @@ def _announce(plan: LaunchPlan, init_from: str | None) -> None:
         print_line(line)
     if plan.checkpoint:
         is_init = plan.checkpoint.name == INIT
-        how = "beginning with networks of" if is_init else "going on from"
+        how = "beginning with networks of" if is_init else "continuing from"
         print_line(f"{how} {(is_init and init_from) or plan.checkpoint}")
 
 
@@ -254,10 +254,10 @@ def _create_run_dir(
             plan = name_files(plan, os.environ, when)
 
 
-def _how_to_go_on(task: str, run_dir: Path) -> str:
+def _how_to_resume(task: str, run_dir: Path) -> str:
     """Return the command that resumes a run, with a change if it would fail again as it was."""
     *_, last = read_record(run_dir).get("attempts") or [{}]
-    command = f"go on with: {resume_command(task, run_dir)}"
+    command = f"resume with: {resume_command(task, run_dir)}"
     if last.get("kind") != "DivergedError":
         return command
     if flags := last.get("flags"):
@@ -266,7 +266,7 @@ def _how_to_go_on(task: str, run_dir: Path) -> str:
 
 
 def resume_command(task: str, folder: Path) -> str:
-    """Return the command that goes on with a run or a group, as it can be called from here."""
+    """Return the command that resumes a run or a group, as it can be called from here."""
     train = "train" if shutil.which("train") else f"{sys.executable} -m mjfleet.cli.train"
     if "UV_RUN_RECURSION_DEPTH" in os.environ:
         train = "uv run train"

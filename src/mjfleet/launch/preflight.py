@@ -15,8 +15,8 @@ from typing import IO
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import VISIBLE, Devices, choose_devices, needs_gpus
-from mjfleet.launch.host_facts import HostFacts, host_facts
-from mjfleet.launch.host_messages import Answer, AskFacts
+from mjfleet.launch.host_facts import AskFacts, HostFacts, host_facts
+from mjfleet.launch.host_messages import Answer
 from mjfleet.launch.host_starter import HostConnection, HostConnections, refuse
 from mjfleet.launch.meeting_address import find_meeting
 from mjfleet.registry import FoundTask
@@ -71,14 +71,12 @@ def preflight(
     Raises:
         UserError: something is missing; the message names all that is missing on any host.
     """
-    folder, packages = str(found.folder), tuple(config.agent.packages)
+    asked = AskFacts(str(found.folder), tuple(config.agent.packages))
+    here = host_facts(asked)
     with _token(config) as token:
-        questions = {
-            host: AskFacts(folder, token.name, packages, needs_gpus(config), not host.is_here)
-            for host in connections
-        }
+        asked = replace(asked, token=token.name, counts_gpus=needs_gpus(config))
+        questions = {host: replace(asked, is_over_ssh=not host.is_here) for host in connections}
         answers = connections.ask(questions, FACTS_SECONDS)
-    here = host_facts(folder, "", packages)
     facts = {host: answer for host, answer in answers.items() if isinstance(answer, HostFacts)}
     problems = {host: [a.error] for host, a in answers.items() if isinstance(a, Answer)}
     if is_restart and config.min_hosts is not None and len(facts) >= config.min_hosts:
@@ -136,7 +134,7 @@ def _differences(seen: HostFacts, here: HostFacts, found: FoundTask) -> Iterator
     if not seen.task:
         yield f"it has no task folder {found.folder}: copy it there"
     elif files := _differing(seen.task, here.task):
-        yield f"its task folder {found.folder} differs from this host's in {files}: copy it anew"
+        yield f"its task folder {found.folder} differs from this host's in {files}: copy it again"
 
 
 def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> str:

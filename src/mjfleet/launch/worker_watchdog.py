@@ -35,7 +35,7 @@ STATES = {
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStatus:
-    """What the launcher is told of the workers of a host."""
+    """What the launcher needs to know of the workers of a host."""
 
     has_begun: bool  # Whether training has begun on all of them.
     hangs: bool  # Whether none of them has moved for the hang time-out.
@@ -58,7 +58,7 @@ class WorkerWatchdog:
 
     @property
     def status(self) -> WorkerStatus:
-        """What the launcher needs to know."""
+        """See WorkerStatus."""
         return WorkerStatus(has_begun=self.has_begun, hangs=self._detector.hangs())
 
     @property
@@ -128,7 +128,7 @@ class WorkerWatchdog:
 
     def _hanging(self) -> Failure:
         """Record the stacks of all workers; return the failure of the one that others wait for."""
-        # Before stacks are asked for: a process that was only stopped goes on then.
+        # Before stacks are asked for: a process that was only stopped continues then.
         states = [STATES.get(_state(heart.pid)[0], "") for heart in self._hearts]
         silences = [heart.silence for heart in self._hearts]
         found = [
@@ -181,7 +181,7 @@ def _state(pid: int) -> tuple[str, int]:
 
 
 def killed_by(number: int) -> str:
-    """Return a death by a signal in words."""
+    """Describe a death by a signal."""
     hint = {
         signal.SIGKILL: ", possibly out of memory (`dmesg` would say)",
         signal.SIGBUS: ", possibly out of shared memory or disk",

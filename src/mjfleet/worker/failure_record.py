@@ -28,6 +28,8 @@ SECONDARY_SECONDS = 3.0
 """A worker that has lost another one ends so much later: the other one is seen to end first."""
 MESSAGE_SUFFICES = ("DivergedError", "OutOfStepError", "CheckpointError")
 """Exceptions of our own whose traceback says nothing more."""
+SEEN_FROM_OUTSIDE = ("Hang", "Killed", "Exited")
+"""Kinds of failures without an exception of the worker's."""
 WAITING_FILES = (
     "distributed_c10d.py", "rl/collectives.py", "rl/gradient_reduction.py",
     "worker/torch_process_group.py",
@@ -53,10 +55,9 @@ class Failure:
     message: str
     traceback: str = ""  # Of the exception; of a hang, the Python stacks of all its threads.
     mistake: bool = False  # Whether it is the user's mistake, for whom the message is enough.
-    flags: str = ""  # With which a run that has diverged may go on.
+    flags: str = ""  # With which a run that has diverged may continue.
     is_secondary: bool = False  # Whether it only follows from another rank's failure.
-    log: list[str] = field(default_factory=list)
-    """The worker's last LOG_LINES log lines, where it has a log of its own."""
+    log: tuple[str, ...] = ()  # The worker's last LOG_LINES, where it has a log of its own.
 
     @classmethod
     def of(
@@ -96,11 +97,6 @@ class Failure:
             log=_last_log_lines(args, rank),
         )
 
-    @classmethod
-    def read(cls, path: Path) -> "Failure":
-        """Read a record."""
-        return cls(**read_json(path))
-
     @property
     def is_users_mistake(self) -> bool:
         """Whether this is a mistake of the user's that was found before training began."""
@@ -122,15 +118,14 @@ class Failure:
         """Everything that a person needs to know, without the stacks of a hang."""
         if self.kind in ("Agent", "Lost"):
             return f"on {self.host}: {self.message}"
-        if self.kind in MESSAGE_SUFFICES:
-            return f"{self.headline}: {self.message}"
-        if self.kind in ("Hang", "Killed", "Exited"):
-            end = "".join(f"\n  {line}" for line in self.log[-5:])
-            return f"{self.headline}: {self.message}" + (f"\nIts last lines:{end}" if end else "")
-        return f"{self.headline}:\n{self.traceback.rstrip()}"
+        if self.kind not in (*MESSAGE_SUFFICES, *SEEN_FROM_OUTSIDE):
+            return f"{self.headline}:\n{self.traceback.rstrip()}"
+        end = "".join(f"\n  {line}" for line in self.log[-5:])
+        last = f"\nIts last lines:{end}" if end and self.kind in SEEN_FROM_OUTSIDE else ""
+        return f"{self.headline}: {self.message}{last}"
 
     def path(self, run_dir: Path) -> Path:
-        """Return the file of the record in a run directory."""
+        """Return where a run directory has the record."""
         return run_dir / "failures" / f"rank{self.rank}.json"
 
     def write(self, run_dir: Path) -> Path | None:
@@ -148,7 +143,8 @@ class Failure:
 
 def read_failures(run_dir: Path) -> list[Failure]:
     """Return all records of a run: causes before secondary failures, each by time."""
-    found = [Failure.read(path) for path in (run_dir / "failures").glob("rank*.json")]
+    records = [read_json(path) for path in (run_dir / "failures").glob("rank*.json")]
+    found = [Failure(**record | {"log": tuple(record["log"])}) for record in records]
     return sorted(found, key=lambda failure: (failure.is_secondary, failure.time))
 
 
@@ -180,10 +176,10 @@ def _is_lost_connection(error: BaseException, message: str) -> bool:
     return "gloo/transport" in message and "Timed out" not in message
 
 
-def _last_log_lines(args: WorkerArgs, rank: Rank) -> list[str]:
+def _last_log_lines(args: WorkerArgs, rank: Rank) -> tuple[str, ...]:
     try:
         with open(args.log_files[rank.local_rank], "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
-            return file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
+            return tuple(file.read().decode(errors="replace").splitlines()[-LOG_LINES:])
     except (IndexError, OSError):  # It has no log, or ended before it had one.
-        return []
+        return ()

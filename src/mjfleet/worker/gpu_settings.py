@@ -56,16 +56,16 @@ def _use_near_cores(device: str) -> None:
         pynvml.nvmlInit()
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        words = pynvml.nvmlDeviceGetCpuAffinity(handle, ((os.cpu_count() or 1) + 63) // 64)
+        masks = pynvml.nvmlDeviceGetCpuAffinity(handle, ((os.cpu_count() or 1) + 63) // 64)
     except pynvml.NVMLError:
         return
-    near = near_cores(list(words), os.sched_getaffinity(0))
+    near = near_cores(list(masks), os.sched_getaffinity(0))
     if near:
         os.sched_setaffinity(0, near)
 
 
-def near_cores(words: list[int], allowed: set[int]) -> set[int]:
-    """Return the allowed cores whose bits are set in words of 64 bits, as NVML gives them."""
+def near_cores(masks: list[int], allowed: set[int]) -> set[int]:
+    """Return the allowed cores whose bits are set in masks of 64 bits, as NVML gives them."""
     return {
-        core for core in allowed if core // 64 < len(words) and words[core // 64] >> core % 64 & 1
+        core for core in allowed if core // 64 < len(masks) and masks[core // 64] >> core % 64 & 1
     }

@@ -86,7 +86,7 @@ def _store(args: WorkerArgs, rank: Rank, timeout: timedelta) -> Store:
 
 
 @contextmanager
-def local_rank_0_first(
+def local_rank_0_compiles_first(
     store: Store, rank: Rank, timeout: timedelta, beat: Callable[[], object]
 ) -> Iterator[None]:
     """Enter the block in the others of a host only when its local rank 0 has left it.

@@ -30,7 +30,7 @@ from mjfleet.worker.gpu_settings import determinism_notice
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
-from mjfleet.worker.torch_process_group import local_rank_0_first
+from mjfleet.worker.torch_process_group import local_rank_0_compiles_first
 from mjfleet.worker.worker_args import WorkerArgs
 
 
@@ -45,12 +45,19 @@ def build(
 ) -> tuple[Runner, Checkpointer]:
     """Build environment, runner and checkpointer; one worker of a host compiles kernels first."""
     device, turn, evaluator = args.devices[rank.local_rank], nullcontext(), None
-    settings = (found, config, args.engine, device, args.threads)
-    make_env = partial(build_env, *settings, while_compiling=heartbeat.excused)
+    make_env = partial(
+        build_env,
+        found=found,
+        config=config,
+        engine=args.engine,
+        device=device,
+        num_threads=args.threads,
+        while_compiling=heartbeat.excused,
+    )
     if args.engine == "warp" and rank.local_world_size > 1:
         store = dist.distributed_c10d._get_default_store()
         timeout = timedelta(seconds=config.collective_timeout)
-        turn = local_rank_0_first(store, rank, timeout, heartbeat.beat)
+        turn = local_rank_0_compiles_first(store, rank, timeout, heartbeat.beat)
     with turn:
         size = config.agent.algorithm.envs_per_group
         env = make_env(rank=rank.rank, group_size=size)
@@ -64,11 +71,21 @@ def build(
             evaluator = Evaluator(make_env(shard=shard), config.eval_interval)
     dump = run_dir / "failures" / f"nan_rank{rank.rank}.npz"
     runner = Runner(
-        *(env, config.agent, device, args.threads, found.load, collectives, heartbeat, dump),
+        env,
+        config.agent,
+        device,
+        args.threads,
+        found.load,
+        collectives,
+        heartbeat,
+        dump,
         evaluator=evaluator,
     )
     checkpointer = Checkpointer(
-        *(runner, found.name, run_dir / "checkpoints", config.keep_checkpoints),
+        runner,
+        found.name,
+        run_dir / "checkpoints",
+        config.keep_checkpoints,
         worlds=config.save_worlds,
         task_hash=args.task_hash,
     )
@@ -77,16 +94,20 @@ def build(
 
 def restore(
     path: Path,
-    state: dict[str, Any],
+    state: dict[str, Any] | None,
     config: TrainConfig,
     runner: Runner,
     checkpointer: Checkpointer,
     in_place: bool,
 ) -> list[str]:
-    """Continue from a checkpoint, or take its networks alone; return what to tell the user."""
+    """Continue from a checkpoint, or take its networks alone; return notes for the user."""
+    if state is None:
+        return []
     if path.name == INIT:
         return take_networks(runner, path, state, config.init_from or path.name)
-    return [f"not kept: {what}" for what in checkpointer.resume(path, state, in_place)]
+    notes = [f"not kept: {what}" for what in checkpointer.resume(path, state, in_place)]
+    begun, total = runner.current_learning_iteration, config.agent.max_iterations
+    return [f"{begun} of {total} iterations are done, {total - begun} are left", *notes]
 
 
 def train_and_log(

@@ -80,7 +80,7 @@ def train_worker(
     rank: Rank,
     stop: StopRequest,
     heartbeat: Heartbeat,
-    on_run_dir: Callable[[Path], object] = lambda run_dir: None,
+    on_run_dir: Callable[[Path], object],
 ) -> Outcome:
     """Train on one device until all iterations are done or a signal arrives.
 
@@ -93,16 +93,11 @@ def train_worker(
     """
     device = args.devices[rank.local_rank]
     if rank.rank == 0 or args.log_files:
-        _announce_build(args, rank)
-    prepare()
-    # rsl_rl imports wandb, which makes folders.
-    tempfile.tempdir = args.scratch or None
-    import rsl_rl.utils  # noqa: F401
-
-    tempfile.tempdir = None
-
-    import rich.style  # noqa: F401  It draws one of Python's random numbers: before they are seeded.
-
+        who = f"rank {rank.rank}: " if rank.world_size > 1 else ""
+        compiles = "; a model's first run compiles its kernels" if args.engine == "warp" else ""
+        built = f"{args.config['env']['num_envs']} worlds: {args.engine} engine on {device}"
+        print_line(f"{who}building {built}{compiles}")
+    _import_libraries(args)
     from mjfleet.env.factory import on_device
     from mjfleet.env.random_numbers import seed_everything
     from mjfleet.rl.checkpoint_files import read_checkpoint
@@ -129,20 +124,17 @@ def train_worker(
         # What no run could continue from is refused before anything is built.
         state = read_checkpoint(Path(checkpoint)) if checkpoint else None
         with enough_memory():
-            place = args, rank, heartbeat, collectives, run_dir
-            runner, checkpointer = build(found, config, *place)
-        built = config, runner, checkpointer, args.continues
-        said = restore(Path(checkpoint), state, *built) if state else []
+            runner, checkpointer = build(found, config, args, rank, heartbeat, collectives, run_dir)
+        notes = restore(Path(checkpoint), state, config, runner, checkpointer, args.continues)
         if rank.rank == 0:
             runner.alg.take_teacher(config.agent)
         del state  # Its worlds may take much memory.
         collectives.total([0])  # Waits until every rank has got this far without an error.
-        begun = runner.current_learning_iteration
-        if rank.rank == 0:
-            _announce_resume(begun, config.agent.max_iterations, said)
+        for note in notes if rank.rank == 0 else ():
+            print_line(note)
         stop.check()
         with stop.deferred():
-            heartbeat.enter(Phase.COLLECT, begun + 1)
+            heartbeat.enter(Phase.COLLECT, runner.current_learning_iteration + 1)
             if rank.rank == 0:
                 stopped_by = train_and_log(runner, checkpointer, run_dir, args, stop)
             else:
@@ -151,16 +143,13 @@ def train_worker(
     return Outcome(runner.current_learning_iteration, stopped_by)
 
 
-def _announce_build(args: WorkerArgs, rank: Rank) -> None:
-    who = f"rank {rank.rank}: " if rank.world_size > 1 else ""
-    num_envs, device = args.config["env"]["num_envs"], args.devices[rank.local_rank]
-    compiles = "; a model's first run compiles its kernels" if args.engine == "warp" else ""
-    print_line(f"{who}building {num_envs} worlds: {args.engine} engine on {device}{compiles}")
+def _import_libraries(args: WorkerArgs) -> None:
+    """Import what has to be imported in a certain place, or before random numbers are seeded."""
+    prepare()
+    # rsl_rl imports wandb, which makes folders.
+    tempfile.tempdir = args.scratch or None
+    import rsl_rl.utils  # noqa: F401
 
+    tempfile.tempdir = None
 
-def _announce_resume(begun: int, total: int, said: list[str]) -> None:
-    """Say where a run continues, and what it lacks."""
-    if begun:
-        print_line(f"{begun} of {total} iterations are done, {total - begun} are left")
-    for line in said:
-        print_line(line)
+    import rich.style  # noqa: F401  It draws one of Python's random numbers.
