@@ -104,19 +104,15 @@ class Robot:
         inputs = self.session.get_inputs()[1:]  # A recurrent network's memory, zeros at first.
         self.memory = {i.name: np.zeros((i.shape[0], 1, i.shape[2]), np.float32) for i in inputs}
 
-    def set_command(self, text: str) -> None:
-        """Set a command from a text such as `forward=0.5`, within the range of training."""
+    def set_command(self, name: str, value: float) -> None:
+        """Set a command; ValueError if there is none of this name or training had no such value."""
         ranges = {command["name"]: command["range"] for command in self.known["commands"]}
-        name, _, value = text.partition("=")
         if name not in ranges:
-            raise ValueError(f"{text}: the commands are {', '.join(ranges) or 'none'}")
+            raise ValueError(f"the commands are {', '.join(ranges) or 'none'}")
         low, high = ranges[name]
-        try:
-            self.command[name] = float(value)
-        except ValueError:
-            self.command[name] = math.nan
-        if not low <= self.command[name] <= high:
-            raise ValueError(f"{text}: {name} must be a number from {low:g} to {high:g}")
+        if not low <= value <= high:
+            raise ValueError(f"{name} must be from {low:g} to {high:g}")
+        self.command[name] = value
 
     def step(self) -> np.ndarray:
         """Observe, act, and advance by 1 / `control_rate` seconds; return the observation."""
@@ -160,11 +156,12 @@ def main(arguments: list[str] | None = None) -> None:
         if not needed.is_file():
             parser.error(f"there is no {needed}, which `mjfleet export` writes")
     robot = Robot(parsed.policy)
-    try:
-        for text in parsed.command:
-            robot.set_command(text)
-    except ValueError as error:
-        parser.error(f"--command {error}")
+    for text in parsed.command:
+        name, _, value = text.partition("=")
+        try:
+            robot.set_command(name, float(value))
+        except ValueError as error:
+            parser.error(f"--command {text}: {error}")
     if parsed.seconds is None:
         show(robot)
     elif 0 < parsed.seconds < math.inf:
