@@ -16,7 +16,6 @@ import numpy as np
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.command import run_benchmark
 from mjfleet.bench.result import Cell, Result, Spread, Table, show
-from mjfleet.bench.timed_training import train_ours
 from mjfleet.config import TrainConfig
 from mjfleet.config.validation import MOST, Count, at_least, between
 from mjfleet.errors import run_command
@@ -24,7 +23,7 @@ from mjfleet.tools.report.curves import bootstrap
 from mjfleet.tools.report.picture import Panel, draw
 from mjfleet.tools.report.threshold import WINDOW, Conditions, Threshold, check_columns, reached
 from mjfleet.utils.packages import need_extra, stack_versions
-from peer import find_peer, train_peer
+from peer import find_peer, train_ours, train_peer
 
 GOOD = 0.9  # Share of the best mean reward at the end of any run, which the runs are to reach.
 SEEDS = (
@@ -87,7 +86,7 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
         if peer and who == peer.name:
             return train_peer(setup, peer, config, records_rewards=True)
         flag = "--agent.algorithm.name" if who == "grpo" else "--agent.library"
-        return train_ours(setup, config, (flag, who) if who != "mjfleet" else ())[0]
+        return train_ours(setup, config, (flag, who) if who != "mjfleet" else ())
 
     for who in names if until else ():  # A wrong name of a metric shows before hours have passed.
         once = train(who, setup.config(options.num_envs, max_iterations=1))
@@ -102,7 +101,7 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
     name = f"learning-{setup.found.name}-{worker.engine}-{setup.kind}"
     name += f"-{options.peer}" * is_ours + "-until" * bool(until)
     title = f"Learning {setup.found.name}, {worker.engine} engine on {setup.kind}: "
-    title += f"{options.num_envs} worlds, seeds: {options.repeats}"
+    title += f"{options.num_envs} environments, seeds: {options.repeats}"
     title += f", beside {options.peer}" * is_ours
     Path(options.output).mkdir(parents=True, exist_ok=True)
     draw(Path(options.output, f"{name}.png"), _panels(runs, until))

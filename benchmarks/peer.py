@@ -21,7 +21,7 @@ from platformdirs import user_cache_path
 from mjfleet.bench.benchmark_options import Counts, Options, Setup
 from mjfleet.bench.command import choose
 from mjfleet.bench.result import Result, Table
-from mjfleet.bench.timed_training import run_timed, summarise, train_ours
+from mjfleet.bench.timed_training import run_timed, summarise, train_timed
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError, run_command
 from mjfleet.utils.console import print_error
@@ -115,16 +115,17 @@ def compare(setup: Setup, options: MjlabOptions) -> Result:
     train_peer(setup, peer, first)
 
     def measure(num_envs: int) -> dict[str, Any]:
-        ours, _ = train_ours(setup, configs[num_envs])
-        return {"mjfleet": ours, peer.name: train_peer(setup, peer, configs[num_envs])}
+        config = configs[num_envs]
+        ours = train_ours(setup, config)
+        return {"mjfleet": ours, peer.name: train_peer(setup, peer, config)}
 
     keys = [{"num_envs": n} for n in options.num_envs]
-    samples = setup.rounds(keys, measure, f"mjfleet, then {peer.name}, {{num_envs}} worlds")
+    samples = setup.rounds(keys, measure, f"mjfleet, then {peer.name}, {{num_envs}} environments")
     tables = []
     for figure, (title, factor, power) in FIGURES.items():
         pairs = [(s, s["mjfleet"][figure] * factor, s[peer.name][figure] * factor) for s in samples]
         rows = [(s["num_envs"], [a, b, (a / b) ** power]) for s, a, b in pairs]
-        tables.append(Table.of(title, ["worlds", "mjfleet", peer.name, "ratio"], rows))
+        tables.append(Table.of(title, ["environments", "mjfleet", peer.name, "ratio"], rows))
     name = f"peer-{peer.name}-{setup.found.name}-{worker.engine}-{setup.kind}"
     where = f"{worker.engine} engine on {setup.device}"
     title = f"{setup.found.name} by mjfleet, {where}, and by {peer.name}"
@@ -168,6 +169,12 @@ def install_mjlab(scratch: Path) -> str:
     return python
 
 
+def train_ours(setup: Setup, config: TrainConfig, flags: Sequence[str] = ()) -> dict[str, Any]:
+    """Train by mjfleet, with further flags of `train`; return what `summarise` does."""
+    rows, child = train_timed(setup.found.name, config, setup.scratch, flags)
+    return summarise(config, setup.options.warmup, child, rows)
+
+
 def train_peer(
     setup: Setup, peer: Peer, config: TrainConfig, records_rewards: bool = False
 ) -> dict[str, Any]:
@@ -182,7 +189,8 @@ def train_peer(
         shutil.rmtree(folder, ignore_errors=True)
     rows = list(json_lines(child.lines))
     peer.notes[:] = dict.fromkeys([*peer.notes, *(n for row in rows for n in row.get("notes", []))])
-    return summarise(setup, config, child, [row for row in rows if "collect_seconds" in row])
+    rows = [row for row in rows if "collect_seconds" in row]
+    return summarise(config, setup.options.warmup, child, rows)
 
 
 def json_lines(lines: Iterable[tuple[float, str]]) -> Iterable[dict[str, Any]]:

@@ -40,7 +40,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     ) as process:
         deadline = time.monotonic() + PATIENCE
-        while not list(scratch.glob("*/logs/*/*/metrics.csv")):
+        while not list(scratch.glob("*/run/metrics.csv")):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -48,6 +48,13 @@ class Options(Checked):
     output: Folder = "logs/bench"
     """Folder for the results, as JSON and Markdown."""
 
+    def devices(self) -> Devices:
+        """Select devices; UserError if one does not exist, or the benchmark uses one of several."""
+        chosen = choose_devices(LaunchConfig(gpu_ids=self.gpu_ids, engine=self.engine), os.environ)
+        if len(chosen.names) > 1 and not self.several:
+            raise UserError("--gpu-ids names several GPUs; this benchmark uses one.")
+        return chosen
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -92,7 +99,7 @@ class Setup:
             "agent": {"max_iterations": self.options.warmup + self.options.iterations, **agent},
         }
         if workers > 1 and not gpus:
-            values |= {"gpu_ids": "auto", "cpu_workers": workers}
+            values["cpu_workers"] = workers
         return from_dict(self.found.defaults(), values)
 
     def worker_args(self, config: TrainConfig, run_dir: Path) -> WorkerArgs:
@@ -120,14 +127,3 @@ class Setup:
                 print_error(f"round {number} of {self.options.repeats}: {label.format(**key)}")
                 samples.append({**key, **measure(**key)})
         return samples
-
-
-def select_devices(options: Options) -> Devices:
-    """Select devices; UserError if one does not exist, or several are for a benchmark of one."""
-    # The native engine needs no GPU: without --gpu-ids it runs on the CPU.
-    if options.engine == "native" and options.gpu_ids == type(options).gpu_ids:
-        return Devices()
-    devices = choose_devices(LaunchConfig(gpu_ids=options.gpu_ids), os.environ)
-    if len(devices.names) > 1 and not options.several:
-        raise UserError("--gpu-ids names several GPUs; this benchmark uses one.")
-    return devices

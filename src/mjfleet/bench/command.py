@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from mjfleet.bench.benchmark_options import Options, Setup, select_devices
+from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, our_commit
 from mjfleet.bench.scaling import ScalingOptions, scaling
 from mjfleet.bench.startup import StartupOptions, startup
@@ -65,7 +65,7 @@ def run_benchmark(
     folder = Path(options.output)
     if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
         raise UserError(f"--output {folder}: this path leads through a file; it must be a folder.")
-    devices = select_devices(options)
+    devices = options.devices()
     taken, machine = now(), _describe_machine()
     versions = {"python": platform.python_version(), **stack_versions()}
     if commit := our_commit():

@@ -86,8 +86,10 @@ class Result:
     def write(self, folder: Path) -> None:
         """Write the JSON and a Markdown file, each whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / f"{self.name}.json", json.dumps(asdict(self), indent=1) + "\n")
-        write_text(folder / f"{self.name}.md", self.markdown())
+        data = json.dumps(asdict(self), indent=1) + "\n"
+        for suffix, text in (("json", data), ("md", self.markdown())):
+            path = folder / f"{self.name}.{suffix}"
+            write_atomically(path, lambda file, text=text: file.write(text.encode()))
 
 
 def our_commit() -> str:
@@ -115,8 +117,3 @@ def show(cell: Cell) -> str:
     size = abs(cell)
     digits = 0 if size >= 100 or cell == int(cell) else 1 if size >= 10 else 2 if size >= 1 else 3
     return f"{cell:,.{digits}f}"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    write_atomically(path, lambda file: file.write(text.encode()))

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, Table
-from mjfleet.bench.timed_training import train_ours
+from mjfleet.bench.timed_training import summarise, train_timed
 from mjfleet.config.validation import Count, OptionalCount
 from mjfleet.utils.hardware_names import usable_cores
 
@@ -13,7 +13,7 @@ NOTES = (
     "Medians of the repeats, with the least and the greatest; each number of workers is measured "
     "in every round.",
     "Efficiency is the speed against that of one worker of the same round, times their number. One "
-    "worker has as many worlds and CPU threads as each of several.",
+    "worker has as many environments and CPU threads as each of several.",
     "Waiting is the mean time that workers wait for the slowest, collectives what they cost the "
     "slowest itself, both as shares of rollout and update.",
 )
@@ -48,7 +48,8 @@ def scaling(setup: Setup, options: ScalingOptions) -> Result:
     worker = setup.worker_args(configs[1], setup.scratch)
 
     def measure(workers: int) -> dict[str, Any]:
-        return train_ours(setup, configs[workers])[0]
+        rows, child = train_timed(setup.found.name, configs[workers], setup.scratch)
+        return summarise(configs[workers], options.warmup, child, rows)
 
     samples = setup.rounds([{"workers": n} for n in counts], measure, "workers: {workers}")
     rows: list[tuple[int, list[float]]] = []
@@ -63,5 +64,5 @@ def scaling(setup: Setup, options: ScalingOptions) -> Result:
         rows.append((count, [speed, speed / alone / count, *shares]))
     name = f"scaling-{setup.found.name}-{worker.engine}-{setup.kind}"
     title = f"Weak scaling of {setup.found.name}, {worker.engine} engine on {setup.kind}: "
-    title += f"{options.num_envs} worlds and CPU threads {threads} for each worker"
+    title += f"{options.num_envs} environments and CPU threads {threads} for each worker"
     return Result(name, title, [Table.of("Workers", COLUMNS, rows)], NOTES, samples)

@@ -6,17 +6,16 @@ from typing import Any
 
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, Table
-from mjfleet.bench.timed_training import TRAIN, run_timed, train_ours
+from mjfleet.bench.timed_training import TRAIN, run_timed, train_timed
 from mjfleet.config.validation import Count
 
 COLD, WARM = "first iteration, cold kernel cache", "first iteration"
-PHASES = ("command line", "imports and building", "first rollout and update")
+PHASES = ("start, imports and building", "first rollout and update")
 NOTES = (
     "Medians of the repeats, with the least and the greatest, in seconds from the start of the "
     "process; files are in the system's cache.",
-    "The command line's part ends when a worker says that it builds its worlds: with several "
-    "workers, launching them is in it. The first rollout and update are what metrics.csv says; the "
-    "rest is importing and building.",
+    "The first rollout and update are what metrics.csv says. With several workers, launching them "
+    "is in the rest.",
     "A cold kernel cache is an empty folder for warp's kernels, a warm one is the same folder "
     "afterwards.",
 )
@@ -51,19 +50,17 @@ def startup(setup: Setup, options: StartupOptions) -> Result:
             return {"seconds": run_timed([*TRAIN, *helps[what]], setup.scratch).seconds}
         if what == COLD:
             shutil.rmtree(cache, ignore_errors=True)
-        trained, child = train_ours(setup, config, environ={"WARP_CACHE_PATH": str(cache)})
-        first = trained["iterations"][0]
-        begun = next(seconds for seconds, line in child.lines if "building" in line)
-        learned = first["collect_seconds"] + first["learn_seconds"]
-        parts = begun, first["seconds"] - begun - learned, learned
-        return {"seconds": first["seconds"], "phases": dict(zip(PHASES, parts, strict=True))}
+        environ = {"WARP_CACHE_PATH": str(cache)}
+        rows, _ = train_timed(setup.found.name, config, setup.scratch, environ=environ)
+        learned = rows[0]["collect_seconds"] + rows[0]["learn_seconds"]
+        parts = rows[0]["seconds"] - learned, learned
+        return {"seconds": rows[0]["seconds"], "phases": dict(zip(PHASES, parts, strict=True))}
 
     samples = setup.rounds([{"what": name} for name in (*helps, *firsts)], measure, "{what}")
+    totals = [(s["what"], [s["seconds"]]) for s in samples]
     phases = [(s["what"], s["phases"].values()) for s in samples if "phases" in s]
     tables = [
-        Table.of(
-            "Seconds from Enter", ["", "seconds"], [(s["what"], [s["seconds"]]) for s in samples]
-        ),
+        Table.of("Seconds from Enter", ["", "seconds"], totals),
         Table.of("Where they go", ["", *PHASES], phases),
     ]
     name = f"startup-{setup.found.name}-{worker.engine}-{options.workers}-{setup.kind}"

@@ -6,7 +6,6 @@ Runs in the launcher; `throughput_child` measures each number of environments.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
@@ -17,17 +16,14 @@ from mjfleet.config.validation import at_least
 from mjfleet.utils.child_process import python_module
 
 SPEEDS = ("end to end", "collecting", "engine", "collecting / engine")
-PARTS = ("physics", "rest of the environment", "policy", "storage", "update", "reporting", "other")
+PARTS = ("physics", "rest of the environment", "policy", "update", "other")
 NOTES = (
     "Medians of the repeats, with the least and the greatest. A repeat is a process of its own, "
-    "whose own figures are medians over its iterations.",
-    "End to end is everything between the ends of two iterations, reporting included; collecting "
-    "is the rollout alone. The engine is its own call with nothing around it, `Batch.step` or "
-    "launches of one graph of MuJoCo-Warp's steps, on as many worlds in the states in which the "
-    "rollout has left them, with the same threads and physics steps, after every iteration; the "
-    "ratio is that of the two times.",
-    "Every second iteration is timed in parts, with the device waited for around each; the others "
-    "give the speeds.",
+    "whose own figures are medians over its iterations: every second one is timed in parts, with "
+    "the device waited for around each, and the others give the speeds.",
+    "End to end is all between two iterations but reporting, collecting the rollout alone. The "
+    "engine is its own call with nothing around it, `Batch.step` or one graph of MuJoCo-Warp's "
+    "steps, on the environments as the rollout left them, with the same threads and physics steps.",
 )
 
 
@@ -43,13 +39,10 @@ class ThroughputOptions(Options):
 
 def throughput(setup: Setup, options: ThroughputOptions) -> Result:
     """Measure every number of environments in turn."""
-    workers = {
-        n: setup.worker_args(setup.config(n), setup.scratch / str(n)) for n in options.num_envs
-    }
+    workers = {n: setup.worker_args(setup.config(n), setup.scratch) for n in options.num_envs}
 
     def measure(num_envs: int) -> dict[str, Any]:
         worker = workers[num_envs]
-        Path(worker.run_dir).mkdir(exist_ok=True)
         child = python_module("mjfleet.bench.throughput_child", json.dumps(asdict(worker)))
         lines = run_timed(child, setup.scratch, {"OMP_WAIT_POLICY": "PASSIVE"}).lines
         steps = worker.config["agent"]["num_steps_per_env"]
@@ -58,10 +51,12 @@ def throughput(setup: Setup, options: ThroughputOptions) -> Result:
     keys = [{"num_envs": n} for n in options.num_envs]
     samples = setup.rounds(keys, measure, "{num_envs} environments")
     tables = [
-        Table.of(title, ["worlds", *columns], [(s["num_envs"], s[key].values()) for s in samples])
+        Table.of(
+            title, ["environments", *columns], [(s["num_envs"], s[key].values()) for s in samples]
+        )
         for title, key, columns in (
             ("Env steps per second", "speeds", SPEEDS),
-            ("Microseconds per vector step, one step of all worlds", "microseconds", PARTS),
+            ("Microseconds per vector step, one step of all environments", "microseconds", PARTS),
             ("Share of the time", "shares", PARTS),
         )
     ]
@@ -75,10 +70,9 @@ def _summary(
     samples: Sequence[Mapping[str, Any]], num_envs: int, steps: int
 ) -> dict[str, dict[str, float]]:
     """Summarise one process: shares from the iterations timed in parts, speeds from the others."""
-    plain = [sample for sample in samples if "parts" not in sample]
-    timed = [(s["seconds"], s["parts"]) for s in samples if "parts" in s]
+    plain = [sample for sample in samples if not sample["parts"]]
+    timed = [(s["seconds"], s["parts"]) for s in samples if s["parts"]]
     parts = [(all_, each | {"other": all_ - sum(each.values())}) for all_, each in timed]
-
     ratio = median(s["engine_seconds"] / s["collect_seconds"] for s in plain)
     times = ("seconds", "collect_seconds", "engine_seconds")
     speeds = [*(num_envs * steps / median(s[name] for s in plain) for name in times), ratio]

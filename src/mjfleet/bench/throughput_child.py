@@ -19,9 +19,7 @@ import torch
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.env.factory import build_env, on_device
 from mjfleet.env.random_numbers import seed_everything
-from mjfleet.loggers.console_logger import ConsoleLogger
 from mjfleet.loggers.iteration_metrics import IterationMetrics
-from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.registry import FoundTask, find_task
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import Simulation
@@ -31,7 +29,7 @@ from mjfleet.worker.thread_limits import prepare
 from mjfleet.worker.worker_args import WorkerArgs
 
 BareEngine = tuple[Callable[[], object], dict[str, torch.Tensor]]
-"""The engine's own call for `decimation` physics steps of all worlds; the state of these worlds."""
+"""The engine's own call for `decimation` physics steps of all environments; their state."""
 
 
 @contextmanager
@@ -80,59 +78,47 @@ class Stopwatch:
         setattr(owner, method, timed)
 
 
-class Measurement:
-    """Called after every iteration: reports as a run does, and times the bare engine."""
+def measure(worker: WorkerArgs) -> list[dict[str, Any]]:
+    """Train; return the times (s) of each iteration, of which every second one is timed in parts.
 
-    def __init__(self, worker: WorkerArgs, env: Any, runner: Runner) -> None:
-        self._sim, make = env.sim, _warp if worker.engine == "warp" else _native
-        self._step, self._fields = make(worker, env.sim, env.cfg.decimation)
-        self._steps = runner.agent.num_steps_per_env
-        self._progress = ConsoleLogger(runner.agent.max_iterations)
-        self.loggers = LoggerGroup(Path(worker.run_dir), runner.agent, worker.config)
-        self.samples: list[dict[str, Any]] = []
-        self._watch = watch = Stopwatch(worker.devices[0])
+    After each, the bare engine steps as often as the rollout, from the states in which that ended.
+    """
+    watch, samples = Stopwatch(worker.devices[0]), list[dict[str, Any]]()
+    with built_task(worker) as (found, config, env):
+        runner = Runner(env, config.agent, worker.devices[0], worker.threads, found.load)
         for part, owner, method in (
             ("physics", env.sim, "step"),
             ("rest of the environment", env, "step"),
             ("policy", runner.alg, "act"),
-            ("storage", runner.alg, "process_env_step"),
             ("update", runner.alg, "compute_returns"),
             ("update", runner.alg, "start_update"),
-            ("reporting", self, "report"),
         ):
             watch.watch(part, owner, method)
-        self._start = watch.now()
+        make = _warp if worker.engine == "warp" else _native
+        step, fields = make(worker, env.sim, env.cfg.decimation)
+        start = watch.now()
 
-    def report(self, metrics: IterationMetrics) -> None:
-        """Report an iteration."""
-        self._progress.iteration(metrics)
-        self.loggers.write(metrics.row())
+        def after_iteration(metrics: IterationMetrics) -> None:
+            nonlocal start
+            seconds = watch.now() - start
+            parts = dict(watch.seconds) if watch.is_on else None
+            watch.is_on = False
+            watch.seconds.clear()
+            with torch.inference_mode():
+                for name, value in env.sim.state().items():
+                    if name in fields:
+                        fields[name].copy_(value)
+            start = watch.now()
+            for _ in range(config.agent.num_steps_per_env):
+                step()
+            engine = watch.now() - start
+            times = {"seconds": seconds, "collect_seconds": metrics.collect_seconds}
+            samples.append({**times, "engine_seconds": engine, "parts": parts})
+            watch.is_on = len(samples) % 2 == 1
+            start = watch.now()
 
-    def __call__(self, metrics: IterationMetrics) -> None:
-        """Record an iteration; every second one is timed in parts."""
-        watch = self._watch
-        self.report(metrics)
-        seconds, collecting = watch.now() - self._start, metrics.collect_seconds
-        sample: dict[str, Any] = {"seconds": seconds, "collect_seconds": collecting}
-        if watch.is_on:
-            sample["parts"] = dict(watch.seconds)
-        watch.is_on = False
-        watch.seconds.clear()
-        sample["engine_seconds"] = self._time_engine()
-        self.samples.append(sample)
-        watch.is_on = len(self.samples) % 2 == 1
-        self._start = watch.now()
-
-    def _time_engine(self) -> float:
-        """Return the seconds of a rollout's vector steps by the bare engine, from this state."""
-        with torch.inference_mode():
-            for name, value in self._sim.state().items():
-                if name in self._fields:
-                    self._fields[name].copy_(value)
-        start = self._watch.now()
-        for _ in range(self._steps):
-            self._step()
-        return self._watch.now() - start
+        runner.train(after_iteration, lambda: None)
+    return samples
 
 
 def _native(worker: WorkerArgs, sim: Simulation, decimation: int) -> BareEngine:
@@ -169,18 +155,9 @@ def _state_of(sim: Simulation) -> list[str]:
     return [name for name in INTEGRATION_FIELDS if name in sim.state()]
 
 
-def main(worker: WorkerArgs) -> None:
-    """Train, and print the samples of all iterations as a line of JSON."""
+if __name__ == "__main__":
     prepare()
     output = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Nobody reads the output of training.
-    with built_task(worker) as (found, config, env):
-        runner = Runner(env, config.agent, worker.devices[0], worker.threads, found.load)
-        measurement = Measurement(worker, env, runner)
-        runner.train(measurement, lambda: None)
-        measurement.loggers.close()
-    os.write(output, json.dumps(measurement.samples).encode() + b"\n")
-
-
-if __name__ == "__main__":
-    main(WorkerArgs(**json.loads(sys.argv[1])))
+    samples = measure(WorkerArgs(**json.loads(sys.argv[1])))
+    os.write(output, json.dumps(samples).encode() + b"\n")

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mjfleet.bench.benchmark_options import Setup
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError, WorkerError
+from mjfleet.runs.config_yaml import placement_flags, write_config
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows
 from mjfleet.utils.child_process import ChildProcess, python_module
 
@@ -68,8 +68,36 @@ def run_timed(
     return TimedChild(lines, seconds, child.peak_memory)
 
 
+def train_timed(
+    task: str,
+    config: TrainConfig,
+    scratch: Path,
+    flags: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> tuple[list[dict[str, float]], TimedChild]:
+    """Train by the command `train`, with further `flags`; the run directory is removed again.
+
+    Returns:
+        The rows of metrics.csv without what is missing, each with the `seconds` from the start of
+        the process to its report; and the process.
+    """
+    file, run_dir = scratch / "config.yaml", scratch / "run"
+    write_config(file, task, config)
+    words = [task, "--config", str(file), "--run-dir", str(run_dir), *placement_flags(config)]
+    try:
+        child = run_timed([*TRAIN, *words, *flags], scratch, environ)
+        rows = read_rows(run_dir / METRICS_FILE)[1]
+    finally:
+        shutil.rmtree(run_dir, ignore_errors=True)
+    reported = [seconds for seconds, line in child.lines if line.startswith("iteration=")]
+    return [
+        {"seconds": seconds, **{name: float(value) for name, value in row.items() if value}}
+        for seconds, row in zip(reported, rows, strict=True)
+    ], child
+
+
 def summarise(
-    setup: Setup, config: TrainConfig, child: TimedChild, rows: Sequence[dict[str, Any]]
+    config: TrainConfig, warmup: int, child: TimedChild, rows: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the times and the memory of a run of training.
 
@@ -83,8 +111,9 @@ def summarise(
         peak_memory: bytes, the greatest resident set of one process.
         iterations: the rows.
     """
-    steps = config.env.num_envs * config.agent.num_steps_per_env * int(rows[0].get("world_size", 1))
-    first = min(setup.options.warmup, len(rows) - 1)
+    workers = int(rows[0].get("world_size", 1))
+    steps = config.env.num_envs * config.agent.num_steps_per_env * workers
+    first = min(warmup, len(rows) - 1)
     elapsed = rows[-1]["seconds"] - (rows[first - 1]["seconds"] if first else 0.0)
     return {
         "steps_per_second": (len(rows) - first) * steps / elapsed,
@@ -94,36 +123,3 @@ def summarise(
         "peak_memory": child.peak_memory,
         "iterations": rows,
     }
-
-
-def train_ours(
-    setup: Setup,
-    config: TrainConfig,
-    flags: Sequence[str] = (),
-    environ: Mapping[str, str] | None = None,
-) -> tuple[dict[str, Any], TimedChild]:
-    """Train by the command `train`; return what `summarise` does, and the process.
-
-    Of `config`, the agent's iterations and seed, environments, engine and devices are used. `flags`
-    are further flags of `train`, `environ` environment variables as for `run_timed`.
-    """
-    folder, gpus = setup.scratch / "logs", config.gpu_ids
-    settings = [
-        *("--engine", config.engine, "--env.num-envs", config.env.num_envs),
-        *("--agent.max-iterations", config.agent.max_iterations, "--agent.seed", config.agent.seed),
-        *("--gpu-ids", *(gpus if isinstance(gpus, list) else [gpus])),
-        *("--cpu-workers", config.cpu_workers, "--cpu-threads", config.cpu_threads),
-        *(*flags, "--log-root", folder),
-    ]
-    try:
-        command = [*TRAIN, setup.found.name, *map(str, settings)]
-        child = run_timed(command, setup.scratch, environ)
-        (file,) = folder.glob(f"*/*/{METRICS_FILE}")
-        reported = [seconds for seconds, line in child.lines if line.startswith("iteration=")]
-        rows = [
-            {"seconds": seconds, **{name: float(value) for name, value in row.items() if value}}
-            for seconds, row in zip(reported, read_rows(file)[1], strict=True)
-        ]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return summarise(setup, config, child, rows), child

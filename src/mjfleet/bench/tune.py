@@ -5,20 +5,17 @@ Runs in the launcher: `train` itself, in a child process for each number, is wha
 
 import math
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from mjfleet.bench.timed_training import TRAIN, run_timed
+from mjfleet.bench.timed_training import train_timed
 from mjfleet.cli.flags import HELP
 from mjfleet.cli.train import configure, with_task
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError, WorkerError
-from mjfleet.runs.config_yaml import placement_flags, write_config
-from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows
 from mjfleet.utils.console import print_line
 from mjfleet.worker.rank_environment import Rank, torchrun_variables
 from mjfleet.worker.stop_signals import StopRequest
@@ -103,18 +100,12 @@ def _measure(task: str, config: TrainConfig, folder: Path) -> list[Point]:
 
 
 def _train(task: str, config: TrainConfig, num_envs: int, iterations: int, folder: Path) -> Point:
-    """Train by the command `train`, as a run in the folder that is removed again."""
-    file, run_dir = folder / "config.yaml", folder / "run"
     agent = replace(config.agent, max_iterations=iterations, logger=("none",))
     config = replace(config.with_num_envs(num_envs), agent=agent, log_root=str(folder))
     config = replace(config, total_envs=None, total_steps=None, max_restarts=0)
-    config = replace(config, video_interval=None, eval_interval=None, init_from=None)
-    write_config(file, task, config)
-    flags = ("--config", str(file), "--run-dir", str(run_dir), "--quiet")
-    child = run_timed([*TRAIN, task, *flags, *placement_flags(config)], folder)
-    rows = read_rows(run_dir / METRICS_FILE)[1][WARMUP:]
-    shutil.rmtree(run_dir)
-    speed = median(float(row["global_steps_per_second"]) for row in rows)
-    steps = float(rows[0]["total_steps"]) / float(rows[0]["iteration"])
-    memory = [float(row["gpu_memory"]) for row in rows if row.get("gpu_memory")]
+    config = replace(config, video_interval=None, eval_interval=None, init_from=None, plain=True)
+    rows, child = train_timed(task, config, folder)
+    speed = median(row["global_steps_per_second"] for row in rows[WARMUP:])
+    steps = rows[0]["total_steps"]
+    memory = [row["gpu_memory"] for row in rows if "gpu_memory" in row]
     return Point(num_envs, speed, steps / speed, max(memory, default=child.peak_memory / 2**30))
