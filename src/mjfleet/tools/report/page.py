@@ -4,7 +4,6 @@ In the browser, curves are drawn by the copy of uPlot in page/: https://github.c
 """
 
 import os
-import stat
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +26,7 @@ from mjfleet.tools.report.logged_run import MINUTES, LoggedRun, Row, read_named
 from mjfleet.tools.report.results import as_cell, as_typed, reward_differences, summaries, tables
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import in_a_line
-from mjfleet.utils.safe_read import read_bytes, read_json
+from mjfleet.utils.safe_read import read_json
 
 PAGE_FOLDER = Path(__file__).with_name("page")
 MAX_VIDEOS = 3
@@ -140,15 +139,13 @@ def _files(folder: Path, runs: Sequence[Summary], page_folder: Path) -> dict[str
 
 def _videos(folder: Path, page_folder: Path) -> list[dict[str, str]]:
     """Return the newest videos with their names and sources: data URIs, or paths of large ones."""
-    files = [] if folder.is_symlink() else folder.glob("[!.]*.mp4")
-    found = {path: path.lstat() for path in files}
-    found = {path: about for path, about in found.items() if stat.S_ISREG(about.st_mode)}
+    found = [] if folder.is_symlink() else folder.glob("[!.]*.mp4")
+    files = [path for path in found if path.is_file() and not path.is_symlink()]
     videos = []
-    for path in sorted(found, key=lambda path: found[path].st_mtime, reverse=True)[:MAX_VIDEOS]:
+    for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)[:MAX_VIDEOS]:
         source = quote(os.path.relpath(path, page_folder))
-        if found[path].st_size <= MAX_EMBEDDED_BYTES:
-            content = b64encode(read_bytes(path, MAX_EMBEDDED_BYTES)).decode()
-            source = f"data:video/mp4;base64,{content}"
+        if path.stat().st_size <= MAX_EMBEDDED_BYTES:
+            source = f"data:video/mp4;base64,{b64encode(path.read_bytes()).decode()}"
         videos.append({"name": path.stem.replace("_", " "), "source": source})
     return videos
 
