@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mjfleet.bench.tune import GAIN, Point, choose, is_done
+from mjfleet.bench.tune import GAIN, Point, choose, is_done, tune
+from mjfleet.errors import UserError
 
 from ..conftest import POISON, Run
 from ..launch.workers import write_noisy
@@ -96,6 +97,14 @@ def test_a_mistake_is_one_message(
     assert result.returncode == 2
     assert words in result.stdout + result.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_it_starts_its_workers_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    with pytest.raises(UserError, match="run it without torchrun or srun"):
+        tune(["cartpole-balance"])
 
 
 def test_help_says_what_is_measured(run: Run) -> None:
