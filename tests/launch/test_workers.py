@@ -234,9 +234,9 @@ def test_a_signal_to_the_launcher_finishes_the_iteration_on_all_ranks(
 
 @pytest.mark.slow
 def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, figure: Figure) -> None:
-    slow = ("--agent.algorithm.num-learning-epochs", "100000")
-    with started(tmp_path, *SMALL, *slow) as process:
-        while not list(tmp_path.rglob("metrics.csv")):
+    write_noisy(tmp_path, step="open('slow', 'w').close(); __import__('time').sleep(600)")
+    with started(tmp_path, "--cpu-workers", "2", task="noisy") as process:
+        while not (tmp_path / "slow").exists():
             assert process.poll() is None
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
@@ -250,7 +250,7 @@ def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, figure: Figure
         figure("a second signal", tmp_path / "second")
     assert process.returncode == 130
     assert "SIGINT: stopping at once" in shown + rest
-    assert json.loads((only_run(tmp_path) / "run.json").read_text())["status"] == "stopped"
+    assert json.loads((only_run(tmp_path, "noisy") / "run.json").read_text())["status"] == "stopped"
 
 
 @pytest.mark.parametrize("seconds", [0.5, 3.0])

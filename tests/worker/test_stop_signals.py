@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -44,23 +45,26 @@ with StopRequest(say=lambda text: None, force=force).installed() as stop:
 """
 
 
+@pytest.fixture(autouse=True)
+def same_handlers_afterwards() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in CONTROLLED}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def send(number: signal.Signals) -> None:
     time.sleep(SAME_SIGNAL_SECONDS)  # Sooner, it would be the same one.
     os.kill(os.getpid(), number)
 
 
 def test_a_signal_is_raised_and_later_ones_are_ignored_once_the_block_is_left() -> None:
-    before = {number: signal.getsignal(number) for number in CONTROLLED}
-    said: list[str] = []
-    try:
-        with pytest.raises(Stopped) as stopped, StopRequest(say=said.append).installed():
-            send(signal.SIGUSR1)
-        assert stopped.value.signal_number == signal.SIGTERM
-        assert "SIGUSR1" in said[0]
-        send(signal.SIGTERM)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    lines: list[str] = []
+    with pytest.raises(Stopped) as stopped, StopRequest(say=lines.append).installed():
+        send(signal.SIGUSR1)
+    assert stopped.value.signal_number == signal.SIGTERM
+    assert "SIGUSR1" in lines[0]
+    send(signal.SIGTERM)
 
 
 def test_without_a_signal_everything_is_as_before() -> None:
@@ -72,56 +76,42 @@ def test_without_a_signal_everything_is_as_before() -> None:
 
 
 def test_what_defers_a_signal_finishes_and_a_second_one_is_raised() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    said: list[str] = []
-    try:
-        with StopRequest([signal.SIGINT], say=said.append).installed() as stop:
-            with stop.deferred():
-                send(signal.SIGINT)
-                assert stop.check() == signal.SIGINT
-                with pytest.raises(Stopped):
-                    send(signal.SIGINT)
+    lines: list[str] = []
+    with StopRequest([signal.SIGINT], say=lines.append).installed() as stop:
+        with stop.deferred():
+            send(signal.SIGINT)
+            assert stop.check() == signal.SIGINT
             with pytest.raises(Stopped):
-                stop.check()
-        assert len(said) == 2
-    finally:
-        signal.signal(signal.SIGINT, before)
+                send(signal.SIGINT)
+        with pytest.raises(Stopped):
+            stop.check()
+    assert len(lines) == 2
 
 
 def test_sigquit_defers_nothing() -> None:
-    before = signal.getsignal(signal.SIGQUIT)
-    try:
-        with (
-            StopRequest(say=lambda text: None).installed() as stop,
-            stop.deferred(),
-            pytest.raises(Stopped) as stopped,
-        ):
-            os.kill(os.getpid(), signal.SIGQUIT)
-        assert stopped.value.signal_number == signal.SIGQUIT
-    finally:
-        signal.signal(signal.SIGQUIT, before)
+    with (
+        StopRequest(say=lambda text: None).installed() as stop,
+        stop.deferred(),
+        pytest.raises(Stopped) as stopped,
+    ):
+        os.kill(os.getpid(), signal.SIGQUIT)
+    assert stopped.value.signal_number == signal.SIGQUIT
 
 
 def test_another_signal_is_another_one_however_soon() -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with StopRequest(before, say=lambda text: None).installed() as stop, stop.deferred():
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)  # As `uv run` passes it on.
-            with pytest.raises(Stopped):
-                os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    lines: list[str] = []
+    with StopRequest(say=lines.append).installed() as stop, stop.deferred(is_announced=False):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)  # As `uv run` passes it on.
+        assert lines == []
+        with pytest.raises(Stopped):
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_nohup_is_respected() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with StopRequest().installed():
-            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopRequest().installed():
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 def test_a_second_signal_ends_a_process_that_is_inside_a_library() -> None:

@@ -30,7 +30,6 @@ class OutputRelay:
         self._silent: set[int] = set()
         self._ends_a_line = True
         self._ended = threading.Event()
-        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._copy, name="relay", daemon=True)
         self._thread.start()
 
@@ -54,11 +53,6 @@ class OutputRelay:
         out, error = (f"/proc/{os.getpid()}/fd/{ends[1]}" for ends in self._channels.values())
         return out, error
 
-    def check(self) -> None:
-        """Raise what has ended the copying, if something has: rank 0 would wait to be read."""
-        if self._error:
-            raise self._error
-
     def pass_on(self, stream: int, data: bytes) -> None:
         """Write output of rank 0 to the log file and to this process's own output."""
         if self._log:
@@ -72,19 +66,16 @@ class OutputRelay:
 
     def _copy(self) -> None:
         streams = {reader: stream for stream, (reader, _) in self._channels.items()}
-        try:
-            while True:
-                # Asked before the look: what comes later is not from a worker of this run.
-                ended = self._ended.is_set()
-                for stream, (_, writer) in self._channels.items():
-                    _pass_on_size(stream, writer)
-                ready, _, _ = select.select(streams, [], [], 0 if ended else 0.1)
-                for reader in ready:
-                    self.pass_on(streams[reader], os.read(reader, 65536))
-                if ended and not ready:
-                    return
-        except Exception as error:
-            self._error = error
+        while True:
+            # Asked before the look: what comes later is not from a worker of this run.
+            ended = self._ended.is_set()
+            for stream, (_, writer) in self._channels.items():
+                _pass_on_size(stream, writer)
+            ready, _, _ = select.select(streams, [], [], 0 if ended else 0.1)
+            for reader in ready:
+                self.pass_on(streams[reader], os.read(reader, 65536))
+            if ended and not ready:
+                return
 
     def _write(self, stream: int, data: bytes) -> None:
         if stream == 1:

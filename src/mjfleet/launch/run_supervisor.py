@@ -115,7 +115,6 @@ class RunSupervisor:
         """Wait until all workers are done, or the first has failed."""
         deadline = math.inf
         while (failure := self._cause()) is None:
-            self._relay.check()
             ends = [host.end for host in self._hosts.values()]
             if all(ends) and isinstance(ends[0], Outcome):
                 return ends[0]
