@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from mjfleet.cli.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek, split_words
+from mjfleet.cli.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek
 from mjfleet.config import EnvConfig, TrainConfig
 from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.validation import (
@@ -114,62 +114,53 @@ def main() -> None:
 def play(arguments: Sequence[str]) -> int:
     """Play episodes and print their table, or open a viewer until it is closed."""
     wants_help = bool({*HELP, LIST_FLAGS} & set(arguments))
-    arguments = arguments if wants_help else _with_task(arguments)
-    asked = peek(arguments, "--resume")
-    run_dir = None if asked is None else run_at(asked)
-    tasks_dir = peek(arguments, "--tasks-dir") or (run_dir and tasks_dir_of(run_dir))
-    registry = discover(os.environ, tasks_dir)
-    if not arguments or (arguments[0].startswith("-") and wants_help):
-        tasks = f"{PlayArguments.__doc__}\n\ntasks: {', '.join(registry.tasks)}"
+    if not arguments or (wants_help and arguments[0].startswith("-")):
+        tasks = ", ".join(discover(os.environ, peek(arguments, "--tasks-dir")).tasks)
+        text = f"{PlayArguments.__doc__}\n\ntasks: {tasks}"
         with suppress(SystemExit):
             parse_flags(
-                PlayArguments, arguments or ["--help"], "play <task or run>", description=tasks
+                PlayArguments, arguments or ["--help"], "play <task or run>", description=text
             )
         return 0 if arguments else 2
-    if arguments[0].startswith("-"):
-        task = peek(arguments, "--task") or "<task>"
-        raise UserError(
-            f"the task or a run comes first: `play {task} ...`. `play --help` lists tasks."
-        )
-    name, *flags = arguments
-    policy = folder = None
-    recorded: dict[str, Any] = {}
-    as_trained = is_given(flags, "--as-trained")
+    name, *flags = arguments if wants_help else _with_task(arguments)
+    wanted, as_trained = peek(flags, "--resume"), is_given(flags, "--as-trained")
+    run_dir = None if wanted is None else run_at(wanted)
+    tasks_dir = peek(flags, "--tasks-dir") or (run_dir and tasks_dir_of(run_dir))
+    registry = discover(os.environ, tasks_dir)
     find = registry.tasks.get if run_dir else registry.find  # A run keeps the code of its task.
     found = None if as_trained else find(name)
-    if is_given(flags, "--pretrained") and not wants_help:
-        policy, found = find_pretrained(registry, name), registry.find(name)
-        recorded = config_in(policy)
+    has_policy = wanted is not None or is_given(flags, "--pretrained")
+    if wants_help or peek(flags, "--actions") or not has_policy:
+        found = registry.find(name)
+        return _play(found, flags, found.defaults())
+    if wanted is None:
+        policy = find_pretrained(registry, name)
         print_line(f"pretrained: {describe(policy)}")
-    elif asked is not None and not (peek(flags, "--actions") or wants_help):
-        experiment = found.defaults().agent.experiment_name if found else name
-        log_root = peek(flags, "--log-root") or PlayArguments.log_root
-        resume = find_resume(asked, name, Path(log_root, experiment))
-        recorded, policy = resume.config, resume.checkpoint
-        if policy is None:
-            raise UserError(f"--resume {asked}: {resume.run_dir} has no checkpoint yet.")
-        folder = policy.parent if resume.run_dir else None
-        recorded = recorded or config_in(policy)
-    if policy:
-        found, trained = trained_task(policy, name, found, recorded, as_trained)
-    else:
-        found = found or registry.find(name)
-        trained = found.defaults()
-    return _play(found, flags, trained, policy, folder)
+        found, trained = trained_task(policy, name, registry.find(name), config_in(policy), False)
+        return _play(found, flags, trained, policy)
+    experiment = found.defaults().agent.experiment_name if found else name
+    log_root = peek(flags, "--log-root") or PlayArguments.log_root
+    resume = find_resume(wanted, name, Path(log_root, experiment))
+    policy = resume.checkpoint
+    if policy is None:
+        raise UserError(f"--resume {wanted}: {resume.run_dir} has no checkpoint yet.")
+    recorded = resume.config or config_in(policy)
+    found, trained = trained_task(policy, name, found, recorded, as_trained)
+    return _play(found, flags, trained, policy, policy.parent if resume.run_dir else None)
 
 
 def _with_task(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the arguments with the task of the run that is named instead of a task, if one is."""
-    root = Path(peek(arguments, "--log-root") or PlayArguments.log_root)
-    if not arguments or arguments[0].startswith("-"):
+    """Return the arguments with the task in front, where a run alone is named."""
+    root, word = Path(peek(arguments, "--log-root") or PlayArguments.log_root), arguments[0]
+    if word.startswith("-"):
         wanted = peek(arguments, "--resume")
         if wanted is None:
-            return arguments
+            raise UserError("the task or a run comes first; `play --help` lists tasks.")
         task, path = find_task_of(wanted, root)
-        return [task, *split_words(arguments, {"resume"})[1], "--resume", str(path)]
-    registry, word = discover(os.environ, peek(arguments, "--tasks-dir")), arguments[0]
-    asked = any(is_given(arguments, flag) for flag in ("--resume", "--actions", "--pretrained"))
-    if asked or word in registry.tasks:
+        return [task, *arguments, "--resume", str(path)]
+    registry = discover(os.environ, peek(arguments, "--tasks-dir"))
+    has_flag = any(is_given(arguments, flag) for flag in ("--resume", "--actions", "--pretrained"))
+    if has_flag or word in registry.tasks:
         return arguments
     try:
         task, path = find_task_of(word, root, flag="")
@@ -188,8 +179,8 @@ def _play(
     found: FoundTask,
     flags: Sequence[str],
     trained: TrainConfig,
-    policy: Path | None,
-    folder: Path | None,
+    policy: Path | None = None,
+    folder: Path | None = None,
 ) -> int:
     """Play a policy, or the actions that the flags name, by the configuration of its training.
 
