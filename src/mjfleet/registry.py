@@ -48,19 +48,16 @@ class FoundTask:
 
     def check_groups(self, config: TrainConfig, known: Collection[str]) -> None:
         """Raise UserError if a network is to observe a group that is not `known`."""
-        teacher = config.agent.teacher
-        if teacher and (lacks := [name for name in teacher.obs_groups if name not in known]):
-            raise UserError(
-                f"the teacher {teacher.checkpoint} observes the group {lacks[0]!r}; task "
-                f"{self.name} observes: {', '.join(known)}."
-            )
-        for network, names in to_dict(config.agent.obs_groups).items():
-            for name in names:
-                if name not in known:
-                    raise UserError(
-                        f"--agent.obs-groups.{network.replace('_', '-')} names the group {name!r}; "
-                        f"task {self.name} observes: {', '.join(known)}."
-                    )
+        groups = to_dict(config.agent.obs_groups)
+        observed = {f"--agent.obs-groups.{n.replace('_', '-')}": groups[n] for n in groups}
+        if teacher := config.agent.teacher:
+            observed[f"the teacher {teacher.checkpoint}"] = teacher.obs_groups
+        for what, names in observed.items():
+            if lacking := [name for name in names if name not in known]:
+                raise UserError(
+                    f"{what} observes the group {lacking[0]!r}; task {self.name} has: "
+                    f"{', '.join(known)}."
+                )
 
     def owns(self, reference: str) -> bool:
         """Return whether `module:Class` is of the task's folder, or of its installed package."""

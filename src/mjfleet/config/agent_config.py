@@ -17,7 +17,6 @@ from mjfleet.config.validation import (
     between,
     check,
     class_or,
-    is_class_path,
     optional,
 )
 from mjfleet.errors import UserError
@@ -26,9 +25,10 @@ Logger = Literal["tensorboard", "wandb", "none"]
 Model = Literal["MLPModel", "RNNModel", "CNNModel"]
 Library = Literal["rsl_rl", "skrl", "skrl-jax", "rl_games"]
 RSL_RL_ALONE = (
-    "algorithm.name", "actor.distribution.class_name", "algorithm.optimizer",
-    "algorithm.normalize_advantage_per_mini_batch", "algorithm.use_mixed_precision",
-    "algorithm.backprop", "algorithm.learning_threads", "algorithm.rnd_cfg", "torch_compile_mode",
+    "actor.class_name", "critic.class_name", "algorithm.name", "actor.distribution.class_name",
+    "algorithm.optimizer", "algorithm.normalize_advantage_per_mini_batch", "algorithm.rnd_cfg",
+    "algorithm.use_mixed_precision", "algorithm.backprop", "algorithm.learning_threads",
+    "torch_compile_mode",
 )  # fmt: skip
 """Settings whose defaults alone other libraries know."""
 NOT_IN_NAMES = "/\\#?%:"
@@ -250,18 +250,6 @@ class AgentConfig(Checked, flags="agent."):
         return "RNNModel" in (self.actor.class_name, self.critic.class_name)
 
     @property
-    def class_paths(self) -> dict[str, str]:
-        """Each `module:Class` by the name of its field."""
-        named = {
-            "agent.actor.class_name": self.actor.class_name,
-            "agent.critic.class_name": self.critic.class_name,
-            "agent.teacher.class_name": self.teacher.class_name if self.teacher else "",
-            "agent.algorithm.name": self.algorithm.name,
-            "agent.runner_hook": self.runner_hook or "",
-        }
-        return {name: value for name, value in named.items() if is_class_path(value)}
-
-    @property
     def packages(self) -> tuple[str, ...]:
         """What the library needs of `extra`."""
         return {
@@ -283,12 +271,6 @@ class AgentConfig(Checked, flags="agent."):
 
     def _unknown_elsewhere(self) -> str | None:
         """Return the first setting that skrl's and rl_games' PPO lack, or have in another sense."""
-        for model in ("RNNModel", "CNNModel"):
-            if model in (self.actor.class_name, self.critic.class_name):
-                return f"{model} (--agent.actor.class-name, --agent.critic.class-name)"
-        for name, path in self.class_paths.items():
-            if name != "agent.runner_hook":
-                return f"--{name.replace('_', '-')} {path}"
         for name in RSL_RL_ALONE:
             value, usual = (attrgetter(name)(agent) for agent in (self, AgentConfig()))
             if value != usual:
