@@ -23,12 +23,12 @@ from mjfleet.runs.own_runs import note_of, tasks_dir_of
 from mjfleet.runs.resume_choice import (
     Resume,
     Wanted,
+    choose,
     find_task_of,
-    find_trained,
     find_wanted,
     run_at,
 )
-from mjfleet.runs.run_lookup import is_group
+from mjfleet.runs.run_lookup import is_group, record_of
 from mjfleet.runs.task_snapshot import is_snapshot, own_snapshot
 from mjfleet.utils.packages import need_extra
 from mjfleet.worker.rank_environment import torchrun_variables
@@ -97,8 +97,8 @@ def configure(
     Raises:
         UserError: the arguments ask for what there is not.
     """
-    file, run_dir = _base(arguments)
-    place = Path(file).parent if file else run_dir
+    file, resumed = _base(arguments)
+    place = run_at(resumed) if resumed else Path(file).parent if file else None
     own_tasks = place and tasks_dir_of(place)
     registry = discover(os.environ, peek(arguments, "--tasks-dir") or own_tasks)
     asks_for_help = bool({*HELP, LIST_FLAGS} & set(arguments))
@@ -112,14 +112,11 @@ def configure(
             f"the task comes first: `train {task} ...`, unless the file of --config or the run of "
             "--resume names it. `train --help` lists tasks."
         )
-    found = _find(registry, name, run_dir, is_given(flags, "--as-trained"))
+    found = _find(registry, name, resumed, is_given(flags, "--as-trained"))
     wanted, resume = None if asks_for_help else _wanted(found, flags), None
     if wanted:
-        data, place, file_name = (
-            wanted.config,
-            wanted.run_dir,
-            f"--resume {wanted.path}: its config.yaml",
-        )
+        data, place = wanted.config, wanted.run_dir
+        file_name = f"--resume {wanted.path}: its config.yaml"
     else:
         data, file_name = read_config(file, task=name) if file else {}, f"--config {file}"
         _drop_names_of_others(data, name, registry)
@@ -163,22 +160,24 @@ def _wanted(found: FoundTask, flags: Sequence[str]) -> Wanted | None:
     return find_wanted(wanted, found.name, folder, dry_run, may_be_group=True)
 
 
-def _base(arguments: Sequence[str]) -> tuple[str | None, Path | None]:
-    """Return the file to start from, or the run directory that `--resume` names by its path."""
+def _base(arguments: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return the file to start from, or what `--resume` names."""
     file, wanted = peek(arguments, "--config"), peek(arguments, "--resume")
     if file is not None and wanted is not None:
         raise UserError(
             "--config and --resume: give one; a resumed run keeps its own configuration."
         )
-    return file, None if wanted is None else run_at(wanted)
+    return file, wanted
 
 
-def _find(registry: Registry, name: str, run_dir: Path | None, as_trained: bool) -> FoundTask:
+def _find(registry: Registry, name: str, resumed: str | None, as_trained: bool) -> FoundTask:
     """Return a task as it is now, or the copy that a run keeps: if asked, or if it is nowhere."""
-    if run_dir is None or (name in registry.tasks and not as_trained):
+    run_dir = run_at(resumed) if resumed else None
+    is_kept = run_dir and not is_group(run_dir) and record_of(run_dir)["task"] == name
+    if resumed is None or not is_kept or (name in registry.tasks and not as_trained):
         return registry.find(name)
-    _, trained = find_trained(str(run_dir), Path())
-    return find_task(name, own_snapshot(trained.checkpoint, name, as_trained).folder)
+    checkpoint, _ = choose(Path(resumed))
+    return find_task(name, own_snapshot(checkpoint or Path(resumed), name, as_trained).folder)
 
 
 def _gives(arguments: Sequence[str], others: Container[str] = ()) -> IsGiven:
