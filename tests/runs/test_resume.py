@@ -126,6 +126,15 @@ def test_a_run_is_known_by_a_part_of_its_name(
         with pytest.raises(UserError, match=r"does not exist.*Similar names: .*b/2026-05-04_12"):
             find_run(typed, typed, root)
 
+    if os.geteuid() == 0:  # A run of another user has to be named by its path.
+        newest = found("latest")
+        make_run(root, "z/theirs", f"{day}T23:00:00+00:00")
+        os.chown(root / "z/theirs", 12345, -1)
+        assert found("latest") == newest
+        assert found("logs/z/theirs") == "z/theirs"
+        with pytest.raises(UserError, match="does not exist"):
+            find_run("theirs", "theirs", root)
+
 
 def write_and_die(data: bytes, file: BinaryIO) -> None:
     os.write(file.fileno(), data)

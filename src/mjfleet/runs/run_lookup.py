@@ -47,6 +47,14 @@ def members_of(group: Path) -> list[Path]:
     return sorted(found, key=lambda run: (len(run.name), run.name))
 
 
+def is_of_this_user(folder: Path) -> bool:
+    """Return whether a folder belongs to the user of this process; not if it is gone."""
+    try:
+        return folder.stat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
+
+
 def group_of(run: Path) -> Path | None:
     """Return the folder of the group that a run is a member of, if it is one."""
     return run.parent if is_group(run.parent) else None
@@ -130,7 +138,7 @@ def find_run(
             members = _listed(members_of(Path(wanted))) or "none yet"
             raise UserError(f"{name} is a group of runs; name one of them: {members}.")
         return Path(wanted)
-    runs = runs_in(root) + (groups_in(root) if may_be_group else [])
+    runs = filter(is_of_this_user, runs_in(root) + (groups_in(root) if may_be_group else []))
     runs = sorted(runs, key=lambda run: (run.name, run), reverse=True)
     word = re.compile(rf"(?<![^\W_]){re.escape(wanted)}(?![^\W_])")
     found = [run for run in runs if wanted in _names(run)]
@@ -155,7 +163,7 @@ def find_run(
 
 def _latest(name: str, root: Path, experiment: str | None) -> Path:
     started = {}
-    for run in runs_in(root, experiment):
+    for run in filter(is_of_this_user, runs_in(root, experiment)):
         with suppress(UserError):
             started[run] = started_at(record_of(run))
     if not started:

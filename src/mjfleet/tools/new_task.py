@@ -53,7 +53,7 @@ def new_task(arguments: Sequence[str]) -> int:
     run = "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
     is_found = root.resolve() == Path("tasks").resolve()
     where = name if is_found else f"{name} --tasks-dir {shlex.quote(str(root))}"
-    print_line("\nGo on with")
+    print_line("\nNext")
     for command in NEXT:
         print_line(f"  {run}{command.format(where)}")
     return 0

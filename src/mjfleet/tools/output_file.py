@@ -24,7 +24,5 @@ def check_output(flag: str, name: str, suffixes: Collection[str] = ()) -> Path:
         if path.is_file() or not path.exists():
             tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
-        exists = isinstance(error, FileNotFoundError) and path.parent.is_dir()  # Such as /proc.
-        why = "No file can be made there" if exists else error.strerror
-        raise UserError(f"{flag} {name}: {path.parent}: {why}.") from None
+        raise UserError(f"{flag} {name}: {path.parent}: {error.strerror}.") from None
     return path

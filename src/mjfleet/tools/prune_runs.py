@@ -1,206 +1,153 @@
-"""`mjfleet runs --prune`: removes runs, or checkpoints of runs. Imports nothing heavy.
+"""`mjfleet runs --prune`: removes what runs have written, or checkpoints. Imports nothing heavy.
 
-A run is locked and renamed before its files are removed. If this process is killed meanwhile, a
-whole run is left, or a folder that no command takes for a run and that the next `--prune` removes.
+Files that no run writes stay. run.json goes last: if this process is killed, the run is still
+listed, and the same command removes the rest.
 """
 
 import os
 import re
 import shutil
-import stat
-import sys
 import time
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from mjfleet.config.validation import Rule
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_names import BEST, FINAL
+from mjfleet.runs.config_yaml import CONFIG_FILE
 from mjfleet.runs.metrics_csv import METRICS_FILE
 from mjfleet.runs.resume_choice import choose
 from mjfleet.runs.run_directory import is_locked, lock_run
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
-from mjfleet.runs.run_lookup import group_of, groups_in, is_group, members_of, name_of
+from mjfleet.runs.run_lookup import group_of, groups_in, is_of_this_user, members_of, name_of
 from mjfleet.runs.run_summary import Summary
 from mjfleet.utils.console import print_error, print_line
 
-PRUNED = ".pruned_"  # What the name of a folder begins with whose files are being removed.
-WORDS = ("all", "unfinished", "checkpoints")
+CONDITIONS = ("all", "unfinished", "checkpoints")
 AGE = re.compile(r"older-than=([0-9]{1,6})([hdw])", re.ASCII)
-FILES = (RECORD_FILE, METRICS_FILE, GROUP_FILE)  # Those that training writes often.
 SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
+RUN_FILES = (
+    CONFIG_FILE, "configs", METRICS_FILE, "checkpoints", "failures", "task", "torchrunx", "videos",
+    "plots", "exported", "report.html", "wandb", "events.out.tfevents.*", ".attempt.tmp",
+    RECORD_FILE,
+)  # fmt: skip
+"""What a run, and commands about it, write into its directory, run.json last."""
+GROUP_FILES = (CONFIG_FILE, "plots", "report.html", "*.log", "best.yaml", "study.db", GROUP_FILE)
+"""The same of a group's folder, beside its runs."""
 Conditions = Annotated[
     tuple[str, ...],
     Rule(
-        lambda v: all(word in WORDS or AGE.fullmatch(word) for word in v),
-        f"some of {', '.join(WORDS)}, and older-than=30d (or h, w); names of runs come before it",
+        lambda v: all(word in CONDITIONS or AGE.fullmatch(word) for word in v),
+        f"some of {', '.join(CONDITIONS)}, and older-than=30d (or h, w); names of runs come first",
     ),
 ]
 
 
-@dataclass(frozen=True)
-class Removal:
-    """What is to be removed of a run or a group."""
-
-    path: Path  # Its directory.
-    text: str  # What that is, for the user.
-    bytes: int  # How much space it frees.
-    trained: float  # When it was trained last.
-    files: tuple[Path, ...] = ()  # Its checkpoints; none: all of it.
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return name_of(self.path).replace(PRUNED, "")
-
-
 def prune(root: Path, conditions: Sequence[str], chosen: Sequence[Summary], yes: bool) -> int:
-    """Show what the conditions name of the chosen runs, ask, and remove it; return the exit code.
-
-    Raises:
-        UserError: there is nobody to ask, and `yes` was not given. Nothing is removed.
-    """
+    """List what the conditions name of the chosen runs; `yes`: remove it; return the exit code."""
     from rich.filesize import decimal
 
-    removals = [*_leftovers(root), *_removals(root, conditions, chosen)]
-    for removal in removals:
-        print_line(f"{removal.name}: {removal.text}, {decimal(removal.bytes)}")
+    removals = _removals(root, conditions, chosen)
+    sizes = {path: _bytes(files) for path, files in removals.items()}
+    for path, files in removals.items():
+        what = f"{len(files)} checkpoints" if "checkpoints" in conditions else "all of it"
+        print_line(f"{name_of(path)}: {what}, {decimal(sizes[path])}")
     if not removals:
         print_line("nothing is to be removed")
-        return 0
-    total = decimal(sum(removal.bytes for removal in removals))
-    if not yes:
-        if not sys.stdin.isatty():
-            raise UserError(f"{total} would be removed. No terminal can be asked: add --yes.")
-        try:
-            answer = input(f"Remove this, {total} in all? [y/N] ")
-        except EOFError:
-            answer = ""
-        if answer.strip().lower() not in ("y", "yes"):
-            print_line("nothing was removed")
-            return 0
-    gone = [removal for removal in removals if _remove(removal)]
-    print_line(f"removed {decimal(sum(removal.bytes for removal in gone))}")
-    return 0 if len(gone) == len(removals) else 1
+    elif not yes:
+        print_line(f"this is {decimal(sum(sizes.values()))} in all; --yes removes it")
+    gone = [path for path, files in removals.items() if yes and _remove(path, files)]
+    if gone:
+        print_line(f"removed {decimal(sum(sizes[path] for path in gone))}")
+    return 1 if yes and len(gone) < len(removals) else 0
 
 
-def _removals(root: Path, conditions: Sequence[str], chosen: Sequence[Summary]) -> list[Removal]:
-    """Return what is to be removed. A group is, if no run of it is left, or if it never had one."""
+def _removals(
+    root: Path, conditions: Sequence[str], chosen: Sequence[Summary]
+) -> dict[Path, list[Path]]:
+    """Return what is to be removed, by run directory; a group follows the last of its runs."""
+    removals: dict[Path, list[Path]] = {}
     meant = {root / run.run: run for run in chosen if _is_meant(root / run.run, run, conditions)}
-    found: dict[Path, Removal] = {}
     for path, summary in meant.items():
+        if summary.members is not None:
+            continue
         try:
-            if not is_group(path) and (removal := _removal(path, summary, conditions)):
-                found[path] = removal
+            if summary.task is None:
+                raise UserError(f"{path / RECORD_FILE} cannot be read, so it may be no run.")
+            if path.resolve() != root.resolve() / summary.run:
+                raise UserError(f"{path} is reached by a link.")
+            if any(map(is_locked, filter(None, (path, group_of(path))))):
+                raise UserError("it is being trained.")
+            files = _checkpoints(path) if "checkpoints" in conditions else _found(path, RUN_FILES)
+            removals |= {path: files} if files else {}
         except (OSError, UserError) as error:
             print_error(f"{summary.run} stays: {error}")
     for group in groups_in(root) if "checkpoints" not in conditions else ():
         runs = members_of(group)
-        if found.keys() >= set(runs) and (runs or group in meant) and not _why_kept(group):
-            found = {path: removal for path, removal in found.items() if path not in runs}
-            found[group] = _whole(group, f"a group of {len(runs)} run{'s' * (len(runs) != 1)}")
-    return list(found.values())
-
-
-def _removal(path: Path, summary: Summary, conditions: Sequence[str]) -> Removal | None:
-    """Return what is to be removed of a run, if anything.
-
-    Raises:
-        UserError: it must not be touched.
-    """
-    if summary.task is None:
-        raise UserError(f"{path / RECORD_FILE} cannot be read, so it may be no run.")
-    if why := _why_kept(path):
-        raise UserError(why)
-    if "checkpoints" not in conditions:
-        return _whole(path, f"{summary.status}, {summary.iterations} iterations")
-    newest, _ = choose(path)
-    folder = path / "checkpoints"
-    if folder.is_symlink():
-        raise UserError(f"{folder} is a link.")
-    kept = {newest, folder / BEST, folder / FINAL}
-    files = {f: about for f, about in _files(folder).items() if f.suffix == ".pt" and f not in kept}
-    if not newest or not files:
-        return None
-    text = f"{len(files)} checkpoint{'s' * (len(files) != 1)}"
-    return Removal(path, text, _space(files.values()), _trained(path), tuple(files))
-
-
-def _whole(path: Path, text: str) -> Removal:
-    return Removal(path, text, _space(_files(path).values()), _trained(path))
-
-
-def _leftovers(root: Path) -> list[Removal]:
-    """Return what is left of runs and groups, since a process that removed them was killed."""
-    folders = (*root.glob("*"), *groups_in(root))
-    found = (path for folder in folders for path in folder.glob(f"{PRUNED}*"))
-    return [_whole(path, "what is left of it") for path in found if not _why_kept(path)]
+        if removals.keys() >= set(runs) and (runs or group in meant) and not is_locked(group):
+            removals[group] = _found(group, GROUP_FILES)
+    return removals
 
 
 def _is_meant(path: Path, summary: Summary, conditions: Sequence[str]) -> bool:
+    """Return whether all conditions name a run or a group of this user."""
     if "unfinished" in conditions:
         done, total = summary.iterations, summary.max_iterations
         if summary.members is not None:
             done, total = summary.finished_members or 0, summary.members
         if summary.status in ("running", "finished") or total is None or done >= total:
             return False
-    ages = (int(age[1]) * SECONDS[age[2]] for age in map(AGE.fullmatch, conditions) if age)
-    return time.time() - _trained(path) >= max(ages, default=0)
-
-
-def _trained(path: Path) -> float:
-    """Return when a run or a run of a group was trained last, in seconds since the epoch."""
-    times = [0.0]
-    for file in (one / name for one in (path, *members_of(path)) for name in FILES):
+    trained = 0.0
+    for file in (path / RECORD_FILE, path / METRICS_FILE, path / GROUP_FILE):
         with suppress(OSError):
-            times.append(file.lstat().st_mtime)
-    return max(times)
+            trained = max(trained, file.lstat().st_mtime)
+    ages = [int(age[1]) * SECONDS[age[2]] for age in map(AGE.fullmatch, conditions) if age]
+    return is_of_this_user(path) and time.time() - trained >= max(ages, default=0)
 
 
-def _why_kept(path: Path) -> str | None:
-    """Return why a run or group must not be touched."""
-    if any(one.is_symlink() for one in (path, *path.parents[: name_of(path).count("/")])):
-        return f"{path} is reached by a link."
-    is_busy = any(map(is_locked, filter(None, (path, group_of(path)))))
-    return "it is being trained, or its file system has no locks." if is_busy else None
+def _found(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Return what a folder holds of these names or patterns, without links: no run makes one."""
+    found = [path for name in names for path in sorted(folder.glob(name))]
+    return [path for path in found if not path.is_symlink()]
 
 
-def _files(folder: Path) -> dict[Path, os.stat_result]:
-    """Return the regular files in a folder and its folders, without following links."""
-    found = {}
-    for path in (Path(here, name) for here, _, names in os.walk(folder) for name in names):
-        with suppress(FileNotFoundError):  # A run has begun meanwhile.
-            found[path] = path.lstat()
-    return {path: about for path, about in found.items() if stat.S_ISREG(about.st_mode)}
+def _checkpoints(path: Path) -> list[Path]:
+    """Return a run's checkpoints, except the newest good one, best.pt and final_model.pt."""
+    folder = path / "checkpoints"
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link.")
+    newest, _ = choose(path)
+    kept = {newest, folder / BEST, folder / FINAL}
+    return [file for file in _found(folder, ("**/*.pt",)) if newest and file not in kept]
 
 
-def _space(files: Collection[os.stat_result]) -> int:
-    """Return the bytes that removing files frees: not those of files with other names as well."""
-    names = Counter(file.st_ino for file in files)
-    return sum({f.st_ino: f.st_size for f in files if names[f.st_ino] == f.st_nlink}.values())
+def _bytes(files: Sequence[Path]) -> int:
+    """Return the size of files and folders; a file with two names counts once."""
+    inside = [path for file in files for path in (file, *file.rglob("*"))]
+    found = [path.lstat() for path in inside if path.is_file()]
+    return sum({about.st_ino: about.st_size for about in found}.values())
 
 
-def _remove(removal: Removal) -> bool:
-    """Remove that, unless it has been trained meanwhile; return whether it is gone."""
-    path = removal.path
+def _remove(path: Path, files: Sequence[Path]) -> bool:
+    """Remove files of a run or a group, and its folder if that is then empty.
+
+    Returns whether this could be done.
+    """
     try:
         with ExitStack() as locks:
-            for one in filter(None, (group_of(path), path, *members_of(path))):
-                if (lock := lock_run(one)) is not None:
+            for folder in filter(None, (group_of(path), path)):
+                if (lock := lock_run(folder)) is not None:
                     locks.callback(os.close, lock)
-            if _trained(path) != removal.trained:
-                raise UserError("it was trained meanwhile.")
-            for file in removal.files:
-                file.unlink(missing_ok=True)
-            if not removal.files:
-                if not path.name.startswith(PRUNED):
-                    path = path.rename(path.with_name(PRUNED + path.name))
-                shutil.rmtree(path)
+            for file in files:
+                shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
+            if files[-1].name in (RECORD_FILE, GROUP_FILE):
+                if left := sorted(file.name for file in path.iterdir()):
+                    print_line(f"{name_of(path)} keeps {', '.join(left)}")
+                else:
+                    path.rmdir()
     except (OSError, UserError) as error:
-        print_error(f"{removal.name} stays: {error}")
+        print_error(f"{name_of(path)} stays: {error}")
         return False
     return True
