@@ -5,7 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,7 +33,7 @@ class TimedChild:
 def run_timed(
     command: Sequence[str], scratch: Path, environ: Mapping[str, str] | None = None
 ) -> TimedChild:
-    """Run a command until it ends, in `scratch`, which also holds its temporary files.
+    """Run a command until it ends, with its temporary files in `scratch`.
 
     `environ` are environment variables besides those of this process.
 
@@ -45,9 +45,8 @@ def run_timed(
     variables = {"TMPDIR": str(scratch), "PYTHONDONTWRITEBYTECODE": None, **(environ or {})}
     start = time.perf_counter()
     lines: list[tuple[float, str]] = []
-    with ChildProcess(
-        command, environ=variables, stdout=subprocess.PIPE, cwd=scratch, is_foreign=True
-    ) as child:
+    pipe = subprocess.PIPE
+    with ChildProcess(command, environ=variables, stdout=pipe, is_foreign=True) as child:
         try:
             assert child.stdout is not None
             for line in child.stdout:
@@ -82,6 +81,7 @@ def train_timed(
         the process to its report; and the process.
     """
     file, run_dir = scratch / "config.yaml", scratch / "run"
+    config = replace(config, log_root=str(scratch))
     write_config(file, task, config)
     words = [task, "--config", str(file), "--run-dir", str(run_dir), *placement_flags(config)]
     try:

@@ -101,9 +101,9 @@ def _measure(task: str, config: TrainConfig, folder: Path) -> list[Point]:
 
 def _train(task: str, config: TrainConfig, num_envs: int, iterations: int, folder: Path) -> Point:
     agent = replace(config.agent, max_iterations=iterations, logger=("none",))
-    config = replace(config.with_num_envs(num_envs), agent=agent, log_root=str(folder))
-    config = replace(config, total_envs=None, total_steps=None, max_restarts=0)
-    config = replace(config, video_interval=None, eval_interval=None, init_from=None, quiet=False)
+    config = replace(config.with_num_envs(num_envs), agent=agent, max_restarts=0, quiet=False)
+    config = replace(config, total_envs=None, total_steps=None, init_from=None)
+    config = replace(config, video_interval=None, eval_interval=None)
     rows, child = train_timed(task, config, folder)
     speed = median(row["global_steps_per_second"] for row in rows[WARMUP:])
     steps = rows[0]["total_steps"]
