@@ -48,7 +48,7 @@ def test_a_student_learns_resumes_and_plays_without_its_teachers_run(
     theirs = weights(teacher, 2)["actor"]
     shutil.rmtree(teacher)
     done = run(*command, "--agent.max-iterations", "8", "--resume", "student")
-    assert "goes on in place" in done.stdout, done.stderr
+    assert "continues in place" in done.stdout, done.stderr
     losses = [float(row["loss/behavior"]) for row in rows(student)]
     assert len(losses) == 8
     assert losses[-1] < losses[0] / 2

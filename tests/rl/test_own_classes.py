@@ -162,7 +162,7 @@ def test_classes_of_a_task_train_resume_play_and_are_exported(
     said = train(run, "pole-balance", 2, "--cpu-workers", "2", *OWN)
     assert "slower" in said
     (run_dir,) = (tmp_path / "logs/pole-balance").iterdir()
-    assert "goes on in place" in train(run, "pole-balance", 3, "--resume", "latest", *ALONE)
+    assert "continues in place" in train(run, "pole-balance", 3, "--resume", "latest", *ALONE)
     written = rows(run_dir)
     assert [row["iteration"] for row in written] == ["1", "2", "3"]
     assert float(written[0]["loss/entropy_coef"]) == pytest.approx(0.005 * 0.99)
@@ -319,7 +319,7 @@ def test_a_file_names_classes_of_the_task_and_those_of_a_run_begun_here(pole: Fo
 def test_images_are_seen_by_convolutions(pole: FoundTask, run: Run, tmp_path: Path) -> None:
     said = train(run, "pole-camera", 2)
     assert "CNNModel" in said
-    assert "goes on in place" in train(run, "pole-camera", 3, "--resume", "latest")
+    assert "continues in place" in train(run, "pole-camera", 3, "--resume", "latest")
     assert run("mjfleet", "export", "latest").returncode == 0
     plain = ("--agent.actor.class-name", "MLPModel")
     done = run("train", "pole-camera", *SMALL, *plain, "--log-root", "other")

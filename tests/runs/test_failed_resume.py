@@ -159,7 +159,7 @@ def test_a_task_may_leave_the_working_directory(run: Run, tmp_path: Path) -> Non
     more = ("--agent.max-iterations", "7", "--cpu-workers", "2", "--torchrunx-log-dir", "workers")
     result = run("train", TASK, "--resume", str(shown), *more)
     assert result.returncode == 0, result.stderr
-    assert "goes on in place: its metrics continue with the new code" in result.stdout
+    assert "continues in place: its metrics continue with the new code" in result.stdout
     assert "nothing differs" not in result.stdout
     assert result.stdout.count("the task's code has changed since model_6.pt: env.py") == 1
     assert list(tmp_path.glob("workers/*/localhost*.log"))

@@ -1,6 +1,7 @@
-"""A resumed run goes on in place, or becomes a run of its own that knows its parent."""
+"""A run continues in place with the same values, and --fork begins a run of its own with others."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,17 @@ import yaml
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
-from mjfleet.runs.beginning import resume_or_fork
+from mjfleet.runs.beginning import continue_run, fork
 from mjfleet.runs.config_yaml import write_config
-from mjfleet.runs.resume_choice import Resume, find_wanted
+from mjfleet.runs.resume_choice import Resume, read_run
 
 from ..conftest import Run, rows
 from .test_resume import SMALL, TASK, add_checkpoint, make_run
 
 DEFAULTS = discover({}).tasks[TASK].defaults()
+
+
+TASK_FOLDER = discover({}).tasks[TASK].folder
 
 
 def resume(tmp_path: Path, **changes: Any) -> tuple[Resume, TrainConfig]:
@@ -33,9 +37,9 @@ def resume(tmp_path: Path, **changes: Any) -> tuple[Resume, TrainConfig]:
         make_run(run_dir.parent, run_dir.name)
         add_checkpoint(run_dir, 4)
         write_config(run_dir / "config.yaml", TASK, recorded)
-    wanted = find_wanted(str(run_dir), TASK, run_dir.parent)
-    config, folder = from_dict(recorded, changes), discover({}).tasks[TASK].folder
-    return resume_or_fork(wanted, config, recorded, take_lock=False, task_folder=folder)
+    config, folder = from_dict(recorded, {"dry_run": True, **changes}), TASK_FOLDER
+    start = fork if config.fork else continue_run
+    return start(read_run(run_dir, "--resume"), config, recorded, folder)
 
 
 @pytest.mark.parametrize(
@@ -72,23 +76,26 @@ def test_length_devices_logging_and_saving_leave_it_the_same_run(
         ({"total_envs": 128}, "total_envs", 128, 64),
     ],
 )
-def test_a_name_or_what_decides_what_is_learned_makes_it_a_run_of_its_own(
+def test_a_name_or_what_decides_what_is_learned_needs_fork(
     tmp_path: Path, changes: dict[str, Any], name: str, value: Any, was: Any
 ) -> None:
-    found, _ = resume(tmp_path, **changes)
+    shown = "empty" if value == "" else value
+    listed = re.escape(f"--{name.replace('_', '-')} is {shown}, was {was}")
+    with pytest.raises(UserError, match=rf"{listed}\. .*--resume .*_base --fork$"):
+        resume(tmp_path, **changes)
+    found, _ = resume(tmp_path, fork=True, **changes)
     assert found.run_dir is None
     assert found.checkpoint
     assert found.parent
     assert found.parent.run == f"{TASK}/2026-01-01_00-00-00_base"
     assert found.parent.iteration == 4
     assert found.parent.changed == {name: {"value": value, "parent": was}}
-    shown = "empty" if value == "" else value
-    assert f"--{name.replace('_', '-')} is {shown}, was {was}" in found.notes[0]
+    assert re.search(listed, found.notes[0])
 
 
 def test_a_policy_that_has_begun_cannot_begin_otherwise(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"distribution\.init-std .*has begun with 1\.0"):
-        resume(tmp_path, agent={"actor": {"distribution": {"init_std": 0.5}}})
+        resume(tmp_path, fork=True, agent={"actor": {"distribution": {"init_std": 0.5}}})
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -105,7 +112,11 @@ def test_the_parent_stays_and_the_run_of_its_own_uses_what_its_configuration_say
 
     best = f"{base}/checkpoints/best.pt"
     changes = ("--agent.run-name", "variant", "--agent.seed", "9", "--env.num-envs", "8")
-    result = run("train", TASK, "--resume", best, *changes, "--agent.max-iterations", "8")
+    changes = (*changes, "--agent.max-iterations", "8")
+    result = run("train", TASK, "--resume", best, *changes)
+    assert result.returncode == 2
+    assert contents(base) == before
+    result = run("train", TASK, "--resume", best, "--fork", *changes)
     assert result.returncode == 0, result.stderr
     assert contents(base) == before
     assert "a run of its own" in result.stdout
@@ -133,7 +144,7 @@ def test_the_parent_stays_and_the_run_of_its_own_uses_what_its_configuration_say
             path.unlink()
     result = run("train", TASK, "--resume", str(fork), "--agent.max-iterations", "7")
     assert result.returncode == 0, result.stderr
-    assert "goes on in place" in result.stdout
+    assert "continues in place" in result.stdout
     assert [int(row["iteration"]) for row in rows(fork)] == [*range(begun + 1, 8)]
     again = json.loads((fork / "run.json").read_text())
     assert again["parent"] == record["parent"]

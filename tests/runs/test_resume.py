@@ -1,6 +1,5 @@
 """Which checkpoint a run goes on from, and runs that go on, from the command line."""
 
-import fcntl
 import json
 import os
 import random
@@ -12,11 +11,12 @@ from typing import BinaryIO
 import pytest
 import torch
 
-from mjfleet.cli.train import configure, train, with_task
+from mjfleet.cli.train import configure, train
 from mjfleet.errors import UserError, run_command
 from mjfleet.launch.restart_policy import pause_seconds, why_not
 from mjfleet.rl.checkpoint_files import pack
 from mjfleet.runs.resume_choice import find_resume
+from mjfleet.runs.run_lock import lock_run
 from mjfleet.runs.run_lookup import find_run
 from mjfleet.tools.play.command import play
 from mjfleet.utils.atomic_write import write_atomically
@@ -35,6 +35,7 @@ def make_run(root: Path, name: str = "2026-01-01_00-00-00", started: str = "2026
     (run_dir / "checkpoints").mkdir(parents=True)
     (run_dir / "run.json").write_text(json.dumps({"task": TASK, "started": started}))
     (run_dir / "config.yaml").write_text("agent: {seed: 5}\n")
+    (run_dir / ".lock").touch()
     return run_dir
 
 
@@ -175,6 +176,12 @@ def test_a_crash_while_saving_leaves_a_good_checkpoint(tmp_path: Path) -> None:
         (("--resume", "run/checkpoints/model_4.pt"), "is damaged or no checkpoint"),
         (("--resume", "broken"), "all of its 1 checkpoints are damaged"),
         (("--resume", "locked"), "is being trained by process 7 on somewhere"),
+        (("--fork",), "add --resume RUN"),
+        (("--resume", "run", "--run-dir", "new"), "leave out --run-dir, or add --fork"),
+        (("--run-dir", "other"), "is a run of the task cartpole-swingup"),
+        (("--run-dir", "failed", "--seed", "6"), "--agent.seed is 6, was 5. Leave these out"),
+        (("--run-dir", "bare"), "config.yaml: No such file"),
+        (("--resume", "other", "--fork"), "is a run of the task cartpole-swingup"),
         (("--max-restarts", "-1"), "--max-restarts is -1; it must be between 0 and"),
         (("--hang-timeout", "-1"), "--hang-timeout is -1.0; it must be between 0 and"),
         (("--keep-checkpoints", "0"), "--keep-checkpoints is 0; it must be at least 1"),
@@ -186,7 +193,7 @@ def test_a_crash_while_saving_leaves_a_good_checkpoint(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_go_on_is_refused_and_left_as_it_was(
+def test_what_cannot_continue_is_refused_and_left_as_it_was(
     flags: tuple[str, ...],
     message: str,
     tmp_path: Path,
@@ -206,11 +213,10 @@ def test_what_cannot_go_on_is_refused_and_left_as_it_was(
     (tmp_path / "other/run.json").write_text('{"task": "cartpole-swingup"}')
     record = {"task": TASK, "pid": 7, "host": "somewhere"}
     (tmp_path / "locked/run.json").write_text(json.dumps(record))
+    lock = lock_run(tmp_path / "locked")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    lock = os.open(tmp_path / "locked", os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
     code = run_command(train, [TASK, *flags])
-    os.close(lock)
+    lock.close()
     assert code == 2
     assert message in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
@@ -294,6 +300,9 @@ def test_a_run_goes_on_in_its_own_directory(run: Run, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     result = run("train", TASK, "--resume", str(run_dir), *wider)
     assert result.returncode == 2
+    assert "--agent.actor.hidden-dims is [8], was [" in result.stderr
+    result = run("train", TASK, "--resume", str(run_dir), "--fork", *wider)
+    assert result.returncode == 2
     assert "is of another network" in result.stderr
     after = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     assert after == before
@@ -308,11 +317,12 @@ def test_a_run_names_its_task_however_it_is_named(
     checkpoint = add_checkpoint(run_dir, 3)
     for wanted in ("latest", run_dir.name[:8], str(run_dir), str(checkpoint)):
         path = str(checkpoint if wanted == str(checkpoint) else run_dir)
-        typed = with_task(["--plain", f"--resume={wanted}", "--seed", "5"])
-        assert typed == [TASK, "--plain", "--seed", "5", "--resume", path]
-        config, resume, _ = configure([*typed, "--dry-run"])[1:]
+        typed = ["--plain", f"--resume={wanted}", "--seed", "5", "--dry-run"]
+        found, config, resume = configure(typed)
         assert resume
-        assert (resume.run_dir, resume.checkpoint, config.agent.seed) == (run_dir, checkpoint, 5)
+        assert found.name == TASK
+        assert (resume.path, resume.run_dir) == (Path(path), run_dir)
+        assert (resume.checkpoint, config.agent.seed) == (checkpoint, 5)
     (run_dir / "run.json").write_text("{}")
     for wanted in ("latest", str(run_dir)):
         with pytest.raises(UserError, match=r"names no task|there is no run"):

@@ -1,25 +1,42 @@
 """How a run ends in run.json, also where that file or its folder is not what it was."""
 
+import errno
+import fcntl
+import os
 import shutil
+import subprocess
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices
 from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import discover
-from mjfleet.runs import run_directory
-from mjfleet.runs.run_directory import RunDirectory
-from mjfleet.runs.run_json import read_record
+from mjfleet.runs import run_directory, run_lock
+from mjfleet.runs.run_directory import Attempt, RunDirectory
+from mjfleet.runs.run_json import read_record, write_record
+from mjfleet.runs.run_lock import is_locked, lock_run
 
 TASK = discover({}).find("cartpole-balance")
-PLAN = make_plan(TASK, TASK.defaults(), [Devices(cores=1)], {}).record()
+PLAN = make_plan(TASK, TASK.defaults(), [Devices(cores=1)], {})
 
 
-def begin(path: Path) -> RunDirectory:
-    return RunDirectory(path, TASK.defaults(), TASK.defaults(), ["train"], PLAN, None, None, "")
+def begin(path: Path, config: TrainConfig | None = None) -> RunDirectory:
+    attempt = Attempt(
+        task=TASK.name,
+        task_folder=TASK.folder,
+        config=config or TASK.defaults(),
+        defaults=TASK.defaults(),
+        argv=["train"],
+        plan=PLAN.record(),
+        checkpoint=None,
+    )
+    return RunDirectory.create(path, attempt, None)
 
 
 def test_an_attempt_says_how_it_ended(tmp_path: Path) -> None:
@@ -65,3 +82,52 @@ def test_a_run_that_cannot_begin_leaves_nothing(
     with pytest.raises(MemoryError if isinstance(error, MemoryError) else UserError):
         begin(tmp_path / "logs/run")
     assert not list(tmp_path.iterdir())
+
+
+def test_run_dir_may_be_a_folder_with_other_files_which_stay(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "notes.txt").write_text("mine")
+    run = begin(path, replace(TASK.defaults(), run_dir=str(path)))
+    assert {p.name for p in path.iterdir()} > {"notes.txt", "run.json", "config.yaml"}
+    run.discard()
+    assert [p.name for p in path.iterdir()] == ["notes.txt"]
+
+
+def test_one_process_at_a_time_trains_in_a_run_directory(tmp_path: Path) -> None:
+    run = begin(tmp_path / "run")
+    assert is_locked(tmp_path / "run")
+    with pytest.raises(UserError, match=f"is being trained by process {os.getpid()}"):
+        lock_run(tmp_path / "run", patience=0)
+    run.close()
+    assert not is_locked(tmp_path / "run")
+    lock_run(tmp_path / "run", patience=0).close()
+
+
+def test_without_locks_a_process_that_touches_the_file_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    run, path = begin(tmp_path / "run"), tmp_path / "run"
+    assert is_locked(path)
+    with pytest.raises(UserError, match="is being trained"):
+        lock_run(path, patience=0)
+    # Another host's process has been silent.
+    write_record(path, host="another")
+    assert is_locked(path)
+    silent = time.time() - run_lock.SILENT_SECONDS - 1
+    os.utime(path / ".lock", (silent, silent))
+    assert not is_locked(path)
+    lock_run(path, patience=0).close()
+    # This host's process has ended.
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    write_record(path, host=os.uname().nodename, pid=ended.pid)
+    assert not is_locked(path)
+    run.end("finished")
+    run.close()
+    os.utime(path / ".lock")
+    assert not is_locked(path)

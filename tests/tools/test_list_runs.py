@@ -1,8 +1,6 @@
 """`mjfleet runs`: what is listed of a run, and what may be wrong with its files."""
 
-import fcntl
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import pytest
 
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.errors import run_command
+from mjfleet.runs.run_lock import lock_run
 
 from ..conftest import POISON, Run
 
@@ -98,10 +97,9 @@ def test_time_is_that_of_training_and_a_run_that_nobody_trains_has_died(
     folder, flags = write_run(tmp_path / "a/2", f"{day}09:00:00"), ("--log-root", str(tmp_path))
     one, two = listed(capsys, *flags).values()
     assert (one["seconds"], two["status"]) == (45, "died")
-    lock = os.open(folder, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = lock_run(folder)
     assert listed(capsys, *flags)["a/2"]["status"] == "running"
-    os.close(lock)
+    lock.close()
 
 
 def test_damaged_runs_are_listed_and_hide_no_others(

@@ -1,6 +1,5 @@
 """`mjfleet runs --prune`: what goes, and what stays."""
 
-import fcntl
 import json
 import os
 import time
@@ -11,6 +10,7 @@ import pytest
 
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.errors import UserError
+from mjfleet.runs.run_lock import lock_run
 
 from ..runs.test_resume import add_checkpoint
 from .test_list_runs import write_run
@@ -85,10 +85,9 @@ def test_what_no_run_of_this_user_has_written_stays(
     if os.geteuid() == 0:
         os.chown(write(root / "a/foreign", status="failed"), 12345, -1)
         stay.add("foreign")
-    lock = os.open(root / "a/locked", os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = lock_run(root / "a/locked")
     assert prune(root, "--prune", "all", "--yes") == 0
-    os.close(lock)
+    lock.close()
     assert names(root) == stay
     assert {path.name for path in (root / "a/own").iterdir()} == {"notes.txt", "videos"}
     assert len(list(elsewhere.iterdir())) == 4
@@ -104,15 +103,13 @@ def test_a_group_goes_with_the_last_of_its_runs(tmp_path: Path) -> None:
             write(tmp_path / f"a/{group}/seed_{seed}", status=status)
             (tmp_path / f"a/{group}/seed_{seed}.log").touch()
         (tmp_path / f"a/{group}/group.json").write_text(json.dumps({"task": "t", "members": {}}))
-    lock = os.open(tmp_path / "a/two", os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = lock_run(tmp_path / "a/two")
     for left in ({"one", "two"}, {"one"}):
         assert prune(tmp_path, "--prune", "unfinished", "--yes") == 0
         assert names(tmp_path) == left
         assert not (tmp_path / "a/one/seed_0").exists()
         assert (tmp_path / "a/one/seed_0.log").exists()
-        fcntl.flock(lock, fcntl.LOCK_UN)
-    os.close(lock)
+        lock.close()
     assert prune(tmp_path, "one", "--prune", "all", "--yes") == 0
     assert names(tmp_path) == set()
 

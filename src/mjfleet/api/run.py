@@ -19,8 +19,8 @@ from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_names import BEST, checkpoints_in
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
-from mjfleet.runs.run_directory import is_locked
 from mjfleet.runs.run_json import RECORD_FILE, read_record
+from mjfleet.runs.run_lock import is_locked
 from mjfleet.runs.run_lookup import find_run, group_of, name_of, record_of, runs_in
 from mjfleet.worker.failure_record import read_failures
 

@@ -26,6 +26,7 @@ LIST_FLAGS = "--list-flags"
 """Makes any command print its flags and the words that each may have, for completion."""
 LONG = {f"--{b}".replace("_", "-"): f"--{a}".replace("_", "-") for a, b in SHORT.items()}
 """Flags by their short names."""
+LONG_FIELDS = {short: name for name, short in SHORT.items()}
 
 
 def parse_flags(
@@ -107,6 +108,13 @@ def _gpu_ids(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
         is_instance=lambda v: v in GPU_NAMES.values() or isinstance(v, list),
         str_from_instance=lambda v: [str(item) for item in (v if isinstance(v, list) else [v])],
     )
+
+
+def typed_fields(arguments: Sequence[str]) -> frozenset[str]:
+    """Return the dotted names of the fields that flags give."""
+    words = (word for word in arguments if word.startswith("--"))
+    names = (word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words)
+    return frozenset(LONG_FIELDS.get(name, name) for name in names)
 
 
 def is_given(arguments: Sequence[str], flag: str) -> bool:

@@ -97,8 +97,11 @@ class LaunchConfig(Checked):
     max_restarts: Annotated[int, between(0, MOST), Kind.OPERATION] = 0
     """How often the run restarts automatically after a fault, from its newest checkpoint."""
     resume: PathText = None
-    """Run directory, checkpoint, part of a run's name, `latest` (the experiment's newest run), or a
-    run on W&B: `wandb:<entity>/<project>/<run>`, also with `:model_<n>`."""
+    """Run that continues in its own directory: its path, a part of its name, `latest` (the task's
+    newest run), a checkpoint, or a run on W&B: `wandb:<entity>/<project>/<run>[:model_<n>]`."""
+    fork: Annotated[bool, Kind.OPERATION] = False
+    """Begin a run of its own from the checkpoint of --resume, with whatever values; the other run
+    stays as it is."""
     init_from: PathText = None
     """Run whose networks and normalisers a new run begins with, also one of another task, named as
     for `--resume`; everything else begins anew."""
@@ -121,14 +124,14 @@ class LaunchConfig(Checked):
     log_root: Folder = "logs"
     """Folder under which run directories are made."""
     run_dir: OptionalFolder = None
-    """The run directory to make; `None`: one under --log-root, named by the experiment and the
-    time."""
+    """Run directory to begin in, or to continue if it holds a run: the same command does both.
+    `None`: a new one under --log-root, named by the experiment and the time."""
     torchrunx_log_dir: PathText = None
     """Folder of workers' logs; `""`: none; `None`: the run directory. TORCHRUNX_LOG_DIR wins."""
     tasks_dir: OptionalFolder = None
     """Folder of task folders to search first, before those of MJFLEET_TASKS."""
     as_trained: Annotated[bool, Kind.PLACEMENT] = False
-    """Resume with the copy of the task's code that the run keeps, whoever began it."""
+    """Continue with the copy of the task's code that the run keeps, whoever began it."""
     config: PathText = None
     """YAML or JSON file to start from, such as the config.yaml of an earlier run; flags override
     it. Where it names its task, the command need not."""

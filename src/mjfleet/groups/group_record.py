@@ -8,6 +8,7 @@ group.json       task, kind, status and the status of each member
 
 import logging
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.config import TrainConfig
-from mjfleet.errors import UserError
 from mjfleet.launch.host_environment import without_values
 from mjfleet.launch.launch_plan import new_folder
 from mjfleet.launch.launch_training import refuse_existing
 from mjfleet.runs.config_yaml import CONFIG_FILE, placement_of, write_config
 from mjfleet.runs.own_runs import add_note, id_of
-from mjfleet.runs.run_directory import lock_run, make_folder
+from mjfleet.runs.run_directory import make_folder, remove_empty
 from mjfleet.runs.run_json import GROUP_FILE, now, read_record, write_record
+from mjfleet.runs.run_lock import lock_run
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.safe_read import check_folder
 
@@ -60,14 +61,13 @@ class GroupRecord:
         while True:
             refuse_existing(config)
             group = cls(new_folder(config, when), task)
-            try:
-                make_folder(group.folder, group._undo)
+            made = make_folder(group.folder, "--run-dir" if config.run_dir else "--log-root")
+            group._undo.callback(remove_empty, made)
+            if group.folder in made:
+                group._undo.callback(shutil.rmtree, group.folder, ignore_errors=True)
+            if group.folder in made or config.run_dir:
                 break
-            except FileExistsError:
-                when += timedelta(seconds=1)
-            except OSError as error:
-                group.discard()
-                raise UserError(f"{group.folder}: {error.strerror}.") from None
+            when += timedelta(seconds=1)
         group._lock = lock_run(group.folder)
         group.members = {name: {**entries, "status": "queued"} for name, entries in members.items()}
         group._start(argv, kind=kind, task=task, started=now())
@@ -97,7 +97,7 @@ class GroupRecord:
 
     def __exit__(self, *_: object) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.close()
             self._lock = None
 
     @property

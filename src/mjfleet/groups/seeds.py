@@ -94,7 +94,7 @@ def resume_seeds(
     if wrong := [n for n in differences(config, recorded) if not continues_in_place(n)]:
         raise UserError(
             f"--{wrong[0].replace('_', '-')} would make other runs of those in {folder}: train a "
-            "new group, or resume one of its runs, which then becomes a run of its own."
+            "new group, or begin a run of its own from one of them: --resume RUN --fork."
         )
     config = on_this_host(replace(config, log_root=recorded.log_root))
     seeds = {name: entries.get("seed") for name, entries in record.get("members", {}).items()}

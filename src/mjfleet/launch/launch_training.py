@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from mjfleet.config import TrainConfig, from_dict
+from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, choose_devices
 from mjfleet.launch.host_environment import take_variables, without_values
@@ -27,19 +27,17 @@ from mjfleet.launch.planned_run import FAILED, run_plan
 from mjfleet.launch.preflight import reach_hosts
 from mjfleet.launch.restart_policy import wait_for_restart
 from mjfleet.registry import FoundTask, find_task
-from mjfleet.runs.beginning import begin_from
 from mjfleet.runs.checkpoint_names import INIT
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
-from mjfleet.runs.resume_choice import Resume, find_resume
+from mjfleet.runs.resume_choice import Resume
 from mjfleet.runs.resumed_attempt import undone_checkpoint
-from mjfleet.runs.run_directory import RunDirectory
+from mjfleet.runs.run_directory import Attempt, RunDirectory, refuse_written
 from mjfleet.runs.run_json import read_record
+from mjfleet.runs.run_lock import lock_run
 from mjfleet.runs.task_snapshot import code_of_restart
 from mjfleet.utils.console import print_line
-from mjfleet.utils.same_folder import from_here
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
-from mjfleet.worker.under_torchrun import begun_run, note_run
 
 
 def launch_training(
@@ -55,18 +53,15 @@ def launch_training(
         WorkerError: workers that torchrun has started again do not find each other.
     """
 
-    is_rank_0 = os.environ.get("RANK", "0") == "0"
-
-    def find_again(run_dir: str) -> Resume:
-        """Find where a run of this configuration continues; lock the run on rank 0.
+    def find_again(run_dir: Path) -> Resume:
+        """Find where the run continues; lock it.
 
         That is its newest checkpoint, or the last attempt's if that attempt did no iteration.
         """
-        experiment = Path(config.log_root, config.agent.experiment_name)
-        if (same := undone_checkpoint(Path(run_dir))) is not None:
-            run_dir = str(same)
-        resume = find_resume(run_dir, found.name, experiment, is_rank_0)
-        return replace(resume, is_restart=True)
+        lock = lock_run(run_dir)
+        path = undone_checkpoint(run_dir) or run_dir
+        again = Resume(path=path, task=found.name, run_dir=run_dir, lock=lock, is_restart=True)
+        return again.with_checkpoint()
 
     def find_code(run_dir: str | Path) -> FoundTask:
         """Return the task as the run has trained it, whatever has been edited since."""
@@ -74,20 +69,6 @@ def launch_training(
         return found if folder == found.folder else find_task(found.name, folder)
 
     config = replace(config, env_var=take_variables(config.env_var, os.environ))
-    timeout = timedelta(seconds=config.collective_timeout)
-    if not config.dry_run and (begun := begun_run(timeout)):
-        if is_rank_0:
-            print_line("torchrun has started these workers again")
-        if resume and resume.lock is not None:
-            os.close(resume.lock)
-        begun = str(from_here(Path(begun)))
-        again = find_again(begun)
-        if not (resume and resume.run_dir and resume.run_dir.samefile(begun)):
-            config = from_dict(config, again.config)
-        found, resume = find_code(begun), again
-    elif config.init_from and not resume and (is_rank_0 or os.path.exists(config.init_from)):
-        # For other ranks, a word might already mean the run that rank 0 begins.
-        resume, config = begin_from(config)
     while True:
         code, plan = _attempt(found, config, resume, arguments)
         if plan is None:
@@ -101,11 +82,11 @@ def launch_training(
                 except UserError as error:
                     print_line(f"not started again: {error}")
                     return FAILED
-                resume = find_again(str(run_dir))
+                resume = find_again(run_dir)
                 continue
         print_line(f"run directory: {run_dir}")
         if code and list((run_dir / "checkpoints").glob("model_*.pt")):
-            print_line(_how_to_resume(found.name, run_dir))
+            print_line(_how_to_continue(found.name, run_dir))
         return code
 
 
@@ -154,9 +135,8 @@ def _attempt(
                     host.send(Prepare(plan.engine, devices.threads))
             run_dir = None
             if is_first:
-                lock = resume.lock if resume else None
                 argv = ["train", *without_values(arguments)]
-                plan, run_dir = _create_run_dir(plan, found.defaults(), argv, lock)
+                plan, run_dir = _create_run_dir(plan, found.defaults(), argv, resume)
                 with ExitStack() as unless_begun:
                     unless_begun.callback(run_dir.discard)
                     _announce(plan, config.init_from)
@@ -166,8 +146,7 @@ def _attempt(
 
 
 def _announce(plan: LaunchPlan, init_from: str | None) -> None:
-    """Tell torchrun and the user which run begins or continues."""
-    note_run(plan.run_dir)
+    """Tell the user which run begins or continues."""
     for line in (f"run directory: {plan.run_dir}", *plan.notes):
         print_line(line)
     if plan.checkpoint:
@@ -228,36 +207,48 @@ def _with_iterations(plan: LaunchPlan, resume: Resume | None) -> LaunchPlan:
 
 
 def refuse_existing(config: TrainConfig, is_new: bool = True) -> None:
-    """Raise an error if what --run-dir names for a new run exists already."""
-    if config.run_dir and is_new and os.path.lexists(config.run_dir):
-        raise UserError(
-            f"--run-dir {config.run_dir}: it exists; name a new folder, or --resume what is in it."
-        )
+    """Raise an error if --run-dir, for a new run, holds what a run would write."""
+    if config.run_dir and is_new:
+        refuse_written(Path(config.run_dir))
 
 
 def _create_run_dir(
-    plan: LaunchPlan, defaults: TrainConfig, argv: Sequence[str], lock: int | None
+    plan: LaunchPlan, defaults: TrainConfig, argv: Sequence[str], resume: Resume | None
 ) -> tuple[LaunchPlan, RunDirectory]:
-    """Create the run directory, named by the next second if another run took the same name."""
+    """Create or reopen the run directory.
+
+    A new one is named by the next second if another run has taken the same name.
+    """
     when = datetime.now()
     while True:
-        folder, source = plan.torchrunx_log_dir, plan.torchrunx_log_dir_source
-        logs = plan.logs, f"torchrunx log directory {folder} ({source})"
+        attempt = Attempt(
+            task=plan.task,
+            task_folder=plan.task_folder,
+            config=plan.config,
+            defaults=defaults,
+            argv=argv,
+            plan=plan.record(),
+            checkpoint=plan.checkpoint,
+            parent=plan.parent,
+            is_restart=plan.is_restart,
+        )
+        place = plan.run_dir, attempt, plan.logs
         try:
-            record = plan.record()
-            run_dir = RunDirectory(plan.run_dir, plan.config, defaults, argv, record, lock, *logs)
+            if resume and resume.lock:
+                run_dir = RunDirectory.reopen(*place, resume.lock)
+            else:
+                run_dir = RunDirectory.create(*place)
             hash_ = run_dir.task_hash
             return replace(plan, checkpoint=run_dir.checkpoint, task_hash=hash_), run_dir
         except FileExistsError:
-            refuse_existing(plan.config)
             when += timedelta(seconds=1)
             plan = name_files(plan, os.environ, when)
 
 
-def _how_to_resume(task: str, run_dir: Path) -> str:
-    """Return the command that resumes a run, with a change if it would fail again as it was."""
+def _how_to_continue(task: str, run_dir: Path) -> str:
+    """Return the command that continues a run, with a change if it would fail again as it was."""
     *_, last = read_record(run_dir).get("attempts") or [{}]
-    command = f"resume with: {resume_command(task, run_dir)}"
+    command = f"continue with: {resume_command(task, run_dir)}"
     if last.get("kind") != "DivergedError":
         return command
     if flags := last.get("flags"):
@@ -266,7 +257,7 @@ def _how_to_resume(task: str, run_dir: Path) -> str:
 
 
 def resume_command(task: str, folder: Path) -> str:
-    """Return the command that resumes a run or a group, as it can be called from here."""
+    """Return the command that continues a run or a group, as it can be called from here."""
     train = "train" if shutil.which("train") else f"{sys.executable} -m mjfleet.cli.train"
     if "UV_RUN_RECURSION_DEPTH" in os.environ:
         train = "uv run train"

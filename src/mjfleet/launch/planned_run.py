@@ -20,7 +20,6 @@ from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.in_process_worker import train_in_process
 from mjfleet.worker.stop_signals import StopRequest
-from mjfleet.worker.under_torchrun import note_run
 
 FAILED = 1  # The exit code of a run that has failed.
 LONGEST_CAUSE = 10_000  # Characters of a cause in run.json; its record has all.
@@ -121,7 +120,6 @@ class _Ending:
             print(f"rank {self.plan.rank.rank}: error: {mistake}", file=sys.stderr)
             return 2
         self.run_dir.discard()
-        note_run(None)
         what = "is unchanged" if self.plan.goes_on else "was removed"
         print_line(f"no iteration was run; {self.plan.run_dir} {what}")
         raise UserError(mistake)

@@ -28,7 +28,7 @@ IsGiven = Callable[[str], bool]
 """Whether the command line gives a field, by its dotted name."""
 # Flags of one command, not of the run.
 NOT_RECORDED = (
-    "resume", "teacher", "config", "dry_run", "run_dir", "as_trained", "seeds", "per_run",
+    "resume", "fork", "teacher", "config", "dry_run", "run_dir", "as_trained", "seeds", "per_run",
 )  # fmt: skip
 
 
@@ -63,6 +63,7 @@ def from_file(
     name: str,
     note: Note | None = None,
     is_given: IsGiven | None = None,
+    default: TrainConfig | None = None,
 ) -> TrainConfig:
     """Return a task's configuration with the data of a file, which decides what is learned.
 
@@ -75,11 +76,12 @@ def from_file(
         name: how messages name the file.
         note: this installation's note of the run whose file it is.
         is_given: whether the command line gives a field. None: the command trains nothing.
+        default: the configuration that the file changes. None: the task's.
 
     Raises:
         UserError: a value is not allowed, or one is needed that does not count.
     """
-    default = found.defaults()
+    default = default or found.defaults()
     try:
         theirs = _placement_in(from_dict(default, data))
         usual, counting = by_dotted_name(to_dict(default)), copy.deepcopy(dict(data))

@@ -1,55 +1,50 @@
-"""Chooses the run and the checkpoint that `--resume` or a run's name means. Imports no torch."""
+"""Finds the run or checkpoint that the user names, and its newest good one. Imports no torch."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_archive import about, why_damaged
 from mjfleet.runs.checkpoint_names import INIT, checkpoints_in, iteration_of
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.pretrained import PLAYED, config_in
-from mjfleet.runs.run_directory import lock_run
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
+from mjfleet.runs.run_lock import RunLock
 from mjfleet.runs.run_lookup import LATEST, find_run, is_group, record_of
 
 FLAG = "--resume "  # How messages name what the user typed.
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What `--resume` names."""
-
-    path: Path  # A run directory, a group's folder, or a checkpoint.
-    run_dir: Path | None  # The same unless it is a checkpoint. None: that is in no run directory.
-    config: dict[str, Any]  # The configuration of that run, empty without a run directory.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """Where a run of its own began that was trained from another run's checkpoint."""
+    """The checkpoint of another run from which a run has begun; its entry in run.json."""
 
-    run: str | None  # Experiment and name; None: the checkpoint was in no run directory.
-    checkpoint: str | None  # Its path; None: the other run had none yet.
+    named: str  # What the user typed for it.
+    run: str | None  # Experiment and name of the other run; None: the file was in no run directory.
+    checkpoint: str  # Its path.
     iteration: int | None  # Iterations done in it; None: unknown.
-    networks_only: bool = False  # Whether it took nothing else of the checkpoint.
+    networks_only: bool = False  # Whether nothing else was taken of the checkpoint.
     changed: dict[str, dict[str, Any]] = field(default_factory=dict)
     """`value`, and the `parent`'s, of what differs from the other run, by dotted name."""
     id: str | None = None  # Of the other run.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Resume:
-    """Where a run continues."""
+    """A run, or a checkpoint, from which training continues. It is read once."""
 
-    run_dir: Path | None  # The run that continues. None: a new run begins from the checkpoint.
-    checkpoint: Path | None  # None: the run has no checkpoint yet and starts from the beginning.
-    config: dict[str, Any]  # The configuration of that run, empty without a run directory.
-    notes: tuple[str, ...] = ()  # What the user should know about the choice.
-    lock: int | None = None  # Open descriptor that keeps other processes from continuing the run.
-    is_restart: bool = False  # Whether the run continues by itself, after a fault.
-    parent: Parent | None = None  # Of a new run.
+    path: Path  # What the user named: a run directory, a group's folder or a checkpoint.
+    task: str
+    run_dir: Path | None  # The directory that is trained in. None: a new run begins.
+    record: dict[str, Any] = field(default_factory=dict)  # Its run.json or group.json.
+    config: dict[str, Any] = field(default_factory=dict)  # Its config.yaml.
+    checkpoint: Path | None = None  # None: it is not chosen yet, or there is none.
+    notes: tuple[str, ...] = ()  # What the user should know.
+    lock: RunLock | None = None  # Of `run_dir`.
+    is_restart: bool = False  # Whether the run was started again after a fault, by itself.
+    parent: Parent | None = None  # Of a run that begins from another one's checkpoint.
 
     @property
     def iteration(self) -> int | None:
@@ -62,70 +57,78 @@ class Resume:
         is_init = self.checkpoint is not None and self.checkpoint.name == INIT
         return is_init or (self.parent is not None and self.parent.networks_only)
 
+    def with_checkpoint(self) -> Self:
+        """Return the same with the checkpoint that was named, or the newest undamaged one.
+
+        A run without one begins again with the networks with which it has begun.
+
+        Raises:
+            UserError: there are only damaged checkpoints.
+        """
+        checkpoint, notes = choose(self.path, FLAG)
+        if checkpoint is None and (init := self.path / "checkpoints" / INIT).exists():
+            checkpoint = init
+        return replace(self, checkpoint=checkpoint, notes=(*self.notes, *notes))
+
 
 @dataclass(frozen=True)
-class Trained(Resume):
+class Trained:
     """A policy that a run has learned."""
 
-    run_dir: Path
+    run_dir: Path  # The current directory for a pretrained policy, which is in no run.
     checkpoint: Path
+    config: dict[str, Any]
+    notes: tuple[str, ...] = ()  # What the user should know.
 
 
-def find_wanted(
-    wanted: str,
-    task: str,
-    experiment: Path,
-    dry_run: bool = False,
-    may_be_group: bool = False,
-) -> Wanted:
-    """Return what `--resume` names: a path, or a word for a run that `find_run` knows.
+def read_run(path: Path, name: str) -> Resume:
+    """Return what a path leads to: a run, a group of runs or a checkpoint.
 
-    `latest` looks for runs in the folder `experiment`, below the log root. `dry_run` and
-    `may_be_group` are as for `find_run`.
+    `name` is how messages call it.
 
     Raises:
-        UserError: the run or file does not exist, or belongs to another task.
+        UserError: there is none of these, or it cannot be read.
     """
-    root, name = experiment.parent, experiment.name
-    path = find_run(wanted, FLAG + wanted, root, name, task, dry_run, may_be_group)
-    run_dir = run_of_file(path, FLAG + wanted)
+    run_dir = run_of_file(path, name)
     if path.name == INIT:
-        raise UserError(f"{FLAG}{wanted} is what the run began with: name the run itself.")
+        raise UserError(f"{name} is what the run began with: name the run itself.")
     if run_dir is None:
-        # What the user names may be a link.
-        path = Path(os.path.realpath(path)) if path.is_symlink() else path
-        kind, recorded, config = "checkpoint", about(path).get("task", task), {}
-    else:
-        kind, (recorded, config) = "run", _recorded(run_dir, FLAG)
-    if recorded != task:
-        raise UserError(
-            f"{FLAG}{run_dir or path} is a {kind} of the task {recorded}, not of {task}: name "
-            f"{recorded} as the task."
-        )
-    return Wanted(path, run_dir, config)
+        path = path.resolve()  # The user may name a link.
+        task = about(path).get("task")
+        if not isinstance(task, str):
+            task = ""
+        return Resume(path=path, task=task, run_dir=None)
+    record = read_record_of(run_dir, FLAG)
+    config = read_config(str(run_dir / CONFIG_FILE), f"{FLAG}{run_dir}: its {CONFIG_FILE}")
+    return Resume(path=path, task=record["task"], run_dir=run_dir, record=record, config=config)
 
 
-def choose_checkpoint(wanted: Wanted, take_lock: bool = False) -> Resume:
-    """Return the run with its newest undamaged checkpoint, or with the one that is wanted.
+def find_resume(wanted: str, task: str, experiment: Path) -> Resume:
+    """Return the run of a task that a word or a path means, with its newest good checkpoint.
 
-    `take_lock`: whether to lock the run before. UserError if there are only damaged checkpoints, or
-    if the run is being trained.
+    `latest` looks for runs in the folder `experiment`, below the log root.
+
+    Raises:
+        UserError: the run or file does not exist, or is of another task.
     """
-    lock = lock_run(wanted.run_dir) if take_lock and wanted.run_dir else None
-    checkpoint, notes = choose(wanted.path, FLAG)
-    if checkpoint is None and (init := wanted.path / "checkpoints" / INIT).exists():
-        checkpoint = init  # It begins again with the networks that it began with.
-    return Resume(wanted.run_dir, checkpoint, wanted.config, notes, lock)
+    path = find_run(wanted, FLAG + wanted, experiment.parent, experiment.name, task)
+    resume = read_run(path, FLAG + wanted)
+    check_task(resume, task)
+    return resume.with_checkpoint()
 
 
-def find_resume(wanted: str, task: str, experiment: Path, take_lock: bool = False) -> Resume:
-    """Return what `--resume` means to go on in place: `find_wanted`, then `choose_checkpoint`."""
-    return choose_checkpoint(find_wanted(wanted, task, experiment), take_lock)
+def check_task(resume: Resume, task: str, flag: str = FLAG) -> None:
+    """Raise UserError if a run or a checkpoint is not of the task that was typed."""
+    if resume.task not in ("", task):
+        kind = "run" if resume.run_dir else "checkpoint"
+        raise UserError(
+            f"{flag}{resume.run_dir or resume.path} is a {kind} of the task {resume.task}, not of "
+            f"{task}: name {resume.task} as the task."
+        )
 
 
 def find_trained(wanted: str, log_root: Path, dry_run: bool = False) -> tuple[str, Trained]:
-    """Return the task and the policy of a run, which a word or one of its checkpoints names, or
-    those of a pretrained policy's file.
+    """Return the task and the policy of a run, by a word or its checkpoint, or a pretrained one's.
 
     `dry_run` is as for `find_run`. UserError if the run or file does not exist, is damaged, or has
     no checkpoint.
@@ -141,7 +144,8 @@ def find_trained(wanted: str, log_root: Path, dry_run: bool = False) -> tuple[st
             f"{wanted} is neither a run directory, nor a checkpoint in one "
             "(<run directory>/checkpoints/model_<n>.pt), nor a pretrained policy."
         )
-    task, config = _recorded(run_dir)
+    task = read_record_of(run_dir)["task"]
+    config = read_config(str(run_dir / CONFIG_FILE), f"{run_dir}: its {CONFIG_FILE}")
     checkpoint, notes = choose(path)
     if checkpoint is None:
         raise UserError(f"{path} has no checkpoint yet.")
@@ -162,7 +166,7 @@ def find_task_of(
     """
     path = find_run(wanted, flag + wanted, log_root, dry_run=dry_run, may_be_group=may_be_group)
     run_dir = run_of_file(path, flag + wanted)
-    task = about(path).get("task") if run_dir is None else _task_of(run_dir, flag)
+    task = about(path).get("task") if run_dir is None else read_record_of(run_dir, flag)["task"]
     if not isinstance(task, str):
         raise UserError(f"{flag}{path} does not name its task: type the task first.")
     return task, path
@@ -228,16 +232,9 @@ def _run_of(path: Path) -> Path | None:
     return folder.parent if is_checkpoint and has_record else None
 
 
-def _recorded(run_dir: Path, flag: str = "") -> tuple[str, dict[str, Any]]:
-    """Return the task of a run and its configuration."""
-    task = _task_of(run_dir, flag)
-    name = f"{flag}{run_dir}: its {CONFIG_FILE}"
-    return task, read_config(str(run_dir / CONFIG_FILE), name)
-
-
-def _task_of(run_dir: Path, flag: str) -> str:
-    """Return the task of a run or a group."""
+def read_record_of(run_dir: Path, flag: str = "") -> dict[str, Any]:
+    """Return the record of a run or a group, which names its task; UserError without one."""
     try:
-        return record_of(run_dir, GROUP_FILE if is_group(run_dir) else RECORD_FILE)["task"]
+        return record_of(run_dir, GROUP_FILE if is_group(run_dir) else RECORD_FILE)
     except UserError as error:
         raise UserError(f"{flag}{run_dir}: {error}") from None

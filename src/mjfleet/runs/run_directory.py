@@ -1,103 +1,147 @@
-"""Creates, reopens and locks a run directory, and records each attempt. Runs in the launcher."""
+"""Creates and reopens a run directory, and records each attempt to train. Runs in the launcher."""
 
-import fcntl
 import logging
 import os
 import shutil
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from mjfleet.config import TrainConfig
+from mjfleet.config import TrainConfig, to_dict
+from mjfleet.config.dict_conversion import value_at
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_names import INIT
-from mjfleet.runs.config_yaml import CONFIG_FILE, differences, placement_of, write_config
+from mjfleet.runs.config_yaml import (
+    CONFIG_FILE,
+    TEACHER,
+    differences,
+    placement_of,
+    write_config,
+)
 from mjfleet.runs.git_state import git_state
-from mjfleet.runs.metrics_csv import completed_iterations
+from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
 from mjfleet.runs.own_runs import add_note, id_of, note_of
+from mjfleet.runs.resume_choice import Parent
 from mjfleet.runs.resumed_attempt import PENDING
-from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, now, read_record, write_record
-from mjfleet.runs.task_snapshot import TaskCode, keep, read_code
+from mjfleet.runs.run_json import RECORD_FILE, now, read_record, write_record
+from mjfleet.runs.run_lock import LOCK_FILE, REQUEUE_SECONDS, RunLock, lock_run
+from mjfleet.runs.task_snapshot import FOLDER, keep, read_code
 from mjfleet.utils.console import in_a_line, print_error
 from mjfleet.utils.packages import stack_versions
 from mjfleet.utils.safe_read import check_folder
 
-LOCK_SECONDS = 3.0
-"""How long to wait for a lock: the processes of a run that has just ended may still hold it."""
+WRITTEN = (
+    CONFIG_FILE, "configs", METRICS_FILE, "checkpoints", "failures", FOLDER, "torchrunx", "videos",
+    "plots", "exported", "report.html", "wandb", "events.out.tfevents.*", PENDING, RECORD_FILE,
+)  # fmt: skip
+"""What a run, and commands about it, write into its directory beside the lock's file; names, or
+patterns of them. What is removed last comes last: without run.json it is no run."""
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """An attempt to train, which is about to start."""
+
+    task: str
+    task_folder: Path
+    config: TrainConfig
+    defaults: TrainConfig  # The task's; run.json says where the configuration differs from them.
+    argv: Sequence[str]
+    plan: Mapping[str, Any]  # The launch plan, as run.json records it.
+    checkpoint: Path | None  # Where training continues from, or takes networks; None: it begins.
+    parent: Parent | None = None  # Of a run of its own.
+    is_restart: bool = False
+
+
 class RunDirectory:
-    """The directory of a run that is about to start or to continue."""
+    """The directory of a run that is about to start or to continue.
 
-    def __init__(
-        self,
-        path: Path,
-        config: TrainConfig,
-        defaults: TrainConfig,
-        argv: Sequence[str],
-        plan: Mapping[str, Any],
-        lock: int | None,
-        log_folder: Path | None,
-        log_folder_name: str,
-    ) -> None:
-        """Create or reopen the directory, write config.yaml and run.json, create the log folder.
+    Attributes:
+        path: the directory.
+        checkpoint: where training continues from; a new run has its own copy of its parent's.
+        task_hash: of the task's code.
+    """
 
-        Args:
-            path, config, argv: of the run; `argv` is recorded in run.json.
-            defaults: the task's; run.json records where the configuration differs from them.
-            plan: the launch plan, for run.json, which tells more about this attempt to train.
-            lock: the lock of a run that continues; see `lock_run`.
-            log_folder, log_folder_name: folder of the workers' logs, and how messages name it.
+    def __init__(self, path: Path, attempt: Attempt, lock: RunLock) -> None:
+        """See `create` and `reopen`."""
+        self.path, self._lock, self.checkpoint = path.absolute(), lock, attempt.checkpoint
+        self.task_hash = ""
+        self._made: list[Path] = []  # The folders that were made for this attempt, parents first.
+        self._logs: Path | None = None  # That of the workers' output, if it is one of these.
+        self._moved: dict[Path, Path] = {}  # Failure files of the last attempt, by where they were.
+        self._record_before: bytes | None = None  # None: the run is new.
+        self._kept_entries: dict[str, Any] = {}
+        """The entries of run.json that an attempt without an iteration leaves as they are."""
+
+    @classmethod
+    def create(cls, path: Path, attempt: Attempt, log_folder: Path | None) -> Self:
+        """Make the directory of a new run; --run-dir may be a folder that holds no run.
+
+        `log_folder` is that of the workers' output.
 
         Raises:
-            FileExistsError: the folder of a new run exists already.
-            UserError: a folder cannot be created or written.
+            FileExistsError: another run has taken the name.
+            UserError: a folder cannot be made or written.
         """
-        self.path, self._lock, self._undo = path.absolute(), lock, ExitStack()
-        self._before: dict[str, Any] = {}
-        """The entries of run.json that an attempt without an iteration leaves as they are."""
-        name = f"--run-dir {path}" if config.run_dir else f"--log-root {config.log_root}"
-        wanted = {} if plan["goes_on"] else {path: name}
-        if log_folder is not None:
-            wanted[log_folder] = log_folder_name
-        with ExitStack() as on_failure:
-            on_failure.callback(self.discard)
-            for folder, name in wanted.items():
-                try:
-                    make_folder(folder, self._undo)
-                except OSError as error:
-                    if isinstance(error, FileExistsError) and folder.is_dir():
-                        raise
-                    raise UserError(f"{name}: {error.strerror}.") from None
-            if not plan["goes_on"]:
-                self._lock = lock_run(path)
-            self.checkpoint: Path | None = plan["checkpoint"]
-            """Where training continues from, or takes networks; a new run has its own copy."""
-            code = read_code(plan["task_folder"])
-            self.task_hash = code.hash
-            try:
-                if plan["goes_on"]:  # Checked before anything in it is written or moved.
-                    check_folder(path)
-                self._record(config, differences(config, defaults), argv, plan, code)
-            except OSError as error:
-                raise UserError(f"{path}: {error.strerror}.") from None
-            on_failure.pop_all()
+        made = make_folder(path, "--run-dir" if attempt.config.run_dir else "--log-root")
+        if path not in made and not attempt.config.run_dir:
+            raise FileExistsError(path)
+        try:
+            lock = lock_run(path, REQUEUE_SECONDS)
+        except BaseException:
+            remove_empty(made)
+            raise
+        run = cls(path, attempt, lock)
+        run._made = made
+        if (path / RECORD_FILE).exists():
+            run.close()
+            raise UserError(f"a run has begun in {path} meanwhile: start the command again.")
+        run._start(attempt, log_folder)
+        return run
+
+    @classmethod
+    def reopen(cls, path: Path, attempt: Attempt, log_folder: Path | None, lock: RunLock) -> Self:
+        """Open the directory of a run that continues, whose lock is held.
+
+        Raises:
+            UserError: it holds a link, or cannot be written.
+        """
+        run = cls(path, attempt, lock)
+        try:
+            check_folder(path)
+            run._record_before = (path / RECORD_FILE).read_bytes()
+        except BaseException:
+            run.close()
+            raise
+        run._start(attempt, log_folder)
+        return run
 
     def discard(self) -> None:
         """Undo everything, since nothing has run: the files are as they were before."""
-        self._undo.close()
+        if self._record_before is None:
+            for path in written_in(self.path):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            (self.path / LOCK_FILE).unlink(missing_ok=True)
+        else:
+            (self.path / RECORD_FILE).write_bytes(self._record_before)
+            shutil.rmtree(self.path / PENDING, ignore_errors=True)
+            for record in (self.path / "failures").glob("rank*.json"):
+                record.unlink()
+            for before, aside in self._moved.items():
+                aside.replace(before)
+        for log in self._logs.glob("*.log") if self._logs else ():
+            log.unlink()
+        remove_empty(self._made)
         self.close()
 
     def close(self) -> None:
         """Release the lock of the run."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.close()
 
     def end(self, status: str, **details: Any) -> None:
         """Record how this attempt ended; if that cannot be, log a warning instead.
@@ -110,7 +154,7 @@ class RunDirectory:
         ended = {"status": status, "ended": now(), "iterations": done}
         if is_undone := (self.path / PENDING).exists():
             details["is_undone"] = True
-        kept = self._before if is_undone else {}
+        kept = self._kept_entries if is_undone else {}
         try:
             *before, last = read_record(self.path)["attempts"]
             entries = ended | kept | {"attempts": [*before, last | ended | details]}
@@ -120,74 +164,87 @@ class RunDirectory:
             why = "the run directory is gone" if not self.path.exists() else in_a_line(error)
             logger.warning("%s does not say how the run ended: %s", self.path / RECORD_FILE, why)
 
-    def _record(
-        self,
-        config: TrainConfig,
-        different: Mapping[str, tuple[Any, Any]],
-        argv: Sequence[str],
-        plan: Mapping[str, Any],
-        code: TaskCode,
-    ) -> None:
-        """Write config.yaml and run.json, and keep the task's code.
+    def _start(self, attempt: Attempt, log_folder: Path | None) -> None:
+        """Record the attempt and make its folders, or leave everything as it was."""
+        try:
+            if log_folder is not None:
+                self._made += (made := make_folder(log_folder, "torchrunx log directory"))
+                self._logs = log_folder if log_folder in made else None
+            self._record(attempt)
+        except OSError as error:
+            self.discard()
+            raise UserError(f"{self.path}: {error.strerror}.") from None
+        except BaseException:
+            self.discard()
+            raise
 
-        Of a run that continues, all but run.json waits for `take_up`.
+    def _record(self, attempt: Attempt) -> None:
+        """Write run.json, then config.yaml and the task's code.
+
+        Of a run that continues, all but run.json waits for the first iteration, see `take_up`.
         """
-        record, place = read_record(self.path), self.path
-        attempts = record.get("attempts", [])
-        (self.path / "checkpoints").mkdir(exist_ok=True)
-        if plan["goes_on"]:
-            file, place = self.path / RECORD_FILE, self.path / PENDING
-            self._undo.callback(file.write_bytes, file.read_bytes())
+        record, place, config = read_record(self.path), self.path, attempt.config
+        attempts, parent, source = record.get("attempts", []), attempt.parent, attempt.checkpoint
+        if self._record_before is not None:
+            place = self.path / PENDING
             left_out = {"attempts"}
             if record.get("status") == "running":  # It was killed: how this attempt ends counts.
                 left_out |= {"status", "ended"}
-            self._before = {n: entry for n, entry in record.items() if n not in left_out}
-            shutil.rmtree(place, ignore_errors=True)
-            make_folder(place, self._undo)
-        elif self.checkpoint:
-            parent = plan["parent"]
-            name = INIT if parent["networks_only"] else f"model_{parent['iteration'] or 0}.pt"
-            copy = self.path / "checkpoints" / name
-            self.checkpoint = Path(shutil.copyfile(self.checkpoint, copy))
+            self._kept_entries = {n: entry for n, entry in record.items() if n not in left_out}
+        if parent:
+            name = INIT if parent.networks_only else f"model_{parent.iteration or 0}.pt"
+            self.checkpoint = self.path / "checkpoints" / name
+        run_id = self._run_id(config, parent)
         # An attempt that was killed has recorded nothing.
         if attempts and attempts[-1].get("status") == "running":
             attempts[-1] |= {"status": "killed", "iterations": completed_iterations(self.path)}
-        self._move_failures(len(attempts))
-        write_config(place / CONFIG_FILE, plan["task"], config, self.path / CONFIG_FILE)
-        run_id = self._run_id(config, plan["parent"])
-        start = {"argv": list(argv), "started": now(), "iterations": 0}
+        code, different = read_code(attempt.task_folder), differences(config, attempt.defaults)
+        self.task_hash = code.hash
+        teacher = {"named": config.teacher, "checkpoint": value_at(to_dict(config), TEACHER)}
+        start = {"argv": list(attempt.argv), "started": now(), "iterations": 0}
         this = start | {
             "ended": None,
             "status": "running",
             "checkpoint": self.checkpoint.name if self.checkpoint else None,
-            "is_restart": plan["is_restart"],
-            "code": keep(code, self.path, place),
+            "is_restart": attempt.is_restart,
+            "code": {"hash": code.hash, "left_out": list(code.left_out)},
         }
         package = Path(str(resources.files("mjfleet")))
         write_record(
             self.path,
-            **({} if attempts else start | {"task": plan["task"]}),
-            **({"parent": plan["parent"]} if plan["parent"] else {}),
+            RECORD_FILE,
+            **({} if attempts else start),
+            **({"parent": asdict(parent)} if parent else {}),
+            **({"teacher": teacher} if config.teacher else {}),
             id=run_id,
+            task=attempt.task,
             status="running",
             ended=None,
             seed=config.agent.seed,
             host=os.uname().nodename,
             pid=os.getpid(),
             changed={n: {"value": v, "default": d} for n, (v, d) in different.items()},
-            plan={name: entry for name, entry in plan.items() if name != "parent"},
+            plan=attempt.plan,
             versions=stack_versions(*config.agent.packages),
-            git=git_state([package, plan["task_folder"]], with_diff=True),
+            git=git_state([package, attempt.task_folder], with_diff=True),
             attempts=[*attempts, this],
         )
+        shutil.rmtree(self.path / PENDING, ignore_errors=True)
+        for folder in (self.path / "checkpoints", place):
+            folder.mkdir(exist_ok=True)
+        if parent and source and self.checkpoint:
+            shutil.copyfile(source, self.checkpoint)
+        self._move_failures(len(attempts))
+        write_config(place / CONFIG_FILE, attempt.task, config, self.path / CONFIG_FILE)
+        keep(code, self.path, place)
         add_note(self.path, run_id, placement_of(config), code.hash)
 
-    def _run_id(self, config: TrainConfig, parent: Mapping[str, Any] | None) -> str:
+    def _run_id(self, config: TrainConfig, parent: Parent | None) -> str:
         """Return the run's id: that of a run begun here, WANDB_RUN_ID, or a new one."""
         if "wandb" not in config.agent.logger or note_of(self.path):
             return id_of(self.path)
         wanted = os.environ.get("WANDB_RUN_ID")
-        if wanted and wanted != (parent or {}).get("id"):
+        if wanted and wanted != (parent and parent.id):
             return wanted
         if (self.path / RECORD_FILE).exists():
             print_error(f"W&B: a new run there, since this installation did not begin {self.path}")
@@ -197,73 +254,53 @@ class RunDirectory:
         """Move the last attempt's failure files into failures/attempt_<number>."""
         folder = self.path / "failures"
         aside = folder / f"attempt_{attempts}"
-        if not folder.exists():
-            self._undo.callback(_remove_empty, folder)
         for path in [path for path in folder.glob("*") if path.is_file()]:
             if not aside.exists():
                 aside.mkdir()
-                self._undo.callback(_remove_empty, aside)
-            self._undo.callback(path.replace(aside / path.name).replace, path)
-        self._undo.callback(_remove_records, folder)
+                self._made.append(aside)
+            self._moved[path] = path.replace(aside / path.name)
+        if not folder.exists() and self._record_before is not None:
+            self._made.append(folder)  # A worker makes it, if it fails.
 
 
-def make_folder(folder: Path, undo: ExitStack) -> None:
-    """Make a folder and its parents, which `undo` removes; OSError if it exists or cannot be."""
-    for parent in reversed(folder.parents):
-        if not parent.exists():
-            parent.mkdir(exist_ok=True)
-            undo.callback(_remove_empty, parent)
-    folder.mkdir()
-    undo.callback(shutil.rmtree, folder, ignore_errors=True)
+def written_in(folder: Path) -> list[Path]:
+    """Return what a run, or a command about it, has written into its directory."""
+    return [path for name in WRITTEN for path in sorted(folder.glob(name))]
 
 
-def lock_run(run_dir: Path) -> int | None:
-    """Lock a run directory or a group's, so that no other process continues it meanwhile.
+def refuse_written(folder: Path) -> None:
+    """Raise UserError if a folder without run.json, in which a run is to begin, holds its names."""
+    if found := [path.name for path in written_in(folder)]:
+        raise UserError(
+            f"--run-dir {folder}: it has no {RECORD_FILE}, so it holds no run, but "
+            f"{', '.join(found)}, which a run would write. Name another folder, or move these away."
+        )
 
-    Returns a descriptor to close at the end, or None on a file system without such locks. UserError
-    if another process holds the lock, or has removed the directory.
+
+def make_folder(folder: Path, name: str) -> list[Path]:
+    """Make a folder and its parents, unless it is there; return those that are new.
+
+    Raises:
+        UserError: it cannot be made. The message calls it `name`.
     """
-    lock = os.open(run_dir, os.O_RDONLY)
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    made = list[Path]()
+    for path in reversed(missing):
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if run_dir.exists():
-                return lock
-            os.close(lock)
-            raise UserError(f"{run_dir} has been removed meanwhile.")
-        except BlockingIOError:
-            if time.monotonic() < deadline:
-                time.sleep(0.1)
-                continue
-            os.close(lock)
-            record = read_record(run_dir) or read_record(run_dir, GROUP_FILE)
-            pid, host = map(record.get, ("pid", "host"))
-            raise UserError(
-                f"{run_dir} is being trained by process {pid} on {host}. Stop it first."
-            ) from None
-        except OSError:
-            os.close(lock)
-            return None
+            path.mkdir()
+        except FileExistsError:
+            continue  # Another process has made it meanwhile.
+        except OSError as error:
+            remove_empty(made)
+            raise UserError(f"{name} {folder}: {error.strerror}.") from None
+        made.append(path)
+    if not folder.is_dir():
+        raise UserError(f"{name} {folder}: it is no folder.")
+    return made
 
 
-def is_locked(run_dir: Path) -> bool:
-    """Return whether a process has locked a run; also True on a file system without locks."""
-    lock = os.open(run_dir, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(lock)
-    return False
-
-
-def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):  # Another process has put a file into it.
-        folder.rmdir()
-
-
-def _remove_records(folder: Path) -> None:
-    for record in folder.glob("rank*.json"):
-        record.unlink()
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders, of which parents come first, that hold nothing."""
+    for folder in reversed(folders):
+        with suppress(OSError):
+            folder.rmdir()

@@ -16,8 +16,8 @@ RECORD_FILE = "run.json"
 GROUP_FILE = "group.json"
 KINDS = {
     "task": str, "status": str, "attempts": list, "plan": dict, "argv": list, "git": dict,
-    "versions": dict, "changed": dict, "parent": dict, "members": dict,
-    "id": str,
+    "versions": dict, "changed": dict, "parent": dict, "teacher": dict,
+    "members": dict, "id": str,
 }  # fmt: skip
 """The types of entries that other code relies on."""
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from mjfleet.errors import UserError
 from mjfleet.runs.metrics_csv import METRICS_BYTES, METRICS_FILE, iteration_in, lines_of
-from mjfleet.runs.run_directory import is_locked
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
+from mjfleet.runs.run_lock import is_locked
 from mjfleet.runs.run_lookup import name_of, record_of, started_at
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.safe_read import open_regular

@@ -25,6 +25,7 @@ from mjfleet.launch.launch_training import plan_size
 from mjfleet.registry import FoundTask
 from mjfleet.runs.resume_choice import Resume
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
+from mjfleet.runs.run_lookup import is_group
 from mjfleet.sweep.arguments import SweepArguments, split_flags
 from mjfleet.sweep.command import PROG, define_sweep
 
@@ -158,9 +159,8 @@ def _checked(
         return found, config, None, definition.most
     is_begun = run_dir and any(Path(run_dir, n).is_file() for n in (RECORD_FILE, GROUP_FILE))
     start = ["--resume", run_dir] if run_dir and is_begun else new
-    found, config, resume, group = configure([*task, *start, *always, "--dry-run"])
-    if resume and not resume.run_dir:
-        raise UserError(f"--run-dir {run_dir}: the run in it cannot go on: {resume.notes[0]}.")
+    found, config, resume = configure([*task, *start, *always, "--dry-run"])
+    group = resume if resume and is_group(resume.path) else None
     if config.per_run is not None and not (config.seeds or group):
         raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
     runs = count_seeds(config) if config.seeds else int(group is not None) or None

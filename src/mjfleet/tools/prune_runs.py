@@ -4,7 +4,6 @@ Files that no run writes stay. run.json goes last: if this process is killed, th
 listed, and the same command removes the rest.
 """
 
-import os
 import re
 import shutil
 import time
@@ -19,8 +18,9 @@ from mjfleet.runs.checkpoint_names import BEST, FINAL
 from mjfleet.runs.config_yaml import CONFIG_FILE
 from mjfleet.runs.metrics_csv import METRICS_FILE
 from mjfleet.runs.resume_choice import choose
-from mjfleet.runs.run_directory import is_locked, lock_run
+from mjfleet.runs.run_directory import WRITTEN
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
+from mjfleet.runs.run_lock import LOCK_FILE, is_locked, lock_run
 from mjfleet.runs.run_lookup import group_of, groups_in, is_of_this_user, members_of, name_of
 from mjfleet.runs.run_summary import Summary
 from mjfleet.utils.console import print_error, print_line
@@ -28,14 +28,8 @@ from mjfleet.utils.console import print_error, print_line
 CONDITIONS = ("all", "unfinished", "checkpoints")
 AGE = re.compile(r"older-than=([0-9]{1,6})([hdw])", re.ASCII)
 SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
-RUN_FILES = (
-    CONFIG_FILE, "configs", METRICS_FILE, "checkpoints", "failures", "task", "torchrunx", "videos",
-    "plots", "exported", "report.html", "wandb", "events.out.tfevents.*", ".attempt.tmp",
-    RECORD_FILE,
-)  # fmt: skip
-"""What a run, and commands about it, write into its directory, run.json last."""
 GROUP_FILES = (CONFIG_FILE, "plots", "report.html", "*.log", "best.yaml", "study.db", GROUP_FILE)
-"""The same of a group's folder, beside its runs."""
+"""What a group writes into its folder, beside its runs."""
 Conditions = Annotated[
     tuple[str, ...],
     Rule(
@@ -80,7 +74,7 @@ def _removals(
                 raise UserError(f"{path} is reached by a link.")
             if any(map(is_locked, filter(None, (path, group_of(path))))):
                 raise UserError("it is being trained.")
-            files = _checkpoints(path) if "checkpoints" in conditions else _found(path, RUN_FILES)
+            files = _checkpoints(path) if "checkpoints" in conditions else _found(path, WRITTEN)
             removals |= {path: files} if files else {}
         except (OSError, UserError) as error:
             print_error(f"{summary.run} stays: {error}")
@@ -138,11 +132,11 @@ def _remove(path: Path, files: Sequence[Path]) -> bool:
     try:
         with ExitStack() as locks:
             for folder in filter(None, (group_of(path), path)):
-                if (lock := lock_run(folder)) is not None:
-                    locks.callback(os.close, lock)
+                locks.callback(lock_run(folder).close)
             for file in files:
                 shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
             if files[-1].name in (RECORD_FILE, GROUP_FILE):
+                (path / LOCK_FILE).unlink()
                 if left := sorted(file.name for file in path.iterdir()):
                     print_line(f"{name_of(path)} keeps {', '.join(left)}")
                 else:

@@ -1,8 +1,7 @@
-"""What workers and the torchrun agent that has started them leave for each other.
+"""How workers that something else has started meet, and what they tell each other and torchrun.
 
-The agent starts its workers again after a failure, or when hosts come and go. It keeps a folder, in
-which workers note the run that they have begun, and a store, at which they meet. Imports nothing
-heavy before a store is needed.
+torchrun's agent starts its workers again after a failure, or when hosts come and go. It keeps a
+store, at which they meet. Imports nothing heavy before a store is needed.
 """
 
 import json
@@ -15,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from mjfleet.errors import WorkerError
-from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.errors import UserError, WorkerError
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.rank_environment import Rank
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable: the file, in the agent's folder, for the reason of a worker's failure."""
-NOTE = "mjfleet-run"  # The file there that names the run directory; empty: it was given back.
+READ_TIMEOUT = timedelta(seconds=10)  # For the others to read why rank 0 ends.
 FIRST = "mjfleet/first"  # The store's key for the name of rank 0.
 
 
@@ -46,16 +44,15 @@ def meeting_store(rank: Rank) -> "Store":
 
 
 def meet(
-    store: "Store", rank: Rank, timeout: timedelta, known: str | None = None
-) -> tuple["PrefixStore", str | None]:
+    store: "Store", rank: Rank, timeout: timedelta, text: str = ""
+) -> tuple["PrefixStore", str]:
     """Meet the workers that were started together with this one.
 
     The store still holds what earlier workers with the same ranks have left. So each worker makes
     up a new name, the others write theirs under rank 0's, and rank 0 answers each under its name.
-    `known` is a text that this worker knows.
 
     Returns:
-        A part of the store that is theirs alone, and the text of the first rank that has one.
+        A part of the store that is theirs alone, and the text of rank 0.
 
     Raises:
         TimeoutError: a worker has not come, or rank 0 has not answered.
@@ -69,44 +66,61 @@ def meet(
         for other in range(1, rank.world_size):
             place = f"{own}/{other}"
             _wait(lambda place=place: store.check([place]), timeout, f"rank {other}")
-            name, theirs = json.loads(store.get(place))
-            known = theirs if known is None else known
-            others.append(name)
+            others.append(store.get(place).decode())
         for name in others:
-            store.set(name, json.dumps([own, known]))
-        return PrefixStore(own, store), known
+            store.set(name, json.dumps([own, text]))
+        return PrefixStore(own, store), text
 
     def is_answered() -> bool:
         # The name that is there may still be that of an earlier rank 0.
         if store.check([FIRST]):
-            store.set(f"{store.get(FIRST).decode()}/{rank.rank}", json.dumps([own, known]))
+            store.set(f"{store.get(FIRST).decode()}/{rank.rank}", own)
         return store.check([own])
 
     _wait(is_answered, timeout, "rank 0")
-    first, known = json.loads(store.get(own))
-    return PrefixStore(first, store), known
+    first, text = json.loads(store.get(own))
+    return PrefixStore(first, store), text
 
 
-def begun_run(timeout: timedelta) -> str | None:
-    """Return the run that these workers continue, because torchrun has started them again.
+def decided_by_rank_0(
+    store: "Store", rank: Rank, decide: Callable[[], str], timeout: timedelta
+) -> str:
+    """Return what rank 0 decides: it calls `decide`, and tells the others the text.
 
     Raises:
-        WorkerError: another worker has not come to agree on it.
+        UserError: rank 0 has found a mistake of the user's.
+        WorkerError: a worker has not come, or rank 0 has failed.
+        SystemExit: rank 0 has ended.
     """
-    if (rank := Rank.from_environ(os.environ)) is None:
-        return None
-    note, store = _note(), meeting_store(rank) if is_from_torchrun() else None
-    known = os.fsdecode(note.read_bytes()) if note and note.exists() else None
+    decision = ""
+    problem: BaseException | None = None
+    if rank.rank == 0:
+        try:
+            decision = json.dumps(["", decide()])
+        except BaseException as error:
+            problem = error
+            text = str(error.code) if isinstance(error, SystemExit) else str(error)
+            decision = json.dumps([type(error).__name__, text])
     try:
-        return (meet(store, rank, timeout, known)[1] if store else known) or None
+        part, decision = meet(store, rank, timeout, decision)
+        part.set(f"read{rank.rank}", "")
+        if problem:  # The store may end with this process.
+            _wait(
+                lambda: part.check([f"read{other}" for other in range(rank.world_size)]),
+                READ_TIMEOUT, "another rank",
+            )  # fmt: skip
     except TimeoutError as error:
-        raise WorkerError(f"rank {rank.rank}: {error}") from None
-
-
-def note_run(run_dir: Path | None) -> None:
-    """Note for later workers which run these have begun; None: the run was given back."""
-    if note := _note():
-        write_atomically(note, lambda file: file.write(os.fsencode(run_dir or "")))
+        raise problem or WorkerError(f"rank {rank.rank}: {error}") from None
+    if problem:
+        raise problem
+    kind, text = json.loads(decision)
+    if kind == UserError.__name__:
+        raise UserError(text)
+    if kind == SystemExit.__name__:
+        raise SystemExit(int(text))
+    if kind:
+        raise WorkerError(f"rank {rank.rank}: rank 0 has failed: {kind}: {text}")
+    return text
 
 
 def tell_cause(failure: Failure) -> None:
@@ -118,13 +132,6 @@ def tell_cause(failure: Failure) -> None:
         extra = {"py_callstack": failure.traceback, "timestamp": str(int(failure.time))}
         message = {"message": f"{failure.kind}: {failure.message}", "extraInfo": extra}
         Path(path).write_text(json.dumps({"message": message} | {"failure": asdict(failure)}))
-
-
-def _note() -> Path | None:
-    """Return the note's file; None: torchrun has not started this worker."""
-    path = os.environ.get(ERROR_FILE)
-    # <the agent's folder>/attempt_<number>/<local rank>/error.json
-    return Path(path).parents[2] / NOTE if path else None
 
 
 def _wait(is_there: Callable[[], bool], timeout: timedelta, who: str) -> None:

@@ -22,7 +22,7 @@ from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.thread_limits import prepare
-from mjfleet.worker.under_torchrun import note_run, tell_cause
+from mjfleet.worker.under_torchrun import tell_cause
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
 RELAY_SECONDS = 0.2  # Within this time the launcher copies rank 0's output into its log file.
@@ -38,13 +38,8 @@ def run_worker(
     Raises:
         Stopped: a signal arrived before training began, or a second one.
     """
-
-    def on_run_dir(run_dir: Path) -> None:
-        run_dirs.append(run_dir)
-        note_run(run_dir)
-
     try:
-        return train_worker(args, rank, stop, heartbeat, on_run_dir)
+        return train_worker(args, rank, stop, heartbeat, run_dirs.append)
     except BaseException as error:
         if isinstance(error, (ImportError, UserError)):
             stop.check()  # An import that a signal has interrupted can fail when it is repeated.

@@ -1,0 +1,122 @@
+"""The lock of a run directory, by which one process at a time trains in it. Runs in the launcher.
+
+The lock is that of a file. On a file system without locks, the process that trains touches the file
+instead, and what run.json says of that process decides.
+"""
+
+import fcntl
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from mjfleet.errors import UserError
+from mjfleet.runs.run_json import GROUP_FILE, read_record
+from mjfleet.utils.console import print_line
+
+LOCK_FILE = ".lock"
+BRIEF_SECONDS = 3.0
+"""How long to wait for a lock: the processes of a run that has just ended may still hold it."""
+REQUEUE_SECONDS = 60.0
+"""The same where a scheduler may have started a job again before its last processes have ended."""
+TOUCH_SECONDS = 15.0
+SILENT_SECONDS = 60.0  # A process that has not touched the file for so long has ended.
+
+
+class RunLock:
+    """The right to train in a run directory or a group's folder, until it is closed."""
+
+    def __init__(self, path: Path, file: int, has_lock: bool) -> None:
+        self._path, self._file, self._closed = path, file, threading.Event()
+        if not has_lock:
+            self._touch()
+            threading.Thread(target=self._keep_touching, name="run lock", daemon=True).start()
+
+    def close(self) -> None:
+        """Let other processes train there."""
+        if not self._closed.is_set():
+            self._closed.set()
+            os.close(self._file)
+
+    def _touch(self) -> None:
+        with suppress(OSError):  # The directory is gone, or its disk is.
+            os.utime(self._path, follow_symlinks=False)
+
+    def _keep_touching(self) -> None:
+        while not self._closed.wait(TOUCH_SECONDS):
+            self._touch()
+
+
+def lock_run(run_dir: Path, patience: float = BRIEF_SECONDS) -> RunLock:
+    """Lock a run directory or a group's folder; wait `patience` seconds for another process.
+
+    Raises:
+        UserError: another process trains there, has removed the directory, or the lock's file
+            cannot be written.
+    """
+    path = run_dir / LOCK_FILE
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}.") from None
+    deadline, is_announced = time.monotonic() + patience, False
+    try:
+        while (has_lock := _try_lock(file)) is False or (has_lock is None and _is_trained(run_dir)):
+            record = read_record(run_dir) or read_record(run_dir, GROUP_FILE)
+            trainer = f"process {record.get('pid')} on {record.get('host')}"
+            if time.monotonic() > deadline:
+                raise UserError(f"{run_dir} is being trained by {trainer}. Stop it first.")
+            if patience > BRIEF_SECONDS and not is_announced:
+                print_line(f"waiting up to {patience:g} s for {trainer}, which trains in {run_dir}")
+                is_announced = True
+            time.sleep(0.1)
+        if not path.exists() or not os.path.samestat(os.fstat(file), path.stat()):
+            raise UserError(f"{run_dir} has been removed meanwhile.")
+    except BaseException:
+        os.close(file)
+        raise
+    return RunLock(path, file, has_lock is True)
+
+
+def is_locked(run_dir: Path) -> bool:
+    """Return whether a process trains in a run directory or has the members of a group trained."""
+    try:
+        file = os.open(run_dir / LOCK_FILE, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return _is_trained(run_dir)
+    finally:
+        os.close(file)
+    return False
+
+
+def _try_lock(file: int) -> bool | None:
+    """Return whether the lock could be had; None: the file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _is_trained(run_dir: Path) -> bool:
+    """Return whether a process trains there, by run.json and by when the file was touched last."""
+    try:
+        record = read_record(run_dir) or read_record(run_dir, GROUP_FILE)
+        touched = (run_dir / LOCK_FILE).stat().st_mtime
+    except (OSError, ValueError):
+        return False
+    if record.get("status") != "running" or time.time() - touched > SILENT_SECONDS:
+        return False
+    pid = record.get("pid")
+    if record.get("host") == os.uname().nodename and isinstance(pid, int):
+        return Path("/proc", str(pid)).exists()
+    return True
