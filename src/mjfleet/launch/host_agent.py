@@ -34,7 +34,6 @@ from mjfleet.launch.host_messages import (
 )
 from mjfleet.launch.host_names import temporary_name
 from mjfleet.launch.worker_watchdog import WorkerStatus
-from mjfleet.utils.atomic_write import append
 from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.worker.thread_limits import prepare, thread_variables
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, STOPPING, WorkerArgs
@@ -92,7 +91,8 @@ class HostAgent:
             case FilePiece(name, data):
                 # Not in the inbox: all of a checkpoint would wait there while torch is imported.
                 try:
-                    append(self._folder / Path(name).name, data)
+                    with (self._folder / Path(name).name).open("ab") as file:
+                        file.write(data)
                 except OSError as error:
                     self._inbox.put(error)
             case None if not self._has_begun:

@@ -22,7 +22,6 @@ from mjfleet.launch.launch_plan import LaunchPlan, log_name
 from mjfleet.launch.output_relay import OutputRelay
 from mjfleet.launch.worker_watchdog import ALONE_SECONDS, WorkerStatus
 from mjfleet.runs.checkpoint_archive import CHECKPOINT_BYTES
-from mjfleet.utils.atomic_write import append
 from mjfleet.utils.safe_read import open_regular
 from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.heartbeat import Heartbeat
@@ -196,7 +195,8 @@ class RunSupervisor:
         elif path and name not in self._lost_files:
             try:
                 path.mkdir(exist_ok=True)
-                append(path / Path(name).name, data)
+                with (path / Path(name).name).open("ab") as file:
+                    file.write(data)
             except OSError as error:
                 logger.warning("%s of %s ends here: %s", name, host, error.strerror)
                 self._lost_files.add(name)

@@ -20,8 +20,6 @@ from mjfleet.runs.run_lookup import name_of, record_of, started_at
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.safe_read import open_regular
 
-MAX_SECONDS = 100 * 365 * 86400.0  # Of training; a table can show more, but no run has.
-
 
 @dataclass(kw_only=True)
 class Summary:
@@ -132,8 +130,6 @@ def _read_record(summary: Summary, run_dir: Path, record: dict[str, Any]) -> Non
     begins = [_seconds(attempt["started"]) for attempt in attempts]
     spans = zip(begins, ends, strict=True)
     seconds = sum(max(0.0, end - begin) for begin, end in spans if begin and end)
-    if seconds > MAX_SECONDS:
-        raise ValueError("its attempts took longer than a century")
     summary.seconds = round(seconds, 1)
     summary.status = "died" if died else record["status"]
 

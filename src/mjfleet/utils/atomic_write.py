@@ -58,12 +58,6 @@ def extend(path: Path, length: int, data: bytes) -> int:
     return length + len(data)
 
 
-def append(path: Path, data: bytes) -> None:
-    """Append bytes to a file, which is created if it does not exist."""
-    with path.open("ab") as file:
-        file.write(data)
-
-
 def digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a folder by its path in it, compiled Python excepted."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())

@@ -12,18 +12,14 @@ OUT_OF_MEMORY = "(?i)out of memory|failed to allocate|allocate memory|alloc_fail
 REMEDY = "lower --env.num-envs, --agent.num-steps-per-env, --eval-envs or the sizes of the networks"
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory is missing, which warp and other libraries say in the text alone."""
-    return isinstance(error, MemoryError) or bool(re.search(OUT_OF_MEMORY, str(error)))
-
-
 @contextmanager
 def enough_memory() -> Iterator[None]:
     """Raise UserError where what allocates the memory of a run, in the block, finds too little."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if is_out_of_memory(error):
+        # warp and other libraries say so in the text alone.
+        if isinstance(error, MemoryError) or re.search(OUT_OF_MEMORY, str(error)):
             why = str(error).partition("\n")[0] or "no allocation of that size"
             raise UserError(f"there is too little memory ({why}): {REMEDY}.") from error
         raise
