@@ -402,7 +402,7 @@ def test_a_second_signal_stops_at_once(start: Start, tmp_path: Path) -> None:
     slow = ("--env.num-envs", "4096", "--agent.algorithm.num-learning-epochs", "200")
     process = start("train", "cartpole-balance", *slow)
     process.stdout.readline()
-    while not (only_run(tmp_path) / "metrics.csv").exists():
+    while not (only_run(tmp_path) / "metrics.csv").exists():  # The first iteration is done.
         assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
@@ -414,7 +414,7 @@ def test_a_second_signal_stops_at_once(start: Start, tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "SIGINT: stopping at once" in rest
     record = json.loads((only_run(tmp_path) / "run.json").read_text())
-    assert (record["status"], record["iterations"]) == ("stopped", 0)
+    assert (record["status"], record["iterations"]) == ("stopped", 1)
 
 
 def test_training_outlives_whoever_reads_its_output(start: Start, tmp_path: Path) -> None:
