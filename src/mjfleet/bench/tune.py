@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from mjfleet.bench.timed_training import train_timed
 from mjfleet.cli.flags import HELP
-from mjfleet.cli.train import configure, with_task
+from mjfleet.cli.train import configure
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.utils.console import print_line
@@ -52,7 +52,7 @@ def tune(arguments: Sequence[str]) -> int:
     if not arguments or HELP & set(arguments):
         print_line(USAGE)
         return 0 if arguments else 2
-    found, config, resume = configure(with_task(arguments))
+    found, config, resume = configure(arguments)
     if resume or config.seeds or config.dry_run:
         raise UserError("tune measures one new run: leave out --resume, --seeds and --dry-run.")
     if Rank.from_environ(os.environ | torchrun_variables(os.environ)):

@@ -8,11 +8,10 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
-from mjfleet.cli.flag_table import flags_of
-from mjfleet.cli.flags import parse_flags, peek, split_words
-from mjfleet.cli.train import configure, with_task
+from mjfleet.cli.flags import is_given, parse_flags, peek, split_words
+from mjfleet.cli.train import configure
 from mjfleet.config import TrainConfig
 from mjfleet.config.launch_config import MAX_HOSTS, MAX_WORKERS
 from mjfleet.config.validation import Checked, Count, Rule, between, count, optional
@@ -24,27 +23,14 @@ from mjfleet.launch.launch_plan import describe_size
 from mjfleet.launch.launch_training import plan_size
 from mjfleet.registry import FoundTask
 from mjfleet.runs.resume_choice import Resume
-from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
 from mjfleet.runs.run_lookup import is_group
 from mjfleet.sweep.arguments import SweepArguments, split_flags
 from mjfleet.sweep.command import PROG, define_sweep
 
-SHORTEST_SECONDS = 300
-TIME = re.compile(r"(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d):([0-5]\d)", re.ASCII)
-TIMES = Rule(
-    lambda v: TIME.fullmatch(v) is not None and to_seconds(v) >= SHORTEST_SECONDS,
-    "HOURS:MM:SS or DAYS-HH:MM:SS, such as 4:00:00, at least 0:05:00",
-)
 JOB_NAME = Rule(
     lambda v: re.fullmatch(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?", v) is not None,
     "at most 30 lower-case letters, digits and dashes, with a letter first",
 )
-
-NEW_RUN = {
-    "train": {"config", "init-from", "seeds"},
-    "sweep": {"config", *(flag.name for flag in flags_of(SweepArguments))} - {"storage"},
-}
-"""Flags that are for a new run only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +48,6 @@ class JobArguments(Checked):
     print: bool = False
     """Print the file; submit nothing."""
 
-    @property
-    def is_array(self) -> bool:
-        """Whether there is a job, with a run of its own, for each index of an array."""
-        return False
-
-    cluster: ClassVar[str]
-    submit: ClassVar[Sequence[str]]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterJob:
@@ -78,9 +56,7 @@ class ClusterJob:
     header: str  # Comments: the command that the user typed, and what is trained.
     name: str
     kind: str  # The command: `train` or `sweep`.
-    begin: str  # The words after it that begin a run, as a shell reads them,
-    resume: str  # those that resume it,
-    command: str  # and those that follow in either case.
+    command: str  # The words after it, as a shell reads them, without --run-dir.
     folder: str  # Of the experiment, in which the run directory is made.
     run_dir: str | None  # The run directory that the user named.
     nodes: int
@@ -90,7 +66,9 @@ class ClusterJob:
     restarts: int  # How often the run starts again after a fault.
 
 
-def make_job(arguments: JobArguments, typed: str, command: Sequence[str]) -> ClusterJob:
+def make_job(
+    arguments: JobArguments, typed: str, command: Sequence[str], is_array: bool
+) -> ClusterJob:
     """Return the job that runs a `train` or `sweep` command.
 
     The command is checked as `train` checks it, and planned as `train --dry-run` does.
@@ -99,34 +77,38 @@ def make_job(arguments: JobArguments, typed: str, command: Sequence[str]) -> Clu
         UserError: a flag, task or number is wrong; what the command asks for does not fit the job.
     """
     kind, words = command[0], command[1:]
-    why = "The job begins or resumes the run in --run-dir, on machines that the cluster chooses."
-    _refuse(words, ("--resume", "--hosts", "--dry-run"), why)
-    if arguments.is_array:
+    if not is_given(words, "--fork"):
+        _refuse(words, ["--resume"], "The job begins or continues the run in --run-dir.")
+    _refuse(words, ["--hosts", "--dry-run"], "The cluster chooses the machines of the job.")
+    if is_array:
         fixed = ("--run-dir", "--seeds", "--agent.seed")[: 1 if kind == "sweep" else None]
         _refuse(words, fixed, "An array has a run for each index, which decides its seed.")
-    words = with_task(words)
     run_dir, restarts = peek(words, "--run-dir"), peek(words, "--max-restarts")
-    new, always = split_words(split_words(words, {"run-dir"})[1], NEW_RUN[kind])
-    task = [always.pop(0)] if words and not words[0].startswith("-") else []
-    found, config, resume, runs = _checked(kind, task, new, always, run_dir)
+    found, config, resume, runs = _checked(kind, words)
     gpus = _gpus(arguments, config)
+    words = split_words(words, {"run-dir"})[1]
     if not gpus and needs_gpus(config):
         config = replace(config, gpu_ids=None)
-        always = [*split_words(always, {"gpu-ids"})[1], "--gpu-ids", "None"]
+        words = [*split_words(words, {"gpu-ids"})[1], "--gpu-ids", "None"]
     workers = gpus or config.cpu_workers or 1
-    cores, sizes = workers * arguments.cpus, dict[str, Any]()
+    cores, sizes, place, processes = workers * arguments.cpus, {}, {}, workers
     if runs:
         if arguments.nodes > 1:
             raise UserError("--nodes: several runs share one machine: leave it out.")
         shares = divide_devices(config, {}, runs, config.per_run, gpus, cores)
         sizes["runs"] = f"{runs}, {len(shares)} at a time, each on {shares[0]}"
         devices = choose_devices(replace(config, gpu_ids=list(shares[0].gpus) or None), {}, gpus)
-        place, processes = {}, 1
+        processes, restarts = 1, None  # Each run restarts by itself.
     else:
-        always = split_words(always, {"max-restarts"})[1]
+        words = split_words(words, {"max-restarts"})[1]
         config = replace(config, max_restarts=0)
         devices = choose_devices(config, {}, gpus, started=workers)
-        place, processes = _place(arguments.nodes, workers), workers
+        world_size = arguments.nodes * workers
+        if world_size > 1:  # The first worker will know its place by these variables.
+            place = {
+                "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(workers), "RANK": "0",
+                "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1",
+            }  # fmt: skip
     sizes |= describe_size(plan_size(found, config, [replace(devices, cores=cores)], place, resume))
     lines = [" ".join(typed.split()), *(f"{name}: {value}" for name, value in sizes.items())]
     name = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")[:30].rstrip("-")
@@ -134,37 +116,29 @@ def make_job(arguments: JobArguments, typed: str, command: Sequence[str]) -> Clu
         header="\n".join(f"# {line}" for line in lines),
         name=arguments.name or name,
         kind=kind,
-        begin=shlex.join([*task, *new]),
-        resume=shlex.join(task if kind == "train" else []),
-        command=shlex.join(always),
+        command=shlex.join(words),
         folder=str(Path(config.log_root, config.agent.experiment_name)),
         run_dir=run_dir,
         nodes=arguments.nodes,
         processes=processes,
         gpus=gpus,
         cpus=cores // processes,
-        restarts=0 if runs else int(restarts or 0),
+        restarts=int(restarts or 0),
     )
 
 
-def _checked(
-    kind: str, task: Sequence[str], new: Sequence[str], always: Sequence[str], run_dir: str | None
-) -> tuple[FoundTask, TrainConfig, Resume | None, int | None]:
-    """Return what is trained, the run that goes on, and the number of runs of a group."""
-    own, words = split_flags([*task, *new, *always]) if kind == "sweep" else ([], [])
+def _checked(kind: str, words: Sequence[str]) -> tuple[FoundTask, TrainConfig, Resume | None, int]:
+    """Return what is trained, the run that continues, and the number of runs of a group, or 0."""
+    own, words = split_flags(words) if kind == "sweep" else ([], words)
+    found, config, resume = configure([*words, "--dry-run"])
     if kind == "sweep":
-        found, config, *_ = configure([*words, "--dry-run"])
         wanted = parse_flags(SweepArguments, own, PROG)
         config, definition = define_sweep(wanted, found, config, words)
         return found, config, None, definition.most
-    is_begun = run_dir and any(Path(run_dir, n).is_file() for n in (RECORD_FILE, GROUP_FILE))
-    start = ["--resume", run_dir] if run_dir and is_begun else new
-    found, config, resume = configure([*task, *start, *always, "--dry-run"])
-    group = resume if resume and is_group(resume.path) else None
-    if config.per_run is not None and not (config.seeds or group):
+    is_group_here = resume is not None and is_group(resume.path)
+    if config.per_run is not None and not (config.seeds or is_group_here):
         raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
-    runs = count_seeds(config) if config.seeds else int(group is not None) or None
-    return found, config, resume, runs
+    return found, config, resume, count_seeds(config) if config.seeds else int(is_group_here)
 
 
 def _refuse(words: Sequence[str], flags: Sequence[str], why: str) -> None:
@@ -183,20 +157,3 @@ def _gpus(arguments: JobArguments, config: TrainConfig) -> int:
         has = f"names {wanted} GPUs (--gpu-ids)" if named else "trains on the CPU"
         raise UserError(f"--gpus is {given}, but the command {has}: leave out one of them.")
     return given
-
-
-def _place(nodes: int, workers: int) -> dict[str, str]:
-    """Return the variables by which the first worker of the job will know its place."""
-    if nodes * workers == 1:
-        return {}
-    numbers = {"WORLD_SIZE": nodes * workers, "LOCAL_WORLD_SIZE": workers, "MASTER_PORT": 1}
-    others = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
-    return {name: str(number) for name, number in numbers.items()} | others
-
-
-def to_seconds(text: str) -> int:
-    """Return the seconds of a time that TIME accepts."""
-    match = TIME.fullmatch(text)
-    assert match
-    days, hours, minutes, rest = (int(number or 0) for number in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + rest

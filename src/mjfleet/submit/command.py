@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar
 from mjfleet.cli.flags import HELP, LIST_FLAGS, parse_flags
 from mjfleet.config.validation import Rule, optional
 from mjfleet.errors import UserError
-from mjfleet.submit.cluster_job import TIMES, ClusterJob, JobArguments, make_job, to_seconds
+from mjfleet.submit.cluster_job import ClusterJob, JobArguments, make_job
 from mjfleet.utils.console import print_line
 
 BEGINNINGS = ("--", "mjfleet", "train", "sweep")
@@ -27,10 +27,24 @@ BEGINNINGS = ("--", "mjfleet", "train", "sweep")
 TEMPLATES = Path(__file__).with_name("templates")
 SAVE_SECONDS = 120
 """How long a run that is to stop has to save a checkpoint."""
+SHORTEST_SECONDS = 300
 VOLUME = "/runs"
 WORDS = Rule(
     lambda v: all(re.fullmatch(r"[^\s-]\S*", word) for word in v),
     "words without dashes in front: NAME or NAME=VALUE",
+)
+
+
+def _seconds(time: str) -> int:
+    """Return the seconds of HOURS:MM:SS or DAYS-HH:MM:SS; 0 for anything else."""
+    match = re.fullmatch(r"(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d):([0-5]\d)", time, re.ASCII)
+    days, hours, minutes, seconds = (int(n or 0) for n in match.groups()) if match else [0] * 4
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+TIMES = Rule(
+    lambda v: _seconds(v) >= SHORTEST_SECONDS,
+    "HOURS:MM:SS or DAYS-HH:MM:SS, such as 4:00:00, at least 0:05:00",
 )
 Time = Annotated[str | None, optional(TIMES)]
 
@@ -39,7 +53,6 @@ Time = Annotated[str | None, optional(TIMES)]
 class SlurmArguments(JobArguments):
     """Run a command as a batch job of SLURM, in this folder, with this Python."""
 
-    cluster: ClassVar = "slurm"
     submit: ClassVar = ("sbatch",)
 
     time: Time = None
@@ -52,35 +65,11 @@ class SlurmArguments(JobArguments):
         """Whether there is a job, with a run of its own, for each index of an array."""
         return any(option.startswith("array=") for option in self.sbatch)
 
-    def file(self, job: ClusterJob) -> str:
-        """Return a script."""
-        return _render("slurm.sh", self, job)
-
 
 @dataclass(frozen=True, kw_only=True)
-class VolumeArguments(JobArguments):
-    """Flags where the machines share a volume instead of this folder."""
-
-    def file(self, job: ClusterJob) -> str:
-        """Return a file in YAML.
-
-        Raises:
-            UserError: the run directory would not be in the volume.
-        """
-        if job.run_dir is None:
-            folder = f"{VOLUME}/{PurePosixPath(job.folder).name}"
-            job = replace(job, run_dir=f"{folder}/{datetime.now():%Y-%m-%d_%H-%M-%S}")
-        assert job.run_dir
-        if VOLUME not in map(str, PurePosixPath(job.run_dir).parents):
-            raise UserError(f"--run-dir {job.run_dir}: it must be in {VOLUME}, the volume.")
-        return _render(f"{self.cluster}.yaml", self, job)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SkyArguments(VolumeArguments):
+class SkyArguments(JobArguments):
     """Run a command on a cloud as a managed job of SkyPilot, which gets a copy of this folder."""
 
-    cluster: ClassVar = "sky"
     submit: ClassVar = ("sky", "jobs", "launch", "--yes", "--detach-run")
 
     gpu: str | None = None
@@ -92,24 +81,11 @@ class SkyArguments(VolumeArguments):
     image: str | None = None
     """Container image with mjfleet; `None`: uv installs what this folder's pyproject.toml needs."""
 
-    def file(self, job: ClusterJob) -> str:
-        """Return a task in YAML.
-
-        Raises:
-            UserError: no GPU is named, or nothing says what to install.
-        """
-        if job.gpus and not self.gpu:
-            raise UserError("--gpu: name the GPU to use, such as H100; or give --gpus 0.")
-        if not self.image and not Path("pyproject.toml").is_file():
-            raise UserError("--image: name one, since this folder has no pyproject.toml.")
-        return super().file(job)
-
 
 @dataclass(frozen=True, kw_only=True)
-class KubernetesArguments(VolumeArguments):
+class KubernetesArguments(JobArguments):
     """Run a command on Kubernetes as a JobSet, whose operator the cluster needs."""
 
-    cluster: ClassVar = "k8s"
     submit: ClassVar = ("kubectl", "create", "--filename")
 
     image: str
@@ -119,32 +95,8 @@ class KubernetesArguments(VolumeArguments):
     time: Time = None
     """Longest time until the run has to queue again: HOURS:MM:SS; `None`: no limit."""
 
-    @property
-    def seconds(self) -> int:
-        """The time in seconds, if it is given."""
-        return to_seconds(self.time or "")
 
-
-CLUSTERS = {kind.cluster: kind for kind in (SlurmArguments, SkyArguments, KubernetesArguments)}
-
-
-def _render(template: str, arguments: JobArguments, job: ClusterJob) -> str:
-    """Return the file that a template makes of a job."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["quote"] = shlex.quote
-    values = {"arguments": arguments, "job": job, "save_seconds": SAVE_SECONDS}
-    values["python"] = sys.executable
-    if isinstance(arguments, VolumeArguments):
-        script = environment.get_template("begin_or_resume.sh").render(values)
-        values["script"] = script.strip()
-    return environment.get_template(template).render(values)
+CLUSTERS = {"slurm": SlurmArguments, "sky": SkyArguments, "k8s": KubernetesArguments}
 
 
 def submit(arguments: Sequence[str]) -> int:
@@ -168,8 +120,9 @@ def submit(arguments: Sequence[str]) -> int:
             "or sweep <task> ... `train <task> --help` shows its flags."
         )
     typed = shlex.join(flag for flag in flags if flag != "--print")
-    job = make_job(parsed, f"mjfleet submit {cluster} {typed} -- {shlex.join(command)}", command)
-    text = parsed.file(job)
+    is_array = isinstance(parsed, SlurmArguments) and parsed.is_array
+    typed = f"mjfleet submit {cluster} {typed} -- {shlex.join(command)}"
+    text = _file(cluster, parsed, make_job(parsed, typed, command, is_array))
     if parsed.print:
         print(text, end="")
         return 0
@@ -182,3 +135,34 @@ def submit(arguments: Sequence[str]) -> int:
         file = Path(folder, "job.yaml")  # sbatch looks at what is in it.
         file.write_text(text, encoding="utf-8")
         return subprocess.run([*parsed.submit, file], check=False).returncode
+
+
+def _file(cluster: str, arguments: JobArguments, job: ClusterJob) -> str:
+    """Return the file that the cluster's template makes of a job.
+
+    Raises:
+        UserError: the run directory would not be in the volume, no GPU is named, or nothing says
+            what to install.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    if cluster != "slurm":
+        folder = f"{VOLUME}/{PurePosixPath(job.folder).name}"
+        run_dir = job.run_dir or f"{folder}/{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        if VOLUME not in map(str, PurePosixPath(run_dir).parents):
+            raise UserError(f"--run-dir {run_dir}: it must be in {VOLUME}, the volume.")
+        job = replace(job, run_dir=run_dir)
+    if isinstance(arguments, SkyArguments):
+        if job.gpus and not arguments.gpu:
+            raise UserError("--gpu: name the GPU to use, such as H100; or give --gpus 0.")
+        if not arguments.image and not Path("pyproject.toml").is_file():
+            raise UserError("--image: name one, since this folder has no pyproject.toml.")
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.filters |= {"quote": shlex.quote, "seconds": _seconds}
+    template = environment.get_template("slurm.sh" if cluster == "slurm" else f"{cluster}.yaml")
+    return template.render(
+        arguments=arguments, job=job, save_seconds=SAVE_SECONDS, python=sys.executable
+    )

@@ -20,19 +20,10 @@
 # In an array, the number of the job names all of its jobs.
 job=$SLURM_JOB_ID
 if [ -n "$SLURM_ARRAY_JOB_ID" ]; then job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi
-{% if job.run_dir %}
-run={{ job.run_dir | quote }}
-{% else %}
-run={{ job.folder | quote }}/"job$job"
-{% endif %}
-if [ -f "$run/run.json" ] || [ -f "$run/group.json" ]; then
-    set -- {{ job.resume }} --resume "$run"
-else
-    set -- {{ job.begin }} --run-dir "$run"
-fi
+run={{ job.run_dir | quote if job.run_dir else job.folder | quote + '/"job$job"' }}
 # srun does not take the number of cores from the job.
-srun --cpus-per-task={{ job.cpus }} {{ python | quote }} -P -m mjfleet {{ job.kind }} "$@" \
-    {{ job.command }}{{ ' --agent.seed "$((SLURM_ARRAY_TASK_ID * %d))"' % (job.nodes * job.processes) if arguments.is_array and job.kind == "train" }}
+srun --cpus-per-task={{ job.cpus }} {{ python | quote }} -P -m mjfleet \
+    {{ job.kind }} {{ job.command }} --run-dir "$run" --as-trained{{ ' --agent.seed "$((SLURM_ARRAY_TASK_ID * %d))"' % (job.nodes * job.processes) if arguments.is_array and job.kind == "train" }}
 code=$?
 # 143: stopped by SLURM's signal, after a checkpoint.
 if [ "$code" = 143 ]; then scontrol requeue "$job"; fi
