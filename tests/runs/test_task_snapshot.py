@@ -188,6 +188,9 @@ def test_commands_say_that_the_code_has_changed_and_use_it_as_it_was(
     # A run that goes on with other code says so, and keeps that, too.
     resume = ("train", "mine-balance", "--resume", "latest", "--agent.max-iterations", "2")
     assert "its config.yaml: unknown key `env.swing_up`" in run(*resume).stderr
+    as_it_was = run(*resume, "--as-trained", "--dry-run")
+    assert (as_it_was.returncode, "as it was when" in as_it_was.stdout) == (0, True)
+    assert "add --resume RUN" in run("train", "mine-balance", "--as-trained").stderr
     settings = run_dir / "config.yaml"
     settings.write_text(settings.read_text().replace("  swing_up: false\n", ""))
     result = run(*resume)

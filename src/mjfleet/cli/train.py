@@ -88,6 +88,8 @@ class Start:
         start, _ = tyro.cli(cls, args=arguments, return_unknown_args=True, add_help=False)
         if start.fork and start.resume is None:
             raise UserError("--fork begins a run from another one's checkpoint: add --resume RUN.")
+        if start.as_trained and start.resume is None and start.run_dir is None:
+            raise UserError("--as-trained: add --resume RUN or --run-dir DIR, whose code is used.")
         if start.resume is None:
             return start
         if start.config is not None:
