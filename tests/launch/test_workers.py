@@ -60,7 +60,7 @@ def test_two_workers_leave_one_run(finished: Finished) -> None:
     shown = f"run directory: {run_dir.relative_to(folder)}"
     lines = result.stdout.splitlines()
     assert [lines[0], lines[-1]] == [shown, shown]
-    assert lines[1] == "rank 0: building 16 worlds: native engine on cpu"
+    assert lines[1] == "rank 0: building 16 environments: native engine on cpu"
     assert [line.split()[0] for line in lines[2:-1]] == [f"iteration={i}/4" for i in range(1, 5)]
 
     table = rows(run_dir)

@@ -38,7 +38,7 @@ def test_a_run_leaves_a_directory_that_explains_it(run: Run, tmp_path: Path, eng
     lines = result.stdout.splitlines()
     shown = f"run directory: {run_dir.relative_to(tmp_path)}"
     assert [lines[0], lines[-1]] == [shown, shown]
-    assert f"building 16 worlds: {engine} engine on cpu" in lines[2]
+    assert f"building 16 environments: {engine} engine on cpu" in lines[2]
     assert [line.split()[0] for line in lines[3:-1]] == [f"iteration={i}/5" for i in range(1, 6)]
 
     record = json.loads((run_dir / "run.json").read_text())

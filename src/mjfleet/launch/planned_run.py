@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,26 +40,27 @@ def run_plan(
     Raises:
         UserError: a worker found a mistake of the user's; the run directory is as it was before.
     """
-    ending = _Ending(plan, run_dir)
-    say = print_line if run_dir else lambda text: None
-    stop = StopRequest(say=say, force=lambda number: ending.record("stopped"))
+    record, fail = partial(_record, run_dir), partial(_fail, plan, run_dir)
+    stop = StopRequest(
+        say=print_line if run_dir else lambda text: None, force=lambda number: record("stopped")
+    )
     try:
         with stop.installed():
             if connections:
                 end = supervise(plan, connections, stop)
             else:
-                end = train_in_process(plan.worker_args(), plan.rank, stop, ending.fail)
+                end = train_in_process(plan.worker_args(), plan.rank, stop, fail)
     except Stopped as stopped:
-        ending.record("stopped")
+        record("stopped")
         code = 128 + stopped.signal_number
     except BaseException:
-        ending.record("failed")
+        record("failed")
         raise
     else:
         if isinstance(end, Failure):
-            code = ending.fail(end, stop.received)
+            code = fail(end, stop.received)
         else:
-            ending.record("finished" if end.stopped_by is None else "stopped")
+            record("finished" if end.stopped_by is None else "stopped")
             if run_dir and PARENT_VARIABLE not in os.environ:  # A benchmark looks at no curves.
                 draw_curves(plan.run_dir)
             # Workers that a host agent has started know other signals than those received here.
@@ -74,55 +75,47 @@ def run_plan(
     return code
 
 
-@dataclass(frozen=True)
-class _Ending:
-    """Records how an attempt ended, and tells the person who runs it."""
+def _record(run_dir: RunDirectory | None, status: str, **details: Any) -> None:
+    """Record on rank 0 how the attempt ended."""
+    if run_dir:
+        run_dir.end(status, **details)
 
-    plan: LaunchPlan
-    run_dir: RunDirectory | None
 
-    def record(self, status: str, **details: Any) -> None:
-        """Record it in the run directory, on rank 0."""
-        if self.run_dir:
-            self.run_dir.end(status, **details)
+def _fail(
+    plan: LaunchPlan, run_dir: RunDirectory | None, failure: Failure, signal: int | None = None
+) -> int:
+    """Record and print a failure; return the exit code.
 
-    def fail(self, failure: Failure, signal: int | None = None) -> int:
-        """Record and print a failure; return the exit code.
-
-        A mistake of the user's gives the run directory back instead. `signal` is the one that asked
-        the run to stop before, if one did.
-        """
-        is_outer = self.plan.launcher == "outer"
-        if failure.is_users_mistake:
-            return self.give_back(failure.message)
-        if signal is not None and failure.is_secondary and self.plan.has_host_agents:
-            self.record("stopped")  # The signal explains the failure.
-            return 128 + signal
-        self.record(
-            "failed",
-            cause=failure.summary[:LONGEST_CAUSE],
-            kind=failure.kind,
-            flags=failure.flags,
-            iteration=failure.iteration,
-            is_asked_to_stop=signal is not None,
-        )
-        # Each worker that something else has started prints a report of its own failure alone.
-        is_own = failure.rank == self.plan.rank.rank and not failure.is_secondary
-        report = failure.report if is_own or not is_outer else failure.summary
-        print(printable(report), file=sys.stderr)
-        if self.run_dir and (path := failure.path(self.plan.run_dir)).exists():
-            print(f"Recorded in {path}", file=sys.stderr)
-        return FAILED
-
-    def give_back(self, mistake: str) -> int:
-        """Leave the run directory as it was; raise the user's mistake, or return the exit code."""
-        if self.run_dir is None:
-            print(f"rank {self.plan.rank.rank}: error: {mistake}", file=sys.stderr)
+    After a mistake of the user's the run directory is left as it was before. `signal` is the one
+    that asked the run to stop before, if one did.
+    """
+    if failure.is_users_mistake:
+        if run_dir is None:
+            print(f"rank {plan.rank.rank}: error: {failure.message}", file=sys.stderr)
             return 2
-        self.run_dir.discard()
-        what = "is unchanged" if self.plan.goes_on else "was removed"
-        print_line(f"no iteration was run; {self.plan.run_dir} {what}")
-        raise UserError(mistake)
+        run_dir.discard()
+        what = "is unchanged" if plan.goes_on else "was removed"
+        print_line(f"no iteration was run; {plan.run_dir} {what}")
+        raise UserError(failure.message)
+    if signal is not None and failure.is_secondary and plan.has_host_agents:
+        _record(run_dir, "stopped")  # The signal explains the failure.
+        return 128 + signal
+    _record(
+        run_dir,
+        "failed",
+        cause=failure.summary[:LONGEST_CAUSE],
+        kind=failure.kind,
+        flags=failure.flags,
+        iteration=failure.iteration,
+        is_asked_to_stop=signal is not None,
+    )
+    # Each worker that something else has started prints a report of its own failure alone.
+    is_own = failure.rank == plan.rank.rank and not failure.is_secondary
+    report = failure.report if is_own or plan.launcher != "outer" else failure.summary
+    print(printable(report), file=sys.stderr)
+    if run_dir and (path := failure.path(plan.run_dir)).exists():
+        print(f"Recorded in {path}", file=sys.stderr)
+    return FAILED
 
 
 def draw_curves(run_dir: Path, patience: float = DRAW_SECONDS) -> None:

@@ -45,15 +45,8 @@ def build(
 ) -> tuple[Runner, Checkpointer]:
     """Build environment, runner and checkpointer; one worker of a host compiles kernels first."""
     device, turn, evaluator = args.devices[rank.local_rank], nullcontext(), None
-    make_env = partial(
-        build_env,
-        found=found,
-        config=config,
-        engine=args.engine,
-        device=device,
-        num_threads=args.threads,
-        while_compiling=heartbeat.excused,
-    )
+    make_env = partial(build_env, found, config, args.engine, device, args.threads)
+    make_env = partial(make_env, while_compiling=heartbeat.excused)
     if args.engine == "warp" and rank.local_world_size > 1:
         store = dist.distributed_c10d._get_default_store()
         timeout = timedelta(seconds=config.collective_timeout)
@@ -70,16 +63,9 @@ def build(
             shard = EnvShard(first, end - first, config.eval_envs)
             evaluator = Evaluator(make_env(shard=shard), config.eval_interval)
     dump = run_dir / "failures" / f"nan_rank{rank.rank}.npz"
+    agent, load, threads = config.agent, found.load, args.threads
     runner = Runner(
-        env,
-        config.agent,
-        device,
-        args.threads,
-        found.load,
-        collectives,
-        heartbeat,
-        dump,
-        evaluator=evaluator,
+        env, agent, device, threads, load, collectives, heartbeat, dump, evaluator=evaluator
     )
     checkpointer = Checkpointer(
         runner,

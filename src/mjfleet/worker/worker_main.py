@@ -90,8 +90,10 @@ def train_worker(
     if rank.rank == 0 or args.log_files:
         who = f"rank {rank.rank}: " if rank.world_size > 1 else ""
         compiles = "; a model's first run compiles its kernels" if args.engine == "warp" else ""
-        built = f"{args.config['env']['num_envs']} worlds: {args.engine} engine on {device}"
-        print_line(f"{who}building {built}{compiles}")
+        num_envs = args.config["env"]["num_envs"]
+        print_line(
+            f"{who}building {num_envs} environments: {args.engine} engine on {device}{compiles}"
+        )
     _import_libraries(args)
     from mjfleet.env.factory import on_device
     from mjfleet.env.random_numbers import seed_everything
@@ -123,7 +125,7 @@ def train_worker(
         notes = restore(Path(checkpoint), state, config, runner, checkpointer, args.continues)
         if rank.rank == 0:
             runner.alg.take_teacher(config.agent)
-        del state  # Its worlds may take much memory.
+        del state  # Its environments may take much memory.
         collectives.total([0])  # Waits until every rank has got this far without an error.
         for note in notes if rank.rank == 0 else ():
             print_line(note)
