@@ -67,22 +67,6 @@ def test_a_signal_reaches_the_child_or_all_of_its_group() -> None:
     child.send_signal(signal.SIGTERM)  # Its number may be another process's by now.
 
 
-def test_what_was_written_and_never_read_is_no_error() -> None:
-    with python("", stdin=subprocess.PIPE) as child:
-        child.wait()
-        assert child.stdin
-        child.stdin.write(b"nobody reads this")
-
-
-def test_variables_are_added_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ONE", "1")
-    monkeypatch.setenv("TWO", "2")
-    code = "import os; print(*(os.environ.get(name) for name in ('ONE', 'TWO', 'THREE')))"
-    with python(code, environ={"TWO": None, "THREE": "3"}) as child:
-        child.wait()
-        assert child.output() == b"1 None 3\n"
-
-
 def test_a_module_imports_nothing_from_the_current_directory(tmp_path: Path) -> None:
     (tmp_path / "this.py").write_text("print('not this')")
     with ChildProcess(python_module("this"), cwd=tmp_path) as child:
