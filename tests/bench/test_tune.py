@@ -86,7 +86,7 @@ def test_a_task_that_does_not_train_is_one_message(
         ([], "usage: mjfleet tune TASK"),
         (["cartpole"], "no task `cartpole`"),
         (["cartpole-balance", "--cpu-workers", "0"], "--cpu-workers is 0"),
-        (["cartpole-balance", "--seeds", "3"], "leave out --resume, --seeds and --dry-run"),
+        (["cartpole-balance", "--seeds", "3"], "leave out --resume, --run-dir, --seeds"),
         (["cartpole-balance", "--gpu-ids", "7"], "--gpu-ids 7"),
     ],
 )

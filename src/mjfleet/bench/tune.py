@@ -53,8 +53,9 @@ def tune(arguments: Sequence[str]) -> int:
         print_line(USAGE)
         return 0 if arguments else 2
     found, config, resume = configure(arguments)
-    if resume or config.seeds or config.dry_run:
-        raise UserError("tune measures one new run: leave out --resume, --seeds and --dry-run.")
+    if resume or config.run_dir or config.seeds or config.dry_run:
+        flags = "--resume, --run-dir, --seeds and --dry-run"
+        raise UserError(f"tune measures new runs, and keeps none: leave out {flags}.")
     if Rank.from_environ(os.environ | torchrun_variables(os.environ)):
         raise UserError(
             "tune starts the workers that it measures: run it without torchrun or srun."
