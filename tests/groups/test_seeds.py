@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from mjfleet.cli.completion import candidates
+from mjfleet.cli.train import train
 from mjfleet.errors import UserError
 from mjfleet.runs.metrics_csv import completed_iterations
-from mjfleet.runs.resume_choice import find_resume
+from mjfleet.runs.run_json import read_record
 from mjfleet.runs.run_lookup import find_run
 from mjfleet.utils.wait_until import wait_until
 
@@ -57,22 +58,22 @@ def _done(root: Path) -> list[int]:
 
 
 def _statuses(group: Path) -> Sequence[str]:
-    record = json.loads((group / "group.json").read_text())
-    return record["status"], *(member["status"] for member in record["members"].values())
+    runs = (read_record(group / f"seed_{seed}") for seed in (3, 5))
+    return read_record(group, "group.json")["status"], *(run["status"] for run in runs)
 
 
-def test_seeds_are_runs_of_one_group_that_go_on_as_one(run: Run, tmp_path: Path) -> None:
+def test_seeds_are_runs_of_one_group_that_continue_as_one(run: Run, tmp_path: Path) -> None:
     flags = ("--gpu-ids", "None", "--cpu-threads", "2", *SMALL, "--run-dir", f"logs/{TASK}/0")
-    few = ("--agent.max-iterations", "2")
-    first = run("train", TASK, *flags, *few, "--seeds", "3", "5")
+    flags = (*flags, "--seeds", "3", "5")
+    first = run("train", TASK, *flags, "--agent.max-iterations", "2")
     assert first.returncode == 0, first.stderr
     group = only_run(tmp_path)
     assert _statuses(group) == ("finished", "finished", "finished")
     assert _done(tmp_path) == [2, 2]
-    members = [json.loads((group / f"seed_{seed}/run.json").read_text()) for seed in (3, 5)]
-    assert [member["seed"] for member in members] == [3, 5]
-    again = run("train", TASK, "--resume", "latest")
-    assert (again.returncode, again.stdout.count("nothing is left to do")) == (0, 1)
+    assert [read_record(group / f"seed_{seed}")["seed"] for seed in (3, 5)] == [3, 5]
+    longer = run("train", TASK, *flags, "--agent.max-iterations", "4")
+    assert longer.returncode == 0, longer.stderr
+    assert _done(tmp_path) == [4, 4]
     listed = json.loads(run("mjfleet", "runs", "--json").stdout)
     assert [one["members"] for one in listed] == [2, None, None]
 
@@ -91,23 +92,23 @@ def test_seeds_are_stopped_and_resumed_as_one(
     assert started.send(signal.SIGINT) == 128 + signal.SIGINT
     assert _statuses(group) == ("stopped", "stopped", "stopped")
 
-    # A group goes on after its launcher was killed, and after one of its runs was.
+    # A group continues after its launcher was killed, and after one of its runs was.
     assert Group(tmp_path, "--resume", folder).send(signal.SIGKILL) == -signal.SIGKILL
     length = max(_done(tmp_path)) + 20
     started = Group(tmp_path, "--resume", "0", "--agent.max-iterations", str(length))
     (victim,) = (one for one in started.members if f"{folder}/seed_3" in " ".join(one.cmdline()))
     victim.kill()
     assert started.process.wait(PATIENCE) == 1
-    assert _statuses(group) == ("failed", "failed", "finished")
+    assert read_record(group, "group.json")["status"] == "failed"
     ended = run("train", TASK, "--resume", "latest")
     assert ended.returncode == 0, ended.stderr
     assert _statuses(group) == ("finished", "finished", "finished")
     for seed in (3, 5):
         member = group / f"seed_{seed}"
         assert [int(row["iteration"]) for row in rows(member)] == [*range(1, length + 1)]
-        assert json.loads((member / "run.json").read_text())["seed"] == seed
+        assert read_record(member)["seed"] == seed
     again = run("train", TASK, "--resume", folder)
-    assert (again.returncode, again.stdout.count("nothing is left to do")) == (0, 1)
+    assert (again.returncode, again.stdout.count("2 of 2 runs have finished")) == (0, 1)
 
     # The group and its runs are found by their names.
     monkeypatch.chdir(tmp_path)
@@ -116,7 +117,6 @@ def test_seeds_are_stopped_and_resumed_as_one(
         assert find_run(word, word, logs) == Path(folder, "seed_3")
     for word in ("0", f"{TASK}/0", folder, "latest"):
         assert find_run(word, word, logs, may_be_group=True) == Path(folder)
-    assert find_resume("latest", TASK, logs / TASK).iteration == length
     with pytest.raises(UserError, match="seed_3"):
         find_run(folder, folder, logs)
     assert {f"{TASK}/0", f"{TASK}/0/seed_5"} <= set(candidates(["mjfleet", "plot", TASK], {}))
@@ -136,16 +136,16 @@ def test_seeds_are_stopped_and_resumed_as_one(
     before = sorted(group.rglob("*"))
     for flags in (
         ("--resume", f"{folder}/seed_3", "--seeds", "2"),
-        ("--resume", folder, "--seeds", "2"),
+        ("--resume", folder, "--seeds", "3"),
         ("--resume", folder, "--agent.algorithm.gamma", "0.5"),
-        ("--seeds", "2", "--run-dir", folder),
+        ("--seeds", "3", "4", "--run-dir", folder),
     ):
         assert run("train", TASK, *flags).returncode == 2
     assert (only_run(tmp_path), sorted(group.rglob("*"))) == (group, before)
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (("--seeds",), "--seeds"),
         (("--seeds", "0"), "--seeds"),
@@ -157,11 +157,11 @@ def test_seeds_are_stopped_and_resumed_as_one(
     ],
 )
 def test_a_mistake_leaves_nothing(
-    run: Run, tmp_path: Path, flags: Sequence[str], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: Sequence[str], message: str
 ) -> None:
-    result = run("train", TASK, *flags)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert said in result.stderr
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        train([TASK, *flags])
     assert not os.listdir(tmp_path)
 
 
@@ -187,7 +187,7 @@ def test_the_workers_of_two_runs_share_no_seed(
 
 
 @pytest.mark.slow
-def test_a_mistake_that_each_run_would_find_is_told_once(run: Run, tmp_path: Path) -> None:
+def test_a_mistake_that_each_run_would_find_is_printed_once(run: Run, tmp_path: Path) -> None:
     env = """
 from mjfleet.env import Env
 class UnfinishedEnv(Env):

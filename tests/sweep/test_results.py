@@ -1,52 +1,42 @@
 """What a sweep records of its trials, for `mjfleet report`."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
 
-from mjfleet.config import TrainConfig
+from mjfleet.registry import discover
 from mjfleet.runs.run_json import read_record, write_record
+from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.sweep.results import write_results
+from mjfleet.sweep.study import Study
 
-RATE, DIMS = "agent.algorithm.learning-rate", "agent.actor.hidden-dims"
-SPACE = {
-    DIMS: CategoricalDistribution(("[64, 64]", "[128, 128]")),
-    RATE: FloatDistribution(1e-4, 1e-2, log=True),
-}
+RATE, DIMS = "agent.algorithm.learning_rate", "agent.actor.hidden_dims"
 
 
 def test_trials_are_recorded_the_best_first_with_the_importance_of_fields(tmp_path: Path) -> None:
-    study = optuna.create_study(direction="minimize")
+    found = discover({}).find("cartpole-balance")
+    tried = (f"{DIMS}=[64,64],[128,128]", f"{RATE}=1e-4..1e-2:log")
+    study = Study(SweepArguments(try_=tried, metric="task/error:min"), found, found.defaults())
+    study.open(None, tmp_path, "here", is_new=True)
     for number in range(6):
-        params = {DIMS: SPACE[DIMS].choices[number % 2], RATE: 1e-3 * (number + 1)}
-        state = TrialState.FAIL if number == 5 else TrialState.COMPLETE
-        value = None if number == 5 else 10.0 - number
+        params = {DIMS: ("[64, 64]", "[128, 128]")[number % 2], RATE: 1e-3 * (number + 1)}
         trial = optuna.create_trial(
-            value=value, state=state, params=params, distributions={**SPACE},
-            user_attrs={"cause": "a fault", "environment steps": 100 * number},
-        )  # fmt: skip
-        study.add_trial(trial)
-    definition = SimpleNamespace(
-        task="cartpole-balance", typed=dict.fromkeys(SPACE, "typed"), metric="task/error",
-        is_greater_better=False, defaults={DIMS: "[64, 64]", RATE: 1e-3},
-    )  # fmt: skip
-    sweep: Any = SimpleNamespace(
-        definition=definition, optuna=study, trials=study.get_trials, best=lambda: study.best_trial
-    )
+            value=None if number == 5 else 10.0 - number,
+            state=TrialState.FAIL if number == 5 else TrialState.COMPLETE,
+            params=params,
+            distributions={**study.space},
+            user_attrs={"cause": "a fault", "environment steps": 100 * number, "folder": "here"},
+        )
+        study.record.add_trial(trial)
     write_record(tmp_path, "group.json", task="cartpole-balance")
-    write_results(sweep, tmp_path, TrainConfig())
+    write_results(study, tmp_path)
     results = read_record(tmp_path, "group.json")["results"]
-    assert (results["metric"], results["best"]) == ("task/error", 4)
-    assert [trial["number"] for trial in results["trials"]] == [4, 3, 2, 1, 0, 5]
     first, last = results["trials"][0], results["trials"][-1]
-    assert first["value"] == 6.0
-    assert first["steps"] == 400
-    assert (last["status"], last["value"]) == ("failed", None)
+    assert (results["metric"], results["best"]) == ("task/error", first["number"])
+    assert [trial["value"] for trial in results["trials"]] == [6.0, 7.0, 8.0, 9.0, 10.0, None]
+    assert (first["steps"], last["status"]) == (400, "failed")
     rate = results["fields"][RATE]
-    assert (rate["tried"], rate["best"], rate["default"]) == ("typed", 5e-3, 1e-3)
+    assert (rate["tried"], rate["best"], rate["default"]) == ("1e-4..1e-2:log", 5e-3, 1e-3)
     assert sum(field["importance"] for field in results["fields"].values()) == 1
     assert "learning_rate: 0.005" in (tmp_path / "best.yaml").read_text()

@@ -123,16 +123,11 @@ def train(arguments: Sequence[str]) -> int:
     else:
         found, config, resume = _configure_together(arguments, rank)
     # Help does not wait for these imports.
-    if resume and resume.run_dir and is_group(resume.run_dir):
-        from mjfleet.groups.seeds import resume_seeds
-
-        recorded = from_dict(found.defaults(), resume.config)
-        config = replace(config, seeds=[], run_dir=None)
-        return resume_seeds(found, resume.run_dir, recorded, config, arguments)
-    if config.seeds:
+    group = resume if resume and is_group(resume.path) else None
+    if group or config.seeds:
         from mjfleet.groups.seeds import train_seeds
 
-        return train_seeds(found, config, arguments)
+        return train_seeds(found, config, arguments, group)
     if config.per_run is not None:
         raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
     from mjfleet.launch.launch_training import launch_training

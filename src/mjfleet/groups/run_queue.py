@@ -1,37 +1,35 @@
-"""Trains and shows the members of a group, as many at once as there are shares. In the launcher.
+"""Trains the members of a group, as many at once as there are shares. Runs in the launcher.
 
-Each member is a child process `train` with an ordinary run directory. What the members are for,
-seeds or the trials of a sweep, is decided by the `Members` that are asked.
+A member is a child process `train` with a run directory of its own. Which members there are, seeds
+or the trials of a sweep, is decided by `Members`.
 """
 
-import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
 from mjfleet.config import TrainConfig
 from mjfleet.errors import Stopped
 from mjfleet.groups.device_shares import Share
-from mjfleet.runs.run_json import RECORD_FILE, read_record
+from mjfleet.groups.group_folder import GroupFolder
+from mjfleet.runs.config_yaml import placement_flags
+from mjfleet.runs.metrics_csv import completed_iterations
+from mjfleet.runs.run_json import read_record
 from mjfleet.utils.child_process import ChildProcess, python_module
-from mjfleet.utils.console import print_line, printable
-from mjfleet.utils.progress import erase_wrapped
-from mjfleet.utils.safe_read import open_regular
+from mjfleet.utils.console import print_line
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.stop_signals import StopRequest
 
 LOOK_SECONDS = 0.2
-REFRESH_SECONDS = 1.0
 END_SECONDS = 10.0  # For members to end after a second signal, before they are killed.
 MISTAKE = 2  # The exit code of `train` after a mistake of the user's.
-LOG_BYTES = 2**40
-MESSAGE_BYTES = 2**16  # Of a log's end that are read.
 
 
 @dataclass(frozen=True)
@@ -39,21 +37,57 @@ class Member:
     """A run of the group."""
 
     name: str  # Of its run directory in the group's folder.
-    flags: tuple[str, ...] = ()  # Of `train`, besides those of all members, when it begins.
-    resume_flags: tuple[str, ...] = ()  # The same when it goes on with its run directory.
+    flags: tuple[str, ...]  # Of `train`, besides those of all members.
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How a member's process ended."""
+class MemberProcess:
+    """The process that trains a member; it dies with this one."""
 
-    status: Literal["finished", "stopped", "failed"]
-    message: str = ""  # Why it failed, in one line or more.
-    is_mistake: bool = False  # Whether the user's flags were wrong; no run directory is left.
+    def __init__(self, member: Member, folder: Path, share: Share, command: Sequence[str]) -> None:
+        self.member, self.share = member, share
+        self.run_dir, self.log_file = folder / member.name, folder / f"{member.name}.log"
+        self.status: Literal["running", "finished", "stopped", "failed", "refused"] = "running"
+        """`refused`: `train` found a mistake of the user's."""
+        self.cause = self.kind = ""
+        """Why it failed or was refused, and the kind of failure if run.json names it."""
+        self._signal = 0
+        with self.log_file.open("ab") as log:
+            self._child = ChildProcess(command, stdout=log, stderr=log, is_foreign=True)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process has ended."""
+        return self._child.exit_code() is not None
+
+    def stop(self, number: int = signal.SIGTERM, at_once: bool = False) -> None:
+        """Ask it, once, to save and stop after this iteration, or to stop `at_once`."""
+        if at_once or not self._signal:
+            self._signal = number
+            self._child.send_signal(signal.Signals(number))
+
+    def close(self) -> None:
+        """Kill it if it has not ended; then `status`, `cause` and `kind` are known."""
+        code, how, mistake = (
+            self._child.exit_code(), self._child.how_it_ended(), self._child.mistake(),
+        )  # fmt: skip
+        self._child.end()
+        if code is None or code > 128 or -code == self._signal != 0:
+            self.status = "stopped"
+        elif code == 0:
+            self.status = "finished"
+        elif code == MISTAKE:
+            self.status, self.cause = "refused", mistake or f"see {self.log_file}"
+        else:
+            self.status, self.cause = "failed", how
+            with suppress(OSError, ValueError):
+                *_, last = read_record(self.run_dir).get("attempts") or [{}]
+                if last.get("status") == "failed":
+                    self.cause = str(last.get("cause")).partition("\n")[0]
+                    self.kind = str(last.get("kind"))
 
 
 class Members(Protocol):
-    """Says which members to train, and hears of them. Its methods are called one at a time."""
+    """Decides which members to train. Its methods are called one at a time."""
 
     def next_member(self) -> Member | None:
         """Return the member to train next, or None: none now, and no more once all have ended.
@@ -61,166 +95,71 @@ class Members(Protocol):
         It is called again and again while a share is free.
         """
 
-    def look(self, running: Sequence["RunningMember"]) -> None:
+    def look(self, running: Sequence[MemberProcess]) -> None:
         """See the members that are being trained, a few times per second; it may stop some."""
 
-    def ended(self, member: Member, ending: Ending) -> None:
-        """Hear that a member's process has ended; raises nothing."""
-
-
-class RunningMember:
-    """A member's process, which ends with this one, however that ends."""
-
-    def __init__(self, member: Member, run_dir: Path, share: Share, command: Sequence[str]) -> None:
-        self.member, self.run_dir, self.share = member, run_dir, share
-        self.log_file = run_dir.with_name(f"{run_dir.name}.log")
-        with self.log_file.open("ab") as log:
-            self._begin = log.tell()
-            self._child = ChildProcess(command, stdout=log, stderr=log, is_foreign=True)
-        self._asked_by: int | None = None
-
-    def stop(self, number: int = signal.SIGTERM, at_once: bool = False) -> None:
-        """Ask it, unless it has been asked, to save and stop after this iteration, or `at_once`."""
-        if at_once or self._asked_by is None:
-            self._asked_by = number
-            self._child.send_signal(signal.Signals(number))
-
-    @property
-    def last_line(self) -> str:
-        """What it has printed last."""
-        return self._printed().rpartition("\n")[2]
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether its process has ended."""
-        return self._child.exit_code() is not None
-
-    def end(self) -> Ending:
-        """Return how it ended; kill it if it has not."""
-        code, how = self._child.exit_code(), self._child.how_it_ended()
-        mistake = self._child.mistake()
-        self._child.end()
-        if code is None or code > 128 or (code < 0 and -code == self._asked_by):
-            return Ending("stopped")
-        if code == MISTAKE:
-            return Ending("failed", mistake or self._printed(), is_mistake=True)
-        return Ending("failed", self._cause() or how) if code else Ending("finished")
-
-    def _printed(self) -> str:
-        """Return the end of what it has printed."""
-        with open_regular(self.log_file, LOG_BYTES) as log:
-            log.seek(max(self._begin, os.fstat(log.fileno()).st_size - MESSAGE_BYTES))
-            return log.read().decode(errors="replace").strip()
-
-    def _cause(self) -> str:
-        """Return the first line of the cause that it has recorded."""
-        with suppress(OSError, ValueError):
-            *_, last = read_record(self.run_dir).get("attempts") or [{}]
-            if last.get("status") == "failed":
-                return str(last.get("cause", "")).partition("\n")[0]
-        return ""
+    def ended(self, process: MemberProcess) -> None:
+        """Take note of how a member ended."""
 
 
 def run_members(
-    folder: Path,
-    task: str,
-    shares: Sequence[Share],
-    members: Members,
-    begin: Sequence[str] = (),
+    group: GroupFolder, config: TrainConfig, shares: Sequence[Share], members: Members
 ) -> int | None:
-    """Train members in a folder until there are no more, or until a signal has stopped them.
+    """Train members until there are no more, or until a signal has stopped them.
 
     The first signal is passed on, so that members save and stop; a second one ends them at once.
-    `begin` are flags of `train` for members that begin; one whose run directory exists goes on
-    instead.
+
+    Args:
+        group: the folder in which a member's run directory is begun or continued.
+        config: what all members have in common, as in the group's config.yaml.
+        shares: the devices of each member that trains at the same time.
+        members: decides which members there are.
 
     Returns:
         The signal, or None.
     """
-    free, running, stop = list(shares), list[RunningMember](), StopRequest()
-
-    def let_go(one: RunningMember) -> None:
-        running.remove(one)
-        free.append(one.share)
-        members.ended(one.member, one.end())
-
-    with suppress(Stopped), stop.installed():
+    common = (group.task, "--config", str(group.config_file), *placement_flags(config))
+    length = config.agent.max_iterations if config.total_steps is None else None
+    free, running, stop = list(shares), dict[MemberProcess, TaskID](), StopRequest()
+    with suppress(Stopped), stop.installed(), _progress_bars(config) as progress:
         try:
             with stop.deferred():
                 while True:
-                    for one in [one for one in running if one.has_ended]:
-                        let_go(one)
+                    for process in [process for process in running if process.has_ended]:
+                        process.close()
+                        progress.remove_task(running.pop(process))
+                        free.append(process.share)
+                        members.ended(process)
                     if number := stop.check():
-                        for one in running:
-                            one.stop(number)
+                        for process in running:
+                            process.stop(number)
                     while free and not number and (member := members.next_member()):
-                        run_dir, share = folder / member.name, free.pop(0)
-                        command = [*_command(run_dir, task, member, begin), *share.flags]
-                        running.append(RunningMember(member, run_dir, share, command))
+                        where = ("--run-dir", str(group.path / member.name))
+                        words = *common, *where, *member.flags, *free[0].flags
+                        command = python_module("mjfleet.cli.train", *words)
+                        process = MemberProcess(member, group.path, free.pop(0), command)
+                        running[process] = progress.add_task(member.name, total=length)
+                        if not config.quiet:
+                            print_line(f"{member.name} on {process.share}: {process.log_file}")
                     if not running:
                         break
-                    members.look(running)
+                    members.look([*running])
+                    for process, bar in running.items():
+                        progress.update(bar, completed=completed_iterations(process.run_dir))
+                    progress.refresh()
                     time.sleep(LOOK_SECONDS)
         finally:
-            for one in running:
-                one.stop(stop.received or signal.SIGTERM, at_once=True)
-            wait_until(lambda: all(one.has_ended for one in running), END_SECONDS)
-            for one in list(running):
-                let_go(one)
+            for process in running:
+                process.stop(stop.received or signal.SIGTERM, at_once=True)
+            wait_until(lambda: all(process.has_ended for process in running), END_SECONDS)
+            for process in running:
+                process.close()
     return stop.received
 
 
-def _command(run_dir: Path, task: str, member: Member, begin: Sequence[str]) -> list[str]:
-    """Return the command that begins a member, or that goes on with it."""
-    if os.path.lexists(run_dir / RECORD_FILE):
-        resume = ("--resume", str(run_dir), *member.resume_flags)
-        return python_module("mjfleet.cli.train", task, *resume)
-    if os.path.lexists(run_dir):
-        # It was killed while it made this folder, or this is somebody else's, or has lost its file.
-        aside = run_dir.parent / "replaced" / f"{run_dir.name}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
-        aside.parent.mkdir(exist_ok=True)
-        run_dir.rename(aside)
-        print_line(f"{member.name} begins: what was there, without {RECORD_FILE}, is in {aside}")
-    where = ("--run-dir", str(run_dir))
-    return python_module("mjfleet.cli.train", task, *begin, *where, *member.flags)
-
-
-class GroupView:
-    """Prints lines, and below them how far runs are, on a terminal without --plain."""
-
-    def __init__(self, config: TrainConfig) -> None:
-        self._due, self._live, self._is_quiet = 0.0, None, config.quiet
-        if sys.stdout.isatty() and not (config.plain or config.quiet):
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(console=Console(), auto_refresh=False, transient=True)
-
-    def __enter__(self) -> Self:
-        if self._live:
-            self._columns = self._live.console.width
-            self._live.start()
-            # rich hides the cursor, and a process that is killed could not show it again.
-            self._live.console.show_cursor(True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._live.stop()
-
-    def say(self, text: str) -> None:
-        """Print a line, unless --quiet."""
-        if not self._is_quiet:
-            print_line(text)
-
-    def show(self, running: Sequence[RunningMember], note: str) -> None:
-        """Draw what each run has printed last, and a note, unless that was done shortly before."""
-        if self._live is None or time.monotonic() < self._due:
-            return
-        from rich.text import Text
-
-        lines = [f"{one.member.name}: {printable(one.last_line)}" for one in running]
-        shown = "\n".join([*lines, note]).rstrip()
-        self._columns = erase_wrapped(self._live, self._columns)
-        self._live.update(Text(shown, no_wrap=True, overflow="ellipsis"), refresh=True)
-        self._due = time.monotonic() + REFRESH_SECONDS
+def _progress_bars(config: TrainConfig) -> Progress:
+    """Return what shows a bar for each member, on a terminal without --plain and --quiet."""
+    columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    is_shown = sys.stdout.isatty() and not (config.plain or config.quiet)
+    # Members die with this process, which therefore must not have a thread that draws.
+    return Progress(*columns, disable=not is_shown, auto_refresh=False, transient=True)

@@ -133,8 +133,8 @@ def _checked(kind: str, words: Sequence[str]) -> tuple[FoundTask, TrainConfig, R
     found, config, resume = configure([*words, "--dry-run"])
     if kind == "sweep":
         wanted = parse_flags(SweepArguments, own, PROG)
-        config, definition = define_sweep(wanted, found, config, words)
-        return found, config, None, definition.most
+        study = define_sweep(wanted, found, config)
+        return found, study.config, None, study.most
     is_group_here = resume is not None and is_group(resume.path)
     if config.per_run is not None and not (config.seeds or is_group_here):
         raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")

@@ -34,7 +34,7 @@ class SweepArguments(Checked):
     """Where trials are recorded: a database's URL, such as `postgresql://user@host/sweeps`, or a
     file. Several machines with the same one share a sweep. `None`: a file in the sweep's folder."""
     resume: str | None = None
-    """Sweep that goes on: its folder, a part of its name, or `latest`. It has its flags; --trials,
+    """Sweep to continue: its folder, a part of its name, or `latest`. It has its flags; --trials,
     --storage and flags for devices may be given anew."""
 
 

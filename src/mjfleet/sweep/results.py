@@ -9,7 +9,6 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import TrialState, create_trial
 
-from mjfleet.config import TrainConfig
 from mjfleet.runs.config_yaml import write_config
 from mjfleet.runs.run_json import GROUP_FILE, write_record
 from mjfleet.sweep.space import with_values
@@ -24,28 +23,28 @@ FEWEST = 4
 """Trials with a result from which importance is computed."""
 
 
-def write_results(study: Study, folder: Path, config: TrainConfig) -> None:
+def write_results(study: Study, folder: Path) -> None:
     """Write the best configuration, as `train --config` reads it, and the trials to group.json."""
-    definition, trials, best = study.definition, study.trials(), study.best()
+    trials, best = study.trials(), study.best()
     if best:
-        chosen = with_values(config, best.params)
+        chosen = with_values(study.config, best.params)
         chosen = replace(chosen, agent=replace(chosen.agent, run_name="best"))
-        write_config(folder / BEST_FILE, definition.task, chosen)
-    sign = -1 if definition.is_greater_better else 1
+        write_config(folder / BEST_FILE, study.task, chosen)
+    sign = -1 if study.is_greater_better else 1
     order = TrialState.COMPLETE, TrialState.PRUNED
     trials.sort(key=lambda t: ([t.state != state for state in order], sign * (t.value or 0)))
     shares = importance(study)
     results = {
-        "metric": definition.metric,
+        "metric": study.metric,
         "best": best.number if best else None,
         "fields": {
             name: {
                 "tried": typed,
                 "best": best.params[name] if best else None,
-                "default": definition.defaults.get(name),
+                "default": study.defaults.get(name),
                 "importance": shares.get(name),
             }
-            for name, typed in definition.typed.items()
+            for name, typed in study.typed.items()
         },
         "trials": [
             {
@@ -68,7 +67,7 @@ def importance(study: Study) -> dict[str, float]:
     By PED-ANOVA (Watanabe et al. 2023, arXiv:2304.10255). A pruned trial counts with its last
     value, since few trials are not pruned. Nothing is returned for too few trials.
     """
-    seen = optuna.create_study(direction=study.optuna.direction)
+    seen = optuna.create_study(direction=study.record.direction)
     for trial in study.trials():
         if trial.state.is_finished() and trial.value is not None:
             given = {"params": trial.params, "distributions": trial.distributions}
@@ -93,7 +92,7 @@ def summary(study: Study, folder: Path) -> str:
     steps = sum(trial.user_attrs.get(STEPS, 0) for trial in trials)
     lines = [f"{len(trials)} trials: {ends}; {steps:,} environment steps"]
     if best := study.best():
-        lines.append(f"best: trial {best.number}, {study.definition.metric} {best.value:.4g}")
+        lines.append(f"best: trial {best.number}, {study.metric} {best.value:.4g}")
         lines += [f"  --{name} {value}" for name, value in best.params.items()]
         lines.append(f"train --config {folder / BEST_FILE}")
     if shares := importance(study):

@@ -1,152 +1,205 @@
-"""The study of a sweep: Optuna's record of all trials, in a file or a database. In the launcher.
+"""What a sweep is, and Optuna's record of its trials. Runs in the launcher.
 
-Several machines may work on one study. Each trial belongs to the sweep folder in which it began,
-from the moment it exists, so that a trial is taken up again there and nowhere else.
+Several machines may share the record. Each trial belongs to the sweep folder in which it began, and
+is continued there and nowhere else.
 """
 
+import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution
+from optuna.pruners import HyperbandPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import CmaEsSampler, GridSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
+from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
+from mjfleet.config import TrainConfig
+from mjfleet.config.train_config import decides_learning
 from mjfleet.errors import UserError
-from mjfleet.groups.group_record import GroupRecord
-from mjfleet.sweep.definition import Definition
+from mjfleet.registry import FoundTask
+from mjfleet.runs.config_yaml import differences
+from mjfleet.sweep.arguments import SweepArguments
+from mjfleet.sweep.space import defaults_in, read_space
 from mjfleet.utils.console import in_a_line
 
+HALVING_FACTOR = 4
+"""Successive halving keeps the best of so many trials that come as far (Li et al. 2020,
+arXiv:1810.05934)."""
+EVALUATIONS_PER_TRIAL = HALVING_FACTOR**2
+"""Unless --eval-interval says otherwise. Trials are compared after 1/16 and 1/4 of their length."""
+COMPARED = {"agent.max_iterations", "total_steps", "eval_interval", "eval_envs"}
+"""Fields that have to be equal for results to be compared, besides those that decide learning."""
+PASSWORD = re.compile(r"://.*:.*@|[?&]passw(or)?d=")  # In a database's URL.
 STUDY_FILE = "study.db"
-FOLDER, SURPLUS, PRUNED, CAUSE = "folder", "surplus", "pruned at", "cause"
-STEPS = "environment steps"
-"""Attributes of a trial: the id of its sweep folder, whether there were enough trials without it,
-where it was pruned, why it failed, and how many steps it has taken."""
+FOLDER, CAUSE, STEPS = "folder", "cause", "environment steps"
+"""Attributes of a trial: the id of its sweep folder, why it failed, the steps that it has taken."""
 AGREED = "mjfleet"
 """Attribute of a study: what has to be the same on all machines."""
 
 
 class Study:
-    """A study, as one sweep folder sees it; created if it does not exist.
+    """A sweep, as its flags describe it. After `open` it has trials.
 
-    `storage` is a database's URL or a file; None: STUDY_FILE in the folder. `folder_id`, a random
-    word, marks the trials of this folder.
+    Args:
+        wanted: the flags of the sweep.
+        found: the task.
+        config: of all trials, but for what they try.
 
     Raises:
-        UserError: the storage cannot be used, or its study of that name is another sweep.
+        UserError: a value is not allowed.
     """
 
-    def __init__(
-        self, storage: str | None, group: GroupRecord, folder_id: str, definition: Definition,
-        name: str,
-    ) -> None:  # fmt: skip
-        self.definition, self._folder_id = definition, folder_id
-        self._place = storage or f"sqlite:///{group.folder.resolve() / STUDY_FILE}"
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        way = "maximize" if definition.is_greater_better else "minimize"
-        with self.explained():
-            self._storage = _open_storage(self._place)
-            if group.members and name not in optuna.get_all_study_names(self._storage):
-                raise UserError(f"--storage: the sweep {name} of {group.folder} is in another one.")
-            self.optuna = optuna.create_study(
-                storage=self._storage, study_name=name, direction=way, load_if_exists=True,
-                sampler=definition.sampler, pruner=definition.pruner,
-            )  # fmt: skip
-            self._id = self._storage.get_study_id_from_name(name)
-            if not self.optuna.get_trials(deepcopy=False) and AGREED not in self.optuna.user_attrs:
-                self.optuna.set_user_attr(AGREED, definition.agreed)
-            theirs, ours = self.optuna.user_attrs.get(AGREED, {}), definition.agreed
-        if changed := [key for key in theirs | ours if theirs.get(key) != ours.get(key)]:
-            one, other = (side.get(changed[0], "as it is by default") for side in (theirs, ours))
+    record: optuna.Study
+
+    def __init__(self, wanted: SweepArguments, found: FoundTask, config: TrainConfig) -> None:
+        if PASSWORD.search(wanted.storage or ""):
             raise UserError(
-                f"the sweep {name} has begun with {changed[0]} {one}, not {other}: its trials "
-                "could not be compared. Another --agent.run-name begins another sweep."
+                "--storage: leave the password out, since others can read the command line. The "
+                "driver has it from PGPASSWORD, ~/.pgpass, or `?read_default_file=` (MySQL). Write "
+                "%40 for any other @."
             )
+        self.task = found.name
+        self.space, self.typed = read_space(wanted.try_, wanted.space, config, found.name)
+        self.metric, _, direction = wanted.metric.partition(":")
+        if direction not in ("", "max", "min") or not self.metric:
+            raise UserError(f"--metric {wanted.metric}: it must be NAME, NAME:max or NAME:min.")
+        self.is_greater_better = direction != "min"
+        iterations = config.agent.max_iterations
+        if config.total_steps:
+            envs = config.total_envs or config.env.num_envs
+            iterations = config.total_steps // (envs * config.agent.num_steps_per_env)
+        self.interval = config.eval_interval or max(1, iterations // EVALUATIONS_PER_TRIAL)
+        """Iterations whose mean is one value of the metric."""
+        self.along = "total_steps" if config.total_steps else "iteration"
+        self.budget = config.total_steps or config.agent.max_iterations
+        """How far a trial trains, by the column `along`."""
+        save_interval = min(config.agent.save_interval, self.interval)
+        self.config = replace(
+            config,
+            agent=replace(config.agent, save_interval=save_interval),
+            eval_interval=self.interval if self.metric[:5] == "eval/" else config.eval_interval,
+            keep_checkpoints=config.keep_checkpoints or 2,
+        )
+        self.name = "/".join(filter(None, (config.agent.experiment_name, config.agent.run_name)))
+        self.defaults = defaults_in(self.space, config)
+        """The configuration's own values, for the first trial; {} if the space lacks some."""
+        self.most = wanted.trials
+        lists = {
+            n: d.choices for n, d in self.space.items() if isinstance(d, CategoricalDistribution)
+        }
+        if wanted.sampler == "grid":
+            if len(lists) < len(self.space):
+                raise UserError("--sampler grid: --try must have lists such as a,b, not ranges.")
+            self.defaults, self.most = {}, min(self.most, math.prod(map(len, lists.values())))
+        self._sampler = {
+            "tpe": TPESampler,
+            "random": RandomSampler,
+            "cmaes": CmaEsSampler,
+            "grid": lambda: GridSampler(lists),
+        }[wanted.sampler]()
+        # The first evaluation follows shortly after.
+        first, factor = max(1, self.budget // (EVALUATIONS_PER_TRIAL + 1)), HALVING_FACTOR
+        self._pruner = {
+            "halving": lambda: SuccessiveHalvingPruner(first, reduction_factor=factor),
+            "hyperband": lambda: HyperbandPruner(first, self.budget, reduction_factor=factor),
+            "none": NopPruner,
+        }[wanted.pruner]()
+        compared = {
+            name: value
+            for name, (value, _) in differences(self.config, found.defaults()).items()
+            if name in COMPARED or decides_learning(name)
+        }
+        tried = {f"try {name}": typed for name, typed in self.typed.items()}
+        self._agreed = {name: getattr(wanted, name) for name in ("metric", "sampler", "pruner")}
+        self._agreed |= {"task": self.task, **tried, **compared}
+
+    def open(self, storage: str | None, folder: Path, folder_id: str, is_new: bool) -> None:
+        """Begin or continue Optuna's record.
+
+        Args:
+            storage: a database's URL or a file; None: STUDY_FILE in the folder.
+            folder: of the sweep.
+            folder_id: a random word that marks the trials of this folder.
+            is_new: whether to begin the record if it is not there.
+
+        Raises:
+            UserError: the storage cannot be used, or its study of that name is another sweep.
+        """
+        place = storage or f"sqlite:///{folder.resolve() / STUDY_FILE}"
+        self.place, self._folder_id = place, folder_id
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        with self.explained():
+            self._storage = _open_storage(place)
+            if not is_new and self.name not in optuna.get_all_study_names(self._storage):
+                raise UserError(f"--storage {place} does not have the sweep {self.name}.")
+            self.record = optuna.create_study(
+                storage=self._storage,
+                sampler=self._sampler,
+                pruner=self._pruner,
+                study_name=self.name,
+                direction="maximize" if self.is_greater_better else "minimize",
+                load_if_exists=True,
+            )
+            agreed = self.record.user_attrs.get(AGREED)
+            if agreed is None:
+                if self.defaults:
+                    self.record.enqueue_trial(self.defaults)
+                agreed = self._agreed
+                self.record.set_user_attr(AGREED, agreed)
+        for key in agreed | self._agreed:
+            theirs, ours = (values.get(key, "its default") for values in (agreed, self._agreed))
+            if theirs != ours:
+                raise UserError(
+                    f"the sweep {self.name} has begun with {key} {theirs}, not {ours}: its trials "
+                    "could not be compared. Another --agent.run-name begins another sweep."
+                )
 
     @contextmanager
     def explained(self) -> Iterator[None]:
         """Turn what the storage raises into a UserError."""
         try:
             yield
-        except (optuna.exceptions.OptunaError, SQLAlchemyError, OSError, ImportError) as error:
-            place = without_password(self._place)
-            raise UserError(f"--storage {place}: {in_a_line(error)}") from None
+        except (optuna.exceptions.OptunaError, SQLAlchemyError, ImportError) as error:
+            raise UserError(f"--storage {self.place}: {in_a_line(error)}") from None
 
     def trials(self) -> list[FrozenTrial]:
         """Return the trials of all machines."""
-        every = self.optuna.get_trials(deepcopy=False)
-        return [trial for trial in every if SURPLUS not in trial.user_attrs]
+        return [t for t in self.record.get_trials(deepcopy=False) if FOLDER in t.user_attrs]
 
-    def under_way(self) -> list[FrozenTrial]:
-        """Return the trials of this folder that have not ended."""
-        own = [t for t in self.trials() if t.user_attrs.get(FOLDER) == self._folder_id]
-        return [trial for trial in own if not trial.state.is_finished()]
+    def unfinished(self) -> list[tuple[Trial, int]]:
+        """Return the trials of this folder that have not ended, and the last step of each."""
+        study_id = self._storage.get_study_id_from_name(self.name)
+        find_id = self._storage.get_trial_id_from_study_id_trial_number
+        return [
+            (Trial(self.record, find_id(study_id, trial.number)), trial.last_step or 0)
+            for trial in self.trials()
+            if trial.user_attrs[FOLDER] == self._folder_id and trial.state == TrialState.RUNNING
+        ]
 
     def best(self) -> FrozenTrial | None:
         """Return the trial with the best result of those that trained to their end."""
         is_any = any(trial.state == TrialState.COMPLETE for trial in self.trials())
-        return self.optuna.best_trial if is_any else None
+        return self.record.best_trial if is_any else None
 
-    @property
-    def is_full(self) -> bool:
-        """Whether enough trials have begun on all machines."""
-        return len(self.trials()) >= self.definition.most
-
-    def go_on(self, number: int | None) -> Trial | None:
-        """Return a trial of this folder with all its values, a new one for None.
-
-        None: there are enough without it, if another machine began the last at the same moment.
-        """
-        if number is None:
-            new = create_trial(state=TrialState.RUNNING, user_attrs={FOLDER: self._folder_id})
-            trial_id = self._storage.create_new_trial(self._id, new)
-            number = self._storage.get_trial_number_from_id(trial_id)
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._id, number)
-        place = sum(trial.number < number for trial in self.trials())
-        if place >= self.definition.most:
-            self._storage.set_trial_user_attr(trial_id, SURPLUS, True)
-            self.optuna.tell(number, state=TrialState.FAIL)
+    def begin_trial(self) -> Trial | None:
+        """Return a new trial with all its values, or None if there are enough on all machines."""
+        if len(self.trials()) >= self.most:
             return None
-        # As Study.enqueue_trial has it, and before anything can be chosen otherwise.
-        given = self.definition.given(place)
-        self._storage.set_trial_system_attr(trial_id, "fixed_params", given)
-        trial = Trial(self.optuna, trial_id)
-        for name, distribution in self.definition.space.items():
-            match distribution:
-                case CategoricalDistribution():
-                    trial.suggest_categorical(name, distribution.choices)
-                case IntDistribution(low=low, high=high, step=step, log=log):
-                    trial.suggest_int(name, low, high, step=step, log=log)
-                case FloatDistribution(low=low, high=high, step=step, log=log):
-                    trial.suggest_float(name, low, high, step=step, log=log)
+        trial = self.record.ask({**self.space})
+        trial.set_user_attr(FOLDER, self._folder_id)
         return trial
 
-
-def without_password(storage: str) -> str:
-    """Return a database's URL as it may be shown and kept; a file's name as it is.
-
-    Raises:
-        UserError: the URL cannot be understood, so that nobody knows what in it is a password.
-    """
-    if "://" not in storage:
-        return storage
-    try:
-        url = make_url(storage)
-        names_user = url.username is not None
-        if storage.count("@") > names_user and (names_user or url.host):
-            raise ValueError("part of the password would count as the host")
-    except (ArgumentError, ValueError):
-        raise UserError(
-            "--storage: it must be a database's URL, dialect://user:password@host/database, or a "
-            "file. In its parts write %40, %3A and %2F for @, : and /."
-        ) from None
-    hidden = [name for name in url.query if "pass" in name.lower()]
-    if url.password is None and not hidden:
-        return storage
-    return url.difference_update_query(hidden).render_as_string()
+    def discard(self) -> None:
+        """Remove the record, unless other machines have trials in it."""
+        if all(trial.user_attrs[FOLDER] == self._folder_id for trial in self.trials()):
+            optuna.delete_study(study_name=self.name, storage=self._storage)
 
 
 def _open_storage(place: str) -> BaseStorage:

@@ -1,214 +1,191 @@
-"""Trains the trials of a sweep: begins, prunes and takes them up again, records what they reach.
+"""Trains the trials of a sweep, prunes them, and records their results. Runs in the launcher.
 
-Runs in the launcher. A trial is an ordinary run; what it has logged is read from its directory.
+A trial is an ordinary run, whose metrics are read from its directory.
 """
 
-from collections import Counter
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 from optuna.trial import Trial, TrialState
 
 from mjfleet.cli.flag_table import as_flag
-from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import Share
-from mjfleet.groups.group_record import GroupRecord
-from mjfleet.groups.run_queue import Ending, Member, RunningMember, run_members
+from mjfleet.groups.group_folder import GroupFolder
+from mjfleet.groups.run_queue import Member, MemberProcess, run_members
 from mjfleet.launch.planned_run import FAILED
-from mjfleet.runs.config_yaml import placement_flags
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations, read_rows, value
-from mjfleet.runs.run_json import read_record
-from mjfleet.sweep.definition import Definition
 from mjfleet.sweep.results import END_WORDS, short_values, summary, write_results
-from mjfleet.sweep.space import with_values
-from mjfleet.sweep.study import CAUSE, PRUNED, STEPS, Study
+from mjfleet.sweep.study import CAUSE, STEPS, Study
 from mjfleet.utils.console import print_line
 
-TIMES = 3
-"""How often a trial that was killed is taken up again at once; from then on, by --resume only."""
-FIRST_FAILURES = 3
-"""Give up if so many runs have ended and all have failed: their values are not the cause."""
-NOT_ITS_FAULT = ("Killed", "Agent", "Lost", "Hang", "Exited")
-"""Kinds of failures after which a trial is taken up again. After an exception it has failed."""
+FAILURES_IN_A_ROW = 5
+"""After so many failed trials the sweep stops: the cause is not their values."""
+MOST_STARTS = 4
+"""How often a trial is started, if something kills it each time, before it counts as failed."""
+FAULTS = ("", "Killed", "Agent", "Lost", "Hang", "Exited")
+"""Kinds of failures that are not due to a trial's values. "": the whole run was killed."""
 
 
-@dataclass
-class UnderWay:
-    """A trial that trains."""
-
-    trial: Trial
-    run_dir: Path
-    step: int | None  # The last one whose value the study knows.
-    iterations: int = -1  # In metrics.csv, when it was last read.
-
-
-class Outcome(NamedTuple):
-    """How a trial has ended."""
-
-    state: TrialState
-    result: float | None = None
-    cause: str = ""  # Why it failed.
-
-
-def run_trials(
-    group: GroupRecord, study: Study, config: TrainConfig, shares: Sequence[Share]
-) -> int:
+def run_trials(group: GroupFolder, study: Study, shares: Sequence[Share]) -> int:
     """Train until there are enough trials on all machines; return the exit code.
 
     Raises:
-        UserError: the study's storage fails. Trials under way have been stopped.
+        UserError: runs never log the metric, or the storage fails. All processes have ended.
     """
-    print_line(f"sweep's folder: {group.folder}")
-    trials = Trials(group, study, config)
-    begin = "--config", str(group.config_file), *placement_flags(config)
-    signal = run_members(group.folder, group.task, shares, trials, begin)
-    if trials.trouble:
-        raise trials.trouble
-    write_results(study, group.folder, config)  # Other machines' trials may have ended since.
-    print_line(summary(study, group.folder))
-    if is_open := bool(signal is not None or study.under_way()):
-        print_line(f"to go on: mjfleet sweep --resume {group.folder}")
+    print_line(f"sweep: {group.path}")
+    trials = Trials(study, group.path)
+    try:
+        signal = run_members(group, study.config, shares, trials)
+    except UnknownMetricError:
+        if group.is_new:
+            study.discard()
+            group.discard()
+        raise
+    write_results(study, group.path)  # Trials of other machines may have ended since.
+    print_line(summary(study, group.path))
+    if trials.is_hopeless:
+        print_line(f"stopped after {FAILURES_IN_A_ROW} failed trials in a row: {trials.cause}")
+    is_open = trials.is_hopeless or signal is not None or bool(study.unfinished())
+    if is_open:
+        print_line(f"resume with: mjfleet sweep --resume {group.path}")
     is_done = not is_open and study.best() is not None
     group.end("stopped" if signal else "finished" if is_done else "failed")
     return 128 + signal if signal else 0 if is_done else FAILED
 
 
-class Trials:
-    """The trials of one sweep folder, which share a configuration, as a run queue asks for them."""
+class UnknownMetricError(UserError):
+    """Runs never log the metric."""
 
-    def __init__(self, group: GroupRecord, study: Study, config: TrainConfig) -> None:
-        self._group, self._study, self._config = group, study, config
-        self._to_take_up = [(trial.number, trial.last_step) for trial in study.under_way()]
-        self._times: Counter[int] = Counter()  # How often a trial was killed.
-        self._under_way: dict[str, UnderWay] = {}
-        self._ends: list[TrialState] = []  # Of runs of this process.
-        self.trouble: UserError | None = None
-        """Why the study could not be written."""
+
+@dataclass
+class TrialRun:
+    """A trial that trains."""
+
+    trial: Trial
+    last_step: int = 0  # Of the values that the study knows.
+    iterations: int = 0  # That were complete when the metrics were read last.
+    starts: int = 0
+    is_pruned: bool = False
+
+
+class Trials:
+    """The trials of one sweep folder, as a run queue asks for them."""
+
+    def __init__(self, study: Study, folder: Path) -> None:
+        self._study, self._folder = study, folder
+        self._waiting = [TrialRun(trial, step) for trial, step in study.unfinished()]
+        self._running: dict[str, TrialRun] = {}
+        self._failures = 0  # In a row.
+        self.cause = ""
+        """Why the last trial that failed did so."""
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether so many trials have failed in a row that no more begin."""
+        return self._failures >= FAILURES_IN_A_ROW
 
     def next_member(self) -> Member | None:
-        """Return a trial that has not ended, then new ones as long as there are to be more."""
-        is_hopeless = len(self._ends) >= FIRST_FAILURES and {*self._ends} == {TrialState.FAIL}
-        with self._study.explained():
-            while not (self.trouble or is_hopeless):
-                number, step = self._to_take_up.pop(0) if self._to_take_up else (None, None)
-                if number is None and self._study.is_full:
-                    return None
-                if (trial := self._study.go_on(number)) is None:
-                    continue  # Another machine has begun the last one.
-                name = f"trial_{trial.number}"
-                one = UnderWay(trial, self._group.folder / name, step)
-                try:
-                    with_values(self._config, trial.params)
-                    outcome = _outcome(one, self._study.definition)
-                except UserError as error:
-                    outcome = Outcome(TrialState.FAIL, cause=str(error))
-                if outcome:  # Its end was not recorded.
-                    self._note_end(one, outcome)
-                    continue
-                self._under_way[name] = one
-                self._group.note(name, status="running")
-                return Member(name, tuple(as_flag(*param) for param in trial.params.items()))
-        return None
+        """Return a trial that has not ended, then new ones until there are enough."""
+        if self.is_hopeless:
+            return None
+        if self._waiting:
+            one = self._waiting.pop(0)
+        elif trial := self._study.begin_trial():
+            one = TrialRun(trial)
+        else:
+            return None
+        one.starts += 1
+        name = f"trial_{one.trial.number}"
+        self._running[name] = one
+        return Member(name, tuple(as_flag(*param) for param in one.trial.params.items()))
 
-    def look(self, running: Sequence[RunningMember]) -> None:
+    def look(self, running: Sequence[MemberProcess]) -> None:
         """Report new values of the metric, and stop the trials that the pruner gives up."""
-        with self._study.explained():
-            for member in running:
-                one = self._under_way[member.member.name]
-                done = completed_iterations(one.run_dir)
-                if done == one.iterations or PRUNED in one.trial.user_attrs:
-                    continue
-                one.iterations = done
-                if self._report(one):
-                    one.trial.set_user_attr(PRUNED, one.step)
-                    member.stop()
+        for process in running:
+            one = self._running[process.member.name]
+            iterations = completed_iterations(process.run_dir)
+            if one.is_pruned or iterations == one.iterations:
+                continue
+            one.iterations = iterations
+            self._report(one, process.run_dir)
+            # The last value is a result, and that of the defaults is what others compare with.
+            may_prune = 0 < one.last_step < self._study.budget
+            may_prune &= one.trial.params != self._study.defaults
+            if may_prune and one.trial.should_prune():
+                one.is_pruned = True
+                self._end(one, process.run_dir, TrialState.PRUNED)
+                process.stop()
 
-    def ended(self, member: Member, ending: Ending) -> None:
-        """Record the result of a trial, unless it was stopped or killed."""
-        one = self._under_way.pop(member.name)
-        outcome = _outcome(one, self._study.definition)
-        if ending.is_mistake and not one.run_dir.exists():
-            outcome = Outcome(TrialState.FAIL, cause=ending.message)
-        try:
-            with self._study.explained():
-                if outcome:
-                    self._note_end(one, outcome)
-                    self._ends.append(outcome.state)
-                    return
-        except UserError as error:
-            self.trouble = error
-        print_line(f"trial {one.trial.number} has not ended: {ending.message or ending.status}")
-        self._group.note(member.name, status="stopped")
-        self._times[one.trial.number] += 1
-        if self._times[one.trial.number] <= TIMES:
-            self._to_take_up.append((one.trial.number, one.step))
+    def ended(self, process: MemberProcess) -> None:
+        """Record the result of a trial; begin it again if it was killed."""
+        one, run_dir = self._running.pop(process.member.name), process.run_dir
+        if one.is_pruned:
+            return
+        is_fault = process.kind in FAULTS and one.starts < MOST_STARTS
+        if process.status == "finished":
+            if (result := self._report(one, run_dir, is_over=True)) is None:
+                cause = f"it has no value of {self._study.metric}"
+                self._end(one, run_dir, TrialState.FAIL, cause=cause)
+            else:
+                self._end(one, run_dir, TrialState.COMPLETE, result)
+        elif process.status == "stopped" or (process.status == "failed" and is_fault):
+            why = process.cause or process.status
+            print_line(f"trial {one.trial.number} has not ended: {why}")
+            self._waiting.append(one)
+        else:
+            self._end(one, run_dir, TrialState.FAIL, cause=process.cause)
 
-    def _report(self, one: UnderWay, is_over: bool = False) -> bool:
-        """Report values that are new to the study; return whether the pruner gives the trial up."""
-        definition, trial = self._study.definition, one.trial
-        for step, metric in _values_in(one.run_dir, definition, is_over):
-            if one.step is None or step > one.step:
-                one.step = step
-                trial.report(metric, step)
-                # The last value is a result, and that of the defaults is what others compare with.
-                may_prune = step < definition.budget and trial.params != definition.defaults
-                if may_prune and not is_over and trial.should_prune():
-                    return True
-        return False
+    def _report(self, one: TrialRun, run_dir: Path, is_over: bool = False) -> float | None:
+        """Report the metric's mean over each new interval; return that of the last one, if any.
 
-    def _note_end(self, one: UnderWay, outcome: Outcome) -> None:
-        """Tell the study how a trial has ended."""
-        trial, definition = one.trial, self._study.definition
-        self._report(one, is_over=True)
-        _, rows = read_rows(one.run_dir / METRICS_FILE)
+        An interval counts once it is complete, the last one also if the run `is_over`.
+
+        Raises:
+            UnknownMetricError: runs never log the metric.
+        """
+        study, mean = self._study, None
+        columns, rows = read_rows(run_dir / METRICS_FILE)
+        is_logged_rarely = study.metric.startswith("eval/") and one.iterations < study.interval
+        if rows and study.metric not in columns and not is_logged_rarely:
+            near = difflib.get_close_matches(study.metric, columns, n=3, cutoff=0.5) or columns
+            raise UnknownMetricError(
+                f"--metric {study.metric}: runs of {study.task} never log it. They log "
+                f"{', '.join(near)}."
+            )
+        for _, some in groupby(rows, lambda row: (int(row["iteration"]) - 1) // study.interval):
+            *_, last = interval = [*some]
+            is_complete = int(last["iteration"]) % study.interval == 0
+            numbers = [n for row in interval if (n := value(row, study.metric)) is not None]
+            if numbers and (is_complete or is_over):
+                mean, step = fmean(numbers), int(value(last, study.along) or 0)
+                if step > one.last_step:
+                    one.last_step = step
+                    one.trial.report(mean, step)
+        return mean
+
+    def _end(
+        self,
+        one: TrialRun,
+        run_dir: Path,
+        state: TrialState,
+        result: float | None = None,
+        cause: str = "",
+    ) -> None:
+        """Record how a trial has ended, and print it."""
+        trial, study = one.trial, self._study
+        _, rows = read_rows(run_dir / METRICS_FILE)
         trial.set_user_attr(STEPS, int(value(rows[-1], "total_steps") or 0) if rows else 0)
-        trial.set_user_attr(CAUSE, outcome.cause)
-        self._study.optuna.tell(trial.number, outcome.result, outcome.state)
-        end = END_WORDS[outcome.state]
-        self._group.note(one.run_dir.name, status=end)
-        how = outcome.cause or f"at {definition.along} {one.step}"
-        if outcome.result is not None:
-            how = f"{definition.metric} {outcome.result:.4g}"
-        print_line(f"trial {trial.number} {end}: {how} ({short_values(trial.params)})")
-        write_results(self._study, self._group.folder, self._config)
-
-
-def _outcome(one: UnderWay, definition: Definition) -> Outcome | None:
-    """Return how a trial has ended by its run directory, or None if it is to be taken up again."""
-    try:
-        record = read_record(one.run_dir)
-    except (OSError, ValueError) as error:
-        return Outcome(TrialState.FAIL, cause=f"its run.json: {error}")
-    if record.get("status") == "finished":
-        values = _values_in(one.run_dir, definition, is_over=True)
-        if not values:
-            return Outcome(TrialState.FAIL, cause=f"it never logged {definition.metric}")
-        return Outcome(TrialState.COMPLETE, values[-1][1])
-    if PRUNED in one.trial.user_attrs:
-        return Outcome(TrialState.PRUNED)
-    *_, last = record.get("attempts") or [{}]
-    is_own_fault = last.get("kind") not in NOT_ITS_FAULT and not last.get("is_asked_to_stop")
-    if record.get("status") == "failed" and is_own_fault:
-        return Outcome(TrialState.FAIL, cause=str(last.get("cause", "?")).partition("\n")[0])
-    return None
-
-
-def _values_in(run_dir: Path, definition: Definition, is_over: bool) -> list[tuple[int, float]]:
-    """Return the metric of a run over time: where each interval ends, and the mean over it.
-
-    The last interval may be shorter once the run `is_over`. One without a value is left out.
-    """
-    _, rows = read_rows(run_dir / METRICS_FILE)
-    found, some = list[tuple[int, float]](), list[float]()
-    for i, row in enumerate(rows, start=1):
-        if (number := value(row, definition.metric)) is not None:
-            some.append(number)
-        is_end = int(row["iteration"]) % definition.interval == 0 or (is_over and i == len(rows))
-        if is_end and some:
-            found.append((int(value(row, definition.along) or 0), fmean(some)))
-            some = []
-    return found
+        trial.set_user_attr(CAUSE, cause)
+        study.record.tell(trial, result, state)
+        self._failures = self._failures + 1 if state == TrialState.FAIL else 0
+        self.cause = cause or self.cause
+        how = cause or f"at {study.along} {one.last_step}"
+        if result is not None:
+            how = f"{study.metric} {result:.4g}"
+        print_line(f"trial {trial.number} {END_WORDS[state]}: {how} ({short_values(trial.params)})")
+        write_results(study, self._folder)
