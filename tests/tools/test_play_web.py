@@ -33,6 +33,7 @@ ROW = """
 MIDDLE = "e => (box => [box.x + box.width / 2, box.y + box.height / 2])(e.getBoundingClientRect())"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 def test_what_somebody_moves_on_the_page_moves_the_robots(tmp_path: Path) -> None:
     for name in ("model_1.pt", "model_2.pt"):

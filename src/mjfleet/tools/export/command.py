@@ -22,7 +22,6 @@ from mjfleet.config.validation import Checked, Folder, OptionalFolder
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.checkpoint_archive import about
-from mjfleet.runs.checkpoint_names import iteration_of
 from mjfleet.runs.own_runs import tasks_dir_of
 from mjfleet.runs.pretrained import PLAYED, config_in, find_pretrained, recorded_in
 from mjfleet.runs.resume_choice import Trained, find_trained
@@ -91,13 +90,13 @@ def export(arguments: Sequence[str]) -> int:
         output = check_output("--output", parsed.output, [suffix])
     _refuse_to_replace(output, parsed.format, task)
     registry = discover(os.environ, parsed.tasks_dir or tasks_dir_of(trained.run_dir))
-    now = None if parsed.as_trained else registry.tasks.get(task)
-    as_trained = parsed.as_trained
-    found, config = trained_task(trained.checkpoint, task, now, trained.config, as_trained)
+    as_trained, checkpoint = parsed.as_trained, trained.checkpoint
+    now = None if as_trained else registry.tasks.get(task)
+    found, config = trained_task(checkpoint, task, now, trained.config, as_trained)
     for note in trained.notes:
         print_line(note)
-    print_line(f"exporting {trained.checkpoint}")
-    runner = _build(found, config, trained.checkpoint, parsed.format == PRETRAINED)
+    print_line(f"exporting {checkpoint}")
+    runner = _build(found, config, checkpoint, parsed.format == PRETRAINED)
     if parsed.format == PRETRAINED:
         _write_pretrained(task, config, trained, runner, output)
         return 0
@@ -200,21 +199,15 @@ def _write(output: Path, contents: dict[str, bytes]) -> None:
 
 
 def _refuse_to_replace(output: Path, kind: str, task: str) -> None:
-    """Refuse to replace a checkpoint, another task's policy, or a file that is no export."""
-    if iteration_of(output) is not None and output.exists():
-        raise UserError(f"--output {output} exists and is named like a checkpoint.")
-    if kind == PRETRAINED:
-        if output.exists() and PLAYED not in about(output):
-            raise UserError(f"--output {output} exists and is no pretrained policy.")
-        return
-    beside, known = output.with_suffix(".json"), None
-    with suppress(ValueError):  # It is no JSON.
-        try:
-            known = read_json(beside)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise UserError(f"--output {output}: {beside}: {error.strerror}.") from None
-    if not (isinstance(known, dict) and VERSION_ENTRY in known and known.get("task") == task):
-        what = f"exists and is not of an export of {task}: name another file"
-        raise UserError(f"--output {output}: {beside} {what}.")
+    """Raise UserError if files would be replaced that are not of an export of the same task."""
+    is_pretrained, known = kind == PRETRAINED, None
+    suffixes = [output.suffix] if is_pretrained else [output.suffix, ".mjb", ".json"]
+    in_the_way = [file for file in map(output.with_suffix, suffixes) if file.exists()]
+    with suppress(OSError, ValueError):  # Then it is no export.
+        known = about(output) if is_pretrained else read_json(output.with_suffix(".json"))
+    mark = PLAYED if is_pretrained else VERSION_ENTRY
+    is_export = isinstance(known, dict) and mark in known and known.get("task") == task
+    if in_the_way and not is_export:
+        raise UserError(
+            f"--output {output}: {in_the_way[-1]} is not of an export of {task}: name another file."
+        )
