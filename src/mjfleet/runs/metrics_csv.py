@@ -3,18 +3,16 @@
 import csv
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import BinaryIO
 
 from mjfleet.utils.safe_read import open_regular
 
 METRICS_FILE = "metrics.csv"
 """Created as soon as training begins; without a header until the first iteration."""
 METRICS_BYTES = 2**30
-LINE_BYTES = 2**16
-MAX_COLUMNS = 1000
+TAIL_BYTES = 2**17  # With the last row.
 MAX_DIGITS = 12  # Of an iteration.
 Rows = Sequence[dict[str, str]]
 
@@ -34,12 +32,13 @@ def read_rows(path: Path, last: float = math.inf) -> tuple[list[str], list[dict[
         return [], []
     rows: dict[int, dict[str, str]] = {}
     with file:
-        lines = (line.decode(errors="replace").rstrip("\r\n") for line in lines_of(file))
+        whole = (line for line in file if line.endswith(b"\n"))
+        lines = (line.decode(errors="replace").rstrip("\r\n") for line in whole)
         try:
             columns = next(csv.reader([next(lines, "")]), [])
         except csv.Error:
             return [], []
-        if "iteration" not in columns or not len(set(columns)) == len(columns) <= MAX_COLUMNS:
+        if "iteration" not in columns or len(set(columns)) < len(columns):
             return [], []
         for line in lines:
             # All fields are numbers. csv.reader would join all rows after a stray quotation mark.
@@ -57,16 +56,6 @@ def iteration_in(field: str | bytes) -> int | None:
     return int(field) if is_one else None
 
 
-def lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the complete lines of a file with their line breaks; skip those over LINE_BYTES."""
-    is_rest = False
-    while line := file.readline(LINE_BYTES):
-        is_end = line.endswith(b"\n")
-        if is_end and not is_rest:
-            yield line
-        is_rest = not is_end
-
-
 def columns_of(wanted: str, columns: Sequence[str]) -> list[str]:
     """Return the columns that a name means; one that ends in a slash means all that begin so."""
     return [c for c in columns if c == wanted or (wanted[-1:] == "/" and c.startswith(wanted))]
@@ -76,8 +65,8 @@ def completed_iterations(run_dir: Path) -> int:
     """Return the iterations in a run's metrics.csv; OSError if a file is there but unreadable."""
     try:
         with open_regular(run_dir / METRICS_FILE, METRICS_BYTES) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 2 * LINE_BYTES))
-            *_, last, _ = file.read(2 * LINE_BYTES).split(b"\n")
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            *_, last, _ = file.read().split(b"\n")
     except (FileNotFoundError, ValueError):
         return 0
     return iteration_in(last.partition(b",")[0]) or 0

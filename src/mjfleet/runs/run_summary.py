@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from mjfleet.errors import UserError
-from mjfleet.runs.metrics_csv import METRICS_BYTES, METRICS_FILE, iteration_in, lines_of
+from mjfleet.runs.metrics_csv import METRICS_BYTES, METRICS_FILE, iteration_in
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
 from mjfleet.runs.run_lock import is_locked
 from mjfleet.runs.run_lookup import name_of, record_of, started_at
@@ -162,7 +162,7 @@ def _read_metrics(summary: Summary, file: Path) -> None:
     """
     last, best, number, bad = [b"", b""], [-math.inf, -math.inf], 0, 0
     with open_regular(file, METRICS_BYTES) as opened:
-        lines = lines_of(opened)
+        lines = (line for line in opened if line.endswith(b"\n"))
         if not os.fstat(opened.fileno()).st_size:
             return
         columns = next(lines, b"").rstrip().split(b",")

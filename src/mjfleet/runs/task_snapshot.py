@@ -155,8 +155,7 @@ def code_of_restart(run_dir: Path, task_folder: Path) -> Path:
     Raises:
         UserError: it has changed, and there is no whole snapshot.
     """
-    *_, last = record_of(run_dir).get("attempts") or [{}]
-    if read_code(task_folder).hash == (last.get("code") or {}).get("hash"):
+    if read_code(task_folder).hash == _hash_in(run_dir):
         return task_folder
     return snapshot_of(run_dir).folder
 
@@ -166,7 +165,7 @@ def difference(then: Path, now: TaskCode) -> str:
     old = read_code(then)
     both = sorted({*old.files, *now.files})
     changed = [path for path in both if old.files.get(path) != now.files.get(path)]
-    lines = [", ".join(changed)]
+    lines = [", ".join(changed) or "files of which there is no copy"]
     for path in changed:
         texts = [(code.files.get(path) or b"").decode(errors="replace") for code in (old, now)]
         if any("\0" in text for text in texts):
