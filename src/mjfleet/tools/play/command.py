@@ -142,8 +142,10 @@ def play(arguments: Sequence[str]) -> int:
     log_root = peek(flags, "--log-root") or PlayArguments.log_root
     resume = find_resume(wanted, name, Path(log_root, experiment))
     policy = resume.checkpoint
-    if policy is None:
+    if policy is None or resume.networks_only:
         raise UserError(f"--resume {wanted}: {resume.run_dir} has no checkpoint yet.")
+    for note in resume.notes:
+        print_line(note)
     recorded = resume.config or config_in(policy)
     found, trained = trained_task(policy, name, found, recorded, as_trained)
     return _play(found, flags, trained, policy, policy.parent if resume.run_dir else None)

@@ -100,7 +100,7 @@ def evaluate(
     if title is not None:
         env.recorder = StepRecorder(num_steps=1)
         recorder = StateRecorder(env, seconds)
-    each, steps = -(-count // env.num_envs), 0
+    per_env, steps = -(-count // env.num_envs), 0
     with progress_bar("playing episodes") as show:
 
         def after_step(dones: "torch.Tensor") -> None:
@@ -109,9 +109,9 @@ def evaluate(
             if recorder:
                 recorder.take()
             steps += 1
-            show(steps / (each * env.max_episode_length))
+            show(steps / (per_env * env.max_episode_length))
 
-        rows = Episodes(env, player.act, each, after_step).play()
+        rows = Episodes(env, player.act, per_env, after_step).play()
         while recorder and not recorder.is_complete:  # The video is longer than the episodes.
             player.step()
             recorder.take()
@@ -151,23 +151,27 @@ class EpisodeSums:
 
 
 def sum_up(env: "Env[Any]", rows: "torch.Tensor") -> EpisodeSums:
-    """Return what the rows of `Episodes.play` say, of those that count."""
+    """Return the sums of the rows of `Episodes.play`, of those that count."""
     from mjfleet.env.curriculum_levels import levels_of
 
-    counted, of_all, count = rows[:, 0].isfinite(), len(rows), len(env.reward_names)
-    rows = rows[counted].double()
-    lengths, terms, parts = rows[:, 0], rows[:, 1 : 1 + count], rows[:, 1 + count :]
-    plain = {"return": terms.sum(dim=1), "length": lengths}
-    plain |= {f"reward/{name}": terms[:, i] for i, name in enumerate(env.reward_names)}
-    lines = [(name, values, values.mean()) for name, values in plain.items()]
-    for i, name in enumerate(env.metric_names):
-        over, by = parts[:, 2 * i], parts[:, 2 * i + 1]
-        some = by != 0
-        lines.append((f"task/{name}", over[some] / by[some], over.sum() / by.sum()))
+    counts, num_rows, num_terms = rows[:, 0].isfinite(), len(rows), len(env.reward_names)
+    rows = rows[counts].double()
+    lengths, terms, parts = rows[:, 0], rows[:, 1 : 1 + num_terms], rows[:, 1 + num_terms :]
+    returns = terms.sum(dim=1)
+    lines = [("return", returns, returns.mean()), ("length", lengths, lengths.mean())]
+    for name, values in zip(env.reward_names, terms.T, strict=True):
+        lines.append((f"reward/{name}", values, values.mean()))
+    for name, dividends, divisors in zip(
+        env.metric_names, parts.T[::2], parts.T[1::2], strict=True
+    ):
+        some = divisors != 0
+        mean = dividends.sum() / divisors.sum()
+        lines.append((f"task/{name}", dividends[some] / divisors[some], mean))
     if levels := levels_of(env):
-        on = levels.each.cpu().repeat(of_all // env.num_envs)[counted.cpu()]
-        each = {n: plain["return"].cpu()[on == n] for n in levels.numbers}
-        lines += [(f"return on level {n}", values, values.mean()) for n, values in each.items()]
+        played = levels.each.repeat(num_rows // env.num_envs).to(counts.device)[counts]
+        for number in levels.numbers:
+            values = returns[played == number]
+            lines.append((f"return on level {number}", values, values.mean()))
     numbers = {}
     for name, values, mean in lines:
         if len(values):
