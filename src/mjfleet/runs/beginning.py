@@ -86,7 +86,6 @@ def continue_run(
         if lock:
             lock.close()
         raise
-    config = replace(config, log_root=recorded.log_root)  # It is where it is.
     changes = code_changes(resume, task_folder)
     why = "its metrics continue with the new code" if changes else "what is learned is the same"
     note = f"continues in place: {why}{f' ({_listed(others)})' if others else ''}"
