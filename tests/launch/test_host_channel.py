@@ -68,13 +68,6 @@ def test_messages_arrive_in_order_and_other_lines_are_ignored(pair: Pair) -> Non
     assert pair.inboxes[0].get(timeout=PATIENCE) == Answer(5, "a\nb")
 
 
-def test_a_file_travels_in_pieces(pair: Pair) -> None:
-    data = bytes(range(256)) * (PIECE // 256) + b"end"
-    pair.first.send_file("model_1.pt", io.BytesIO(data))
-    pieces = [pair.inboxes[1].get(timeout=PATIENCE) for _ in range(2)]
-    assert b"".join(piece.data for piece in pieces if isinstance(piece, FilePiece)) == data
-
-
 class CountedFile(io.BytesIO):
     """A file that knows how many pieces of it have been read."""
 

@@ -38,7 +38,7 @@ class LaunchPlan:
     rank: Rank  # This process's place among the workers, if it is one.
     backend: Literal["nccl", "gloo"] | None  # torch.distributed's; None: there is only one worker.
     engine: Literal["warp", "native"]
-    goes_on: bool  # Whether the run directory is that of an earlier run, which continues.
+    continues: bool  # Whether the run directory is that of an earlier run, which continues.
     checkpoint: Path | None  # Where training continues from; None: it begins.
     is_restart: bool  # Whether the run was started again after a fault, by itself.
     parent: Parent | None  # Of a new run that begins from another run's checkpoint.
@@ -85,7 +85,7 @@ class LaunchPlan:
             backend=self.backend,
             local=self.launcher != "outer",
             checkpoint=str(self.checkpoint.absolute()) if self.checkpoint else None,
-            continues=self.goes_on,
+            continues=self.continues,
             task_hash=self.task_hash,
             node=node,
             first_rank=sum(len(host.names) for host in self.hosts[:node]),
@@ -156,7 +156,7 @@ def make_plan(
         rank=outer or Rank(),
         backend=choose_backend(config, first) if world_size > 1 else None,
         engine=engine if config.engine == "auto" else config.engine,
-        goes_on=bool(resume and resume.run_dir),
+        continues=bool(resume and resume.run_dir),
         checkpoint=resume.checkpoint if resume else None,
         is_restart=bool(resume and resume.is_restart),
         parent=resume.parent if resume else None,
@@ -168,7 +168,7 @@ def make_plan(
 def name_files(plan: LaunchPlan, environ: Mapping[str, str], when: datetime) -> LaunchPlan:
     """Return the plan with run directory, unless it continues one, and logs named by a time."""
     config, run_dir = plan.config, plan.run_dir
-    if not plan.goes_on:
+    if not plan.continues:
         run_dir = new_folder(config, when)
     if LOG_DIR_VARIABLE in environ:
         logs, source = environ[LOG_DIR_VARIABLE], f"environment variable {LOG_DIR_VARIABLE}"
@@ -223,8 +223,8 @@ def describe(plan: LaunchPlan) -> str:
     lines = {
         "task": f"{plan.task} ({plan.task_folder})",
         **describe_size(plan),
-        "run directory": f"{plan.run_dir}{' (resumed)' if plan.goes_on else ''}",
-        "checkpoint": plan.checkpoint or f"none{'' if plan.goes_on else ' (new run)'}",
+        "run directory": f"{plan.run_dir}{' (resumed)' if plan.continues else ''}",
+        "checkpoint": plan.checkpoint or f"none{'' if plan.continues else ' (new run)'}",
     }
     if plan.parent and plan.parent.networks_only:
         lines["checkpoint"] = f"{plan.checkpoint} (its networks, for a new run)"

@@ -124,7 +124,7 @@ def _attempt(
                     print_line(f"nothing is left to do: {have}; raise it to train further")
                 return 0, None
             plan = name_files(plan, os.environ, datetime.now())
-            refuse_existing(plan.config, is_first and not plan.goes_on)
+            refuse_existing(plan.config, is_first and not plan.continues)
             if config.dry_run:
                 if is_first:
                     print_line(describe(plan))

@@ -94,7 +94,7 @@ def _fail(
             print(f"rank {plan.rank.rank}: error: {failure.message}", file=sys.stderr)
             return 2
         run_dir.discard()
-        what = "is unchanged" if plan.goes_on else "was removed"
+        what = "is unchanged" if plan.continues else "was removed"
         print_line(f"no iteration was run; {plan.run_dir} {what}")
         raise UserError(failure.message)
     if signal is not None and failure.is_secondary and plan.has_host_agents:
