@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, ClassVar
 
 from platformdirs import user_cache_path
@@ -21,7 +22,7 @@ from platformdirs import user_cache_path
 from mjfleet.bench.benchmark_options import Counts, Options, Setup
 from mjfleet.bench.command import choose
 from mjfleet.bench.result import Result, Table
-from mjfleet.bench.timed_training import run_timed, summarise, train_timed
+from mjfleet.bench.timed_training import TimedChild, run_timed, train_timed
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError, run_command
 from mjfleet.utils.console import print_error
@@ -191,6 +192,35 @@ def train_peer(
     peer.notes[:] = dict.fromkeys([*peer.notes, *(n for row in rows for n in row.get("notes", []))])
     rows = [row for row in rows if "collect_seconds" in row]
     return summarise(config, setup.options.warmup, child, rows)
+
+
+def summarise(
+    config: TrainConfig, warmup: int, child: TimedChild, rows: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the times and the memory of a run of training.
+
+    `rows` hold what it reported of each iteration, and when (`seconds` since its start).
+
+    Returns:
+        steps_per_second: of all workers, from the end of the warm-up to the end of the last
+            iteration, by the times at which iterations were reported.
+        collect_seconds, learn_seconds: medians over the iterations after the warm-up.
+        first_iteration_seconds: from the start of the process to the report of its first iteration.
+        peak_memory: bytes, the greatest resident set of one process.
+        iterations: the rows.
+    """
+    workers = int(rows[0].get("world_size", 1))
+    steps = config.env.num_envs * config.agent.num_steps_per_env * workers
+    first = min(warmup, len(rows) - 1)
+    elapsed = rows[-1]["seconds"] - (rows[first - 1]["seconds"] if first else 0.0)
+    return {
+        "steps_per_second": (len(rows) - first) * steps / elapsed,
+        "collect_seconds": median(row["collect_seconds"] for row in rows[first:]),
+        "learn_seconds": median(row["learn_seconds"] for row in rows[first:]),
+        "first_iteration_seconds": rows[0]["seconds"],
+        "peak_memory": child.peak_memory,
+        "iterations": rows,
+    }
 
 
 def json_lines(lines: Iterable[tuple[float, str]]) -> Iterable[dict[str, Any]]:

@@ -5,15 +5,14 @@ from typing import Any, Literal
 
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.result import Result, Table
-from mjfleet.bench.timed_training import summarise, train_timed
+from mjfleet.bench.timed_training import train_timed
 from mjfleet.config.validation import Count, OptionalCount
 from mjfleet.utils.hardware_names import usable_cores
 
 NOTES = (
-    "Medians of the repeats, with the least and the greatest; each number of workers is measured "
-    "in every round.",
-    "Efficiency is the speed against that of one worker of the same round, times their number. One "
-    "worker has as many environments and CPU threads as each of several.",
+    "Medians of the repeats, with the least and the greatest. Efficiency is the speed against that "
+    "of one worker of the same round, which has as many environments and CPU threads as each of "
+    "several, times their number.",
     "Waiting is the mean time that workers wait for the slowest, collectives what they cost the "
     "slowest itself, both as shares of rollout and update.",
 )
@@ -48,8 +47,10 @@ def scaling(setup: Setup, options: ScalingOptions) -> Result:
     worker = setup.worker_args(configs[1], setup.scratch)
 
     def measure(workers: int) -> dict[str, Any]:
-        rows, child = train_timed(setup.found.name, configs[workers], setup.scratch)
-        return summarise(configs[workers], options.warmup, child, rows)
+        rows, _ = train_timed(setup.found.name, configs[workers], setup.scratch)
+        start, end = rows[options.warmup - 1], rows[-1]
+        steps, seconds = (end[name] - start[name] for name in ("total_steps", "seconds"))
+        return {"steps_per_second": steps / seconds, "iterations": rows}
 
     samples = setup.rounds([{"workers": n} for n in counts], measure, "workers: {workers}")
     rows: list[tuple[int, list[float]]] = []

@@ -12,12 +12,9 @@ from mjfleet.config.validation import Count
 COLD, WARM = "first iteration, cold kernel cache", "first iteration"
 PHASES = ("start, imports and building", "first rollout and update")
 NOTES = (
-    "Medians of the repeats, with the least and the greatest, in seconds from the start of the "
-    "process; files are in the system's cache.",
-    "The first rollout and update are what metrics.csv says. With several workers, launching them "
-    "is in the rest.",
-    "A cold kernel cache is an empty folder for warp's kernels, a warm one is the same folder "
-    "afterwards.",
+    "Medians of the repeats, with the least and the greatest; files are in the system's cache. The "
+    "first rollout and update are what metrics.csv says; launching workers is in the rest.",
+    "A cold kernel cache is an empty folder for warp's kernels.",
 )
 
 

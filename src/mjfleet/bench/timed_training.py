@@ -7,8 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError, WorkerError
@@ -94,32 +92,3 @@ def train_timed(
         {"seconds": seconds, **{name: float(value) for name, value in row.items() if value}}
         for seconds, row in zip(reported, rows, strict=True)
     ], child
-
-
-def summarise(
-    config: TrainConfig, warmup: int, child: TimedChild, rows: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    """Return the times and the memory of a run of training.
-
-    `rows` hold what it reported of each iteration, and when (`seconds` since its start).
-
-    Returns:
-        steps_per_second: of all workers, from the end of the warm-up to the end of the last
-            iteration, by the times at which iterations were reported.
-        collect_seconds, learn_seconds: medians over the iterations after the warm-up.
-        first_iteration_seconds: from the start of the process to the report of its first iteration.
-        peak_memory: bytes, the greatest resident set of one process.
-        iterations: the rows.
-    """
-    workers = int(rows[0].get("world_size", 1))
-    steps = config.env.num_envs * config.agent.num_steps_per_env * workers
-    first = min(warmup, len(rows) - 1)
-    elapsed = rows[-1]["seconds"] - (rows[first - 1]["seconds"] if first else 0.0)
-    return {
-        "steps_per_second": (len(rows) - first) * steps / elapsed,
-        "collect_seconds": median(row["collect_seconds"] for row in rows[first:]),
-        "learn_seconds": median(row["learn_seconds"] for row in rows[first:]),
-        "first_iteration_seconds": rows[0]["seconds"],
-        "peak_memory": child.peak_memory,
-        "iterations": rows,
-    }
