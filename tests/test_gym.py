@@ -24,10 +24,10 @@ def test_gymnasiums_checker_accepts_each_kind_of_task(task: str) -> None:
     check_env(make(task, num_threads=1), skip_render_check=True)
 
 
-def test_an_end_returns_the_first_observation_and_tells_the_final_one() -> None:
+def test_an_end_returns_the_first_observation_and_the_final_one() -> None:
     calm = {"random": {"noise": 0.0}}  # Resets draw numbers before the noise of observations.
     fields = {**calm, "episode_seconds": 0.1}, calm
-    short, long = (make_vector("go1-velocity-flat", num_envs=8, env=each) for each in fields)
+    short, long = (make_vector("go1-velocity-flat", num_envs=8, env=env) for env in fields)
     assert short.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
     first = [envs.reset(seed=7)[0] for envs in (short, long)]
     assert np.array_equal(first[0], first[1])
@@ -116,7 +116,7 @@ def test_mistakes_are_named() -> None:
         ("cartpole-balance", {"observations": "camera"}, "observes: actor, critic"),
         ("cartpole-balance", {"device": "gpu"}, "device is 'gpu'"),
         ("cartpole-balance", {"engine": "mjx"}, "`engine` is 'mjx'"),
-        ("cartpole-balance", {"num_threads": 0}, "num_threads is 0"),
+        ("cartpole-balance", {"num_threads": 0}, "--cpu-threads is 0"),
         ("cartpole-balance", {"env": 5}, "env is 5"),
     ]
     for task, settings, message in cases:
@@ -132,8 +132,6 @@ def test_mistakes_are_named() -> None:
             envs.reset(seed=seed)  # pyright: ignore[reportArgumentType]
     first, again = (envs.reset(seed=seed)[0] for seed in (3, cast(int, np.int64(3))))
     assert np.array_equal(first, again)
-    with pytest.raises(UserError, match="numbers"):
-        envs.step(np.array([["left"], ["right"]]))
     with pytest.raises(UserError, match=r"\(3, 1\)"):
         envs.step(np.zeros((3, 1)))
     with pytest.raises(UserError, match="reset_mask"):

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 import mjfleet
-from mjfleet.config.validation import COUNT
 from mjfleet.errors import UserError
 from mjfleet.utils.mujoco_import import import_mujoco
 from mjfleet.utils.packages import need_extra
@@ -82,8 +81,6 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
         """
         if not isinstance(env, Mapping | None):
             raise UserError(f"env is {env!r}; it must be a dict of the task's fields.")
-        if num_threads is not None and not COUNT.holds(num_threads):
-            raise UserError(f"num_threads is {num_threads!r}; it must be {COUNT.allowed}, or None.")
         own = {"engine": engine, "cpu_threads": num_threads, "tasks_dir": tasks_dir}
         with torch.no_grad():
             self.env = mjfleet.make(
@@ -136,13 +133,11 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
 
         Raises:
             UserError: `actions` have another shape than the action space, or `reset` is missing.
+            ValueError: `actions` are no numbers.
         """
         if not self._began or self.closed:
             raise UserError("call reset() before step(), and neither after close().")
-        try:
-            given = np.asarray(actions, np.float32)
-        except (TypeError, ValueError):
-            raise UserError("actions must be an array of numbers.") from None
+        given = np.asarray(actions, np.float32)
         if given.shape != self.action_space.shape:
             raise UserError(f"actions have shape {given.shape}, not {self.action_space.shape}.")
         self._final = None

@@ -255,16 +255,6 @@ def test_a_logger_that_fails_has_one_warning_and_stops_no_other(
     assert read_scalars(tmp_path, "loss/value") == [(1, 0.5), (2, 0.25)]
 
 
-def test_wandb_that_cannot_start_is_no_reason_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("WANDB_MODE", "nonsense")
-    write_rows(LoggerGroup(tmp_path, WANDB, {}))
-    (warning,) = warnings_in(caplog)
-    assert "W&B" in warning
-    assert (tmp_path / "metrics.csv").read_text().count("\n") == 3
-
-
 @pytest.mark.usefixtures("no_wandb_variables")
 def test_a_resumed_run_is_the_same_wandb_run_and_flags_win_over_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,23 +3,24 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import is_dataclass
-from enum import Enum
-from numbers import Number
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from mjfleet.api.task_by_value import ENV, ClassTask, config_class, with_whole_path
 from mjfleet.cli.flag_table import as_flag
 from mjfleet.cli.train import settle
-from mjfleet.config import AgentConfig, Task, TrainConfig, by_dotted_name, from_dict, to_dict
+from mjfleet.config import AgentConfig, Task, TrainConfig, by_dotted_name, from_dict
+from mjfleet.config.dict_conversion import plain
 from mjfleet.config.validation import FOLDER_NAME
 from mjfleet.errors import UserError
+from mjfleet.launch.launch_plan import new_folder
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.config_yaml import from_file, read_config
 from mjfleet.runs.own_runs import note_of, tasks_dir_of
 
 Config = TrainConfig | Mapping[str, Any] | str | os.PathLike[str]
+_given: set[Path] = set()  # Folders of runs that this process has begun, made or not.
 
 
 def choose_task(
@@ -36,10 +37,14 @@ def choose_task(
     Raises:
         UserError: there is no such task, or a value is not allowed.
     """
-    changed = _plain(changes)
-    given, data = by_dotted_name(changed), _plain(_read(config))
-    file = os.fspath(config) if isinstance(config, (str, os.PathLike)) else None
-    place = None if file is None else Path(file).parent
+    changed = plain(changes)
+    given, place = by_dotted_name(changed), None
+    if isinstance(config, (str, os.PathLike)):
+        data, place = read_config(os.fspath(config)), Path(config).parent
+    elif config is None or isinstance(config, (TrainConfig, Mapping)):
+        data = plain(config or {})
+    else:
+        raise UserError(f"config is {config!r}; it must be a file, a mapping or a TrainConfig.")
     if not isinstance(task, str):
         found = _by_value(task, name, changes)
     elif name is not None:
@@ -51,7 +56,7 @@ def choose_task(
         if place is None:
             base = from_dict(found.defaults(), data)
         else:
-            base = from_file(found, data, f"config={file}", note_of(place), given.__contains__)
+            base = from_file(found, data, f"config={config}", note_of(place), given.__contains__)
         chosen = from_dict(base, changed)
     except UserError as error:
         raise UserError(f"{found.name}: {error}") from None
@@ -64,18 +69,12 @@ def _by_value(env_class: type, name: str | None, changes: Mapping[str, Any]) -> 
 
     if not (isinstance(env_class, type) and issubclass(env_class, Env)):
         raise UserError(f"{env_class!r} is neither a task's name nor a subclass of mjfleet.Env.")
-    if missing := sorted(env_class.__abstractmethods__):
-        raise UserError(f"{env_class.__name__} lacks {', '.join(missing)}.")
     if name is None:
         stem = env_class.__name__.removesuffix("Env") or env_class.__name__
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", stem).lower()
     if not name or not FOLDER_NAME.holds(name):
         raise UserError(f"name is {name!r}; it must be {FOLDER_NAME.allowed}.")
     env, agent, config = changes.get("env"), changes.get("agent"), config_class(env_class)
-    if is_dataclass(env) and not isinstance(env, config):
-        raise UserError(
-            f"env is a {type(env).__name__}; it must be a {config.__name__} or a mapping."
-        )
     task = Task(
         summary=next(iter((env_class.__doc__ or name).strip().splitlines())),
         env=env if isinstance(env, config) else config(),
@@ -85,35 +84,17 @@ def _by_value(env_class: type, name: str | None, changes: Mapping[str, Any]) -> 
     return ClassTask(name, Path(name), task, with_whole_path(env_class))
 
 
-def _read(config: Config | None) -> dict[str, Any]:
-    if config is None:
-        return {}
-    if isinstance(config, TrainConfig):
-        return to_dict(config)
-    if isinstance(config, Mapping):
-        return dict(config)
-    if isinstance(config, (str, os.PathLike)):
-        return read_config(os.fspath(config))
-    raise UserError(f"config is {config!r}; it must be a file, a mapping or a TrainConfig.")
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with dataclasses and paths as plain data."""
-    return {name: _plain_value(value) for name, value in values.items()}
-
-
-def _plain_value(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return to_dict(value)
-    if isinstance(value, Number) and hasattr(value, "item"):
-        return value.item()  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(value, Mapping):
-        return _plain(value)
-    if isinstance(value, Enum):
-        return value.name
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+def new_run_dir(config: TrainConfig) -> Path:
+    """Return the folder of a new run: `run_dir`, or one that no other run has."""
+    if config.run_dir:
+        return Path(config.run_dir).absolute()
+    when = datetime.now()
+    while (run_dir := new_folder(config, when).absolute()) in _given or run_dir.exists():
+        when += timedelta(seconds=1)
+    _given.add(run_dir)
+    return run_dir
 
 
 def as_flags(changes: Mapping[str, Any]) -> list[str]:
     """Return changes as the flags of a command."""
-    return [as_flag(name, value) for name, value in by_dotted_name(_plain(changes)).items()]
+    return [as_flag(name, value) for name, value in by_dotted_name(plain(changes)).items()]

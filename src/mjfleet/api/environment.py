@@ -7,7 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from mjfleet.api.choose_task import Config, choose_task
-from mjfleet.config import TrainConfig, to_dict
+from mjfleet.config import TrainConfig
+from mjfleet.config.dict_conversion import plain
 from mjfleet.config.launch_config import LaunchConfig
 from mjfleet.env import Env
 from mjfleet.env.factory import build_env, on_device
@@ -46,7 +47,7 @@ def make(
     """
     refuse(changes)
     if num_envs is not None:
-        changes["env"] = {**_as_mapping(changes.get("env")), "num_envs": num_envs}
+        changes["env"] = {**plain(changes.get("env") or {}), "num_envs": num_envs}
     gpu_ids = _gpu_ids(str(device))
     found, chosen = choose_task(task, name, config, {**changes, "gpu_ids": gpu_ids})
     plan = place(found, chosen)
@@ -79,7 +80,3 @@ def _gpu_ids(device: str) -> Any:
     if kind != "cuda" or not (index or "0").isdecimal():
         raise UserError(f"device is {device!r}; it must be `auto`, `cpu` or `cuda:<index>`.")
     return [int(index or 0)]
-
-
-def _as_mapping(env: Any) -> dict[str, Any]:
-    return {} if env is None else dict(env) if isinstance(env, dict) else to_dict(env)

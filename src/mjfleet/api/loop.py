@@ -35,7 +35,7 @@ class Iteration:
         return self.runner.env
 
     def set_learning_rate(self, value: float) -> None:
-        """Set the learning rate of all parameters, from which an adaptive schedule goes on."""
+        """Set the learning rate of all parameters, from which an adaptive schedule continues."""
         self.runner.alg.set_learning_rate(value)
 
     def save(self, path: str | Path) -> Path:

@@ -5,23 +5,24 @@ import json
 import math
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from mjfleet.api.choose_task import as_flags, choose_task
-from mjfleet.api.command_process import CommandProcess, is_notebook, place_for_workers
+from mjfleet.api.choose_task import as_flags, choose_task, new_run_dir
+from mjfleet.api.command_process import CommandProcess, is_notebook
 from mjfleet.api.task_by_value import ClassTask
 from mjfleet.api.training_error import TrainingError
+from mjfleet.config import TrainConfig, from_dict
+from mjfleet.config.dict_conversion import plain
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_names import BEST, checkpoints_in
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
-from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
-from mjfleet.runs.run_json import RECORD_FILE, read_record
+from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations, read_rows, value
+from mjfleet.runs.run_json import read_record
 from mjfleet.runs.run_lock import is_locked
-from mjfleet.runs.run_lookup import find_run, group_of, name_of, record_of, runs_in
+from mjfleet.runs.run_lookup import find_run, group_of, name_of, record_of
 from mjfleet.worker.failure_record import read_failures
 
 if TYPE_CHECKING:
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 
     from mjfleet.api.policy import Policy
 
-LOOK_SECONDS = 0.1
 SHOWN = (
     "mean_return", "mean_episode_length", "mean_reward", "action_std", "global_steps_per_second",
 )  # fmt: skip
 """Columns of metrics.csv that a notebook shows."""
+NAMES = ("experiment_name", "run_name")  # Of the agent's fields, those that name a run directory.
 END_SECONDS = 60.0  # For runs in the background to save when the interpreter ends.
 _in_background: set["Run"] = set()
 
@@ -59,7 +60,6 @@ class Run:
         """Return the run that a process trains: at once in the background, or when it has ended."""
         run = cls.__new__(cls)
         run.path, run._process = run_dir.absolute(), process
-        process.has_failed = lambda: run._recorded_status == "failed"
         if background:
             _in_background.add(run)
             atexit.unregister(_end_all)
@@ -95,9 +95,10 @@ class Run:
     @property
     def status(self) -> str:
         """`starting`, `running`, `finished`, `stopped`, `failed`, or `died` if it was killed."""
-        if not (self.path / RECORD_FILE).exists():
-            return "starting" if self.is_running else "failed"
-        status = str(read_record(self.path).get("status"))
+        record = read_record(self.path)
+        status = str(record.get("status", "failed"))
+        if self._process and self.is_running:
+            return status if record.get("pid") == self._process.pid else "starting"
         return "died" if status == "running" and not is_locked(self.path) else status
 
     @property
@@ -110,8 +111,7 @@ class Run:
     @property
     def iteration(self) -> int:
         """Iterations that are done."""
-        _, rows = read_rows(self.path / METRICS_FILE)
-        return int(rows[-1]["iteration"]) if rows else 0
+        return completed_iterations(self.path)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -167,7 +167,8 @@ class Run:
         self._own_process().raise_mistake()
         if 0 < code <= 128:
             failures = read_failures(self.path)
-            raise TrainingError(self, failures[0] if failures else None, self._own_process().errors)
+            otherwise = self._own_process().errors or f"training ended with exit code {code}"
+            raise TrainingError(self, failures[0] if failures else None, otherwise)
         return self
 
     def stop(self) -> "Run":
@@ -176,39 +177,41 @@ class Run:
         return self.wait()
 
     def resume(
-        self, task: type | None = None, *, background: bool = False, **changes: Any
+        self,
+        task: type | None = None,
+        *,
+        fork: bool = False,
+        background: bool = False,
+        **changes: Any,
     ) -> "Run":
-        """Go on with training, as `train --resume` does; return the run.
-
-        If `changes` decide what is learned, a new run begins from this one's newest checkpoint.
+        """Continue training, as `train --resume` does; return the run.
 
         Args:
             task: the class of the run's task, if it has been changed since.
+            fork: whether a run of its own begins from the newest checkpoint; `changes` may then
+                decide what is learned.
             background: as for `mjfleet.train`.
             changes: as for `mjfleet.train`: `agent={"max_iterations": 500}`.
 
         Raises:
             UserError, TrainingError: as for `mjfleet.train`.
         """
-        own, place = None, None
-        if task is not None:
-            hosts = changes.get("hosts", self.config["hosts"])
-            where = {"hosts": hosts, "log_root": self._log_root}
-            own, config = choose_task(task, self.task, None, where)
-            place = place_for_workers(config)
+        own = None if task is None else choose_task(task, self.task, None, {})[0]
+        run_dir = self.path
+        if fork:
+            names = {"experiment_name": self.path.relative_to(self._log_root).parts[0]}
+            names |= {n: v for n, v in plain(changes.get("agent", {})).items() if n in NAMES}
+            where = {"log_root": str(self._log_root), "run_dir": changes.get("run_dir")}
+            run_dir = new_run_dir(from_dict(TrainConfig(), {**where, "agent": names}))
+            changes |= {"fork": True, "run_dir": run_dir}
 
         def arguments(folder: Path) -> Sequence[str]:
             if isinstance(own, ClassTask):
                 changes["tasks_dir"] = own.write(folder)
             return ["train", self.task, "--resume", str(self.path), *as_flags(changes)]
 
-        process = CommandProcess(arguments, not background, place)
-        run, path = Run.of_process(process, self.path, background=True), None
-        while run.is_running and path is None:
-            path = _run_of(process, self._log_root)
-            process.wait(LOOK_SECONDS)
-        run.path = path or self.path
-        return run if background and run.is_running else run._shown_until_it_ends()
+        process = CommandProcess(arguments, not background, own and self._log_root)
+        return Run.of_process(process, run_dir, background)
 
     def policy(self, checkpoint: str | Path | None = None, device: str = "cpu") -> "Policy":
         """Return the policy: a function from observations to mean actions, normaliser included.
@@ -275,16 +278,9 @@ class Run:
         `flags` are those of `mjfleet export`: `format="torchscript"`.
         """
         suffix = ".pt" if flags.get("format") == "torchscript" else ".onnx"
-        words = as_flags({"output": path, **flags})
-        checkpoint = self._policy_path(checkpoint)
-        self._command("export", checkpoint, *words)
+        policy = self._policy_path(checkpoint)
+        self._command("export", policy, *as_flags({"output": path, **flags}))
         return Path(path) if path else self.path / "exported" / f"policy{suffix}"
-
-    @property
-    def _recorded_status(self) -> str:
-        with suppress(OSError, ValueError):  # It may not have been made yet.
-            return str(read_record(self.path).get("status"))
-        return ""
 
     def _shown_until_it_ends(self) -> "Run":
         if not is_notebook():
@@ -306,8 +302,8 @@ class Run:
         return self._process
 
     def _play(self, checkpoint: str | Path | None, flags: Mapping[str, Any]) -> None:
-        checkpoint = self._policy_path(checkpoint)
-        self._command("play", self.task, "--resume", checkpoint, *as_flags(flags))
+        policy = self._policy_path(checkpoint)
+        self._command("play", self.task, "--resume", policy, *as_flags(flags))
 
     def _policy_path(self, checkpoint: str | Path | None) -> str:
         """Return the checkpoint's path if it exists; None: that of the run."""
@@ -315,28 +311,19 @@ class Run:
             raise UserError(f"{checkpoint}: there is no such checkpoint.")
         return str(checkpoint or self.path)
 
-    def _command(self, *words: str) -> None:
+    def _command(self, *arguments: str) -> None:
         """Run a command of mjfleet's, quietly.
 
         Raises:
             UserError: it has failed.
         """
-        process = CommandProcess(lambda _: words, shows=False)
+        process = CommandProcess(lambda _: arguments, is_shown=False)
         code = process.wait()
         process.raise_mistake()
         if code == 128 + signal.SIGINT:
             raise KeyboardInterrupt
         if code:
-            raise UserError(f"{words[0]} of {self.path}: {process.errors}")
-
-
-def _run_of(process: CommandProcess, root: Path) -> Path | None:
-    """Return the run of a log root that a process trains."""
-    for run in runs_in(root):
-        with suppress(OSError, ValueError):  # It may be written just now.
-            if read_record(run).get("pid") == process.pid and is_locked(run):
-                return run
-    return None
+            raise UserError(f"{arguments[0]} of {self.path}: {process.errors}")
 
 
 def _end_all() -> None:

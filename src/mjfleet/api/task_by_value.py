@@ -48,24 +48,16 @@ class ClassTask(FoundTask):
         """Write a folder of task folders with this one into a folder; return it.
 
         Raises:
-            UserError: the class cannot be pickled, or the folder cannot be written.
+            UserError: the class cannot be pickled.
         """
-        source = _source_file(self.env_class)
-        words = {"name": self.name, "source": source.name if source else "a notebook"}
-        name = self.env_class.__name__
-        files = {
-            "config.py": CONFIG_PY.format(**words).encode(),
-            "env.py": ENV_PY.format(**words).encode(),
-            "task.pkl": _pickled(self.task, name),
-            "environment.pkl": _pickled(self.env_class, name),
-        }
+        source, name = _source_file(self.env_class), self.env_class.__name__
+        about = {"name": self.name, "source": source.name if source else "a notebook"}
         own = folder / "tasks" / self.name
-        try:
-            own.mkdir(parents=True)
-            for file, data in files.items():
-                (own / file).write_bytes(data)
-        except OSError as error:
-            raise UserError(f"{own}: {error.strerror}.") from None
+        own.mkdir(parents=True)
+        (own / "config.py").write_text(CONFIG_PY.format(**about))
+        (own / "env.py").write_text(ENV_PY.format(**about))
+        (own / "task.pkl").write_bytes(_pickled(self.task, name))
+        (own / "environment.pkl").write_bytes(_pickled(self.env_class, name))
         return own.parent
 
 
@@ -134,11 +126,11 @@ def _modules_by_value() -> Iterator[None]:
 def _is_local(module: ModuleType) -> bool:
     """Return whether a module is part of the user's program, and not installed."""
     file, name = getattr(module, "__file__", None), getattr(module, "__name__", "")
-    if not isinstance(file, str) or name == "__main__" or sys.modules.get(name) is not module:
+    if not isinstance(file, str) or sys.modules.get(name) is not module:
         return False
-    if name.partition(".")[0] in ("mjfleet", "__mp_main__") or name.startswith("mjfleet_task_"):
+    if f"{name}.".startswith(("__main__.", "__mp_main__.", "mjfleet.", "mjfleet_task_")):
         return False
-    installed = [*sysconfig.get_paths().values()]
     path = Path(file).absolute()
-    inside = any(path.is_relative_to(place) for place in installed)
-    return not inside and "site-packages" not in path.parts and "dist-packages" not in path.parts
+    if any(path.is_relative_to(place) for place in sysconfig.get_paths().values()):
+        return False
+    return not {"site-packages", "dist-packages"} & {*path.parts}

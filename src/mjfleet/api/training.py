@@ -2,21 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from mjfleet.api.choose_task import Config, as_flags, choose_task
-from mjfleet.api.command_process import CommandProcess, place_for_workers
+from mjfleet.api.choose_task import Config, as_flags, choose_task, new_run_dir
+from mjfleet.api.command_process import CommandProcess
 from mjfleet.api.run import Run
 from mjfleet.api.task_by_value import ClassTask
 from mjfleet.errors import UserError
-from mjfleet.launch.launch_plan import new_folder
 from mjfleet.runs.config_yaml import placement_flags, write_config
 
-OF_COMMAND = ("seeds", "per_run", "dry_run", "resume", "config")
+OF_COMMAND = ("seeds", "per_run", "dry_run", "resume", "fork", "config")
 """Flags of `train` that this function has no equal for."""
-_given: set[Path] = set()  # Names of runs that this process has given, made or not.
 
 
 def train(
@@ -51,12 +48,7 @@ def train(
     if wrong := [flag for flag in OF_COMMAND if flag in changes]:
         raise UserError(f"{wrong[0]}: it is a flag of the command `train` alone.")
     found, planned = choose_task(task, name, config, changes)
-    when = datetime.now()
-    while (run_dir := new_folder(planned, when).absolute()) in _given or run_dir.exists():
-        if planned.run_dir:
-            break  # The command says what is wrong.
-        when += timedelta(seconds=1)
-    _given.add(run_dir)
+    run_dir = new_run_dir(planned)
 
     def arguments(folder: Path) -> Sequence[str]:
         file, config = folder / "config.yaml", replace(planned, run_dir=None)
@@ -67,5 +59,7 @@ def train(
         others = as_flags({"run_dir": run_dir, "teacher": planned.teacher})
         return ["train", found.name, "--config", str(file), *others, *placement_flags(config)]
 
-    process = CommandProcess(arguments, not background, place_for_workers(planned))
+    # Workers read a class, also those on other hosts, which share the log root's disk.
+    place = Path(planned.log_root).absolute() if isinstance(found, ClassTask) else None
+    process = CommandProcess(arguments, not background, place)
     return Run.of_process(process, run_dir, background)

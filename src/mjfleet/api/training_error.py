@@ -10,7 +10,7 @@ class TrainingError(Exception):
 
     Attributes:
         run: the `Run`, which can be resumed from its newest checkpoint.
-        rank: the worker that failed first. None: no worker has said why.
+        rank: the worker that failed first; None: no worker has recorded one.
         host: its host.
         phase: what it was doing: `build`, `collect`, `learn`, `save`, ...
         iteration: the iteration it was in, counted from 1; 0 before the first.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from numbers import Number
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -23,7 +24,7 @@ def to_dict(config: Any) -> dict[str, Any]:
     Raises:
         UserError: a value cannot be written as any of these.
     """
-    return {f.name: _plain(getattr(config, f.name), f.name) for f in fields(config)}
+    return {f.name: plain(getattr(config, f.name), f.name) for f in fields(config)}
 
 
 def by_dotted_name(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -46,13 +47,14 @@ def value_at(data: Any, name: str, default: Any = None) -> Any:
     return data
 
 
-def _plain(value: Any, name: str = "a value") -> Any:
+def plain(value: Any, name: str = "a value") -> Any:
+    """Return a value, or a configuration, as `to_dict` returns the values of its fields."""
     if is_dataclass(value):
         return to_dict(value)
     if isinstance(value, Mapping) and not any(isinstance(key, tuple) for key in value):
-        return {_plain(key, name): _plain(item, name) for key, item in value.items()}
+        return {plain(key, name): plain(item, name) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item, name) for item in value]
+        return [plain(item, name) for item in value]
     return _plain_leaf(value, name)
 
 
@@ -66,6 +68,8 @@ def _plain_leaf(value: Any, name: str) -> Any:
             return kind(value)
     if value is None:
         return None
+    if isinstance(value, Number) and hasattr(value, "item"):
+        return value.item()  # pyright: ignore[reportAttributeAccessIssue] # A number of NumPy's.
     raise UserError(
         f"`{name}` holds {value!r}, a {type(value).__name__}; a configuration holds numbers, text, "
         "true or false, None, paths, enumerations, and lists, tuples, dicts and dataclasses of "
@@ -146,8 +150,8 @@ def _convert_option(options: Sequence[Any], value: Any, default: Any, path: str)
 def _convert_leaf(hint: Any, value: Any) -> Any:
     """Return a value that holds no others as the type `hint`."""
     if get_origin(hint) is Literal:
-        plain = [_plain(option) for option in get_args(hint)]
-        same = [one == value and type(one) is type(value) for one in plain]
+        options = [plain(option) for option in get_args(hint)]
+        same = [one == value and type(one) is type(value) for one in options]
         return get_args(hint)[same.index(True)] if any(same) else _MISFIT
     if (is_enum := _is_subclass(hint, Enum)) or _is_subclass(hint, Path):
         if isinstance(value, hint) or not isinstance(value, str):
@@ -197,7 +201,7 @@ def _words(hint: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(_words(option) for option in args)
     if origin is Literal:
-        return " or ".join(repr(_plain(option)) for option in args)
+        return " or ".join(repr(plain(option)) for option in args)
     if _is_subclass(hint, Enum):
         return " or ".join(repr(name) for name in hint.__members__)
     if is_dataclass(hint) or _is_subclass(origin, Mapping):
@@ -205,5 +209,5 @@ def _words(hint: Any) -> str:
     if _is_list(origin):
         many = f" of {len(args)}" if origin is tuple and args and args[-1] is not Ellipsis else ""
         return f"a list{many}" + (f", each item {_words(args[0])}" if args else "")
-    plain = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
-    return {**plain, Path: "the name of a file or folder"}.get(hint, "null")
+    kinds = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+    return {**kinds, Path: "the name of a file or folder"}.get(hint, "null")
