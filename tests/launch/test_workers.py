@@ -294,6 +294,7 @@ def torchrun(folder: Path, workers: int, *flags: str) -> "subprocess.Popen[str]"
     agent = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(workers)]
     train = ["-m", "mjfleet.cli.train", "faulty-balance", *SMALL, "--agent.save-interval", "1"]
     here = ["--cpu-workers", str(workers), "--cpu-threads", str(workers)]
+    here += ["--run-dir", "logs/faulty-balance/run"]
     return subprocess.Popen(
         [*agent, *flags, *train, *here],
         cwd=folder,

@@ -1,0 +1,157 @@
+"""`--run-dir D` begins a run in D, or continues the one that is there, by the same command."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mjfleet.cli.train import configure
+from mjfleet.errors import UserError
+from mjfleet.runs import run_lookup
+from mjfleet.runs.run_json import read_record, write_record
+
+from ..conftest import Run, rows
+from .test_resume import SMALL, TASK, add_checkpoint, make_run
+
+DRY = "--dry-run"
+
+
+def test_the_same_command_begins_continues_and_is_done(run: Run, tmp_path: Path) -> None:
+    command = ("train", TASK, *SMALL, "--agent.save-interval", "2", "--run-dir", "d")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/notes.txt").write_text("mine")
+    assert run(*command).returncode == 0
+    done = run(*command)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)
+    assert "nothing is left to do" in done.stdout
+    more = run(*command, "--agent.max-iterations", "8")
+    assert more.returncode == 0, more.stderr
+    assert [row["iteration"] for row in rows(tmp_path / "d")] == [*map(str, range(1, 9))]
+    # The longer length is recorded, and needs not be typed again.
+    again = run("train", TASK, "--run-dir", "d")
+    assert "has all of --agent.max-iterations 8" in again.stdout
+    before = (tmp_path / "d/run.json").read_bytes()
+    refused = run(*command, "--seed", "2", "--agent.algorithm.gamma", "0.5")
+    assert refused.returncode == 2
+    assert "--agent.algorithm.gamma is 0.5, was 0.95; --agent.seed is 2, was 1" in refused.stderr
+    assert "--resume d --fork" in refused.stderr
+
+    # The command of the message works, and again.
+    fork = ("train", TASK, "--resume", "d", "--fork", "--run-dir", "e", "--seed", "2")
+    assert run(*fork, "--agent.max-iterations", "9").returncode == 0
+    assert "nothing is left" in run(*fork).stdout
+    assert [row["iteration"] for row in rows(tmp_path / "e")] == ["9"]
+    assert (tmp_path / "d/run.json").read_bytes() == before
+    other = run("train", TASK, "--resume", "e", "--fork", "--run-dir", "e", "--seed", "2")
+    assert other.returncode == 2
+    assert "has begun from" in other.stderr
+
+
+def config_of(*flags: str) -> Any:
+    return configure([TASK, *flags, DRY])
+
+
+def test_an_edited_default_changes_no_run_that_continues(tmp_path: Path) -> None:
+    add_checkpoint(make_run(tmp_path, "d"), 4)  # Its configuration has seed 5.
+    place = ("--run-dir", str(tmp_path / "d"))
+    _, config, resume = config_of(*place)
+    assert (config.agent.seed, resume and resume.iteration) == (5, 4)
+    # It may say the same.
+    assert config_of(*place, "--seed", "5", "--agent.max-iterations", "9")[1].agent.seed == 5
+
+
+def test_a_run_that_has_learned_nothing_begins_anew_with_what_is_typed(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path, "d")
+    write_record(run_dir, task="cartpole-swingup")
+    found, config, resume = config_of("--run-dir", str(run_dir), "--agent.algorithm.gamma", "0.5")
+    assert resume
+    assert (resume.run_dir, resume.checkpoint, resume.iteration) == (run_dir, None, 0)
+    assert (found.name, config.agent.seed, config.agent.algorithm.gamma) == (TASK, 1, 0.5)
+
+
+def test_what_words_meant_at_first_is_not_looked_up_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = add_checkpoint(make_run(Path("logs/a"), "one", "2026-01-02T00:00:00+00:00"), 3)
+    fork = ("--resume", "latest", "--fork", "--run-dir", "d")
+    _, _, begun = config_of(*fork)
+    assert begun
+    assert begun.parent
+    assert begun.checkpoint == first
+    # It was killed as soon as it had recorded that, and another run has begun meanwhile.
+    run_dir = make_run(tmp_path, "d")
+    write_record(run_dir, parent={"named": "latest", "checkpoint": str(first.resolve())})
+    add_checkpoint(make_run(Path("logs/a"), "two", "2026-01-03T00:00:00+00:00"), 9)
+    _, _, again = config_of(*fork)
+    assert again
+    assert again.parent
+    assert (again.run_dir, again.parent.checkpoint) == (Path("d"), str(first.resolve()))
+    assert again.parent.named == "latest"
+    add_checkpoint(run_dir, 4)
+    _, _, learned = config_of(*fork)
+    assert learned
+    assert (learned.path, learned.iteration) == (Path("d"), 4)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "checkpoints", "task", "metrics.csv"])
+def test_a_folder_that_holds_what_a_run_writes_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / name).touch()
+    with pytest.raises(UserError, match=rf"has no run\.json.* {name}, which a run would write"):
+        config_of("--run-dir", str(tmp_path / "d"))
+
+
+def test_nothing_is_written_through_a_link(run: Run, tmp_path: Path) -> None:
+    run_dir, elsewhere = make_run(tmp_path, "d"), tmp_path / "elsewhere"
+    add_checkpoint(run_dir, 4)
+    elsewhere.mkdir()
+    shutil.move(run_dir / "checkpoints", elsewhere)
+    (run_dir / "checkpoints").symlink_to(elsewhere / "checkpoints")
+    before = (run_dir / "run.json").read_bytes()
+    result = run("train", TASK, "--run-dir", "d")
+    assert result.returncode == 2
+    assert "checkpoints in it is a symbolic link" in result.stderr
+    assert (run_dir / "run.json").read_bytes() == before
+    assert [path.name for path in (elsewhere / "checkpoints").iterdir()] == ["model_4.pt"]
+
+
+def test_the_run_of_another_user_is_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    add_checkpoint(run_dir := make_run(Path("logs", TASK)), 4)
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    for flags in (("--run-dir", str(run_dir)), ("--resume", str(run_dir))):
+        with pytest.raises(UserError, match="another user's.*--fork"):
+            config_of(*flags)
+    with pytest.raises(UserError, match="there is no run"):
+        config_of("--resume", "latest")
+    _, _, resume = config_of("--resume", str(run_dir), "--fork")
+    assert resume
+    assert (resume.run_dir, resume.iteration) == (None, 4)
+    assert run_lookup.is_of_this_user(tmp_path) is False
+
+
+def test_restarts_of_torchrun_need_a_run_directory(run: Run, tmp_path: Path) -> None:
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    place |= {"MASTER_PORT": "1", "TORCHELASTIC_MAX_RESTARTS": "1"}
+    result = run("train", TASK, *SMALL, **place)
+    assert result.returncode == 2
+    assert "add --run-dir DIR" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_run_json_is_written_first(run: Run, tmp_path: Path) -> None:
+    """A run that was killed after that begins again in the same place."""
+    result = run("train", TASK, *SMALL, "--run-dir", "d")
+    assert result.returncode == 0, result.stderr
+    record = read_record(tmp_path / "d")
+    shutil.rmtree(tmp_path / "d")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/run.json").write_text(json.dumps(record | {"status": "running"}))
+    result = run("train", TASK, *SMALL, "--run-dir", "d")
+    assert result.returncode == 0, result.stderr
+    assert len(rows(tmp_path / "d")) == 6
