@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mjfleet.errors import run_command
+from mjfleet.cli.run_command import run_command
 
 from ..conftest import MODULES, TESTS
 

@@ -15,17 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mjfleet.config import AgentConfig, EnvConfig, LaunchConfig
+from mjfleet.config.field_kinds import kinds_in
 
 from ..conftest import drawn
 from ..runs.test_damaged_runs import call, everything, make_run
-from ..test_config import dotted_names
 
 NOT_DRAWN = ("--hosts", "--dry-run")  # Other hosts would be looked for.
 FLAGS = sorted(
     {
         "--" + name.replace("_", "-")
         for kind, prefix in ((LaunchConfig, ""), (AgentConfig, "agent."), (EnvConfig, "env."))
-        for name in dotted_names(kind, prefix)
+        for name, _ in kinds_in(kind, prefix)
     }
     - {*NOT_DRAWN}
 )

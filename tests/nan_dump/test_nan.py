@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from mjfleet.cli.dispatcher import mjfleet
+from mjfleet.cli.run_command import run_command
 from mjfleet.config import EnvConfig, from_dict
 from mjfleet.env import Env
-from mjfleet.errors import UserError, run_command
+from mjfleet.errors import UserError
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.runner import Runner

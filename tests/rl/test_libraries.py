@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from mjfleet.cli.run_command import run_command
 from mjfleet.cli.train import train
-from mjfleet.errors import run_command
 from mjfleet.rl.adapters.rl_games_adapter import RlGamesPPO
 from mjfleet.rl.adapters.skrl_adapter import SkrlPPO
 from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO

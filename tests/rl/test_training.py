@@ -14,8 +14,8 @@ import pytest
 import torch
 import yaml
 
+from mjfleet.cli.run_command import run_command
 from mjfleet.cli.train import train
-from mjfleet.errors import run_command
 
 from ..conftest import Run, Start, WarmCommand, only_run, rows, write_task
 

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mjfleet.cli.dispatcher import mjfleet
-from mjfleet.errors import run_command
+from mjfleet.cli.run_command import run_command
 
 from ..conftest import TESTS, Run, drawn
 

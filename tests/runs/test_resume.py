@@ -11,8 +11,9 @@ from typing import BinaryIO
 import pytest
 import torch
 
+from mjfleet.cli.run_command import run_command
 from mjfleet.cli.train import configure, train
-from mjfleet.errors import UserError, run_command
+from mjfleet.errors import UserError
 from mjfleet.launch.restart_policy import pause_seconds, why_not
 from mjfleet.rl.checkpoint_files import pack
 from mjfleet.runs.resume_choice import find_resume
@@ -169,7 +170,7 @@ def test_a_crash_while_saving_leaves_a_good_checkpoint(tmp_path: Path) -> None:
             ("--resume", "failed", "--torchrunx-log-dir", "failed/run.json", "--cpu-workers", "2"),
             "torchrunx log directory failed/run.json",
         ),
-        (("--resume", "latest"), "there is no run in logs/cartpole-balance"),
+        (("--resume", "latest"), "there is no run of the task cartpole-balance in logs"),
         (("--resume", "."), "is no run directory"),
         (("--resume", "run", "--config", "run/config.yaml"), "--config and --resume"),
         (("--resume", "other"), "is a run of the task cartpole-swingup"),

@@ -36,7 +36,7 @@ def test_the_same_command_begins_continues_and_is_done(run: Run, tmp_path: Path)
     before = (tmp_path / "d/run.json").read_bytes()
     refused = run(*command, "--seed", "2", "--agent.algorithm.gamma", "0.5")
     assert refused.returncode == 2
-    assert "--agent.algorithm.gamma is 0.5, was 0.95; --agent.seed is 2, was 1" in refused.stderr
+    assert "--agent.seed is 2, was 1; --agent.algorithm.gamma is 0.5, was 0.95" in refused.stderr
     assert "--resume d --fork" in refused.stderr
 
     # The command of the message works, and again.
@@ -125,7 +125,7 @@ def test_the_run_of_another_user_is_forked(tmp_path: Path, monkeypatch: pytest.M
     user = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     for flags in (("--run-dir", str(run_dir)), ("--resume", str(run_dir))):
-        with pytest.raises(UserError, match="another user's.*--fork"):
+        with pytest.raises(UserError, match=r"another user's.*--fork"):
             config_of(*flags)
     with pytest.raises(UserError, match="there is no run"):
         config_of("--resume", "latest")

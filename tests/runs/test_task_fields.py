@@ -53,7 +53,9 @@ def test_a_run_keeps_fields_of_all_kinds(run: Run, tmp_path: Path) -> None:
     text = env.read_text().replace("\n    def reset_worlds(", CHECK)
     env.write_text(text.replace("import math\n", "import math\nfrom pathlib import Path\n"))
     flags = ("--env.weights.upright", "2", "--env.ranges.0", "0.5", "1", "--env.log", "log.csv")
-    result = run("train", "kinds", *SMALL, *flags, "--env.gaits=[TROT,WALK]", "--cpu-workers", "2")
+    result = run(
+        "train", "kinds", *SMALL, *flags, "--env.gaits", "TROT", "WALK", "--cpu-workers", "2"
+    )
     assert result.returncode == 0, result.stderr
     run_dir = only_run(tmp_path, "kinds")
     for command in (

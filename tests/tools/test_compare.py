@@ -16,7 +16,7 @@ import pytest
 from matplotlib import image
 
 from mjfleet.cli.dispatcher import mjfleet
-from mjfleet.errors import run_command
+from mjfleet.cli.run_command import run_command
 from mjfleet.tools.report.curves import bootstrap
 from mjfleet.tools.report.results import Estimate
 from mjfleet.tools.report.threshold import Threshold, reached

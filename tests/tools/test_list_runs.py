@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mjfleet.cli.dispatcher import mjfleet
-from mjfleet.errors import run_command
+from mjfleet.cli.run_command import run_command
 from mjfleet.runs.run_lock import lock_run
 
 from ..conftest import POISON, Run

@@ -13,7 +13,7 @@ import html5lib
 import pytest
 
 from mjfleet.cli.dispatcher import mjfleet
-from mjfleet.errors import run_command
+from mjfleet.cli.run_command import run_command
 
 from ..conftest import only_run, run_warm
 from .browser import document_after_pointing

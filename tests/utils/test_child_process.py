@@ -114,15 +114,14 @@ def test_a_child_may_have_children_that_are_not_ours(monkeypatch: pytest.MonkeyP
 def test_a_mistake_of_the_users_comes_from_the_child_itself_as_it_is() -> None:
     text = "--config error: x.yaml: no file\nerror: write \u00fc"
     fail = f"def fail(arguments): raise UserError({text!r})"
-    code = f"from mjfleet.errors import UserError, run_command\n{fail}\nexit(run_command(fail, []))"
+    run = "from mjfleet.cli.run_command import run_command\n"
+    code = f"from mjfleet.errors import UserError\n{run}{fail}\nexit(run_command(fail, []))"
     with python(code) as child:
         assert child.wait(30.0) == 2
         assert child.mistake() == text
     # What a child of ours starts otherwise has no part in it.
     within = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}]); exit(2)"
-    code = (
-        f"from mjfleet.errors import run_command\nrun_command(lambda words: exec({within!r}), [])"
-    )
+    code = f"{run}run_command(lambda words: exec({within!r}), [])"
     with python(code) as child:
         assert child.wait(30.0) == 2
         assert (child.mistake(), child.errors()[:7]) == ("", "error: ")

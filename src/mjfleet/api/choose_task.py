@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.api.task_by_value import ENV, ClassTask, config_class, with_whole_path
-from mjfleet.cli.flag_table import as_flag
 from mjfleet.cli.train import settle
 from mjfleet.config import AgentConfig, Task, TrainConfig, by_dotted_name, from_dict
 from mjfleet.config.dict_conversion import plain
+from mjfleet.config.flag_table import as_words
 from mjfleet.config.validation import FOLDER_NAME
 from mjfleet.errors import UserError
 from mjfleet.launch.launch_plan import new_folder
@@ -97,4 +97,5 @@ def new_run_dir(config: TrainConfig) -> Path:
 
 def as_flags(changes: Mapping[str, Any]) -> list[str]:
     """Return changes as the flags of a command."""
-    return [as_flag(name, value) for name, value in by_dotted_name(plain(changes)).items()]
+    changed = by_dotted_name(plain(changes))
+    return [word for name, value in changed.items() for word in as_words(name, value)]

@@ -15,7 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mjfleet.cli.dispatcher import mjfleet
-from mjfleet.errors import UserError, run_command
+from mjfleet.cli.run_command import run_command
+from mjfleet.errors import UserError
 from mjfleet.utils.child_process import KEEP, ChildProcess, python_module
 from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent, stop_with_parent
 

@@ -17,7 +17,7 @@ from mjfleet.bench.result import Result, our_commit
 from mjfleet.bench.scaling import ScalingOptions, scaling
 from mjfleet.bench.startup import StartupOptions, startup
 from mjfleet.bench.throughput import ThroughputOptions, throughput
-from mjfleet.cli.flags import parse_flags
+from mjfleet.config.flags import parse_flags
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.runs.run_json import now

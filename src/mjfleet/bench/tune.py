@@ -12,9 +12,9 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from mjfleet.bench.timed_training import train_timed
-from mjfleet.cli.flags import HELP
 from mjfleet.cli.train import configure
 from mjfleet.config import TrainConfig
+from mjfleet.config.flags import HELP
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.utils.console import print_line
 from mjfleet.worker.rank_environment import Rank, torchrun_variables

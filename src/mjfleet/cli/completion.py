@@ -11,7 +11,7 @@ from io import StringIO
 from itertools import takewhile
 from pathlib import Path
 
-from mjfleet.cli.flags import LIST_FLAGS, peek
+from mjfleet.config.flags import LIST_FLAGS, peek
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.runs.run_lookup import LATEST, groups_in, name_of, runs_in

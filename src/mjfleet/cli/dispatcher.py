@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from mjfleet.cli.flags import parse_flags
+from mjfleet.cli.run_command import run_command
+from mjfleet.config.flags import parse_flags
 from mjfleet.config.validation import Checked, OptionalFolder
-from mjfleet.errors import UserError, run_command
+from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.utils.console import print_error
 

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import tyro
 
-from mjfleet.cli.flag_table import Flag, flags_of
-from mjfleet.cli.flags import parse_flags
 from mjfleet.config import EnvConfig, TrainConfig
+from mjfleet.config.flag_table import Flag, flags_of
+from mjfleet.config.flags import parse_flags
 
 COMMON = (
     "gpu-ids", "cpu-workers", "hosts", "engine", "env.num-envs", "total-envs",

@@ -16,10 +16,11 @@ from typing import Annotated, Any
 
 import tyro
 
-from mjfleet.cli.flags import HELP, LIST_FLAGS, parse_flags, typed_fields
 from mjfleet.cli.help import print_help
+from mjfleet.cli.run_command import run_command
 from mjfleet.config import TrainConfig, from_dict, to_dict
-from mjfleet.errors import UserError, run_command
+from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, typed_fields
+from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover, find_task
 from mjfleet.runs.beginning import (
     begin_from,
@@ -289,8 +290,8 @@ def _named(start: Start, task: str | None) -> Resume | None:
     if start.resume is None:
         return None
     name, root = f"--resume {start.resume}", Path(start.log_root)
-    experiment = start.experiment or task
-    path = find_run(start.resume, name, root, experiment, task, start.dry_run, may_be_group=True)
+    place = root, start.experiment, task
+    path = find_run(start.resume, name, *place, start.dry_run, may_be_group=True)
     return read_run(path, name)
 
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from mjfleet.errors import run_command
+from mjfleet.cli.run_command import run_command
 from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name
 from mjfleet.utils.packages import stack_versions
 

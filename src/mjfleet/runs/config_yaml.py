@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mjfleet.cli.flag_table import as_flag
 from mjfleet.config import TrainConfig, by_dotted_name, from_dict, to_dict
 from mjfleet.config.dict_conversion import value_at
 from mjfleet.config.field_kinds import Kind
+from mjfleet.config.flag_table import as_words
 from mjfleet.config.train_config import field_kinds
 from mjfleet.config.validation import is_class_path
 from mjfleet.errors import UserError
@@ -104,7 +104,7 @@ def from_file(
     if folder and (not os.path.isdir(folder) or found.folder.parent.samefile(folder)):
         del needed["tasks_dir"]  # Of another machine, or where the task has been found anyway.
     if needed:
-        flags = " ".join(f"{as_flag(dotted, value)!a}" for dotted, value in needed.items())
+        flags = shlex.join(word for one in needed.items() for word in as_words(*one))
         raise UserError(
             f"{name} does not decide {', '.join(needed)}: only a file of a run that was begun here "
             f"does, and any file that names classes of {found.folder} or its package. Give what "
@@ -151,9 +151,10 @@ def placement_flags(config: TrainConfig) -> list[str]:
     """Return the flags that give a command what does not count in a file; not the teacher's."""
     usual = placement_of(TrainConfig())
     return [
-        as_flag(name, value)
+        word
         for name, value in placement_of(config).items()
         if value != usual.get(name) and not name.startswith("agent.teacher.")
+        for word in as_words(name, value)
     ]
 
 

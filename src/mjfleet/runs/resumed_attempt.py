@@ -32,9 +32,10 @@ def take_up(run_dir: Path, begun: int) -> None:
     _remove_leftovers(run_dir)
     _keep_aside(run_dir, begun)
     attempts = len(read_record(run_dir)["attempts"])
-    copy = config_of_attempt(run_dir, attempts - 1, attempts)
-    copy.parent.mkdir(exist_ok=True)
-    shutil.copyfile(run_dir / CONFIG_FILE, copy)
+    if (run_dir / CONFIG_FILE).exists():  # An attempt that was killed at once has none.
+        copy = config_of_attempt(run_dir, attempts - 1, attempts)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(run_dir / CONFIG_FILE, copy)
     (pending / CONFIG_FILE).replace(run_dir / CONFIG_FILE)
     for kept in (pending / FOLDER).glob("*"):
         (run_dir / FOLDER).mkdir(exist_ok=True)

@@ -117,7 +117,7 @@ def find_run(
         name: how messages name it.
         root: the log root.
         experiment: if given, `latest` is this experiment's, and its runs take precedence.
-        task: of which alone a run is downloaded; None: any.
+        task: of which alone `latest` is, or a run is downloaded; None: any.
         dry_run: whether to exit instead of downloading, see `fetch_run`.
         may_be_group: whether a word may mean a group. `latest` is then the group of the member
             that was started last.
@@ -131,7 +131,7 @@ def find_run(
         return fetch_run(wanted, name, root, task, dry_run)
     folder, _, last = wanted.rpartition("/")
     if wanted == LATEST or (last == LATEST and not os.path.exists(wanted)):
-        newest = _latest(name, root, Path(folder).name or experiment)
+        newest = _latest(name, root, Path(folder).name or experiment, task)
         return (may_be_group and group_of(newest)) or newest
     if os.path.exists(wanted):
         if is_group(Path(wanted)) and not may_be_group:
@@ -161,14 +161,17 @@ def find_run(
     )
 
 
-def _latest(name: str, root: Path, experiment: str | None) -> Path:
+def _latest(name: str, root: Path, experiment: str | None, task: str | None) -> Path:
     started = {}
     for run in filter(is_of_this_user, runs_in(root, experiment)):
         with suppress(UserError):
-            started[run] = started_at(record_of(run))
+            record = record_of(run)
+            if task in (None, record["task"]):
+                started[run] = started_at(record)
     if not started:
+        of_task = f" of the task {task}" if task else ""
         folder = root / experiment if experiment else root
-        raise UserError(f"{name}: there is no run in {folder}.")
+        raise UserError(f"{name}: there is no run{of_task} in {folder}.")
     return max(started, key=lambda run: (started[run], run))
 
 

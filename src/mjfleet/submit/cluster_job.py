@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from mjfleet.cli.flags import is_given, parse_flags, peek, split_words
 from mjfleet.cli.train import configure
 from mjfleet.config import TrainConfig
+from mjfleet.config.flags import is_given, parse_flags, peek, split_words
 from mjfleet.config.launch_config import MAX_HOSTS, MAX_WORKERS
 from mjfleet.config.validation import Checked, Count, Rule, between, count, optional
 from mjfleet.errors import UserError

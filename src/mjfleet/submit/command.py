@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Annotated, ClassVar
 
-from mjfleet.cli.flags import HELP, LIST_FLAGS, parse_flags
+from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags
 from mjfleet.config.validation import Rule, optional
 from mjfleet.errors import UserError
 from mjfleet.submit.cluster_job import ClusterJob, JobArguments, make_job

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mjfleet.cli.flag_table import flags_of
-from mjfleet.cli.flags import split_words
+from mjfleet.config.flag_table import flags_of
+from mjfleet.config.flags import split_words
 from mjfleet.config.validation import Checked, Count
 
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mjfleet.cli.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek, split_words
 from mjfleet.cli.train import configure, train, with_task
 from mjfleet.config import TrainConfig, from_dict
+from mjfleet.config.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek, split_words
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.group_folder import GroupFolder

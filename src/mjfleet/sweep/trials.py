@@ -12,7 +12,7 @@ from statistics import fmean
 
 from optuna.trial import Trial, TrialState
 
-from mjfleet.cli.flag_table import as_flag
+from mjfleet.config.flag_table import as_words
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import Share
 from mjfleet.groups.group_folder import GroupFolder
@@ -102,7 +102,8 @@ class Trials:
         one.starts += 1
         name = f"trial_{one.trial.number}"
         self._running[name] = one
-        return Member(name, tuple(as_flag(*param) for param in one.trial.params.items()))
+        values = one.trial.params.items()
+        return Member(name, tuple(word for value in values for word in as_words(*value)))
 
     def look(self, running: Sequence[MemberProcess]) -> None:
         """Report new values of the metric, and stop the trials that the pruner gives up."""

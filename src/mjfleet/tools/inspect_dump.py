@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from mjfleet.cli.flags import parse_flags
+from mjfleet.config.flags import parse_flags
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config

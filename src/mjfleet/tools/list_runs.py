@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from mjfleet.cli.flags import parse_flags
+from mjfleet.config.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
 from mjfleet.runs.run_lookup import groups_in, runs_in

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import tyro
 
-from mjfleet.cli.flags import parse_flags
+from mjfleet.config.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
 from mjfleet.registry import discover

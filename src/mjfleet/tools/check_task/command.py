@@ -13,8 +13,8 @@ from typing import Annotated
 
 import tyro
 
-from mjfleet.cli.flags import parse_flags
 from mjfleet.config import LaunchConfig, from_dict
+from mjfleet.config.flags import parse_flags
 from mjfleet.config.validation import Checked, OptionalFolder
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import choose_devices

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from mjfleet.cli.flags import parse_flags
 from mjfleet.config import LaunchConfig, to_dict
+from mjfleet.config.flags import parse_flags
 from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.validation import Checked, Seconds
 from mjfleet.errors import UserError

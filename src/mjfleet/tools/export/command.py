@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from mjfleet.cli.flags import parse_flags
 from mjfleet.config import TrainConfig
+from mjfleet.config.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder, OptionalFolder
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, discover

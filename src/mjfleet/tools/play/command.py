@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from mjfleet.cli.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek
+from mjfleet.cli.run_command import run_command
 from mjfleet.config import EnvConfig, TrainConfig
+from mjfleet.config.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek
 from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.validation import (
     MOST,
@@ -26,7 +27,7 @@ from mjfleet.config.validation import (
     Positive,
     between,
 )
-from mjfleet.errors import UserError, run_command
+from mjfleet.errors import UserError
 from mjfleet.launch.devices import choose_devices
 from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import FoundTask, discover

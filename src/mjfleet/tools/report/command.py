@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 
-from mjfleet.cli.flags import parse_flags
+from mjfleet.config.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
 from mjfleet.runs.metrics_csv import columns_of

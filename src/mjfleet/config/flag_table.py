@@ -94,10 +94,15 @@ def short_names(owner: type[Any], field: str) -> list[str]:
     return [name.replace("_", "-")] if name else []
 
 
-def as_flag(name: str, value: Any) -> str:
-    """Return the word that gives a field, by its dotted name, a value."""
-    typed = f"[{','.join(map(str, value))}]" if isinstance(value, (list, tuple)) else str(value)
-    return f"--{name.replace('_', '-')}={typed}"
+def as_words(name: str, value: Any) -> list[str]:
+    """Return the words that give a field, by its dotted name, a value."""
+    group, _, last = name.replace("_", "-").rpartition(".")
+    group = f"--{group}." if group else "--"
+    if isinstance(value, bool):
+        return [f"{group}{last}" if value else f"{group}no-{last}"]
+    if isinstance(value, (list, tuple)):
+        return [f"{group}{last}", *map(str, value)]
+    return [f"{group}{last}={value}"]
 
 
 @cache

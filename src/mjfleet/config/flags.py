@@ -1,18 +1,19 @@
 """Parses the flags of every command. Runs in the process that the user started."""
 
+import ast
 import os
 import shutil
 import sys
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import tyro
 
-from mjfleet.cli.flag_table import field_texts, flags_of, short_names
-from mjfleet.cli.values_as_typed import as_typed_here
 from mjfleet.config.field_kinds import SHORT
+from mjfleet.config.flag_table import field_texts, flags_of, short_names
 from mjfleet.config.launch_config import GpuRequest
 from mjfleet.errors import UserError
 
@@ -39,8 +40,7 @@ def parse_flags(
     """Parse flags into the dataclass `kind`, whose fields' docstrings are the help.
 
     `--help` and unknown flags print a text and exit. `prog` is the command as the user types it,
-    `default` an instance of `kind` for the flags that are not given. Values may be written as other
-    programs write them: see values_as_typed.py.
+    `default` an instance of `kind` for the flags that are not given.
 
     Raises:
         UserError: a value is not allowed.
@@ -53,7 +53,7 @@ def parse_flags(
             for name in flag.names:
                 print(f"--{name}", *flag.choices, *[f"\n--{flag.off}"] * flag.is_switch)
         sys.exit()
-    words = ["--help"] if HELP & set(flags) else as_typed_here(flags, table)
+    words = ["--help"] if HELP & set(flags) else flags
     return tyro.cli(
         kind, prog=prog, description=description, args=words, default=default, registry=PARSERS,
         config=(tyro.conf.AvoidSubcommands,),
@@ -84,6 +84,30 @@ def _configuration(kind: tyro.constructors.StructTypeInfo) -> Any:
 
 def _text_of(owner: type[Any], field: str) -> str | None:
     return field_texts(owner).get(field.rstrip("_"))
+
+
+@PARSERS.primitive_rule
+def _list(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
+    """Parse a list of numbers or texts, of which one word such as `[64, 32]` has all items."""
+    item, *others = get_args(kind.type) or (None,)
+    if kind.type_origin not in (list, tuple) or item not in (int, float, str):
+        return None
+    if others not in ([], [Ellipsis]):
+        return None
+
+    def read(texts: list[str]) -> Any:
+        if len(texts) == 1 and texts[0].startswith("[") and texts[0].endswith("]"):
+            with suppress(ValueError, SyntaxError):
+                texts = list(map(str, ast.literal_eval(texts[0])))
+        return (kind.type_origin or list)(map(item, texts))
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=f"[{item.__name__.upper()} ...]",
+        instance_from_str=read,
+        is_instance=lambda v: isinstance(v, (list, tuple)) and all(type(i) is item for i in v),
+        str_from_instance=lambda v: list(map(str, v)),
+    )
 
 
 @PARSERS.primitive_rule
