@@ -22,6 +22,7 @@ from mjfleet.launch.launch_plan import LaunchPlan, log_name
 from mjfleet.launch.output_relay import OutputRelay
 from mjfleet.launch.worker_watchdog import ALONE_SECONDS, WorkerStatus
 from mjfleet.runs.checkpoint_archive import CHECKPOINT_BYTES
+from mjfleet.utils.console import print_line
 from mjfleet.utils.safe_read import open_regular
 from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.heartbeat import Heartbeat
@@ -123,8 +124,9 @@ class RunSupervisor:
                     by = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
                     self._connections.send(SendSignal(by))
                     self._is_asked_to_stop = True
-                elif time.monotonic() > deadline:
-                    raise Stopped(number)  # There is no iteration to finish.
+                elif time.monotonic() > deadline:  # There is no iteration to finish.
+                    print_line(f"{signal.Signals(number).name}: stopping at once")
+                    raise Stopped(number)
             self._receive(LOOK_SECONDS)
         # Let the other hosts' workers write what they have before they are killed.
         patient = failure.kind not in ("Lost", "Hang") and not failure.is_users_mistake
