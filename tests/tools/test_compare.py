@@ -70,9 +70,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["a", "b", "c"]
 
 
-def as_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def as_json(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
     """What `compare --json` prints."""
-    assert run_command(mjfleet, ["compare", *words, "--json"]) == 0
+    assert run_command(mjfleet, ["compare", *flags, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -143,8 +143,8 @@ def test_groups_that_differ_in_seeds_alone_are_rows(
 def test_tables_fit_80_columns_and_a_row_is_a_line_in_a_pipe(
     run: Run, runs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("--columns", "error", "eval/", "--until", "mean_return > 900")
-    piped = run("mjfleet", "compare", *runs, *words, prelude=POISON)
+    flags = ("--columns", "error", "eval/", "--until", "mean_return > 900")
+    piped = run("mjfleet", "compare", *runs, *flags, prelude=POISON)
     assert piped.returncode == 0, piped.stderr
     lines = [" ".join(line.split()) for line in piped.stdout.splitlines()]
     for line in (
@@ -197,7 +197,6 @@ def test_a_note_names_what_makes_returns_differ(
         note = f"Returns may be of different rewards, since these differ: {what}."
         assert note in " ".join(capsys.readouterr().out.split())
         file.write_text(before)
-    assert run_command(mjfleet, ["report", *runs, "--output", "page.html"]) == 0
 
 
 def test_a_sweep_has_a_row_for_each_setting_and_its_page_the_trials(
@@ -254,8 +253,8 @@ def test_runs_become_pictures(runs: list[str]) -> None:
     pixels = image.imread("logs/cartpole/a/plots/curves.png")
     assert pixels.shape[0] > 300
     assert pixels.std() > 0.05  # Something is drawn.
-    words = ("--x", "minutes", "--png", "curves.svg", "--columns", "eval/", "mean_return")
-    assert run_command(mjfleet, ["report", *runs, *words]) == 0
+    flags = ("--x", "minutes", "--png", "curves.svg", "--columns", "eval/", "mean_return")
+    assert run_command(mjfleet, ["report", *runs, *flags]) == 0
     drawn = Path("curves.svg").read_text()
     texts = re.findall("<!-- (minutes|million steps|mean_return|eval/return|a, b|c|b) -->", drawn)
     assert texts == ["minutes", "eval/return", "minutes", "mean_return", "a, b", "c"]
@@ -266,8 +265,10 @@ def test_mistakes_are_answered_and_nothing_is_written(
     runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained(Path("logs/cartpole/empty"), [])
+    Path("a_file").touch()
+    Path("a_folder").mkdir()
     before = sorted(tmp_path.rglob("*"))
-    for command, words, problem in (
+    for command, arguments, problem in (
         ("compare", [], "one or more"),
         ("compare", ["a"], "nothing to compare"),
         ("compare", [*runs, "logs/cartpole/a"], "same run"),
@@ -277,10 +278,15 @@ def test_mistakes_are_answered_and_nothing_is_written(
         ("compare", [*runs, "--until", "eror < 1"], "error"),
         ("compare", [*runs, "--until", "error"], "quotation marks"),
         ("report", ["a", "empty"], "no iterations"),
+        ("report", ["a_folder"], "a_folder is not a run directory"),
+        ("report", ["a_file"], "a_file is not a run directory"),
+        ("report", ["a", "--output", "a_folder"], "a_folder: Is a directory"),
+        ("report", ["a", "--output", "a_file/page.html"], "a_file: Not a directory"),
+        ("report", ["a", "--png", "curves.jpeg"], ".png, .svg, .pdf"),
         ("plot", ["a", "--output", "curves.jpeg"], ".png, .svg, .pdf"),
         ("plot", ["a", "--columns", "world_size"], "error"),
     ):
-        assert run_command(mjfleet, [command, *words]) == 2
+        assert run_command(mjfleet, [command, *arguments]) == 2
         shown = capsys.readouterr()
         assert problem in shown.err
         assert shown.err.count("\n") == 1

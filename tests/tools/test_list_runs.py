@@ -117,7 +117,7 @@ def test_damaged_runs_are_listed_and_hide_no_others(
     (made["empty"] / "metrics.csv").write_bytes(b"")
     runs = listed(capsys, "--log-root", str(tmp_path))
     assert set(runs) == {f"a/{name}" for name in names}
-    for name, words in (
+    for name, problem in (
         ("garbled", "run.json: "),
         ("bare", "run.json"),
         ("old", "run.json is incomplete"),
@@ -125,7 +125,7 @@ def test_damaged_runs_are_listed_and_hide_no_others(
         ("bits", "1 of its rows cannot be read"),
         ("lost", "metrics.csv: "),
     ):
-        assert words in runs[f"a/{name}"]["problem"]
+        assert problem in runs[f"a/{name}"]["problem"]
     assert runs["a/bits"]["last_mean_return"] == 2  # What is still being written does not count.
     assert runs["a/good"]["problem"] is runs["a/empty"]["problem"] is None
     assert mjfleet(["runs", "--log-root", str(tmp_path)]) == 0
@@ -152,12 +152,12 @@ def test_mistakes_are_answered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for words, problem in (
+    for arguments, problem in (
         (["runs"], "--log-root logs: there is no such folder"),
         (["plot", "latest"], "latest: there is no run in logs"),
         (["plot", "2026"], "2026 does not exist"),
     ):
-        assert run_command(mjfleet, words) == 2
+        assert run_command(mjfleet, arguments) == 2
         assert problem in capsys.readouterr().err
     (tmp_path / "logs").mkdir()
     assert mjfleet(["runs"]) == mjfleet(["runs", "--json"]) == 0

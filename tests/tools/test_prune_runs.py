@@ -18,8 +18,8 @@ from .test_list_runs import write_run
 WHEN = "2026-05-04T10:00:00+00:00"
 
 
-def prune(root: Path, *words: str) -> int:
-    return mjfleet(["runs", "--log-root", str(root), *words])
+def prune(root: Path, *arguments: str) -> int:
+    return mjfleet(["runs", "--log-root", str(root), *arguments])
 
 
 def write(folder: Path, days: float = 0, **entries: Any) -> Path:

@@ -60,14 +60,14 @@ def test_a_page_tells_all_of_a_run(trained: Path, page: Page) -> None:
     (trained / "videos/iteration_4.mp4").write_bytes(b"a video")
     text = page(trained)
     record = json.loads((trained / "run.json").read_text())
-    said = words(text)
+    shown = text_of(text)
     for what in (
         f"cartpole-balance/{trained.name}", "finished", "4 of 4",
         "environment steps 1920",
         "--agent.algorithm.learning-rate 0.0005 0.001", record["host"], record["versions"]["torch"],
         "engine native", "iteration 4",
     ):  # fmt: skip
-        assert what in said, what
+        assert what in shown, what
     for column in ("mean_return", "reward/balance", "loss/value", "collect_seconds"):
         assert f'data-column="{column}"' in text
     assert b64encode(b"a video").decode() in text
@@ -77,9 +77,9 @@ def test_a_page_tells_all_of_a_run(trained: Path, page: Page) -> None:
     assert all(target.startswith(("data:", "#")) for target in targets if target is not None)
 
 
-def words(text: str) -> str:
+def text_of(page: str) -> str:
     """What a reader of a page reads, in one line."""
-    document = html5lib.parse(text, namespaceHTMLElements=False)
+    document = html5lib.parse(page, namespaceHTMLElements=False)
     body = document.find("body")
     assert body is not None
     for parent in list(body.iter()):
@@ -93,7 +93,7 @@ def test_every_state_of_a_run_has_a_page(trained: Path, page: Page) -> None:
 
     def with_record(**changes: Any) -> str:
         (trained / "run.json").write_text(json.dumps(record | changes))
-        return words(page(trained))
+        return text_of(page(trained))
 
     # It failed, with a text that no browser must take for more than that; then it went on.
     failure = {
@@ -106,27 +106,27 @@ def test_every_state_of_a_run_has_a_page(trained: Path, page: Page) -> None:
     first = record["attempts"][0]
     failed = first | {"status": "failed", "cause": EVIL}
     again = first | {"checkpoint": "model_2.pt", "is_restart": True, "cause": "a second fault"}
-    said = with_record(status="failed", attempts=[failed, again])
+    shown = with_record(status="failed", attempts=[failed, again])
     for what in ("failed a second fault", "RuntimeError on rank 1 in iteration 3", EVIL,
                  "in 2 attempts", "model_2.pt by itself", "failures/rank0.json"):  # fmt: skip
-        assert what in said, what
+        assert what in shown, what
     assert EVIL not in (trained / "report.html").read_text()
 
     # A line of metrics.csv is damaged; the run is of before some entries were recorded.
     with (trained / "metrics.csv").open("a") as file:
         file.write("5,garbage\n")
     (trained / "run.json").write_text('{"task": "cartpole-balance"}')
-    said = words(page(trained))
-    assert "1 of its rows cannot be read" in said
-    assert "does not record its task's defaults" in said
+    shown = text_of(page(trained))
+    assert "1 of its rows cannot be read" in shown
+    assert "does not record its task's defaults" in shown
 
     # It has just begun.
     (trained / "metrics.csv").unlink()
-    said = with_record(task="unheard-of", status="running", ended=None)
-    assert "No iteration has been completed yet" in said
+    shown = with_record(task="unheard-of", status="running", ended=None)
+    assert "No iteration has been completed yet" in shown
 
     (trained / "run.json").write_text("{")
-    assert "its run.json" in words(page(trained))
+    assert "its run.json" in text_of(page(trained))
 
 
 def test_no_code_runs_that_a_run_names(
@@ -148,26 +148,6 @@ def test_no_code_runs_that_a_run_names(
     for command in (["runs", "--log-root", "."], ["plot", run, "--output", "curves.png"]):
         assert run_command(mjfleet, command) == 0
     assert not ran.exists()
-
-
-def test_mistakes_are_answered_and_nothing_is_written(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "a_file").touch()
-    (tmp_path / "a_folder").mkdir()
-    before = sorted(tmp_path.rglob("*"))
-    for arguments, said in (
-        ([tmp_path / "nowhere"], "nowhere does not exist"),
-        ([tmp_path / "a_folder"], "a_folder is not a run directory"),
-        ([tmp_path / "a_file"], "a_file is not a run directory"),
-        ([trained, "--output", tmp_path / "a_folder"], "a_folder: Is a directory"),
-        ([trained, "--output", tmp_path / "a_file/page.html"], "a_file: Not a directory"),
-        ([trained, "--png", tmp_path / "curves.jpeg"], ".png, .svg, .pdf"),
-        ([], "one or more"),
-    ):
-        assert run_command(mjfleet, ["report", *map(str, arguments)]) == 2
-        assert said in capsys.readouterr().err
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")

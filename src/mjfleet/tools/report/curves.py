@@ -78,8 +78,8 @@ def changing(curves: Sequence[Curves]) -> list[str]:
 
 def _curves(runs: Sequence[LoggedRun], points: int) -> Curves:
     """Return the curves of runs. A point is a mean over as many iterations as leave `points`."""
-    each = -(-max(len(run.along[STEPS]) for run in runs) // points)
-    runs = [_thinned(run, each) for run in runs]
+    size = -(-max(len(run.along[STEPS]) for run in runs) // points)
+    runs = [_thinned(run, size) for run in runs]
     if len(runs) == 1:
         return Curves(runs[0].along, {name: v[None] for name, v in runs[0].columns.items()})
     x = np.unique(np.concatenate([run.along[STEPS] for run in runs]))
@@ -106,17 +106,17 @@ def _curves(runs: Sequence[LoggedRun], points: int) -> Curves:
     return Curves(along, columns)
 
 
-def _thinned(run: LoggedRun, each: int) -> LoggedRun:
-    """Return a run with a point for `each` iterations: the means of columns over those."""
+def _thinned(run: LoggedRun, size: int) -> LoggedRun:
+    """Return a run with a point for `size` iterations: the means of columns over those."""
 
     def mean(values: np.ndarray) -> np.ndarray:
-        padded = np.pad(values, (0, -len(values) % each), constant_values=np.nan)
-        parts = padded.reshape(-1, each)
+        padded = np.pad(values, (0, -len(values) % size), constant_values=np.nan)
+        parts = padded.reshape(-1, size)
         count = (~np.isnan(parts)).sum(axis=1)
         return np.where(count > 0, np.nansum(parts, axis=1) / np.maximum(count, 1), np.nan)
 
     length = len(run.along[STEPS])
-    ends = np.minimum(np.arange(each - 1, length + each - 1, each), length - 1)
+    ends = np.minimum(np.arange(size - 1, length + size - 1, size), length - 1)
     return replace(
         run,
         along={name: values[ends] for name, values in run.along.items()},

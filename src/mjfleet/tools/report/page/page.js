@@ -51,7 +51,7 @@ function draw(place) {
 
   function show(at) {
     const x = values[0][at];
-    const parts = drawn.filter((each) => x <= each.last).map(({ number, at: line }) => {
+    const parts = drawn.filter(({ last }) => x <= last).map(({ number, at: line }) => {
       const part = document.createElement("b");
       const known = values[line].slice(0, at + 1).findLast((value) => value != null);
       part.style.color = entries.length > 1 ? colourOf(number) : "";
