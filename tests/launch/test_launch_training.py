@@ -23,7 +23,6 @@ SMALL = ("--env.num-envs", "8", "--agent.num-steps-per-env", "32", "--gpu-ids", 
         ((*SMALL, "--total-steps", "513"), 3),
         (("--resume", TRAINED, "--total-steps", "2_000"), 8),
         (("--resume", TRAINED, "--total-steps", "2000", "--cpu-workers", "2"), 6),
-        (("--resume", TRAINED, "--total-steps", "100"), 3),
     ],
 )
 def test_training_is_as_long_as_the_steps_of_all_workers_say(
@@ -52,10 +51,7 @@ def test_a_length_in_iterations_replaces_a_files_length_in_steps(
         train(["cartpole-balance", *SMALL, *both, "--total-steps", "9", "--dry-run"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_git_runs_leaves_nothing(
-    tmp_path: Path, start: Start, number: signal.Signals
-) -> None:
+def test_a_signal_while_git_runs_leaves_nothing(tmp_path: Path, start: Start) -> None:
     """Here git takes as long as on a slow network disk."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -66,9 +62,9 @@ def test_a_signal_while_git_runs_leaves_nothing(
     environ = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
     process = start("train", "cartpole-balance", *SMALL, environ=environ)
     assert wait_until(Path(f"{slow}.pid").exists, 60.0)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(60.0)
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + signal.SIGTERM
     assert not errors
     assert [path.name for path in tmp_path.iterdir()] == ["bin"]
     assert not Path("/proc", Path(f"{slow}.pid").read_text().strip()).exists()
