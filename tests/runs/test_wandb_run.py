@@ -76,7 +76,7 @@ def test_a_run_goes_on_from_what_its_logger_has_uploaded(
 
     resumed = run("train", TASK, "--resume", f"{word}:model_3")
     assert resumed.returncode == 0, resumed.stderr
-    assert "goes on in place" in resumed.stdout
+    assert "continues in place" in resumed.stdout
     run_dir = only_run(tmp_path, "poles")
     assert run_dir.name == f"{server.run}_model_3"
     assert [int(row["iteration"]) for row in rows(run_dir)] == [4, 5, 6]
