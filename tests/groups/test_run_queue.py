@@ -11,24 +11,25 @@ import pytest
 from mjfleet.config import LaunchConfig
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.group_folder import GroupFolder
-from mjfleet.groups.run_queue import Member, MemberProcess, run_members
+from mjfleet.groups.run_queue import Member, MemberProcess, Members, run_members
 from mjfleet.registry import discover
 from mjfleet.runs.metrics_csv import completed_iterations
 
 TASK = "cartpole-balance"
 
 
-class Three:
+class Three(Members):
     """One that is stopped once it has learned, one that finishes, one whose flags are wrong."""
 
     def __init__(self) -> None:
-        self.ends: dict[str, MemberProcess] = {}
-        self._waiting = [
-            Member("wrong", ("--config", "error: none.yaml")),
-            Member("long", ("--agent.max-iterations", "100000")),
-            Member("short", ("--agent.max-iterations", "2")),
-        ]
         self._is_asked = False
+        super().__init__(
+            [
+                Member("wrong", ("--config", "error: none.yaml")),
+                Member("long", ("--agent.max-iterations", "100000")),
+                Member("short", ("--agent.max-iterations", "2")),
+            ]
+        )
 
     def next_member(self) -> Member | None:
         self._is_asked = not self._is_asked
@@ -38,9 +39,6 @@ class Three:
         for process in running:
             if completed_iterations(process.run_dir) > 2:
                 process.stop()
-
-    def ended(self, process: MemberProcess) -> None:
-        self.ends[process.member.name] = process
 
 
 @pytest.mark.slow
@@ -52,9 +50,10 @@ def test_members_come_when_a_share_is_free_and_how_each_ends_is_known(tmp_path: 
     with closing(GroupFolder(TASK, config, None)) as group:
         group.begin(config, ["train"], {})
         assert run_members(group, config, shares, members) is None
-    statuses = {name: process.status for name, process in members.ends.items()}
+    ends = {process.member.name: process for process in members.done}
+    statuses = {name: process.status for name, process in ends.items()}
     assert statuses == {"wrong": "refused", "long": "stopped", "short": "finished"}
-    assert members.ends["wrong"].cause.startswith("--config error: none.yaml: ")
+    assert ends["wrong"].cause.startswith("--config error: none.yaml: ")
     assert not (group.path / "wrong").exists()
     assert (group.path / "long/checkpoints/final_model.pt").exists()
     assert completed_iterations(group.path / "short") == 2

@@ -1,7 +1,7 @@
 """Trains the members of a group, as many at once as there are shares. Runs in the launcher.
 
-A member is a child process `train` with a run directory of its own. Which members there are, seeds
-or the trials of a sweep, is decided by `Members`.
+A member is a child process `train` with a run directory of its own: one for each seed of a seed
+group, or each trial of a sweep.
 """
 
 import signal
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
@@ -86,20 +86,38 @@ class MemberProcess:
                     self.kind = str(last.get("kind"))
 
 
-class Members(Protocol):
-    """Decides which members to train. Its methods are called one at a time."""
+class Members:
+    """The members of a group that wait to be trained; a subclass may decide on them later.
+
+    Its methods are called one at a time.
+    """
+
+    def __init__(self, waiting: Sequence[Member]) -> None:
+        self._waiting = list(waiting)
+        self.done: list[MemberProcess] = []
+
+    @property
+    def mistake(self) -> str:
+        """The mistake of the user's for which all members so far were refused, or empty text."""
+        is_common = {process.status for process in self.done} == {"refused"}
+        return self.done[0].cause if is_common else ""
 
     def next_member(self) -> Member | None:
         """Return the member to train next, or None: none now, and no more once all have ended.
 
         It is called again and again while a share is free.
         """
+        return self._waiting.pop(0) if self._waiting and not self.mistake else None
 
     def look(self, running: Sequence[MemberProcess]) -> None:
         """See the members that are being trained, a few times per second; it may stop some."""
 
     def ended(self, process: MemberProcess) -> None:
-        """Take note of how a member ended."""
+        """Take note of how a member ended, and print it."""
+        self.done.append(process)
+        if not self.mistake:
+            why = f": {process.cause}" if process.cause else ""
+            print_line(f"{process.member.name} {process.status}{why}")
 
 
 def run_members(

@@ -13,7 +13,7 @@ from mjfleet.config.validation import MOST
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.group_folder import GroupFolder
-from mjfleet.groups.run_queue import Member, MemberProcess, run_members
+from mjfleet.groups.run_queue import Member, Members, run_members
 from mjfleet.launch.host_environment import take_variables
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from mjfleet.launch.launch_plan import describe, new_folder
@@ -83,7 +83,7 @@ def train_seeds(
         group_folder.begin(config, ["train", *argv], {}, kind=KIND, members=members)
         folder = group_folder.path
         print_line(f"seed group: {folder}")
-        queue = _Seeds(waiting, config.quiet)
+        queue = Members(waiting)
         number = run_members(group_folder, config, shares, queue)
         finished = sum(process.status == "finished" for process in queue.done)
         is_all = finished == len(seeds)
@@ -96,34 +96,6 @@ def train_seeds(
     if not is_all:
         print_line(f"resume with: {resume_command(found.name, folder)}")
     return 0 if is_all else 128 + number if number else FAILED
-
-
-class _Seeds:
-    """The members of a group of seeds."""
-
-    def __init__(self, waiting: Sequence[Member], is_quiet: bool) -> None:
-        self._waiting, self._is_quiet = list(waiting), is_quiet
-        self.done: list[MemberProcess] = []
-
-    @property
-    def mistake(self) -> str:
-        """The mistake of the user's for which all members so far were refused, or empty text."""
-        is_common = {process.status for process in self.done} == {"refused"}
-        return self.done[0].cause if is_common else ""
-
-    def next_member(self) -> Member | None:
-        """Return the next one, unless it would be refused too."""
-        return self._waiting.pop(0) if self._waiting and not self.mistake else None
-
-    def look(self, running: Sequence[MemberProcess]) -> None:
-        """Stop none."""
-
-    def ended(self, process: MemberProcess) -> None:
-        """Print how it ended."""
-        self.done.append(process)
-        if not (self._is_quiet or self.mistake):
-            why = f": {process.cause}" if process.cause else ""
-            print_line(f"{process.member.name} {process.status}{why}")
 
 
 def on_this_host(config: TrainConfig, otherwise: str) -> TrainConfig:

@@ -19,7 +19,7 @@ END_WORDS = {
     TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed",
     TrialState.RUNNING: "running", TrialState.WAITING: "waiting",
 }  # fmt: skip
-FEWEST = 4
+FEWEST_RESULTS = 4
 """Trials with a result from which importance is computed."""
 
 
@@ -72,7 +72,7 @@ def importance(study: Study) -> dict[str, float]:
         if trial.state.is_finished() and trial.value is not None:
             given = {"params": trial.params, "distributions": trial.distributions}
             seen.add_trial(create_trial(value=trial.value, **given))
-    if len(seen.trials) < FEWEST:
+    if len(seen.trials) < FEWEST_RESULTS:
         return {}
     evaluator = PedAnovaImportanceEvaluator(evaluate_on_local=False)
     return get_param_importances(seen, evaluator=evaluator)

@@ -16,7 +16,7 @@ from mjfleet.config.flag_table import as_words
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import Share
 from mjfleet.groups.group_folder import GroupFolder
-from mjfleet.groups.run_queue import Member, MemberProcess, run_members
+from mjfleet.groups.run_queue import Member, MemberProcess, Members, run_members
 from mjfleet.launch.planned_run import FAILED
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations, read_rows, value
 from mjfleet.sweep.results import END_WORDS, short_values, summary, write_results
@@ -73,12 +73,13 @@ class TrialRun:
     is_pruned: bool = False
 
 
-class Trials:
+class Trials(Members):
     """The trials of one sweep folder, as a run queue asks for them."""
 
     def __init__(self, study: Study, folder: Path) -> None:
+        super().__init__([])
         self._study, self._folder = study, folder
-        self._waiting = [TrialRun(trial, step) for trial, step in study.unfinished()]
+        self._unfinished = [TrialRun(trial, step) for trial, step in study.unfinished()]
         self._running: dict[str, TrialRun] = {}
         self._failures = 0  # In a row.
         self.cause = ""
@@ -93,8 +94,8 @@ class Trials:
         """Return a trial that has not ended, then new ones until there are enough."""
         if self.is_hopeless:
             return None
-        if self._waiting:
-            one = self._waiting.pop(0)
+        if self._unfinished:
+            one = self._unfinished.pop(0)
         elif trial := self._study.begin_trial():
             one = TrialRun(trial)
         else:
@@ -137,7 +138,7 @@ class Trials:
         elif process.status == "stopped" or (process.status == "failed" and is_fault):
             why = process.cause or process.status
             print_line(f"trial {one.trial.number} has not ended: {why}")
-            self._waiting.append(one)
+            self._unfinished.append(one)
         else:
             self._end(one, run_dir, TrialState.FAIL, cause=process.cause)
 
