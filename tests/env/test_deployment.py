@@ -51,7 +51,7 @@ MODEL = """
 class LegEnv(Env[EnvConfig]):
     """A robot that observes its positions."""
 
-    said: Any = None
+    deployed: Any = None
 
     def reset_worlds(self, mask: torch.Tensor) -> None:
         pass
@@ -66,14 +66,14 @@ class LegEnv(Env[EnvConfig]):
         return {"none": torch.zeros(self.num_envs)}
 
     def deployment(self) -> dict[str, Any]:
-        return self.said
+        return self.deployed
 
 
 def build(text: str) -> LegEnv:
     model = mujoco.MjModel.from_xml_string(text)
     cfg = EnvConfig(num_envs=1, decimation=5)
     env = LegEnv(cfg, make_simulation("native", model, 1), seed=1)
-    env.said = {}
+    env.deployed = {}
     return env
 
 
@@ -193,14 +193,14 @@ def test_mujoco_applies_the_gear_that_is_exported(name: str, dofs: Sequence[int]
 
 def test_what_the_task_says_is_added(env: LegEnv) -> None:
     parts = [{"name": "pairs", "size": 8, "history": 4, "parts": [{"name": "pair", "size": 2}]}]
-    env.said = {"observations": {"speeds": parts}, "default_pose": (0, 1, 2), "scale": 0.5}
+    env.deployed = {"observations": {"speeds": parts}, "default_pose": (0, 1, 2), "scale": 0.5}
     known = describe(env, ("speeds", "actor"))
     assert known["observations"][0] == {"name": "speeds", "size": 8, "parts": parts}
     assert (known["default_pose"], known["scale"]) == ([0, 1, 2], 0.5)
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("deployed", "message"),
     [
         (
             {"observations": {"actor": [{"name": "leg", "size": 1}]}},
@@ -214,9 +214,9 @@ def test_what_the_task_says_is_added(env: LegEnv) -> None:
         (None, "plain JSON data"),
     ],
 )
-def test_what_a_robot_could_not_use_is_refused(env: LegEnv, said: Any, words: str) -> None:
-    env.said = said
-    with pytest.raises(UserError, match=words):
+def test_what_a_robot_could_not_use_is_refused(env: LegEnv, deployed: Any, message: str) -> None:
+    env.deployed = deployed
+    with pytest.raises(UserError, match=message):
         describe(env, ("actor",))
 
 

@@ -49,8 +49,7 @@ class TrainingVideos:
         """Wait for the last videos, until `stop` is true or LAST_SECONDS are over."""
         last, deadline = {**self._drawn}, time.monotonic() + LAST_SECONDS
         if last:
-            limit = f"for {LAST_SECONDS:g} s at most; Ctrl-C skips them"
-            print_line(f"drawing the last videos, {limit}")
+            print_line(f"drawing videos, for {LAST_SECONDS:g} s at most; Ctrl-C skips them")
         while self._works and self._drawn and not stop() and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
             self._attempt(self._collect)

@@ -45,7 +45,7 @@ def make_graph(policy: Any, sizes: Sequence[int], kind: Format, metadata: str) -
             if kind == "onnx" and not policy.is_recurrent and not images_of(policy):
                 return _onnx(_Whole(policy, sizes), metadata)
             name = f"{owner.__module__.rpartition('.')[2]}:{owner.__name__}"
-            raise UserError(f"{name} computes actions in a way of its own: give it {make}() too.")
+            raise UserError(f"{name} overrides how actions are computed: give it {make}() too.")
     if kind == "onnx":
         return _onnx(policy.as_onnx(verbose=False), metadata)
     return _torchscript(policy, metadata)

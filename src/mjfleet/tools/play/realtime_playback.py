@@ -33,7 +33,7 @@ class Playback:
         self.env, self.playing = player.env, playing
         self.is_paused = False
         self.speed = 1.0  # Wanted simulated seconds per second.
-        self.world = 0  # The environment whose numbers are shown.
+        self.shown = 0  # The environment whose numbers are shown.
         self.steps = 0  # Steps and resets so far; a display is out of date once it changes.
         self.sums = torch.zeros_like(self.env.terms)
         """Sums of reward terms in the current episodes, `(number of terms, num_envs)`."""
@@ -105,9 +105,9 @@ class Playback:
         """Change to the speed `by` places further in SPEEDS."""
         self.speed = SPEEDS[min(max(SPEEDS.index(self.speed) + by, 0), len(SPEEDS) - 1)]
 
-    def change_world(self, by: int) -> None:
+    def show_other(self, by: int) -> None:
         """Show the environment with a number `by` higher."""
-        self.world = (self.world + by) % self.env.num_envs
+        self.shown = (self.shown + by) % self.env.num_envs
 
     def override_commands(self, commands: dict[str, float] | None) -> None:
         """Give every environment these commands, by name; None: the task samples them again."""
@@ -120,9 +120,9 @@ class Playback:
         Reward terms have a name, the value in the newest step and the sum over the episode.
         Metrics are those of the newest step.
         """
-        env, world = self.env, self.world
-        steps, sums = env.terms[:, world].tolist(), self.sums[:, world].tolist()
-        measured = env.measured[:, world].tolist()
+        env, shown = self.env, self.shown
+        steps, sums = env.terms[:, shown].tolist(), self.sums[:, shown].tolist()
+        measured = env.measured[:, shown].tolist()
         pairs = zip(env.metric_names, measured[::2], measured[1::2], strict=True)
         metrics = {name: over / by if by else math.nan for name, over, by in pairs}
         return list(zip(env.reward_names, steps, sums, strict=True)), metrics
@@ -137,8 +137,8 @@ class Playback:
             return {}
         sim = self.env.sim
         start = int(sim.model.body_dofadr[self._body])
-        velocity = sim.qvel[self.world, start : start + 6].cpu()
-        frame = sim.xmat[self.world, self._body].view(3, 3).to(velocity)
+        velocity = sim.qvel[self.shown, start : start + 6].cpu()
+        frame = sim.xmat[self.shown, self._body].view(3, 3).to(velocity)
         forward, left, _ = (frame.T @ velocity[:3]).tolist()
         return {"forward": forward, "left": left, "turn_left": float(velocity[5])}
 

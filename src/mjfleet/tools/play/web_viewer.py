@@ -89,8 +89,8 @@ class WebDisplay:
     def show(self) -> None:
         """Draw what has changed, and write texts now and then."""
         playback = self._playback
-        playback.world = self._scene.env_idx
-        now = (playback.steps, playback.world, self._spacing.value)
+        playback.shown = self._scene.env_idx
+        now = (playback.steps, playback.shown, self._spacing.value)
         if self._drawn != now or self._scene.needs_update:
             self._drawn = now
             self._scene.needs_update = False
@@ -168,20 +168,20 @@ class WebDisplay:
 
     def _draw(self) -> None:
         """Draw all environments on a grid around the shown one, which keeps its position."""
-        sim, world = self._playback.env.sim, self._playback.world
+        sim, shown = self._playback.env.sim, self._playback.shown
         cells = np.arange(sim.num_envs)
         columns = math.ceil(math.sqrt(sim.num_envs))
         grid = np.stack((cells // columns, cells % columns, 0 * cells), axis=1)
-        aside = self._spacing.value * (grid - grid[world])
+        aside = self._spacing.value * (grid - grid[shown])
         places = [tensor.cpu().numpy() + aside[:, None] for tensor in (sim.xpos, sim.mocap_pos)]
         turns = [tensor.cpu().numpy() for tensor in (sim.xmat, sim.mocap_quat)]
         state = {name: getattr(sim, name).cpu().numpy() for name in ("qpos", "qvel", "ctrl")}
         xmat = turns[0].reshape(sim.num_envs, -1, 3, 3)
         self._scene.update_from_arrays(places[0], xmat, places[1], turns[1], **state)
-        shown = slice(world, world + 1) if self._scene.show_only_selected else slice(None)
+        visible = slice(shown, shown + 1) if self._scene.show_only_selected else slice(None)
         for i, (name, arrow) in enumerate(self._playback.env.debug_vis().items()):
             start, vector = (part.cpu().numpy() for part in arrow)
-            points = np.stack((start + aside, start + aside + vector), axis=1)[shown]
+            points = np.stack((start + aside, start + aside + vector), axis=1)[visible]
             if name in self._arrows:
                 self._arrows[name].points = points.astype(np.float32)
                 continue
@@ -199,12 +199,12 @@ class WebDisplay:
         stepped = (playback.steps - self._steps_written) * playback.env.step_dt
         real = stepped / (now - self._written)
         self._written, self._steps_written = now, playback.steps
-        seconds = int(playback.env.episode_length_buf[playback.world]) * playback.env.step_dt
+        seconds = int(playback.env.episode_length_buf[playback.shown]) * playback.env.step_dt
         terms, metrics = playback.numbers()
         total = sum(sums for _, _, sums in terms)
         speed = "paused" if playback.is_paused else f"{real:.2f} x real time"
-        shown = f"{playback.world}, {seconds:.1f} s, return {total:.4g}"
-        status = [("playing", playback.playing), ("speed", speed), ("environment", shown)]
+        episode = f"{playback.shown}, {seconds:.1f} s, return {total:.4g}"
+        status = [("playing", playback.playing), ("speed", speed), ("environment", episode)]
         self._status.content = table(status)
         numbers = table([(name, f"{value:.3g}") for name, value in metrics.items()])
         self._numbers.content = reward_bars(terms) + numbers
@@ -220,7 +220,7 @@ class WebDisplay:
         """Show the commands beside what the robot does, and let the sliders follow the task."""
         playback, motion = self._playback, self._playback.motion()
         commands = playback.env.commands()
-        wanted = {name: float(value[playback.world]) for name, (value, _, _) in commands.items()}
+        wanted = {name: float(value[playback.shown]) for name, (value, _, _) in commands.items()}
         rows = [
             (name, *(f"{of[name]:.2f}" if name in of else "" for of in (wanted, motion)))
             for name in dict.fromkeys((*wanted, *motion))

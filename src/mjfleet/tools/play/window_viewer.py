@@ -36,8 +36,8 @@ def show_in_window(playback: Playback) -> None:
         glfw.KEY_ENTER: playback.reset,
         glfw.KEY_MINUS: lambda: playback.change_speed(-1),
         glfw.KEY_EQUAL: lambda: playback.change_speed(1),
-        glfw.KEY_COMMA: lambda: playback.change_world(-1),
-        glfw.KEY_PERIOD: lambda: playback.change_world(1),
+        glfw.KEY_COMMA: lambda: playback.show_other(-1),
+        glfw.KEY_PERIOD: lambda: playback.show_other(1),
     }
     print_line(KEYS)
     others = set(threading.enumerate())
@@ -62,18 +62,18 @@ def show_in_window(playback: Playback) -> None:
 
 def _show(playback: Playback, window: mujoco.viewer.Handle, data: mujoco.MjData) -> None:
     """Copy the shown environment into the window's data, and write its numbers."""
-    world, scene = playback.world, window.user_scn
+    shown, scene = playback.shown, window.user_scn
     assert scene is not None  # It exists while the window is open.
     with window.lock():
         for name in ("time", "qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat"):
-            setattr(data, name, getattr(playback.env.sim, name)[world].cpu().numpy())
+            setattr(data, name, getattr(playback.env.sim, name)[shown].cpu().numpy())
         scene.ngeom = 0
         for colour, arrow in zip(cycle(ARROW_COLOURS), playback.env.debug_vis().values()):
-            start, vector = (part[world].double().cpu().numpy() for part in arrow)
+            start, vector = (part[shown].double().cpu().numpy() for part in arrow)
             add_arrow(scene, start, vector, colour, ARROW_WIDTH)
     terms, metrics = playback.numbers()
     state = "paused" if playback.is_paused else f"{playback.speed:g} x"
-    rows = [("environment", str(world)), ("speed", state), ("playing", playback.playing)]
+    rows = [("environment", str(shown)), ("speed", state), ("playing", playback.playing)]
     rows += [(name, f"{sums:.4g}") for name, _, sums in terms]
     rows += [(name, f"{value:.3g}") for name, value in metrics.items()]
     left, right = ("\n".join(column) for column in zip(*rows, strict=True))
