@@ -3,55 +3,34 @@
 Runs in the launcher, and in each worker that torchrun, srun or mpirun has started.
 """
 
-import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from textwrap import indent
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from mjfleet.cli.help import print_help
+from mjfleet.cli.rank_0 import Chosen, choose_on_rank_0
 from mjfleet.cli.run_command import run_command
-from mjfleet.config import TrainConfig, from_dict, to_dict
+from mjfleet.cli.start import Sources, Start, find_code, find_sources, start_from
+from mjfleet.config import TrainConfig
 from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, typed_fields
 from mjfleet.errors import UserError
-from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover, find_task
-from mjfleet.runs.beginning import (
-    begin_from,
-    continue_run,
-    first_meaning,
-    fork,
-    has_learned,
-    refuse_other_parent,
-    refuse_other_user,
-    with_teacher,
-)
-from mjfleet.runs.config_yaml import IsGiven, from_file, read_config, task_of
+from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
+from mjfleet.runs.beginning import INIT_STD, with_teacher
+from mjfleet.runs.config_yaml import from_file, read_config, task_of
 from mjfleet.runs.own_runs import note_of, tasks_dir_of
-from mjfleet.runs.resume_choice import (
-    Parent,
-    Resume,
-    check_task,
-    read_record_of,
-    read_run,
-)
-from mjfleet.runs.resumed_attempt import undone_checkpoint
-from mjfleet.runs.run_directory import refuse_written
-from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
-from mjfleet.runs.run_lock import REQUEUE_SECONDS, lock_run
-from mjfleet.runs.run_lookup import find_run, is_group
-from mjfleet.runs.task_snapshot import is_snapshot, own_snapshot, snapshot_of
+from mjfleet.runs.resume_choice import check_task
+from mjfleet.runs.run_lookup import is_group
+from mjfleet.runs.task_snapshot import is_snapshot
 from mjfleet.utils.packages import need_extra
 from mjfleet.worker.rank_environment import Rank, torchrun_variables
 
 UNUSED = ("log_root", "init_from")  # Of a run's configuration, where the run continues.
-INIT_STD = "agent.actor.distribution.init_std"
 EXCLUSIVE = {
     "total_envs": ("env.num_envs", "for all workers or for each"),
     "total_steps": (
@@ -59,55 +38,6 @@ EXCLUSIVE = {
     ),
 }  # fmt: skip
 """Fields that say the same as another one, which replaces them if it is given alone."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """The flags that say where a configuration comes from. They are read before all others."""
-
-    task: str | None = None  # A mistake, which is answered.
-    config: str | None = None
-    resume: str | None = None
-    fork: bool = False
-    run_dir: str | None = None
-    init_from: str | None = None
-    teacher: str | None = None
-    tasks_dir: str | None = None
-    as_trained: bool = False
-    log_root: str = TrainConfig().log_root
-    experiment: Annotated[str | None, tyro.conf.arg(name="agent.experiment-name")] = None
-    collective_timeout: float = TrainConfig().collective_timeout
-    dry_run: bool = False
-
-    @classmethod
-    def read(cls, arguments: Sequence[str]) -> "Start":
-        """Read them; the values of others are not looked at.
-
-        Raises:
-            UserError: two of them contradict each other.
-        """
-        start, _ = tyro.cli(cls, args=arguments, return_unknown_args=True, add_help=False)
-        if start.fork and start.resume is None:
-            raise UserError("--fork begins a run from another one's checkpoint: add --resume RUN.")
-        if start.as_trained and start.resume is None and start.run_dir is None:
-            raise UserError("--as-trained: add --resume RUN or --run-dir DIR, whose code is used.")
-        if start.resume is None:
-            return start
-        if start.config is not None:
-            raise UserError(
-                "--config and --resume: give one; a resumed run keeps its own configuration."
-            )
-        if start.init_from is not None:
-            raise UserError(
-                "--resume and --init-from: give one; a run continues from its own checkpoint, or "
-                "begins anew with the networks of another."
-            )
-        if start.run_dir is not None and not start.fork:
-            raise UserError(
-                f"--resume continues {start.resume} in its own directory: leave out --run-dir, or "
-                "add --fork to begin a run of its own there."
-            )
-        return start
 
 
 def main() -> None:
@@ -118,11 +48,19 @@ def main() -> None:
 def train(arguments: Sequence[str]) -> int:
     """Parse the arguments and train; return the exit code."""
     os.environ.update(torchrun_variables(os.environ))
-    rank = Rank.from_environ(os.environ)
-    if rank is None or rank.world_size == 1 or {*HELP, LIST_FLAGS} & set(arguments):
+    rank, (_, flags) = Rank.from_environ(os.environ), _split_task(arguments)
+    start = Start.read(flags)
+    is_alone = rank is None or start.dry_run or bool({*HELP, LIST_FLAGS} & set(flags))
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if not is_alone and restarts != "0" and not start.run_dir:
+        raise UserError(
+            "torchrun is to start these workers again after a failure: add --run-dir DIR, in which "
+            "they begin and then continue; without it they would begin anew."
+        )
+    if rank is None or is_alone or rank.world_size == 1:
         found, config, resume = configure(arguments)
     else:
-        found, config, resume = _configure_together(arguments, rank)
+        found, config, resume = choose_on_rank_0(rank, start, partial(configure, arguments))
     # Help does not wait for these imports.
     group = resume if resume and is_group(resume.path) else None
     if group or config.seeds:
@@ -136,8 +74,8 @@ def train(arguments: Sequence[str]) -> int:
     return launch_training(found, config, resume, arguments)
 
 
-def configure(arguments: Sequence[str]) -> tuple[FoundTask, TrainConfig, Resume | None]:
-    """Return the task, what is to be trained, and the run or group from which that continues.
+def configure(arguments: Sequence[str]) -> Chosen:
+    """Return the task, what is to be trained, and the run or group from which that starts.
 
     Help is printed, which ends the process. A run that continues is locked.
 
@@ -151,31 +89,8 @@ def configure(arguments: Sequence[str]) -> tuple[FoundTask, TrainConfig, Resume 
         if task is None:
             _print_help(discover(os.environ, start.tasks_dir), flags)
             sys.exit(0 if arguments else 2)
-
-    def gives(name: str) -> bool:
-        return wants_help or name in typed or (not start.config and name in UNUSED)
-
-    here = _run_in(Path(start.run_dir), start.dry_run) if start.run_dir else None
-    with ExitStack() as on_error:
-        if here and here.lock:
-            on_error.callback(here.lock.close)
-        chosen = _configure(task, flags, start, here, gives)
-        on_error.pop_all()
-        return chosen
-
-
-def _configure(
-    task: str | None,
-    flags: Sequence[str],
-    start: Start,
-    here: Resume | None,
-    gives: IsGiven,
-) -> tuple[FoundTask, TrainConfig, Resume | None]:
-    """Do the work of `configure`; `here` is the run in --run-dir."""
-    typed = typed_fields(flags)
-    start = _as_first_meant(here, start)
-    named = here if here and _is_continued(here) else _named(start, task)
-    file = read_config(start.config, task=task) if start.config else {}
+    sources = find_sources(start, task)
+    named, file = sources.named, read_config(start.config, task=task) if start.config else {}
     task = task or (named.task if named else start.config and task_of(start.config))
     if named and not task:
         raise UserError(f"--resume {named.path} does not name its task: type the task first.")
@@ -186,188 +101,61 @@ def _configure(
         )
     place = Path(start.config).parent if start.config else named and named.run_dir
     registry = discover(os.environ, start.tasks_dir or (place and tasks_dir_of(place)))
-    found = _find_task(registry, task, named, start)
-    flag = "--run-dir " if here and named is here else "--resume "
+    found = find_code(registry, task, sources)
     if named:
-        check_task(named, found.name, flag)
+        check_task(named, found.name, "--run-dir " if sources.is_continued else "--resume ")
     else:
         _drop_names_of_others(file, found.name, registry)
-    default = found.defaults()
-    if named and named.run_dir:
-        name = f"{flag}{named.path}: its config.yaml"
-        default = from_file(found, named.config, name, note_of(named.run_dir), gives)
-    if start.config:
-        note, name = note_of(Path(start.config).parent), f"--config {start.config}"
-        default = from_file(found, file, name, note, gives, default)
-    config = _parse(found, flags, default)
-    if here and named is here and start.teacher != config.teacher:
+    default = _recorded(found, sources, file, None if wants_help else typed)
+    if {"-h", "--help"} & set(flags):
+        print_help(default, f"train {found.name}", found.task.summary)
+        sys.exit()
+    config = parse_flags(TrainConfig, flags, f"train {found.name}", default, found.task.summary)
+    config = settle(found, config, typed.__contains__)
+    if sources.is_continued and sources.start.teacher != config.teacher:
         config = replace(config, teacher=None)  # The run has it in its configuration.
-    config = with_teacher(config, start.teacher)
-    if not config.seeds and "seeds" in typed:
-        raise UserError("--seeds has no number: give how many, or the seeds themselves.")
-    found.check_packages()
-    agent = config.agent
-    need_extra(agent.extra, f"--agent.library {agent.library}", agent.packages)
-    if config.init_from and INIT_STD in typed:
-        raise UserError(
-            "--agent.actor.distribution.init-std and --init-from: give one; the policy has begun "
-            "there."
-        )
+    config = with_teacher(config, sources.start.teacher)
+    _check(found, config, typed)
     if (named and is_group(named.path)) or (named is None and config.seeds):
         return found, config, named
     if config.seeds:
         raise UserError(f"--seeds is for several runs, and {start.run_dir or start.resume} is one.")
-    return found, *_start_from(found, config, here, named, start)
+    return found, *start_from(sources, found, config)
 
 
-def _start_from(
-    found: FoundTask, config: TrainConfig, here: Resume | None, named: Resume | None, start: Start
-) -> tuple[TrainConfig, Resume | None]:
-    """Return the configuration, and from where the run starts; None: it is new.
+def _recorded(
+    found: FoundTask, sources: Sources, file: dict[str, Any], typed: Container[str] | None
+) -> TrainConfig:
+    """Return a task's configuration with that of the named run, then with the file of --config.
 
-    `here` is the run in --run-dir, `named` the one that continues or is the parent.
+    `typed` are the fields that flags give; None: nothing is trained.
     """
-    resume = None
-    if named:
-        recorded = from_dict(found.defaults(), named.config)
-        in_place = named.run_dir and (named is here or not start.fork)
-        if here and named is here:
-            for flag in ("resume", "init_from"):
-                if (word := getattr(start, flag)) and word == getattr(config, flag):
-                    place = Path(config.log_root), start.experiment
-                    refuse_other_parent(here, flag, word, place)
-        if here and named is here and _is_restart(os.environ):
-            path = undone_checkpoint(here.path) or here.path
-            resume = replace(here, path=path, is_restart=True)
-        start_run = continue_run if in_place else fork
-        resume, config = start_run(resume or named, config, recorded, found.folder)
-    elif config.init_from:
-        resume, config = begin_from(config, start.init_from)
-    if here and named is not here:  # It has learned nothing, and begins anew in its directory.
-        notes = () if resume is None else resume.notes
-        note = f"{here.path} has no checkpoint yet: it begins anew"
-        resume = replace(resume or here, run_dir=here.path, lock=here.lock, notes=(note, *notes))
-    return config, resume
+    config, named, path = found.defaults(), sources.named, sources.start.config
+
+    def gives(name: str) -> bool:
+        return typed is not None and (name in typed or (path is None and name in UNUSED))
+
+    is_given = None if typed is None else gives
+    if named and named.run_dir:
+        flag = "--run-dir" if sources.is_continued else "--resume"
+        name, note = f"{flag} {named.path}: its config.yaml", note_of(named.run_dir)
+        config = from_file(found, named.config, name, note, is_given)
+    if path is not None:
+        note = note_of(Path(path).parent)
+        config = from_file(found, file, f"--config {path}", note, is_given, config)
+    return config
 
 
-def _is_restart(environ: Mapping[str, str]) -> bool:
-    """Return whether torchrun or SLURM has started the command again."""
-    counts = (environ.get(f"{who}_RESTART_COUNT", "0") for who in ("TORCHELASTIC", "SLURM"))
-    return any(count not in ("", "0") for count in counts)
-
-
-def _run_in(run_dir: Path, dry_run: bool) -> Resume | None:
-    """Return the run or the group in --run-dir; None if a run can begin there.
-
-    The run is locked before it is read, unless this is a dry run. The configuration of one that has
-    learned nothing does not count.
-    """
-    if not any(os.path.lexists(run_dir / name) for name in (RECORD_FILE, GROUP_FILE)):
-        refuse_written(run_dir)
-        return None
-    flag = f"--run-dir {run_dir}"
-    if is_group(run_dir):
-        return read_run(run_dir, flag)
-    refuse_other_user(run_dir, flag)
-    lock = None if dry_run else lock_run(run_dir, REQUEUE_SECONDS)
-    try:
-        if has_learned(run_dir):
-            return replace(read_run(run_dir, flag), lock=lock)
-        record = read_record_of(run_dir, "--run-dir ")
-        return Resume(path=run_dir, task=record["task"], run_dir=run_dir, record=record, lock=lock)
-    except BaseException:
-        if lock:
-            lock.close()
-        raise
-
-
-def _is_continued(here: Resume) -> bool:
-    return is_group(here.path) or has_learned(here.path)
-
-
-def _named(start: Start, task: str | None) -> Resume | None:
-    """Return what --resume names."""
-    if start.resume is None:
-        return None
-    name, root = f"--resume {start.resume}", Path(start.log_root)
-    place = root, start.experiment, task
-    path = find_run(start.resume, name, *place, start.dry_run, may_be_group=True)
-    return read_run(path, name)
-
-
-def _as_first_meant(here: Resume | None, start: Start) -> Start:
-    """Return the flags with what their words meant at the first start of the run in --run-dir."""
-    words = {name: getattr(start, name) for name in ("resume", "init_from", "teacher")}
-    if here is None:
-        return start
-    meant = {n: first_meaning(here, n, word) for n, word in words.items() if word is not None}
-    return replace(start, **meant)
-
-
-def _find_task(registry: Registry, task: str, named: Resume | None, start: Start) -> FoundTask:
-    """Return a task as it is now, or the copy of its code that a run keeps.
-
-    That is used if the user has asked for it, if the task is nowhere else, and if something has
-    started a run again that this installation has begun.
-    """
-    if not (named and named.run_dir and named.task == task) or is_group(named.path):
-        return registry.find(task)
-    if task in registry.tasks and not start.as_trained:
-        with suppress(UserError):
-            snapshot = snapshot_of(named.run_dir)
-            if start.run_dir and _is_restart(os.environ) and snapshot.is_own:
-                return find_task(task, snapshot.folder)
-        return registry.tasks[task]
-    source = named.with_checkpoint().checkpoint or named.run_dir
-    return find_task(task, own_snapshot(source, task, start.as_trained).folder)
-
-
-def _configure_together(
-    arguments: Sequence[str], rank: Rank
-) -> tuple[FoundTask, TrainConfig, Resume | None]:
-    """Return what `configure` returns on rank 0, which alone decides and tells the others."""
-    start = Start.read(_split_task(arguments)[1])
-    if start.dry_run:
-        return configure(arguments)
-    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and not start.run_dir:
-        raise UserError(
-            "torchrun is to start these workers again after a failure: add --run-dir DIR, in which "
-            "they begin and then continue; without it they would begin anew."
-        )
-    decided = list[tuple[FoundTask, TrainConfig, Resume | None]]()
-
-    def decide() -> str:
-        found, config, resume = configure(arguments)
-        decided.append((found, config, resume))
-        decision: dict[str, Any] = {
-            "task": found.name, "folder": str(found.folder), "config": to_dict(config),
-        }  # fmt: skip
-        if resume:
-            decision |= {
-                "run_dir": resume.run_dir,
-                "checkpoint": resume.checkpoint,
-                "parent": resume.parent and asdict(resume.parent),
-            }
-        return json.dumps(decision, default=str)
-
-    from mjfleet.worker.under_torchrun import decided_by_rank_0, meeting_store
-
-    timeout = timedelta(seconds=start.collective_timeout)
-    decision = decided_by_rank_0(meeting_store(rank), rank, decide, timeout)
-    if decided:
-        return decided[0]
-    known = json.loads(decision)
-    registry = discover(os.environ, start.tasks_dir)
-    task, folder = known["task"], Path(known["folder"])
-    found = registry.tasks.get(task) or find_task(task, folder)
-    config = from_dict(found.defaults(), known["config"])
-    if "run_dir" not in known:
-        return found, config, None
-    run_dir, checkpoint = (known[n] and Path(known[n]) for n in ("run_dir", "checkpoint"))
-    parent = known["parent"] and Parent(**known["parent"])
-    path = run_dir or checkpoint
-    resume = Resume(path=path, task=task, run_dir=run_dir, checkpoint=checkpoint, parent=parent)
-    return found, config, resume
+def _check(found: FoundTask, config: TrainConfig, typed: Container[str]) -> None:
+    """Raise UserError for what flags contradict, and for packages that are missing."""
+    if not config.seeds and "seeds" in typed:
+        raise UserError("--seeds has no number: give how many, or the seeds themselves.")
+    if config.init_from and INIT_STD in typed:
+        flag = INIT_STD.replace("_", "-")
+        raise UserError(f"--{flag} and --init-from: give one; the policy has begun there.")
+    found.check_packages()
+    agent = config.agent
+    need_extra(agent.extra, f"--agent.library {agent.library}", agent.packages)
 
 
 def _split_task(arguments: Sequence[str]) -> tuple[str | None, Sequence[str]]:
@@ -394,15 +182,6 @@ def _drop_names_of_others(data: dict[str, Any], task: str, registry: Registry) -
     if isinstance(agent, dict) and agent.get("experiment_name") in others:
         names = ("experiment_name", "run_name")
         data["agent"] = {name: value for name, value in agent.items() if name not in names}
-
-
-def _parse(found: FoundTask, flags: Sequence[str], default: TrainConfig) -> TrainConfig:
-    """Return a task's configuration, overridden by the flags."""
-    if {"-h", "--help"} & set(flags):
-        print_help(default, f"train {found.name}", found.task.summary)
-        sys.exit()
-    config = parse_flags(TrainConfig, flags, f"train {found.name}", default, found.task.summary)
-    return settle(found, config, typed_fields(flags).__contains__)
 
 
 def settle(found: FoundTask, config: TrainConfig, is_given: Callable[[str], bool]) -> TrainConfig:

@@ -80,12 +80,7 @@ def continue_run(
         others = {n: both for n, both in different.items() if kinds[n] is not Kind.PLACEMENT}
     refuse_other_user(run_dir, flag)
     lock = named.lock or (None if config.dry_run else lock_run(run_dir))
-    try:
-        resume = replace(named, lock=lock).with_checkpoint()
-    except BaseException:
-        if lock:
-            lock.close()
-        raise
+    resume = replace(named, lock=lock).with_checkpoint()
     changes = code_changes(resume, task_folder)
     why = "its metrics continue with the new code" if changes else "what is learned is the same"
     note = f"continues in place: {why}{f' ({_listed(others)})' if others else ''}"

@@ -73,7 +73,8 @@ class RunDirectory:
         self.task_hash = ""
         self._made: list[Path] = []  # The folders that were made for this attempt, parents first.
         self._logs: Path | None = None  # That of the workers' output, if it is one of these.
-        self._moved: dict[Path, Path] = {}  # Failure files of the last attempt, by where they were.
+        self._moved: dict[Path, Path] | None = None
+        """Where the last attempt's failure files are, by where they were; None: still there."""
         self._record_before: bytes | None = None  # None: the run is new.
         self._kept_entries: dict[str, Any] = {}
         """The entries of run.json that an attempt without an iteration leaves as they are."""
@@ -130,10 +131,11 @@ class RunDirectory:
         else:
             (self.path / RECORD_FILE).write_bytes(self._record_before)
             shutil.rmtree(self.path / PENDING, ignore_errors=True)
-            for record in (self.path / "failures").glob("rank*.json"):
-                record.unlink()
-            for before, aside in self._moved.items():
-                aside.replace(before)
+            if self._moved is not None:
+                for record in (self.path / "failures").glob("rank*.json"):
+                    record.unlink()
+                for before, aside in self._moved.items():
+                    aside.replace(before)
         for log in self._logs.glob("*.log") if self._logs else ():
             log.unlink()
         remove_empty(self._made)
@@ -253,7 +255,7 @@ class RunDirectory:
     def _move_failures(self, attempts: int) -> None:
         """Move the last attempt's failure files into failures/attempt_<number>."""
         folder = self.path / "failures"
-        aside = folder / f"attempt_{attempts}"
+        aside, self._moved = folder / f"attempt_{attempts}", {}
         for path in [path for path in folder.glob("*") if path.is_file()]:
             if not aside.exists():
                 aside.mkdir()
@@ -269,7 +271,8 @@ def written_in(folder: Path) -> list[Path]:
 
 
 def refuse_written(folder: Path) -> None:
-    """Raise UserError if a folder without run.json, in which a run is to begin, holds its names."""
+    """Raise UserError if a folder in which a run is to begin holds what one writes, or a link."""
+    check_folder(folder)
     if found := [path.name for path in written_in(folder)]:
         raise UserError(
             f"--run-dir {folder}: it has no {RECORD_FILE}, so it holds no run, but "

@@ -1,0 +1,188 @@
+"""From where a run starts: what --run-dir, --resume, --fork and --init-from mean together."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from mjfleet.config import TrainConfig, from_dict
+from mjfleet.errors import UserError
+from mjfleet.registry import FoundTask, Registry, find_task
+from mjfleet.runs.beginning import (
+    begin_from,
+    continue_run,
+    first_meaning,
+    fork,
+    has_learned,
+    refuse_other_parent,
+    refuse_other_user,
+)
+from mjfleet.runs.resume_choice import Resume, read_record_of, read_run
+from mjfleet.runs.resumed_attempt import undone_checkpoint
+from mjfleet.runs.run_directory import refuse_written
+from mjfleet.runs.run_json import RECORD_FILE
+from mjfleet.runs.run_lock import REQUEUE_SECONDS, lock_run
+from mjfleet.runs.run_lookup import find_run, is_group
+from mjfleet.runs.task_snapshot import own_snapshot, snapshot_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The flags that say where a configuration comes from. They are read before all others."""
+
+    task: str | None = None  # A mistake, which is answered.
+    config: str | None = None
+    resume: str | None = None
+    fork: bool = False
+    run_dir: str | None = None
+    init_from: str | None = None
+    teacher: str | None = None
+    tasks_dir: str | None = None
+    as_trained: bool = False
+    log_root: str = TrainConfig().log_root
+    experiment: Annotated[str | None, tyro.conf.arg(name="agent.experiment-name")] = None
+    collective_timeout: float = TrainConfig().collective_timeout
+    dry_run: bool = False
+
+    @classmethod
+    def read(cls, arguments: Sequence[str]) -> "Start":
+        """Read them; the values of others are not looked at.
+
+        Raises:
+            UserError: two of them contradict each other.
+        """
+        start, _ = tyro.cli(cls, args=arguments, return_unknown_args=True, add_help=False)
+        if start.fork and start.resume is None:
+            raise UserError("--fork begins a run from another one's checkpoint: add --resume RUN.")
+        if start.as_trained and start.resume is None and start.run_dir is None:
+            raise UserError("--as-trained: add --resume RUN or --run-dir DIR, whose code is used.")
+        if start.resume is None:
+            return start
+        if start.config is not None:
+            raise UserError(
+                "--config and --resume: give one; a resumed run keeps its own configuration."
+            )
+        if start.init_from is not None:
+            raise UserError(
+                "--resume and --init-from: give one; a run continues from its own checkpoint, or "
+                "begins anew with the networks of another."
+            )
+        if start.run_dir is not None and not start.fork:
+            raise UserError(
+                f"--resume continues {start.resume} in its own directory: leave out --run-dir, or "
+                "add --fork to begin a run of its own there."
+            )
+        return start
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The runs from which one starts."""
+
+    start: Start  # With paths instead of words whose meaning the run in --run-dir has recorded.
+    here: Resume | None  # The run or group in --run-dir; None: a run begins there.
+    named: Resume | None  # The run or group that continues, or the parent of a new run.
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether the run in --run-dir continues."""
+        return self.here is not None and self.named is self.here
+
+
+def find_sources(start: Start, task: str | None) -> Sources:
+    """Find the run in --run-dir, which is locked, and what --resume names.
+
+    A run that has learned nothing begins anew in its directory, as if it were not there.
+
+    Raises:
+        UserError: one cannot be used.
+    """
+    here = None if start.run_dir is None else _run_in(Path(start.run_dir), start.dry_run)
+    if here:
+        words = {name: getattr(start, name) for name in ("resume", "init_from", "teacher")}
+        meant = {n: first_meaning(here, n, word) for n, word in words.items() if word is not None}
+        start = replace(start, **meant)
+        if is_group(here.path) or has_learned(here.path):
+            return Sources(start, here, here)
+    if start.resume is None:
+        return Sources(start, here, None)
+    name, place = f"--resume {start.resume}", (Path(start.log_root), start.experiment, task)
+    path = find_run(start.resume, name, *place, start.dry_run, may_be_group=True)
+    return Sources(start, here, read_run(path, name))
+
+
+def start_from(
+    sources: Sources, found: FoundTask, config: TrainConfig
+) -> tuple[TrainConfig, Resume | None]:
+    """Return the configuration, and where the run starts; None: it is new."""
+    start, here, named, resume = sources.start, sources.here, sources.named, None
+    if here and sources.is_continued:
+        place = Path(config.log_root), start.experiment
+        for flag in ("resume", "init_from"):
+            word = getattr(start, flag)
+            if word is not None and word == getattr(config, flag):
+                refuse_other_parent(here, flag, word, place)
+    if named:
+        recorded = from_dict(found.defaults(), named.config)
+        if sources.is_continued and is_restart(os.environ):
+            path = undone_checkpoint(named.path) or named.path
+            named = replace(named, path=path, is_restart=True)
+        in_place = sources.is_continued or (named.run_dir is not None and not start.fork)
+        choose_start = continue_run if in_place else fork
+        resume, config = choose_start(named, config, recorded, found.folder)
+    elif config.init_from:
+        resume, config = begin_from(config, start.init_from)
+    if here and not sources.is_continued:
+        notes = () if resume is None else resume.notes
+        note = f"{here.path} has no checkpoint yet: it begins anew"
+        resume = replace(resume or here, run_dir=here.path, lock=here.lock, notes=(note, *notes))
+    return config, resume
+
+
+def find_code(registry: Registry, task: str, sources: Sources) -> FoundTask:
+    """Return a task as it is now, or the copy of its code that a run keeps.
+
+    That is used if the user has asked for it, if the task is nowhere else, and if something has
+    started a run again that this installation has begun.
+    """
+    named, as_trained = sources.named, sources.start.as_trained
+    if not (named and named.run_dir and named.task == task) or is_group(named.path):
+        return registry.find(task)
+    if task in registry.tasks and not as_trained:
+        with suppress(UserError):
+            if sources.is_continued and is_restart(os.environ):
+                snapshot = snapshot_of(named.run_dir)
+                return find_task(task, snapshot.folder) if snapshot.is_own else registry.find(task)
+        return registry.find(task)
+    source = named.with_checkpoint().checkpoint or named.run_dir
+    return find_task(task, own_snapshot(source, task, as_trained).folder)
+
+
+def is_restart(environ: Mapping[str, str]) -> bool:
+    """Return whether torchrun or SLURM has started the command again."""
+    counts = (environ.get(f"{who}_RESTART_COUNT", "0") for who in ("TORCHELASTIC", "SLURM"))
+    return any(count not in ("", "0") for count in counts)
+
+
+def _run_in(run_dir: Path, dry_run: bool) -> Resume | None:
+    """Return the run or the group in a directory; None if a run can begin there.
+
+    The run is locked before it is read, unless this is a dry run. The configuration of one that has
+    learned nothing does not count.
+    """
+    flag = f"--run-dir {run_dir}"
+    if is_group(run_dir):
+        return read_run(run_dir, flag)
+    if not os.path.lexists(run_dir / RECORD_FILE):
+        refuse_written(run_dir)
+        return None
+    refuse_other_user(run_dir, flag)
+    lock = None if dry_run else lock_run(run_dir, REQUEUE_SECONDS)
+    if has_learned(run_dir):
+        return replace(read_run(run_dir, flag), lock=lock)
+    record = read_record_of(run_dir, "--run-dir ")
+    return Resume(path=run_dir, task=record["task"], run_dir=run_dir, record=record, lock=lock)
