@@ -82,6 +82,8 @@ def train_timed(
     config = replace(config, log_root=str(scratch))
     write_config(file, task, config)
     words = [task, "--config", str(file), "--run-dir", str(run_dir), *placement_flags(config)]
+    if (teacher := config.agent.teacher) and teacher.checkpoint:
+        words += ["--teacher", teacher.checkpoint]
     try:
         child = run_timed([*TRAIN, *words, *flags], scratch, environ)
         rows = read_rows(run_dir / METRICS_FILE)[1]
