@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.cli.run_command import run_command
+from mjfleet.runs.run_lock import LOCK_FILE
 
 from ..conftest import TESTS, Run, drawn
 
@@ -59,9 +60,9 @@ def make_run(root: Path, name: str = "2026-01-01_00-00-00") -> Path:
 
 
 def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Return kind and content of all that a folder holds."""
+    """Return kind and content of all that a folder holds, but for locks, which stay."""
     found = {}
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(path for path in folder.rglob("*") if path.name != LOCK_FILE):
         kind = path.lstat().st_mode
         content = os.readlink(path).encode() if path.is_symlink() else b""
         if path.is_file() and not path.is_symlink():
