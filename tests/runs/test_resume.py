@@ -134,8 +134,9 @@ def test_a_run_is_known_by_a_part_of_its_name(
         os.chown(root / "z/theirs", 12345, -1)
         assert found("latest") == newest
         assert found("logs/z/theirs") == "z/theirs"
-        with pytest.raises(UserError, match="does not exist"):
-            find_run("theirs", "theirs", root)
+        for typed in ("theirs", "z/latest"):
+            with pytest.raises(UserError, match="other users have to be named by their paths"):
+                find_run(typed, typed, root)
 
 
 def write_and_die(data: bytes, file: BinaryIO) -> None:

@@ -157,7 +157,7 @@ def find_run(
     raise UserError(
         f"{name} does not exist, and no run in {root} has a name that begins with it or has it as "
         f"a word. {f'Similar names: {_listed(near)}. ' if near else ''}"
-        f"`mjfleet runs --log-root {root}` lists all."
+        f"`mjfleet runs --log-root {root}` lists all.{_others(runs_in(root))}"
     )
 
 
@@ -171,8 +171,15 @@ def _latest(name: str, root: Path, experiment: str | None, task: str | None) -> 
     if not started:
         of_task = f" of the task {task}" if task else ""
         folder = root / experiment if experiment else root
-        raise UserError(f"{name}: there is no run{of_task} in {folder}.")
+        others = _others(runs_in(root, experiment))
+        raise UserError(f"{name}: there is no run{of_task} in {folder}.{others}")
     return max(started, key=lambda run: (started[run], run))
+
+
+def _others(runs: Sequence[Path]) -> str:
+    """Return how to name runs of other users, if some of these are theirs."""
+    are_own = all(map(is_of_this_user, runs))
+    return "" if are_own else " Runs of other users have to be named by their paths."
 
 
 def _names(run: Path) -> tuple[str, ...]:
