@@ -65,7 +65,6 @@ class HostAgent:
         self._channel = HostChannel(reader, writer, self._receive, patience)
 
     def serve(self) -> None:
-        """Serve until the launcher disconnects."""
         while (message := self._inbox.get()) is not None:
             match message:
                 case AskFacts():

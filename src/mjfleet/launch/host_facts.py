@@ -47,7 +47,6 @@ class HostFacts:
 
 
 def host_facts(asked: AskFacts) -> HostFacts:
-    """Return what this host has."""
     launcher_address = address = ""
     if asked.is_over_ssh:
         launcher_address, _, address, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")

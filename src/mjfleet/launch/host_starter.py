@@ -148,7 +148,6 @@ class HostConnections:
         return (host for host in self._started if host not in self._left_out)
 
     def send(self, message: Message) -> None:
-        """Send a message to all hosts."""
         for host in self:
             host.send(message)
 
@@ -176,7 +175,6 @@ class HostConnections:
         return {host: answers.get(host, missing) for host in requests}
 
     def leave_out(self, hosts: Iterable[HostConnection]) -> None:
-        """Continue without some hosts."""
         self._left_out.update(hosts)
 
 

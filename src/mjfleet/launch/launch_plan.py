@@ -51,7 +51,6 @@ class LaunchPlan:
 
     @property
     def has_host_agents(self) -> bool:
-        """Whether host agents start the workers."""
         return self.launcher in ("torchrunx", "hosts")
 
     @property

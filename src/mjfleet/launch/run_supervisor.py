@@ -82,7 +82,6 @@ class RunSupervisor:
         self._lost_files: set[str] = set()
 
     def start(self) -> None:
-        """Have every host agent start its workers."""
         for node, host in enumerate(self._connections):
             args = self._args(node, host)
             self._hosts[host] = _Host(args)

@@ -182,7 +182,6 @@ class PipeGroup(LauncherAgentGroup[T]):
 
 
 def _run_agent(pipe: Connection, num_workers: int, environ: Mapping[str, str], log: Path) -> None:
-    """Run torchrunx's agent in a forked process."""
     with suppress(OSError):
         os.setpgid(0, 0)
     die_with_parent()

@@ -58,12 +58,10 @@ class WorkerWatchdog:
 
     @property
     def status(self) -> WorkerStatus:
-        """See WorkerStatus."""
         return WorkerStatus(has_begun=self.has_begun, hangs=self._detector.hangs())
 
     @property
     def has_begun(self) -> bool:
-        """Whether training has begun."""
         return all(heart.has_begun for heart in self._hearts)
 
     @property
@@ -91,7 +89,6 @@ class WorkerWatchdog:
             poll.poll(1000 * seconds)
 
     def failure(self) -> Failure | None:
-        """Return why the run has failed, if it has."""
         hangs = self.all_hang and self._detector.hangs()
         return self._recorded() or self._ended() or (self._hanging() if hangs else None)
 

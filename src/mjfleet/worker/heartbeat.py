@@ -50,7 +50,6 @@ class Heartbeat(ctypes.Structure, HeartbeatBase):
         self.pid = os.getpid()
 
     def beat(self) -> None:
-        """Report progress."""
         self.last_beat = time.monotonic()
 
     def enter(self, phase: Phase, iteration: int | None = None) -> None:
@@ -81,7 +80,6 @@ class Heartbeat(ctypes.Structure, HeartbeatBase):
 
     @property
     def phase(self) -> Phase:
-        """What the worker is doing."""
         return Phase(self._phase)
 
     @property
@@ -91,7 +89,6 @@ class Heartbeat(ctypes.Structure, HeartbeatBase):
 
     @property
     def has_begun(self) -> bool:
-        """Whether training has begun."""
         return self.phase >= Phase.COLLECT
 
     @property

@@ -39,7 +39,8 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
     heartbeat.start()
     log_file = args.log_files[rank.local_rank]
     is_first = rank.rank == 0
-    _redirect_output(*((is_first and args.terminal) or (log_file, log_file)))
+    stdout, stderr = args.terminal if args.terminal and is_first else (log_file, log_file)
+    _redirect_output(stdout, stderr)
     # faulthandler writes stacks from C, also when no Python code can run.
     stacks = args.stacks_file(rank.local_rank)
     faulthandler.register(signal.SIGQUIT, stacks.open("w"), all_threads=True)

@@ -29,7 +29,6 @@ FIRST = "mjfleet/first"  # The store's key for the name of rank 0.
 
 
 def is_from_torchrun() -> bool:
-    """Return whether torchrun has started this worker."""
     return ERROR_FILE in os.environ
 
 
