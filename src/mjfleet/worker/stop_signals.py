@@ -43,7 +43,7 @@ class StopRequest:
         self._signals, self._say, self._force = signals, say, force
         self._is_deferred = self._is_raised = False
         self._is_announced = True
-        self._is_new = _same_signals_are_one()
+        self._last = 0, -math.inf  # The newest signal, and when it came.
 
     @contextmanager
     def installed(self) -> Iterator["StopRequest"]:
@@ -86,8 +86,10 @@ class StopRequest:
         return self.received
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self._is_new(number):
+        now = time.monotonic()
+        if number == self._last[0] and now - self._last[1] < SAME_SIGNAL_SECONDS:
             return
+        self._last = number, now
         is_first, self.received = self.received is None, _counts_as(number)
         name = signal.Signals(number).name
         if is_first and self._is_deferred and number != signal.SIGQUIT:
@@ -112,10 +114,11 @@ class StopRequest:
         os.set_blocking(writer, False)
 
         def watch() -> None:
-            is_new, count = _same_signals_are_one(), 0
+            count, last = 0, -math.inf
             while not over.is_set():
                 for number in set(os.read(reader, 64)) & set(self._signals):
-                    count += is_new(number)
+                    if time.monotonic() - last >= SAME_SIGNAL_SECONDS:
+                        count, last = count + 1, time.monotonic()
                     is_last = count > 1 or number == signal.SIGQUIT
                     if is_last and not over.wait(FORCE_SECONDS):
                         force(_counts_as(number))
@@ -133,20 +136,6 @@ class StopRequest:
             thread.join()
             os.close(reader)
             os.close(writer)
-
-
-def _same_signals_are_one() -> Callable[[int], bool]:
-    """Return a function that says of each signal that comes whether it is another one."""
-    last, when = 0, -math.inf
-
-    def is_new(number: int) -> bool:
-        nonlocal last, when
-        if number == last and time.monotonic() - when < SAME_SIGNAL_SECONDS:
-            return False
-        last, when = number, time.monotonic()
-        return True
-
-    return is_new
 
 
 def _counts_as(number: int) -> int:
