@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and runs that go on, from the command line."""
+"""From which checkpoint a run continues, and runs that continue, from the command line."""
 
 import json
 import os
@@ -269,7 +269,7 @@ def test_pauses_grow_until_there_is_progress(tmp_path: Path) -> None:
     assert pause_seconds(run_dir) == pauses[0]
 
 
-def test_a_run_goes_on_in_its_own_directory(run: Run, tmp_path: Path) -> None:
+def test_a_run_continues_in_its_own_directory(run: Run, tmp_path: Path) -> None:
     """Stopped by a signal, refused a few times, resumed, resumed from an older checkpoint."""
     flags = (*SMALL, "--agent.save-interval", "2")
     assert run("train", TASK, *flags).returncode == 0

@@ -185,7 +185,7 @@ def test_commands_say_that_the_code_has_changed_and_use_it_as_it_was(
     assert exported.returncode == 0, exported.stderr
     assert f"wrote {run_dir.relative_to(tmp_path)}/exported/policy.onnx" in exported.stdout
 
-    # A run that goes on with other code says so, and keeps that, too.
+    # A run that continues with other code says so, and keeps that, too.
     resume = ("train", "mine-balance", "--resume", "latest", "--agent.max-iterations", "2")
     assert "its config.yaml: unknown key `env.swing_up`" in run(*resume).stderr
     as_it_was = run(*resume, "--as-trained", "--dry-run")
