@@ -60,12 +60,13 @@ def fetch_run(word: str, name: str, log_root: Path, task: str | None, dry_run: b
         is_there = os.path.lexists(target)
         what = "is there" if is_there else "would be downloaded" if dry_run else "was downloaded"
         if not is_there and not dry_run:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory(prefix=".mjfleet-", dir=target.parent) as folder:
+            near = next(folder for folder in target.absolute().parents if folder.exists())
+            with TemporaryDirectory(prefix=".mjfleet-", dir=near) as folder:
                 run_dir = Path(folder, "run")
                 _download(files, run_dir, checkpoint, task)
                 if is_run:
                     write_record(run_dir, id=parts["run"])
+                target.parent.mkdir(parents=True, exist_ok=True)
                 run_dir.rename(target)
             add_note(target, parts["run"], {})  # By its address the user has named the W&B run.
     except UserError as error:
@@ -85,23 +86,25 @@ def _files(run: Any, run_id: str, wanted: str | None) -> dict[str, Any]:
 
     They are those of a version of mjfleet's artifact, or a file of the run, as rsl_rl uploads it.
     """
-    offered: dict[str, Any] = {}
     own = [one for one in run.logged_artifacts() if one.name.startswith(f"model-{run_id}:")]
-    for version in sorted(own, key=lambda one: int(one.version.removeprefix("v"))):
-        entries = {name: version.get_entry(name) for name in version.manifest.entries}
-        offered |= dict.fromkeys(filter(CHECKPOINT.fullmatch, entries), entries)
+    own.sort(key=lambda version: int(version.version.removeprefix("v")))
+    offered = {alias: version for version in own for alias in version.aliases}
     if not own:
         uploaded = [f for f in run.files(pattern="model_%.pt") if CHECKPOINT.fullmatch(f.name)]
         uploaded.sort(key=lambda file: iteration_of(Path(file.name)) or 0)
-        offered = {file.name: {file.name: file} for file in uploaded}
-    if not offered:
+        offered = {Path(file.name).stem: file for file in uploaded}
+    names = [name for name in offered if CHECKPOINT.fullmatch(f"{name}.pt")]
+    if not names:
         raise UserError("the run has no checkpoint there; --agent.wandb.checkpoints uploads them.")
-    name = f"{wanted}.pt" if wanted else [*sorted(offered, key="best.pt".__ne__)][-1]
-    if name not in offered:
-        raise UserError(f"the run has no {wanted} there; its newest: {', '.join([*offered][-5:])}.")
-    return {
-        one: offered[name][one] for one in (name, CONFIG_FILE, RECORD_FILE) if one in offered[name]
-    }
+    name = wanted or sorted(names, key="best".__ne__)[-1]
+    if name not in names:
+        raise UserError(f"the run has no {name} there; its newest: {', '.join(names[-5:])}.")
+    if not own:
+        return {f"{name}.pt": offered[name]}
+    there, files = offered[name].manifest.entries, (f"{name}.pt", CONFIG_FILE, RECORD_FILE)
+    if files[0] not in there:
+        raise UserError(f"its version {name} does not hold {files[0]}.")
+    return {file: offered[name].get_entry(file) for file in files if file in there}
 
 
 def _download(files: dict[str, Any], run_dir: Path, checkpoint: str, task: str | None) -> None:
