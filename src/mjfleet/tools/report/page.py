@@ -54,8 +54,8 @@ def write_page(
         lstrip_blocks=True,
         undefined=jinja2.ChainableUndefined,  # What an older run has not recorded is left out.
     )
-    environment.filters |= {"cell": as_cell, "took": _duration, "when": _local_time,
-                            "plain": as_typed, "flag": _flag}  # fmt: skip
+    filters = {"cell": as_cell, "took": _duration, "when": _local_time, "plain": as_typed}
+    environment.filters |= filters
     environment.globals["file"] = lambda name: (PAGE_FOLDER / name).read_text(encoding="utf-8")
     template = environment.get_template("page.html")
     text = template.render(_contents(folders, output.parent, chosen), written=now())
@@ -184,10 +184,6 @@ def _plain(columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
         return None if np.isnan(values) else float(f"{values:.7g}")
 
     return {name: plain(values.tolist()) for name, values in columns.items()}
-
-
-def _flag(name: object) -> str:
-    return "--" + str(name).replace("_", "-")
 
 
 def _duration(seconds: Any) -> str:
