@@ -61,7 +61,7 @@ def test_selection(request_, visible, gpus, indices, physical) -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "visible", "gpus", "words"),
+    ("request_", "visible", "gpus", "named"),
     [
         ([2], None, 2, ["no GPU 2", "2 GPUs", "0, 1"]),
         ([4], "2,3", 8, ["no GPU 4", f"{VISIBLE}=2,3", "0, 1"]),
@@ -76,11 +76,11 @@ def test_selection(request_, visible, gpus, indices, physical) -> None:
         ("all", f"0,{UUID}", 4, ["either numbers or UUIDs"]),
     ],
 )
-def test_errors_say_what_is_wrong_and_what_is_allowed(request_, visible, gpus, words) -> None:
+def test_errors_say_what_is_wrong_and_what_is_allowed(request_, visible, gpus, named) -> None:
     environ = {} if visible is None else {VISIBLE: visible}
     with pytest.raises(UserError) as error:
         select_devices(request_, environ, gpus)
-    for word in words:
+    for word in named:
         assert word in str(error.value)
 
 

@@ -48,10 +48,10 @@ def test_run_directory_is_named_by_experiment_time_and_run_name() -> None:
     ("variable", "flag", "expected", "source"),
     [
         (None, None, Path("logs/cartpole-balance/2026-05-04_12-00-00/torchrunx"), "default"),
-        (None, "mine", Path("mine"), "--torchrunx-log-dir"),
+        (None, "logs", Path("logs"), "--torchrunx-log-dir"),
         (None, "", None, "--torchrunx-log-dir"),
-        ("/tmp/theirs", "mine", Path("/tmp/theirs"), "environment variable TORCHRUNX_LOG_DIR"),
-        ("", "mine", None, "environment variable TORCHRUNX_LOG_DIR"),
+        ("/tmp/theirs", "logs", Path("/tmp/theirs"), "environment variable TORCHRUNX_LOG_DIR"),
+        ("", "logs", None, "environment variable TORCHRUNX_LOG_DIR"),
     ],
 )
 def test_torchrunx_log_dir_precedence(variable, flag, expected, source) -> None:
@@ -61,7 +61,7 @@ def test_torchrunx_log_dir_precedence(variable, flag, expected, source) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "environ", "changes", "words"),
+    ("devices", "environ", "changes", "named"),
     [
         (GPU, {}, {"engine": "native"}, ["--engine native", "--gpu-ids None"]),
         (CPU, {}, {"cpu_threads": 5}, ["--cpu-threads is 5", "at most 4"]),
@@ -70,10 +70,10 @@ def test_torchrunx_log_dir_precedence(variable, flag, expected, source) -> None:
         (CPUS, {}, {"backend": "nccl"}, ["--backend nccl", "gloo"]),
     ],
 )
-def test_impossible_plans_are_refused(devices, environ, changes, words) -> None:
+def test_impossible_plans_are_refused(devices, environ, changes, named) -> None:
     with pytest.raises(UserError) as error:
         plan(devices, environ, **changes)
-    for word in words:
+    for word in named:
         assert word in str(error.value)
 
 

@@ -90,7 +90,7 @@ def test_hosts_that_fit_are_used_and_meet_at_the_first(
     assert hosts.meeting == ("10.0.0.1", 4711)
 
 
-def test_all_that_is_wrong_is_told_at_once(found: FoundTask, config: TrainConfig) -> None:
+def test_all_that_is_wrong_is_named_at_once(found: FoundTask, config: TrainConfig) -> None:
     good = facts(found, "node1")
     hosts = Hosts(
         node1=replace(good, has_token=False),
@@ -102,7 +102,7 @@ def test_all_that_is_wrong_is_told_at_once(found: FoundTask, config: TrainConfig
     )
     with pytest.raises(UserError) as error:
         check(hosts, found, config)
-    for words in (
+    for text in (
         "6 of the hosts",
         "node1: it does not share the folder",
         "node2: it has torch 1.0 (here: ",
@@ -111,7 +111,7 @@ def test_all_that_is_wrong_is_told_at_once(found: FoundTask, config: TrainConfig
         "node5: its mjfleet differs from this host's in errors.py",
         "node6: no route",
     ):
-        assert words in str(error.value)
+        assert text in str(error.value)
 
 
 def test_a_restart_continues_without_lost_hosts_if_enough_are_left(

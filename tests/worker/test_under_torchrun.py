@@ -17,7 +17,7 @@ LIMIT = timedelta(seconds=PATIENCE)
 
 
 def all_meet(store: Store, text: str, workers: int) -> list[str]:
-    """Have some workers meet, and return what each has been told by rank 0."""
+    """Have some workers meet, and return the text of rank 0 that each has got."""
     ranks = [Rank(rank=rank, world_size=workers) for rank in range(workers)]
     with ThreadPoolExecutor(workers) as pool:
         met = list(pool.map(lambda r: meet(store, r, LIMIT, "" if r.rank else text), ranks))
@@ -26,7 +26,7 @@ def all_meet(store: Store, text: str, workers: int) -> list[str]:
     assert not any(part.check(["mark"]) for part in parts)
     parts[-1].set("mark", "")
     assert all(part.check(["mark"]) for part in parts)
-    return [told for _, told in met]
+    return [text for _, text in met]
 
 
 def test_workers_meet_where_earlier_ones_have_met() -> None:
