@@ -42,7 +42,7 @@ OTHERS = {
     "--cpus-per-task", "--draws", "--extra", "--figures", "--filename", "--flag", "--gpus-per-task",
     "--group", "--headless", "--help", "--help-all", "--inexact", "--key", "--kills",
     "--local-addr", "--log-dir", "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes",
-    "--no-annotate", "--no-deps", "--no-dev", "--no-emit-project", "--no-header",
+    "--no-annotate", "--no-deps", "--no-flag", "--no-dev", "--no-emit-project", "--no-header",
     "--no-install-recommends",
     "--node-rank", "--nodes", "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--open-mode",
     "--output", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--requeue", "--require-hashes",

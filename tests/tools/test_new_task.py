@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mjfleet.cli.dispatcher import mjfleet
-from mjfleet.errors import run_command
+from mjfleet.cli.run_command import run_command
 
 from ..conftest import POISON, Run, only_run, rows, write_task
 
