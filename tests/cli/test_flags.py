@@ -9,7 +9,7 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 
 from mjfleet.cli.completion import candidates
 from mjfleet.cli.help import COMMON
-from mjfleet.cli.train import configure, train, with_task
+from mjfleet.cli.train import configure, train
 from mjfleet.config import TrainConfig
 from mjfleet.config.flags import parse_flags
 from mjfleet.errors import UserError
@@ -38,7 +38,7 @@ def test_the_four_most_common_numbers_have_short_names(form: str) -> None:
 def test_a_short_name_counts_wherever_its_flag_does(tmp_path: Path) -> None:
     file = tmp_path / "base.yaml"
     file.write_text(f"task: {TASK}\nenv: {{num_envs: 32}}\nagent: {{seed: 3}}\n")
-    config = configure(with_task(["--config", str(file), "--num-envs", "8", "--seed=4"]))[1]
+    config = configure(["--config", str(file), "--num-envs", "8", "--seed=4"])[1]
     assert (config.env.num_envs, config.agent.seed) == (8, 4)
     for total, flag in (("--total-envs", "--num-envs"), ("--total-steps", "--max_iterations")):
         with pytest.raises(UserError, match=f"{total}.*: give one"):

@@ -165,14 +165,6 @@ def _split_task(arguments: Sequence[str]) -> tuple[str | None, Sequence[str]]:
     return None, arguments
 
 
-def with_task(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the arguments with the task that the file of --config names, if they name none."""
-    task, flags = _split_task(arguments)
-    if task or {*HELP, LIST_FLAGS} & set(flags) or not (file := Start.read(flags).config):
-        return arguments
-    return [task_of(file), *flags]
-
-
 def _drop_names_of_others(data: dict[str, Any], task: str, registry: Registry) -> None:
     """Remove the names of experiment and run from the data of a file of another task's run.
 

@@ -136,7 +136,8 @@ def run_members(
     Returns:
         The signal, or None.
     """
-    common = (group.task, "--config", str(group.config_file), *placement_flags(config))
+    common = [group.task, "--config", str(group.config_file), *placement_flags(config)]
+    common += ["--as-trained"] * config.as_trained
     length = config.agent.max_iterations if config.total_steps is None else None
     free, running, stop = list(shares), dict[MemberProcess, TaskID](), StopRequest()
     with suppress(Stopped), stop.installed(), _progress_bars(config) as progress:

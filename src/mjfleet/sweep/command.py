@@ -5,22 +5,20 @@ import secrets
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mjfleet.cli.train import configure, train, with_task
+from mjfleet.cli.train import configure, train
 from mjfleet.config import TrainConfig, from_dict
-from mjfleet.config.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek, split_words
+from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, typed_fields
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.group_folder import GroupFolder
 from mjfleet.groups.seeds import on_this_host
 from mjfleet.registry import FoundTask
 from mjfleet.runs.beginning import begin_from
-from mjfleet.runs.config_yaml import CONFIG_FILE
 from mjfleet.runs.own_runs import note_of
+from mjfleet.runs.resume_choice import Resume
 from mjfleet.runs.run_json import GROUP_FILE
-from mjfleet.runs.run_lookup import find_run, is_group, record_of
 from mjfleet.sweep.arguments import SweepArguments, split_flags
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
@@ -42,30 +40,15 @@ def sweep(argv: Sequence[str]) -> int:
             return train(words)
         print("The flags of `train` are for all trials; `train <task> --help` shows them.")
         return 0
-    wanted = parse_flags(SweepArguments, own, PROG)
-    folder, folder_id = _existing(wanted, words), secrets.token_hex(8)
-    if folder:
-        record, note = record_of(folder, GROUP_FILE), note_of(folder)
-        if record.get("kind") != KIND:
-            raise UserError(f"{folder} is no sweep.")
-        recorded = from_dict(SweepArguments(), record.get("arguments", {}))
-        folder_id = str(record.get("folder_id"))
-        wanted = parse_flags(SweepArguments, own, PROG, recorded)
-        if (storage := wanted.storage) and not (
-            is_given(own, "--storage") or (note and note.has("storage", storage))
-        ):
-            raise UserError(
-                f"{folder}: its {GROUP_FILE} does not decide --storage {storage}: give it."
-            )
-        words = [*split_words(words, {"run-dir"})[1], "--config", str(folder / CONFIG_FILE)]
-    words = with_task(words)
-    if not words or words[0].startswith("-"):
-        raise UserError(f"the task comes first: `{PROG} <task> --try NAME=VALUES`.")
-    found, config, run = configure(words)
-    if run and run.run_dir:
-        raise UserError(f"--run-dir {run.run_dir}: a run is in it, not a sweep.")
+    wanted, folder_id = parse_flags(SweepArguments, own, PROG), secrets.token_hex(8)
+    if wanted.resume is not None:
+        words = [*words, "--resume", wanted.resume]
+    found, config, existing = configure(words)
     config = on_this_host(config, "or start a sweep on each machine, with the same --storage.")
-    if config.init_from and folder is None:
+    if existing:
+        wanted = _recorded(existing, own)
+        folder_id, config = str(existing.record.get("folder_id")), replace(config, run_dir=None)
+    elif config.init_from:
         _, config = begin_from(config)  # `latest` means the same run for all.
     study = define_sweep(wanted, found, config)
     from mjfleet.sweep.trials import run_trials
@@ -79,9 +62,9 @@ def sweep(argv: Sequence[str]) -> int:
         return 0
     if wanted.storage and "://" not in wanted.storage:
         wanted = replace(wanted, storage=os.path.abspath(wanted.storage))
-    with closing(GroupFolder(found.name, config, folder)) as group:
+    with closing(GroupFolder(found.name, config, existing and existing.path)) as group:
         try:
-            study.open(wanted.storage, group.path, folder_id, is_new=folder is None)
+            study.open(wanted.storage, group.path, folder_id, is_new=existing is None)
         except UserError:
             group.discard()
             raise
@@ -108,10 +91,21 @@ def define_sweep(wanted: SweepArguments, found: FoundTask, config: TrainConfig) 
     return Study(wanted, found, config)
 
 
-def _existing(wanted: SweepArguments, words: Sequence[str]) -> Path | None:
-    """Return the folder of the sweep that --resume names, or that is in --run-dir."""
-    if wanted.resume is not None:
-        root = Path(peek(words, "--log-root") or TrainConfig().log_root)
-        return find_run(wanted.resume, f"--resume {wanted.resume}", root, may_be_group=True)
-    run_dir = peek(words, "--run-dir")
-    return Path(run_dir) if run_dir and is_group(Path(run_dir)) else None
+def _recorded(existing: Resume, own: Sequence[str]) -> SweepArguments:
+    """Return the flags of a sweep that continues, with those on top that are typed now.
+
+    Raises:
+        UserError: the folder holds no sweep, or a file alone names a storage.
+    """
+    path, record, note = existing.path, existing.record, note_of(existing.path)
+    if record.get("kind") != KIND:
+        raise UserError(f"{path} holds no sweep.")
+    recorded = from_dict(SweepArguments(), record.get("arguments", {}))
+    wanted, storage = parse_flags(SweepArguments, own, PROG, recorded), recorded.storage
+    if (
+        storage
+        and "storage" not in typed_fields(own)
+        and not (note and note.has("storage", storage))
+    ):
+        raise UserError(f"{path}: its {GROUP_FILE} does not decide --storage {storage}: give it.")
+    return wanted
