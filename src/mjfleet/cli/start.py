@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from mjfleet.config import TrainConfig, from_dict
+from mjfleet.config.flags import parse_known
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, Registry, find_task
 from mjfleet.runs.beginning import (
@@ -55,7 +56,7 @@ class Start:
         Raises:
             UserError: two of them contradict each other.
         """
-        start, _ = tyro.cli(cls, args=arguments, return_unknown_args=True, add_help=False)
+        start, _ = parse_known(cls, arguments)
         if start.fork and start.resume is None:
             raise UserError("--fork begins a run from another one's checkpoint: add --resume RUN.")
         if start.as_trained and start.resume is None and start.run_dir is None:

@@ -60,6 +60,11 @@ def parse_flags(
     )  # fmt: skip
 
 
+def parse_known(kind: type[Arguments], flags: Sequence[str]) -> tuple[Arguments, list[str]]:
+    """Parse the flags of `kind` that are among others; return them, and the other words."""
+    return tyro.cli(kind, args=flags, return_unknown_args=True, add_help=False, registry=PARSERS)
+
+
 @PARSERS.struct_rule
 def _configuration(kind: tyro.constructors.StructTypeInfo) -> Any:
     """Give a dataclass's fields their short names, and texts without the source's line breaks."""

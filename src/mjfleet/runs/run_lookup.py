@@ -169,7 +169,7 @@ def _latest(name: str, root: Path, experiment: str | None, task: str | None) -> 
             if task in (None, record["task"]):
                 started[run] = started_at(record)
     if not started:
-        of_task = f" of the task {task}" if task else ""
+        of_task = f" of the task {task}" if task and not experiment else ""
         folder = root / experiment if experiment else root
         others = _others(runs_in(root, experiment))
         raise UserError(f"{name}: there is no run{of_task} in {folder}.{others}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from mjfleet.cli.run_command import run_command
 from mjfleet.config import EnvConfig, TrainConfig
-from mjfleet.config.flags import HELP, LIST_FLAGS, is_given, parse_flags, peek
+from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, parse_known
 from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.validation import (
     MOST,
@@ -108,6 +108,19 @@ class PlayArguments(Checked):
             raise UserError("--host and --port: only --viewer web has them.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The flags that say what is played. They are read before all others."""
+
+    resume: str | None = None
+    pretrained: bool = False
+    actions: str | None = None
+    viewer: str | None = None
+    as_trained: bool = False
+    log_root: str = "logs"
+    tasks_dir: str | None = None
+
+
 def main() -> None:
     sys.exit(run_command(play, sys.argv[1:]))
 
@@ -116,7 +129,8 @@ def play(arguments: Sequence[str]) -> int:
     """Play episodes and print their table, or open a viewer until it is closed."""
     wants_help = bool({*HELP, LIST_FLAGS} & set(arguments))
     if not arguments or (wants_help and arguments[0].startswith("-")):
-        tasks = ", ".join(discover(os.environ, peek(arguments, "--tasks-dir")).tasks)
+        start, _ = parse_known(Start, arguments)
+        tasks = ", ".join(discover(os.environ, start.tasks_dir).tasks)
         text = f"{PlayArguments.__doc__}\n\ntasks: {tasks}"
         with suppress(SystemExit):
             parse_flags(
@@ -124,14 +138,13 @@ def play(arguments: Sequence[str]) -> int:
             )
         return 0 if arguments else 2
     name, *flags = arguments if wants_help else _with_task(arguments)
-    wanted, as_trained = peek(flags, "--resume"), is_given(flags, "--as-trained")
+    start, _ = parse_known(Start, flags)
+    wanted, as_trained = start.resume, start.as_trained
     run_dir = None if wanted is None else run_at(wanted)
-    tasks_dir = peek(flags, "--tasks-dir") or (run_dir and tasks_dir_of(run_dir))
-    registry = discover(os.environ, tasks_dir)
+    registry = discover(os.environ, start.tasks_dir or (run_dir and tasks_dir_of(run_dir)))
     find = registry.tasks.get if run_dir else registry.find  # A run keeps the code of its task.
     found = None if as_trained else find(name)
-    has_policy = wanted is not None or is_given(flags, "--pretrained")
-    if wants_help or peek(flags, "--actions") or not has_policy:
+    if wants_help or start.actions or (wanted is None and not start.pretrained):
         found = registry.find(name)
         return _play(found, flags, found.defaults())
     if wanted is None:
@@ -140,8 +153,7 @@ def play(arguments: Sequence[str]) -> int:
         found, trained = trained_task(policy, name, registry.find(name), config_in(policy), False)
         return _play(found, flags, trained, policy)
     experiment = found.defaults().agent.experiment_name if found else name
-    log_root = peek(flags, "--log-root") or PlayArguments.log_root
-    resume = find_resume(wanted, name, Path(log_root, experiment))
+    resume = find_resume(wanted, name, Path(start.log_root, experiment))
     policy = resume.checkpoint
     if policy is None or resume.networks_only:
         raise UserError(f"--resume {wanted}: {resume.run_dir} has no checkpoint yet.")
@@ -154,16 +166,15 @@ def play(arguments: Sequence[str]) -> int:
 
 def _with_task(arguments: Sequence[str]) -> Sequence[str]:
     """Return the arguments with the task in front, where a run alone is named."""
-    root, word = Path(peek(arguments, "--log-root") or PlayArguments.log_root), arguments[0]
+    start, _ = parse_known(Start, arguments)
+    root, word = Path(start.log_root), arguments[0]
     if word.startswith("-"):
-        wanted = peek(arguments, "--resume")
-        if wanted is None:
+        if start.resume is None:
             raise UserError("the task or a run comes first; `play --help` lists tasks.")
-        task, path = find_task_of(wanted, root)
+        task, path = find_task_of(start.resume, root)
         return [task, *arguments, "--resume", str(path)]
-    registry = discover(os.environ, peek(arguments, "--tasks-dir"))
-    has_flag = any(is_given(arguments, flag) for flag in ("--resume", "--actions", "--pretrained"))
-    if has_flag or word in registry.tasks:
+    registry = discover(os.environ, start.tasks_dir)
+    if start.resume or start.actions or start.pretrained or word in registry.tasks:
         return arguments
     try:
         task, path = find_task_of(word, root, flag="")
@@ -189,7 +200,7 @@ def _play(
 
     `folder` has checkpoints to choose from.
     """
-    num_envs = min(trained.env.num_envs, MAX_ENVS.get(peek(flags, "--viewer"), 1))
+    num_envs = min(trained.env.num_envs, MAX_ENVS.get(parse_known(Start, flags)[0].viewer, 1))
     default = PlayArguments(env=replace(trained.env, num_envs=num_envs))
     summary = found.task.summary
     parsed = parse_flags(PlayArguments, flags, f"play {found.name}", default, description=summary)
