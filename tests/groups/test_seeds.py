@@ -99,7 +99,7 @@ def test_a_group_and_its_runs_are_found_by_their_names(
         assert find_run(word, word, logs, may_be_group=True) == group
     with pytest.raises(UserError, match="seed_3"):
         find_run(str(group), str(group), logs)
-    assert {f"{TASK}/0", f"{TASK}/0/seed_3"} <= set(candidates(["mjfleet", "plot", TASK], {}))
+    assert {f"{TASK}/0", f"{TASK}/0/seed_3"} <= set(candidates(["mjfleet", "plot", TASK]))
 
 
 @pytest.mark.slow
