@@ -472,12 +472,16 @@ def test_only_the_rank_that_is_in_trouble_leaves_a_dump(run: Run, tmp_path: Path
 
 
 @pytest.mark.usefixtures("faulty")
-def test_the_command_that_continues_does_not_fail_again(run: Run) -> None:
+def test_the_command_that_continues_does_not_fail_again(run: Run, tmp_path: Path) -> None:
     ended = run("train", "faulty", "--gpu-ids", "None", "--agent.save-interval", "1")
     assert (ended.returncode, "the learning rate is " in ended.stderr) == (1, True)
     last = ended.stdout.splitlines()[-1]
     assert last.startswith("it would fail again as it was; resume with: ")
     assert run("train", "faulty", *last.partition(" faulty ")[2].split()).returncode == 0
+    # The task's code may be gone: the run keeps it.
+    shutil.rmtree(tmp_path / "tasks")
+    shown = run("mjfleet", "inspect", "latest", "--as-trained")
+    assert (shown.returncode, "term 'reach' is nan" in shown.stdout) == (0, True), shown.stderr
 
 
 @pytest.mark.usefixtures("faulty")

@@ -278,8 +278,7 @@ class Run:
         `flags` are those of `mjfleet export`: `format="torchscript"`.
         """
         suffix = ".pt" if flags.get("format") == "torchscript" else ".onnx"
-        policy = self._policy_path(checkpoint)
-        self._command("export", policy, *as_flags({"output": path, **flags}))
+        self._command("export", str(checkpoint or self.path), *as_flags({"output": path, **flags}))
         return Path(path) if path else self.path / "exported" / f"policy{suffix}"
 
     def _shown_until_it_ends(self) -> "Run":
@@ -302,14 +301,8 @@ class Run:
         return self._process
 
     def _play(self, checkpoint: str | Path | None, flags: Mapping[str, Any]) -> None:
-        policy = self._policy_path(checkpoint)
+        policy = str(checkpoint or self.path)
         self._command("play", self.task, "--resume", policy, *as_flags(flags))
-
-    def _policy_path(self, checkpoint: str | Path | None) -> str:
-        """Return the checkpoint's path if it exists; None: that of the run."""
-        if checkpoint is not None and not Path(checkpoint).is_file():
-            raise UserError(f"{checkpoint}: there is no such checkpoint.")
-        return str(checkpoint or self.path)
 
     def _command(self, *arguments: str) -> None:
         """Run a command of mjfleet's, quietly.

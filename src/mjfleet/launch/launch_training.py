@@ -248,7 +248,7 @@ def _create_run_dir(
 def _how_to_continue(task: str, run_dir: Path) -> str:
     """Return the command that continues a run, with a change if it would fail again as it was."""
     *_, last = read_record(run_dir).get("attempts") or [{}]
-    command = f"continue with: {resume_command(task, run_dir)}"
+    command = f"resume with: {resume_command(task, run_dir)}"
     if last.get("kind") != "DivergedError":
         return command
     if flags := last.get("flags"):

@@ -6,8 +6,9 @@ W&B waits for its server at init, at finish and at exit. Each wait is limited he
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -63,30 +64,31 @@ class WandbLogger(Logger):
         settings = wandb.Settings(silent=True, console="off", init_timeout=INIT_SECONDS)
         own, wanted = wandb.setup(settings).settings, self._wanted
         group, name = group_of(self._run_dir), self._run_dir.name
-        options: dict[str, Any] = {
-            "project": wanted.project or own.project or self._experiment,
-            "entity": wanted.entity,
-            "group": wanted.group,
-            "tags": wanted.tags or None,
-            "notes": wanted.notes,
-            "name": own.run_name or (f"{group.name}/{name}" if group else name),
-            "dir": str(self._run_dir),
-            "config": self._config,
-            "id": run_id,
-            "resume": "allow",
-            "settings": settings,
-        }
+        init: Callable[..., Run] = partial(
+            wandb.init,
+            project=wanted.project or own.project or self._experiment,
+            entity=wanted.entity,
+            group=wanted.group,
+            tags=wanted.tags or None,
+            notes=wanted.notes,
+            name=own.run_name or (f"{group.name}/{name}" if group else name),
+            dir=str(self._run_dir),
+            config=self._config,
+            id=run_id,
+            resume="allow",
+            settings=settings,
+        )
         is_local = (wanted.mode or own.mode) in ("offline", "dryrun", "disabled")
         why = "not logged in"
         if is_local or wandb.login(prompt=False, verify=False):
             try:
-                return wandb.init(mode=wanted.mode, **options)
+                return init(mode=wanted.mode)
             except CommError as error:
                 why = in_a_line(error)
                 _let_go()  # Otherwise W&B's process would report that the id is taken.
         later = f"`wandb sync {self._run_dir}/wandb/offline-run-*` uploads it later"
         logger.warning("W&B: recording offline, %s: %s", later, why)
-        return wandb.init(mode="offline", **options)
+        return init(mode="offline")
 
     def write(self, row: Row) -> None:
         assert self._run

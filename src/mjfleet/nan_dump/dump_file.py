@@ -66,7 +66,7 @@ class NanDump:
         for name, values in self.arrays.items():
             kind, _, field = name.partition("/")
             is_state = kind in ("start", "end")
-            if is_state and np.shape(getattr(data, field, None)) != values.shape[2:]:
+            if is_state and np.shape(getattr(data, field, ())) != values.shape[2:]:
                 return name
         return ""
 

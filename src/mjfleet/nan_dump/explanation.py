@@ -50,12 +50,13 @@ def name_of(model: mujoco.MjModel, bad: BadNumber) -> str:
 def _when(dump: NanDump, bad: BadNumber) -> str:
     if bad.step == dump.num_steps:
         return f"after step {bad.step - 1}, the last"
-    return {
-        "observation": f"before step {bad.step}",
-        "action": f"at step {bad.step}",
-        "start": f"where the physics of step {bad.step} starts",
-        "end": f"where the physics of step {bad.step} ends",
-    }.get(bad.name.partition("/")[0], f"after the physics of step {bad.step}")
+    when = {
+        "observation": "before step {}",
+        "action": "at step {}",
+        "start": "where the physics of step {} starts",
+        "end": "where the physics of step {} ends",
+    }
+    return when.get(bad.name.partition("/")[0], "after the physics of step {}").format(bad.step)
 
 
 def _cause(dump: NanDump, world: int, bad: BadNumber) -> str:
