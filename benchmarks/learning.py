@@ -16,9 +16,9 @@ import numpy as np
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.command import run_benchmark
 from mjfleet.bench.result import Cell, Result, Spread, Table, show
+from mjfleet.cli.run_command import run_command
 from mjfleet.config import TrainConfig
 from mjfleet.config.validation import MOST, Count, at_least, between
-from mjfleet.errors import run_command
 from mjfleet.tools.report.curves import bootstrap
 from mjfleet.tools.report.picture import Panel, draw
 from mjfleet.tools.report.threshold import WINDOW, Conditions, Threshold, check_columns, reached

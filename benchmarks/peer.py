@@ -23,8 +23,9 @@ from mjfleet.bench.benchmark_options import Counts, Options, Setup
 from mjfleet.bench.command import choose
 from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import TimedChild, run_timed, train_timed
+from mjfleet.cli.run_command import run_command
 from mjfleet.config import TrainConfig
-from mjfleet.errors import UserError, run_command
+from mjfleet.errors import UserError
 from mjfleet.utils.console import print_error
 
 VERSION = "1.6.0"

@@ -18,8 +18,9 @@ from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.command import run_benchmark
 from mjfleet.bench.result import Cell, Result, Spread, Table, our_commit, show
 from mjfleet.bench.timed_training import TRAIN, run_timed
+from mjfleet.cli.run_command import run_command
 from mjfleet.config.validation import MOST, Count, between
-from mjfleet.errors import UserError, run_command
+from mjfleet.errors import UserError
 from mjfleet.runs.metrics_csv import METRICS_FILE, Rows, read_rows, value
 from mjfleet.tools.report.logged_run import STEPS
 from mjfleet.tools.report.picture import Panel, draw
