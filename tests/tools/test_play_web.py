@@ -53,17 +53,19 @@ def test_what_somebody_moves_on_the_page_moves_the_robots(tmp_path: Path) -> Non
             track = 'control.closest(".mantine-Slider-root").getBoundingClientRect()'
             place = f"(box => [box.x, box.width, box.y + 6])({track})"
 
+            _, low, high = env.commands()["forward"]
+            wanted = pytest.approx(low + 0.75 * (high - low), abs=0.1 * (high - low))
+
             def press() -> bool:
                 left, width, y = page.of(*slider, place)
                 page.click(left + 0.75 * width, y)
-                return env.command_override
+                time.sleep(0.5)
+                values, _, _ = env.commands()["forward"]
+                return env.command_override and values.tolist() == [wanted, wanted]
 
             until(press)  # Again, if the page was still moving what it shows.
             until(lambda: page.of(*by_hand, "control.checked"))
-            shown = float(page.of(*slider, "control.ariaValueNow"))
-            values, low, high = env.commands()["forward"]
-            assert shown == pytest.approx(low + 0.75 * (high - low), abs=0.1 * (high - low))
-            until(lambda: values.tolist() == pytest.approx([shown, shown]))
+            until(lambda: float(page.of(*slider, "control.ariaValueNow")) == wanted)
             # The task draws commands again once that is no longer ticked.
             page.of(*by_hand, "control.click()")
             until(lambda: not env.command_override)
