@@ -18,10 +18,10 @@ from mjfleet.runs.task_snapshot import FOLDER
 from mjfleet.utils.console import print_line
 
 PENDING = ".attempt.tmp"
-"""The folder in a run directory for what `take_up` puts in its place."""
+"""The folder in a run directory for what `adopt_attempt` puts in its place."""
 
 
-def take_up(run_dir: Path, begun: int) -> None:
+def adopt_attempt(run_dir: Path, begun: int) -> None:
     """Replace the files of the last attempt, since the first iteration after `begun` is done.
 
     What the run has beyond `begun` is kept aside. A new run has no such files.

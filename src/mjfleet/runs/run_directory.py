@@ -136,8 +136,8 @@ class RunDirectory:
                     record.unlink()
                 for before, aside in self._moved.items():
                     aside.replace(before)
-        for log in self._logs.glob("*.log") if self._logs else ():
-            log.unlink()
+        if self._logs:
+            shutil.rmtree(self._logs, ignore_errors=True)
         remove_empty(self._made)
         self.close()
 
@@ -183,7 +183,7 @@ class RunDirectory:
     def _record(self, attempt: Attempt) -> None:
         """Write run.json, then config.yaml and the task's code.
 
-        Of a run that continues, all but run.json waits for the first iteration, see `take_up`.
+        Of a run that continues, all but run.json waits for the first iteration, see `adopt_attempt`.
         """
         record, place, config = read_record(self.path), self.path, attempt.config
         attempts, parent, source = record.get("attempts", []), attempt.parent, attempt.checkpoint

@@ -23,7 +23,7 @@ from mjfleet.rl.gpu_usage import IdleGpuWarning
 from mjfleet.rl.initial_networks import take_networks
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.checkpoint_names import INIT
-from mjfleet.runs.resumed_attempt import take_up
+from mjfleet.runs.resumed_attempt import adopt_attempt
 from mjfleet.utils.console import print_line
 from mjfleet.video.training_videos import TrainingVideos
 from mjfleet.worker.gpu_settings import determinism_notice
@@ -112,7 +112,7 @@ def train_and_log(
 
         def on_iteration(metrics: IterationMetrics) -> None:
             if metrics.iteration == begun + 1:
-                take_up(run_dir, begun)
+                adopt_attempt(run_dir, begun)
             with runner.heartbeat.excused():  # A terminal may be paused.
                 progress.iteration(metrics)
             idle_gpus.look(metrics)
