@@ -308,7 +308,7 @@ def test_fields_of_ones_own_reach_ones_own_class_alone(
 def test_a_file_names_classes_of_the_task_and_those_of_a_run_begun_here(pole: FoundTask) -> None:
     own, other = ({"agent": {"actor": {"class_name": f"{m}:Residual"}}} for m in ("nets", "there"))
     assert from_file(pole, own, "file").agent.actor.class_name == "nets:Residual"
-    with pytest.raises(UserError, match=r"'--agent\.actor\.class-name=there:Residual'"):
+    with pytest.raises(UserError, match=r"--agent\.actor\.class-name=there:Residual"):
         from_file(pole, other, "file")
     name = "agent.actor.class_name"
     assert from_file(pole, other, "file", None, name.__eq__) == pole.defaults()  # A flag sets it.
