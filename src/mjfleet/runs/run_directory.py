@@ -183,7 +183,7 @@ class RunDirectory:
     def _record(self, attempt: Attempt) -> None:
         """Write run.json, then config.yaml and the task's code.
 
-        Of a run that continues, all but run.json waits for the first iteration, see `adopt_attempt`.
+        Of a run that continues, all but run.json waits for the first iteration: `adopt_attempt`.
         """
         record, place, config = read_record(self.path), self.path, attempt.config
         attempts, parent, source = record.get("attempts", []), attempt.parent, attempt.checkpoint
