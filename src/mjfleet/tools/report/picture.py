@@ -50,7 +50,7 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
                 path, lambda f: figure.savefig(f, format=kind, dpi=120, metadata=about)
             )
     except OSError as error:
-        raise UserError(f"--output {path}: {error.strerror}.") from None
+        raise UserError(f"{path}: {error.strerror}.") from None
 
 
 def _figure(panels: Sequence[Panel]) -> "Figure":
