@@ -74,7 +74,9 @@ def test_a_url_with_a_password_is_refused_without_being_shown(storage: str) -> N
     assert ":pass" not in str(error.value)
 
 
-def test_a_sweep_tries_each_setting_once_and_keeps_the_best(run: Run, tmp_path: Path) -> None:
+def test_a_sweep_tries_each_setting_once_and_keeps_the_best(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags = (*SPACE, *FLAGS, "--trials", "2", "--per-run", "2", "--cpu-threads", "2")
     done = run("mjfleet", "sweep", TASK, *flags)
     assert done.returncode == 0, done.stderr
@@ -85,8 +87,12 @@ def test_a_sweep_tries_each_setting_once_and_keeps_the_best(run: Run, tmp_path: 
     assert 1e-4 <= best["agent"]["algorithm"]["learning_rate"] <= 1e-2
     results = read_record(folder, "group.json")["results"]
     assert {trial["number"] for trial in results["trials"]} == {0, 1}
-    changed = run("mjfleet", "sweep", "--resume", "latest", "--agent.algorithm.lam", "0.5")
-    assert (changed.returncode, "lam" in changed.stderr) == (2, True)
+    monkeypatch.chdir(tmp_path)
+    same = (TASK, *flags, "--run-dir", str(folder), "--as-trained")
+    assert sweep([*same, "--dry-run"]) == 0
+    with pytest.raises(UserError, match=r"algorithm.lam .*could not be compared"):
+        sweep(["--resume", "latest", "--agent.algorithm.lam", "0.5"])
+    assert read_record(folder, "group.json")["status"] == "finished"
 
 
 CONFIG = """
