@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -85,27 +84,13 @@ class CopiedBytes(TorchDispatchMode):
 def test_an_end_copies_no_constants() -> None:
     envs = make_vector("go1-velocity-rough", num_envs=2, env={"episode_seconds": 0.04})
     envs.reset(seed=1)
-    constants = {"ground": envs.env.ground.clone(), "pose": envs.env.pose.clone()}  # pyright: ignore[reportAttributeAccessIssue]
-    assert constants["ground"].nbytes > 1_000_000
+    assert envs.env.ground.nbytes > 1_000_000  # pyright: ignore[reportAttributeAccessIssue]
     with CopiedBytes() as copied:
         for _ in range(3):
             envs.step(envs.action_space.sample())
         infos = envs.step(envs.action_space.sample())[4]
     assert infos["_final_obs"].all()
     assert copied.count < 500_000
-    # An observation may write one for the first time, all the same.
-    observe = envs.env.observe
-
-    def write_constants() -> dict[str, Any]:
-        for name in constants:
-            getattr(envs.env, name)[:] = 7.0
-        envs.env.joints.add_(0.0)  # pyright: ignore[reportAttributeAccessIssue]
-        return observe()
-
-    envs.env.observe = write_constants  # pyright: ignore[reportAttributeAccessIssue]
-    envs._observe_ends(envs.env.episode_length_buf >= 0)
-    for name, value in constants.items():
-        assert torch.equal(getattr(envs.env, name), value)
 
 
 def test_mistakes_are_named() -> None:

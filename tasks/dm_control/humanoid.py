@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from mjfleet.env import next_levels
+from mjfleet.env import Levels
 
 from .config import HumanoidConfig
 from .suite import SuiteEnv, tolerance
@@ -35,25 +35,31 @@ class Humanoid(SuiteEnv[HumanoidConfig]):
 
     def setup(self) -> None:
         super().setup()
-        self.level = torch.full_like(self.episode_length_buf, LEVELS - 1)
-        self.stood = torch.zeros(self.num_envs, device=self.device)
+        self.levels = Levels(self, LEVELS, start=LEVELS - 1)
+        self.stood = self.add_state("stood")
         """Sum of the reward for standing, whether it moves or not, over this episode."""
-        self.steps = torch.zeros_like(self.stood)
+        self.steps = self.add_state("steps")
         """Steps of this episode; the first one in training begins at a random time."""
         if self.cfg.curriculum:
             self.gain = self.sim.expand("actuator_gainprm")
 
-    def reset_worlds(self, mask: torch.Tensor) -> None:
-        super().reset_worlds(mask)
+    def after_physics(self) -> None:
+        """Sum up how well the humanoid stands."""
+        self.stood += self._stands()
+        self.steps += 1.0
+
+    def end_episode(self, mask: torch.Tensor) -> None:
+        """Move to more or less help."""
         if self.cfg.curriculum:
             mean = self.stood / self.steps.clamp(min=1.0)
             counts = mask & (self.steps >= self.max_episode_length / 2)
-            up = counts & (mean > HIGH) & (self.level < LEVELS - 1)
-            down = counts & (mean < LOW)
-            self.level = next_levels(self, self.level, up, down, LEVELS)
+            up = counts & (mean > HIGH) & (self.levels.now < LEVELS - 1)
+            self.levels.move(up, counts & (mean < LOW))
+
+    def reset_worlds(self, mask: torch.Tensor) -> None:
+        super().reset_worlds(mask)
+        if self.cfg.curriculum:
             self.gain[:, :, 0] = (1.0 + self._help()).unsqueeze(1)
-        self.stood.masked_fill_(mask, 0.0)
-        self.steps.masked_fill_(mask, 0.0)
 
     def levels_to_evaluate(self, count: int) -> range:
         """Evaluate without help."""
@@ -79,12 +85,8 @@ class Humanoid(SuiteEnv[HumanoidConfig]):
 
         On lower levels, also reward the head's height alone.
         """
-        standing = tolerance(self._head_height(), HEAD_HEIGHT, math.inf, margin=HEAD_HEIGHT / 4)
-        upright = tolerance(self.axes("torso", "zz").squeeze(1), 0.9, math.inf, 1.9, "linear", 0.0)
-        stands = self.small_control() * standing * upright
+        stands = self._stands()
         velocity, speed = self.sim.sensor("torso_subtreelinvel")[:, :2], self.cfg.speed
-        self.stood += stands
-        self.steps += 1.0
         height = (self._head_height() / HEAD_HEIGHT).clamp(max=1.0)
         extra = HEIGHT_REWARD * self._help() * height
         if not speed:
@@ -93,12 +95,18 @@ class Humanoid(SuiteEnv[HumanoidConfig]):
         return {"move": stands * (5 * moves + 1) / 6 + extra}
 
     def metrics(self) -> dict[str, Any]:
-        return {"level": self.level.float()}
+        return {"level": self.levels.now.float()}
+
+    def _stands(self) -> torch.Tensor:
+        """Return the reward for standing, whether it moves or not, `(num_envs,)`."""
+        standing = tolerance(self._head_height(), HEAD_HEIGHT, math.inf, margin=HEAD_HEIGHT / 4)
+        upright = tolerance(self.axes("torso", "zz").squeeze(1), 0.9, math.inf, 1.9, "linear", 0.0)
+        return self.small_control() * standing * upright
 
     def _help(self) -> torch.Tensor:
         """Return the share of the help that each environment gets, `(num_envs,)`: 0 on the highest
         level, 1 on the lowest."""
-        return 1.0 - self.level / (LEVELS - 1)
+        return 1.0 - self.levels.now / (LEVELS - 1)
 
     def _head_height(self) -> torch.Tensor:
         """Return the head's height, `(num_envs,)`, m."""

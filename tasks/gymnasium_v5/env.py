@@ -67,7 +67,7 @@ class RunnerEnv(V5Env[R]):
 
     def setup(self) -> None:
         super().setup()
-        self.before = torch.zeros(self.num_envs, dtype=self.sim.qpos.dtype, device=self.device)
+        self.before = self.add_state("before", dtype=self.sim.qpos.dtype, persistent=False)
         """Forward position before the step in m, `(num_envs,)`."""
 
     def apply(self, action: torch.Tensor) -> None:

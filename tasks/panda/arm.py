@@ -45,8 +45,6 @@ class PandaEnv(Env[C]):
         self.hand = sim.sensordata[:, first : first + 3]
         self.axes = sim.sensordata[:, first + 3 : first + 12].view(-1, 3, 3)
         self.joints, self.speeds = sim.qpos[:, :7], sim.qvel[:, :7]
-        self.previous = torch.zeros_like(self.action)
-        """The previous action."""
 
     def start_arm(self, mask: torch.Tensor) -> None:
         """Start near home and at rest where `mask` is true."""
@@ -56,7 +54,6 @@ class PandaEnv(Env[C]):
         self.joints[:] = torch.where(world, self.joints + away, self.joints)
         self.sim.ctrl[:] = torch.where(world, self.targets, self.sim.ctrl)
         self.sim.ctrl[:, :7] = torch.where(world, self.joints, self.sim.ctrl[:, :7])
-        self.previous.masked_fill_(world, 0.0)
 
     def move(self, by: torch.Tensor) -> None:
         """Move the arm's targets by `(num_envs, 7)`, rad, within their ranges."""

@@ -30,7 +30,7 @@ class LiftEnv(PandaEnv[LiftConfig]):
         super().setup()
         sim = self.sim
         self.cube, self.cube_x = sim.sensor("cube_position"), sim.sensor("cube_x")
-        self.command = torch.zeros(self.num_envs, 3, device=self.device)
+        self.command = self.add_state("command", 3, reset="keep")
         """The cube's goal, forward, left and up from `centre`, m."""
         self.down = torch.tensor((0.0, 0.0, -1.0), device=self.device, dtype=sim.qpos.dtype)
         amplitudes = [0.01] * 7 + [0.0005] + [0.01] * 8 + [0.002] * 9 + [0.02] * 2 + [0.0] * 5
@@ -91,9 +91,8 @@ class LiftEnv(PandaEnv[LiftConfig]):
             "goal": w.goal * lifted * (1 - torch.tanh(distance / 0.3)),
             "at_goal": w.at_goal * lifted / (1 + (distance / 0.05).square()),
             "effort": w.effort * self.action.square().sum(dim=1),
-            "jerk": w.jerk * (self.action - self.previous).square().sum(dim=1),
+            "jerk": w.jerk * (self.action - self.previous_action).square().sum(dim=1),
         }
-        self.previous.copy_(self.action)
         return {name: term * self.step_dt for name, term in terms.items()}
 
     def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:

@@ -23,7 +23,7 @@ class ReachEnv(PandaEnv[ReachConfig]):
     def setup(self) -> None:
         super().setup()
         self.poses = torch.tensor(self._reachable(), device=self.device, dtype=torch.float32)
-        self.command = torch.zeros(self.num_envs, 6, device=self.device)
+        self.command = self.add_state("command", 6, reset="keep")
         """The hand's position from that at home, forward, left and up, m; its roll, pitch and yaw
         about the same axes, rad, which are 0 where it points down."""
         self.period = max(1, round(self.cfg.pose_seconds / self.step_dt))
@@ -36,7 +36,7 @@ class ReachEnv(PandaEnv[ReachConfig]):
         self.start_arm(mask)
         # This runs in every step, so that commands may change in the midst of an episode.
         if not self.command_override:
-            renewed = mask | (self.episode_length_buf % self.period == 0)
+            renewed = self.episode_length_buf % self.period == 0
             index = self.uniform(1, 0, POSES).long().squeeze(1).clamp(max=POSES - 1)
             self.command[:] = torch.where(renewed.unsqueeze(1), self.poses[index], self.command)
 
@@ -74,9 +74,8 @@ class ReachEnv(PandaEnv[ReachConfig]):
             "angle": w.angle * angle,
             "aligned": w.aligned * (1 - torch.tanh(angle / 0.3)),
             "effort": w.effort * self.action.square().sum(dim=1),
-            "jerk": w.jerk * (self.action - self.previous).square().sum(dim=1),
+            "jerk": w.jerk * (self.action - self.previous_action).square().sum(dim=1),
         }
-        self.previous.copy_(self.action)
         return {name: term * self.step_dt for name, term in terms.items()}
 
     def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:

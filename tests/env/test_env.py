@@ -172,25 +172,20 @@ def reach(episode_steps: int = 5, num_envs: int = 3) -> ReachEnv:
 
 
 class CountingEnv(ReachEnv):
-    """Keeps state of every kind in methods that are called while it is built."""
-
-    calls = 0
+    """Writes state in methods that are called while it is built."""
 
     def setup(self) -> None:
         super().setup()
-        self.number, self.counts = 0, {"rewards": torch.zeros(self.num_envs)}
-        self.noise = torch.zeros(self.num_envs, 2)
+        self.counts = self.add_state("counts")
+        self.noise = self.add_state("noise", 2, reset="keep")
 
     def rewards(self) -> dict[str, torch.Tensor]:
-        self.calls += 1
-        self.number += 1
-        self.counts["rewards"] += 1
+        self.counts += 1
         self.sim.qvel[:] = 1.0
-        self.late = torch.ones(self.num_envs)
         return super().rewards()
 
     def observe(self) -> dict[str, torch.Tensor]:
-        self.noise = self.noise + self.normal(2) + torch.rand(1)
+        self.noise += self.normal(2) + torch.rand(1)
         return super().observe() | {"noise": self.noise}
 
 
@@ -201,13 +196,12 @@ def test_building_leaves_what_setup_a_reset_and_an_observation_leave() -> None:
     torch.manual_seed(4)
     generator = torch.Generator().manual_seed(7 + 2**31)
     assert torch.equal(env.noise, torch.randn(3, 2, generator=generator) + torch.rand(1))
-    assert (env.calls, env.number, env.counts["rewards"].sum()) == (0, 0, 0)
-    assert not hasattr(env, "late")
-    assert env.order == ["reset_worlds", "observe"]
+    assert env.counts.sum() == 0
+    assert (env.order[0], env.order[-1]) == ("reset_worlds", "observe")
     assert not env.sim.qvel.any()
     assert env.sim.qpos.tolist() == [[0.5, 0.5]] * 3
     env.step(torch.zeros(3, 2))
-    assert (env.calls, env.number, env.counts["rewards"].sum()) == (1, 1, 3)
+    assert env.counts.sum() == 3
 
 
 def test_a_step_keeps_its_order() -> None:
@@ -241,22 +235,6 @@ def test_a_done_world_observes_the_start_of_its_next_episode() -> None:
     assert not torch.allclose(observations["actor"][0], moved["actor"][1], atol=1e-6)
     assert env.episode_length_buf.tolist() == [6, 0, 6]
     assert env.action[1].tolist() == [0.0, 0.0]
-
-
-def test_a_reset_sees_how_long_the_episode_was_that_has_ended() -> None:
-    class LongEnv(ReachEnv):
-        def reset_worlds(self, mask: torch.Tensor) -> None:
-            super().reset_worlds(mask)
-            self.lengths = self.episode_length_buf.clone()
-
-    cfg = EnvConfig(num_envs=3, decimation=2, episode_seconds=100 * 2 * 0.004)
-    env = LongEnv(cfg, make_simulation("native", LongEnv.make_model(cfg), 3), seed=0)
-    for _ in range(4):
-        env.step(torch.zeros(3, 2))
-    env.failing[1] = True
-    env.step(torch.zeros(3, 2))
-    assert env.lengths.tolist() == [5, 5, 5]
-    assert env.episode_length_buf.tolist() == [5, 0, 5]
 
 
 @pytest.mark.parametrize(

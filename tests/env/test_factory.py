@@ -39,7 +39,7 @@ def test_a_task_that_changes_torchs_default_type_is_refused(
     new_task(["balance"])
     (file,) = tmp_path.rglob("env.py")
     found, code = find_task("balance", file.parent), file.read_text()
-    begin = "        self.target = torch.zeros("
+    begin = "        self.target = self.add_state("
     file.write_text(code.replace(begin, f"        torch.set_default_dtype(torch.float64)\n{begin}"))
     try:
         with pytest.raises(UserError, match=r"torch\.float64.*need torch\.float32.*`dtype=`"):

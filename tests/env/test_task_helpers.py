@@ -1,64 +1,82 @@
 """What tasks compose: delays, histories, timers, levels, and metrics of their own."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from mjfleet.env import Delay, Env, EnvShard, History, Timer, next_levels
-from mjfleet.env.env_state import EnvState
+from mjfleet.env import Delay, Env, EnvShard, History, Levels, Timer
 from mjfleet.errors import UserError
 from mjfleet.sim import make_simulation
 
-from .test_env import BUNDLED, build_task
+from .test_env import BUNDLED
 
 FOUND = BUNDLED["cartpole-balance"]
 CartpoleEnv: Any = FOUND.load(FOUND.task.env_class)
 
 
-@pytest.fixture
-def env() -> Env[Any]:
-    return build_task("cartpole-balance", "native", "cpu", num_envs=64)
+def with_part(make: Callable[[Any], Any], num_envs: int = 64, step_dt: float | None = None) -> Any:
+    """Build an environment whose `setup` makes a helper, `part`."""
+
+    class HelpedEnv(CartpoleEnv):
+        model_file = str(FOUND.folder / "cartpole.xml")
+
+        def setup(self) -> None:
+            self.step_dt = step_dt or self.step_dt
+            self.part = make(self)
+
+    cfg = replace(FOUND.task.env, num_envs=num_envs)
+    return HelpedEnv(cfg, make_simulation("native", HelpedEnv.make_model(cfg), num_envs), 1)
 
 
 def everywhere(env: Env[Any], value: float) -> torch.Tensor:
     return torch.full((env.num_envs, 1), value)
 
 
-def masked(env: Env[Any], *worlds: int) -> torch.Tensor:
-    mask = torch.zeros(env.num_envs, dtype=torch.bool)
-    mask[list(worlds)] = True
-    return mask
+def end_episodes(env: Any, *envs: int) -> None:
+    """Have the next step end the episodes of some environments."""
+    env.episode_length_buf[list(envs)] = env.max_episode_length
+    env.step(torch.zeros(env.num_envs, 1))
 
 
-def test_a_delay_hands_on_what_came_before(env: Env[Any]) -> None:
-    delay = Delay(env, 1, 0, 3)
-    delay.reset(masked(env, *range(64)))
-    late = delay.steps.clone()
+def test_a_delay_hands_on_what_came_before_and_resets_itself() -> None:
+    env = with_part(lambda env: Delay(env, 1, 0, 3))
+    delay, late = env.part, env.part.steps.clone()
     assert set(late.tolist()) == {0, 1, 2, 3}
     for now in range(1, 8):
         expected = (now - late).clamp(min=0).unsqueeze(1)
         assert torch.equal(delay(everywhere(env, now)), expected.float())
-    delay.reset(masked(env, 5))
+    end_episodes(env, 5)
     assert torch.equal(delay.steps[:5], late[:5])
     assert delay(everywhere(env, 8.0))[5] in (0.0, 8.0)
+    assert delay(everywhere(env, 8.0))[0] == (8.0 if late[0] < 2 else 9.0 - late[0])
 
 
-def test_a_history_begins_with_the_first_observation(env: Env[Any]) -> None:
-    history = History(env, 1, 3)
+def test_a_history_begins_with_the_first_observation() -> None:
+    env = with_part(lambda env: History(env, 1, 3))
+    history = env.part
     assert history(everywhere(env, 1.0))[0].tolist() == [1.0, 1.0, 1.0]
     assert history(everywhere(env, 2.0))[0].tolist() == [1.0, 1.0, 2.0]
-    history.reset(masked(env, 3))
+    end_episodes(env, 3)
     seen = history(everywhere(env, 3.0))
     assert seen[0].tolist() == [1.0, 2.0, 3.0]
     assert seen[3].tolist() == [3.0, 3.0, 3.0]
 
 
-def test_a_timer_goes_off_after_times_in_its_range(env: Env[Any]) -> None:
-    timer = Timer(env, 0.5, 1.0)
-    timer.reset(masked(env, *range(64)))
-    when = torch.stack([timer() for _ in range(200)])
+def fired(env: Any, steps: int) -> torch.Tensor:
+    """Return where the timer `part` is due after each of some steps, `(steps, num_envs)`."""
+    due = []
+    for _ in range(steps):
+        env.step(torch.zeros(env.num_envs, 1))
+        due.append(env.part.due.clone())
+    return torch.stack(due)
+
+
+def test_a_timer_fires_after_times_in_its_range() -> None:
+    env = with_part(lambda env: Timer(env, 0.5, 1.0))
+    when = fired(env, 200)
     for world in range(64):
         gaps = when[:, world].nonzero().squeeze(1).diff() * env.step_dt
         assert ((gaps >= 0.5 - 1e-6) & (gaps <= 1.0 + env.step_dt)).all()
@@ -68,51 +86,52 @@ def test_a_timer_goes_off_after_times_in_its_range(env: Env[Any]) -> None:
 
 @pytest.mark.parametrize(
     ("step_dt", "seconds", "steps"),
-    [
-        (0.02, 1.0, 50),
-        (0.02, 0.3, 15),
-        (0.05, 20.0, 400),
-        (0.002, 30.0, 15_000),
-        (0.005, 60.0, 12_000),
-        (1 / 60, 10.0, 600),
-        (0.02, 0.01, 1),
-    ],
+    [(0.02, 0.3, 15), (0.05, 20.0, 400), (0.005, 10.0, 2000), (1 / 60, 10.0, 600), (0.02, 0.01, 1)],
 )
 def test_a_timer_fires_on_time_again_and_again(step_dt: float, seconds: float, steps: int) -> None:
-    env = build_task("cartpole-balance", "native", "cpu", num_envs=2)
-    env.step_dt = step_dt
-    timer = Timer(env, seconds, seconds)
-    timer.reset(masked(env, 0, 1))
-    fired = [step for step in range(1, 3 * steps + 1) if timer()[0]]
-    assert fired == [steps, 2 * steps, 3 * steps]
+    env = with_part(lambda env: Timer(env, seconds, seconds), 2, step_dt)
+    env.max_episode_length = 10**6
+    assert fired(env, 3 * steps)[:, 0].nonzero().flatten().tolist() == [
+        n * steps - 1 for n in (1, 2, 3)
+    ]
 
 
-def test_levels_move_and_who_has_mastered_all_starts_anywhere(env: Env[Any]) -> None:
-    levels = torch.arange(64) % 4
-    up, down = torch.arange(64) % 2 == 0, torch.arange(64) % 2 == 1
-    moved = next_levels(env, levels, up, down, count=4)
-    assert moved[:4].tolist() == [1, 0, 3, 2]
-    mastered = next_levels(env, torch.full((64,), 3), torch.ones(64) > 0, torch.zeros(64) > 0, 4)
-    assert set(mastered.tolist()) == {0, 1, 2, 3}
-    lowest = next_levels(env, torch.zeros(64).long(), torch.zeros(64) > 0, torch.ones(64) > 0, 4)
-    assert not lowest.any()
+def test_a_timer_begins_anew_with_an_episode() -> None:
+    env = with_part(lambda env: Timer(env, 0.5, 0.5), 2)
+    period = round(0.5 / env.step_dt)
+    fired(env, period - 3)
+    end_episodes(env, 0)
+    when = fired(env, period)
+    assert when[:, 0].nonzero().flatten().tolist() == [period - 1]
+    assert when[:, 1].nonzero().flatten().tolist() == [1]
 
 
-def test_a_checkpoint_keeps_what_parts_hold(env: Env[Any]) -> None:
-    other = build_task("cartpole-balance", "native", "cpu", num_envs=64)
-    for each in (env, other):
-        setattr(each, "seen", History(each, 1, 3))  # noqa: B010
-        setattr(each, "late", Delay(each, 1, 0, 3))  # noqa: B010
-    state, others = EnvState(env), EnvState(other)
-    for name in ("seen", "late"):
-        part = getattr(env, name)
-        part.reset(masked(env, *range(0, 64, 2)))
+def test_levels_move_and_who_has_mastered_all_starts_anywhere() -> None:
+    env = with_part(lambda env: Levels(env, 4, torch.arange(64) % 4))
+    levels, even = env.part, torch.arange(64) % 2 == 0
+    levels.move(even, ~even)
+    assert levels.now[:4].tolist() == [1, 0, 3, 2]
+    levels.now.fill_(3)
+    levels.move(torch.ones(64) > 0, torch.zeros(64) > 0)
+    assert set(levels.now.tolist()) == {0, 1, 2, 3}
+    levels.now.zero_()
+    levels.move(torch.zeros(64) > 0, torch.ones(64) > 0)
+    assert not levels.now.any()
+
+
+def test_a_checkpoint_keeps_what_helpers_hold() -> None:
+    def make(env: Any) -> Any:
+        return History(env, 1, 3), Delay(env, 1, 0, 3), Timer(env, 1.0, 2.0), Timer(env, 3.0, 4.0)
+
+    env, other = with_part(make), with_part(make)
+    for part in env.part[:2]:
         part(everywhere(env, 7.0))
-    others.restore(state.changed())
-    for name in ("seen", "late"):
-        mine, theirs = (getattr(each, name).state_dict() for each in (env, other))
-        assert mine.keys() == theirs.keys()
-        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+    env.step(torch.ones(64, 1))
+    assert other.load_state_dict(env.state_dict()) == []
+    for mine, theirs in zip(env.part, other.part, strict=True):
+        tensors = [name for name, value in vars(mine).items() if isinstance(value, torch.Tensor)]
+        assert tensors
+        assert all(torch.equal(getattr(mine, name), getattr(theirs, name)) for name in tensors)
 
 
 class Measured(BUNDLED["cartpole-balance"].load("env:CartpoleEnv")):
@@ -131,19 +150,21 @@ def test_metrics_are_means_over_steps_or_quotients_of_sums() -> None:
 
 
 class LevelsEnv(CartpoleEnv):
-    """Starts as fast as its level says, which is renewed after the start has been written."""
+    """Starts as fast as its level says."""
 
     model_file = str(FOUND.folder / "cartpole.xml")
 
     def setup(self) -> None:
         self.max_episode_length = 3
-        self.level = torch.zeros(self.num_envs, dtype=torch.long)
+        self.levels = Levels(self, 5)
+
+    def end_episode(self, mask: torch.Tensor) -> None:
+        self.levels.move(mask, ~mask)
 
     def reset_worlds(self, mask: torch.Tensor) -> None:
         super().reset_worlds(mask)
-        start = self.level.unsqueeze(1).to(self.sim.qvel) + torch.zeros(2)
+        start = self.levels.now.unsqueeze(1).to(self.sim.qvel) + torch.zeros(2)
         self.sim.qvel[:] = torch.where(mask.unsqueeze(1), start, self.sim.qvel)
-        self.level = next_levels(self, self.level, mask, ~mask, 5)
 
 
 class SomeLevelsEnv(LevelsEnv):
@@ -174,9 +195,9 @@ def test_an_evaluation_stays_on_all_levels_that_the_task_names(
     assert env.sim.qvel[:, 0].tolist() == levels
     for _ in range(2 * env.max_episode_length):
         env.step(torch.zeros(total, 1))
-        assert env.level.tolist() == levels
+        assert env.levels.now.tolist() == levels
     shards = [judged(kind, first, 1, total) for first in range(total)]
-    assert [shard.level.item() for shard in shards] == levels
+    assert [shard.levels.now.item() for shard in shards] == levels
 
 
 def test_a_level_that_there_is_not_is_refused() -> None:

@@ -63,9 +63,9 @@ RANK = int(os.environ["RANK"])
 
 class NoisyEnv(Env):
     model_file = "model.xml"
-    steps = 0
 
     def setup(self):
+        self.steps = self.add_state("steps", shared=True)
         SETUP
 
     def reset_worlds(self, mask):

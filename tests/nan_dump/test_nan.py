@@ -47,6 +47,7 @@ class SpoiltEnv(CartpoleEnv):
 
     def setup(self) -> None:
         self.count = -1
+        self.cache("count", "spoil", "at", "world", "forever")
 
     @property
     def where(self) -> torch.Tensor:
@@ -429,7 +430,9 @@ from mjfleet.errors import UserError
 
 class FaultyEnv(Env):
     model_file = "model.xml"
-    steps = 0
+
+    def setup(self):
+        self.steps = self.add_state("steps", shared=True)
 
     def reset_worlds(self, mask):
         pass

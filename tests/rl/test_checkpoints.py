@@ -1,23 +1,18 @@
 """Checkpoints: training that goes on from one as if it had never stopped."""
 
 import pickle
-import random
 import re
 import zipfile
-from collections import Counter, deque
 from dataclasses import replace
-from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
 
 from mjfleet.config import AgentConfig, from_dict
-from mjfleet.env import next_levels
-from mjfleet.env.env_state import EnvState
+from mjfleet.env import Levels
 from mjfleet.env.random_numbers import seed_everything
 from mjfleet.errors import UserError
 from mjfleet.rl.checkpoint_contents import Checkpointer
@@ -118,80 +113,67 @@ def test_stopped_and_resumed_is_as_never_stopped(tmp_path: Path, variant: str, e
             assert row[name] == other[name]
 
 
-def test_other_worlds_begin_anew_while_what_is_learned_goes_on(tmp_path: Path) -> None:
-    runner, checkpointer = build(tmp_path, agent(3))
-    env: Any = runner.env
-    env.level, env.commands = 3, torch.ones(8, 2)
-    train(runner, checkpointer)
-    saved = load(tmp_path, 3)
-    runner, checkpointer = build(tmp_path, agent(5), num_envs=4)
-    env = runner.env
-    env.level, env.commands = 0, torch.zeros(4, 2)
-    lost = checkpointer.resume(tmp_path / "model_3.pt")
-    assert env.level == 3
-    assert torch.equal(env.commands, torch.zeros(4, 2))
-    assert lost == ["worlds and random states, which begin anew (worlds per worker 8, now 4)"]
-    assert same(dict(runner.alg.actor.state_dict()), saved["actor_state_dict"])
-    assert same(runner.alg.save()["optimizer_state_dict"], saved["optimizer_state_dict"])
-    rows = train(runner, checkpointer)
-    assert [row["total_steps"] for row in rows] == [3 * 64 + 32, 3 * 64 + 64]
-
-
-def test_worlds_can_be_left_out(tmp_path: Path) -> None:
-    runner, checkpointer = build(tmp_path, agent(2), worlds=False)
-    env: Any = runner.env
-    env.level, env.commands = 3, torch.ones(8, 2)
-    train(runner, checkpointer)
-    runner, checkpointer = build(tmp_path, agent(3))
-    env = runner.env
-    env.level, env.commands = 0, torch.zeros(8, 2)
-    (lost,) = checkpointer.resume(tmp_path / "model_2.pt")
-    assert "worlds and random states, which begin anew" in lost
-    assert (env.level, env.commands.sum()) == (3, 0)
-    assert [row["iteration"] for row in train(runner, checkpointer)] == [3]
-
-
 class LevelsEnv(SwingupEnv):
-    """Begins at level 1 of 3, and gets to the next one with each episode."""
+    """Begins at level 1 of 3, and gets to the next one with each episode; counts its steps."""
 
     model_file = str(FOUND.folder / "cartpole.xml")
 
     def setup(self) -> None:
         super().setup()
-        self.max_episode_length, self.level = 20, torch.ones(self.num_envs, dtype=torch.long)
+        self.max_episode_length, self.levels = 20, Levels(self, 3, 1)
+        self.taken = self.add_state("taken", dtype=torch.long, shared=True)
+        self.delayed = self.add_state("delayed", 2, reset="keep")
 
-    def reset_worlds(self, mask: torch.Tensor) -> None:
-        super().reset_worlds(mask)
-        up = mask & (self.episode_length_buf > 0)
-        self.level = next_levels(self, self.level, up, ~mask & up, 3)
+    def after_physics(self) -> None:
+        self.taken += 1
+        self.delayed += 1
+
+    def end_episode(self, mask: torch.Tensor) -> None:
+        self.levels.move(mask, torch.zeros_like(mask))
+
+
+def begin(
+    folder: Path, kind: Any, num_envs: int, iterations: int, worlds: bool = True
+) -> tuple[Any, Checkpointer]:
+    cfg = replace(FOUND.task.env, num_envs=num_envs)
+    sim = make_simulation("native", kind.make_model(cfg), num_envs)
+    seed_everything(1)
+    runner = Runner(kind(cfg, sim, seed=1), agent(iterations), "cpu", 1, FOUND.load)
+    return runner, Checkpointer(runner, TASK, folder, None, worlds)
 
 
 @pytest.mark.parametrize("lost", ["worlds per worker", "workers", "--no-save-worlds", None])
-def test_a_curriculum_that_begins_anew_says_at_which_level(
+def test_other_environments_begin_anew_with_what_is_shared_and_at_the_levels_reached(
     tmp_path: Path, lost: str | None
 ) -> None:
-    def begin(num_envs: int, iterations: int) -> tuple[Any, Checkpointer]:
-        cfg = replace(FOUND.task.env, num_envs=num_envs)
-        sim = make_simulation("native", LevelsEnv.make_model(cfg), num_envs)
-        runner = Runner(LevelsEnv(cfg, sim, seed=1), agent(iterations), "cpu", 1, FOUND.load)
-        worlds = lost != "--no-save-worlds"
-        return runner, Checkpointer(runner, TASK, tmp_path, None, worlds)
-
-    runner, checkpointer = begin(8, 4)
+    worlds = lost != "--no-save-worlds"
+    runner, checkpointer = begin(tmp_path, LevelsEnv, 8, 4, worlds)
     train(runner, checkpointer)
-    levels = runner.env.level
-    assert (levels != 1).any()
+    levels = runner.env.levels.now
     state = load(tmp_path, 4)
+    levels_there = state["mjfleet"]["ranks"][0]["env"]["levels"][0]
+    assert torch.equal(levels_there, levels)
+    assert (levels != 1).any()
     if lost == "workers":
         state["mjfleet"]["shape"]["workers"] = 2
-    runner, checkpointer = begin(4 if lost == "worlds per worker" else 8, 5)
-    told = checkpointer.resume(tmp_path / "model_4.pt", state)
+    now = 4 if lost == "worlds per worker" else 8
+    runner, checkpointer = begin(tmp_path, LevelsEnv, now, 5)
+    found = checkpointer.resume(tmp_path / "model_4.pt", state)
+    env = runner.env
+    assert env.taken == 4 * 8
+    assert same(dict(runner.alg.actor.state_dict()), state["actor_state_dict"])
+    assert same(runner.alg.save()["optimizer_state_dict"], state["optimizer_state_dict"])
     if lost is None:
-        assert not told
-        assert torch.equal(runner.env.level, levels)
+        assert not found
+        assert torch.equal(env.levels.now, levels)
+        assert (env.delayed == 32).all()
     else:
-        assert (runner.env.level == 1).all()
-        assert told[1].startswith(f"curriculum levels, which begin at 1 ({lost}")
+        why = "--no-save-worlds" if not worlds else lost
+        assert found[0].startswith(f"environments and random states, which begin anew ({why}")
+        assert len(found) == 1
+        assert {*env.levels.now.tolist()} <= {*levels.tolist()}
+        assert not env.delayed.any()
+    assert [row["iteration"] for row in train(runner, checkpointer)] == [5]
 
 
 class RewardingEnv(SwingupEnv):
@@ -203,19 +185,20 @@ class RewardingEnv(SwingupEnv):
         return super().rewards() | {"more": torch.zeros(self.num_envs)}
 
 
+class WiderEnv(LevelsEnv):
+    """Has a state of another size."""
+
+    def add_state(self, name: str, *size: int, **settings: Any) -> torch.Tensor:
+        return super().add_state(name, *(5 if name == "delayed" else n for n in size), **settings)
+
+
 def test_an_environment_that_has_changed_says_so(tmp_path: Path) -> None:
-    runner, checkpointer = build(tmp_path, agent(2))
-    env: Any = runner.env
-    env.delayed = torch.zeros(8, 3)
+    runner, checkpointer = begin(tmp_path, LevelsEnv, 8, 2)
     train(runner, checkpointer)
-    env.delayed += 1
-    checkpointer.save(True)
     path = tmp_path / "model_2.pt"
-    runner, checkpointer = build(tmp_path, agent(4))
-    env = runner.env
-    env.delayed = torch.zeros(8, 5)
-    checkpointer = Checkpointer(runner, TASK, tmp_path, None)
+    runner, checkpointer = begin(tmp_path, WiderEnv, 8, 4)
     assert checkpointer.resume(path) == ["delayed of the environment, which has another shape now"]
+    assert runner.env.taken == 16
     # Another reward term: the sums of episodes that are under way would not fit.
     cfg = replace(FOUND.task.env, num_envs=8)
     sim = make_simulation("native", RewardingEnv.make_model(cfg), 8)
@@ -357,8 +340,8 @@ def test_checkpoints_that_do_not_fit_are_refused(
         (("mjfleet",), "text", "cannot be restored here"),
         (("mjfleet", "window"), [{"episodes": "many"}], "cannot be restored here"),
         (("mjfleet", "ranks", 0, "sim", "qpos"), torch.zeros(1, 7), "'qpos'"),
-        (("mjfleet", "ranks", 0, "env", "step"), 3, "step is no state"),
-        (("mjfleet", "ranks", 0, "env", "sim"), 3, "sim is no state"),
+        (("mjfleet", "ranks", 0, "env", "states"), 3, "cannot be restored here"),
+        (("mjfleet", "ranks", 0, "env", "generator"), torch.zeros(3), "cannot be restored here"),
     ],
 )
 def test_what_does_not_fit_this_run_is_named(
@@ -407,7 +390,8 @@ def test_an_earlier_versions_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
     saved = yaml.safe_load((run / "config.yaml").read_text())["agent"]
     config = from_dict(BUNDLED["cartpole-balance"].task.agent, saved | {"max_iterations": 5})
     runner, checkpointer = build(tmp_path, config, task="cartpole-balance")
-    assert checkpointer.resume(run / "checkpoints" / "model_3.pt") == []
+    (lost,) = checkpointer.resume(run / "checkpoints" / "model_3.pt")
+    assert lost == "environments and random states, which begin anew (saved by an earlier version)"
     assert [row["iteration"] for row in train(runner, checkpointer)] == [4, 5]
 
 
@@ -439,108 +423,3 @@ def test_training_ends_once_checkpoints_fail_three_times_running(
     assert len(caplog.records) == 5
     kept = sorted(int(path.stem.removeprefix("model_")) for path in (tmp_path / "away").iterdir())
     assert kept == [1, 2, 3, 5, 8, 9]
-
-
-class Stage(IntEnum):
-    WALK = 1
-    RUN = 2
-
-
-class Range(NamedTuple):
-    low: float
-    high: float
-
-
-class Helper:
-    def __init__(self) -> None:
-        self.level = 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"level": self.level}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.level = state["level"]
-
-
-def use_all_kinds(env: Any, weight: float) -> EnvState:
-    """Give an environment what a task may keep, as `setup` would."""
-    env.weight = weight
-    env.target = torch.zeros(4, 3)
-    env.counters = {"level": 0, "seen": [1, 2], "table": np.zeros(2)}
-    env.recent = deque([1.0], maxlen=3)
-    env.noise = np.random.default_rng(1)
-    env.dice = random.Random(1)
-    env.helper = Helper()
-    env.flag = None
-    env.stage = Stage.WALK
-    env.range = Range(0.0, 1.0)
-    env.names = {"a"}
-    env.counts = Counter("a")
-    return EnvState(env)
-
-
-def through_a_file(state: EnvState, path: Path) -> dict[str, Any]:
-    torch.save(state.changed(), path)
-    return torch.load(path, weights_only=True)
-
-
-def cartpole() -> Any:
-    return build_task(TASK, "native", "cpu", num_envs=4)
-
-
-def test_all_that_a_task_may_keep_is_state_but_no_constant(tmp_path: Path) -> None:
-    env, other = cartpole(), cartpole()
-    state, other_state = use_all_kinds(env, 0.5), use_all_kinds(other, 0.7)
-    env.target = env.target + 1
-    env.counters["level"] = 3
-    env.counters["table"][1] = 7
-    env.recent.extend([2.0, 3.0, 4.0])
-    env.noise.random(3)
-    env.dice.random()
-    env.helper.level = 5
-    env.flag = "up"
-    env.later = torch.ones(4)
-    env.stage = Stage.RUN
-    env.range = Range(0.0, 2.0)
-    env.names.add("b")
-    env.counts["b"] += 2
-    saved = through_a_file(state, tmp_path / "state.pt")
-    assert "weight" not in saved
-    other_state.restore(saved)
-    assert other.weight == 0.7
-    assert torch.equal(other.target, env.target)
-    assert torch.equal(other.later, env.later)
-    assert (other.counters["level"], other.counters["table"].tolist()) == (3, [0, 7])
-    assert other.recent == deque([2.0, 3.0, 4.0])
-    assert other.recent.maxlen == 3
-    assert other.noise.random() == env.noise.random()
-    assert other.dice.random() == env.dice.random()
-    assert (other.helper.level, other.flag) == (5, "up")
-    assert (other.stage, other.range, other.names) == (Stage.RUN, Range(0.0, 2.0), {"a", "b"})
-    assert isinstance(other.stage, Stage)
-    assert isinstance(other.counts, Counter)
-    assert other.counts == env.counts
-
-
-def test_views_stay_views_and_what_became_two_is_two(tmp_path: Path) -> None:
-    env, other = cartpole(), cartpole()
-    for one in (env, other):
-        one.positions = one.sim.qpos
-        one.views = {"cart": one.sim.qpos[:, :1]}
-        one.buffer = torch.zeros(4, 3)
-        one.newest = one.buffer[:, 0]
-        one.before = one.action
-    state, other_state = EnvState(env), EnvState(other)
-    env.step(torch.ones(4, 1))
-    env.buffer[:] = 2
-    env.before = env.action * 3
-    saved = through_a_file(state, tmp_path / "state.pt")
-    assert "positions" not in saved
-    other_state.restore(saved)
-    other.buffer[:] = 5
-    assert other.newest.tolist() == [5] * 4
-    assert torch.equal(other.before, env.before)
-    assert torch.equal(other.action, env.action)
-    # The simulation restores itself; its tensors stay where they are.
-    assert other.positions.data_ptr() == other.sim.qpos.data_ptr()
-    assert other.views["cart"].data_ptr() == other.sim.qpos.data_ptr()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mjfleet.config import AgentConfig
-from mjfleet.env import Env, EnvShard, next_levels
+from mjfleet.env import Env, EnvShard, Levels
 from mjfleet.env.random_numbers import own_random_numbers, seed_everything
 from mjfleet.errors import UserError
 from mjfleet.rl.checkpoint_contents import Checkpointer
@@ -216,7 +216,7 @@ def test_a_number_that_is_not_finite_is_told_and_never_best(
     on_nan: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     env: Any = make_env(SpoiltEnv, share=EnvShard(0, 4, 4), on_nan=on_nan)
-    env.max_episode_length, env.spoil, env.at = STEPS, "reward", 4
+    env.max_episode_length, env.spoil, env.at, env.forever = STEPS, "reward", 4, True
     runner, checkpointer = build(tmp_path, agent(2), Evaluator(env, 1))
     rows = train(runner, checkpointer)
     assert len(rows) == 2
@@ -241,19 +241,21 @@ def test_play_counts_no_episode_that_a_number_has_ended() -> None:
     assert math.isfinite(sums.numbers["return"]["mean"])
 
 
-def test_all_that_an_environment_may_keep_begins_anew() -> None:
+def test_all_that_an_environment_remembers_begins_anew() -> None:
     class KeepingEnv(CartpoleEnv):
         model_file = ShortEnv.model_file
 
         def setup(self) -> None:
-            self.seen: list[int] = []
-            self.sums = {"all": torch.zeros(self.num_envs)}
+            self.seen = self.add_state("seen", shared=True)
+            self.sums = self.add_state("sums", reset="keep")
             self.max_episode_length = 3
 
+        def after_physics(self) -> None:
+            self.seen += 1
+            self.sums += 1
+
         def rewards(self) -> dict[str, torch.Tensor]:
-            self.seen.append(len(self.seen))
-            self.sums["all"] += 1
-            return {"count": len(self.seen) + self.sums["all"]}
+            return {"count": self.seen + self.sums}
 
     evaluator = Evaluator(make_env(KeepingEnv), 1)
     runner = Runner(make_env(), agent(1), "cpu", 1, FOUND.load)
@@ -268,14 +270,13 @@ class LevelsEnv(ShortEnv):
 
     def setup(self) -> None:
         super().setup()
-        self.level = torch.zeros(self.num_envs, dtype=torch.long)
+        self.levels = Levels(self, 3)
 
-    def reset_worlds(self, mask: torch.Tensor) -> None:
-        super().reset_worlds(mask)
-        self.level = next_levels(self, self.level, ~mask, mask, 3)
+    def end_episode(self, mask: torch.Tensor) -> None:
+        self.levels.move(~mask, mask)
 
     def rewards(self) -> dict[str, torch.Tensor]:
-        return {"level": self.level.float()}
+        return {"level": self.levels.now.float()}
 
 
 def test_an_evaluation_has_a_figure_for_each_level_and_the_best_policy_goes_by_all(

@@ -13,7 +13,7 @@ from mjfleet.env.random_numbers import seed_everything
 from mjfleet.errors import UserError
 from mjfleet.rl.algorithm_choice import choose_algorithm
 from mjfleet.rl.checkpoint_contents import Checkpointer
-from mjfleet.rl.groups import Groups, group_advantages
+from mjfleet.rl.groups import group_advantages
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
 
@@ -90,7 +90,6 @@ def test_a_group_starts_alike_and_its_actions_alone_make_it_differ(
     built = env.sim.state()
     for field in (members(built[name]) for name in built if name.startswith("model ")):
         assert (field == field[:, :1]).all()
-    groups = Groups(env)
     env.start_at_random_times()
     for _ in range(3):
         differs: list[bool] = []
@@ -100,7 +99,7 @@ def test_a_group_starts_alike_and_its_actions_alone_make_it_differ(
         assert any(differs)
         before, others = env.sim.qpos.clone(), env.env_ids.clone()
         with no_host_synchronisation(monkeypatch), torch.inference_mode():
-            groups.start()
+            env.take_over(env.env_ids * SIZE)
         assert torch.equal(env.sim.qpos[::SIZE], before[::SIZE])
         assert torch.equal(env.env_ids, others)
         # From here on, a group with the same actions lives through the same, whatever is drawn.
@@ -111,18 +110,6 @@ def test_a_group_starts_alike_and_its_actions_alone_make_it_differ(
             for seen in (*observed, rewards, dones, env.episode_length_buf):
                 assert (members(seen) == members(seen)[:, :1]).all()
             assert not torch.equal(rewards[0], rewards[SIZE])
-
-
-def test_constants_of_that_size_are_left_alone() -> None:
-    env: Any = build(NAME)
-    env.order, env.counts = torch.arange(8), torch.zeros(3, 8)
-    groups = Groups(env)
-    env.counts += torch.arange(8)
-    env.seen = [torch.arange(8).unsqueeze(1)]
-    groups.start()
-    assert env.order.tolist() == [*range(8)]
-    firsts = [0] * SIZE + [SIZE] * SIZE
-    assert env.counts[2].tolist() == env.seen[0].flatten().tolist() == firsts
 
 
 @pytest.mark.parametrize("backprop", ["closed-form", "autograd"])

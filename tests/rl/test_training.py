@@ -157,7 +157,9 @@ from mjfleet.env import Env
 
 class SpoiltEnv(Env):
     model_file = "model.xml"
-    steps = 0
+
+    def setup(self):
+        self.steps = self.add_state("steps", shared=True)
 
     def reset_worlds(self, mask):
         pass

@@ -126,6 +126,7 @@ def test_a_restart_uses_the_code_with_which_the_run_began(run: Run, tmp_path: Pa
     task = write_task(tmp_path)
     once = (
         "import os, pathlib, signal\n"
+        "        self.cache('steps')\n"
         "        self.steps = getattr(self, 'steps', 0) + 1\n"
         f"        there = pathlib.Path({str(task)!r}, 'env.py')\n"
         "        if self.steps > 20 and len(there.read_text()) > 99:\n"

@@ -341,5 +341,8 @@ def test_a_checkpoint_from_elsewhere_begins_a_new_run(run: Run, tmp_path: Path) 
     flags = ("--resume", "best.pt", "--cpu-workers", "2", "--agent.max-iterations", "8")
     result = run("train", TASK, *SMALL, *flags)
     assert result.returncode == 0, result.stderr
-    assert "not kept: worlds and random states, which begin anew (workers 1, now 2" in result.stdout
+    assert (
+        "not kept: environments and random states, which begin anew (workers 1, now 2"
+        in result.stdout
+    )
     assert [row["iteration"] for row in rows(only_run(tmp_path))] == ["7", "8"]

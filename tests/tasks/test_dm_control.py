@@ -174,7 +174,7 @@ def motor_strength(env: Env[Any]) -> np.ndarray:
 
 def test_a_humanoid_that_lies_on_the_ground_gets_help_until_it_stands() -> None:
     env: Any = humanoid()
-    top = env.level[0].item()
+    top = env.levels.now[0].item()
 
     def end_episode(standing: float, share: float) -> None:
         """End an episode with so much reward for standing per step and share of its steps."""
@@ -184,33 +184,32 @@ def test_a_humanoid_that_lies_on_the_ground_gets_help_until_it_stands() -> None:
         env.step(env.action)
 
     end_episode(0.0, 0.4)  # Too short to count.
-    assert (env.level == top).all()
+    assert (env.levels.now == top).all()
     for expected in (*range(top - 1, -1, -1), 0):
         end_episode(0.0, 1.0)
-        assert (env.level == expected).all()
+        assert (env.levels.now == expected).all()
 
     # Motors are twice as strong, and the head's height earns reward.
     assert motor_strength(env) == pytest.approx(2.0)
     helped = env.step(env.action)[1]
     head = env.sim.xpos[:, env.sim.model.body("head").id, 2]
-    env.level[:] = top
+    env.levels.now[:] = top
     difference = helped - env.rewards()["stand"]
     assert difference.numpy() == pytest.approx(0.3 * (head / 1.4).clamp(max=1.0).numpy(), abs=1e-6)
-    env.level[:] = 0
+    env.levels.now[:] = 0
     assert env.metrics()["level"].tolist() == [0.0] * 4
 
     for expected in range(1, top + 1):
         end_episode(0.2, 1.0)  # Neither good nor bad.
         end_episode(0.4, 1.0)
-        assert (env.level == expected).all()
+        assert (env.levels.now == expected).all()
     end_episode(0.4, 1.0)
-    assert (env.level == top).all()
+    assert (env.levels.now == top).all()
     assert motor_strength(env) == pytest.approx(1.0)
 
 
 def test_humanoids_are_evaluated_without_help() -> None:
     envs = humanoid(EnvShard(0, 4, 4)), humanoid(curriculum=False)
-    envs[1].reset()  # An environment that evaluates has drawn two starts.
     for _ in range(2):  # The end of an episode, long enough to count.
         for env in envs:
             env.episode_length_buf[:] = env.max_episode_length // 2

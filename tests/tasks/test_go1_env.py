@@ -74,7 +74,7 @@ def test_a_mirror_image_moves_and_is_observed_as_the_image(name: str) -> None:
     equal = {key: (value, value) for key, value in same.items()} | {"delay": (0, 0)}
     env: Any = build(name, 2, parts={"random": CALM | equal})
     if "rough" in name:
-        env.level[:], env.column[:] = 3, 0
+        env.levels.now[:], env.column[:] = 3, 0
         env.reset()
     mirror = TASKS[name].load("env:mirror")
     joints = mirror(env, None, torch.linspace(-0.5, 0.5, 12)[None])[1]
@@ -185,34 +185,34 @@ def test_pushes_come_and_noise_is_the_actors_alone() -> None:
 def test_ground_gets_harder_for_who_gets_on_and_easier_for_who_does_not() -> None:
     # An evaluation is on all tiles.
     judged: Any = build("go1-velocity-rough", 64, share=EnvShard(0, 64, 64))
-    assert len(set(zip(judged.level.tolist(), judged.column.tolist(), strict=True))) == 64
+    assert len(set(zip(judged.levels.now.tolist(), judged.column.tolist(), strict=True))) == 64
     place = judged.sim.qpos[:, :2].float()
-    assert ((place - judged.origins[judged.level, judged.column][:, :2]).abs() < 0.6).all()
+    assert ((place - judged.origins[judged.levels.now, judged.column][:, :2]).abs() < 0.6).all()
     env: Any = build("go1-velocity-rough", 64)
-    before = judged.level.clone()
-    env.level.copy_(before)
+    before = judged.levels.now.clone()
+    env.levels.now.copy_(before)
     env.wanted.fill_(10.0)
     env.walked[:32], env.walked[32:] = 9.0, 1.0
     env.episode_length_buf[:] = env.max_episode_length - 1
     run(env, env.step_dt)
     up, down = before[:32], before[32:]
-    assert torch.equal(env.level[:32][up < 7], up[up < 7] + 1)
-    assert torch.equal(env.level[32:], (down - 1).clamp(min=0))
+    assert torch.equal(env.levels.now[:32][up < 7], up[up < 7] + 1)
+    assert torch.equal(env.levels.now[32:], (down - 1).clamp(min=0))
     # It stands on the ground of the new tile, of which the value network sees the height.
     seen = env.get_observations()["critic"][:, -77:]
     assert seen.shape == (64, 77)
     middle = seen[:, 38]
     assert ((middle > 0.25) & (middle < 0.4)).all()
     place = env.sim.qpos[:, :2].float()
-    assert ((place - env.origins[env.level, env.column][:, :2]).abs() < 0.6).all()
+    assert ((place - env.origins[env.levels.now, env.column][:, :2]).abs() < 0.6).all()
 
 
 @pytest.mark.parametrize("steps_left", [1, 500])
 def test_a_fall_leads_to_no_harder_ground_however_far_the_robot_came(steps_left: int) -> None:
     env: Any = build("go1-velocity-rough", 4, parts={"random": CALM})
-    env.level[:] = before = 3
+    env.levels.now[:] = before = 3
     env.reset()
-    assert (env.level == before).all()
+    assert (env.levels.now == before).all()
     env.wanted.fill_(10.0)
     env.walked[:] = torch.tensor([9.0, 6.0, 1.0, 9.0])
     env.episode_length_buf[:] = env.max_episode_length - steps_left
@@ -220,7 +220,7 @@ def test_a_fall_leads_to_no_harder_ground_however_far_the_robot_came(steps_left:
     env.sim.forward()
     (dones,) = run(env, env.step_dt)
     assert dones.tolist() == [True] * 3 + [steps_left == 1]
-    assert env.level.tolist() == [before, before, before - 1, before + (steps_left == 1)]
+    assert env.levels.now.tolist() == [before, before, before - 1, before + (steps_left == 1)]
 
 
 def test_arrows_point_where_the_robot_is_told_to_go() -> None:

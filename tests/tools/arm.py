@@ -11,8 +11,8 @@ from mjfleet.tools.new_task import new_task
 
 Change = tuple[str, str]
 
-SETUP = "        self.target = torch.zeros(self.num_envs, 2, device=self.device)\n"
-RESET = "        world = mask.unsqueeze(1)\n"
+SETUP = '        self.target = self.add_state("target", 2, reset="keep")\n'
+RESET = "        where = mask.unsqueeze(1)\n"
 APPLY = "        self.sim.ctrl[:] = action.clamp(-1.0, 1.0)\n"
 OBSERVE = "        angles, speeds = self.sim.qpos, self.sim.qvel\n"
 REWARDS = "        distance = self.way_to_target().norm(dim=1)\n"

@@ -12,7 +12,6 @@ from ..conftest import Run
 from .arm import (
     APPLY,
     METHODS,
-    OBSERVE,
     RESET,
     REWARDS,
     SEEN,
@@ -44,10 +43,10 @@ POSE = "pose = self.uniform(2, -2.0, 2.0)"
 TARGET = "        self.sim.mocap_pos[:, 0, :2] = self.target"
 EFFORT = '"effort": -self.cfg.effort_weight * dt * effort'
 COMMAND = [
-    after(SETUP, "self.command = torch.zeros(self.num_envs, 2, device=self.device)"),
+    after(SETUP, 'self.command = self.add_state("command", 2, reset="keep")'),
     (TARGET, "        if not self.command_override:\n"
      "            drawn = self.uniform(2, -1.0, 1.0)\n"
-     f"            self.command = torch.where(world, drawn, self.command)\n{TARGET}"),
+     f"            self.command[:] = torch.where(where, drawn, self.command)\n{TARGET}"),
     (SEEN, "0.2 * speeds, way, self.command)"),
     (TERM, f'{TERM}            "follow": -(self.sim.qvel - self.command).square().sum(dim=1),\n'),
     method("commands", '{"one": (self.command[:, 0], -1.0, 1.0),'
@@ -72,191 +71,146 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
             ("import torch\n", "import numpy as np\nimport torch\n\nCOUNT = [0]\n"),
             ("import math\n", "import math\nimport random\n"),
             ('    model_file = "model.xml"\n', '    model_file = "model.xml"\n    total = 0\n'),
-            after(SETUP, "self.own = torch.Generator().manual_seed(0)"),
-            after(APPLY, "ArmEnv.total += 1", "COUNT[0] += 1"),
+            after(SETUP, "self.steps = 0", "self.one, self.other = torch.ones(2), torch.zeros(2)",
+                  "self.own = torch.Generator()"),
+            after(APPLY, "ArmEnv.total += 1", "COUNT[0] += 1", "self.steps += 1",
+                  "self.one, self.other = self.other, self.one"),
             (POSE, f"{POSE} * np.random.rand()\n        pose = pose + 0.1 * random.random()\n"
              "        pose = pose + torch.rand(self.num_envs, 2, device=self.device)\n"
              "        pose = pose + torch.rand(self.num_envs, 2, generator=self.own)"),
         ],
         [
-            r"ArmEnv.total \+= 1`: ArmEnv.total changes",
-            r"COUNT\[0\] \+= 1`: env.COUNT changes",
-            r"np.random.rand\(\)`: draws from NumPy's global",
-            r"random.random\(\)`: draws from Python's global",
-            r"device=self.device\)`: draws from torch's global",
-            r"generator=self.own\)`: draws from a generator of the task's own",
+            r"ArmEnv.total changes in a step",
+            r"env.COUNT changes in a step",
+            r"ArmEnv.steps changes in a step, and is not declared",
+            r"ArmEnv.one changes in a step",
+            r"ArmEnv.other changes in a step",
+            r"ArmEnv.own changes in a step",
+            r"a step draws from NumPy's global",
+            r"a step draws from Python's global",
+            r"a step draws from torch's global",
+            r"setup\(\) or make_model\(\) draws from torch's",
+            r"setup\(\) or make_model\(\) draws from NumPy's",
+            r"setup\(\) or make_model\(\) draws from Python's",
         ],
     ),
-    # Tensors on the CPU; terms and actions without use.
+    # Terms and actions without use.
     (
         [
-            after(
-                SETUP,
-                "self.factor = torch.ones(2)", "self.list = []",
-            ),
             (APPLY, "        self.sim.ctrl[:, 0] = action[:, 0].clamp(-1.0, 1.0)\n"),
-            ("5.0 * self.way_to_target()", "5.0 * self.way_to_target() * self.factor"),
             (EFFORT, '"effort": 0 * effort'),
             method("terminated", "self.sim.qpos[:, 0] > 1000"),
         ],
         [
-            r"self.factor = torch.ones\(2\)`: makes a tensor on the CPU, and meets others",
             r"'effort'\]: 0 in all environments",
             r"action columns 1 changes nothing within 20 steps: apply\(\) does nothing",
-            r"qpos\[:, 0\] > 1000`: terminated\(\) is never true",
+            r"terminated\(\) is never true",
         ],
     ),
     # What is read or kept where it must not be; masses; methods that change what they are shown.
     (
         [
-            after(SETUP, 'self.sim.expand("body_mass")[:, 2] += 0.2',
-                  "self.smooth = torch.zeros_like(self.action)",
-                  "self.part = torch.linspace(0, 1, self.num_envs, device=self.device)"),
-            (APPLY, "        self.smooth = 0.5 * self.smooth + 0.5 * action\n"
-             "        self.sim.ctrl[:] = self.smooth.clamp(-1.0, 1.0)\n"),
+            after(SETUP, 'self.sim.expand("body_mass")[:, 2] += 0.2'),
             (TARGET, '        self.sim.qvel[:, 0] = torch.where(mask, self.sim.sensor("fingertip")'
              f"[:, 0], self.sim.qvel[:, 0])\n{TARGET}"),
             after(REWARDS, "self.sim.qvel[:] *= 0.9"),
             method("debug_vis", '{"a": (self.normal(3), self.normal(3))}'),
         ],
         [
-            r"sensor\(\"fingertip\"\)\[:, 0\].*`: sim.qvel follows from positions or sensors",
-            r"self.smooth = 0.5 .*`: self.smooth goes on into the next episode",
-            r"\[:, 2\] \+= 0.2`: body_mass changed without sim.set_const\(\)",
-            r"qvel\[:\] \*= 0.9`: rewards\(\) changes sim.qvel",
+            r"reset_worlds\(\): sim.qvel follows from positions or sensors",
+            r"body_mass changed without sim.set_const\(\)",
+            r"rewards\(\) changes sim.qvel",
             r"debug_vis\(\) changes the random numbers that follow",
-            r"self.part of an environment is another one when there are 16",
+            r"sim.expand\('body_mass'\) varies, and is the same in all environments",
         ],
     ),
-    # Parts that are not reset, worlds that influence each other, loops, a bad description.
+    # Variations that add up over resets, or are equal everywhere; environments that meet.
     (
         [
-            ("import Env\n", "import Env, History\n"),
-            after(SETUP, "self.seen = History(self, 8, 3)"),
-            ('"actor": state + noise', '"actor": self.seen(state + noise)'),
+            after(SETUP, 'self.damping = self.sim.expand("dof_damping")'),
+            after(RESET, "factor = self.uniform(2, 0.8, 1.2)",
+                  "self.damping[:] = torch.where(where, self.damping * factor, self.damping)"),
+            ("radius = self.uniform(1, -math.pi, math.pi), self.uniform(1, 0.1, 0.35)",
+             "radius = (self.uniform(1, low, high)[:1].expand(self.num_envs, 1)"
+             " for low, high in ((-math.pi, math.pi), (0.1, 0.35)))"),
             (TERM, TERM.replace("distance", "distance / distance.mean()")),
-            after(REWARDS, "for i in range(self.num_envs):", "    distance[i] *= 1.0"),
         ],
         [
-            r"self.seen goes on into the next episode; call self.seen.reset\(mask\)",
-            r"distance.mean\(\),`: rewards\(\)\['approach'\] of an environment depends",
-            r"distance\[i\] \*= 1.0`: runs once for each world",
+            r"sim.expand\('dof_damping'\) drifts away with each reset",
+            r"draws (self.target|sim.mocap_pos) anew, the same for all environments",
+            r"draws (self.target|sim.mocap_pos) anew, the same for all environments",
+            r"rewards\(\)\['approach'\] of an environment depends",
         ],
     ),
     ([("action.clamp(-1.0, 1.0)", "(100 * action).clamp(-1.0, 1.0)"),
       ("0.2 * speeds", "20 * speeds"), ("way = 5.0", "way = 0.05")],
-     [r"100 \* action.*`: the control of actuator shoulder, elbow is at its limit",
+     [r"the control of actuator shoulder.* is at its limit",
       r"\['actor'\] columns 4, 5: large, .*obs_normalization",
-      r"0.05 \* .*`: observe\(\)\['critic'\] columns 6, 7: small"]),
+      r"observe\(\)\['critic'\] columns 6, 7: small"]),
     ([(APPLY, "        action.clamp(-1.0, 1.0)\n")], [r"the actions change nothing"]),
-    ([("action.clamp(", "action.clamp_("),
-      method("terminated", "self.episode_length_buf >= self.max_episode_length")],
-     [r"action.clamp_\(.*`: apply\(\) changes the tensor that it is given",
-      r"terminated\(\) is true when an episode reaches its greatest length"]),
+    ([method("terminated", "self.episode_length_buf >= self.max_episode_length")],
+     [r"terminated\(\) is true at 200 of 200 steps"]),
     ([method("terminated", "self.way_to_target().norm(dim=1) < 10")],
-     [r"norm\(dim=1\) < 10`: terminated\(\): true after the first step of 100%"]),
+     [r"terminated\(\): true after the first step of 100%"]),
     ([after(SETUP, "self.start = self.sim.qpos.clone()"),
       ("speeds = self.sim.qpos", "speeds = self.start"),
-      ("torch.where(world, target, self.target)", "target")],
+      ("torch.where(where, target, self.target)", "target")],
      [r"observe\(\)\['critic'\] columns 0, 1, 2, 3: 1, 1, 0, 0 in all",
       r"reset_worlds\(mask\): changes self.target"]),
     ([("state = torch.cat((angles.cos(), angles.sin(), 0.2 * speeds, way), dim=1)",
        "state = torch.zeros(self.num_envs, 8, device=self.device)"), ("state + noise", "state")],
-     [r"zeros\(self.num_envs, 8, .*`: observe\(\)\['actor'\]: 0, 0, 0, 0, ... in all environ"]),
-    # Writes into copies, and into all worlds; what is no copy; numbers that are too short or large.
+     [r"observe\(\)\['actor'\]: 0, 0, 0, 0, ... in all environ"]),
+    # Numbers that are too large, or rarely not finite.
     (
         [
-            after(SETUP, 'self.sim.expand("dof_damping")', "self.last_pose = self.sim.qpos",
-                  "self.ids = torch.arange(2, device=self.device)"),
-            (POSE, 'self.sim.expand("dof_damping")[:] = self.uniform(2, 0.03, 0.08)\n'
-             f"        self.sim.qvel[:, self.ids][:, 0] = 1.0\n        {POSE}"),
-            (TERM, f'{TERM}            "still": -(self.sim.qpos - self.last_pose).norm(dim=1),\n'
-             '            "power": -100.0 * self.sim.qacc.square().sum(dim=1),\n'
+            (TERM, f'{TERM}            "power": -100.0 * self.sim.qacc.square().sum(dim=1),\n'
              '            "rare": (14.0 - self.sim.qvel.norm(dim=1)).sqrt(),\n'),
-            ('"critic": state', '"critic": state.half()'),
             method("terminated", "self.sim.qvel.norm(dim=1) > 10.0"),
         ],
-        [
-            r"dof_damping.*`: reset_worlds\(mask\): changes sim.expand\('dof_damping'\) where mask",
-            r"self.ids\]\[:, 0\] = 1.0`: writes into a copy, since indices returned one",
-            r"self.last_pose\).*`: subtracts a tensor from itself",
-            r"'still'\]: 0 in all environments",
-            r"'power'\]: large, root mean square",
-            r"'rare'\]: not finite in .* of random states",
-            r"'critic'\] is torch.float16; compute it in float32",
-        ],
+        [r"'power'\]: large, root mean square", r"'rare'\]: not finite in .* of random states"],
     ),
-    # What is paid for the step before; worlds that see each other, also in rare states.
+    # Environments that see each other, also in rare states.
+    ([("return self.target - ", "return self.target[0] - ")],
+     [r"of an environment depends on the other environments"]),
+    ([method("terminated", "((self.sim.qvel[:, 0] > 8) | (self.sim.qvel[:, 1:] > 8)).any(0)")],
+     [r"terminated\(\) of an environment depends on the other environments"]),
+    # A start out of range, a model changed too late.
     (
         [
-            after(SETUP, "self.kept = torch.zeros(self.num_envs, device=self.device)"),
-            after(OBSERVE, "self.kept = self.way_to_target().norm(dim=1).float()"),
-            (REWARDS, "        distance = self.kept\n"),
-            ("return self.target - ", "return self.target[0] - "),
-        ],
-        [
-            r"'approach'\] follows from the state before the step",
-            r"of an environment depends on the other environments",
-        ],
-    ),
-    (
-        [method("terminated", "((self.sim.qvel[:, 0] > 8) | (self.sim.qvel[:, 1:] > 8)).any(0)")],
-        [r"any\(0\)`: terminated\(\) of an environment depends on the other environments"],
-    ),
-    # An end of its own, a start out of range, a model changed too late, seeds of the host.
-    (
-        [
-            ("import torch\n", "import numpy as np\nimport torch\n"),
             ("-2.0, 2.0)", "-5.0, 5.0)"),
-            after(SETUP, "self.sim.model.body_mass[2] *= 3", "np.random.seed(0)",
-                  "torch.manual_seed(0)"),
-            method("terminated", "self.episode_length_buf == self.max_episode_length - 1"),
-            (METHODS, "    def yaw(self, quat):\n        qx, qy, qz, qw = quat.unbind(dim=1)\n"
-             f"        return torch.atan2(2 * qw * qz, 1 - 2 * (qx + qy + qz))\n\n{METHODS}"),
+            after(SETUP, "self.sim.model.body_mass[2] *= 3"),
         ],
         [
-            r"qx, qy, qz, qw = .*`: takes a quaternion apart as x, y, z, w",
-            r"body_mass\[2\] \*= 3`: setup\(\) changes sim.model.body_mass",
-            r"seed\(0\)`: uses NumPy's global generator",
-            r"manual_seed\(0\)`: changes the state of torch's global",
+            r"setup\(\) changes sim.model.body_mass",
             r"episodes start with joint elbow at -[0-9.]+ to [0-9.]+, beyond its range",
-            r"terminated\(\) is true when an episode reaches 199 of 200 steps",
         ],
     ),
-    ([("(self.num_envs, 2, ", "(512, 2, ")], [r"512.*; 32 is the number of environments here"]),
+    ([(POSE, "pose = torch.zeros(512, 2, device=self.device)")],
+     [r"512.*; 32 is the number of environments here"]),
     # Commands.
     (commanded(("(self.command[:, 0], -1.0, 1.0)", "(self.command[:, 0], -0.5, 0.5)"),
                ("-(self.sim.qvel - self.command).square().sum(dim=1)",
                 "(self.sim.qvel * self.command).sum(dim=1) / self.command.norm(dim=1)"),
                ("way, self.command)", "way, self.command[:, :1], 0 * self.command[:, 1:])")),
-     [r"self.command.norm\(dim=1\),`: rewards\(\)\['follow'\]: not finite where all commands are 0",
+     [r"rewards\(\)\['follow'\]: not finite where all commands are 0",
       r"commands\(\)\['one'\] says -0.5 to 0.5, but its values are",
       r"commands\(\)\['two'\] changes nothing that the actor observes"]),
     (commanded(("(self.command[:, 0], ", "(self.command[:, 0].clone(), "),
                ("if not self.command_override", "if True")),
      [r"commands\(\)\['one'\] is a copy", r"commands\(\)\['two'\] does not keep what a viewer"]),
-    ([after(SETUP, "self.wish = torch.zeros(self.num_envs, 2, device=self.device)"),
-      (TARGET, "        wish = self.uniform(2, -1.0, 1.0)\n"
-       f"        self.wish = torch.where(world, wish, self.wish)\n{TARGET}"),
-      (TERM, f'{TERM}            "wish": self.sim.qvel[:, 0] / self.wish.norm(dim=1),\n')],
-     [r"wish.norm\(dim=1\),`: rewards\(\)\['wish'\]: not finite where self.wish is 0",
-      r"self.wish = .*`: self.wish is drawn in reset_worlds\(\), and rewards\(\)\['wish'\] dep"]),
     # Seeds.
     ([("import math\n", "import math\nimport time\n"), (POSE, f"{POSE} * (time.time() % 1)")],
      [r"differs between two environments with the same seed"]),
     ([after(RESET, "self.generator.manual_seed(0)")],
      [r"workers with different ranks have the same environments"]),
-    # Shapes, dtypes and exceptions.
+    # Shapes and exceptions.
     ([('"critic": state}', '"critic": state[:, 0]}')],
      [r"ArmEnv.observe\(\)\['critic'\] has shape \(32,\)"]),
-    ([('"critic": state}', '"critic": state, "on": state[:, :2] > 0}'),
-      (TERM, TERM.replace("-50.0 * dt * distance", "-distance.long()")),
-      ("0.2 * speeds", "speeds.sqrt()"),
-      (EFFORT, '"effort": torch.nan_to_num(distance.log() / 0)')],
-     [r"observe\(\)\['on'\] is torch.bool", r"\['approach'\] is torch.int64",
-      r"speeds.sqrt.*observe\(\)\['critic'\] columns 4, 5: not finite, first in step"]),
+    ([("0.2 * speeds", "speeds.sqrt()")],
+     [r"observe\(\)\['actor'\] columns 4, 5: not finite, first in step",
+      r"observe\(\)\['critic'\] columns 4, 5: not finite, first in step"]),
     ([('"critic": state}', '"critic": state[:, int(self.sim.time.max() > 1) :]}')],
-     [r"observe\(\) returned \{'actor': \(\(32, 8\).* and later \{'actor'"]),
+     [r"observe\(\) now returns \{'actor': \(32, 8\)"]),
     ([('sensor("fingertip")', 'sensor("hand")')],
      [r"env.py:\d+, in way_to_target\(\): .*ValueError"]),
 ]  # fmt: skip
@@ -294,54 +248,7 @@ def test_an_actuator_may_have_several_controls_and_forces(check: Check) -> None:
 
 def test_of_a_state_that_is_not_finite_no_consequences_are_told(check: Check) -> None:
     (found,) = check(after(APPLY, "self.sim.qvel[:] = action.sqrt()"))
-    assert "BADQVEL in 32 of 32 worlds" in found  # MuJoCo's own engine resets such worlds.
-
-
-WAITS = """
-        distance.sum().item()
-        float(distance.sum())
-        int(distance.sum())
-        bool(distance.any())
-        distance.cpu()
-        distance.to("cpu")
-        distance.numpy()
-        distance.tolist()
-        numpy.asarray(distance)
-        distance.nonzero()
-        torch.where(distance > 0)
-        distance[distance > 0]
-        distance[distance > 5] = 0.0
-        distance[[0, 1]]
-        torch.tensor([1.0, 2.0], device=self.device)
-        1.0 if distance.any() else 2.0
-        f"{distance.sum():.2f}"
-"""
-
-
-TERMINATED = """\
-    def terminated(self) -> torch.Tensor:
-        len(self.action.nonzero())
-        return self.sim.qvel[:, 0] > 8.0
-"""
-
-
-def test_every_way_to_wait_for_the_device_is_found_once(check: Check, tmp_path: Path) -> None:
-    found = check(
-        after(REWARDS, *(line.strip() for line in WAITS.splitlines() if line)),
-        ("import torch\n", "import numpy\nimport torch\n"),
-        (RESET, "        mask.any().item()\n" + RESET),
-        (APPLY, "        action.tolist()\n" + APPLY),
-        (OBSERVE, "        self.target.sum().item()\n" + OBSERVE),
-        (METHODS, f"{TERMINATED}\n{METHODS}"),
-    )
-    text = (tmp_path / "tasks/arm/env.py").read_text().splitlines()
-    begin = text.index(WAITS.splitlines()[1])
-    numbers = [begin + 1 + i for i in range(WAITS.count("\n") - 1)]
-    others = ["mask.any().item()", "action.tolist()", "self.target.sum().item()"]
-    others += ["len(self.action.nonzero())"]
-    numbers += [text.index(f"        {code}") + 1 for code in others]
-    lines = [int(re.findall(r"tasks/arm/env.py:(\d+), in ", line)[0]) for line in found]
-    assert sorted(lines) == sorted(numbers)
+    assert "BADQVEL in 32 of 32 environments" in found  # MuJoCo's own engine resets such worlds.
 
 
 @pytest.mark.parametrize(
@@ -354,7 +261,7 @@ def test_every_way_to_wait_for_the_device_is_found_once(check: Check, tmp_path: 
         ),
         (
             ("action.clamp(-1.0, 1.0)", "action.clamp(-1.0, 1.0) / self.sim.qpos.dtype.itemsize"),
-            r"ctrl\[:\] = action.*`: sim.qvel columns 0, 1: differs between the engines after 1",
+            r"sim.qvel columns 0, 1: differs between the engines after 1",
         ),
         (  # MuJoCo's own engine resets such worlds.
             after(APPLY, "self.sim.qvel[:] = action.sqrt()"),

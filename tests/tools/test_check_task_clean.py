@@ -9,6 +9,7 @@ from mjfleet.registry import discover
 
 from .arm import (
     APPLY,
+    METHODS,
     OBSERVE,
     RESET,
     REWARDS,
@@ -35,21 +36,22 @@ VARIATIONS: dict[str, list[Change]] = {
     "terms: of the change of actions, sparse, for progress, for staying alive": [
         after(
             SETUP,
-            "self.previous = torch.zeros_like(self.action)",
-            "self.last = torch.zeros(self.num_envs, device=self.device)",
-            "self.fresh = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)",
+            'self.last = self.add_state("last")',
+            'self.gain = self.add_state("gain")',
+            'self.fresh = self.add_state("fresh", dtype=torch.bool, reset=True)',
         ),
-        after(RESET, "self.previous.masked_fill_(world, 0.0)", "self.fresh = self.fresh | mask"),
-        after(
-            REWARDS,
-            "jerk = (self.action - self.previous).square().sum(dim=1)",
-            "self.previous.copy_(self.action)",
-            "progress = torch.where(self.fresh, 0.0, self.last - distance)",
-            "self.last, self.fresh = distance.float(), torch.zeros_like(self.fresh)",
+        (
+            METHODS,
+            "    def after_physics(self):\n"
+            "        distance = self.way_to_target().norm(dim=1)\n"
+            "        self.gain[:] = torch.where(self.fresh, 0.0, self.last - distance)\n"
+            "        self.last[:] = distance\n        self.fresh.fill_(False)\n\n"
+            f"{METHODS}",
         ),
+        after(REWARDS, "jerk = (self.action - self.previous_action).square().sum(dim=1)"),
         term("jerk", "-0.1 * jerk"),
         term("near", "(distance < 0.02).float()"),
-        term("progress", "10.0 * progress"),
+        term("progress", "10.0 * self.gain"),
         term("alive", "torch.ones_like(distance)"),
         term("fall", "-1.0 * self.terminated()"),
         term("off", "-self.cfg.off * self.sim.qvel.square().sum(dim=1)"),
@@ -62,20 +64,14 @@ VARIATIONS: dict[str, list[Change]] = {
             "self.seen = History(self, 12, 3)",
             "self.late = Delay(self, 2, 0, 3)",
             "self.next_push = Timer(self, 0.2, 0.5)",
-            "self.phase = torch.zeros(self.num_envs, device=self.device)",
-        ),
-        after(
-            RESET,
-            "for part in (self.seen, self.late, self.next_push):",
-            "    part.reset(mask)",
-            "drawn = self.uniform(1, 0.0, 6.28).squeeze(1)",
-            "self.phase = torch.where(mask, drawn, self.phase)",
+            "draw = lambda mask: self.uniform(1, 0.0, 6.28).squeeze(1)",
+            'self.phase = self.add_state("phase", reset=draw)',
         ),
         ("action.clamp(-1.0, 1.0)", "self.late(action).clamp(-1.0, 1.0)"),
         after(
             APPLY.replace("action.clamp", "self.late(action).clamp"),
             "push = self.uniform(2, -1.0, 1.0)",
-            "self.sim.qvel[:] += torch.where(self.next_push().unsqueeze(1), push, 0.0)",
+            "self.sim.qvel[:] += torch.where(self.next_push.due.unsqueeze(1), push, 0.0)",
             "self.phase += 0.1",
         ),
         (SEEN, f"{SEEN[:-1]}, self.action, *self.clock())"),
@@ -83,7 +79,7 @@ VARIATIONS: dict[str, list[Change]] = {
         term("swing", "self.phase.sin() * self.sim.qvel[:, 0]"),
         method("clock", "self.phase.sin().unsqueeze(1), self.phase.cos().unsqueeze(1)"),
     ],
-    "other masses, gains and damping, tables, a count of steps, own kinds": [
+    "other masses, gains and damping, tables, a count of steps": [
         ("import torch\n", "import numpy as np\nimport torch\n"),
         after(
             SETUP,
@@ -94,75 +90,69 @@ VARIATIONS: dict[str, list[Change]] = {
             "self.nominal = self.damping.clone()",
             "table = np.random.default_rng(0).uniform(0.9, 1.1, 2)",
             "self.table = torch.as_tensor(table, dtype=torch.float32, device=self.device)",
-            "self.weights = torch.tensor([1.0, 0.5]).to(self.device)",
-            "self.steps = torch.zeros((), dtype=torch.long, device=self.device)",
+            'self.steps = self.add_state("steps", dtype=torch.long, shared=True)',
+            'self.smooth = self.add_state("smooth")',
             "self.kind = self.env_ids % 3",
-            "self.parts = {'a': torch.zeros(self.num_envs, device=self.device)}",
         ),
         after(
             RESET,
             "new = self.nominal * self.uniform(1, 0.5, 1.5)",
-            "self.damping[:] = torch.where(world, new, self.damping)",
-            "self.parts['a'] = self.parts['a'].masked_fill(mask, 0.0)",
+            "self.damping[:] = torch.where(where, new, self.damping)",
         ),
-        after(
-            APPLY,
-            "self.steps += 1",
-            "self.parts['a'] = 0.9 * self.parts['a'] + 0.1 * action[:, 0]",
-        ),
-        term("steady", "-(self.table * self.weights).sum() * self.parts['a'].square()"),
+        after(APPLY, "self.steps += 1", "self.smooth[:] = 0.9 * self.smooth + 0.1 * action[:, 0]"),
+        term("steady", "-self.table.sum() * self.smooth.square()"),
         ('"critic": state}', '"critic": torch.cat((state, self.kind.unsqueeze(1)), dim=1)}'),
     ],
-    "levels, a start to get away from, a length, a moving target, arrows, metrics": [
-        (IMPORT, "from mjfleet.env import Env, Timer, next_levels\n"),
+    "levels, a start to get away from, a moving target, arrows, metrics": [
+        (IMPORT, "from mjfleet.env import Env, Levels, Timer\n"),
         after(
             SETUP,
             "self.next_target = Timer(self, 0.3, 0.6)",
-            "self.level = torch.zeros(self.num_envs, dtype=torch.long, device=self.device)",
-            "self.distance = torch.full((self.num_envs,), 9.0, device=self.device)",
-            "self.start = torch.zeros(self.num_envs, 2, device=self.device)",
-            "self.length = torch.zeros(self.num_envs, device=self.device)",
+            "self.levels = Levels(self, 5)",
+            'self.start = self.add_state("start", 2, reset="keep")',
+        ),
+        (
+            METHODS,
+            "    def end_episode(self, mask):\n"
+            "        distance = self.way_to_target().norm(dim=1)\n"
+            "        self.levels.move(mask & (distance < 0.1), mask & (distance > 0.2))\n\n"
+            f"{METHODS}",
         ),
         after(
             RESET,
-            "self.next_target.reset(mask)",
-            "up, down = mask & (self.distance < 0.1), mask & (self.distance > 0.2)",
-            "self.level = next_levels(self, self.level, up, down, 5)",
-            "speed = self.level.unsqueeze(1) * self.uniform(2, -1.0, 1.0)",
-            "self.sim.qvel[:] = torch.where(world, speed, self.sim.qvel)",
-            "self.length = torch.where(mask, self.episode_length_buf.float(), self.length)",
+            "speed = self.levels.now.unsqueeze(1) * self.uniform(2, -1.0, 1.0)",
+            "self.sim.qvel[:] = torch.where(where, speed, self.sim.qvel)",
         ),
-        (TARGET, f"        self.start = torch.where(world, pose, self.start)\n{TARGET}"),
-        after(REWARDS, "self.distance = distance.float()"),
+        (TARGET, f"        self.start[:] = torch.where(where, pose, self.start)\n{TARGET}"),
         (
             OBSERVE,
-            "        moved = self.uniform(2, -0.3, 0.3)\n        fires = self.next_target()\n"
-            "        self.target = torch.where(fires.unsqueeze(1), moved, self.target)\n"
+            "        moved = self.uniform(2, -0.3, 0.3)\n"
+            "        fires = self.next_target.due.unsqueeze(1)\n"
+            "        self.target[:] = torch.where(fires, moved, self.target)\n"
             f"{TARGET}\n{OBSERVE}",
         ),
         term("away", "0.1 * (self.sim.qpos - self.start).abs().sum(dim=1)"),
         term("aim", "(self.sim.qvel * self.target).sum(dim=1) / (self.target.norm(dim=1) + 0.1)"),
-        method("metrics", '{"distance": self.distance, "level": self.level.float()}'),
+        method("metrics", '{"level": self.levels.now.float()}'),
         method("debug_vis", '{"way": (self.sim.sensor("fingertip"), self.sim.xpos[:, 1])}'),
     ],
-    "commands, one of which is switched off; control by two values; a smooth action": [
+    "commands, one of which is switched off; a smooth action": [
         after(
             SETUP,
-            "self.command = torch.zeros(self.num_envs, 2, device=self.device)",
+            'self.command = self.add_state("command", 2, reset="keep")',
             "self.use = torch.tensor([1.0, 0.0], device=self.device)",
-            "self.smooth = torch.zeros_like(self.action)",
+            'self.smooth = self.add_state("smooth", 2)',
         ),
-        after(RESET, "self.smooth = self.smooth.masked_fill(world, 0.0)"),
         (
             TARGET,
             "        if not self.command_override:\n"
             "            drawn = self.use * self.uniform(2, -1.0, 1.0)\n"
-            f"            self.command = torch.where(world, drawn, self.command)\n{TARGET}",
+            f"            self.command[:] = torch.where(where, drawn, self.command)\n{TARGET}",
         ),
         (
             APPLY,
-            "        self.smooth = 0.5 * self.smooth + 0.5 * action\n"
-            "        self.sim.ctrl[:] = self.smooth.sign() * torch.ones_like(action)\n",
+            "        self.smooth[:] = 0.5 * self.smooth + 0.5 * action\n"
+            "        self.sim.ctrl[:] = self.smooth.clamp(-1.0, 1.0)\n",
         ),
         ("effort = self.sim.ctrl.square()", "effort = self.action.square()"),
         (SEEN, f"{SEEN[:-1]}, self.command)"),
@@ -174,22 +164,6 @@ VARIATIONS: dict[str, list[Change]] = {
         ('"actor": state + noise', '"actor": state'),
     ],
 }
-VARIATIONS["template's motors as a controller in apply, an end after a while"] = [
-    after(SETUP, "self.torque = torch.zeros_like(self.action)"),
-    after(RESET, "self.torque = self.torque.masked_fill(world, 0.0)"),
-    (
-        APPLY,
-        "        self.torque = (action - 2.0 * self.sim.qpos - 0.2 * self.sim.qvel).float()\n"
-        "        self.sim.ctrl[:] = self.torque.clamp(-1.0, 1.0)\n",
-    ),
-    (SEEN, f"{SEEN[:-1]}, self.torque.clamp(-5.0, 5.0))"),
-    term("torque", "-0.01 * self.torque.square().sum(dim=1)"),
-    term("arrived", "10.0 * (distance < 0.01)"),
-    method(
-        "terminated",
-        "(self.episode_length_buf > 100) & (self.way_to_target().norm(dim=1) > 0.1)",
-    ),
-]
 OFF = ("    effort_weight", '    off: float = 0.0\n    """Off."""\n    effort_weight')
 
 

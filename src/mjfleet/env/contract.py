@@ -72,19 +72,34 @@ class EnvContract(VecEnv, Generic[C]):
         return find_model(owner, cls.model_file)
 
     def setup(self) -> None:
-        """Look up ids and sensors, allocate the task's tensors. Called before the first reset."""
+        """Look up ids and sensors, declare the task's state. Called before the first reset."""
         return
 
     def count_actions(self) -> int:
         """Return the size of an action: one per actuator of the model unless overridden."""
         return self.sim.model.nu
 
+    def after_physics(self) -> None:
+        """Update the declared state, once in each step before `rewards`. By default, do nothing.
+
+        `rewards`, `terminated` and `metrics` write nothing.
+        """
+        return
+
+    def end_episode(self, mask: torch.Tensor) -> None:
+        """Read what episodes have left where `mask` `(num_envs,)` is true, before it is reset.
+
+        Called in each step. The state of the simulation, and `episode_length_buf`, are still those
+        of the episode that has ended.
+        """
+        return
+
     @abstractmethod
     def reset_worlds(self, mask: torch.Tensor) -> None:
-        """Write an initial state where `mask` `(num_envs,)` is true.
+        """Write an initial state where `mask` `(num_envs,)` is true. Called in each step.
 
-        The model's default state is there already. `forward` is called afterwards, and
-        `episode_length_buf` set to 0: it still tells how long the episode was that has ended.
+        The model's default state, and what resets write into the declared state, are there already;
+        `forward` is called afterwards.
         """
 
     @abstractmethod

@@ -17,35 +17,49 @@ class EvaluatedLevels:
     numbers: tuple[int, ...]  # All, each once and in order.
 
 
-def next_levels(
-    env: Env[Any], levels: torch.Tensor, up: torch.Tensor, down: torch.Tensor, count: int
-) -> torch.Tensor:
-    """Return the next levels `(num_envs,)`, long, of a curriculum with levels 0 to `count` - 1.
+class Levels:
+    """The level of each environment, 0 to `count` - 1. Make it in `setup`.
 
-    An environment that has mastered the highest level continues at a random one, so that the policy
-    forgets none (Rudin et al. 2022, arXiv:2109.11978). In an evaluation each environment stays on a
-    level of its own: see `evaluation_levels`.
-
-    Args:
-        env: its generator draws the random levels.
-        levels: current levels, `(num_envs,)`, long.
-        up: where the next level is harder, `(num_envs,)`, bool.
-        down: where the next level is easier, `(num_envs,)`, bool.
-        count: number of levels.
+    In an evaluation each environment stays on a level of its own: see `evaluation_levels`.
     """
-    if env.is_evaluation:
-        return evaluation_levels(env, count)
-    if env.first_levels is None:
-        env.first_levels = levels.clone()
-    moved = (levels + up.long() - down.long()).clamp(min=0)
-    drawn = env.uniform(1, 0, count).squeeze(1).long().clamp(max=count - 1)
-    return torch.where(moved >= count, drawn, moved)
+
+    now: torch.Tensor
+    """Current levels, `(num_envs,)`, long."""
+
+    def __init__(self, env: Env[Any], count: int, start: torch.Tensor | int = 0) -> None:
+        """Begin at `start`, `(num_envs,)` or a number."""
+        self._env, self._count = env, count
+        if env.is_evaluation:
+            start = evaluation_levels(env, count)
+        name = env.helper_name("levels")
+        self.now = env.add_state(f"{name}.now", dtype=torch.long, reset="keep", start=start)
+        self.begin = int(self.now.min()), int(self.now.max())
+        """Lowest and highest level at which environments begin."""
+        env.curricula.append(self)
+
+    def move(self, up: torch.Tensor, down: torch.Tensor) -> None:
+        """Move to the next level, in `end_episode`: harder where `up`, easier where `down`, both
+        `(num_envs,)`, bool.
+
+        An environment that has mastered the highest level continues at a random one, so that the
+        policy forgets none (Rudin et al. 2022, arXiv:2109.11978).
+        """
+        if self._env.is_evaluation:
+            return
+        moved = (self.now + up.long() - down.long()).clamp(min=0)
+        drawn = self._env.uniform(1, 0, self._count).squeeze(1).long().clamp(max=self._count - 1)
+        self.now.copy_(torch.where(moved >= self._count, drawn, moved))
+
+    def draw_from(self, levels: torch.Tensor) -> None:
+        """Draw the level of each environment from those of others, `(n,)`, long."""
+        place = self._env.uniform(1, 0, len(levels)).squeeze(1).long().clamp(max=len(levels) - 1)
+        self.now.copy_(levels.to(place.device)[place].clamp(0, self._count - 1))
 
 
 def evaluation_levels(env: Env[Any], count: int) -> torch.Tensor:
     """Return on which level each environment is evaluated, `(num_envs,)`, long; always the same.
 
-    For tasks whose curriculum does without `next_levels`, where `env.is_evaluation` is true. The
+    For tasks whose curriculum does without `Levels`, where `env.is_evaluation` is true. The
     environments of all workers are divided evenly among the levels that `env.levels_to_evaluate`
     names. If there are fewer environments than levels, some of the levels are left out.
 
@@ -57,20 +71,14 @@ def evaluation_levels(env: Env[Any], count: int) -> torch.Tensor:
         UserError: `levels_to_evaluate` names no level, or one that there is not.
     """
     assert env.shard
-    if count not in env.evaluated_levels:
-        numbers = tuple(env.levels_to_evaluate(count))
-        if not numbers or not {*numbers} <= {*range(count)}:
-            raise UserError(
-                f"{type(env).__name__}.levels_to_evaluate({count}) returns {list(numbers)}; it "
-                f"must return one or more levels from 0 to {count - 1}."
-            )
-        # The middle of each environment's part of the levels: 1 of 8 is level 4, 2 are 2 and 6.
-        places = (2 * env.env_ids + 1) * len(numbers) // (2 * env.shard.total)
-        each = torch.tensor(numbers, device=env.device)[places]
-        env.evaluated_levels[count] = EvaluatedLevels(each, tuple(sorted({*numbers})))
-    return env.evaluated_levels[count].each.clone()
-
-
-def levels_of(env: Env[Any]) -> EvaluatedLevels | None:
-    """Return the levels of the first curriculum that has asked for them, in an evaluation."""
-    return next(iter(env.evaluated_levels.values()), None)
+    numbers = tuple(env.levels_to_evaluate(count))
+    if not numbers or not {*numbers} <= {*range(count)}:
+        raise UserError(
+            f"{type(env).__name__}.levels_to_evaluate({count}) returns {list(numbers)}; it must "
+            f"return one or more levels from 0 to {count - 1}."
+        )
+    # The middle of each environment's part of the levels: 1 of 8 is level 4, 2 are 2 and 6.
+    places = (2 * env.env_ids + 1) * len(numbers) // (2 * env.shard.total)
+    each = torch.tensor(numbers, device=env.device)[places]
+    env.evaluated = env.evaluated or EvaluatedLevels(each, tuple(sorted({*numbers})))
+    return each.clone()

@@ -11,10 +11,11 @@ from typing import Any, Literal, Self
 import torch
 from tensordict import TensorDict
 
-from mjfleet.env.contract import C, EnvContract
+from mjfleet.env.contract import C
 from mjfleet.env.episode_statistics import EpisodeStatistics, from_totals, stack_metrics
 from mjfleet.env.model_file import URDF
 from mjfleet.env.return_checks import ReturnedShapes, check_returns
+from mjfleet.env.stateful_env import StatefulEnv
 from mjfleet.env.step_recorder import RESULTS, StepRecorder
 from mjfleet.errors import UserError
 from mjfleet.sim import Simulation
@@ -36,22 +37,22 @@ class EnvShard:
     seed: int = EVALUATION_SEED
 
 
-class Env(EnvContract[C]):
+class Env(StatefulEnv[C]):
     """`num_envs` environments with observations, rewards and episodes that reset themselves.
 
     A task's class is derived from this one, and writes the methods of EnvContract.
 
-    One step calls `apply`, steps the physics `cfg.decimation` times, calls `rewards` and
-    `terminated`, adds time-outs, calls `reset_worlds` for environments that are done, and then
-    `observe`. The observation of an environment that is done is thus the first of its next episode.
+    One step calls `apply`, steps the physics `cfg.decimation` times, calls `after_physics`,
+    `rewards`, `terminated` and `metrics`, and adds time-outs. Where an environment is done,
+    `end_episode` reads what the episode has left, the simulation and the declared state are reset,
+    and `reset_worlds` writes where the next one begins. Then it calls `observe`. The observation of
+    an environment that is done is thus the first of its next episode.
     """
 
     recorder: StepRecorder | None = None
     """Records the states of each step for videos and NaN dumps."""
     before_reset: Callable[[torch.Tensor], None] | None = None
     """Called in each step with the environments that are done, before they are reset."""
-    first_levels: torch.Tensor | None = None
-    """Levels at which environments begin, `(num_envs,)`; None: `next_levels` was never called."""
     on_nan: Literal["stop", "reset"] = "stop"
     """With `reset`, an environment whose state, reward or observation is not finite has failed, and
     counts in no statistics."""
@@ -89,8 +90,8 @@ class Env(EnvContract[C]):
         self.shard = shard
         self.is_evaluation = shard is not None
         """Whether policies are evaluated or played here, on levels that then stay the same."""
-        self.evaluated_levels: dict[int, Any] = {}
-        """Of each curriculum in an evaluation, by its number of levels: see `evaluation_levels`."""
+        self.evaluated: Any = None
+        """The `EvaluatedLevels` of the first curriculum, in an evaluation; None: there is none."""
         assert self.num_envs % group_size == 0
         self.group_size = group_size
         self.env_ids = torch.arange(self.num_envs, device=self.device) // group_size
@@ -103,36 +104,34 @@ class Env(EnvContract[C]):
         if self.num_actions < 1:
             why = f"the model has no actuator to act with; {URDF}."
             raise UserError(f"{type(self).__name__}: {why}")
-        self.action = torch.zeros(self.num_envs, self.num_actions, device=self.device)
+        self._begin_state()
+        self.action = self.add_state("action", self.num_actions)
         """The newest action, `(num_envs, num_actions)`, float32; zero in a new episode."""
-        self.episode_length_buf = torch.zeros(self.num_envs, dtype=torch.long, device=self.device)
-
-        self.setup()
+        self.previous_action = self.add_state("previous_action", self.num_actions)
+        """The action before that, zero in the first step of an episode."""
+        self.episode_length_buf = self.add_state("episode_length_buf", dtype=torch.long)
+        # Where the episode counts: it has not begun with `start_at_random_times`, nor been spoilt.
+        self._whole = self.add_state("_whole", dtype=torch.bool, reset="keep", start=True)
+        # With `on_nan` reset: environments whose newest observation was not finite.
+        self._unseeable = self.add_state("_unseeable", dtype=torch.bool, reset="keep")
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
-        self._reset(everywhere)
-        rewards, metrics = check_returns(self)
-        self.reward_names = rewards
-        self.metric_names = metrics
+        self.spoilt = ~everywhere
+        """Environments that the newest step has reset since a number was not finite. The step and
+        the episode count in no statistics."""
+        self._steps = 0
+        self._nan_resets = torch.zeros((), dtype=torch.long, device=self.device)
         self._returns = ReturnedShapes()
-        if self.evaluated_levels:  # Known since the reset, which may have been on others.
-            self._reset(everywhere)
+        self.on_close = ExitStack()
+        self.set_up()
+        self._reset(everywhere)
+        self.reward_names, self.metric_names = check_returns(self)
         terms, sums = len(self.reward_names), 2 * len(self.metric_names)
         # Of the newest step: reward terms, and dividend and divisor of each metric.
         self.terms = torch.zeros(terms, self.num_envs, device=self.device)
         self.measured = torch.zeros(sums, self.num_envs, device=self.device)
-        self._observations = self._observe()
-        self._term_sums = torch.zeros(terms, self.num_envs, device=self.device)
-        # Episodes that began with `start_at_random_times`, or were spoilt, do not count.
-        self._whole = everywhere
+        self._term_sums = self._states.add("_term_sums", (terms,), torch.float32)
         self._totals = torch.zeros(3 + terms + sums, dtype=torch.float64, device=self.device)
-        self._steps = 0
-        self._nan_resets = torch.zeros((), dtype=torch.long, device=self.device)
-        # With `on_nan` reset: environments whose newest observation was not finite.
-        self._unseeable = ~everywhere
-        self.spoilt = ~everywhere
-        """Environments that the newest step has reset since a number was not finite. The step and
-        the episode count in no statistics."""
-        self.on_close = ExitStack()
+        self._observations = self._observe()
 
     @property
     def unwrapped(self) -> "Env[C]":
@@ -173,14 +172,16 @@ class Env(EnvContract[C]):
         Raises:
             ValueError: a method returns other names or shapes than before.
         """
-        self.action = actions
-        self.apply(actions)
+        self.previous_action.copy_(self.action)
+        self.action.copy_(actions)
+        self.apply(self.action)
         if self.recorder:
             self.recorder.before_physics(self.sim, self.debug_vis)
         self.sim.step(self.cfg.decimation)
         if self.recorder:
             self.recorder.after_physics(self.sim)
         self.episode_length_buf += 1
+        self.after_physics()
         named = self.rewards()
         self._returns.check("rewards", named)
         terms = torch.stack(tuple(named.values())).to(torch.float32)
@@ -194,7 +195,7 @@ class Env(EnvContract[C]):
             self._nan_resets += self.spoilt.sum()
             terms = terms.masked_fill(self.spoilt, 0.0)
             measured = measured.masked_fill(self.spoilt, 0.0)  # Counts in no mean, either.
-            self._whole = self._whole & ~self.spoilt
+            self._whole &= ~self.spoilt
             failed = failed | self.spoilt
         reward = terms.sum(dim=0)
         self.terms, self.measured = terms, measured
@@ -203,22 +204,24 @@ class Env(EnvContract[C]):
         self._record(terms, reward, dones)
         if self.before_reset:
             self.before_reset(dones)
+        for advance in self._timers:
+            advance()
+        self.end_episode(dones)
         self._reset(dones)
         self._observations = self._observe()
         return self._observations, reward, dones, {"time_outs": time_outs}
 
     def reset(self) -> None:
         """Begin a new episode everywhere. Unfinished episodes do not count."""
-        self._whole = torch.ones_like(self._whole)
-        self._term_sums.zero_()
-        self._reset(self._whole)
+        self._whole.fill_(True)
+        self._reset(torch.ones_like(self._whole))
         self._observations = self._observe()
 
     def start_at_random_times(self) -> None:
         """Begin new episodes everywhere, at random times, so that time-outs spread out."""
         self._reset(torch.ones_like(self._whole))  # `observe` has been called in the earlier ones.
         self.episode_length_buf.random_(self.max_episode_length, generator=self.generator)
-        self._whole = self.episode_length_buf == 0
+        self._whole.copy_(self.episode_length_buf == 0)
         self._observations = self._observe()
 
     def take_statistics(self) -> EpisodeStatistics:
@@ -259,20 +262,18 @@ class Env(EnvContract[C]):
 
     def _record(self, terms: torch.Tensor, reward: torch.Tensor, dones: torch.Tensor) -> None:
         """Add a step to the statistics. Called before the environments that are done are reset."""
-        self._term_sums += terms
+        self._term_sums += terms.T
         ended = (dones & self._whole).to(torch.float32)
         lengths = (self.episode_length_buf * ended).sum()
         counts = torch.stack((ended.sum(), lengths, reward.sum()))
-        self._totals += torch.cat((counts, self._term_sums @ ended, self.measured.sum(dim=1)))
-        self._term_sums.masked_fill_(dones, 0.0)
-        self._whole = self._whole | dones
+        self._totals += torch.cat((counts, ended @ self._term_sums, self.measured.sum(dim=1)))
+        self._whole |= dones
         self._steps += 1
 
     def _reset(self, mask: torch.Tensor) -> None:
         self.sim.reset(mask)
-        self.action = self.action.masked_fill(mask.unsqueeze(1), 0.0)
+        self._states.reset(mask)
         self.reset_worlds(mask)
-        self.episode_length_buf.masked_fill_(mask, 0)
         self.sim.forward(mask)
 
     def _observe(self) -> TensorDict:
@@ -283,7 +284,7 @@ class Env(EnvContract[C]):
             # Observing again after a reset would call `observe` twice in a step. Instead the policy
             # sees zeros once, and the next step resets the environment and ignores its reward.
             finite = [group.isfinite().flatten(1).all(dim=1) for group in groups.values()]
-            self._unseeable = ~torch.stack(finite).all(dim=0)
+            self._unseeable.copy_(~torch.stack(finite).all(dim=0))
             for group in groups.values():
                 group.masked_fill_(self._unseeable.view(-1, *[1] * (group.ndim - 1)), 0.0)
         return TensorDict(groups, batch_size=[self.num_envs], device=self.device)

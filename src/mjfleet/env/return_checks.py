@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from mjfleet.env.env_state import EnvState
 from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
 
@@ -82,14 +81,8 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _call(env: Any) -> dict[str, Any]:
     """Return what the methods return, and leave environment and random generators as they were."""
-    state, attributes = EnvState(env), set(vars(env))
     fields = {name: field.clone() for name, field in env.sim.state().items()}
-    with own_random_numbers(0, str(env.device)):
+    with env.unchanged(), own_random_numbers(0, str(env.device)):
         returned = {method: getattr(env, method)() for method in COLUMNS}
-    levels = dict(env.evaluated_levels)
-    state.restore_built()
-    env.evaluated_levels.update(levels)  # Asking for them writes nothing else.
     env.sim.restore(fields)
-    for name in set(vars(env)) - attributes:
-        delattr(env, name)
     return returned

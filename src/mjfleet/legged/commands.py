@@ -28,12 +28,12 @@ class CommandedEnv(Env[VelocityConfig]):
 
     def set_up_commands(self) -> None:
         """Make the tensors of the commands."""
-        self.command = torch.zeros(self.num_envs, 3, device=self.device)
+        self.command = self.add_state("command", 3, reset="keep")
         """Forward and lateral velocity (m/s), yaw rate (rad/s), in the base's frame."""
-        self.heading = torch.zeros(self.num_envs, device=self.device)
+        self.heading = self.add_state("heading", reset="keep")
         """Commanded heading, where a command names one (rad)."""
-        self.has_heading = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        self.stands = torch.zeros_like(self.has_heading)
+        self.has_heading = self.add_state("has_heading", dtype=torch.bool, reset="keep")
+        self.stands = self.add_state("stands", dtype=torch.bool, reset="keep")
         self.next_command = Timer(self, *self.cfg.command.seconds)
 
     def renew_commands(self, mask: torch.Tensor) -> None:
@@ -41,10 +41,8 @@ class CommandedEnv(Env[VelocityConfig]):
 
         Called in every step, so that commands may change in the midst of an episode.
         """
-        renewed = mask | self.next_command()
-        self.next_command.reset(mask)  # Afterwards, since the new episode has had no step yet.
         if not self.command_override:
-            self._draw_commands(renewed)
+            self._draw_commands(mask | self.next_command.due)
 
     def _draw_commands(self, mask: torch.Tensor) -> None:
         """Draw new commands where `mask` is true."""
@@ -54,13 +52,12 @@ class CommandedEnv(Env[VelocityConfig]):
         kind = self.uniform(2, 0.0, 1.0)
         stands = kind[:, 0] < cfg.standing_share
         drawn = drawn.masked_fill(stands.unsqueeze(1), 0.0)
-        self.stands = torch.where(mask, stands, self.stands)
-        self.has_heading = torch.where(
-            mask, (kind[:, 1] < cfg.heading_share) & ~stands, self.has_heading
-        )
+        self.stands[:] = torch.where(mask, stands, self.stands)
+        has_heading = (kind[:, 1] < cfg.heading_share) & ~stands
+        self.has_heading[:] = torch.where(mask, has_heading, self.has_heading)
         heading = self.uniform(1, -math.pi, math.pi).squeeze(1)
-        self.heading = torch.where(mask, heading, self.heading)
-        self.command = torch.where(world, drawn, self.command)
+        self.heading[:] = torch.where(mask, heading, self.heading)
+        self.command[:] = torch.where(world, drawn, self.command)
 
     def steer(self) -> None:
         """Compute the yaw rate from the heading error, as Isaac Lab does."""

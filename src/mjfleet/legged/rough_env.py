@@ -3,7 +3,7 @@
 import mujoco
 import torch
 
-from mjfleet.env import next_levels
+from mjfleet.env import Levels
 from mjfleet.errors import UserError
 from mjfleet.legged import mirror
 from mjfleet.legged.config import RoughVelocityConfig, VelocityConfig
@@ -33,18 +33,17 @@ class RoughVelocityEnv(VelocityEnv):
     def setup(self) -> None:
         cfg, device = self.cfg, self.device
         assert isinstance(cfg, RoughVelocityConfig)
-        self.levels, terrain = cfg.levels, _terrain(cfg)
+        terrain = _terrain(cfg)
         self.ground = torch.as_tensor(terrain.heights, device=device)
         self.origins = torch.as_tensor(terrain.origins, device=device)
         self.column = self.env_ids % cfg.columns
-        self.level = self.env_ids // cfg.columns % min(cfg.start_levels, cfg.levels)
-        """Level of each environment's ground, from 0 to `levels` - 1."""
-        self.walked = torch.zeros(self.num_envs, device=device)
+        start = self.env_ids // cfg.columns % min(cfg.start_levels, cfg.levels)
+        self.levels = Levels(self, cfg.levels, start)
+        """Level of each environment's ground."""
+        self.walked = self.add_state("walked")
         """Distance covered in this episode in the commanded direction, m."""
-        self.wanted = torch.zeros(self.num_envs, device=device)
+        self.wanted = self.add_state("wanted")
         """Distance commanded in this episode, m."""
-        self.fell = torch.zeros(self.num_envs, dtype=torch.bool, device=device)
-        """Whether the robot has failed in the newest step."""
         # What Isaac Lab scans, in a smaller rectangle.
         x, y = (
             torch.linspace(-n / 20, n / 20, n + 1, device=device) for n in (ROWS - 1, COLUMNS - 1)
@@ -52,39 +51,35 @@ class RoughVelocityEnv(VelocityEnv):
         self.scan = torch.stack(torch.meshgrid(x, y, indexing="ij"), dim=2).flatten(0, 1)
         super().setup()
 
-    def reset_worlds(self, mask: torch.Tensor) -> None:
+    def end_episode(self, mask: torch.Tensor) -> None:
         """Move robots that covered the commanded distance to harder ground, as legged_gym does.
 
         Unlike there, only a whole episode without a fall leads to harder ground.
         """
         share = self.walked / self.wanted.clamp(min=1.0)
         has_been = mask & (self.wanted > 1.0)
-        is_whole = (self.episode_length_buf >= self.max_episode_length) & ~self.fell
-        up, down = has_been & is_whole & (share > 0.75), has_been & (share < 0.5)
-        self.level = next_levels(self, self.level, up, down, self.levels)
-        self.walked.masked_fill_(mask, 0.0)
-        self.wanted.masked_fill_(mask, 0.0)
-        super().reset_worlds(mask)
+        is_whole = (self.episode_length_buf >= self.max_episode_length) & ~self.terminated()
+        self.levels.move(has_been & is_whole & (share > 0.75), has_been & (share < 0.5))
 
     def spawn_points(self, mask: torch.Tensor) -> torch.Tensor:
         """Start on the platform in the middle of a tile."""
         around = torch.nn.functional.pad(self.uniform(2, -0.5, 0.5), (0, 1))
-        return self.origins[self.level, self.column] + around + self.lift
+        return self.origins[self.levels.now, self.column] + around + self.lift
 
     def truth_parts(self) -> list[Part]:
         """Add the base's height above the surrounding ground for the value network."""
         return [*super().truth_parts(), Part("scan", self._scan_ground, LEFT_IS_RIGHT)]
 
-    def reward_terms(self) -> dict[str, torch.Tensor]:
+    def after_physics(self) -> None:
+        """Add to the distances covered and commanded."""
+        super().after_physics()
         told = self.command[:, :2].norm(dim=1)
         along = (self.velocity[:, :2] * self.command[:, :2]).sum(dim=1) / told.clamp(min=0.1)
         self.walked += self.step_dt * along.float()
         self.wanted += self.step_dt * told
-        self.fell.copy_(self.terminated())
-        return super().reward_terms()
 
     def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
-        return super().metrics() | {"terrain_level": self.level.float()}
+        return super().metrics() | {"terrain_level": self.levels.now.float()}
 
     def _scan_ground(self) -> torch.Tensor:
         place, yaw = self.sim.qpos[:, :3].float(), self.yaw().float().unsqueeze(1)

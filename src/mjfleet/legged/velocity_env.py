@@ -89,11 +89,9 @@ class VelocityEnv(CommandedEnv):
         self.action_scale, self.pose_weight = cfg.action_scale * actions, pose
 
         self.set_up_commands()
-        self.previous = torch.zeros_like(self.action)
-        """The previous action."""
-        self.air_time = torch.zeros(self.num_envs, len(self.feet), device=self.device)
+        self.air_time = self.add_state("air_time", len(self.feet))
         """Seconds since each foot left the ground."""
-        self.landed = torch.zeros_like(self.air_time)
+        self.landed = self.add_state("landed", len(self.feet), persistent=False)
         """Seconds that a foot which has just landed was in the air, else 0."""
         self.next_push = Timer(self, *cfg.random.push_seconds)
         self.motors = Delay(self, self.num_actions, *cfg.random.delay)
@@ -114,10 +112,6 @@ class VelocityEnv(CommandedEnv):
         world = mask.unsqueeze(1)
         self.sim.qpos[:] = torch.where(world, start, self.sim.qpos)
         self.sim.qvel[:] = torch.where(world, speed, self.sim.qvel)
-        for kept in (self.previous, self.air_time, self.landed):
-            kept.masked_fill_(world, 0.0)
-        for part in (self.motors, self.seen, self.next_push):
-            part.reset(mask)
         self.renew_commands(mask)
 
     def spawn_points(self, mask: torch.Tensor) -> torch.Tensor:
@@ -129,7 +123,7 @@ class VelocityEnv(CommandedEnv):
         self.sim.ctrl[:] = self.pose + self.action_scale * self.motors(action)
         # A push is a sudden change of velocity, as legged_gym has it.
         limit = self.cfg.random.push_speed
-        push = self.uniform(2, -limit, limit).masked_fill(~self.next_push().unsqueeze(1), 0.0)
+        push = self.uniform(2, -limit, limit).masked_fill(~self.next_push.due.unsqueeze(1), 0.0)
         self.sim.qvel[:, :2] += push
 
     def frame_parts(self) -> list[Part]:
@@ -178,9 +172,7 @@ class VelocityEnv(CommandedEnv):
         }
 
     def rewards(self) -> dict[str, torch.Tensor]:
-        self._time_steps()
         terms = {name: term * self.step_dt for name, term in self.reward_terms().items()}
-        self.previous.copy_(self.action)
         # The square of one such speed would outweigh all that other environments teach.
         diverges = self.diverges()
         return {k: v if k == "fall" else v.masked_fill(diverges, 0.0) for k, v in terms.items()}
@@ -211,7 +203,7 @@ class VelocityEnv(CommandedEnv):
             # at once, it would teach the robot to stand still.
             "power": w.power * self._power() * following**4,
             "acceleration": w.acceleration * self.sim.qacc[:, 6:].square().sum(dim=1),
-            "jerk": w.jerk * (self.action - self.previous).square().sum(dim=1),
+            "jerk": w.jerk * (self.action - self.previous_action).square().sum(dim=1),
             # legged_gym: steps instead of shuffling, unless it is to stand.
             "air_time": w.air_time * steps / self.step_dt,
             # mjlab: feet that do not slip, a pose to return to.
@@ -331,7 +323,7 @@ class VelocityEnv(CommandedEnv):
         """Return the absolute mechanical power of the motors, `(num_envs,)`, W."""
         return (self.sim.actuator_force * self.speeds).abs().sum(dim=1)
 
-    def _time_steps(self) -> None:
+    def after_physics(self) -> None:
         """Update how long each foot has been in the air."""
         touching = self.on_ground > 0
         self.air_time += self.step_dt

@@ -9,7 +9,6 @@ from mjfleet.config import by_dotted_name, to_dict
 from mjfleet.config.rank_seed import rank_seed
 from mjfleet.config.train_config import decides_learning
 from mjfleet.env import random_numbers
-from mjfleet.env.env_state import EnvState
 from mjfleet.env.return_checks import observation_sizes
 from mjfleet.errors import UserError
 from mjfleet.rl import checkpoint_files as files
@@ -35,7 +34,7 @@ class Checkpointer:
         worlds: bool = True,
         task_hash: str = "",
     ) -> None:
-        """Remember the state of the runner's environment, which has not taken a step.
+        """Write into `folder`.
 
         If `folder` holds a BEST, its return is the best so far. `keep`: how many others are kept
         (None: all). `worlds`: whether they hold the worlds and random states of all ranks.
@@ -44,7 +43,6 @@ class Checkpointer:
         self._runner, self._task, self._task_hash = runner, task, task_hash
         self._schedule = files.CheckpointSchedule(folder, runner.agent.save_interval, keep)
         self._keeps_worlds = worlds
-        self._env_state = EnvState(runner.env)
         if (folder / BEST).exists():
             try:
                 best = files.read_checkpoint(folder / BEST).get(OWN) or {}
@@ -89,7 +87,8 @@ class Checkpointer:
                 while gathered:  # What is unpacked is not held twice.
                     ranks.append(files.unpack(gathered.pop(0)))
             elif rank == 0:
-                ranks = [{"env": self._env_state.counters()}]
+                env = runner.env.state_dict()
+                ranks = [{"env": env | {"states": env["states"] | {"buffers": {}, "layout": {}}}}]
             if rank != 0:
                 return []
             before()
@@ -192,28 +191,29 @@ class Checkpointer:
         saved, numbers = own.get("numbers", {}), self._numbers()
         then, now = then | saved, now | numbers
         changed += [what for what, old in saved.items() if numbers.get(what, old) != old]
-        if "sim" in ranks[0] and not changed:
+        is_older = "states" not in ranks[0]["env"]  # The environments' state had another form.
+        if "sim" in ranks[0] and not changed and not is_older:
             if other_shape := self._restore_rank(ranks[runner.collectives.rank]):
                 names = ", ".join(other_shape)
                 lost.append(f"{names} of the environment, which has another shape now")
             return lost
-        # Restore the part of the environment's state that belongs to no single environment.
-        self._env_state.check(ranks[0]["env"])
-        self._env_state.restore_counters(ranks[0]["env"], then["worlds per worker"])
         self._seed_anew()
+        if not is_older:
+            runner.env.begin_from(ranks[0]["env"], [rank["env"]["levels"] for rank in ranks])
+            runner.env.reset()
         why = "; ".join(f"{what} {then.get(what)}, now {now[what]}" for what in changed)
-        if "sim" not in ranks[0]:
-            why = "--no-save-worlds"
-        lost.append(f"worlds and random states, which begin anew ({why})")
-        return lost + self._lost_levels(why)
+        why = "--no-save-worlds" if "sim" not in ranks[0] else why or "saved by an earlier version"
+        lost.append(f"environments and random states, which begin anew ({why})")
+        return lost + (self._lost_levels(why) if is_older else [])
 
     def _lost_levels(self, why: str) -> list[str]:
         """Describe at which levels of a curriculum the environments begin, if there is one."""
-        if (levels := self._runner.env.first_levels) is None:
-            return []
-        low, high = int(levels.min()), int(levels.max())
-        begin = str(low) if low == high else f"{low} to {high}"
-        return [f"curriculum levels, which begin at {begin} ({why})"]
+        found = []
+        for levels in self._runner.env.curricula:
+            low, high = levels.begin
+            begin = str(low) if low == high else f"{low} to {high}"
+            found.append(f"curriculum levels, which begin at {begin} ({why})")
+        return found
 
     def _check(self, path: Path, state: dict[str, Any]) -> None:
         """Raise UserError if this run cannot continue from a checkpoint."""
@@ -318,7 +318,7 @@ class Checkpointer:
         return {
             "random": random_numbers.random_states(runner.device),
             "sim": {k: v for k, v in fields.items() if v.numel()},
-            "env": self._env_state.changed(),
+            "env": files.to_cpu(runner.env.state_dict()),
             "memories": [m.get_hidden_state() for m in (runner.alg.actor, runner.alg.critic)],
             "novelty": average.avg if average else None,
         }
@@ -328,8 +328,7 @@ class Checkpointer:
         runner = self._runner
         check_fields(state["sim"], runner.env.sim.state())
         runner.env.sim.restore(state["sim"])
-        self._env_state.check(state["env"])
-        other_shape = self._env_state.restore(state["env"])
+        other_shape = runner.env.load_state_dict(state["env"])
         models = runner.alg.actor, runner.alg.critic
         for model, memory in zip(models, state["memories"], strict=True):
             if isinstance(memory, tuple):  # Of an LSTM.

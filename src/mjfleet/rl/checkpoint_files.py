@@ -204,3 +204,12 @@ def _name_also(path: Path, other: Path) -> None:
     except OSError:
         shutil.copyfile(path, aside)
     aside.replace(other)
+
+
+def to_cpu(tree: Any) -> Any:
+    """Return a copy of dictionaries and lists with their tensors on the CPU."""
+    if isinstance(tree, dict):
+        return {key: to_cpu(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [to_cpu(value) for value in tree]
+    return tree.cpu() if isinstance(tree, torch.Tensor) else tree

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from mjfleet.env.env_state import equal
 from mjfleet.env.random_numbers import random_states, restore_random_states
-from mjfleet.rl.pinned_state import CaptureError, PinnedState
+from mjfleet.rl.pinned_state import CaptureError, PinnedState, equal
 from mjfleet.sim.simulation import no_garbage_collection
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 
 from mjfleet.env import Env, EpisodeStatistics
-from mjfleet.env.curriculum_levels import levels_of
-from mjfleet.env.env_state import EnvState
 from mjfleet.env.environment import EVALUATION_SEED
 from mjfleet.env.episode_statistics import from_totals
 from mjfleet.env.random_numbers import own_random_numbers
@@ -33,8 +31,7 @@ class Evaluator:
         """
         self.interval = interval
         self._env = env
-        self._env_state = EnvState(env)
-        levels = levels_of(env)
+        self._built, levels = env.state_dict(), env.evaluated
         self.levels = levels.numbers if levels else ()
         """On which the task is evaluated; none if it has no curriculum."""
         self._level = levels.each.cpu() if levels else None
@@ -62,7 +59,7 @@ class Evaluator:
         policy.reset()
         with own_random_numbers(EVALUATION_SEED, str(env.device)), torch.inference_mode():
             env.sim.restore(self._sim_state)
-            self._env_state.restore_built()
+            env.load_state_dict(self._built)
             sums = Episodes(env, policy, 1, policy.reset).play(beat)
             env.sim.warnings()  # Enlarges buffers that have overflowed, for the next evaluation.
         policy.reset(hidden_state=hidden_state)

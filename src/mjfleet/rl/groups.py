@@ -1,60 +1,9 @@
-"""Groups of environments that start a rollout from one state, and are compared. In a worker.
+"""Compares environments that have started a rollout from one state. Runs in a worker.
 
 Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300), for control.
 """
 
-from typing import Any
-
 import torch
-
-from mjfleet.env import Env
-from mjfleet.rl.pinned_state import PinnedState
-
-
-class Groups:
-    """Starts rollouts: the environments of a group take the state of the group's first one.
-
-    That is the vine of Schulman et al. (2015, arXiv:1502.05477): the first environment lives on
-    from rollout to rollout, and the others leave it at each rollout's start. What the environment
-    draws afterwards is the same within a group, see Env, so that only their actions differ.
-    """
-
-    def __init__(self, env: Env[Any]) -> None:
-        """Note the tensors of `env`, which has just been built: groups are equal in them."""
-        self._env = env
-        self._first = env.env_ids * env.group_size  # Of each environment's group.
-        self._state = [field for name, field in env.sim.state().items() if name != "room"]
-        # The tensors are kept as well, so that none takes another's id.
-        self._built = {id(tensor): (tensor, tensor._version) for tensor in self._tensors()}
-
-    def start(self) -> None:
-        """Copy the states of the simulation, and all that the environment keeps for each world.
-
-        These are the tensors that it has replaced or written since it was built and whose first
-        dimension, or else the second, has the size `num_envs`. It waits for no device.
-        """
-        env, sim = self._env, self._env.sim
-        for field in self._state:
-            field.copy_(field.index_select(0, self._first))
-        sim.forward()
-        for tensor in self._tensors():
-            sizes = tensor.shape[:2]
-            if env.num_envs in sizes and self._has_changed(tensor):
-                dim = sizes.index(env.num_envs)
-                if tensor.stride(dim):
-                    tensor.copy_(tensor.index_select(dim, self._first))
-
-    def _tensors(self) -> list[torch.Tensor]:
-        """Return the tensors of the environment, without views of the simulation's."""
-        fields = (x for x in vars(self._env.sim).values() if isinstance(x, torch.Tensor))
-        owned = {field.untyped_storage().data_ptr() for field in fields}
-        found = PinnedState({"env": self._env}).tensors()
-        return [tensor for tensor in found if tensor.untyped_storage().data_ptr() not in owned]
-
-    def _has_changed(self, tensor: torch.Tensor) -> bool:
-        built = self._built.get(id(tensor))
-        # Younger tensors may come from inference mode, in which torch counts no versions.
-        return built is None or built[1] != tensor._version
 
 
 def group_advantages(

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from mjfleet.env.env_state import equal, generator_state, set_generator_state
 from mjfleet.env.step_recorder import StepRecorder
 from mjfleet.sim import Simulation
 
@@ -172,3 +171,33 @@ def _copy(value: Any) -> Any:
     if isinstance(value, HOST_GENERATORS):
         return generator_state(value)
     return value.copy() if isinstance(value, np.ndarray | set) else value
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Return whether two values are equal, including tensors and arrays in them."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, torch.Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return bool(one == other)
+
+
+def generator_state(generator: Any) -> Any:
+    """Return the state of a random generator of NumPy or Python."""
+    if isinstance(generator, np.random.Generator):
+        return dict(generator.bit_generator.state)
+    return generator.getstate()
+
+
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Restore what `generator_state` returned."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.setstate(state)

@@ -24,7 +24,6 @@ from mjfleet.rl.device_clock import DeviceClock
 from mjfleet.rl.divergence import DivergedError, StdWarning, find_trouble, slower
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.gpu_usage import read_usage
-from mjfleet.rl.groups import Groups
 from mjfleet.rl.phase import HeartbeatBase, Phase
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.rank_statistics import RankReport
@@ -92,7 +91,6 @@ class Runner:
         self._evaluator = evaluator
         self.judged_by = evaluator.judged_by if evaluator else None  # See Evaluator.
         self._guard = RolloutGuard(env, agent.num_steps_per_env, dump_to)
-        self._groups = Groups(env) if env.group_size > 1 else None
         self._captures = capture is not None and isinstance(self.alg, PPO)
         self._clock = DeviceClock(device)
         self._make_hook = load(agent.runner_hook, RunnerHook) if agent.runner_hook else RunnerHook
@@ -146,6 +144,8 @@ class Runner:
             may_compile = self._compiles and iteration == first
             with self.heartbeat.excused() if may_compile else contextlib.nullcontext():
                 reports = self._run_iteration(iteration, stop_signal)
+            if iteration == first:
+                self.env.check_undeclared()
             now = time.perf_counter()
             metrics = self._summarize(reports, now - before)
             yield metrics
@@ -153,7 +153,9 @@ class Runner:
             before = now
             is_last = iteration == self.agent.max_iterations
             stop = max(report.stop for report in reports)
-            hook.after_save(save(bool(stop) or is_last))
+            if saved := save(bool(stop) or is_last):
+                self.env.check_undeclared()
+            hook.after_save(saved)
             if stop and not is_last:
                 return stop
         return None
@@ -250,8 +252,10 @@ class Runner:
 
     def _roll(self) -> None:
         """Take the steps of a rollout, and check what they gave."""
-        if self._groups:
-            self._groups.start()
+        if self.env.group_size > 1:
+            # The vine of Schulman et al. (2015, arXiv:1502.05477): the first environment of a group
+            # lives on from rollout to rollout, and the others leave it at each rollout's start.
+            self.env.take_over(self.env.env_ids * self.env.group_size)
         observations = self.env.get_observations()
         for _ in range(self.agent.num_steps_per_env):
             actions = self.alg.act(observations)

@@ -76,7 +76,7 @@ class NativeSimulation(Simulation):
     def state(self) -> dict[str, torch.Tensor]:
         fields = {name: torch.from_numpy(self._batch.bind(name)) for name in INTEGRATION_FIELDS}
         fields |= {f"last {name}": copy for name, (copy, _) in self._copies.items()}
-        return fields | {f"model {name}": field for name, field in self._expanded.items()}
+        return fields | {f"model {name}": field for name, field in self.expanded.items()}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         for name in state:

@@ -62,7 +62,8 @@ class Simulation(ABC):
         self.model = model
         self.num_envs = num_envs
         self.device = torch.device(device)
-        self._expanded: dict[str, torch.Tensor] = {}
+        self.expanded: dict[str, torch.Tensor] = {}
+        """What `expand` has returned, by the name of the field."""
 
     @abstractmethod
     def step(self, n: int = 1) -> None:
@@ -129,12 +130,12 @@ class Simulation(ABC):
         Raises:
             ValueError: the field does not exist, or is the same for all worlds on this engine.
         """
-        if name not in self._expanded:
+        if name not in self.expanded:
             if not isinstance(getattr(self.model, name, None), np.ndarray):
                 raise ValueError(f"the model has no array {name!r}")
             with torch.inference_mode(False):
-                self._expanded[name] = self._expand(name)
-        return self._expanded[name]
+                self.expanded[name] = self._expand(name)
+        return self.expanded[name]
 
     @abstractmethod
     def _expand(self, name: str) -> torch.Tensor:

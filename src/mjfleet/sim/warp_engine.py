@@ -123,7 +123,7 @@ class WarpSimulation(Simulation):
         arrays = {name: getattr(self._data, name, None) for name in names}
         live = {name: wp.to_torch(a) for name, a in arrays.items() if isinstance(a, wp.array)}
         room = torch.tensor((self._data.naconmax // self.num_envs, self._data.njmax))
-        expanded = {f"model {name}": field for name, field in self._expanded.items()}
+        expanded = {f"model {name}": field for name, field in self.expanded.items()}
         return {**live, **expanded, "room": room}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:

@@ -54,7 +54,7 @@ def check_task(arguments: Sequence[str]) -> int:
 def examine(found: FoundTask, device: str) -> tuple[list[str], list[str]]:
     """Return mistakes, and what may be one, each as a line. Say what is going on meanwhile."""
     from mjfleet.tools.check_task.examine import Examination
-    from mjfleet.tools.check_task.random_steps import STEPS
+    from mjfleet.tools.check_task.signals import STEPS
 
     config = from_dict(found.defaults(), {"env": {"num_envs": WORLDS}})
     examination = Examination(found, config)
@@ -87,6 +87,8 @@ def describe(error: Exception, found: FoundTask) -> str:
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(found.folder)]
+    if not own and frames[-1].name == "check" and isinstance(error, ValueError):
+        return str(error)  # A method returns something else than at first.
     if not own:
         raise error
     place = f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name}()"

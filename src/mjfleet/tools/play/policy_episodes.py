@@ -120,9 +120,7 @@ def evaluate(
 
 def describe_levels(env: "Env[Any]") -> str | None:
     """Return on which levels of a curriculum the environments are; None: the task has none."""
-    from mjfleet.env.curriculum_levels import levels_of
-
-    if (levels := levels_of(env)) is None:
+    if (levels := env.evaluated) is None:
         return None
     played, total = sorted({*levels.each.tolist()}), len(levels.numbers)
     text = f"on level{'s' * (len(played) > 1)} {', '.join(map(str, played))}"
@@ -152,8 +150,6 @@ class EpisodeSums:
 
 def sum_up(env: "Env[Any]", rows: "torch.Tensor") -> EpisodeSums:
     """Return the sums of the rows of `Episodes.play`, of those that count."""
-    from mjfleet.env.curriculum_levels import levels_of
-
     counts, num_rows, num_terms = rows[:, 0].isfinite(), len(rows), len(env.reward_names)
     rows = rows[counts].double()
     lengths, terms, parts = rows[:, 0], rows[:, 1 : 1 + num_terms], rows[:, 1 + num_terms :]
@@ -167,7 +163,7 @@ def sum_up(env: "Env[Any]", rows: "torch.Tensor") -> EpisodeSums:
         some = divisors != 0
         mean = dividends.sum() / divisors.sum()
         lines.append((f"task/{name}", dividends[some] / divisors[some], mean))
-    if levels := levels_of(env):
+    if levels := env.evaluated:
         played = levels.each.repeat(num_rows // env.num_envs).to(counts.device)[counts]
         for number in levels.numbers:
             values = returns[played == number]

@@ -16,19 +16,19 @@ class ReacherEnv(Env[ReacherConfig]):
     model_file = "model.xml"
 
     def setup(self) -> None:
-        """Make the task's own tensors: one row per world, like those of the simulation."""
-        self.target = torch.zeros(self.num_envs, 2, device=self.device)
+        """Declare what the task remembers: one row per environment."""
+        self.target = self.add_state("target", 2, reset="keep")
         """Position of the target, x and y in m."""
 
     def reset_worlds(self, mask: torch.Tensor) -> None:
         """Set a random pose at rest and a random target within reach, where `mask` is true."""
-        world = mask.unsqueeze(1)
+        where = mask.unsqueeze(1)
         pose = self.uniform(2, -2.0, 2.0)
-        self.sim.qpos[:] = torch.where(world, pose, self.sim.qpos)
+        self.sim.qpos[:] = torch.where(where, pose, self.sim.qpos)
 
         angle, radius = self.uniform(1, -math.pi, math.pi), self.uniform(1, 0.1, 0.35)
         target = torch.cat((radius * angle.cos(), radius * angle.sin()), dim=1)
-        self.target = torch.where(world, target, self.target)
+        self.target[:] = torch.where(where, target, self.target)
         self.sim.mocap_pos[:, 0, :2] = self.target  # Moves the green ball, for viewers.
 
     def apply(self, action: torch.Tensor) -> None:
