@@ -60,7 +60,7 @@ def test_a_student_learns_resumes_and_plays_without_its_teachers_run(
     assert run("mjfleet", "export", "student").returncode == 0
 
     # The student goes on by PPO, in a run of its own.
-    done = run(*command, "--resume", "student", "--agent.algorithm.name", "ppo",
+    done = run(*command, "--resume", "student", "--fork", "--agent.algorithm.name", "ppo",
                "--agent.max-iterations", "9", "--agent.run-name", "tuned")  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "not kept: the value network or teacher" in done.stdout
