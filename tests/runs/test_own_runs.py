@@ -61,7 +61,7 @@ def test_the_placement_of_a_run_that_was_begun_here_counts(tmp_path: Path, state
 
     file.write_text(text.replace("hosts:\n- a\n- b", "hosts:\n- a\n- evil"))
     with pytest.raises(
-        UserError, match=r"its config\.yaml does not decide hosts: only.* --hosts a evil"
+        UserError, match=r"its config\.yaml does not decide hosts, since.* --hosts a evil"
     ):
         read(run_dir)
     assert read(run_dir, "hosts") == replace(config, hosts=[])
@@ -198,7 +198,7 @@ def test_classes_of_somebody_else_are_of_the_task_alone(run: Run, tmp_path: Path
     agent = yaml.safe_load((RUN / "config.yaml").read_text())["agent"]
     agent["actor"]["class_name"] = "os:system"
     run_dir = evil_run(tmp_path, agent=agent)
-    words = "does not decide agent.actor.class_name: only a file of a run that was begun here does"
+    words = "does not decide agent.actor.class_name, since no run that was begun here has the same"
     for command in (
         ("train", TASK, "--resume", str(run_dir), "--agent.max-iterations", "9"),
         ("play", TASK, "--episodes", "1", "--resume", str(run_dir)),

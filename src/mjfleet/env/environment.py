@@ -124,7 +124,9 @@ class Env(StatefulEnv[C]):
         self.on_close = ExitStack()
         self.set_up()
         self._reset(everywhere)
-        self.reward_names, self.metric_names = check_returns(self)
+        rewards, metrics = check_returns(self)
+        self.reward_names = rewards
+        self.metric_names = metrics
         terms, sums = len(self.reward_names), 2 * len(self.metric_names)
         # Of the newest step: reward terms, and dividend and divisor of each metric.
         self.terms = torch.zeros(terms, self.num_envs, device=self.device)

@@ -162,8 +162,8 @@ class Checkpointer:
         if changed:
             raise UserError(
                 f"the task's code has changed since {path.name}: its {'; its '.join(changed)}. The "
-                "run cannot go on with others: undo the change, begin a run of its own with "
-                "--agent.run-name NAME, or one with its networks alone by --init-from."
+                "run cannot continue with others: undo the change, begin a run of its own by "
+                "--fork, or one with its networks alone by --init-from."
             )
 
     def _signals(self) -> dict[str, Any]:
@@ -257,7 +257,7 @@ class Checkpointer:
         return lost
 
     def _set_learning_rates(self, own: dict[str, Any] | None) -> None:
-        """Set the configured learning rates, unless a schedule goes on from what it had reached."""
+        """Set the configured learning rates, unless a schedule has reached others."""
         alg, algorithm = self._runner.alg, self._runner.agent.algorithm
         rate, schedule = algorithm.learning_rate, algorithm.schedule
         # Earlier versions have not written down the schedule: a fixed rate is set then.

@@ -187,7 +187,7 @@ class CheckpointSchedule:
                         f"{error.strerror}; {left}."
                     ) from error
                 logger.warning(
-                    "%s could not be written, training goes on: %s", path, error.strerror
+                    "%s could not be written, training continues: %s", path, error.strerror
                 )
             else:
                 self._failures = 0

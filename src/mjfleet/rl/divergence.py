@@ -17,15 +17,15 @@ HUGE = 1e6
 LEAST_STD = 1e-6  # rsl_rl's least standard deviation of an action.
 USUAL_STD = 1e-3  # A limit above this one is set in order to explore.
 GROWTH = 30  # A standard deviation that is so many times the initial one hides the policy.
-USUAL_RATE = 1e-3  # A learning rate with which training may go on.
+USUAL_RATE = 1e-3  # A learning rate with which training may continue.
 
 logger = logging.getLogger(__name__)
 
 
 class DivergedError(RuntimeError):
-    """Training cannot go on, because of numbers that are not finite.
+    """Training cannot continue, because of numbers that are not finite.
 
-    It would fail again as it was. `flags`: with which it may go on; empty: with another task only.
+    It would fail again as it was. `flags`: with which it may continue; empty: with another task.
     """
 
     def __init__(self, message: str, flags: str = "") -> None:
@@ -36,7 +36,7 @@ class DivergedError(RuntimeError):
 def find_trouble(
     guard: RolloutGuard, alg: Algorithm, iteration: int, losses: Mapping[str, float]
 ) -> tuple[str | None, str]:
-    """Return what is not finite in this rank's rollout or losses, and flags to go on with."""
+    """Return what is not finite in this rank's rollout or losses, and flags to continue with."""
     if found := guard.trouble(alg.storage, iteration):
         text, flags = found
         return text, flags or slower(alg)

@@ -114,7 +114,7 @@ class IdleGpuWarning:
             "processors, or give all workers equal ones": share("wait_seconds"),
             "workers add up gradients: `mjfleet doctor` measures how fast they are connected, and "
             "more --env.num-envs make it rarer": share("collective_seconds"),
-            "neither collecting nor learning goes on: evaluate (--eval-interval), record videos "
+            "nothing is collected or learned: evaluate (--eval-interval), record videos "
             "and save checkpoints less often": max(0.0, 1.0 - collect - learn),
         }
         cause, most = max(waits.items(), key=lambda item: item[1])

@@ -310,7 +310,7 @@ class Runner:
             if not is_finite and self.collectives.rank == 0:
                 logger.warning(
                     "iteration %s: an evaluation met numbers that are not finite, and counts for "
-                    "nothing; training goes on",
+                    "nothing; training continues",
                     iteration,
                 )
             reached = evaluation["return"]

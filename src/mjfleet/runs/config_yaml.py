@@ -106,9 +106,9 @@ def from_file(
     if needed:
         flags = shlex.join(word for one in needed.items() for word in as_words(*one))
         raise UserError(
-            f"{name} does not decide {', '.join(needed)}: only a file of a run that was begun here "
-            f"does, and any file that names classes of {found.folder} or its package. Give what "
-            f"you want by flags of `train`, or in the task's config.py; the file has {flags}"
+            f"{name} does not decide {', '.join(needed)}, since no run that was begun here has "
+            "the same. Give what you want by flags of `train`, or in the task's config.py; the file "
+            f"has {flags}"
         )
     return config
 

@@ -113,7 +113,7 @@ class WarpSimulation(Simulation):
         if not self._is_full:
             try:
                 self._make_room({size: use.doubled(size) for size in overflowed_sizes(found)})
-            except UserError:  # Those worlds lose contacts, as before; training goes on.
+            except UserError:  # Those worlds lose contacts, as before; training continues.
                 self._is_full = True
         self.buffer_use = replace(use, is_full=self._is_full)
         return found
