@@ -29,7 +29,8 @@ import mjfleet.config
 REPOSITORY = Path(__file__).parents[1]
 INDEX = REPOSITORY / "docs/index.md"
 PAGES = [
-    *REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("tasks/*/*.md")
+    *REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("docs/results/*.md"),
+    *REPOSITORY.glob("tasks/*/*.md"),
 ]  # fmt: skip
 LINK = re.compile(r"\]\(([^)#:]+)")
 CODE = (".py", ".xml", ".yaml", ".json", ".ipynb")

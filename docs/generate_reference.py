@@ -108,7 +108,11 @@ def parser_of(*words: str) -> argparse.ArgumentParser | str:
     """Return the parser of a command, or its help if that is made without one."""
     found: list[Any] = []
 
-    def keep_parser(kind: Any, *, args: object, **settings: Any) -> None:
+    cli = tyro.cli
+
+    def keep_parser(kind: Any, *, args: Any, **settings: Any) -> Any:
+        if settings.get("return_unknown_args"):  # The first of two steps.
+            return cli(kind, args=args, **settings)
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             found.append(tyro.extras.get_parser(kind, **settings))
         sys.exit()  # As tyro does once it has printed the help.

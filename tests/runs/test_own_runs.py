@@ -198,7 +198,7 @@ def test_classes_of_somebody_else_are_of_the_task_alone(run: Run, tmp_path: Path
     agent = yaml.safe_load((RUN / "config.yaml").read_text())["agent"]
     agent["actor"]["class_name"] = "os:system"
     run_dir = evil_run(tmp_path, agent=agent)
-    words = "does not decide agent.actor.class_name, since no run that was begun here has the same"
+    words = "does not decide agent.actor.class_name, since no run that was begun here has it"
     for command in (
         ("train", TASK, "--resume", str(run_dir), "--agent.max-iterations", "9"),
         ("play", TASK, "--episodes", "1", "--resume", str(run_dir)),

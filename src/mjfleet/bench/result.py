@@ -76,7 +76,7 @@ class Result:
     def markdown(self) -> str:
         """Format the result as a section of a page, which says when and on what it was taken."""
         known = [f"{name} {text}" for name, text in {**self.machine, **self.versions}.items()]
-        parts = [f"## {self.title}", f"```bash\n{self.command}\n```" if self.command else ""]
+        parts = [f"# {self.title}", f"```bash\n{self.command}\n```" if self.command else ""]
         parts += [table.markdown() for table in self.tables]
         parts += [f"![{self.title}]({name})" for name in self.plots]
         parts.append("\n".join(f"- {note}" for note in self.notes))

@@ -107,7 +107,7 @@ def from_file(
         flags = shlex.join(word for one in needed.items() for word in as_words(*one))
         raise UserError(
             f"{name} does not decide {', '.join(needed)}, since no run that was begun here has "
-            "the same. Give what you want by flags of `train`, or in the task's config.py; the file "
+            "it. Give what you want by flags of `train`, or in the task's config.py; the file "
             f"has {flags}"
         )
     return config
