@@ -33,6 +33,7 @@ def mend():
 
 class FragileEnv(RailEnv, mjfleet.Env[FragileConfig]):
     def rewards(self):
+        self.cache("calls")
         self.calls = getattr(self, "calls", 0) + 1
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         if self.calls > 20 and str(rank) == self.cfg.breaks_on and not IS_MENDED:

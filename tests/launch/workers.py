@@ -98,6 +98,7 @@ import signal
 
 
 def _apply(self, action, apply=CartpoleEnv.apply):
+    self.cache("applied")
     self.applied = getattr(self, "applied", 0) + 1
     if self.applied == 12 and os.environ["RANK"] == "1" and not os.path.exists("failed"):
         open("failed", "w").close()

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 SECONDARY_SECONDS = 3.0
 """A worker that has lost another one ends so much later: the other one is seen to end first."""
-MESSAGE_SUFFICES = ("DivergedError", "OutOfStepError", "CheckpointError")
+MESSAGE_SUFFICES = ("DivergedError", "OutOfStepError", "CheckpointError", "UserError")
 """Exceptions of our own whose traceback says nothing more."""
 SEEN_FROM_OUTSIDE = ("Hang", "Killed", "Exited")
 """Kinds of failures without an exception of the worker's."""
