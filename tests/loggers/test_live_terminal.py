@@ -33,13 +33,13 @@ import torch
 from mjfleet.env import Env
 class Talking(Env):
     model_file = "model.xml"
-    steps = 0
+    def setup(self): self.steps = self.add_state("steps", dtype=torch.long, shared=True)
     def reset_worlds(self, mask): pass
     def apply(self, action):
         self.sim.ctrl[:] = action
         self.steps += 1
         if self.steps % 60 == 0:
-            print(f"step {self.steps} of a task that talks")
+            print(f"step {int(self.steps)} of a task that talks")
     def observe(self): return {"actor": self.sim.qpos, "critic": self.sim.qpos}
     def rewards(self): return {"alive": torch.ones(self.num_envs)}
     def metrics(self): return {"speed": self.sim.qvel[:, 0].abs()}

@@ -40,7 +40,7 @@ def look(row: IterationMetrics, iterations: int = 2 * LOOKED_AT) -> None:
         (replace(ROW, collect_seconds=0.3, learn_seconds=0.7), "Learning takes 70% of it"),
         (replace(ROW, wait_seconds=0.3), "For 30% of it, the other workers wait for rank 1"),
         (replace(ROW, collective_seconds=0.3), "For 30% of it, workers add up gradients"),
-        (replace(ROW, learn_seconds=0.1), "For 30% of it, neither"),
+        (replace(ROW, learn_seconds=0.1), "For 30% of it, nothing"),
     ],
 )
 def test_idle_gpus_are_one_warning_with_the_likely_cause(

@@ -401,7 +401,7 @@ def test_a_second_signal_ends_what_does_not_return(
 
 
 def test_a_second_signal_stops_at_once(start: Start, tmp_path: Path) -> None:
-    slow = ("--env.num-envs", "4096", "--agent.algorithm.num-learning-epochs", "200")
+    slow = ("--env.num-envs", "4096", "--agent.algorithm.num-learning-epochs", "60")
     process = start("train", "cartpole-balance", *slow)
     process.stdout.readline()
     while not (only_run(tmp_path) / "metrics.csv").exists():  # The first iteration is done.

@@ -17,7 +17,7 @@ from mjfleet.runs.run_lookup import groups_in, runs_in
 from mjfleet.runs.run_summary import Summary, summarise, summarise_group
 from mjfleet.tools.prune_runs import Conditions, prune
 from mjfleet.tools.terminal_table import print_table
-from mjfleet.utils.console import print_error, print_line
+from mjfleet.utils.console import print_error, printable
 
 NEEDED = 6  # Columns for any terminal.
 
@@ -65,12 +65,12 @@ def runs(arguments: Sequence[str]) -> int:
         print_table(_columns(summaries))
         for summary in summaries:
             if summary.parent:
-                print_line(f"{summary.run} began from {summary.parent}")
+                print(printable(f"{summary.run} began from {summary.parent}"))
             if summary.problem:
                 print_error(f"{summary.run}: {summary.problem}")
     else:
         which = f" with the words {' '.join(parsed.words)}" if parsed.words and found else ""
-        print_line(f"there is no run{which} in {root}")
+        print(printable(f"there is no run{which} in {root}"))
     return 0
 
 

@@ -26,7 +26,7 @@ from mjfleet.tools.report.picture import Panel, draw
 from mjfleet.tools.report.results import as_cell, reward_differences, tables
 from mjfleet.tools.report.threshold import Conditions, Threshold, check_columns
 from mjfleet.tools.terminal_table import print_table
-from mjfleet.utils.console import print_line
+from mjfleet.utils.console import print_line, printable
 
 SUFFIXES = (".png", ".svg", ".pdf")
 AXES = {"steps": STEPS, "minutes": MINUTES}
@@ -144,12 +144,12 @@ def compare(arguments: Sequence[str]) -> int:
         print(json.dumps({"note": note, "runs": runs, "tables": found}, indent=2, default=asdict))
     else:
         if note:
-            print_line(f"{note}\n")
+            print(f"{printable(note)}\n")
         for title, table in found.items():
             names = dict.fromkeys(name for cells in table.values() for name in cells)
             columns = {n: [as_cell(cells[n]) for cells in table.values()] for n in names}
             print_table({"": list(table), **columns}, title)
-            print_line("")
+            print()
     return 0
 
 
