@@ -3,6 +3,7 @@
 import csv
 import ctypes.util
 import json
+import multiprocessing.util
 import os
 import signal
 import subprocess
@@ -71,6 +72,7 @@ def temporary_files() -> Iterator[None]:
 
     Its name is short: a UNIX socket's has a limit.
     """
+    multiprocessing.util.get_temp_dir()  # It is removed when Python exits, after the folder.
     with (
         tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True) as folder,
         pytest.MonkeyPatch.context() as patch,

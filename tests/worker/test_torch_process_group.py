@@ -5,6 +5,7 @@ import select
 import socket
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from mjfleet.worker.worker_args import WorkerArgs
 from ..conftest import PATIENCE
 
 
-def join(args: WorkerArgs, rank: int) -> float:
+def join(args: WorkerArgs, rank: int, listener: socket.socket) -> float:
     """Join the other rank, in a process of its own; return a sum over both."""
+    args = replace(args, listener=listener.fileno())
     with process_group(args, args.rank_of(rank), PATIENCE) as collectives:
         return collectives.total([rank + 1])[0]
 
@@ -32,14 +34,17 @@ def test_workers_meet_though_one_is_faster_than_rank_0(tmp_path: Path, several_h
     socket.create_connection((address, port)).close()
     args = WorkerArgs(
         task="", task_folder="", config={}, devices=("cpu", "cpu"), engine="native", threads=1,
-        run_dir="", backend="gloo", listener=listener.fileno(),
+        run_dir="", backend="gloo",
         meeting=(address, port) if several_hosts else None, scratch=str(tmp_path),
     )  # fmt: skip
-    with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
-        faster = pool.submit(join, args, 1)
+    # A fork of this process, which has threads, could wait for a lock that one of them held.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
+    with ProcessPoolExecutor(2, context) as pool:
+        faster = pool.submit(join, args, 1, listener)
         while several_hosts and not select.select([listener], [], [], 1.0)[0]:
             pass
-        assert pool.submit(join, args, 0).result() == faster.result() == 3.0
+        assert pool.submit(join, args, 0, listener).result() == faster.result() == 3.0
 
 
 def test_the_others_of_a_host_enter_when_its_first_worker_has_left() -> None:
