@@ -5,7 +5,7 @@ Runs in the launcher, and in each worker that torchrun, srun or mpirun has start
 
 import os
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -124,29 +124,25 @@ def configure(arguments: Sequence[str]) -> Chosen:
 
 
 def _recorded(
-    found: FoundTask, sources: Sources, file: dict[str, Any], typed: Container[str] | None
+    found: FoundTask, sources: Sources, file: dict[str, Any], typed: Set[str] | None
 ) -> TrainConfig:
     """Return a task's configuration with that of the named run, then with the file of --config.
 
     `typed` are the fields that flags give; None: nothing is trained.
     """
     config, named, path = found.defaults(), sources.named, sources.start.config
-
-    def gives(name: str) -> bool:
-        return typed is not None and (name in typed or (path is None and name in UNUSED))
-
-    is_given = None if typed is None else gives
     if named and named.run_dir:
         flag = "--run-dir" if sources.is_continued else "--resume"
         name, note = f"{flag} {named.path}: its config.yaml", note_of(named.run_dir)
-        config = from_file(found, named.config, name, note, is_given)
+        gives = None if typed is None else {*typed, *UNUSED}.__contains__
+        config = from_file(found, named.config, name, note, gives)
     if path is not None:
-        note = note_of(Path(path).parent)
-        config = from_file(found, file, f"--config {path}", note, is_given, config)
+        note, gives = note_of(Path(path).parent), None if typed is None else typed.__contains__
+        config = from_file(found, file, f"--config {path}", note, gives, config)
     return config
 
 
-def _check(found: FoundTask, config: TrainConfig, typed: Container[str]) -> None:
+def _check(found: FoundTask, config: TrainConfig, typed: Set[str]) -> None:
     """Raise UserError for what flags contradict, and for packages that are missing."""
     if not config.seeds and "seeds" in typed:
         raise UserError("--seeds has no number: give how many, or the seeds themselves.")
