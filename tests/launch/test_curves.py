@@ -68,6 +68,7 @@ def wait_for_file(path: Path, process: "subprocess.Popen[str]") -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_drawing_that_takes_too_long_is_given_up(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -392,6 +392,7 @@ def test_no_host_name_needs_to_be_resolved_and_nothing_need_be_left(tmp_path: Pa
     assert (tmp_path / "left").read_text() == ""
 
 
+@pytest.mark.slow
 def test_shared_memory_that_cannot_be_written_is_not_needed(tmp_path: Path) -> None:
     unshare = ["unshare", "--mount", "--map-root-user", "sh", "-ec"]
     train = " ".join([*TRAIN, "cartpole-balance", *SMALL])

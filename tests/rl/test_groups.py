@@ -213,6 +213,7 @@ def test_groups_divide_the_environments_of_a_worker(
     assert not (tmp_path / "logs").exists()
 
 
+@pytest.mark.slow
 def test_two_workers_learn_are_evaluated_and_played(run: Run, tmp_path: Path) -> None:
     many = ("--cpu-workers", "2", "--env.num-envs", "64", "--env.episode-seconds", "5")
     enough = ("--agent.max-iterations", "30", "--eval-interval", "30")

@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mjfleet.registry import discover
 
 from ..conftest import Run, only_run, rows
@@ -122,6 +124,7 @@ def contents_without(found: dict[str, bytes], without: tuple[str, ...]) -> dict[
     return {name: data for name, data in found.items() if not name.startswith(without)}
 
 
+@pytest.mark.slow
 def test_a_restart_uses_the_code_with_which_the_run_began(run: Run, tmp_path: Path) -> None:
     task = write_task(tmp_path)
     once = (

@@ -26,6 +26,7 @@ def networks(checkpoint: Path) -> dict[str, dict[str, torch.Tensor]]:
     return {name: state[f"{name}_state_dict"] for name in ("actor", "critic")}
 
 
+@pytest.mark.slow
 def test_another_task_begins_with_networks_that_fit_and_later_goes_on_by_itself(
     run: Run, tmp_path: Path
 ) -> None:

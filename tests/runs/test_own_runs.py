@@ -146,6 +146,7 @@ def test_an_id_on_wandb_is_used_only_by_the_user_who_had_it(tmp_path: Path, run:
     assert not list(run_dir.glob("wandb/*theirs*"))
 
 
+@pytest.mark.slow
 def test_without_a_home_nothing_is_noted(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

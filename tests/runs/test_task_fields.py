@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 from mjfleet.registry import discover
 
 from ..conftest import Run, only_run
@@ -44,6 +46,7 @@ CHECK = """
     def reset_worlds("""
 
 
+@pytest.mark.slow
 def test_a_run_keeps_fields_of_all_kinds(run: Run, tmp_path: Path) -> None:
     task = shutil.copytree(BUNDLED, tmp_path / "tasks" / "kinds")
     config, env = task / "config.py", task / "env.py"

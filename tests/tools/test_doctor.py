@@ -78,6 +78,7 @@ def test_a_machine_that_can_train_passes(run: Run, tmp_path: Path, scratch: Path
     assert not list(scratch.iterdir())
 
 
+@pytest.mark.slow
 def test_what_hangs_crashes_or_fails_is_a_line_with_what_to_do(
     run: Run, tmp_path: Path, scratch: Path, slowness: float
 ) -> None:

@@ -27,6 +27,7 @@ def change(a: np.ndarray, b: np.ndarray) -> float:
 
 
 @needs_drawing
+@pytest.mark.slow
 def test_two_workers_leave_videos_of_rank_0_and_the_last_one_always(
     run: Run, tmp_path: Path
 ) -> None:
