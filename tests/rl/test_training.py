@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import signal
 import subprocess
 import time
@@ -181,15 +180,21 @@ class SpoiltEnv(Env):
 """
 
 
+def write_spoilt(folder: Path, raise_at: int = -1, spoil_at: int = -1, actions: int = 2) -> Path:
+    """Write a task that fails at a given step; returns the file of its environment."""
+    model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
+    env = SPOILT_ENV.replace("RAISE_AT", str(raise_at)).replace("SPOIL_AT", str(spoil_at))
+    config = SPOILT_CONFIG.replace("ACTIONS", str(actions))
+    write_task(folder / "tasks", "spoilt", config, env, model)
+    return folder / "tasks/spoilt/env.py"
+
+
 @pytest.fixture
 def spoilt(run: Run, tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
     """Train a task that fails at a given step."""
 
-    def train_it(raise_at: int = -1, spoil_at: int = -1, actions: int = 2) -> Any:
-        model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
-        env = SPOILT_ENV.replace("RAISE_AT", str(raise_at)).replace("SPOIL_AT", str(spoil_at))
-        config = SPOILT_CONFIG.replace("ACTIONS", str(actions))
-        write_task(tmp_path / "tasks", "spoilt", config, env, model)
+    def train_it(**spoilt: int) -> Any:
+        write_spoilt(tmp_path, **spoilt)
         return run("train", "spoilt")
 
     return train_it
@@ -377,36 +382,38 @@ def test_a_signal_finishes_the_iteration_and_saves_it(
     assert rest.splitlines()[-1].endswith(command)
 
 
-def test_a_second_signal_ends_what_does_not_return(
-    spoilt: Any, start: Start, tmp_path: Path
-) -> None:
-    spoilt(raise_at=1)
-    shutil.rmtree(tmp_path / "logs")
-    env = tmp_path / "tasks" / "spoilt" / "env.py"
-    deaf = """import ctypes
-            print("deaf", flush=True)
-            lock = ctypes.create_string_buffer(64)
-            for _ in range(2): ctypes.CDLL(None).pthread_mutex_lock(lock)"""
-    env.write_text(env.read_text().replace('raise RuntimeError("the gripper broke")', deaf))
-    process = start("train", "spoilt")
-    while process.stdout.readline() != "deaf\n":
-        assert process.poll() is None
+@pytest.fixture
+def stuck(start: Start, tmp_path: Path) -> Callable[[str], "subprocess.Popen[str]"]:
+    """Train a task that does something for ever in the second iteration, until it is there."""
+
+    def train_it(action: str) -> "subprocess.Popen[str]":
+        env = write_spoilt(tmp_path, raise_at=30)
+        lines = f"print('stuck', flush=True)\n            while True: {action}"
+        env.write_text(env.read_text().replace('raise RuntimeError("the gripper broke")', lines))
+        process = start("train", "spoilt")
+        while process.stdout.readline() != "stuck\n":
+            assert process.poll() is None
+        return process
+
+    return train_it
+
+
+def test_a_second_signal_ends_what_does_not_return(stuck: Any, tmp_path: Path) -> None:
+    lock = "ctypes.create_string_buffer(64)"
+    library = f"lock = {lock}; [ctypes.CDLL(None).pthread_mutex_lock(lock) for _ in range(2)]"
+    process = stuck(f"import ctypes; {library}")
     while process.poll() is None:  # Two that it has seen are enough.
         process.send_signal(signal.SIGTERM)
         time.sleep(0.6)
     process.communicate()
     assert process.returncode == 143
-    record = json.loads((only_run(tmp_path, "spoilt") / "run.json").read_text())
-    assert record["status"] == "stopped"
+    assert (
+        json.loads((only_run(tmp_path, "spoilt") / "run.json").read_text())["status"] == "stopped"
+    )
 
 
-def test_a_second_signal_stops_at_once(start: Start, tmp_path: Path) -> None:
-    slow = ("--env.num-envs", "4096", "--agent.algorithm.num-learning-epochs", "60")
-    process = start("train", "cartpole-balance", *slow)
-    process.stdout.readline()
-    while not (only_run(tmp_path) / "metrics.csv").exists():  # The first iteration is done.
-        assert process.poll() is None
-        time.sleep(0.1)
+def test_a_second_signal_stops_at_once(stuck: Any, tmp_path: Path) -> None:
+    process = stuck("import time; time.sleep(0.1)")
     process.send_signal(signal.SIGINT)
     while "SIGINT: stopping after" not in process.stdout.readline():
         assert process.poll() is None
@@ -415,7 +422,7 @@ def test_a_second_signal_stops_at_once(start: Start, tmp_path: Path) -> None:
     rest, _ = process.communicate()
     assert process.returncode == 130
     assert "SIGINT: stopping at once" in rest
-    record = json.loads((only_run(tmp_path) / "run.json").read_text())
+    record = json.loads((only_run(tmp_path, "spoilt") / "run.json").read_text())
     assert (record["status"], record["iterations"]) == ("stopped", 1)
 
 
