@@ -183,7 +183,8 @@ def test_a_run_starts_again_after_faults_but_not_for_ever(run: Run, tmp_path: Pa
     assert result.stdout.count("starting again in") == 2
     assert "not started again: the same fault" in result.stdout
     attempts = json.loads((run_dir / "run.json").read_text())["attempts"]
-    assert ["SIGKILL" in attempt["cause"] for attempt in attempts] == [True, False, False]
+    causes = [attempt["cause"] for attempt in attempts]
+    assert ["SIGKILL" in cause for cause in causes] == [True, False, False], causes
     assert [attempt["checkpoint"] for attempt in attempts] == [None, "model_1.pt", "model_1.pt"]
     # Mended, it goes on where it was.
     for start in (tmp_path / "starts").iterdir():

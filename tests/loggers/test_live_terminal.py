@@ -183,9 +183,9 @@ def test_with_several_workers_too_and_leaves_room_for_the_launchers_lines(watch:
                         "--agent.max-iterations", "1000", resize_to=70,
                         stop_at=" left")  # fmt: skip
     assert code == 128 + signal.SIGINT
-    (stopping,) = [
-        i for i, line in enumerate(lines) if line.startswith("SIGINT: stopping after this")
-    ]
+    found = [i for i, line in enumerate(lines) if line.startswith("SIGINT: stopping after this")]
+    assert len(found) == 1, lines
+    (stopping,) = found
     (head,) = [i for i, line in enumerate(lines) if "iteration " in line]
     assert stopping < head
     assert len(lines[head]) <= 70

@@ -100,6 +100,9 @@ class StatefulEnv(EnvContract[C]):
         # `self.level += 1` comes here too, with the tensor that it has been.
         states = self.__dict__.get("_states")
         if states and name in states.tensors and value is not states.tensors[name]:
+            if name == "episode_length_buf":  # rsl_rl's runner replaces it.
+                states.tensors[name].copy_(value)
+                return
             raise AttributeError(
                 f"{type(self).__name__}.{name} is state, which stays where it is: write it in "
                 f"place, `self.{name}[...] = ...`."
