@@ -27,22 +27,6 @@ try:
 except Stopped as stopped:
     sys.exit(128 + stopped.signal_number)
 """
-INSIDE_A_LIBRARY = """
-import ctypes, os, signal, threading, time
-from mjfleet.worker.stop_signals import SAME_SIGNAL_SECONDS, StopRequest
-force = lambda number: os.write(1, b"forced %d" % number)
-def send():
-    while True:  # Two that it has seen are enough.
-        time.sleep(3 * SAME_SIGNAL_SECONDS)
-        os.kill(os.getpid(), signal.SIGUSR1)
-with StopRequest(say=lambda text: None, force=force).installed() as stop:
-    with stop.deferred():
-        threading.Thread(target=send).start()
-        lock = ctypes.create_string_buffer(40)
-        mutex = ctypes.CDLL(None).pthread_mutex_lock
-        mutex(lock)
-        mutex(lock)  # It never returns, whatever signal arrives.
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -88,14 +72,15 @@ def test_what_defers_a_signal_finishes_and_a_second_one_is_raised() -> None:
     assert len(lines) == 2
 
 
-def test_sigquit_defers_nothing() -> None:
-    with (
-        StopRequest(say=lambda text: None).installed() as stop,
-        stop.deferred(),
-        pytest.raises(Stopped) as stopped,
-    ):
-        os.kill(os.getpid(), signal.SIGQUIT)
-    assert stopped.value.signal_number == signal.SIGQUIT
+def test_signals_of_scheduler_and_launcher_finish_a_workers_iteration_once() -> None:
+    lines: list[str] = []
+    stop = StopRequest([signal.SIGTERM], lines.append, ends_from_outside=True)
+    with stop.installed():
+        with stop.deferred():
+            send(signal.SIGTERM)
+            send(signal.SIGTERM)
+        assert stop.check() == signal.SIGTERM
+    assert len(lines) == 1
 
 
 def test_another_signal_is_another_one_however_soon() -> None:
@@ -112,13 +97,6 @@ def test_nohup_is_respected() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with StopRequest().installed():
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-
-
-def test_a_second_signal_ends_a_process_that_is_inside_a_library() -> None:
-    command = [sys.executable, "-c", INSIDE_A_LIBRARY]
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert result.returncode == 128 + signal.SIGTERM, result.stderr
-    assert result.stdout == f"forced {signal.SIGTERM:d}"
 
 
 @pytest.mark.parametrize(("cause", "code"), [("signal", 143), ("none", 1)])

@@ -41,9 +41,7 @@ def run_plan(
         UserError: a worker found a mistake of the user's; the run directory is as it was before.
     """
     record, fail = partial(_record, run_dir), partial(_fail, plan, run_dir)
-    stop = StopRequest(
-        say=print_line if run_dir else lambda text: None, force=lambda number: record("stopped")
-    )
+    stop = StopRequest(say=print_line if run_dir else lambda text: None)
     try:
         with stop.installed():
             if connections:

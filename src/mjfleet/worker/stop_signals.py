@@ -4,9 +4,7 @@ Imports nothing heavy.
 """
 
 import math
-import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -15,11 +13,8 @@ from types import FrameType
 from mjfleet.errors import Stopped, UserError
 from mjfleet.utils.console import print_line
 
-CONTROLLED = (
-    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT,
-)  # fmt: skip
+CONTROLLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """The signals that are handled. Schedulers often announce the end of a job by SIGUSR1."""
-FORCE_SECONDS = 1.5  # How long a second signal waits for the main thread, perhaps in a library.
 SAME_SIGNAL_SECONDS = 0.2
 """A signal within this time is the same one: `uv run`, for instance, passes on what the terminal
 has sent to the whole group."""
@@ -28,21 +23,24 @@ has sent to the whole group."""
 class StopRequest:
     """Handles signals: the first raises Stopped or, inside `deferred`, only sets `received`.
 
-    A second signal raises Stopped in any case, SIGQUIT (Ctrl-\\) at once. SIGUSR1 and SIGUSR2 count
-    as SIGTERM. `say` prints a line about a signal. If a second signal finds the main thread inside
-    a library that does not return, `force` is called with its number, and the process ends.
+    A second signal raises Stopped in any case. SIGUSR1 and SIGUSR2 count as SIGTERM.
+
+    Args:
+        signals: the signals that are handled.
+        say: prints a line about a signal.
+        ends_from_outside: whether another process ends this one, if it has to end at once: signals
+            then only set `received`, however many come.
     """
 
     def __init__(
         self,
         signals: Collection[signal.Signals] = CONTROLLED,
         say: Callable[[str], object] = print_line,
-        force: Callable[[int], object] | None = None,
+        ends_from_outside: bool = False,
     ) -> None:
         self.received: int | None = None
-        self._signals, self._say, self._force = signals, say, force
-        self._is_deferred = self._is_raised = False
-        self._is_announced = True
+        self._signals, self._say, self._ends_from_outside = signals, say, ends_from_outside
+        self._is_deferred = self._is_announced = self._is_raised = False
         self._last = 0, -math.inf  # The newest signal, and when it came.
 
     @contextmanager
@@ -53,8 +51,7 @@ class StopRequest:
             controlled.discard(signal.SIGHUP)  # nohup: the run is to outlive its terminal.
         before = {number: signal.signal(number, self._handle) for number in controlled}
         try:
-            with self._watching_for_second():
-                yield self
+            yield self
         except (ImportError, UserError):
             self.check()  # An import that a signal has interrupted can fail when it is repeated.
             raise
@@ -90,53 +87,13 @@ class StopRequest:
         if number == self._last[0] and now - self._last[1] < SAME_SIGNAL_SECONDS:
             return
         self._last = number, now
-        is_first, self.received = self.received is None, _counts_as(number)
-        name = signal.Signals(number).name
-        if is_first and self._is_deferred and number != signal.SIGQUIT:
-            if self._is_announced:
+        is_first, name = self.received is None, signal.Signals(number).name
+        is_user = number in (signal.SIGUSR1, signal.SIGUSR2)
+        self.received = signal.SIGTERM if is_user else number
+        if self._ends_from_outside or (is_first and self._is_deferred):
+            if is_first and self._is_announced:
                 self._say(f"{name}: stopping after this iteration; once more stops at once")
             return
         self._say(f"{name}: stopping at once")
         self._is_raised = True
         raise Stopped(self.received)
-
-    @contextmanager
-    def _watching_for_second(self) -> Iterator[None]:
-        """After a second signal, end the process if the main thread does not.
-
-        A thread watches for it: Python's handlers run in the main thread alone.
-        """
-        if (force := self._force) is None:
-            yield
-            return
-        over = threading.Event()
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-
-        def watch() -> None:
-            count, last = 0, -math.inf
-            while not over.is_set():
-                for number in set(os.read(reader, 64)) & set(self._signals):
-                    if time.monotonic() - last >= SAME_SIGNAL_SECONDS:
-                        count, last = count + 1, time.monotonic()
-                    is_last = count > 1 or number == signal.SIGQUIT
-                    if is_last and not over.wait(FORCE_SECONDS):
-                        force(_counts_as(number))
-                        os._exit(128 + _counts_as(number))
-
-        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        thread = threading.Thread(target=watch, name="signals", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            signal.set_wakeup_fd(before)
-            os.write(writer, b"\0")  # Wakes the thread.
-            thread.join()
-            os.close(reader)
-            os.close(writer)
-
-
-def _counts_as(number: int) -> int:
-    return signal.SIGTERM if number in (signal.SIGUSR1, signal.SIGUSR2) else number

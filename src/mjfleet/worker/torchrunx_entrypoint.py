@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from mjfleet.errors import Stopped
 from mjfleet.utils.console import print_line
 from mjfleet.utils.parent_death import die_with_parent
 from mjfleet.worker.failure_record import SECONDARY_SECONDS, Failure
@@ -48,7 +47,9 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
     # torch leaves files in the folder for temporary files; those of a task belong in the user's.
     os.environ["TMPDIR"] = args.temporary
     tempfile.tempdir = None
-    stop = StopRequest(STOPPING, say=print_line if is_first else lambda text: None)
+    # The launcher's signal may follow one that a scheduler has sent to this process as well.
+    say = print_line if is_first else lambda text: None
+    stop = StopRequest(STOPPING, say, ends_from_outside=True)
     code = 1
     try:
         with stop.installed():
@@ -63,8 +64,6 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
             sys.stderr.flush()
             heartbeat.finish(end.stopped_by)
             code = 0
-    except Stopped as stopped:
-        code = 128 + stopped.signal_number
     finally:
         if code:
             _end(code)

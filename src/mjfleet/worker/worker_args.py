@@ -11,7 +11,7 @@ from mjfleet.worker.rank_environment import Rank
 LOOPBACK_ALONE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Environment variables that keep gloo and NCCL on this host."""
 STOPPING = (signal.SIGINT, signal.SIGTERM)
-"""By which the launcher asks workers that it has started to stop; nothing else sends them these."""
+"""By which the launcher asks workers that it has started to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
