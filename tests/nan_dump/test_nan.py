@@ -2,7 +2,6 @@
 
 import math
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from mjfleet.cli.dispatcher import mjfleet
-from mjfleet.cli.run_command import run_command
 from mjfleet.config import EnvConfig, from_dict
 from mjfleet.env import Env
-from mjfleet.errors import UserError
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
 from mjfleet.sim.unread import read
-from mjfleet.tools.inspect_dump import load
 
 from ..conftest import Run, only_run, rows, write_task
 from ..env.test_env import BUNDLED, ENGINES, no_host_synchronisation
-from ..runs.test_damaged_runs import RUN
+from ..runs.test_damaged_runs import call
 
 FOUND = BUNDLED["cartpole-balance"]
 CartpoleEnv: Any = FOUND.load(FOUND.task.env_class)
@@ -106,9 +101,7 @@ def make_runner(
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a run directory has a dump."""
-    for file in ("run.json", "config.yaml"):
-        shutil.copy(RUN / file, tmp_path)
+    """Where a run has a dump."""
     return tmp_path / "failures" / "nan_rank0.npz"
 
 
@@ -124,76 +117,50 @@ def diverge(runner: Runner) -> str:
     return str(error.value)
 
 
-def inspect(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    assert run_command(mjfleet, ["inspect", str(path)]) == 0
-    return capsys.readouterr().out
+def inspect(path: Path) -> str:
+    code, shown = call("inspect", str(path))
+    assert code == 0, shown
+    return shown
+
+
+def read_dump(path: Path) -> dict[str, Any]:
+    with np.load(path, allow_pickle=False) as dump:
+        return dict(dump)
 
 
 @pytest.mark.parametrize(
     ("kind", "spoil", "engine", "what"),
     [
         # Spoilt in step 13, which is step 5 of the second rollout; seen before step 6.
-        (SpoiltEnv, "observation", "warp", ("group 'critic'[2] is nan before step 6", "observe")),
-        (SpoiltEnv, "reward", "native", ("term 'balance' is nan after the physics of step 5",
-                                         "`rewards` made it")),
-        (BlindEnv, "ctrl", "native", ("ctrl[0] (actuator slide) is inf where the physics of step 5 "
-                                      "starts", "`apply`")),
-        (BlindEnv, "qvel", "warp", ("qvel[1] (joint hinge) is nan where the physics of step 6 "
-                                    "starts", "In MuJoCo, step 5 ends finite: the task")),
-        (BlindEnv, "physics", "warp", ("(joint ", "where the physics of step 5 ends", "bad too")),
+        (SpoiltEnv, "observation", "warp", ("observation/critic[2] is nan in step 6", "`observe`")),
+        (SpoiltEnv, "reward", "native", ("term/balance is nan in step 5", "`rewards` made it")),
+        (BlindEnv, "ctrl", "native", ("start/ctrl[0] (actuator slide) is inf in step 5", "task")),
+        (BlindEnv, "qvel", "warp", ("start/qvel[1] (joint hinge) is nan in step 6", "the task")),
+        (BlindEnv, "physics", "warp", ("(joint ", "in step 5", "|qvel| up to ")),
     ],
-)  # fmt: skip
+)
 def test_inspect_names_what_went_bad_first(
-    kind: Any,
-    spoil: str,
-    engine: str,
-    what: tuple[str, ...],
-    path: Path,
-    capsys: pytest.CaptureFixture[str],
+    kind: Any, spoil: str, engine: str, what: tuple[str, ...], path: Path
 ) -> None:
     message = diverge(make_runner(kind, engine, path, spoil=spoil))
     assert "iteration 2: " in message
     assert "is not finite in 1 of 8 worlds (3)" in message
     assert f"mjfleet inspect {path}" in message
-    text = inspect(path, capsys)
-    assert "cartpole-balance, iteration 2: 1 of 8 worlds, 8 steps" in text
+    text = inspect(path)
+    assert "iteration 2: 1 of 8 worlds" in text
     assert "world 3: " in text
     for piece in what:
-        assert piece in text
-    exec("\n".join(line.strip() for line in text.splitlines()[-3:]), found := {})
-    assert found["data"].qpos.shape == (2,)
+        assert piece.lower() in text.lower()
 
 
-def test_a_number_spoilt_after_the_last_step_is_found(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_number_spoilt_after_the_last_step_is_found(path: Path) -> None:
     message = diverge(make_runner(BlindEnv, "native", path, spoil="qvel", at=STEPS - 1))
-    assert message.startswith("iteration 1: qvel[1] (joint hinge) is not finite")
-    assert "qvel[1] (joint hinge) is nan after step 7, the last" in inspect(path, capsys)
+    assert message.startswith("iteration 1: start/qvel[1] (joint hinge) is not finite")
+    assert "qvel[1] (joint hinge) is nan in step 8" in inspect(path)
 
 
 @pytest.mark.parametrize("engine", ["native", "warp"])
 def test_a_dump_replays_in_plain_mujoco(path: Path, engine: str) -> None:
-    diverge(make_runner(SpoiltEnv, engine, path, spoil="observation"))
-    with np.load(path, allow_pickle=False) as dump:
-        assert dump["worlds"].tolist() == [3]
-        model = CartpoleEnv.make_model(FOUND.task.env)
-        data = mujoco.MjData(model)
-        data.qpos, data.qvel = dump["start/qpos"][0, 0], dump["start/qvel"][0, 0]
-        for step in range(STEPS):
-            data.ctrl = np.clip(dump["action"][step, 0], -1, 1)
-            mujoco.mj_step(model, data, nstep=dump["decimation"].item())
-            accuracy = 1e-12 if engine == "native" else 1e-4
-            assert np.allclose(data.qpos, dump["end/qpos"][step, 0], atol=accuracy)
-            assert np.allclose(data.qvel, dump["end/qvel"][step, 0], atol=10 * accuracy)
-            alone = load(path).replay(3, step)
-            assert np.allclose(alone.qpos, data.qpos, atol=accuracy)
-        assert dump["observation/actor"].shape == (STEPS + 1, 1, 5)
-        assert np.isfinite(dump["observation/actor"]).all()
-        assert dump["term/balance"].shape == dump["reward"].shape == (STEPS, 1)
-
-
-def test_forces_that_a_task_applies_are_replayed(path: Path) -> None:
 
     class PushedEnv(SpoiltEnv):
         def apply(self, action: torch.Tensor) -> None:
@@ -201,13 +168,23 @@ def test_forces_that_a_task_applies_are_replayed(path: Path) -> None:
             if self.count >= 11:
                 self.sim.xfrc_applied[:, 1, 0] = 5.0
 
-    diverge(make_runner(PushedEnv, "native", path, spoil="observation"))
-    dump = load(path)
-    assert dump.arrays["start/xfrc_applied"][:, 0, 1, 0].tolist() == [0] * 3 + [5] * 6
+    diverge(make_runner(PushedEnv, engine, path, spoil="observation"))
+    dump = read_dump(path)
+    assert dump["worlds"].tolist() == [3]
+    assert dump["start/xfrc_applied"][:, 0, 1, 0].tolist() == [0] * 3 + [5] * 6
+    model = CartpoleEnv.make_model(FOUND.task.env)
+    data = mujoco.MjData(model)
+    data.qpos, data.qvel = dump["start/qpos"][0, 0], dump["start/qvel"][0, 0]
     for step in range(STEPS):
-        assert np.allclose(dump.replay(3, step).qvel, dump.arrays["end/qvel"][step, 0], atol=1e-12)
-    with pytest.raises(UserError, match="worlds 3 and steps 0 to 7"):
-        dump.replay(2, 0)
+        data.ctrl = np.clip(dump["action"][step, 0], -1, 1)
+        data.xfrc_applied = dump["start/xfrc_applied"][step, 0]
+        mujoco.mj_step(model, data, nstep=dump["decimation"].item())
+        accuracy = 1e-12 if engine == "native" else 1e-4
+        assert np.allclose(data.qpos, dump["end/qpos"][step, 0], atol=accuracy)
+        assert np.allclose(data.qvel, dump["end/qvel"][step, 0], atol=10 * accuracy)
+    assert dump["observation/actor"].shape == (STEPS + 1, 1, 5)
+    assert np.isfinite(dump["observation/actor"]).all()
+    assert dump["term/balance"].shape == dump["reward"].shape == (STEPS, 1)
 
 
 def test_a_world_that_goes_bad_as_its_episode_ends_is_found(path: Path) -> None:
@@ -217,16 +194,14 @@ def test_a_world_that_goes_bad_as_its_episode_ends_is_found(path: Path) -> None:
     assert re.search(
         r"q(pos|vel)\[.\] \(joint .*\) is not finite in 1 of 8 worlds \(3\)", diverge(runner)
     )
-    arrays = load(path).arrays
+    arrays = read_dump(path)
     assert arrays["done"][:, 0].tolist() == [False] * 4 + [True] + [False] * 3
     assert not all(np.isfinite(arrays[f"end/{name}"][4, 0]).all() for name in ("qpos", "qvel"))
     assert np.isfinite(arrays["start/qpos"]).all()
     assert arrays["start/time"][5, 0] == 0
 
 
-def test_of_many_worlds_those_that_went_bad_first_are_dumped(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_many_worlds_those_that_went_bad_first_are_dumped(path: Path) -> None:
 
     class All(SpoiltEnv):
         def rewards(self) -> dict[str, torch.Tensor]:
@@ -234,9 +209,9 @@ def test_of_many_worlds_those_that_went_bad_first_are_dumped(
             return {n: t + torch.nan if self.count == 15 else t for n, t in terms.items()}
 
     runner = make_runner(All, "native", path, num_envs=20, world=17, spoil="observation")
-    assert "critic'[2] is not finite in 20 of 20 worlds (0, 1, 2, 3, 4, ...)" in diverge(runner)
-    assert load(path).worlds == [17, *range(15)]
-    text = inspect(path, capsys)
+    assert "critic[2] is not finite in 20 of 20 worlds (0, 1, 2, 3, 4, ...)" in diverge(runner)
+    assert read_dump(path)["worlds"].tolist() == [17, *range(15)]
+    text = inspect(path)
     assert text.index("world 17: ") < text.index("world 0: ")
 
 
@@ -244,11 +219,26 @@ def test_a_dump_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
     (tmp_path / "failures").write_text("a file where the folder should be")
     path = tmp_path / "failures" / "nan_rank0.npz"
     message = diverge(make_runner(SpoiltEnv, "native", path, spoil="reward"))
-    assert "reward term 'balance' is not finite in 1 of 8 worlds (3); no dump" in message
+    assert "term/balance is not finite in 1 of 8 worlds (3); no dump" in message
 
 
-@pytest.mark.parametrize("engine", ["native", "warp"])
-@pytest.mark.parametrize("spoil", ["observation", "reward", "qvel", "physics"])
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 cut off", None])
+def test_what_is_no_dump_is_one_message(content: bytes | None, path: Path) -> None:
+    path.parent.mkdir()
+    if content is None:
+        np.savez(path, model=np.zeros(3))
+    else:
+        path.write_bytes(content)
+    code, shown = call("inspect", str(path))
+    assert code == 2
+    assert shown.startswith(f"error: {path}")
+    assert len(shown.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "spoil"),
+    [("native", "observation"), ("native", "physics"), ("warp", "qvel"), ("warp", "physics")],
+)
 def test_reset_continues_without_the_world_and_counts_it(engine: str, spoil: str) -> None:
     runner = make_runner(SpoiltEnv, engine, spoil=spoil, on_nan="reset")
     metrics = train(runner)
@@ -294,8 +284,8 @@ class SteadyEnv(SpoiltEnv):
     def rewards(self) -> dict[str, torch.Tensor]:
         super().rewards()  # May spoil a speed.
         half = torch.full((self.num_envs,), 0.5)
-        if self.due("reward") or self.due("overflow"):  # Each is finite, but not their sum.
-            half = half.masked_fill(self.where, torch.nan if self.due("reward") else 3e38)
+        if self.due("overflow"):  # Each is finite, but not their sum.
+            half = half.masked_fill(self.where, 3e38)
         return {"half": half, "other half": half}
 
     def metrics(self) -> dict[str, Any]:
@@ -303,7 +293,7 @@ class SteadyEnv(SpoiltEnv):
         return {"plain": one, "pair": (3 * one, 3 * one)}
 
 
-@pytest.mark.parametrize("spoil", ["observation", "reward", "overflow", "qvel"])
+@pytest.mark.parametrize("spoil", ["observation", "overflow", "qvel"])
 def test_a_step_that_resets_its_world_counts_in_no_mean(spoil: str) -> None:
     runner = make_runner(SteadyEnv, "native", spoil=spoil, on_nan="reset")
     rows = [metrics.row() for metrics in train(runner)]
@@ -347,7 +337,7 @@ def test_a_policy_that_is_not_finite_ends_the_run_and_is_to_learn_more_slowly(on
 
 @pytest.mark.parametrize(
     ("kind", "column", "flags"),
-    [(BlindEnv, r"qvel\[1\] \(joint", "--on-nan reset"), (HugeEnv, r"loss is .*'critic'\[2\]", "")],
+    [(BlindEnv, r"qvel\[1\] \(joint", "--on-nan reset"), (HugeEnv, r"loss is .*critic\[2\]", "")],
 )
 def test_a_run_that_diverges_names_the_column_the_rate_and_a_change(
     kind: Any, column: str, flags: str
@@ -391,8 +381,7 @@ class FallingEnv(Env[EnvConfig]):
         return {"nothing": torch.zeros(self.num_envs)}
 
 
-@pytest.mark.parametrize("engine", ["native", "warp"])
-@pytest.mark.parametrize("field", ["qpos", "qvel"])
+@pytest.mark.parametrize(("engine", "field"), [("native", "qpos"), ("warp", "qvel")])
 def test_nothing_of_a_nan_outlives_a_reset_or_reaches_another_world(
     engine: Any, field: str
 ) -> None:
@@ -426,7 +415,6 @@ TASKS = {"faulty": Task(summary="Faulty.", env=EnvConfig(num_envs=8, decimation=
 FAULTY_ENV = """
 import os, torch
 from mjfleet.env import Env
-from mjfleet.errors import UserError
 
 class FaultyEnv(Env):
     model_file = "model.xml"
@@ -463,28 +451,23 @@ def faulty(tmp_path: Path) -> None:
 def test_only_the_rank_that_is_in_trouble_leaves_a_dump(run: Run, tmp_path: Path) -> None:
     result = run("train", "faulty", "--cpu-workers", "2")
     assert result.returncode == 1
-    assert "on rank 1 reward term 'reach' is not finite in 1 of 8 worlds (5)" in result.stderr
+    assert "on rank 1 term/reach is not finite in 1 of 8 worlds (5)" in result.stderr
     dumps = list((only_run(tmp_path, "faulty") / "failures").glob("nan*"))
     assert [dump.name for dump in dumps] == ["nan_rank1.npz"]
     assert f"mjfleet inspect {dumps[0].relative_to(tmp_path)}" in result.stderr
-    assert load(dumps[0]).worlds == [5]
     shown = run("mjfleet", "inspect", "latest")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert str(dumps[0].relative_to(tmp_path)) in shown.stdout
-    assert "reward term 'reach'" in shown.stdout
+    assert "world 5: term/reach is nan" in shown.stdout
 
 
 @pytest.mark.usefixtures("faulty")
-def test_the_command_that_continues_does_not_fail_again(run: Run, tmp_path: Path) -> None:
+def test_the_command_that_continues_does_not_fail_again(run: Run) -> None:
     ended = run("train", "faulty", "--gpu-ids", "None", "--agent.save-interval", "1")
     assert (ended.returncode, "the learning rate is " in ended.stderr) == (1, True)
     last = ended.stdout.splitlines()[-1]
     assert last.startswith("it would fail again as it was; resume with: ")
     assert run("train", "faulty", *last.partition(" faulty ")[2].split()).returncode == 0
-    # The task's code may be gone: the run keeps it.
-    shutil.rmtree(tmp_path / "tasks")
-    shown = run("mjfleet", "inspect", "latest", "--as-trained")
-    assert (shown.returncode, "term 'reach' is nan" in shown.stdout) == (0, True), shown.stderr
 
 
 @pytest.mark.usefixtures("faulty")

@@ -599,7 +599,7 @@ def test_ranks_know_stop_and_fail_together(found: list[dict[str, Any]]) -> None:
     assert found[0]["out of step"] == found[1]["out of step"]
     assert found[0]["out of step"].startswith("iteration 3")
     for rank in found:
-        assert "on rank 1 observation group 'critic'[0] is not finite in 1 of 8" in rank["diverged"]
+        assert "on rank 1 observation/critic[0] is not finite in 1 of 8" in rank["diverged"]
         assert rank["finite"]
 
 

@@ -215,7 +215,7 @@ def test_an_exception_fails_the_run_with_its_traceback(spoilt: Any, tmp_path: Pa
 def test_training_ends_at_numbers_that_are_not_finite(spoilt: Any, step: int) -> None:
     result = spoilt(spoil_at=step)
     assert result.returncode == 1
-    assert "observation group 'actor'[0] is not finite in 1 of 8 worlds (3)" in result.stderr
+    assert "observation/actor[0] is not finite in 1 of 8 worlds (3)" in result.stderr
 
 
 def test_declared_sizes_are_checked_when_the_environment_is_built(

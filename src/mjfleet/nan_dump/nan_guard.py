@@ -10,8 +10,7 @@ from rsl_rl.storage import RolloutStorage
 
 from mjfleet.env import Env
 from mjfleet.env.step_recorder import StepRecorder
-from mjfleet.nan_dump.dump_file import BadNumber, first_bad_number, save
-from mjfleet.nan_dump.explanation import name_of
+from mjfleet.nan_dump.dump_file import BadNumber, first_bad_number, name_of, save
 from mjfleet.utils.same_folder import from_here
 
 MAX_WORLDS = 16  # In a dump: those that went bad first.
@@ -50,9 +49,8 @@ class RolloutGuard:
         if self.is_finite:
             return None
         rollout = self._rollout(storage)
-        checked = self._checked(rollout)
-        num_envs = self._env.num_envs
-        finite = [x.isfinite().reshape(len(x), num_envs, -1).all(dim=2).all(dim=0) for x in checked]
+        env, checked = self._env, self._checked(rollout)
+        finite = [x.isfinite().reshape(len(x), env.num_envs, -1).all(dim=2).all(0) for x in checked]
         ids = torch.stack(finite).all(dim=0).logical_not().nonzero().flatten()
         if not len(ids):
             return None  # Only the sum of huge numbers has overflowed.
@@ -61,22 +59,28 @@ class RolloutGuard:
             for name, parts in rollout.items()
         }
         terms = arrays.pop("terms")
-        arrays |= {f"term/{name}": terms[:, :, i] for i, name in enumerate(self._env.reward_names)}
+        arrays |= {f"term/{name}": terms[:, :, i] for i, name in enumerate(env.reward_names)}
         firsts = [first_bad_number(arrays, index) for index in range(len(ids))]
         worlds, first = ids.tolist(), min(firsts)
-        what = name_of(self._env.sim.model, first)
         text = (
-            f"{what} is not finite in {len(ids)} of {num_envs} worlds "
+            f"{name_of(env.sim.model, first)} is not finite in {len(ids)} of {env.num_envs} worlds "
             f"({', '.join(map(str, worlds[:5]))}{', ...' if len(ids) > 5 else ''})"
         )
-        is_tasks = self._env.on_nan == "stop" and first.name != "action"
+        is_tasks = env.on_nan == "stop" and first.name != "action"
         flag = "--on-nan reset" if is_tasks else ""
         if self._dump_to is None:
             return text, flag
         chosen = sorted(range(len(ids)), key=firsts.__getitem__)[:MAX_WORLDS]
-        few = {name: values[:, chosen] for name, values in arrays.items()}
-        few["worlds"] = np.array([worlds[index] for index in chosen])
-        return f"{text}; {self._dump(self._dump_to, few, iteration)}", flag
+        dump: dict[str, Any] = {name: values[:, chosen] for name, values in arrays.items()}
+        dump |= {"worlds": np.array(worlds)[chosen], "iteration": iteration}
+        dump |= {"num_envs": env.num_envs, "decimation": env.cfg.decimation}
+        try:
+            save(self._dump_to, dump, env.sim.model)
+        except OSError as error:
+            # This error must not hide the trouble, which all ranks report together.
+            return f"{text}; no dump of it could be written to {self._dump_to}: {error}", flag
+        command = f"mjfleet inspect {shlex.quote(str(from_here(self._dump_to)))}"
+        return f"{text}; `{command}` shows what went bad first", flag
 
     def largest(self, storage: RolloutStorage) -> tuple[float, str]:
         """Return the largest size of what is learned from in a finite rollout, and its name."""
@@ -111,14 +115,3 @@ class RolloutGuard:
         columns = {"action": storage.actions, "reward": storage.rewards.squeeze(2)}
         columns["done"] = storage.dones.squeeze(2).bool()
         return rollout | {name: [values] for name, values in columns.items()}
-
-    def _dump(self, path: Path, arrays: dict[str, np.ndarray], iteration: int) -> str:
-        """Write the dump; return the command that explains it, or why it could not be written."""
-        env = self._env
-        facts = {"iteration": iteration, "num_envs": env.num_envs, "decimation": env.cfg.decimation}
-        try:
-            save(path, {**arrays, **facts})
-        except Exception as error:
-            # This error must not hide the trouble, which all ranks report together.
-            return f"no dump of it could be written to {path}: {error}"
-        return f"`mjfleet inspect {shlex.quote(str(from_here(path)))}` shows what went bad first"
