@@ -49,6 +49,7 @@ def stub(name: str, script: str) -> None:
     Path("bin", name).chmod(0o755)
 
 
+@pytest.mark.slow
 def test_a_batch_job_begins_its_run_and_then_continues_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,11 +139,11 @@ def test_several_machines_are_planned_as_a_worker_there_plans(printed: Any) -> N
     assert "--gpus-per-node=4" in shown
     check_shell(shown)
     assert "--gpu-ids None" in printed("slurm", "--gpus", "0", "--", "train", TASK)
-    assert "--ntasks-per-node=2" in printed("slurm", "train", TASK, "--cpu-workers", "2")
+    assert "--ntasks-per-node=2" in printed("slurm", "--", "train", TASK, "--cpu-workers", "2")
     again = printed("slurm", "--", "train", TASK, "--max-restarts", "3", "--run-dir", "my run")
     check_shell(again)
-    assert "\nrun='my run'\n" in again
-    assert "--max-restarts" not in again.splitlines()[-5]
+    assert " --max-restarts 3 --run-dir 'my run' --max-restarts 0 --as-trained\n" in again
+    assert "-lt 3 ]" in again
 
 
 def test_a_jobset_has_a_pod_for_each_machine(printed: Any) -> None:
@@ -166,6 +167,7 @@ def test_a_jobset_has_a_pod_for_each_machine(printed: Any) -> None:
     assert words[6:10] == [
         "--node-rank", '"$JOB_COMPLETION_INDEX"', "--master-addr", "go1-train-0-0.go1",
     ]  # fmt: skip
+    assert words[-3] == "--run-dir"
     assert words[-2].startswith(f"/runs/{TASK}/")
     assert words[-1] == "--as-trained"
 
@@ -190,20 +192,16 @@ def test_a_task_of_skypilot_keeps_its_runs_in_the_volume(printed: Any) -> None:
     [
         (["slurm"], "train <task>"),
         (["pbs", "--", "train", TASK], "slurm, sky, k8s"),
-        (["slurm", "--", "train", "cartpole-balanse"], TASK),
         (["slurm", "--sbatch", "array=1-3", "--", "train", TASK, "--seed", "3"], "--agent.seed"),
         (["slurm", "--", "play", TASK], "train <task>"),
-        (["slurm", "--time", "0:01:00", "--", "train", TASK], "at least 0:05:00"),
+        (["slurm", "--time", "0:01:00", "--", "train", TASK], "more than 0:04:00"),
         (["slurm", "--name", "Two words", "--", "train", TASK], "lower-case"),
         (["slurm", "--sbatch", "a b", "--", "train", TASK], "NAME=VALUE"),
-        (["slurm", "--gpus", "8", "--", "train", TASK, "--gpu-ids", "0", "1"], "names 2 GPUs"),
-        (["slurm", "--gpus", "8", "--", "train", TASK, "--cpu-workers", "2"], "on the CPU"),
-        (["slurm", "--nodes", "3", "--", "train", TASK, "--total-envs", "64"], "multiple of 3"),
+        (["slurm", "--gpus", "8", "--", "train", TASK, "--gpu-ids", "0", "1"], "8 were started"),
         (["slurm", "--", "train", TASK, "--hosts", "a", "b"], "--hosts"),
         (["slurm", "--", "train", TASK, "--resume", "latest"], "--run-dir"),
         (["slurm", "--nodes", "2", "--", "train", TASK, "--seeds", "3"], "--nodes"),
         (["slurm", "--", "train", TASK, "--per-run", "2"], "--seeds"),
-        (["slurm", "--", "sweep", TASK, "--try", "agent.nothing=1,2"], "nothing"),
         (["slurm", "--", "train", TASK, "--help"], "train <task> --help"),
         (["slurm", "--", "train", *SMALL], "--print"),
         ([*K8S, "--", "train", TASK, "--run-dir", "logs/x"], "/runs"),

@@ -4,7 +4,7 @@ import ast
 import os
 import shutil
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
@@ -25,8 +25,6 @@ MIN_COLUMNS = 20  # In a narrower terminal, tyro lays out help for ever.
 HELP = frozenset({"-h", "--help", "--help-all"})
 LIST_FLAGS = "--list-flags"
 """Makes any command print its flags and the words that each may have, for completion."""
-LONG = {f"--{b}".replace("_", "-"): f"--{a}".replace("_", "-") for a, b in SHORT.items()}
-"""Flags by their short names."""
 LONG_FIELDS = {short: name for name, short in SHORT.items()}
 
 
@@ -60,9 +58,14 @@ def parse_flags(
     )  # fmt: skip
 
 
-def parse_known(kind: type[Arguments], flags: Sequence[str]) -> tuple[Arguments, list[str]]:
+def parse_known(
+    kind: type[Arguments], flags: Sequence[str], prog: str | None = None, default: Any = None
+) -> tuple[Arguments, list[str]]:
     """Parse the flags of `kind` that are among others; return them, and the other words."""
-    return tyro.cli(kind, args=flags, return_unknown_args=True, add_help=False, registry=PARSERS)
+    return tyro.cli(
+        kind, prog=prog, args=flags, default=default, return_unknown_args=True, add_help=False,
+        registry=PARSERS,
+    )  # fmt: skip
 
 
 @PARSERS.struct_rule
@@ -144,33 +147,3 @@ def typed_fields(arguments: Sequence[str]) -> frozenset[str]:
     words = (word for word in arguments if word.startswith("--"))
     names = (word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words)
     return frozenset(LONG_FIELDS.get(name, name) for name in names)
-
-
-def is_given(arguments: Sequence[str], flag: str) -> bool:
-    """Return whether a switch is given, as `--flag` or `--flag=True`."""
-    typed = (argument.partition("=") for argument in arguments)
-    return any(n.replace("_", "-") == flag and v.lower() != "false" for n, _, v in typed)
-
-
-def split_words(words: Sequence[str], names: Container[str]) -> tuple[list[str], list[str]]:
-    """Divide the words of a command line: the flags of some names with their values, and others."""
-    named, others = list[str](), list[str]()
-    place = others
-    for word in words:
-        if word.startswith("--"):
-            name = word.partition("=")[0].replace("_", "-")
-            name = LONG.get(name, name).removeprefix("--")
-            place = named if name in names else others
-        place.append(word)
-    return named, others
-
-
-def peek(arguments: Sequence[str], flag: str) -> str | None:
-    """Return the last value of a flag that decides how the rest is parsed; None: not given."""
-    value = None
-    for argument, following in zip(arguments, [*arguments[1:], None], strict=False):
-        name, equals, text = argument.partition("=")
-        name = name.replace("_", "-")
-        if LONG.get(name, name) == flag and (equals or following is not None):
-            value = text if equals else following
-    return None if value == "None" else value

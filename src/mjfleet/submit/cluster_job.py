@@ -4,15 +4,13 @@ Runs in the process that the user started. Imports nothing heavy.
 """
 
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 from mjfleet.cli.train import configure
-from mjfleet.config import TrainConfig
-from mjfleet.config.flags import is_given, parse_flags, peek, split_words
+from mjfleet.config.flags import parse_known, typed_fields
 from mjfleet.config.launch_config import MAX_HOSTS, MAX_WORKERS
 from mjfleet.config.validation import Checked, Count, Rule, between, count, optional
 from mjfleet.errors import UserError
@@ -21,16 +19,20 @@ from mjfleet.groups.seeds import count_seeds
 from mjfleet.launch.devices import choose_devices, needs_gpus
 from mjfleet.launch.launch_plan import describe_size
 from mjfleet.launch.launch_training import plan_size
-from mjfleet.registry import FoundTask
-from mjfleet.runs.resume_choice import Resume
 from mjfleet.runs.run_lookup import is_group
-from mjfleet.sweep.arguments import SweepArguments, split_flags
+from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.sweep.command import PROG, define_sweep
 
 JOB_NAME = Rule(
     lambda v: re.fullmatch(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?", v) is not None,
     "at most 30 lower-case letters, digits and dashes, with a letter first",
 )
+REFUSED = {
+    "resume": "The job begins or continues the run in --run-dir.",
+    "hosts": "The cluster chooses the machines of the job.",
+    "dry_run": "--print shows what the job would run.",
+}
+"""Flags of the submitted command that are refused, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,27 +50,28 @@ class JobArguments(Checked):
     print: bool = False
     """Print the file; submit nothing."""
 
+    @property
+    def is_array(self) -> bool:
+        """Whether there is a job, with a run of its own, for each index of an array."""
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterJob:
     """What a cluster runs, the same for SLURM, SkyPilot and Kubernetes."""
 
-    header: str  # Comments: the command that the user typed, and what is trained.
+    sizes: list[str]  # What is trained, for the first lines of the file.
     name: str
-    kind: str  # The command: `train` or `sweep`.
-    command: str  # The words after it, as a shell reads them, without --run-dir.
+    words: list[str]  # The command.
     folder: str  # Of the experiment, in which the run directory is made.
-    run_dir: str | None  # The run directory that the user named.
-    nodes: int
+    run_dir: str | None  # The run directory that the command names.
     processes: int  # Of each machine.
     gpus: int  # Of each machine.
     cpus: int  # Cores of each process.
     restarts: int  # How often the run starts again after a fault.
 
 
-def make_job(
-    arguments: JobArguments, typed: str, command: Sequence[str], is_array: bool
-) -> ClusterJob:
+def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
     """Return the job that runs a `train` or `sweep` command.
 
     The command is checked as `train` checks it, and planned as `train --dry-run` does.
@@ -76,84 +79,67 @@ def make_job(
     Raises:
         UserError: a flag, task or number is wrong; what the command asks for does not fit the job.
     """
-    kind, words = command[0], command[1:]
-    if not is_given(words, "--fork"):
-        _refuse(words, ["--resume"], "The job begins or continues the run in --run-dir.")
-    _refuse(words, ["--hosts", "--dry-run"], "The cluster chooses the machines of the job.")
-    if is_array:
-        fixed = ("--run-dir", "--seeds", "--agent.seed")[: 1 if kind == "sweep" else None]
-        _refuse(words, fixed, "An array has a run for each index, which decides its seed.")
-    run_dir, restarts = peek(words, "--run-dir"), peek(words, "--max-restarts")
-    found, config, resume, runs = _checked(kind, words)
-    gpus = _gpus(arguments, config)
-    words = split_words(words, {"run-dir"})[1]
+    is_sweep, words = command[0] == "sweep", list(command)
+    own, rest = parse_known(SweepArguments, words[1:], PROG) if is_sweep else (None, words[1:])
+    _refuse(typed_fields(words), arguments.is_array, is_sweep)
+    found, config, resume = configure([*rest, "--dry-run"])
+    runs = count_seeds(config) if config.seeds else int(bool(resume and is_group(resume.path)))
+    if own:
+        study = define_sweep(own, found, config)
+        config, runs = study.config, study.most
+    elif config.per_run is not None and not runs:
+        raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
+    gpus = arguments.gpus
+    if gpus is None:
+        gpus = len(config.gpu_ids) if isinstance(config.gpu_ids, list) else int(needs_gpus(config))
     if not gpus and needs_gpus(config):
         config = replace(config, gpu_ids=None)
-        words = [*split_words(words, {"gpu-ids"})[1], "--gpu-ids", "None"]
+        words += ["--gpu-ids", "None"]
     workers = gpus or config.cpu_workers or 1
-    cores, sizes, place, processes = workers * arguments.cpus, {}, {}, workers
+    cores, restarts = workers * arguments.cpus, config.max_restarts
     if runs:
         if arguments.nodes > 1:
             raise UserError("--nodes: several runs share one machine: leave it out.")
         shares = divide_devices(config, {}, runs, config.per_run, gpus, cores)
-        sizes["runs"] = f"{runs}, {len(shares)} at a time, each on {shares[0]}"
-        devices = choose_devices(replace(config, gpu_ids=list(shares[0].gpus) or None), {}, gpus)
-        processes, restarts = 1, None  # Each run restarts by itself.
+        sizes = [f"runs: {runs}, {len(shares)} at a time, each on {shares[0]}"]
+        one = replace(config, gpu_ids=list(shares[0].gpus) or None)
+        devices, place = choose_devices(one, {}, gpus), {}
+        processes, restarts = 1, 0  # Each run restarts by itself.
     else:
-        words = split_words(words, {"max-restarts"})[1]
-        config = replace(config, max_restarts=0)
+        if restarts:
+            words += ["--max-restarts", "0"]
+        config, sizes, processes = replace(config, max_restarts=0), [], workers
         devices = choose_devices(config, {}, gpus, started=workers)
-        world_size = arguments.nodes * workers
-        if world_size > 1:  # The first worker will know its place by these variables.
-            place = {
-                "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(workers), "RANK": "0",
-                "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1",
-            }  # fmt: skip
-    sizes |= describe_size(plan_size(found, config, [replace(devices, cores=cores)], place, resume))
-    lines = [" ".join(typed.split()), *(f"{name}: {value}" for name, value in sizes.items())]
+        # By these variables the first worker will know its place.
+        place = {
+            "WORLD_SIZE": str(arguments.nodes * workers), "LOCAL_WORLD_SIZE": str(workers),
+            "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1",
+        }  # fmt: skip
+    plan = plan_size(found, config, [replace(devices, cores=cores)], place, resume)
     name = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")[:30].rstrip("-")
     return ClusterJob(
-        header="\n".join(f"# {line}" for line in lines),
+        sizes=[*sizes, *(f"{name}: {size}" for name, size in describe_size(plan).items())],
         name=arguments.name or name,
-        kind=kind,
-        command=shlex.join(words),
+        words=words,
         folder=str(Path(config.log_root, config.agent.experiment_name)),
-        run_dir=run_dir,
-        nodes=arguments.nodes,
+        run_dir=config.run_dir,
         processes=processes,
         gpus=gpus,
         cpus=cores // processes,
-        restarts=int(restarts or 0),
+        restarts=restarts,
     )
 
 
-def _checked(kind: str, words: Sequence[str]) -> tuple[FoundTask, TrainConfig, Resume | None, int]:
-    """Return what is trained, the run that continues, and the number of runs of a group, or 0."""
-    own, words = split_flags(words) if kind == "sweep" else ([], words)
-    found, config, resume = configure([*words, "--dry-run"])
-    if kind == "sweep":
-        wanted = parse_flags(SweepArguments, own, PROG)
-        study = define_sweep(wanted, found, config)
-        return found, study.config, None, study.most
-    is_group_here = resume is not None and is_group(resume.path)
-    if config.per_run is not None and not (config.seeds or is_group_here):
-        raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
-    return found, config, resume, count_seeds(config) if config.seeds else int(is_group_here)
-
-
-def _refuse(words: Sequence[str], flags: Sequence[str], why: str) -> None:
-    """Raise an error if one of the flags is given."""
-    for flag in flags:
-        if split_words(words, {flag.removeprefix("--")})[0]:
-            raise UserError(f"{flag}: leave it out. {why}")
-
-
-def _gpus(arguments: JobArguments, config: TrainConfig) -> int:
-    """Return the GPUs of each machine; an error if flags and command ask for different ones."""
-    named = config.gpu_ids if isinstance(config.gpu_ids, list) else None
-    wanted = len(named) if named else int(needs_gpus(config))
-    given = wanted if arguments.gpus is None else arguments.gpus
-    if given != wanted and (named or not needs_gpus(config)):
-        has = f"names {wanted} GPUs (--gpu-ids)" if named else "trains on the CPU"
-        raise UserError(f"--gpus is {given}, but the command {has}: leave out one of them.")
-    return given
+def _refuse(typed: frozenset[str], is_array: bool, is_sweep: bool) -> None:
+    """Raise an error if a field is given that the job decides."""
+    refused = dict(REFUSED)
+    if "fork" in typed:
+        del refused["resume"]
+    if is_array:
+        fixed = ("run_dir",) if is_sweep else ("run_dir", "seeds", "agent.seed")
+        refused |= dict.fromkeys(
+            fixed, "An array has a run for each index, which decides its seed."
+        )
+    for name, why in refused.items():
+        if name in typed:
+            raise UserError(f"--{name.replace('_', '-')}: leave it out. {why}")

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -22,16 +22,13 @@ from mjfleet.errors import UserError
 from mjfleet.submit.cluster_job import ClusterJob, JobArguments, make_job
 from mjfleet.utils.console import print_line
 
-BEGINNINGS = ("--", "mjfleet", "train", "sweep")
-"""Words at which the command that is submitted begins."""
 TEMPLATES = Path(__file__).with_name("templates")
 SAVE_SECONDS = 120
 """How long a run that is to stop has to save a checkpoint."""
-SHORTEST_SECONDS = 300
 VOLUME = "/runs"
-WORDS = Rule(
-    lambda v: all(re.fullmatch(r"[^\s-]\S*", word) for word in v),
-    "words without dashes in front: NAME or NAME=VALUE",
+OPTIONS = Rule(
+    lambda v: all(re.fullmatch(r"[^\s-]\S*", option) for option in v),
+    "NAME or NAME=VALUE, without dashes",
 )
 
 
@@ -43,8 +40,8 @@ def _seconds(time: str) -> int:
 
 
 TIMES = Rule(
-    lambda v: _seconds(v) >= SHORTEST_SECONDS,
-    "HOURS:MM:SS or DAYS-HH:MM:SS, such as 4:00:00, at least 0:05:00",
+    lambda v: _seconds(v) > 2 * SAVE_SECONDS,
+    "HOURS:MM:SS or DAYS-HH:MM:SS, such as 4:00:00, more than 0:04:00",
 )
 Time = Annotated[str | None, optional(TIMES)]
 
@@ -57,12 +54,11 @@ class SlurmArguments(JobArguments):
 
     time: Time = None
     """Longest time until the job has to queue again: HOURS:MM:SS; `None`: the partition's."""
-    sbatch: Annotated[list[str], WORDS] = field(default_factory=list)
+    sbatch: Annotated[list[str], OPTIONS] = field(default_factory=list)
     """Other options of sbatch, without dashes: partition=long exclusive."""
 
     @property
     def is_array(self) -> bool:
-        """Whether there is a job, with a run of its own, for each index of an array."""
         return any(option.startswith("array=") for option in self.sbatch)
 
 
@@ -109,20 +105,16 @@ def submit(arguments: Sequence[str]) -> int:
         return 0 if cluster else 2
     if cluster not in CLUSTERS:
         raise UserError(f"submit {cluster}: it must be one of {', '.join(CLUSTERS)}.")
-    at = next((i for i, word in enumerate(words) if word in BEGINNINGS), len(words))
-    flags, command = words[:at], words[at:]
-    parsed = parse_flags(CLUSTERS[cluster], flags, f"mjfleet submit {cluster}")
-    for word in BEGINNINGS[:2]:
-        command = command[command[:1] == [word] :]
-    if command[:1] not in (["train"], ["sweep"]) or {*HELP, LIST_FLAGS} & {*command}:
+    at = words.index("--") if "--" in words else len(words)
+    flags, command = words[:at], words[at + 1 :]
+    asks = {*HELP, LIST_FLAGS}
+    if not asks & {*flags} and (command[:1] not in (["train"], ["sweep"]) or asks & {*command}):
         raise UserError(
             f"after the flags comes the command: mjfleet submit {cluster} ... -- train <task> ... "
             "or sweep <task> ... `train <task> --help` shows its flags."
         )
-    typed = shlex.join(flag for flag in flags if flag != "--print")
-    is_array = isinstance(parsed, SlurmArguments) and parsed.is_array
-    typed = f"mjfleet submit {cluster} {typed} -- {shlex.join(command)}"
-    text = _file(cluster, parsed, make_job(parsed, typed, command, is_array))
+    parsed = parse_flags(CLUSTERS[cluster], flags, f"mjfleet submit {cluster}")
+    text = _file(cluster, parsed, make_job(parsed, command), ["mjfleet", "submit", *arguments])
     if parsed.print:
         print(text, end="")
         return 0
@@ -137,8 +129,8 @@ def submit(arguments: Sequence[str]) -> int:
         return subprocess.run([*parsed.submit, file], check=False).returncode
 
 
-def _file(cluster: str, arguments: JobArguments, job: ClusterJob) -> str:
-    """Return the file that the cluster's template makes of a job.
+def _file(cluster: str, arguments: JobArguments, job: ClusterJob, typed: Sequence[str]) -> str:
+    """Return the file that the cluster's template makes of a job, and of what the user typed.
 
     Raises:
         UserError: the run directory would not be in the volume, no GPU is named, or nothing says
@@ -146,12 +138,13 @@ def _file(cluster: str, arguments: JobArguments, job: ClusterJob) -> str:
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    words = job.words
     if cluster != "slurm":
-        folder = f"{VOLUME}/{PurePosixPath(job.folder).name}"
-        run_dir = job.run_dir or f"{folder}/{datetime.now():%Y-%m-%d_%H-%M-%S}"
-        if VOLUME not in map(str, PurePosixPath(run_dir).parents):
-            raise UserError(f"--run-dir {run_dir}: it must be in {VOLUME}, the volume.")
-        job = replace(job, run_dir=run_dir)
+        if not job.run_dir:
+            when = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+            words = [*words, "--run-dir", f"{VOLUME}/{PurePosixPath(job.folder).name}/{when}"]
+        elif VOLUME not in map(str, PurePosixPath(job.run_dir).parents):
+            raise UserError(f"--run-dir {job.run_dir}: it must be in {VOLUME}, the volume.")
     if isinstance(arguments, SkyArguments):
         if job.gpus and not arguments.gpu:
             raise UserError("--gpu: name the GPU to use, such as H100; or give --gpus 0.")
@@ -162,7 +155,9 @@ def _file(cluster: str, arguments: JobArguments, job: ClusterJob) -> str:
         keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters |= {"quote": shlex.quote, "seconds": _seconds}
+    header = [" ".join(shlex.join(typed).split()), *job.sizes]
     template = environment.get_template("slurm.sh" if cluster == "slurm" else f"{cluster}.yaml")
     return template.render(
-        arguments=arguments, job=job, save_seconds=SAVE_SECONDS, python=sys.executable
-    )
+        header="\n".join(f"# {line}" for line in header), command=shlex.join(words), job=job,
+        arguments=arguments, save_seconds=SAVE_SECONDS, python=sys.executable,
+    )  # fmt: skip

@@ -1,13 +1,10 @@
 """The flags of `mjfleet sweep`. Imports nothing heavy, and no Optuna."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
 
-from mjfleet.config.flag_table import flags_of
-from mjfleet.config.flags import split_words
 from mjfleet.config.validation import Checked, Count
 
 
@@ -36,8 +33,3 @@ class SweepArguments(Checked):
     resume: str | None = None
     """Sweep to continue: its folder, a part of its name, or `latest`. It has its flags; --trials,
     --storage and flags for devices may be given anew."""
-
-
-def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words that belong to flags of SweepArguments, and those for `train`."""
-    return split_words(words, {flag.name for flag in flags_of(SweepArguments)})

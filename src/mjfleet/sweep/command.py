@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mjfleet.cli.train import configure, train
 from mjfleet.config import TrainConfig, from_dict
-from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, typed_fields
+from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, parse_known, typed_fields
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.group_folder import GroupFolder
@@ -19,7 +19,7 @@ from mjfleet.runs.beginning import begin_from
 from mjfleet.runs.own_runs import note_of
 from mjfleet.runs.resume_choice import Resume
 from mjfleet.runs.run_json import GROUP_FILE
-from mjfleet.sweep.arguments import SweepArguments, split_flags
+from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
 
@@ -32,21 +32,21 @@ KIND = "sweep"  # Of the group, in group.json.
 
 def sweep(argv: Sequence[str]) -> int:
     """Parse the arguments and run the sweep; return the exit code."""
-    own, words = split_flags(argv)
     if asked := next((word for word in argv if word in (*HELP, LIST_FLAGS)), None):
         with suppress(SystemExit):
             parse_flags(SweepArguments, [asked], f"{PROG} <task>")
         if asked == LIST_FLAGS:
-            return train(words)
+            return train(argv)
         print("The flags of `train` are for all trials; `train <task> --help` shows them.")
         return 0
-    wanted, folder_id = parse_flags(SweepArguments, own, PROG), secrets.token_hex(8)
+    wanted, words = parse_known(SweepArguments, argv, PROG)
+    folder_id = secrets.token_hex(8)
     if wanted.resume is not None:
         words = [*words, "--resume", wanted.resume]
     found, config, existing = configure(words)
     config = on_this_host(config, "or start a sweep on each machine, with the same --storage.")
     if existing:
-        wanted = _recorded(existing, own)
+        wanted = _recorded(existing, argv)
         folder_id, config = str(existing.record.get("folder_id")), replace(config, run_dir=None)
     elif config.init_from:
         _, config = begin_from(config)  # `latest` means the same run for all.
@@ -91,7 +91,7 @@ def define_sweep(wanted: SweepArguments, found: FoundTask, config: TrainConfig) 
     return Study(wanted, found, config)
 
 
-def _recorded(existing: Resume, own: Sequence[str]) -> SweepArguments:
+def _recorded(existing: Resume, argv: Sequence[str]) -> SweepArguments:
     """Return the flags of a sweep that continues, with those on top that are typed now.
 
     Raises:
@@ -101,10 +101,11 @@ def _recorded(existing: Resume, own: Sequence[str]) -> SweepArguments:
     if record.get("kind") != KIND:
         raise UserError(f"{path} holds no sweep.")
     recorded = from_dict(SweepArguments(), record.get("arguments", {}))
-    wanted, storage = parse_flags(SweepArguments, own, PROG, recorded), recorded.storage
+    wanted, _ = parse_known(SweepArguments, argv, PROG, recorded)
+    storage = recorded.storage
     if (
         storage
-        and "storage" not in typed_fields(own)
+        and "storage" not in typed_fields(argv)
         and not (note and note.has("storage", storage))
     ):
         raise UserError(f"{path}: its {GROUP_FILE} does not decide --storage {storage}: give it.")

@@ -1,7 +1,7 @@
 #!/bin/bash
-{{ job.header }}
+{{ header }}
 #SBATCH --job-name={{ job.name }}
-#SBATCH --nodes={{ job.nodes }}
+#SBATCH --nodes={{ arguments.nodes }}
 #SBATCH --ntasks-per-node={{ job.processes }}
 #SBATCH --cpus-per-task={{ job.cpus }}
 {% if job.gpus %}
@@ -20,10 +20,12 @@
 # In an array, the number of the job names all of its jobs.
 job=$SLURM_JOB_ID
 if [ -n "$SLURM_ARRAY_JOB_ID" ]; then job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi
-run={{ job.run_dir | quote if job.run_dir else job.folder | quote + '/"job$job"' }}
+{% if not job.run_dir %}
+run={{ job.folder | quote }}/job$job
+{% endif %}
 # srun does not take the number of cores from the job.
 srun --cpus-per-task={{ job.cpus }} {{ python | quote }} -P -m mjfleet \
-    {{ job.kind }} {{ job.command }} --run-dir "$run" --as-trained{{ ' --agent.seed "$((SLURM_ARRAY_TASK_ID * %d))"' % (job.nodes * job.processes) if arguments.is_array and job.kind == "train" }}
+    {{ command }}{{ ' --run-dir "$run"' if not job.run_dir }} --as-trained{{ ' --agent.seed "$((SLURM_ARRAY_TASK_ID * %d))"' % (arguments.nodes * job.processes) if arguments.is_array and job.words[0] == "train" }}
 code=$?
 # 143: stopped by SLURM's signal, after a checkpoint.
 if [ "$code" = 143 ]; then scontrol requeue "$job"; fi
