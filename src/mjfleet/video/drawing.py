@@ -4,9 +4,10 @@ Viewers draw arrows, and follow a robot, by the same functions.
 """
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import mujoco
@@ -25,65 +26,44 @@ WHITE = 255, 255, 255
 ARROW_COLOURS: tuple[Colour, ...] = ((60, 200, 80), (60, 130, 250), (250, 170, 40), (230, 60, 170))
 MIN_ARROW = 1e-3  # m; shorter arrows are left out.
 FONT = ImageFont.load_default(14)
+EDGE: Any = {"stroke_width": 1, "stroke_fill": (0, 0, 0)}  # Legible on any background.
 
 
-def write_video(recording: StateRecording, path: Path, after_each: Callable[[], object]) -> None:
-    """Write a recording as H.264, whole or not at all; call `after_each` after each picture."""
-    rate = Fraction(1 / (recording.shown.step * recording.step_dt)).limit_denominator(1000)
+def write_video(recording: StateRecording, path: Path) -> None:
+    """Write a recording as H.264, whole or not at all."""
+    rate = Fraction(recording.rate).limit_denominator(1000)
     video = io.BytesIO()
     with av.open(video, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate, options={"crf": "24"})
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
         for picture in pictures(recording):
             container.mux(stream.encode(av.VideoFrame.from_image(picture)))
-            after_each()
         container.mux(stream.encode())
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, lambda file: file.write(video.getbuffer()))
 
 
 def pictures(recording: StateRecording) -> Iterator[Image.Image]:
-    """Yield pictures of environments side by side, with times and returns."""
+    """Yield pictures of environments side by side, with the seconds of their episodes."""
     times = recording.steps["time"]
-    returns = returns_so_far(times, recording.steps["reward"], recording.step_dt)
     across = 1 if times.shape[1] == 1 else 2
     width, height = WIDTH // across, HEIGHT // across
     arrows = [name for name in recording.steps if name.startswith(ARROW)]
     stage = Stage(recording, arrows, SUPERSAMPLING * width, SUPERSAMPLING * height)
     captions: list[tuple[str, Colour]] = [(recording.title, WHITE)]
     captions += zip((name.removeprefix(ARROW) for name in arrows), ARROW_COLOURS, strict=False)
-    for step in recording.shown:
+    for step in range(len(times)):
         picture = Image.new("RGB", (WIDTH, HEIGHT))
         pen = ImageDraw.Draw(picture)
-        for env, (time, total) in enumerate(zip(times[step], returns[step], strict=True)):
+        for env, time in enumerate(times[step]):
             left, top = env % across * width, env // across * height
             picture.paste(stage.picture(step, env).reduce(SUPERSAMPLING), (left, top))
-            known = f"   return {total:.4g}" if np.isfinite(total) else ""
-            _write(pen, f"{time:.1f} s{known}", left + 8, top + 6)
+            pen.text((left + 8, top + 6), f"{time:.1f} s", WHITE, FONT, **EDGE)
         x = 8.0
         for text, colour in captions:
-            x = 20 + _write(pen, text, x, HEIGHT - 22, colour)
+            pen.text((x, HEIGHT - 22), text, colour, FONT, **EDGE)
+            x += 12 + pen.textlength(text, FONT)
         yield picture
-
-
-def _write(
-    pen: ImageDraw.ImageDraw, text: str, x: float, y: float, colour: Colour = WHITE
-) -> float:
-    """Write from (x, y), in pixels, with an edge, legible on any background; return the end's x."""
-    pen.text((x, y), text, colour, FONT, stroke_width=1, stroke_fill=(0, 0, 0))
-    return x + pen.textlength(text, FONT)
-
-
-def returns_so_far(times: np.ndarray, rewards: np.ndarray, step_dt: float) -> np.ndarray:
-    """Return the sums of rewards before each step of an episode, `(steps, envs)`.
-
-    NaN where the episode began before the recording.
-    """
-    begins, returns, total = times < step_dt / 2, np.empty(times.shape), np.nan
-    for step, reward in enumerate(rewards):
-        returns[step] = np.where(begins[step], 0.0, total)
-        total = returns[step] + reward
-    return returns
 
 
 class Stage:
@@ -102,11 +82,27 @@ class Stage:
         quality.shadowsize = min(quality.shadowsize, 2048)
         quality.offsamples, quality.numslices, quality.numstacks = 0, 16, 8
         self._renderer = mujoco.Renderer(model, height, width)
+        self._size = model.stat.extent / 2  # Of what is shown, m.
+        # The model's first camera that is fixed in the world, or the one that sees all of it.
+        fixed = np.flatnonzero(model.cam_bodyid == 0)
+        self._camera: Any = int(fixed[0]) if len(fixed) else -1
+        if (root := floating_body(model)) is not None:
+            self._follow(root)
+
+    def _follow(self, root: int) -> None:
+        """Have the camera follow a robot that moves freely, at a distance that shows all of it."""
+        model, data = self._model, self._data
         self._place(0, 0)
-        self._camera, self._size = _camera(model, self._data)
+        own = model.body_rootid[model.geom_bodyid] == root
+        reach = np.linalg.norm(data.geom_xpos[own] - data.subtree_com[root], axis=1)
+        self._size = float((reach + model.geom_rbound[own]).max())
+        self._camera = mujoco.MjvCamera()
+        self._camera.type = mujoco.mjtCamera.mjCAMERA_TRACKING
+        self._camera.trackbodyid, self._camera.distance = root, 3.5 * self._size
+        self._camera.azimuth, self._camera.elevation = 130, -20
 
     def picture(self, step: int, env: int) -> Image.Image:
-        """Draw an environment at the beginning of a step."""
+        """Draw an environment."""
         self._place(step, env)
         self._renderer.update_scene(self._data, self._camera)
         for name, colour in zip(self._arrows, ARROW_COLOURS, strict=False):
@@ -120,29 +116,8 @@ class Stage:
         mujoco.mj_fwdPosition(self._model, self._data)
 
 
-def _camera(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[mujoco.MjvCamera | int, float]:
-    """Return a camera, and the size of what it is to show, m.
-
-    A robot that moves freely is followed. Otherwise this is the model's first camera that is fixed
-    in the world, or MuJoCo's free camera, which sees the whole model.
-    """
-    if (root := floating_body(model)) is None:
-        fixed = np.flatnonzero(model.cam_bodyid == 0)
-        return (int(fixed[0]) if len(fixed) else -1), model.stat.extent / 2
-    own = model.body_rootid[model.geom_bodyid] == root
-    reach = np.linalg.norm(data.geom_xpos[own] - data.subtree_com[root], axis=1)
-    size = float((reach + model.geom_rbound[own]).max())
-    camera = mujoco.MjvCamera()
-    camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, root
-    camera.distance, camera.azimuth, camera.elevation = 3.5 * size, 130, -20
-    return camera, size
-
-
 def floating_body(model: mujoco.MjModel) -> int | None:
-    """Return the robot's root body if it moves freely.
-
-    Among several bodies, the one with the most degrees of freedom is the robot's.
-    """
+    """Return the root body with the most degrees of freedom, the robot's, if it moves freely."""
     root = int(np.bincount(model.body_rootid[model.dof_bodyid]).argmax())
     joint = model.body_jntadr[root]
     is_free = joint >= 0 and model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE

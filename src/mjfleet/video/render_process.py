@@ -7,7 +7,6 @@ import os
 import pickle
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +15,10 @@ from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.hardware_names import rendering_variables
 from mjfleet.utils.parent_death import die_with_parent
-from mjfleet.utils.progress import progress_bar
 
 if TYPE_CHECKING:
     from mjfleet.video.state_recording import StateRecording
 
-LOOK_SECONDS = 0.05
 NICE = 19  # The lowest priority: each thread gets 1.5% of a busy core, and all of an idle one.
 BACKENDS = ("egl", "osmesa")  # Of MUJOCO_GL; the second one if the first does not work.
 
@@ -29,20 +26,18 @@ BACKENDS = ("egl", "osmesa")  # Of MUJOCO_GL; the second one if the first does n
 class RenderProcess(ChildProcess):
     """Draws a recording into an MP4 file, which exists, whole, once `is_done`.
 
-    `nice` is added to its niceness, see nice(2).
-
     Raises:
         OSError: there is no room for a temporary file, or no process can be started.
     """
 
-    def __init__(self, recording: "StateRecording", path: Path, *, nice: int = 0) -> None:
-        self.path, self._pictures = path, len(recording.shown)
+    def __init__(self, recording: "StateRecording", path: Path) -> None:
+        self.path = path
         chosen = os.environ.get("MUJOCO_GL")
         with tempfile.TemporaryFile() as file:
             pickle.dump(recording, file)
             file.seek(0)
             super().__init__(
-                _command(path, nice, *([chosen] if chosen else BACKENDS)),
+                _command(path, *([chosen] if chosen else BACKENDS)),
                 stdin=file,
                 environ=rendering_variables(os.environ),
                 new_session=False,  # Linux divides the processor among sessions first.
@@ -56,31 +51,21 @@ class RenderProcess(ChildProcess):
             raise WorkerError(f"{last}; `mjfleet doctor` says what drawing needs")
         return code == 0
 
-    def share_done(self) -> float:
-        """Return the share of the pictures that are drawn, 0 to 1."""
-        return self.output().count(b"\n") / self._pictures
-
 
 def render(recording: "StateRecording", path: Path) -> None:
-    """Draw a recording, show how far that is, and wait for the file.
-
-    Raises:
-        WorkerError: it could not be drawn.
-        OSError: there is no room for a temporary file, or no process can be started.
-    """
-    with progress_bar(f"drawing {path.name}") as show, RenderProcess(recording, path) as process:
-        while not process.is_done():
-            time.sleep(LOOK_SECONDS)
-            show(process.share_done())
+    """Draw a recording and wait for the file; raise what a RenderProcess and `is_done` raise."""
+    with RenderProcess(recording, path) as process:
+        process.wait()
+        process.is_done()
 
 
-def main(path: str, nice: str, backend: str, *others: str) -> None:
-    """Draw the recording that comes in by standard input, and write a line for each picture.
+def main(path: str, backend: str, *others: str) -> None:
+    """Draw the recording that comes in by standard input.
 
     `backend` is the value of MUJOCO_GL; `others` are those to try if it does not work.
     """
     die_with_parent()
-    os.nice(int(nice))
+    os.nice(NICE)
     os.environ["MUJOCO_GL"] = backend
     try:
         from mujoco.rendering.classic.gl_context import GLContext
@@ -89,15 +74,15 @@ def main(path: str, nice: str, backend: str, *others: str) -> None:
     except Exception as error:
         if not others:
             sys.exit(f"MuJoCo cannot draw by {backend}: {in_a_line(error)}")
-        # MuJoCo reads MUJOCO_GL once, when it is imported. The niceness stays.
-        os.execv(sys.executable, _command(Path(path), 0, *others))
+        # MuJoCo reads MUJOCO_GL once, when it is imported.
+        os.execv(sys.executable, _command(Path(path), *others))
     from mjfleet.video.drawing import write_video
 
-    write_video(pickle.load(sys.stdin.buffer), Path(path), lambda: print(flush=True))
+    write_video(pickle.load(sys.stdin.buffer), Path(path))
 
 
-def _command(path: Path, nice: int, *backends: str) -> list[str]:
-    return python_module("mjfleet.video.render_process", str(path), str(nice), *backends)
+def _command(path: Path, *backends: str) -> list[str]:
+    return python_module("mjfleet.video.render_process", str(path), *backends)
 
 
 if __name__ == "__main__":

@@ -21,21 +21,14 @@ ARROW = "arrow/"  # Before the name of an arrow among the steps.
 
 @dataclass(frozen=True)
 class StateRecording:
-    """The states of some environments at the beginning of each of some steps."""
+    """What a video shows: a picture for each of some steps of some environments."""
 
     title: str
-    step_dt: float  # Simulated seconds of a step.
+    rate: float  # Pictures per second.
     model: bytes  # The content of an .mjb file.
     steps: Mapping[str, np.ndarray]
-    """`(steps, envs, ...)` each: "time" (s, since the reset), "reward", "qpos", "mocap_pos" and
-    "mocap_quat" where there are such bodies; "arrow/<name>" `(steps, envs, 2, 3)`: start and
-    vector, m."""
-
-    @property
-    def shown(self) -> range:
-        """The steps that have a picture in a video in real time."""
-        every = max(1, round(1 / (MAX_RATE * self.step_dt)))
-        return range(0, len(self.steps["time"]), every)
+    """`(pictures, envs, ...)` each: "time" (s, since the reset), "qpos", "mocap_pos", "mocap_quat"
+    where there are such bodies; "arrow/<name>" `(pictures, envs, 2, 3)`: start and vector, m."""
 
 
 class StateRecorder:
@@ -57,19 +50,19 @@ class StateRecorder:
         """Add all kept steps, unless the recording is complete; waits for the device."""
         if self.is_complete:
             return
-        kept = self._source.tensors
+        kept, envs = self._source.tensors, self._source.shown
         fields = ("time", "qpos", "mocap_pos", "mocap_quat")
         found = {name: kept[f"start/{name}"] for name in fields if f"start/{name}" in kept}
         found |= {ARROW + name: tensor for name, tensor in self._source.arrows.items()}
-        found |= {"reward": kept["terms"].sum(dim=2)}
-        envs = self._source.shown
         self._parts.append({name: np.array(value[:, :envs].cpu()) for name, value in found.items()})
 
     def finish(self, title: str) -> StateRecording:
         """Return what was taken since the last call, in order."""
         parts, self._parts = self._parts, []
-        steps = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return StateRecording(title, self._env.step_dt, pack_model(self._env.sim.model), steps)
+        every = max(1, round(1 / (MAX_RATE * self._env.step_dt)))  # Of the steps, one picture.
+        steps = {name: np.concatenate([part[name] for part in parts])[::every] for name in parts[0]}
+        model = pack_model(self._env.sim.model)
+        return StateRecording(title, 1 / (every * self._env.step_dt), model, steps)
 
 
 def pack_model(model: mujoco.MjModel) -> bytes:

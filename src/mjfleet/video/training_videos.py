@@ -2,13 +2,13 @@
 
 import logging
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjfleet.utils.console import in_a_line, print_line
-from mjfleet.video.render_process import LOOK_SECONDS, NICE, RenderProcess
+from mjfleet.utils.wait_until import wait_until
+from mjfleet.video.render_process import RenderProcess
 from mjfleet.video.state_recording import StateRecorder
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ class TrainingVideos:
         self._folder, self._task, self._loggers = folder, task, loggers
         self._recorder = StateRecorder(runner.env, SECONDS)
         self._drawn: dict[int, RenderProcess] = {}  # By iteration.
-        self._left_out = 0
         self._works = True
 
     def iteration(self, number: int) -> None:
@@ -47,21 +46,22 @@ class TrainingVideos:
 
     def finish(self, stop: Callable[[], object]) -> None:
         """Wait for the last videos, until `stop` is true or LAST_SECONDS are over."""
-        last, deadline = {**self._drawn}, time.monotonic() + LAST_SECONDS
-        if last:
-            print_line(f"drawing videos, for {LAST_SECONDS:g} s at most; Ctrl-C skips them")
-        while self._works and self._drawn and not stop() and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS)
+
+        def is_over() -> bool:
             self._attempt(self._collect)
-        for number in last.keys() - self._drawn.keys():
-            print_line(f"wrote {last[number].path}")
+            return bool(stop()) or not (self._works and self._drawn)
+
+        if self._drawn:
+            print_line(f"drawing videos, for {LAST_SECONDS:g} s at most; Ctrl-C skips them")
+            wait_until(is_over, LAST_SECONDS)
 
     def close(self) -> None:
         """End what is still being drawn."""
         for process in self._drawn.values():
             process.end()
-        if (lost := self._left_out + len(self._drawn)) and self._works:
-            logger.warning("videos that were not drawn, for lack of time: %d", lost)
+        if self._works and self._drawn:
+            numbers = ", ".join(map(str, self._drawn))
+            logger.warning("no video of iteration %s, for lack of time", numbers)
 
     def _record(self, number: int) -> None:
         due = min(math.ceil(number / self._interval) * self._interval, self._last)
@@ -70,12 +70,9 @@ class TrainingVideos:
         if number < due:
             return
         recording = self._recorder.finish(f"{self._task}, iteration {number}")
-        if self._drawn and number < self._last:
-            self._left_out += 1
-            return
-        path = self._folder / f"iteration_{number}.mp4"
-        nice = NICE if number < self._last else 0  # Training no longer needs the cores.
-        self._drawn[number] = RenderProcess(recording, path, nice=nice)
+        if not self._drawn or number == self._last:
+            path = self._folder / f"iteration_{number}.mp4"
+            self._drawn[number] = RenderProcess(recording, path)
 
     def _collect(self) -> None:
         for number, process in list(self._drawn.items()):
@@ -85,10 +82,9 @@ class TrainingVideos:
                 self._loggers.video(process.path, number)
 
     def _attempt(self, action: Callable[[], object]) -> None:
-        if not self._works:
-            return
         try:
-            action()
+            if self._works:
+                action()
         except Exception as error:
             self._works = False
             logger.warning("no more videos, training continues: %s", in_a_line(error))
