@@ -26,18 +26,20 @@ BACKENDS = ("egl", "osmesa")  # Of MUJOCO_GL; the second one if the first does n
 class RenderProcess(ChildProcess):
     """Draws a recording into an MP4 file, which exists, whole, once `is_done`.
 
+    `nice` is added to its niceness, see nice(2).
+
     Raises:
         OSError: there is no room for a temporary file, or no process can be started.
     """
 
-    def __init__(self, recording: "StateRecording", path: Path) -> None:
+    def __init__(self, recording: "StateRecording", path: Path, nice: int = 0) -> None:
         self.path = path
         chosen = os.environ.get("MUJOCO_GL")
         with tempfile.TemporaryFile() as file:
             pickle.dump(recording, file)
             file.seek(0)
             super().__init__(
-                _command(path, *([chosen] if chosen else BACKENDS)),
+                _command(path, nice, *([chosen] if chosen else BACKENDS)),
                 stdin=file,
                 environ=rendering_variables(os.environ),
                 new_session=False,  # Linux divides the processor among sessions first.
@@ -59,13 +61,13 @@ def render(recording: "StateRecording", path: Path) -> None:
         process.is_done()
 
 
-def main(path: str, backend: str, *others: str) -> None:
+def main(path: str, nice: str, backend: str, *others: str) -> None:
     """Draw the recording that comes in by standard input.
 
     `backend` is the value of MUJOCO_GL; `others` are those to try if it does not work.
     """
     die_with_parent()
-    os.nice(NICE)
+    os.nice(int(nice))
     os.environ["MUJOCO_GL"] = backend
     try:
         from mujoco.rendering.classic.gl_context import GLContext
@@ -74,15 +76,15 @@ def main(path: str, backend: str, *others: str) -> None:
     except Exception as error:
         if not others:
             sys.exit(f"MuJoCo cannot draw by {backend}: {in_a_line(error)}")
-        # MuJoCo reads MUJOCO_GL once, when it is imported.
-        os.execv(sys.executable, _command(Path(path), *others))
+        # MuJoCo reads MUJOCO_GL once, when it is imported. The niceness stays.
+        os.execv(sys.executable, _command(Path(path), 0, *others))
     from mjfleet.video.drawing import write_video
 
     write_video(pickle.load(sys.stdin.buffer), Path(path))
 
 
-def _command(path: Path, *backends: str) -> list[str]:
-    return python_module("mjfleet.video.render_process", str(path), *backends)
+def _command(path: Path, nice: int, *backends: str) -> list[str]:
+    return python_module("mjfleet.video.render_process", str(path), str(nice), *backends)
 
 
 if __name__ == "__main__":

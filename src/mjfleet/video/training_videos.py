@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mjfleet.utils.console import in_a_line, print_line
 from mjfleet.utils.wait_until import wait_until
-from mjfleet.video.render_process import RenderProcess
+from mjfleet.video.render_process import NICE, RenderProcess
 from mjfleet.video.state_recording import StateRecorder
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ class TrainingVideos:
         recording = self._recorder.finish(f"{self._task}, iteration {number}")
         if not self._drawn or number == self._last:
             path = self._folder / f"iteration_{number}.mp4"
-            self._drawn[number] = RenderProcess(recording, path)
+            nice = NICE if number < self._last else 0  # Training no longer needs the cores.
+            self._drawn[number] = RenderProcess(recording, path, nice)
 
     def _collect(self) -> None:
         for number, process in list(self._drawn.items()):
