@@ -9,7 +9,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mjfleet.config import AgentConfig, EnvConfig, LaunchConfig
-from mjfleet.config.flag_table import field_texts
+from mjfleet.config.flags import field_texts
 
 TYPES = {int: "integer", float: "number", str: "text", type(None): "`None`"}
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mjfleet.config import AgentConfig, EnvConfig, LaunchConfig
-from mjfleet.config.field_kinds import kinds_in
+from mjfleet.config.field_kinds import leaves
 
 from ..conftest import drawn
 from ..runs.test_damaged_runs import call, everything, make_run
@@ -23,9 +23,9 @@ from ..runs.test_damaged_runs import call, everything, make_run
 NOT_DRAWN = ("--hosts", "--dry-run")  # Other hosts would be looked for.
 FLAGS = sorted(
     {
-        "--" + name.replace("_", "-")
+        "--" + leaf.name.replace("_", "-")
         for kind, prefix in ((LaunchConfig, ""), (AgentConfig, "agent."), (EnvConfig, "env."))
-        for name, _ in kinds_in(kind, prefix)
+        for leaf in leaves(kind, prefix=prefix)
     }
     - {*NOT_DRAWN}
 )

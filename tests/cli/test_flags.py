@@ -11,7 +11,7 @@ from mjfleet.cli.completion import candidates
 from mjfleet.cli.help import COMMON
 from mjfleet.cli.train import configure, train
 from mjfleet.config import TrainConfig
-from mjfleet.config.flags import parse_flags
+from mjfleet.config.flags import flags_of, parse_flags
 from mjfleet.errors import UserError
 
 from ..conftest import REPOSITORY
@@ -92,9 +92,9 @@ def test_lists_are_words_and_none_is_a_value() -> None:
 
 
 def test_a_value_that_fits_no_type_is_refused() -> None:
-    with pytest.raises(UserError, match="--gpu-ids zero one"):
-        parsed("--gpu-ids", "zero", "one")
-    for flags in (["--agent.tf32=maybe"], ["--agent.actor.hidden-dims", "a"]):
+    for flags in (
+        ["--gpu-ids", "zero", "one"], ["--agent.tf32=maybe"], ["--agent.actor.hidden-dims", "a"]
+    ):  # fmt: skip
         with pytest.raises(SystemExit) as ended:
             parsed(*flags)
         assert ended.value.code == 2
@@ -109,14 +109,12 @@ def test_the_tasks_own_flags_come_first_then_common_ones_then_values(
     short = capsys.readouterr().out
     assert len(COMMON) == 20
     explained, others = short.split("--help-all", 1)
-    assert [explained.index(f" --{name}") for name in COMMON] == sorted(
-        explained.index(f" --{name}") for name in COMMON
-    )
-    assert "--env.*" in others
-    assert explained.index("Whether the pole starts hanging") < explained.index(COMMON[0])
-    assert "swing-up=False" not in others.split()
-    assert "hidden-dims=[64,64]" in others
-    assert len(short.splitlines()) < 110
+    places = [explained.index(f" {flags_of(name)[0]}") for name in COMMON]
+    assert places == sorted(places)
+    assert explained.index("Whether the pole starts hanging") < places[0]
+    assert "swing-up" not in others
+    assert "--agent.actor.hidden-dims 64 64" in others
+    assert len(short.splitlines()) < 120
     assert all(len(line) <= 80 for line in short.splitlines())
     with pytest.raises(SystemExit):
         train([TASK, "--help-all"])

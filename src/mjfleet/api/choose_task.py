@@ -11,7 +11,7 @@ from mjfleet.api.task_by_value import ENV, ClassTask, config_class, with_whole_p
 from mjfleet.cli.train import settle
 from mjfleet.config import AgentConfig, Task, TrainConfig, by_dotted_name, from_dict
 from mjfleet.config.dict_conversion import plain
-from mjfleet.config.flag_table import as_words
+from mjfleet.config.flags import as_words
 from mjfleet.config.validation import FOLDER_NAME
 from mjfleet.errors import UserError
 from mjfleet.launch.launch_plan import new_folder

@@ -4,57 +4,45 @@ import shutil
 import textwrap
 from contextlib import suppress
 from dataclasses import field, make_dataclass
-from enum import Enum
 from itertools import groupby
 from typing import Annotated
 
 import tyro
 
 from mjfleet.config import EnvConfig, TrainConfig
-from mjfleet.config.flag_table import Flag, flags_of
-from mjfleet.config.flags import parse_flags
+from mjfleet.config.dict_conversion import plain
+from mjfleet.config.field_kinds import Leaf, leaves
+from mjfleet.config.flags import as_words, field_texts, flags_of, parse_flags
 
 COMMON = (
-    "gpu-ids", "cpu-workers", "hosts", "engine", "env.num-envs", "total-envs",
-    "agent.max-iterations", "agent.seed", "agent.algorithm.learning-rate", "agent.run-name",
-    "agent.logger", "agent.save-interval", "resume", "config", "max-restarts", "eval-interval",
-    "video-interval", "log-root", "plain", "dry-run",
+    "gpu_ids", "cpu_workers", "hosts", "engine", "env.num_envs", "total_envs",
+    "agent.max_iterations", "agent.seed", "agent.algorithm.learning_rate", "agent.run_name",
+    "agent.logger", "agent.save_interval", "resume", "config", "max_restarts", "eval_interval",
+    "video_interval", "log_root", "plain", "dry_run",
 )  # fmt: skip
-"""The twenty flags that `--help` explains for every task; `--help-all` explains every one."""
+"""The twenty fields whose flags `--help` explains for every task; `--help-all` explains all."""
 MAX_WIDTH = 100  # Of lines, in columns.
 
 
 def print_help(config: TrainConfig, prog: str, description: str) -> None:
     """Print the help of `train`, whose defaults are those of `config`."""
-    flags = {flag.name: flag for flag in flags_of(TrainConfig, config)}
-    shared = {flag.name for flag in flags_of(EnvConfig, group="env.")}
-    own = [name for name in flags if name.startswith("env.") and name not in shared]
-    explained = [*own, *COMMON]
-    fields = make_dataclass("Explained", [_as_field(flags[name]) for name in explained])
+    known = {leaf.name: leaf for leaf in leaves(TrainConfig, config)}
+    shared = {leaf.name for leaf in leaves(EnvConfig, prefix="env.")}
+    own = [name for name in known if name.startswith("env.") and name not in shared]
+    shown = make_dataclass("Explained", [_as_field(known.pop(name)) for name in (*own, *COMMON)])
     with suppress(SystemExit):
-        parse_flags(fields, ["--help"], prog, description=description)
+        parse_flags(shown, ["--help"], prog, description=description)
     print(f"All others with their values; `{prog} --help-all` explains them:\n")
-    wrapper = textwrap.TextWrapper(
-        min(shutil.get_terminal_size().columns, MAX_WIDTH), "  ", "      ", break_on_hyphens=False
-    )
-    others = [flag for flag in flags.values() if flag.name not in explained]
-    for group, found in groupby(others, key=lambda flag: flag.group):
-        listed = (f"{flag.name.removeprefix(group)}={_typed(flag.default)}" for flag in found)
-        print(wrapper.fill(f"--{group}* " + " ".join(listed)))
+    width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
+    for _, group in groupby(known.values(), lambda one: one.name.rpartition(".")[0]):
+        words = " ".join(word for one in group for word in as_words(one.name, plain(one.value)))
+        print(textwrap.fill(words, width, subsequent_indent="  ", break_on_hyphens=False))
 
 
-def _as_field(flag: Flag) -> tuple[str, object, object]:
-    """Return a flag as a field of a flat dataclass."""
-    shorter = [f"--{name}" for name in flag.names[1:]]
-    shown, text = tyro.conf.arg(name=flag.name, aliases=shorter), {"help": flag.text}
-    name, default = flag.name.replace(".", "_").replace("-", "_"), flag.default
-    return name, Annotated[flag.hint, shown], field(default_factory=lambda: default, metadata=text)
-
-
-def _typed(value: object) -> str:
-    """Return a value as it may be typed after `--flag=`."""
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_typed, value))}]"
-    if isinstance(value, Enum):
-        return value.name
-    return str(value) if value != "" else "''"
+def _as_field(leaf: Leaf) -> tuple[str, object, object]:
+    """Return a field as one of a flat dataclass."""
+    name, *short = flags_of(leaf.name)
+    shown = tyro.conf.arg(name=name.removeprefix("--"), aliases=short)
+    text = {"help": field_texts(leaf.owner).get(leaf.name.rpartition(".")[2], "")}
+    made = field(default_factory=lambda: leaf.value, metadata=text)
+    return leaf.name.replace(".", "_"), Annotated[leaf.hint, shown], made

@@ -1,11 +1,12 @@
-"""What a field of a configuration is: a marker in its `Annotated`, where it is declared.
+"""The fields of a configuration: their names, types, and what each is.
 
-A field without a marker decides what is learned, as a task's own fields do: any file may set it,
-and a run that is resumed with another value becomes one of its own.
+A field's kind is a marker in its `Annotated`, where it is declared. A field without one decides
+what is learned, as a task's own fields do: any file may set it, and a run that is resumed with
+another value becomes one of its own.
 """
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, get_args, get_type_hints
 
@@ -25,23 +26,36 @@ class Kind(Enum):
     """A run that is resumed with another value becomes one of its own."""
 
 
-SHORT = {
-    "env.num_envs": "num_envs",
-    "agent.seed": "seed",
-    "agent.max_iterations": "max_iterations",
-    "agent.run_name": "run_name",
-}
-"""Fields whose flags also have a short name: `--seed` is `--agent.seed`."""
+@dataclass(frozen=True)
+class Leaf:
+    """A field of a dataclass, or of one inside it, that is no dataclass itself."""
+
+    name: str  # Dotted: agent.max_iterations.
+    owner: type[Any]  # The dataclass that has it.
+    hint: Any  # Its type, with annotations.
+    value: Any  # None without a default instance.
+
+    @property
+    def kind(self) -> Kind | None:
+        """The marker of the field."""
+        markers = getattr(self.hint, "__metadata__", ())
+        return next((one for one in markers if isinstance(one, Kind)), None)
 
 
-def kinds_in(config: type[Any], prefix: str = "") -> Iterator[tuple[str, Kind | None]]:
-    """Yield the dotted name of each field of a dataclass, nested ones included, and its kind."""
-    hints = get_type_hints(config, include_extras=True)
-    for field in fields(config):
+def leaves(owner: type[Any], default: Any = None, prefix: str = "") -> Iterator[Leaf]:
+    """Yield the fields of a dataclass.
+
+    With a `default`, an instance that may be of a subclass, an optional dataclass is left out where
+    it has none.
+    """
+    owner = owner if default is None else type(default)
+    hints = get_type_hints(owner, include_extras=True)
+    for field in fields(owner):
         hint, name = hints[field.name], prefix + field.name
+        value = None if default is None else getattr(default, field.name)
         types = [one for one in (hint, *get_args(hint)) if isinstance(one, type)]
-        if nested := [one for one in types if is_dataclass(one)]:
-            yield from kinds_in(nested[0], f"{name}.")
-        else:
-            markers = getattr(hint, "__metadata__", ())
-            yield name, next((one for one in markers if isinstance(one, Kind)), None)
+        inner = [one for one in types if is_dataclass(one)]
+        if not inner:
+            yield Leaf(name, owner, hint, value)
+        elif default is None or value is not None:
+            yield from leaves(inner[0], value, f"{name}.")

@@ -1,31 +1,37 @@
 """Parses the flags of every command. Runs in the process that the user started."""
 
 import ast
+import inspect
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
-from functools import partial
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from enum import EnumType
+from functools import cache
+from itertools import pairwise
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
-from mjfleet.config.field_kinds import SHORT
-from mjfleet.config.flag_table import field_texts, flags_of, short_names
-from mjfleet.config.launch_config import GpuRequest
-from mjfleet.errors import UserError
+from mjfleet.config.field_kinds import leaves
 
 Arguments = TypeVar("Arguments")
 PARSERS = tyro.constructors.ConstructorRegistry()
-GPU_NAMES = {"auto": "auto", "all": "all", "None": None}
-"""What --gpu-ids may be instead of indices."""
 MIN_COLUMNS = 20  # In a narrower terminal, tyro lays out help for ever.
 HELP = frozenset({"-h", "--help", "--help-all"})
 LIST_FLAGS = "--list-flags"
 """Makes any command print its flags and the words that each may have, for completion."""
-LONG_FIELDS = {short: name for name, short in SHORT.items()}
+SHORT = {
+    "env.num_envs": "num_envs",
+    "agent.seed": "seed",
+    "agent.max_iterations": "max_iterations",
+    "agent.run_name": "run_name",
+}
+"""Fields whose flags also have a short name: `--seed` is `--agent.seed`."""
 
 
 def parse_flags(
@@ -45,11 +51,13 @@ def parse_flags(
     """
     if shutil.get_terminal_size().columns < MIN_COLUMNS:
         os.environ["COLUMNS"] = str(MIN_COLUMNS)
-    table = list(flags_of(kind, default))
     if LIST_FLAGS in flags:
-        for flag in table:
-            for name in flag.names:
-                print(f"--{name}", *flag.choices, *[f"\n--{flag.off}"] * flag.is_switch)
+        for leaf in leaves(kind, default):
+            words = _words_of(leaf.hint)
+            for name in flags_of(leaf.name):
+                print(name, *words)
+            if bool in (leaf.hint, *get_args(leaf.hint)[:1]):
+                print(*as_words(leaf.name, False))
         sys.exit()
     words = ["--help"] if HELP & set(flags) else flags
     return tyro.cli(
@@ -68,30 +76,76 @@ def parse_known(
     )  # fmt: skip
 
 
+def typed_fields(arguments: Sequence[str]) -> frozenset[str]:
+    """Return the dotted names of the fields that flags give."""
+    words = (word for word in arguments if word.startswith("--"))
+    names = (word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words)
+    long = {short: name for name, short in SHORT.items()}
+    return frozenset(long.get(name, name) for name in names)
+
+
+def flags_of(name: str) -> list[str]:
+    """Return the flag of a field, by its dotted name, and its short form if it has one."""
+    names = [name, *filter(None, [SHORT.get(name)])]
+    # A field that would be called like a word of Python ends in `_`.
+    return [f"--{name.rstrip('_').replace('_', '-')}" for name in names]
+
+
+def as_words(name: str, value: Any) -> list[str]:
+    """Return the words that give a field, by its dotted name, a value."""
+    flag = flags_of(name)[0]
+    if value is False:
+        group, dot, last = flag.removeprefix("--").rpartition(".")
+        return [f"--{group}{dot}no-{last}"]
+    if isinstance(value, (list, tuple)):
+        return [flag, *map(str, value)]
+    return [flag if value is True else f"{flag}={value}"]
+
+
+@cache
+def field_texts(kind: type[Any]) -> dict[str, str]:
+    """Return the string below each field in the source of a dataclass and its bases, one line."""
+    found = {}
+    for owner in reversed(kind.__mro__[:-1]):
+        (declared,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        assert isinstance(declared, ast.ClassDef)
+        for field, text in pairwise(declared.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                words = ast.literal_eval(text.value).split()
+                found[ast.unparse(field.target)] = " ".join(words)
+    return found
+
+
+def _words_of(hint: Any) -> list[str]:
+    """Return the words that a flag of a type may have as values, if it is no number or text."""
+    options = get_args(hint)
+    if get_origin(hint) is Literal:
+        return list(map(str, options))
+    if isinstance(hint, EnumType):
+        return list(hint.__members__)
+    words = [word for option in options for word in _words_of(option)]
+    return words + ["None"] * bool(words and NoneType in options)
+
+
 @PARSERS.struct_rule
 def _configuration(kind: tyro.constructors.StructTypeInfo) -> Any:
     """Give a dataclass's fields their short names, and texts without the source's line breaks."""
-    owner = kind.type
+    owner, found = kind.type, list[Any]()
     if not is_dataclass(owner):
         return None
-    hints, found = get_type_hints(owner, include_extras=True), list[Any]()
+    hints = get_type_hints(owner, include_extras=True)
     for field in fields(owner):
-        aliases = [f"--{name}" for name in short_names(owner, field.name)]
         hint: Any = hints[field.name]
-        if aliases:
+        if aliases := flags_of(f"{getattr(owner, 'flags', '')}{field.name}")[1:]:
             hint = Annotated[hint, tyro.conf.arg(aliases=aliases)]
         default, make = field.default, field.default_factory
         if isinstance(kind.default, owner):
             default = getattr(kind.default, field.name)
         elif default is MISSING:
             default = tyro.MISSING_NONPROP if make is MISSING else make()
-        text = field.metadata.get("help") or partial(_text_of, owner, field.name)
+        text = field.metadata.get("help") or (lambda name=field.name: field_texts(owner).get(name))
         found.append(tyro.constructors.StructFieldSpec(field.name, hint, default, text))
     return tyro.constructors.StructConstructorSpec(owner, tuple(found))
-
-
-def _text_of(owner: type[Any], field: str) -> str | None:
-    return field_texts(owner).get(field.rstrip("_"))
 
 
 @PARSERS.primitive_rule
@@ -116,34 +170,3 @@ def _list(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
         is_instance=lambda v: isinstance(v, (list, tuple)) and all(type(i) is item for i in v),
         str_from_instance=lambda v: list(map(str, v)),
     )
-
-
-@PARSERS.primitive_rule
-def _gpu_ids(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
-    """Parse --gpu-ids, about which tyro's messages are hard to understand."""
-    if kind.type != GpuRequest:
-        return None
-
-    def read(texts: list[str]) -> Any:
-        if len(texts) == 1 and texts[0] in GPU_NAMES:
-            return GPU_NAMES[texts[0]]
-        try:
-            return [int(text) for text in texts]
-        except ValueError:
-            allowed = "GPU indices such as `0 1`, `all`, `auto`, or `None` for the CPU"
-            raise UserError(f"--gpu-ids {' '.join(texts)}: it must be {allowed}.") from None
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="{auto,all,None}|INT [INT ...]",
-        instance_from_str=read,
-        is_instance=lambda v: v in GPU_NAMES.values() or isinstance(v, list),
-        str_from_instance=lambda v: [str(item) for item in (v if isinstance(v, list) else [v])],
-    )
-
-
-def typed_fields(arguments: Sequence[str]) -> frozenset[str]:
-    """Return the dotted names of the fields that flags give."""
-    words = (word for word in arguments if word.startswith("--"))
-    names = (word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words)
-    return frozenset(LONG_FIELDS.get(name, name) for name in names)

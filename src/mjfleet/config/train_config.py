@@ -6,7 +6,7 @@ from functools import cache
 from typing import Annotated
 
 from mjfleet.config.agent_config import AgentConfig
-from mjfleet.config.field_kinds import Kind, kinds_in
+from mjfleet.config.field_kinds import Kind, leaves
 from mjfleet.config.launch_config import LaunchConfig
 from mjfleet.config.validation import Checked, Count, OptionalCount, Seconds
 from mjfleet.errors import UserError
@@ -67,7 +67,7 @@ class TrainConfig(LaunchConfig):
 @cache
 def field_kinds() -> Mapping[str, Kind | None]:
     """Return the kind of each field that all tasks have, by dotted name."""
-    return dict(kinds_in(TrainConfig))
+    return {leaf.name: leaf.kind for leaf in leaves(TrainConfig)}
 
 
 def decides_learning(name: str) -> bool:

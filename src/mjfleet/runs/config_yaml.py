@@ -10,7 +10,7 @@ from typing import Any
 from mjfleet.config import TrainConfig, by_dotted_name, from_dict, to_dict
 from mjfleet.config.dict_conversion import value_at
 from mjfleet.config.field_kinds import Kind
-from mjfleet.config.flag_table import as_words
+from mjfleet.config.flags import as_words
 from mjfleet.config.train_config import field_kinds
 from mjfleet.config.validation import is_class_path
 from mjfleet.errors import UserError

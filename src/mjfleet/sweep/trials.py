@@ -12,7 +12,7 @@ from statistics import fmean
 
 from optuna.trial import Trial, TrialState
 
-from mjfleet.config.flag_table import as_words
+from mjfleet.config.flags import as_words
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import Share
 from mjfleet.groups.group_folder import GroupFolder
