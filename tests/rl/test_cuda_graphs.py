@@ -7,7 +7,7 @@ import torch
 
 from mjfleet.config import from_dict
 from mjfleet.loggers.iteration_metrics import IterationMetrics
-from mjfleet.rl.cuda_graphs import capture
+from mjfleet.rl.captured import capture
 from mjfleet.rl.runner import Runner
 
 from ..env.test_env import BUNDLED, build_task

@@ -159,7 +159,7 @@ def test_training_by_graphs_is_training_by_calls(
         found.append((measured, weights(runner.alg)))
         if by_graphs:
             assert caplog.records == []
-            assert [graph.replays > 1 for graph in stub.graphs] == [True]
+            assert [graph.replays > 1 for graph in stub.graphs] == [True, True]
     assert found[0][0] == found[1][0]
     assert same(found[0][1], found[1][1])
 

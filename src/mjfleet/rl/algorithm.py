@@ -1,20 +1,25 @@
 """The interface of the training loop to learning algorithms. Runs in a worker."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from rsl_rl import algorithms
+from rsl_rl.utils import resolve_optimizer
 from tensordict import TensorDict
+from torch import nn
 
 from mjfleet.config import AgentConfig
+from mjfleet.errors import UserError
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.gradient_reduction import FlatGradient
 from mjfleet.sim.unread import Unread
 
 LEARNING_RATES = (1e-5, 1e-2)
 """Limits of the adaptive schedule, as in rsl_rl."""
+TAKEN = "actor", "critic", "rnd", "extra"
+"""Names that a checkpoint uses for other networks."""
 
 
 class Algorithm(algorithms.PPO):
@@ -52,9 +57,56 @@ class Algorithm(algorithms.PPO):
         """Called before each minibatch."""
         self.minibatch: Any = None
         """The newest one that a generator has yielded, see `watch`."""
+        self.extra = nn.ModuleDict(self._own_modules()).to(self.device)
+        """The networks of `modules`, which are learned, saved and compared like the others."""
+        if self.extra:
+            learned = chain(*(x.parameters() for x in (self.actor, self.critic, self.extra)))
+            make: Any = resolve_optimizer(self.config.optimizer)
+            self.optimizer = make(learned, lr=self.learning_rate)
         optimizers: list[Any] = [self.optimizer, *([self.rnd.optimizer] if self.rnd else [])]
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         self.gradient = FlatGradient(p for group in groups for p in group["params"])
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return networks to learn besides actor and critic, by name, which `self.extra` holds.
+
+        Called once, when `actor`, `critic` and `storage` are there.
+        """
+        return {}
+
+    def _own_modules(self) -> dict[str, nn.Module]:
+        found, where = self.modules(), f"{type(self).__name__}.modules"
+        if not isinstance(found, dict) or not all(isinstance(x, nn.Module) for x in found.values()):
+            raise UserError(f"{where} returns {found!r:.60}: return a dictionary of networks.")
+        for name in found:
+            if not str(name).isidentifier() or hasattr(nn.ModuleDict, name) or name in TAKEN:
+                raise UserError(f"{where}: {name!r} is no name for a network, or taken.")
+        return found
+
+    def broadcast_parameters(self) -> None:
+        """Send rank 0's networks to all ranks."""
+        super().broadcast_parameters()
+        for tensor in self.extra.state_dict().values():
+            torch.distributed.broadcast(tensor, src=0)
+
+    def train_mode(self) -> None:
+        super().train_mode()
+        self.extra.train()
+
+    def eval_mode(self) -> None:
+        super().eval_mode()
+        self.extra.eval()
+
+    def save(self) -> dict[str, Any]:
+        state = super().save()
+        return state | {"extra_state_dict": self.extra.state_dict()} if self.extra else state
+
+    def load(self, loaded_dict: dict[str, Any], load_cfg: dict | None, strict: bool) -> bool:
+        """Load what rsl_rl's PPO loads; the networks of `modules` go with the optimiser."""
+        loads_iteration = super().load(loaded_dict, load_cfg, strict)
+        if self.extra and (load_cfg is None or load_cfg.get("optimizer")):
+            self.extra.load_state_dict(loaded_dict["extra_state_dict"], strict=strict)
+        return loads_iteration
 
     def watch(self, owner: Any, name: str) -> None:
         """Have the generator of minibatches `owner.name` note each, and call `on_minibatch`."""
@@ -81,17 +133,19 @@ class Algorithm(algorithms.PPO):
         If advantages are normalised in each minibatch, each rank does that by itself.
         """
         super().compute_returns(obs)
-        if not self.is_distributed or self.config.normalize_advantage_per_mini_batch:
-            return
-        for reduce in self.normalize_advantages():
-            reduce()
+        if self.is_distributed and not self.config.normalize_advantage_per_mini_batch:
+            self.storage.advantages = self.storage.returns - self.storage.values
+            self.normalize_advantages()
 
-    def normalize_advantages(self) -> Iterator[Callable[[], object]]:
-        """Normalise the advantages over all ranks; yields the reduction on the way."""
-        advantages = self.storage.returns - self.storage.values
+    def normalize_advantages(self) -> None:
+        """Normalise the stored advantages over all ranks."""
+        advantages = self.storage.advantages
+        if not self.is_distributed:
+            self.storage.advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            return
         wide = advantages.double()
         sums = torch.stack((wide.sum(), wide.square().sum()))
-        yield partial(self.collectives.all_reduce, sums)
+        self.collectives.all_reduce(sums)
         (total, squares), count = sums.unbind(), wide.numel() * self.collectives.world_size
         mean = total / count
         std = ((squares - total * mean) / (count - 1)).clamp(min=0.0).sqrt()

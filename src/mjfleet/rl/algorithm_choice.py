@@ -21,8 +21,8 @@ from mjfleet.rl.adapters.rsl_rl_adapter import (
     model_class,
 )
 from mjfleet.rl.algorithm import Algorithm
+from mjfleet.rl.captured import Capture
 from mjfleet.rl.collectives import Collectives
-from mjfleet.rl.cuda_graphs import Capture
 from mjfleet.rl.distillation import Distillation
 from mjfleet.rl.ppo import PPO
 from mjfleet.utils.console import print_line
@@ -60,7 +60,10 @@ def make_algorithm(
         tied = "; networks are not equivariant" if agent.algorithm.ties_weights else ""
         print_line(f"{slower}, which is slower{graphs}{tied}")
     make = partial(kind, **settings)
-    return build_algorithm(make, env, agent, device, load, collectives, num_threads)
+    alg = build_algorithm(make, env, agent, device, load, collectives, num_threads)
+    if isinstance(alg, PPO):
+        alg.check(env.get_observations())
+    return alg
 
 
 def choose_algorithm(

@@ -248,7 +248,7 @@ class Checkpointer:
             parts["optimizer"] = False
             lost.append(f"the state of the optimiser ({own['optimizer']})")
         groups = alg.optimizer.param_groups
-        built = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        built = [{k: group[k] for k in group if k not in ("params", "lr")} for group in groups]
         alg.load(state, parts, strict=True)
         if own is None:  # Betas, say, are of whoever wrote the file.
             for group, settings in zip(alg.optimizer.param_groups, built, strict=True):

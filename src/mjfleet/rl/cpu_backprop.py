@@ -18,14 +18,36 @@ from rsl_rl.models import MLPModel
 from rsl_rl.modules.distribution import GaussianDistribution
 from torch import nn
 
-from mjfleet.config import PPOConfig
+from mjfleet.errors import UserError
 from mjfleet.rl.cpu_network import BLOCK_ACTIVATIONS, CpuNetwork
-from mjfleet.rl.gradient_reduction import MEASURES, FlatGradient
+from mjfleet.rl.gradient_reduction import FlatGradient
 from mjfleet.rl.minibatches import Minibatch
 
 LOG_2_PI = math.log(2.0 * math.pi)
 NUMBERS_LIKE_PYTHON = 2**15
 """Activations of a layer in a minibatch that take about as long as Python's part of it."""
+
+
+def choose_backprop(alg: Any, is_called: bool, batch_size: int) -> "CpuBackprop | None":
+    """Return what computes the gradients of a PPO, see PPOConfig.backprop. None: autograd.
+
+    `is_called`: whether nothing is captured.
+    """
+    networks, config = (alg.actor, alg.critic), alg.config
+    is_plain = is_called and not (alg.has_own_loss or config.use_mixed_precision)
+    is_known = alg.device == "cpu" and is_plain and CpuBackprop.supports(*networks)
+    if config.backprop == "closed-form" and not is_known:
+        raise UserError(
+            "--agent.algorithm.backprop closed-form needs a CPU, full precision, PPO's own loss, "
+            "GaussianDistribution, and one of the activations elu, selu, relu, crelu, lrelu, tanh, "
+            "sigmoid, identity. Otherwise `auto` uses autograd."
+        )
+    if config.backprop == "autograd" or not is_known:
+        return None
+    useful = useful_threads(*networks, batch_size)
+    threads = config.learning_threads or min(alg.torch_threads, useful)
+    alg.torch_threads = 1
+    return CpuBackprop(*networks, alg.gradient, alg, config.learns_values, threads)
 
 
 def useful_threads(actor: Any, critic: Any, batch_size: int) -> int:
@@ -62,30 +84,35 @@ class CpuBackprop:
         actor: Any,
         critic: Any,
         gradient: FlatGradient,
-        config: PPOConfig,
+        numbers: Any,
+        learns_values: bool,
         num_threads: int,
         block_activations: int = BLOCK_ACTIVATIONS,
     ) -> None:
         """Prepare `num_threads` threads, including this one, which write into `gradient`.
 
-        See `supports` for the networks, and CpuNetwork for `block_activations`.
+        Args:
+            actor: the policy; see `supports`.
+            critic: the value network, which is left alone without `learns_values`.
+            gradient: where the gradients are written.
+            numbers: has the loss's numbers as attributes, which may change: a PPO.
+            learns_values: whether there is a value loss.
+            num_threads: threads that compute.
+            block_activations: see CpuNetwork.
         """
-        self._parts = [self._add_value_gradients] if config.learns_values else []
+        self._parts = [self._add_value_gradients] if learns_values else []
         self._parts.append(self._add_policy_gradients)
         count = max(1, num_threads // len(self._parts))
-        self.config, self._distribution = config, actor.distribution
+        self._numbers, self._distribution = numbers, actor.distribution
         (self._std_parameter,) = actor.distribution.parameters()
         self._pairs: list[_Pair] = []
         for flat in (gradient.flat, *(gradient.flat.clone() for _ in range(count - 1))):
             views = gradient.views(flat)
             policy = CpuNetwork(actor.mlp, block_activations, views)
-            values = CpuNetwork(
-                critic.mlp, block_activations, views if config.learns_values else None
-            )
-            totals = flat[-len(MEASURES) :]
-            measures: dict[str, torch.Tensor] = dict(zip(MEASURES, totals, strict=True))
+            values = CpuNetwork(critic.mlp, block_activations, views if learns_values else None)
             std_gradient = views.get(self._std_parameter)
-            self._pairs.append(_Pair(policy, values, flat, measures, std_gradient))
+            losses = flat.new_zeros(3)
+            self._pairs.append(_Pair(policy, values, flat, losses, std_gradient))
         others = [CpuNetwork(critic.mlp, block_activations) for _ in self._pairs]
         self._critics = [*(pair.critic for pair in self._pairs), *others]
         self._pool = (
@@ -94,17 +121,23 @@ class CpuBackprop:
             else None
         )
 
-    def compute_gradients(self, batch: Minibatch) -> None:
-        """Write the gradients of the minibatch's loss, its parts and its KL divergence."""
+    def compute_gradients(self, batch: Minibatch) -> torch.Tensor:
+        """Write the gradients of the minibatch's loss and its KL divergence.
+
+        Returns the loss's parts: that of the values, if they are learned, surrogate and entropy.
+        """
         calls: list[Callable[[], None]] = []
         samples, parts = len(batch.actions), len(self._pairs)
         for i, pair in enumerate(self._pairs):
             pair.flat.zero_()
-            part = batch.rows(slice(samples * i // parts, samples * (i + 1) // parts))
+            pair.losses.zero_()
+            part = batch.rows(samples * i // parts, samples * (i + 1) // parts)
             calls += [partial(add, pair, part, samples) for add in self._parts]
         self._run(calls)
         for pair in self._pairs[1:]:
             self._pairs[0].flat.add_(pair.flat)
+        losses = torch.stack([pair.losses for pair in self._pairs]).sum(dim=0)
+        return losses[-1 - len(self._parts) :]
 
     def policy_output(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the action means `(samples, num_actions)` of normalised observations."""
@@ -128,25 +161,25 @@ class CpuBackprop:
 
     def _add_value_gradients(self, pair: "_Pair", part: Minibatch, samples: int) -> None:
         """Add the value loss of a part of a minibatch, which has `samples` samples."""
-        config, clip = self.config, self.config.clip_param
+        numbers, clip = self._numbers, self._numbers.clip_param
         for block in part.blocks(pair.critic.num_rows):
             predicted = pair.critic.forward(block.critic_inputs)
             errors = predicted - block.returns
             by_value = errors
-            if config.use_clipped_value_loss:
+            if numbers.use_clipped_value_loss:
                 change = predicted - block.values
                 clipped = block.values + change.clamp(-clip, clip) - block.returns
                 is_worse = clipped.abs() > errors.abs()
                 # Beyond the clip, the clipped loss does not depend on the prediction.
                 by_value = torch.where(is_worse & (change.abs() > clip), 0.0, errors)
                 errors = torch.where(is_worse, clipped, errors)
-            pair.measures["value"].add_(errors.square().sum(), alpha=1.0 / samples)
-            by_value = by_value * (2.0 * config.value_loss_coef / samples)
+            pair.losses[0].add_(errors.square().sum(), alpha=1.0 / samples)
+            by_value = by_value * (2.0 * numbers.value_loss_coef / samples)
             pair.critic.add_gradients(block.critic_inputs, by_value)
 
     def _add_policy_gradients(self, pair: "_Pair", part: Minibatch, samples: int) -> None:
         """Add surrogate loss, entropy and KL divergence of a part of a minibatch."""
-        std, std_by_parameter = self._std()
+        (std, std_by_parameter), clip = self._std(), self._numbers.clip_param
         log_volume = std.log().sum() + 0.5 * len(std) * LOG_2_PI
         by_std = torch.zeros_like(std)
         for block in part.blocks(pair.actor.num_rows):
@@ -156,17 +189,19 @@ class CpuBackprop:
             ratio = (squares.sum(dim=1).mul_(-0.5) - log_volume - block.log_probs).exp_()
             gain = ratio * block.advantages
             # The loss is -min(gain, limit) / samples; the derivative of the ratio is the ratio.
-            by_log_prob = torch.where(gain <= block.limits, gain, 0.0).mul_(-1.0 / samples)
-            surrogate = torch.minimum(gain, block.limits).sum()
-            pair.measures["surrogate"].sub_(surrogate, alpha=1.0 / samples)
+            # The limit: the advantage times 1 + clip if it is positive, otherwise times 1 - clip.
+            limits = torch.add(block.advantages, block.advantages.abs(), alpha=clip)
+            by_log_prob = torch.where(gain <= limits, gain, 0.0).mul_(-1.0 / samples)
+            surrogate = torch.minimum(gain, limits).sum()
+            pair.losses[1].sub_(surrogate, alpha=1.0 / samples)
             kl = _kl(block, mean, std).mul_(len(block.actions) / samples)
-            pair.measures["kl"].add_(kl)
+            pair.flat[-1].add_(kl)
             by_std += (by_log_prob @ squares - by_log_prob.sum()) / std
             by_mean = z.mul_(by_log_prob.unsqueeze(1)).div_(std)
             pair.actor.add_gradients(block.actor_inputs, by_mean)
         share = len(part.actions) / samples
-        pair.measures["entropy"].add_(log_volume + 0.5 * len(std), alpha=share)
-        by_std -= self.config.entropy_coef * share / std
+        pair.losses[2].add_(log_volume + 0.5 * len(std), alpha=share)
+        by_std -= self._numbers.entropy_coef * share / std
         if pair.std_gradient is not None:
             pair.std_gradient.addcmul_(by_std, std_by_parameter)
 
@@ -187,8 +222,9 @@ class _Pair(NamedTuple):
     actor: CpuNetwork
     critic: CpuNetwork
     flat: torch.Tensor
-    """Gradients and measures, as in FlatGradient. The first pair's becomes the total."""
-    measures: dict[str, torch.Tensor]
+    """Gradients and KL divergence, as in FlatGradient. The first pair's becomes the total."""
+    losses: torch.Tensor
+    """Of values, surrogate and entropy."""
     std_gradient: torch.Tensor | None
     """None: the standard deviation is constant."""
 
@@ -199,6 +235,6 @@ def _kl(batch: Minibatch, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor
     Kullback-Leibler divergence of two Gaussians: (r^2 + d^2 - 1) / 2 - log r, with the ratio r of
     the standard deviations and the distance d of the means in units of the new deviation.
     """
-    ratio = batch.stds[0] / std
-    distances = ((batch.means - mean) / std).square().sum() / len(mean)
+    ratio = batch.distribution[1][0] / std
+    distances = ((batch.distribution[0] - mean) / std).square().sum() / len(mean)
     return 0.5 * (ratio.square().sum() - len(std) + distances) - ratio.log().sum()

@@ -42,7 +42,7 @@ class Equivariance:
         observations: TensorDict,
         gradient: FlatGradient,
     ) -> None:
-        """Tie the weights of `networks`, whose gradients `gradient` holds.
+        """Tie the weights of `networks`, whose gradients `gradient` holds; other weights stay free.
 
         `mirror` returns `observations` and actions `(samples, size)`, each followed by its images.
 
@@ -71,15 +71,17 @@ class Equivariance:
                 images[layer.weight] = _of_matrix(outputs, inputs)
                 images[layer.bias] = outputs
                 inputs = outputs
-        if not images.keys() >= set(gradient.parameters):
+        own = [p for x in networks for p in x.parameters() if p.requires_grad]
+        if not images.keys() >= set(own):
             raise UserError(
                 f"{TIES_WEIGHTS} needs networks of linear layers; use "
                 "--agent.algorithm.symmetry-cfg.no-use-equivariant-networks with others."
             )
-        rest = _same(len(gradient.measures), device)
-        self._image = _join([*(images[parameter] for parameter in gradient.parameters), rest])
+        rest = _same(1, device)  # The KL divergence.
+        free = {p: _same(p.numel(), device) for p in gradient.parameters}
+        self._image = _join([*((free | images)[p] for p in gradient.parameters), rest])
         self._gradient, self._flat = gradient, gradient.flat
-        for parameter in gradient.parameters:
+        for parameter in own:
             image, old = images[parameter], parameter.detach().flatten()
             # The mean of two independent numbers has half the variance of one.
             scale = 2**0.5 if parameter.dim() > 1 else 1.0

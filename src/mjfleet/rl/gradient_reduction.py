@@ -6,12 +6,9 @@ import torch
 
 from mjfleet.rl.collectives import Collectives
 
-MEASURES = ("value", "surrogate", "entropy", "kl")
-"""The values behind the gradients: a minibatch's losses and its KL divergence."""
-
 
 class FlatGradient:
-    """One buffer for the gradients of all parameters, followed by MEASURES.
+    """One buffer for the gradients of all parameters, followed by a minibatch's KL divergence.
 
     The learning rate depends on the KL divergence, which is averaged with the gradients, so that
     all ranks adapt it in the same way.
@@ -22,16 +19,15 @@ class FlatGradient:
         self.parameters = [p for p in parameters if p.requires_grad]
         sizes = [p.numel() for p in self.parameters]
         first = self.parameters[0]
-        self.flat = torch.zeros(sum(sizes) + len(MEASURES), dtype=first.dtype, device=first.device)
-        """`(number of parameters + number of measures,)`."""
-        self.measures = self.flat[-len(MEASURES) :]
+        self.flat = torch.zeros(sum(sizes) + 1, dtype=first.dtype, device=first.device)
+        """`(number of parameters + 1,)`."""
         self.kl = self.flat[-1]
         self._views = self.views(self.flat)
         self.attach()
 
     def views(self, flat: torch.Tensor) -> dict[torch.nn.Parameter, torch.Tensor]:
         """Return each parameter's part of a buffer that is laid out like `flat`."""
-        pieces = flat[: -len(MEASURES)].split([p.numel() for p in self.parameters])
+        pieces = flat[:-1].split([p.numel() for p in self.parameters])
         return {p: piece.view_as(p) for p, piece in zip(self.parameters, pieces, strict=True)}
 
     def attach(self) -> None:

@@ -1,6 +1,6 @@
-"""A rollout's samples, shuffled into minibatches that keep their addresses. Runs in a worker."""
+"""A rollout's samples, shuffled into minibatches. Runs in a worker."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,72 +12,88 @@ from mjfleet.config import PPOConfig
 class Minibatch(NamedTuple):
     """Samples of a rollout; the first dimension of each tensor is the sample."""
 
-    actor_inputs: torch.Tensor  # Normalised observations of the policy network, (samples, size).
-    critic_inputs: torch.Tensor  # Those of the value network, (samples, size); 0 without one.
-    actions: torch.Tensor  # (samples, num_actions)
-    values: torch.Tensor  # Predicted before the update, (samples, 1).
-    returns: torch.Tensor  # (samples, 1)
-    advantages: torch.Tensor  # (samples,)
-    log_probs: torch.Tensor  # Of the actions when they were sampled, (samples,).
-    means: torch.Tensor  # Of the action distribution in the rollout, (samples, num_actions).
-    stds: torch.Tensor  # Standard deviations of the same distribution, (samples, num_actions).
-    limits: torch.Tensor
-    """The largest value that PPO's clipped objective can take, `(samples,)`: the advantage times
-    `1 + clip` where the advantage is positive, times `1 - clip` where it is negative."""
+    samples: torch.Tensor
+    """Indices into the rollout, step * num_envs + environment, `(samples,)`, int64."""
+    actor_inputs: torch.Tensor
+    """Normalised observations of the policy network, `(samples, size)`."""
+    critic_inputs: torch.Tensor
+    """Those of the value network, `(samples, size)`; size 0 where no values are learned."""
+    actions: torch.Tensor
+    """`(samples, num_actions)`"""
+    values: torch.Tensor
+    """Predicted before the update, `(samples, 1)`."""
+    returns: torch.Tensor
+    """`(samples, 1)`"""
+    advantages: torch.Tensor
+    """`(samples,)`"""
+    log_probs: torch.Tensor
+    """Of the actions when they were sampled, `(samples,)`."""
+    distribution: tuple[torch.Tensor, ...]
+    """Parameters of the action distribution in the rollout, such as mean and standard deviation of
+    a Gaussian, `(samples, num_actions)` each."""
 
-    def rows(self, rows: slice) -> "Minibatch":
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Minibatch":
+        """Return the results of a function for each tensor."""
+        others = {
+            name: function(value)
+            for name, value in self._asdict().items()
+            if name != "distribution"
+        }
+        return Minibatch(**others, distribution=tuple(map(function, self.distribution)))
+
+    def rows(self, start: int, stop: int) -> "Minibatch":
         """Return views of some samples."""
-        if rows.start == 0 and rows.stop >= len(self.actions):
+        if start == 0 and stop >= len(self.actions):
             return self
-        return Minibatch(*(field[rows] for field in self))
+        return self.map(lambda field: field[start:stop])
 
     def blocks(self, size: int) -> Iterator["Minibatch"]:
         """Return views of at most `size` samples each."""
         for start in range(0, len(self.actions), size):
-            yield self.rows(slice(start, start + size))
+            yield self.rows(start, start + size)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all tensors."""
+        return [*self[:-1], *self.distribution]
 
 
 class Minibatches:
-    """The minibatches of an update. Every epoch visits the same ones, as in rsl_rl.
-
-    Each update fills the same tensors, because CUDA graphs read from fixed addresses.
-    """
+    """The minibatches of an update. Every epoch visits the same ones, as in rsl_rl."""
 
     def __init__(self, actor: Any, critic: Any, storage: RolloutStorage, config: PPOConfig) -> None:
         """Allocate the minibatches for the rollouts of `storage`; a remainder is left out."""
         self._actor, self._storage, self.config = actor, storage, config
-        self._critic = critic = critic if config.learns_values else None
+        self._critic = critic if config.learns_values else None
         count = config.num_mini_batches
         size = storage.num_envs * storage.num_transitions_per_env // count
-        num_actions = storage.actions.shape[-1]
-        shapes = (
-            *((actor.obs_dim,), (critic.obs_dim if critic else 0,), (num_actions,)),
-            *((1,), (1,), (), ()),
-            *((num_actions,), (num_actions,), ()),
-        )
-        samples = [torch.zeros(count * size, *shape, device=storage.device) for shape in shapes]
-        self._samples = Minibatch(*samples)
-        self.batches = [self._samples.rows(slice(i * size, (i + 1) * size)) for i in range(count)]
+        self._samples = self._rollout().map(lambda field: torch.empty_like(field[: count * size]))
+        self.batches = [self._samples.rows(i * size, (i + 1) * size) for i in range(count)]
 
     def fill(self) -> None:
         """Shuffle the rollout into the minibatches, which may normalise their own advantages."""
-        storage, samples, critic = self._storage, self._samples, self._critic
-        observations = storage.observations.flatten(0, 1)
-        steps = (storage.actions, storage.values, storage.returns, storage.advantages)
-        sources = [
-            self._actor.get_latent(observations),
-            critic.get_latent(observations) if critic else storage.actions.flatten(0, 1)[:, :0],
-            *(field.flatten(0, 1) for field in (*steps, storage.actions_log_prob)),
-            *(field.flatten(0, 1) for field in storage.distribution_params or ()),
-        ]
         # The same random numbers as in rsl_rl's generator of minibatches.
-        order = torch.randperm(len(samples.actions), device=storage.device)
-        for source, target in zip(sources, samples, strict=False):
-            rows = source.view(len(source), *target.shape[1:])
-            torch.index_select(rows, 0, order, out=target)
+        order = torch.randperm(len(self._samples.actions), device=self._storage.device)
+        pairs = zip(self._rollout().tensors(), self._samples.tensors(), strict=True)
+        for source, target in pairs:
+            torch.index_select(source, 0, order, out=target)
         if self.config.normalize_advantage_per_mini_batch:
             for batch in self.batches:
                 mean, std = batch.advantages.mean(), batch.advantages.std()
                 batch.advantages.sub_(mean).div_(std + 1e-8)
-        advantages, clip = samples.advantages, self.config.clip_param
-        torch.add(advantages, advantages.abs(), alpha=clip, out=samples.limits)
+
+    @torch.no_grad()
+    def _rollout(self) -> Minibatch:
+        """Return the samples of the rollout, in its order."""
+        storage, critic = self._storage, self._critic
+        observations, actions = storage.observations.flatten(0, 1), storage.actions.flatten(0, 1)
+        return Minibatch(
+            samples=torch.arange(len(actions), device=storage.device),
+            actor_inputs=self._actor.get_latent(observations),
+            critic_inputs=critic.get_latent(observations) if critic else actions[:, :0],
+            actions=actions,
+            values=storage.values.flatten(0, 1),
+            returns=storage.returns.flatten(0, 1),
+            advantages=storage.advantages.flatten(),
+            log_probs=storage.actions_log_prob.flatten(),
+            distribution=tuple(p.flatten(0, 1) for p in storage.distribution_params or ()),
+        )

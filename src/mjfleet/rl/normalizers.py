@@ -1,11 +1,9 @@
 """Updates rsl_rl's observation normalisers in place, without waiting for the device.
 
 Runs in a worker. `EmpiricalNormalization.update` in rsl_rl computes the same, but copies a number
-to the device and replaces a tensor, which a CUDA graph must not do.
+to the device, which waits for it.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,11 +19,10 @@ def update_normalizers(
     observations: TensorDict,
     collectives: Collectives,
     equivariance: Equivariance | None = None,
-) -> Iterator[Callable[[], object]]:
-    """Add observations `(samples, size)` to the statistics of the networks that keep any.
+) -> None:
+    """Add observations `(samples, size)` of all ranks to the statistics that networks keep.
 
     With `equivariance`, their mirror images count as observations too.
-    With several ranks, yields the reductions between them, to be called.
     """
     num_ranks = collectives.world_size
     for network in (network for network in networks if network.obs_normalization):
@@ -35,10 +32,10 @@ def update_normalizers(
         own_count, count = len(inputs), len(inputs) * num_ranks
         if num_ranks > 1:
             mean = own_mean * own_count
-            yield partial(collectives.all_reduce, mean)
+            collectives.all_reduce(mean)
             mean = mean / count
             var = own_count * (var + (own_mean - mean).square())
-            yield partial(collectives.all_reduce, var)
+            collectives.all_reduce(var)
             var = var / count
         if equivariance:
             mean, var = equivariance.inputs[network].add_image(mean, var)

@@ -18,7 +18,7 @@ def checksum(algorithm: Algorithm) -> Unread[int]:
 
     It is below 2^52, so that a float64 holds it exactly.
     """
-    modules = [algorithm.actor, algorithm.critic, *([algorithm.rnd] if algorithm.rnd else [])]
+    modules = [algorithm.actor, algorithm.critic, algorithm.extra, *filter(None, [algorithm.rnd])]
     total = torch.zeros((), dtype=torch.int64, device=algorithm.device)
     for module in modules if algorithm.is_distributed else ():
         for tensor in module.state_dict().values():

@@ -15,11 +15,11 @@ from mjfleet.config import AgentConfig
 from mjfleet.env import Env, EpisodeStatistics
 from mjfleet.loggers.iteration_metrics import IterationMetrics
 from mjfleet.nan_dump.nan_guard import RolloutGuard
-from mjfleet.rl import cuda_graphs, rank_statistics
+from mjfleet.rl import captured, rank_statistics
 from mjfleet.rl.algorithm_choice import make_algorithm
+from mjfleet.rl.captured import Capture
 from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
-from mjfleet.rl.cuda_graphs import Capture
 from mjfleet.rl.device_clock import DeviceClock
 from mjfleet.rl.divergence import DivergedError, StdWarning, find_trouble, slower
 from mjfleet.rl.evaluator import Evaluator
@@ -73,7 +73,7 @@ class Runner:
         self.heartbeat = heartbeat or HeartbeatBase()
         self.collectives = collectives or Collectives()
         if capture == "auto":
-            capture = cuda_graphs.capture if env.sim.device.type == "cuda" else None
+            capture = captured.capture if env.sim.device.type == "cuda" else None
         if device == "cpu":
             observed = sum(group[0].numel() for group in env.get_observations().values())
             steps = env.num_envs * agent.num_steps_per_env

@@ -1,0 +1,169 @@
+"""A loss of one's own: the one of the documentation, and mistakes."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mjfleet.config import from_dict
+from mjfleet.errors import UserError
+from mjfleet.rl.checkpoint_contents import Checkpointer
+from mjfleet.rl.minibatches import Minibatch
+from mjfleet.rl.ppo import PPO
+from mjfleet.rl.runner import Runner
+
+from ..conftest import Run, rows
+from ..env.test_env import BUNDLED, build_task
+from ..helpers.cuda_graph_stub import CudaGraphStub
+from .test_own_classes import LEARNER, train
+from .test_ranks import weights
+
+Parts = dict[str, torch.Tensor]
+TASKS = ["cartpole-balance", pytest.param("go1-velocity-flat", marks=pytest.mark.slow)]
+documented = ModuleType("learner")
+exec(LEARNER, vars(documented))
+Auxiliary: type[PPO] = documented.Auxiliary
+
+
+def make_runner(
+    kind: type[PPO], iterations: int = 4, task: str = "cartpole-balance", **more: Any
+) -> Runner:
+    torch.manual_seed(1)
+    found, env = BUNDLED[task], build_task(task, "native", "cpu", num_envs=16)
+    agent = from_dict(
+        found.task.agent,
+        {"num_steps_per_env": 6, "max_iterations": iterations, "algorithm": {"name": "own:Loss"}},
+    )
+
+    def load(name: str, base: Any = None) -> Any:
+        return kind if name == "own:Loss" else found.load(name, base)
+
+    return Runner(env, agent, "cpu", 1, load, **more)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_documented_loss_is_learned(task: str) -> None:
+    metrics: list[Any] = []
+    runner = make_runner(Auxiliary, task=task)
+    extra = runner.alg.extra.state_dict()
+    before = extra["forecast.weight"].clone()
+    runner.train(metrics.append, lambda: None)
+    forecasts = [m.losses["forecast"] for m in metrics]
+    assert [*metrics[0].losses] == ["value", "surrogate", "entropy", "forecast"]
+    assert all(value > 0 for value in forecasts)
+    assert not torch.equal(before, extra["forecast.weight"])
+
+
+def test_its_gradient_reaches_the_actor() -> None:
+    learned = {}
+    for kind in (PPO, Auxiliary):
+        runner = make_runner(kind, iterations=1)
+        runner.train(lambda metrics: None, lambda: None)
+        learned[kind] = weights(runner.alg)
+    assert any(
+        not torch.allclose(value, learned[PPO][name], rtol=1e-3)
+        for name, value in learned[Auxiliary].items()
+        if name.startswith("actor.mlp")
+    )
+
+
+def test_stopped_and_resumed_is_as_never_stopped(tmp_path: Path) -> None:
+    ends = []
+    for name, stops in (("whole", [4]), ("parts", [2, 4])):
+        (tmp_path / name).mkdir()
+        for begun, stop in zip([0, *stops], stops, strict=False):
+            runner = make_runner(Auxiliary, stop)
+            saver = Checkpointer(runner, "cartpole-balance", tmp_path / name, keep=None)
+            if begun:
+                torch.manual_seed(99)
+                assert saver.resume(tmp_path / name / f"model_{begun}.pt") == []
+            runner.train(lambda metrics: None, lambda: None, saver.save)
+        ends.append(torch.load(tmp_path / name / "model_4.pt", weights_only=True))
+    for part in ("actor_state_dict", "critic_state_dict", "extra_state_dict"):
+        whole, parts = (end[part] for end in ends)
+        assert all(torch.equal(whole[key], value) for key, value in parts.items())
+
+
+def test_it_is_captured_and_a_loss_that_does_not_say_so_is_called() -> None:
+    class Called(Auxiliary):
+        captures = False
+
+    found = []
+    for kind, graphs in ((Auxiliary, 2), (Called, 0)):
+        stub = CudaGraphStub()
+        runner = make_runner(kind, capture=stub.capture)
+        runner.train(lambda metrics: None, lambda: None)
+        assert len(stub.graphs) == graphs
+        found.append(weights(runner.alg))
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+def test_two_workers_learn_it_and_it_is_played(run: Run, tmp_path: Path) -> None:
+    task = shutil.copytree(BUNDLED["cartpole-balance"].folder, tmp_path / "tasks/pole")
+    config = task / "config.py"
+    config.write_text(config.read_text().replace("cartpole-", "pole-"))
+    (task / "learner.py").write_text(LEARNER)
+    own = ("--agent.algorithm.name", "learner:Auxiliary", "--cpu-workers", "2")
+    train(run, "pole-balance", 2, *own)
+    (run_dir,) = (tmp_path / "logs/pole-balance").iterdir()
+    assert all(float(row["loss/forecast"]) > 0 for row in rows(run_dir))
+    few = ("--env.num-envs", "2", "--episodes", "2")
+    assert run("play", "pole-balance", "--resume", "latest", *few).returncode == 0
+
+
+def total(change: Callable[[torch.Tensor], Any]) -> Any:
+    def loss(self: Any, minibatch: Minibatch) -> Any:
+        value, parts = PPO.loss(self, minibatch)
+        return change(value), parts
+
+    return loss
+
+
+def named(name: str, value: Any) -> Any:
+    def loss(self: Any, minibatch: Minibatch) -> Any:
+        found, parts = PPO.loss(self, minibatch)
+        return found, {**parts, name: value}
+
+    return loss
+
+
+def ends_elsewhere(self: Any, minibatch: Minibatch) -> Any:
+    found = PPO.loss(self, minibatch)
+    self.actor.distribution.update(self.actor.mlp(minibatch.actor_inputs[:3]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"loss": total(lambda value: value / 0.0)}, "the total is .* at first"),
+        ({"loss": total(torch.Tensor.detach)}, "no gradient"),
+        ({"loss": total(lambda value: value.expand(2))}, "shape .2,., and has to be a scalar"),
+        ({"loss": lambda self, batch: {"value": 1.0}}, "return total, parts"),
+        ({"loss": lambda self, batch: PPO.loss(self, batch)[0]}, "return total, parts"),
+        ({"loss": named("a/b", torch.ones(()))}, "'a/b' is no name"),
+        ({"loss": named("mine", 1.0)}, "mine is 1.0, and has to be a scalar tensor"),
+        ({"loss": ends_elsewhere}, "distribution at other samples"),
+        ({"modules": lambda self: {"actor": nn.Linear(1, 1)}}, "'actor' is no name .* or taken"),
+        ({"modules": lambda self: {"keys": nn.Linear(1, 1)}}, "'keys' is no name .* or taken"),
+        ({"modules": lambda self: [nn.Linear(1, 1)]}, "return a dictionary of networks"),
+    ],
+)
+def test_a_mistake_is_one_message_when_it_is_built(members: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make_runner(type("Loss", (PPO,), members))
+
+
+def test_a_network_made_elsewhere_is_named() -> None:
+    class Elsewhere(PPO):
+        def __init__(self, *parts: Any, **settings: Any) -> None:
+            super().__init__(*parts, **settings)
+            self.head = nn.Linear(2, 2)
+
+    with pytest.raises(UserError, match=r"Elsewhere\.head is a network that is not learned"):
+        make_runner(Elsewhere)
