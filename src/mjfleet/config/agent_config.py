@@ -195,6 +195,8 @@ class AgentConfig(Checked, flags="agent."):
     """Seed of all random numbers; worker r uses seed + r."""
     tf32: Annotated[bool, Kind.OPERATION] = True
     """Whether GPUs round the factors of matrix products to TensorFloat-32 (10 bits): faster."""
+    cuda_graphs: Annotated[bool, Kind.OPERATION] = True
+    """Whether GPUs repeat the parts of an update as CUDA graphs: faster."""
     num_steps_per_env: Count = 24
     """Steps of each environment per rollout."""
     max_iterations: Annotated[Count, Kind.OPERATION] = 300

@@ -216,7 +216,8 @@ class PPO(Algorithm):
         """Compute the log-probabilities of all actions, unless `act` has."""
         storage = self.storage
         if self._is_gaussian:
-            log_probs = Normal(*self._distribution).log_prob(storage.actions)
+            mean, std = self._distribution
+            log_probs = Normal(mean, std).log_prob(storage.actions)
             storage.actions_log_prob[:, :, 0] = log_probs.sum(dim=-1)
 
     def _compute_returns(self) -> None:

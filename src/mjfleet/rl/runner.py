@@ -67,13 +67,14 @@ class Runner:
             heartbeat: receives a beat after every step.
             dump_to: where environments with numbers that are not finite are dumped. None: nowhere.
             evaluator: evaluates the policy at intervals. None: there are no evaluations.
-            capture: captures updates. `auto`: on a GPU. None: nothing is captured.
+            capture: captures updates. `auto`: on a GPU, as `agent.cuda_graphs` says. None: nothing.
         """
         self.env, self.agent, self.device = env, agent, device
         self.heartbeat = heartbeat or HeartbeatBase()
         self.collectives = collectives or Collectives()
         if capture == "auto":
-            capture = captured.capture if env.sim.device.type == "cuda" else None
+            is_captured = agent.cuda_graphs and env.sim.device.type == "cuda"
+            capture = captured.capture if is_captured else None
         if device == "cpu":
             observed = sum(group[0].numel() for group in env.get_observations().values())
             steps = env.num_envs * agent.num_steps_per_env
