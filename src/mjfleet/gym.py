@@ -91,7 +91,7 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
                 f"observations is {observations!r}; task {task} observes: {', '.join(names)}."
             )
         self._group, self._final = observations, None
-        self._built, self._began = self.env.state_dict(), False
+        self._restore_first, self._began = self.env.keep(), False
         self.env.before_reset = self._observe_ends
         self.num_envs = self.env.num_envs
         shape, limit = tuple(groups[observations].shape[1:]), self.env.action_limit
@@ -119,7 +119,7 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
             raise UserError("options has a reset_mask; here episodes that end are reset at once.")
         super().reset(seed=None if seed is None else int(seed))
         if seed is not None or not self._began:
-            self.env.load_state_dict(self._built)
+            self._restore_first()
             self.env.generator.manual_seed(int(self.np_random.integers(2**62)))
             self._began = True
         with torch.no_grad():
@@ -160,9 +160,10 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
     def _observe_ends(self, dones: torch.Tensor) -> None:
         """Observe before the resets, as if it had not been: noise and memories are restored."""
         if dones.any():
-            with self.env.unchanged():
-                group = self.env.observe()[self._group]
-                self._final = group.to("cpu", torch.float32, copy=True).numpy()
+            restore = self.env.keep()
+            group = self.env.observe()[self._group]
+            self._final = group.to("cpu", torch.float32, copy=True).numpy()
+            restore()
 
     def _observations(self) -> Array:
         return self.env.get_observations()[self._group].cpu().numpy()

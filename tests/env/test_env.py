@@ -253,15 +253,8 @@ def test_a_method_that_returns_something_else_later_is_named(
     env = reach()
     env.step(torch.zeros(3, 2))
     setattr(env, method, returned)
-    with pytest.raises(ValueError, match=rf"{method}\(\) now returns"):
+    with pytest.raises(UserError, match=rf"{method}\(\) now returns"):
         env.step(torch.zeros(3, 2))
-
-
-def test_environments_are_numbered_and_the_earlier_name_says_so() -> None:
-    env = reach()
-    assert env.env_ids.tolist() == [0, 1, 2]
-    with pytest.raises(UserError, match="world_ids must now be called env_ids"):
-        _ = env.world_ids
 
 
 def test_observations_are_copies_of_the_live_state() -> None:

@@ -1,5 +1,6 @@
 """State is declared: where it is written, what a reset fills, and what is not declared."""
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from mjfleet.env import Delay, Timer
 from mjfleet.errors import UserError
 from mjfleet.sim import make_simulation
 
-from .test_env import BUNDLED, build_task
+from .test_env import BUNDLED, KINDS, build_task
 
 FOUND = BUNDLED["cartpole-balance"]
 CartpoleEnv: Any = FOUND.load(FOUND.task.env_class)
@@ -119,7 +121,15 @@ def test_state_is_written_in_place_alone() -> None:
         (lambda env: env.add_state("action", 1), "called twice"),
         (lambda env: env.add_state("a", 0), "whole numbers above 0"),
         (lambda env: env.add_state("a", 2, start=torch.zeros(3)), "`start` must be"),
-        (lambda env: env.add_state("a", 2, reset=lambda mask: mask), "its `reset` returns"),
+        (
+            lambda env: env.add_state("a", 2, reset=lambda mask: mask),
+            "`reset` returns \\(4,\\); it",
+        ),
+        (lambda env: env.add_state("a", reset=lambda mask: None), "`reset` returns NoneType; it"),
+        (lambda env: env.add_state("a", reset="kept"), "`reset` is 'kept'; it must be a number"),
+        (lambda env: env.add_state("a", reset=math.nan), "self.a is not finite where episodes"),
+        (lambda env: env.add_state("a", start=math.inf, shared=True), "self.a is not finite"),
+        (lambda env: [Delay(env, 2, 0, 3)(env.sim.qpos[:, :1])], r"values \(4, 2\), and is given"),
     ],
 )
 def test_a_wrong_declaration_is_refused(setup: Method, message: str) -> None:
@@ -127,10 +137,13 @@ def test_a_wrong_declaration_is_refused(setup: Method, message: str) -> None:
         build(setup)
 
 
-def test_state_is_declared_in_setup_alone() -> None:
-    env = build(lambda env: None)
-    with pytest.raises(UserError, match="outside `setup`"):
-        env.add_state("late")
+@pytest.mark.parametrize(
+    "declare", [lambda env: env.add_state("late"), lambda env: Timer(env, 1.0, 2.0)]
+)
+def test_state_is_declared_and_helpers_are_made_in_setup_alone(declare: Method) -> None:
+    env = build(lambda env: None, each_step=declare)
+    with pytest.raises(UserError, match=r"outside `setup`, where .* Timer and Levels are made"):
+        step(env)
 
 
 def increment(env: Any) -> None:
@@ -184,16 +197,52 @@ def test_views_of_what_is_known_may_change() -> None:
     env.check_undeclared()
 
 
-@pytest.mark.parametrize("name", ["cartpole-balance", "go1-velocity-rough", "panda-reach"])
+@pytest.mark.parametrize(
+    "name", [n if n in KINDS else pytest.param(n, marks=pytest.mark.slow) for n in BUNDLED]
+)
 def test_bundled_tasks_declare_all_and_rewards_write_nothing(name: str) -> None:
     env = build_task(name, "native", "cpu", num_envs=4)
     with torch.inference_mode():
         for _ in range(5):
             env.step(torch.rand_like(env.action))
         env.check_undeclared()
-        before = env.state_dict()
-        for method in (env.rewards, env.terminated, env.metrics):
+        memory = [*env._states.buffers(), *env.sim.state().values()]
+        before, generator = [one.clone() for one in memory], env.generator.get_state()
+        for method in (env.rewards, env.terminated, env.metrics, env.debug_vis, env.commands):
             method()
-        after = env.state_dict()
-    for key, buffer in before["states"]["buffers"].items():
-        assert torch.equal(buffer, after["states"]["buffers"][key]), key
+    assert all(map(torch.equal, before, memory))
+    assert torch.equal(env.generator.get_state(), generator)
+
+
+def test_an_extra_call_of_observe_can_be_undone() -> None:
+    env = build_task("go1-velocity-rough", "native", "cpu", num_envs=4)
+    before, first = [one.clone() for one in env._states.buffers()], env.get_observations()
+    restore = env.keep()
+    seen = env.observe()["actor"]
+    assert not all(map(torch.equal, before, env._states.buffers()))
+    restore()
+    assert all(map(torch.equal, before, env._states.buffers()))
+    assert env.get_observations() is first
+    assert torch.equal(env.observe()["actor"], seen)
+
+
+def test_state_of_one_dtype_is_one_tensor_in_a_checkpoint() -> None:
+    def setup(env: Any) -> None:
+        env.add_state("count")
+        env.add_state("kept", 2, 3, reset="keep", start=torch.arange(6.0).view(2, 3))
+        env.add_state("passing", 2, persistent=False)
+        env.add_state("age", dtype=torch.long, reset=7)
+
+    env, other = build(setup), build(setup)
+    env.kept += torch.arange(4.0).view(4, 1, 1)
+    env.passing += 1.0
+    saved = env.state_dict()
+    assert {name: len(rows) for name, rows in saved["states"]["rows"].items()} == {
+        "torch.float32": 1 + 1 + 1 + 6 + 1, "torch.int64": 2, "torch.bool": 2,
+    }  # fmt: skip
+    assert other.load_state_dict(saved) == []
+    assert torch.equal(other.kept, env.kept)
+    assert other.age.tolist() == [7] * 4
+    assert not other.passing.any()
+    env.take_over(torch.tensor([1, 1, 3, 3]))
+    assert env.kept[:, 0, 0].tolist() == [1.0, 1.0, 3.0, 3.0]

@@ -133,12 +133,12 @@ class LevelsEnv(SwingupEnv):
 
 
 def begin(
-    folder: Path, kind: Any, num_envs: int, iterations: int, worlds: bool = True
+    folder: Path, kind: Any, num_envs: int, iterations: int, worlds: bool = True, **changes: Any
 ) -> tuple[Any, Checkpointer]:
     cfg = replace(FOUND.task.env, num_envs=num_envs)
     sim = make_simulation("native", kind.make_model(cfg), num_envs)
     seed_everything(1)
-    runner = Runner(kind(cfg, sim, seed=1), agent(iterations), "cpu", 1, FOUND.load)
+    runner = Runner(kind(cfg, sim, seed=1), agent(iterations, **changes), "cpu", 1, FOUND.load)
     return runner, Checkpointer(runner, TASK, folder, None, worlds)
 
 
@@ -207,6 +207,37 @@ def test_an_environment_that_has_changed_says_so(tmp_path: Path) -> None:
     (lost,) = checkpointer.resume(path)
     assert "begin anew (reward terms ['balance'], now ['balance', 'more'])" in lost
     assert len(train(runner, checkpointer)) == 2
+
+
+class LateEnv(SwingupEnv):
+    """Writes an attribute that it has not declared, from its 20th step on."""
+
+    model_file = str(FOUND.folder / "cartpole.xml")
+
+    def setup(self) -> None:
+        super().setup()
+        self.taken, self.level = self.add_state("taken", dtype=torch.long, shared=True), 0
+
+    def after_physics(self) -> None:
+        self.taken += 1
+        if self.taken > 20:
+            self.level += 1
+
+
+def test_what_changes_late_and_is_not_declared_ends_training_after_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    runner, checkpointer = begin(tmp_path, LateEnv, 8, 9, save_interval=2)
+    with pytest.raises(UserError, match=r"LateEnv\.level .*`self.level = self.add_state\('level'"):
+        train(runner, checkpointer)
+    assert runner.current_learning_iteration == 4
+    assert {path.name for path in tmp_path.iterdir()} == {"model_2.pt", "model_4.pt"}
+    runner, checkpointer = begin(tmp_path, LateEnv, 8, 9)
+    assert checkpointer.resume(tmp_path / "model_2.pt") == []
+    assert checkpointer.resume(tmp_path / "model_4.pt") == [
+        "level of the environment, which was not declared, and begins anew"
+    ]
+    assert runner.env.taken == 32
 
 
 def test_what_a_user_changes_counts(tmp_path: Path) -> None:

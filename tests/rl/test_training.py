@@ -307,6 +307,12 @@ FAULTS = {
     },
     "model.xml: ": {"model.xml": "<mujoco><worldbody></mujoco>"},
     "no actuator": {"model.xml": "<mujoco><worldbody/></mujoco>"},
+    "qvel is not finite where episodes begin": {
+        "env.py": SPOILT_ENV.replace("        pass", "        self.sim.qvel[:] = torch.nan")
+    },
+    "add_state('late') is called outside `setup`": {
+        "env.py": SPOILT_ENV.replace("self.sim.ctrl[:] = action", "self.add_state('late')")
+    },
     "has shape (7,), not (8,)": {"env.py": SPOILT_ENV.replace("self.num_envs)}", "7)}")},
 }
 

@@ -79,10 +79,10 @@ def test_causes_come_before_what_follows_from_them(tmp_path: Path) -> None:
     assert [found.rank for found in read_failures(tmp_path)] == [1, 0]
 
 
-def test_a_mistake_of_the_users_is_one_until_training_begins() -> None:
-    assert failure(UserError("no"), phase=Phase.BUILD).is_users_mistake
-    assert not failure(UserError("no"), phase=Phase.COLLECT).is_users_mistake
-    assert not failure(ValueError("no"), phase=Phase.BUILD).is_users_mistake
+def test_a_mistake_of_the_users_is_one_until_something_is_learned() -> None:
+    assert failure(UserError("no"), phase=Phase.COLLECT).mistake
+    assert not failure(UserError("no"), phase=Phase.LEARN).mistake
+    assert not failure(ValueError("no"), phase=Phase.BUILD).mistake
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:

@@ -64,10 +64,6 @@ class EnvContract(VecEnv, Generic[C]):
         """
         if not hasattr(cls, "model_file"):
             raise UserError(f"{cls.__name__} sets no model_file.")
-        if not isinstance(cls.model_file, str):
-            raise UserError(
-                f"{cls.__name__}.model_file is {cls.model_file!r}; it must be the name of a file."
-            )
         owner = next(base for base in cls.__mro__ if "model_file" in vars(base))
         return find_model(owner, cls.model_file)
 

@@ -31,10 +31,7 @@ class Levels:
         self._env, self._count = env, count
         if env.is_evaluation:
             start = evaluation_levels(env, count)
-        name = env.helper_name("levels")
-        self.now = env.add_state(f"{name}.now", dtype=torch.long, reset="keep", start=start)
-        self.begin = int(self.now.min()), int(self.now.max())
-        """Lowest and highest level at which environments begin."""
+        self.now = env.add_state("levels.now", dtype=torch.long, reset="keep", start=start)
         env.curricula.append(self)
 
     def move(self, up: torch.Tensor, down: torch.Tensor) -> None:

@@ -3,7 +3,7 @@
 Runs in a worker, and in every command that steps a task.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from mjfleet.env.contract import C
 from mjfleet.env.episode_statistics import EpisodeStatistics, from_totals, stack_metrics
 from mjfleet.env.model_file import URDF
-from mjfleet.env.return_checks import ReturnedShapes, check_returns
+from mjfleet.env.return_checks import check_returns, names_and_shapes
 from mjfleet.env.stateful_env import StatefulEnv
 from mjfleet.env.step_recorder import RESULTS, StepRecorder
 from mjfleet.errors import UserError
@@ -49,6 +49,12 @@ class Env(StatefulEnv[C]):
     an environment that is done is thus the first of its next episode.
     """
 
+    reward_names: tuple[str, ...]
+    metric_names: tuple[str, ...]
+    terms: torch.Tensor
+    """Reward terms of the newest step, `(terms, num_envs)`."""
+    measured: torch.Tensor
+    """Dividend and divisor of each metric in the newest step, `(2 * metrics, num_envs)`."""
     recorder: StepRecorder | None = None
     """Records the states of each step for videos and NaN dumps."""
     before_reset: Callable[[torch.Tensor], None] | None = None
@@ -104,6 +110,7 @@ class Env(StatefulEnv[C]):
         if self.num_actions < 1:
             why = f"the model has no actuator to act with; {URDF}."
             raise UserError(f"{type(self).__name__}: {why}")
+        self._returned: dict[str, Any] = {}  # Names and shapes of what methods returned at first.
         self._begin_state()
         self.action = self.add_state("action", self.num_actions)
         """The newest action, `(num_envs, num_actions)`, float32; zero in a new episode."""
@@ -118,21 +125,13 @@ class Env(StatefulEnv[C]):
         self.spoilt = ~everywhere
         """Environments that the newest step has reset since a number was not finite. The step and
         the episode count in no statistics."""
-        self._steps = 0
         self._nan_resets = torch.zeros((), dtype=torch.long, device=self.device)
-        self._returns = ReturnedShapes()
         self.on_close = ExitStack()
-        self.set_up()
+        self._set_up()
         self._reset(everywhere)
-        rewards, metrics = check_returns(self)
-        self.reward_names = rewards
-        self.metric_names = metrics
-        terms, sums = len(self.reward_names), 2 * len(self.metric_names)
-        # Of the newest step: reward terms, and dividend and divisor of each metric.
-        self.terms = torch.zeros(terms, self.num_envs, device=self.device)
-        self.measured = torch.zeros(sums, self.num_envs, device=self.device)
-        self._term_sums = self._states.add("_term_sums", (terms,), torch.float32)
-        self._totals = torch.zeros(3 + terms + sums, dtype=torch.float64, device=self.device)
+        self._check_finite()
+        self.reward_names, self.metric_names = check_returns(self)
+        self._begin_statistics(len(self.reward_names), 2 * len(self.metric_names))
         self._observations = self._observe()
 
     @property
@@ -149,11 +148,6 @@ class Env(StatefulEnv[C]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def world_ids(self) -> torch.Tensor:
-        """The earlier name of `env_ids`, which a task is told."""
-        raise UserError(f"{type(self).__name__}.world_ids must now be called env_ids.")
 
     def get_observations(self) -> TensorDict:
         """Return the current observations: groups as `observe` returns them, float32."""
@@ -172,7 +166,7 @@ class Env(StatefulEnv[C]):
             whose "time_outs" `(num_envs,)`, bool, are the dones that are not failures.
 
         Raises:
-            ValueError: a method returns other names or shapes than before.
+            UserError: a method returns other names or shapes than before.
         """
         self.previous_action.copy_(self.action)
         self.action.copy_(actions)
@@ -185,12 +179,12 @@ class Env(StatefulEnv[C]):
         self.episode_length_buf += 1
         self.after_physics()
         named = self.rewards()
-        self._returns.check("rewards", named)
+        self._check_returned("rewards", named)
         terms = torch.stack(tuple(named.values())).to(torch.float32)
         if self.recorder:
             self.recorder.after_rewards(terms)
         failed = self.terminated()
-        self._returns.check("terminated", {"": failed})
+        self._check_returned("terminated", {"": failed})
         measured = stack_metrics(self.metrics()) if self.metric_names else self.measured
         if self.on_nan == "reset":
             self.spoilt = self._spoilt_envs(terms)
@@ -262,6 +256,14 @@ class Env(StatefulEnv[C]):
             spoilt = spoilt | ~getattr(self.sim, name).isfinite().all(dim=1)
         return spoilt
 
+    def _begin_statistics(self, terms: int, sums: int) -> None:
+        """Make room for so many reward terms and numbers of metrics."""
+        self.terms = torch.zeros(terms, self.num_envs, device=self.device)
+        self.measured = torch.zeros(sums, self.num_envs, device=self.device)
+        self._term_sums = self._states.add("_term_sums", (terms,), torch.float32)
+        self._totals = torch.zeros(3 + terms + sums, dtype=torch.float64, device=self.device)
+        self._steps = 0
+
     def _record(self, terms: torch.Tensor, reward: torch.Tensor, dones: torch.Tensor) -> None:
         """Add a step to the statistics. Called before the environments that are done are reset."""
         self._term_sums += terms.T
@@ -278,10 +280,19 @@ class Env(StatefulEnv[C]):
         self.reset_worlds(mask)
         self.sim.forward(mask)
 
+    def _check_returned(self, method: str, returned: Mapping[str, torch.Tensor]) -> None:
+        """Raise UserError if a method returns other names or shapes than at first."""
+        now = names_and_shapes(returned)
+        if now != (before := self._returned.setdefault(method, now)):
+            raise UserError(
+                f"{type(self).__name__}.{method}() now returns {dict(now)}; at first it returned "
+                f"{dict(before)}."
+            )
+
     def _observe(self) -> TensorDict:
         # Copies: a group may be a view of the live state, and the caller keeps the observation.
         groups = {k: v.to(torch.float32, copy=True) for k, v in self.observe().items()}
-        self._returns.check("observe", groups)
+        self._check_returned("observe", groups)
         if self.on_nan == "reset":
             # Observing again after a reset would call `observe` twice in a step. Instead the policy
             # sees zeros once, and the next step resets the environment and ignores its reward.

@@ -58,7 +58,6 @@ def build_env(
     """
     found.check_packages()
     env_class = _env_class(found)
-    _check_dtype(found)
     num_envs, seed = config.env.num_envs, rank_seed(config.agent.seed, rank)
     if shard is not None:
         num_envs, seed = shard.count, shard.seed
@@ -76,7 +75,6 @@ def build_env(
             engine, model, num_envs, device=device, num_threads=num_threads, **of_warp
         )
     env = env_class(cfg, sim, seed, shard, group_size)
-    _check_dtype(found)
     env.on_nan = config.on_nan
     sizes = observation_sizes(env)
     for what, declared, built in (
@@ -127,20 +125,7 @@ def _env_class(found: FoundTask) -> type[Env[Any]]:
         raise UserError(f"task {found.name}: {found.task.env_class} is not a subclass of Env.")
     if missing := sorted(env_class.__abstractmethods__):
         raise UserError(f"task {found.name}: {env_class.__name__} lacks {', '.join(missing)}.")
-    if hasattr(env_class, "arrows"):
-        raise UserError(
-            f"task {found.name}: {env_class.__name__}.arrows() must now be called debug_vis()."
-        )
     return env_class
-
-
-def _check_dtype(found: FoundTask) -> None:
-    """Raise UserError if the task has changed the type of numbers that networks are made of."""
-    if (dtype := torch.get_default_dtype()) != torch.float32:
-        raise UserError(
-            f"task {found.name}: its code calls torch.set_default_dtype({dtype}), but networks "
-            "need torch.float32: give `dtype=` to the tensors that need another one instead."
-        )
 
 
 @contextmanager

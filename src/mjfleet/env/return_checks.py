@@ -1,4 +1,4 @@
-"""Checks what the methods of a task return: when an environment is built, and for changes later.
+"""Checks what the methods of a task return when an environment is built.
 
 Otherwise torch would broadcast a wrong shape silently, or fail far from its cause.
 """
@@ -14,27 +14,18 @@ from mjfleet.errors import UserError
 COLUMNS = {"observe": "size", "rewards": None, "terminated": None, "metrics": None, "debug_vis": 3}
 """Second dimension of what a method returns. "size": any but 0, or an image's three; None: there is
 none."""
+MAY_BE_EMPTY = ("metrics", "debug_vis")
 
 
-class ReturnedShapes:
-    """The names and shapes that methods returned first, which later calls must return too."""
-
-    def __init__(self) -> None:
-        self._first: dict[str, list[tuple[str, torch.Size]]] = {}
-
-    def check(self, method: str, returned: Mapping[str, torch.Tensor]) -> None:
-        """Raise ValueError if a method now returns something else."""
-        now = [(name, value.shape) for name, value in returned.items()]
-        before = self._first.setdefault(method, now)
-        if now != before:
-            then, here = ({name: tuple(shape) for name, shape in each} for each in (before, now))
-            raise ValueError(f"{method}() now returns {here}; at first it returned {then}")
+def names_and_shapes(returned: Mapping[str, torch.Tensor]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return names and shapes of what a method returns, in its order."""
+    return [(name, tuple(value.shape)) for name, value in returned.items()]
 
 
 def observation_sizes(env: Any) -> dict[str, int | tuple[int, ...]]:
     """Return the size of each observation group; of an image (channels, height, width)."""
-    groups = env.get_observations().items()
-    return {k: v.shape[1] if v.ndim == 2 else tuple(v.shape[1:]) for k, v in groups}
+    groups = names_and_shapes(env.get_observations())
+    return {name: shape[1] if len(shape) == 2 else shape[1:] for name, shape in groups}
 
 
 def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -46,43 +37,42 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     Raises:
         UserError: a method returned a wrong type, shape or device.
     """
-    env_name, num_envs, device = type(env).__name__, env.num_envs, env.device
-    returned = _call(env)
-    terminated = returned.pop("terminated")
-    tensors: list[tuple[str, Any, str | int | None]] = []
+    restore_sim, restore = env.sim.keep(), env.keep()
+    with own_random_numbers(0, str(env.device)):
+        returned = {method: getattr(env, method)() for method in COLUMNS}
+    restore()
+    restore_sim()
     for method, found in returned.items():
-        if not isinstance(found, dict) or not (found or method in ("metrics", "debug_vis")):
-            raise UserError(f"{env_name}.{method}() must return a dictionary of names to tensors.")
+        where = f"{type(env).__name__}.{method}()"
+        if method == "terminated":
+            _check(where, found, None, env)
+            if found.dtype != torch.bool:
+                raise UserError(f"{where} is {found.dtype}, not torch.bool.")
+            continue
+        if not isinstance(found, dict) or not (found or method in MAY_BE_EMPTY):
+            raise UserError(f"{where} must return a dictionary of names to tensors.")
         for key, value in found.items():
-            parts = value if isinstance(value, tuple) else (value,)
-            tensors += [(f"{method}()[{key!r}]", part, COLUMNS[method]) for part in parts]
+            for part in value if isinstance(value, tuple) else (value,):
+                _check(f"{where}[{key!r}]", part, COLUMNS[method], env)
     groups = list(returned["observe"])
     for key in ("actor", "critic"):
         if key not in groups:
-            raise UserError(f"{env_name}.observe() has no group {key!r}; it has {groups}.")
-    for what, value, columns in (*tensors, ("terminated()", terminated, None)):
-        wanted = f"({num_envs},)" if columns is None else f"({num_envs}, {columns})"
-        if columns == "size":
-            wanted += f" or ({num_envs}, channels, height, width)"
-        if not isinstance(value, torch.Tensor):
-            raise UserError(f"{env_name}.{what} is {type(value).__name__}, not a tensor {wanted}.")
-        shape = tuple(value.shape)
-        sizes = (columns,)
-        if columns == "size" and len(shape) in (2, 4) and all(shape[1:]):
-            sizes = shape[1:]
-        if shape != ((num_envs,) if columns is None else (num_envs, *sizes)):
-            raise UserError(f"{env_name}.{what} has shape {shape}, not {wanted}.")
-        if value.device.type != device.type:
-            raise UserError(f"{env_name}.{what} is on {value.device}, not on {device}.")
-    if terminated.dtype != torch.bool:
-        raise UserError(f"{env_name}.terminated() is {terminated.dtype}, not torch.bool.")
+            raise UserError(
+                f"{type(env).__name__}.observe() has no group {key!r}; it has {groups}."
+            )
     return tuple(returned["rewards"]), tuple(returned["metrics"])
 
 
-def _call(env: Any) -> dict[str, Any]:
-    """Return what the methods return, and leave environment and random generators as they were."""
-    fields = {name: field.clone() for name, field in env.sim.state().items()}
-    with env.unchanged(), own_random_numbers(0, str(env.device)):
-        returned = {method: getattr(env, method)() for method in COLUMNS}
-    env.sim.restore(fields)
-    return returned
+def _check(what: str, value: Any, columns: str | int | None, env: Any) -> None:
+    """Raise UserError unless a method has returned a tensor of its shape on the device."""
+    shape, sizes = tuple(getattr(value, "shape", ())), () if columns is None else (columns,)
+    wanted = f"({', '.join(map(str, (env.num_envs, *sizes)))}{'' if sizes else ','})"
+    if columns == "size":
+        wanted += f" or ({env.num_envs}, channels, height, width)"
+        sizes = shape[1:] if len(shape) in (2, 4) and all(shape[1:]) else sizes
+    if not isinstance(value, torch.Tensor):
+        raise UserError(f"{what} is {type(value).__name__}, not a tensor {wanted}.")
+    if shape != (env.num_envs, *sizes):
+        raise UserError(f"{what} has shape {shape}, not {wanted}.")
+    if value.device.type != env.device.type:
+        raise UserError(f"{what} is on {value.device}, not on {env.device}.")

@@ -1,22 +1,23 @@
 """What an environment remembers: the part of Env that a task's `setup` declares its state with."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import chain, count
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from mjfleet.env.contract import C, EnvContract
-from mjfleet.env.state import Reset, StateBuffers
+from mjfleet.env.state import Reset, States
 from mjfleet.env.undeclared import Look, address
 from mjfleet.errors import UserError
-from mjfleet.sim import Simulation
+
+CHECKED = ("qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat")
+"""Fields of the simulation that must be finite where an episode begins."""
 
 LATER = frozenset({
-    "reward_names", "metric_names", "terms", "measured", "_term_sums", "_totals", "_observations",
-    "_of_framework", "_look", "recorder", "before_reset", "on_nan", "command_override",
+    "reward_names", "metric_names", "terms", "measured", "_term_sums", "_totals", "_steps",
+    "_of_framework", "recorder", "before_reset", "on_nan", "command_override",
 })  # fmt: skip
 """Attributes of the framework that are set after `setup`."""
 
@@ -24,25 +25,8 @@ LATER = frozenset({
 class StatefulEnv(EnvContract[C]):
     """Declares state, restores it, and finds what is not declared."""
 
-    helper_types: ClassVar[tuple[type, ...]] = (Simulation,)
-    """Types whose objects hold declared state alone, or none."""
     generator: torch.Generator
     _observations: TensorDict
-
-    def set_up(self) -> None:
-        """Call the task's `setup`, in which alone state can be declared."""
-        self._of_framework = frozenset(vars(self)) | LATER
-        self.setup()
-        self._is_set_up = True
-        self._look = Look(self._own(), self._known_memory())
-
-    def _begin_state(self) -> None:
-        """Declare nothing yet."""
-        self._states, self._is_set_up = StateBuffers(self.num_envs, self.sim.device), False
-        self._timers: list[Callable[[], object]] = []
-        self._cached: set[str] = set()
-        self.curricula: list[Any] = []
-        """Each `Levels` of the task, in the order of their making."""
 
     def add_state(
         self,
@@ -60,7 +44,8 @@ class StatefulEnv(EnvContract[C]):
         is written in place: `self.name[:] = ...`, `self.name += ...`.
 
         Args:
-            name: of the attribute that holds it; one with a dot, of a helper, sets none.
+            name: of the attribute that holds it. One with a dot belongs to a helper: it sets no
+                attribute, and gets a number if another helper has it.
             size: of the state in each environment; none: one number.
             dtype: torch's.
             reset: what an episode begins with: a value; "keep"; or a function of the mask
@@ -76,17 +61,17 @@ class StatefulEnv(EnvContract[C]):
             UserError: it is called outside `setup` or twice, or an argument is not as above.
         """
         if self._is_set_up:
-            raise UserError(f"add_state({name!r}) is called outside `setup`.")
+            raise UserError(
+                f"{type(self).__name__}: add_state({name!r}) is called outside `setup`, where "
+                "state is declared, and Delay, History, Timer and Levels are made."
+            )
+        if "." in name:
+            names = chain([name], (f"{name}_{number}" for number in count(2)))
+            name = next(one for one in names if self._states.get(one) is None)
         tensor = self._states.add(name, size, dtype, reset, start, shared, persistent)
         if "." not in name:
             object.__setattr__(self, name, tensor)
         return tensor
-
-    def helper_name(self, kind: str) -> str:
-        """Return a name for the state of a helper: `delay`, and `delay_2` for the next one."""
-        taken = {name.partition(".")[0] for name in self._states.tensors}
-        others = (f"{kind}_{number}" for number in count(2))
-        return next(name for name in chain([kind], others) if name not in taken)
 
     def each_step(self, advance: Callable[[], object]) -> None:
         """Have a helper's function called at the end of each step, before `end_episode`."""
@@ -99,9 +84,10 @@ class StatefulEnv(EnvContract[C]):
     def __setattr__(self, name: str, value: Any) -> None:
         # `self.level += 1` comes here too, with the tensor that it has been.
         states = self.__dict__.get("_states")
-        if states and name in states.tensors and value is not states.tensors[name]:
+        state = states.get(name) if states else None
+        if state is not None and value is not state:
             if name == "episode_length_buf":  # rsl_rl's runner replaces it.
-                states.tensors[name].copy_(value)
+                state.copy_(value)
                 return
             raise AttributeError(
                 f"{type(self).__name__}.{name} is state, which stays where it is: write it in "
@@ -110,47 +96,46 @@ class StatefulEnv(EnvContract[C]):
         object.__setattr__(self, name, value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the environment's state, without the simulation's; see `add_state`."""
+        """Return copies of the environment's state, without the simulation's, for a checkpoint."""
         return {
-            "num_envs": self.num_envs,
             "states": self._states.state_dict(),
             "levels": [levels.now.clone() for levels in self.curricula],
             "observations": {k: v.clone() for k, v in self._observations.items()},
             "generator": self.generator.get_state(),
+            "undeclared": self.undeclared(),
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> list[str]:
-        """Restore what `state_dict` has returned for as many environments; return the names of
-        states that are not in it."""
+        """Restore what `state_dict` has returned for as many environments; return what is lost."""
         lost = self._states.load_state_dict(saved["states"])
-        for name, value in self._observations.items():  # The caller may keep the earlier ones.
-            self._observations[name] = torch.empty_like(value).copy_(saved["observations"][name])
+        observed = self._observations.clone()  # The caller may keep the earlier ones.
+        self._observations = observed.update_(saved["observations"])
         self.generator.set_state(saved["generator"].cpu())
-        return lost
+        why = dict.fromkeys(saved["undeclared"], "was not declared, and begins anew")
+        why = dict.fromkeys(lost, "has another shape now") | why
+        return [f"{name} of the environment, which {text}" for name, text in why.items()]
 
     def begin_from(self, saved: dict[str, Any], levels: Sequence[Sequence[torch.Tensor]]) -> None:
         """Take over, before a reset, the shared state that `state_dict` has returned.
 
         The levels of a curriculum are drawn from `levels`, one list for each worker.
         """
-        self._states.load_shared(saved["states"])
+        self._states.load_state_dict(saved["states"], only_shared=True)
         for own, *others in zip(self.curricula, *levels, strict=False):
             own.draw_from(torch.cat(others))
 
-    @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """Restore, after the block, the declared state and the generator."""
-        generator = self.generator.get_state()
+    def keep(self) -> Callable[[], None]:
+        """Return a function that restores declared state, observations and generator of now."""
+        generator, observations = self.generator.get_state(), self._observations
         buffers = [(one, one.clone()) for one in self._states.buffers()]
-        yield
-        for buffer, before in buffers:
-            buffer.copy_(before)
-        self.generator.set_state(generator)
 
-    def declared(self) -> dict[str, torch.Tensor]:
-        """Return the state of the environments by name, without what they share."""
-        shared = self._states.shared
-        return {name: one for name, one in self._states.tensors.items() if name not in shared}
+        def restore() -> None:
+            for buffer, before in buffers:
+                buffer.copy_(before)
+            self._observations = observations
+            self.generator.set_state(generator)
+
+        return restore
 
     def take_over(self, source: torch.Tensor) -> None:
         """Give each environment the state of another one, `source` `(num_envs,)`, long."""
@@ -158,27 +143,55 @@ class StatefulEnv(EnvContract[C]):
             field.copy_(field.index_select(0, source))
         self.sim.forward()
         self._states.take_over(source)
-        for name, group in self._observations.items():
-            self._observations[name] = group.index_select(0, source)
+        self._observations = self._observations[source]
 
     def undeclared(self) -> list[str]:
-        """Return, of each attribute that has changed and is not declared, what to write instead."""
-        return [
-            f"{type(self).__name__}.{name} changes in a step, and is not declared. If it is to be "
-            f"remembered, write `self.{name} = self.add_state({name!r}, ...)` in `setup`, and "
-            f"change it in place. If it follows from other state, write `self.cache({name!r})`."
-            for name in self._look.changed(self._own(), self._known_memory())
-        ]
+        """Return the names of attributes that have changed, and are not declared."""
+        return self._look.changed(self._own(), self._known_memory())
 
     def check_undeclared(self) -> None:
         """Raise UserError for the first attribute that has changed, and is not declared."""
-        for text in self.undeclared()[:1]:
-            raise UserError(text)
+        for name in self.undeclared()[:1]:
+            raise UserError(self.say_undeclared(name))
+
+    def say_undeclared(self, name: str) -> str:
+        """Return a message about an attribute that changes, with the line to write."""
+        return (
+            f"{type(self).__name__}.{name} changes in a step, and is not declared. If it is to be "
+            f"remembered, write `self.{name} = self.add_state({name!r}, ...)` in `setup`, and "
+            f"change it in place. If it follows from other state, write `self.cache({name!r})`."
+        )
 
     def unseen(self) -> list[str]:
         """Return the task's attributes of types that `undeclared` does not look at."""
-        own = self._own()
-        return [n for n in self._look.unseen() if not isinstance(own.get(n), self.helper_types)]
+        kinds = {name: type(value).__module__ for name, value in self._own().items()}
+        return [n for n in self._look.unseen() if not kinds.get(n, "").startswith("mjfleet.")]
+
+    def _begin_state(self) -> None:
+        """Declare nothing yet."""
+        self._states, self._is_set_up = States(self.num_envs, self.sim.device), False
+        self._timers: list[Callable[[], object]] = []
+        self._cached: set[str] = set()
+        self._look, self._observations = Look({}), TensorDict()
+        self.curricula: list[Any] = []
+        """Each `Levels` of the task, in the order of their making."""
+
+    def _set_up(self) -> None:
+        """Call the task's `setup`. What is there already is the framework's."""
+        self._of_framework = frozenset(vars(self)) | LATER
+        self.setup()
+        self._is_set_up = True
+        self._look = Look(self._own(), self._known_memory())
+
+    def _check_finite(self) -> None:
+        """Raise UserError if a first state is not finite."""
+        fields = {f"sim.{name}": getattr(self.sim, name) for name in CHECKED}
+        for name, tensor in (fields | self._states.of_envs | self._states.shared).items():
+            if not tensor.isfinite().all():
+                raise UserError(
+                    f"{type(self).__name__}: self.{name} is not finite where episodes begin; look "
+                    "at what add_state and reset_worlds() write."
+                )
 
     def _known_memory(self) -> set[int]:
         """Return where tensors are that may change: the simulation's, the framework's, state."""

@@ -87,7 +87,7 @@ def _fail(
     After a mistake of the user's the run directory is left as it was before. `signal` is the one
     that asked the run to stop before, if one did.
     """
-    if failure.is_users_mistake:
+    if failure.mistake:
         if run_dir is None:
             print(f"rank {plan.rank.rank}: error: {failure.message}", file=sys.stderr)
             return 2

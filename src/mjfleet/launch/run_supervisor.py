@@ -128,7 +128,7 @@ class RunSupervisor:
                     raise Stopped(number)
             self._receive(LOOK_SECONDS)
         # Let the other hosts' workers write what they have before they are killed.
-        patient = failure.kind not in ("Lost", "Hang") and not failure.is_users_mistake
+        patient = failure.kind not in ("Lost", "Hang") and not failure.mistake
         self._receive_until_ended(GRACE_SECONDS if patient else 0.0)
         self._connections.send(SendSignal(signal.SIGKILL))
         self._receive_until_ended(END_SECONDS)

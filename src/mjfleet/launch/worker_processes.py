@@ -72,7 +72,7 @@ class WorkerProcesses:
             if failure.kind == "Exited" and (error := self._error(GRACE_SECONDS)):
                 failure = replace(failure, message=f"{failure.message}; torchrunx says: {error!r}")
             # Let the others write what they have: they notice that one is missing.
-            if failure.kind != "Hang" and not failure.is_users_mistake:
+            if failure.kind != "Hang" and not failure.mistake:
                 wait_until(self.watchdog.is_gone, GRACE_SECONDS)
             return failure
         if (self._ended.done() or end) and not wait_until(

@@ -88,7 +88,7 @@ class Checkpointer:
                     ranks.append(files.unpack(gathered.pop(0)))
             elif rank == 0:
                 env = runner.env.state_dict()
-                ranks = [{"env": env | {"states": env["states"] | {"buffers": {}, "layout": {}}}}]
+                ranks = [{"env": env | {"states": env["states"] | {"rows": {}, "sizes": {}}}}]
             if rank != 0:
                 return []
             before()
@@ -182,8 +182,7 @@ class Checkpointer:
         lost = self._restore_learning(state)
         if own is None:
             self._seed_anew()
-            lost.append("random states, worlds and counters, which are not in it")
-            return lost + self._lost_levels("they are not in it")
+            return [*lost, "random states, worlds and counters, which are not in it"]
         runner.total_steps = own["total_steps"]
         runner.window.restore(own["window"], runner.env.reward_names)
         then, now, ranks = own["shape"], self._shape(), own["ranks"]
@@ -191,12 +190,10 @@ class Checkpointer:
         saved, numbers = own.get("numbers", {}), self._numbers()
         then, now = then | saved, now | numbers
         changed += [what for what, old in saved.items() if numbers.get(what, old) != old]
-        is_older = "states" not in ranks[0]["env"]  # The environments' state had another form.
+        # The environments' state had another form.
+        is_older = "rows" not in ranks[0]["env"].get("states", {})
         if "sim" in ranks[0] and not changed and not is_older:
-            if other_shape := self._restore_rank(ranks[runner.collectives.rank]):
-                names = ", ".join(other_shape)
-                lost.append(f"{names} of the environment, which has another shape now")
-            return lost
+            return lost + self._restore_rank(ranks[runner.collectives.rank])
         self._seed_anew()
         if not is_older:
             runner.env.begin_from(ranks[0]["env"], [rank["env"]["levels"] for rank in ranks])
@@ -204,16 +201,7 @@ class Checkpointer:
         why = "; ".join(f"{what} {then.get(what)}, now {now[what]}" for what in changed)
         why = "--no-save-worlds" if "sim" not in ranks[0] else why or "saved by an earlier version"
         lost.append(f"environments and random states, which begin anew ({why})")
-        return lost + (self._lost_levels(why) if is_older else [])
-
-    def _lost_levels(self, why: str) -> list[str]:
-        """Describe at which levels of a curriculum the environments begin, if there is one."""
-        found = []
-        for levels in self._runner.env.curricula:
-            low, high = levels.begin
-            begin = str(low) if low == high else f"{low} to {high}"
-            found.append(f"curriculum levels, which begin at {begin} ({why})")
-        return found
+        return lost
 
     def _check(self, path: Path, state: dict[str, Any]) -> None:
         """Raise UserError if this run cannot continue from a checkpoint."""
@@ -324,11 +312,11 @@ class Checkpointer:
         }
 
     def _restore_rank(self, state: dict[str, Any]) -> list[str]:
-        """Restore what `_rank_state` returned; return the attributes that have another shape."""
+        """Restore what `_rank_state` returned; return what of the environment is lost."""
         runner = self._runner
         check_fields(state["sim"], runner.env.sim.state())
         runner.env.sim.restore(state["sim"])
-        other_shape = runner.env.load_state_dict(state["env"])
+        lost = runner.env.load_state_dict(state["env"])
         models = runner.alg.actor, runner.alg.critic
         for model, memory in zip(models, state["memories"], strict=True):
             if isinstance(memory, tuple):  # Of an LSTM.
@@ -341,7 +329,7 @@ class Checkpointer:
             average.avg = state["novelty"].to(runner.device)
         random_numbers.restore_random_states(state["random"], runner.device)
         runner.is_resumed = True
-        return other_shape
+        return lost
 
     def _novelty_average(self) -> Any:
         """Return rsl_rl's running average of novelty rewards, which its own checkpoints lack."""

@@ -31,7 +31,7 @@ class Evaluator:
         """
         self.interval = interval
         self._env = env
-        self._built, levels = env.state_dict(), env.evaluated
+        self._begin, levels = env.keep(), env.evaluated
         self.levels = levels.numbers if levels else ()
         """On which the task is evaluated; none if it has no curriculum."""
         self._level = levels.each.cpu() if levels else None
@@ -43,7 +43,7 @@ class Evaluator:
             )
         self.judged_by = {"envs": total, "levels": [*self.levels]}
         """What must be equal for returns of two evaluations to be compared."""
-        self._sim_state = {name: value.clone() for name, value in env.sim.state().items()}
+        self._begin_sim = env.sim.keep()
 
     def evaluate(self, policy: Any, beat: Callable[[], object]) -> EpisodeStatistics:
         """Play the episodes with the policy's mean actions, and return their sums.
@@ -58,8 +58,8 @@ class Evaluator:
         env, hidden_state = self._env, policy.get_hidden_state()
         policy.reset()
         with own_random_numbers(EVALUATION_SEED, str(env.device)), torch.inference_mode():
-            env.sim.restore(self._sim_state)
-            env.load_state_dict(self._built)
+            self._begin_sim()
+            self._begin()
             sums = Episodes(env, policy, 1, policy.reset).play(beat)
             env.sim.warnings()  # Enlarges buffers that have overflowed, for the next evaluation.
         policy.reset(hidden_state=hidden_state)

@@ -3,7 +3,7 @@
 import difflib
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -113,6 +113,11 @@ class Simulation(ABC):
         for name, value in state.items():
             now[name].copy_(value)
         self.forward()
+
+    def keep(self) -> Callable[[], None]:
+        """Return a function that restores all worlds as they are now."""
+        before = {name: field.clone() for name, field in self.state().items()}
+        return lambda: self.restore(before)
 
     @abstractmethod
     def set_const(self) -> None:

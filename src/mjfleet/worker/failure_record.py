@@ -15,7 +15,6 @@ from pathlib import Path
 
 from mjfleet.config.rank_seed import rank_seed
 from mjfleet.errors import UserError
-from mjfleet.rl.phase import Phase
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.safe_read import read_json
 from mjfleet.worker.heartbeat import Heartbeat
@@ -54,7 +53,8 @@ class Failure:
     torchrunx's agent, "Lost" if it was a host."""
     message: str
     traceback: str = ""  # Of the exception; of a hang, the Python stacks of all its threads.
-    mistake: bool = False  # Whether it is the user's mistake, for whom the message is enough.
+    mistake: bool = False
+    """Whether it is a mistake of the user's, found before anything was learned."""
     flags: str = ""  # With which a run that has diverged may continue.
     is_secondary: bool = False  # Whether it only follows from another rank's failure.
     log: tuple[str, ...] = ()  # The worker's last LOG_LINES, where it has a log of its own.
@@ -75,7 +75,7 @@ class Failure:
         return replace(
             cls.seen(kind, message or kind, args, rank, heartbeat),
             traceback="".join(shown.format()),
-            mistake=isinstance(error, UserError),
+            mistake=isinstance(error, UserError) and not heartbeat.has_learned,
             flags=getattr(error, "flags", ""),
             is_secondary=_is_lost_connection(error, message),
         )
@@ -96,11 +96,6 @@ class Failure:
             message=message,
             log=_last_log_lines(args, rank),
         )
-
-    @property
-    def is_users_mistake(self) -> bool:
-        """Whether this is a mistake of the user's that was found before training began."""
-        return self.mistake and Phase[self.phase.upper()] < Phase.COLLECT
 
     @property
     def headline(self) -> str:

@@ -31,11 +31,13 @@ class Heartbeat(ctypes.Structure, HeartbeatBase):
         ("_phase", ctypes.c_int64),
         ("excuses", ctypes.c_int64),
         ("_stopped_by", ctypes.c_int64),
+        ("has_learned", ctypes.c_bool),
     )
     last_beat: float  # By the monotonic clock; 0 before the first.
     pid: int  # The worker's process number; 0 before it has started.
     iteration: int  # The current one, counted from 1; 0 before the first.
     excuses: int  # How many blocks of `excused` the worker is inside.
+    has_learned: bool  # Whether an optimiser may have stepped.
 
     @classmethod
     def in_file(cls, path: Path) -> Self:
@@ -56,6 +58,7 @@ class Heartbeat(ctypes.Structure, HeartbeatBase):
         """Report the beginning of a phase, and the iteration that it belongs to."""
         self.beat()
         self._phase = phase
+        self.has_learned |= phase == Phase.LEARN
         if iteration is not None:
             self.iteration = iteration
 

@@ -235,8 +235,8 @@ def _put_into_state(env: Env[Any], target: Env[Any]) -> None:
         getattr(target.sim, name).copy_(getattr(env.sim, name))
     for name, field in env.sim.expanded.items():
         target.sim.expanded[name].copy_(field)
-    declared = target.declared()
-    for name, tensor in env.declared().items():
+    declared = target._states.of_envs
+    for name, tensor in env._states.of_envs.items():
         declared[name].copy_(tensor)
     target.generator.set_state(env.generator.get_state())
     target.sim.forward()

@@ -119,7 +119,7 @@ def _could_change(subject: Subject, name: str) -> torch.Tensor:
         found |= differs(before, value()).any(dim=0)
         env.cfg = cfg
         return found
-    for tensor in env.declared().values():
+    for tensor in env._states.of_envs.values():
         subject.restore()
         before = value()
         subject.restore()

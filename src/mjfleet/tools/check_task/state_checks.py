@@ -78,7 +78,7 @@ class ClassState:
 def undeclared(subject: Subject) -> Iterator[Finding]:
     """Find attributes that change and are not declared, and those that are not looked at."""
     env = subject.env
-    for text in env.undeclared():
+    for text in map(env.say_undeclared, env.undeclared()):
         yield Finding(text)
     if unseen := env.unseen():
         yield Finding(

@@ -63,7 +63,7 @@ class Subject:
 
     def declared(self) -> dict[str, torch.Tensor]:
         """Return copies of the state that the task has declared, by name."""
-        found = self.env.declared().items()
+        found = self.env._states.of_envs.items()
         own = {name: tensor for name, tensor in found if not name.startswith("_")}
         return {f"self.{n}": t.clone() for n, t in own.items() if n not in OF_FRAMEWORK}
 
