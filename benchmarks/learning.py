@@ -3,6 +3,7 @@
 python benchmarks/learning.py [TASK] [flags]
 """
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +19,19 @@ from mjfleet.bench.command import run_benchmark
 from mjfleet.bench.result import Cell, Result, Spread, Table, show
 from mjfleet.cli.run_command import run_command
 from mjfleet.config import TrainConfig
-from mjfleet.config.validation import MOST, Count, at_least, between
-from mjfleet.tools.report.curves import bootstrap
+from mjfleet.config.validation import MOST, Count, Rule, at_least, between
+from mjfleet.tools.report.curves import bootstrap, select
 from mjfleet.tools.report.picture import Panel, draw
-from mjfleet.tools.report.threshold import WINDOW, Conditions, Threshold, check_columns, reached
 from mjfleet.utils.packages import need_extra, stack_versions
 from peer import find_peer, train_ours, train_peer
 
+WINDOW = 10  # Iterations whose mean has to hold: a single one may do so by chance.
+CONDITION = re.compile(r"\s*(\S+?)\s*([<>])\s*([+-]?\d*\.?\d+(?:[eE][+-]?\d+)?)\s*")
+CONDITIONS = Rule(
+    lambda texts: all(map(CONDITION.fullmatch, texts)),
+    "conditions such as `task/velocity_error < 0.27`: a metric, < or >, and a number, all in "
+    "quotation marks",
+)
 GOOD = 0.9  # Share of the best mean reward at the end of any run, which the runs are to reach.
 SEEDS = (
     "Medians of the seeds, with the least and the greatest; seeds are trained one after the other, "
@@ -41,6 +48,7 @@ THRESHOLDS = (
 )
 POINTS = 300  # Of a line.
 AXES = {"million env steps": "samples", "seconds from Enter": "seconds"}
+Condition = tuple[str, str, float]  # A metric, < or >, and a number.
 Run = Sequence[Mapping[str, Any]]  # The rows of its iterations, with the values of all AXES.
 Runs = Mapping[str, Sequence[Run]]  # By who trained.
 
@@ -55,7 +63,7 @@ class LearningOptions(Options):
     """Seeds, each greater by one than the last."""
     seed: Annotated[int, between(0, MOST)] = 1
     """The first seed."""
-    until: Conditions = ()
+    until: Annotated[tuple[str, ...], CONDITIONS] = ()
     """Conditions that each run is to reach: "task/velocity_error < 0.27". Without any: 90% of the
     best reward."""
     num_envs: Count = 1024
@@ -69,7 +77,7 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
 
     UserError if the peer cannot be had, or `--until` asks for what it does not report.
     """
-    until = [Threshold.parse(text) for text in options.until]
+    until = [condition(text) for text in options.until]
     settings = {"num_envs": options.num_envs, "max_iterations": options.iterations}
     first = options.seed
     configs = [setup.config(**settings, seed=first + n) for n in range(options.repeats)]
@@ -90,7 +98,7 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
 
     for who in names if until else ():  # A wrong name of a metric shows before hours have passed.
         once = train(who, setup.config(options.num_envs, max_iterations=1))
-        check_columns(until, list(once["iterations"][0]))
+        select([metric for metric, _, _ in until], list(once["iterations"][0]))
     keys = [{"who": who} for who in names]
     samples = setup.rounds(keys, lambda who: train(who, next(left[who])), "{who}")
     steps = options.num_envs * configs[0].agent.num_steps_per_env
@@ -105,25 +113,25 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
     title += f", beside {options.peer}" * is_ours
     Path(options.output).mkdir(parents=True, exist_ok=True)
     draw(Path(options.output, f"{name}.png"), _panels(runs, until))
-    table = _thresholds(runs, until) if until else _rewards(runs)
+    table = _until(runs, options.until) if until else _rewards(runs)
     notes = [SEEDS, THRESHOLDS if until else REWARD, *(peer.notes if peer else ())]
     versions = peer.versions if peer else stack_versions(*other.packages)
     return Result(name, title, [table], notes, samples, versions=versions, plots=[f"{name}.png"])
 
 
-def _panels(runs: Runs, until: Sequence[Threshold]) -> list[Panel]:
+def _panels(runs: Runs, until: Sequence[Condition]) -> list[Panel]:
     """Return plots of what is to be reached against both axes."""
     panels = []
-    for metric in dict.fromkeys(t.metric for t in until) or ["mean_reward"]:
+    for metric in dict.fromkeys(name for name, _, _ in until) or ["mean_reward"]:
         for label, axis in AXES.items():
             lines = {
                 who: mean_line([(values_of(run, axis), values_of(run, metric)) for run in some])
                 for who, some in runs.items()
             }
             end = max(line[0, -1] for line in lines.values())
-            for threshold in until:
-                if threshold.metric == metric:
-                    lines[str(threshold)] = np.array([[0.0, end], [threshold.value] * 2])
+            for name, sign, number in until:
+                if name == metric:
+                    lines[f"{sign} {number:g}"] = np.array([[0.0, end], [number] * 2])
             panels.append(Panel(label, metric if until else "reward per step", lines))
     return panels
 
@@ -158,14 +166,31 @@ def _end(run: Run) -> float:
     return fmean(row["mean_reward"] for row in run[-WINDOW:])
 
 
-def _thresholds(runs: Runs, until: Sequence[Threshold]) -> Table:
-    """Return when the thresholds were reached."""
+def _until(runs: Runs, until: Sequence[str]) -> Table:
+    """Return when the conditions were reached."""
     rows: list[list[Cell]] = []
     for who, each in runs.items():
-        ends = [reached(until, {t.metric: values_of(run, t.metric) for t in until}) for run in each]
+        ends = [reached(list(map(condition, until)), run) for run in each]
         found = [run[n] for run, n in zip(each, ends, strict=True) if n is not None]
         rows.append([who, *(_of_all([row[axis] for row in found], each) for axis in AXES.values())])
-    return Table(f"Until {' and '.join(map(str, until))}", ["", *AXES], rows)
+    return Table(f"Until {' and '.join(until)}", ["", *AXES], rows)
+
+
+def condition(text: str) -> Condition:
+    """Return the metric, the sign and the number of a text that `CONDITIONS` allows."""
+    metric, sign, number = CONDITION.findall(text)[0]
+    return metric, sign, float(number)
+
+
+def reached(until: Sequence[Condition], run: Run) -> int | None:
+    """Return the first iteration, from 0, at whose end all hold for the means over WINDOW."""
+    held = []
+    for metric, sign, number in until:
+        windows = np.lib.stride_tricks.sliding_window_view(values_of(run, metric), WINDOW)
+        means = windows.mean(axis=1)
+        held.append(means < number if sign == "<" else means > number)
+    ends = np.flatnonzero(np.all(held, axis=0))
+    return int(ends[0]) + WINDOW - 1 if len(ends) else None
 
 
 def until_good(runs: Sequence[Run], good: float, axis: str) -> Cell:

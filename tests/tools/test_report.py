@@ -120,13 +120,13 @@ def test_every_state_of_a_run_has_a_page(trained: Path, page: Page) -> None:
     assert "1 of its rows cannot be read" in shown
     assert "does not record its task's defaults" in shown
 
+    (trained / "run.json").write_text("{")
+    assert "its run.json" in text_of(page(trained))
+
     # It has just begun.
     (trained / "metrics.csv").unlink()
     shown = with_record(task="unheard-of", status="running", ended=None)
     assert "No iteration has been completed yet" in shown
-
-    (trained / "run.json").write_text("{")
-    assert "its run.json" in text_of(page(trained))
 
 
 def test_no_code_runs_that_a_run_names(

@@ -1,4 +1,4 @@
-"""`mjfleet report`, `plot` and `compare`: runs as a page, as a picture, and as a table.
+"""`mjfleet report`, `plot` and `compare`: runs as a page, as a picture, and as tables.
 
 They run in the process that the user started and import nothing heavy; matplotlib and jinja2 are
 imported once something is drawn.
@@ -6,7 +6,7 @@ imported once something is drawn.
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,25 +16,17 @@ import tyro
 from mjfleet.config.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
-from mjfleet.runs.metrics_csv import columns_of
 from mjfleet.runs.run_lookup import find_run
 from mjfleet.tools.output_file import check_output
-from mjfleet.tools.report.curves import changing, curves_of
-from mjfleet.tools.report.logged_run import MINUTES, STEPS, Row, read_named
+from mjfleet.tools.report.curves import by_heading, changing, curves_of, select
+from mjfleet.tools.report.logged_run import MINUTES, STEPS, Rows, read_named
 from mjfleet.tools.report.page import write_page
 from mjfleet.tools.report.picture import Panel, draw
-from mjfleet.tools.report.results import as_cell, reward_differences, tables
-from mjfleet.tools.report.threshold import Conditions, Threshold, check_columns
+from mjfleet.tools.report.results import as_cell, tables
 from mjfleet.tools.terminal_table import print_table
-from mjfleet.utils.console import print_line, printable
+from mjfleet.utils.console import print_line
 
 SUFFIXES = (".png", ".svg", ".pdf")
-AXES = {"steps": STEPS, "minutes": MINUTES}
-IN_PICTURE = (
-    "mean_return", "mean_episode_length", "mean_reward", "eval/return", "task/", "reward/",
-    "loss/value", "action_std", "learning_rate", "global_steps_per_second",
-)  # fmt: skip
-"""Columns that a picture shows if they change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,36 +40,25 @@ class Selection(Checked):
     log_root: Folder = "logs"
     """Folder that holds the run directories."""
 
-    def folders(self) -> dict[str, Path]:
-        """Return the run directory or group that each name means."""
+    def read(self) -> tuple[dict[str, Path], Rows, list[str]]:
+        """Return the folder that each name means, the rows of their runs, and columns to show."""
         if not self.runs:
             raise UserError("name one or more run directories or groups, such as `latest`.")
         root = Path(self.log_root)
-        return {name: find_run(name, name, root, may_be_group=True) for name in self.runs}
-
-    def chosen(self, rows: Sequence[Row]) -> list[str]:
-        """Return the columns that are selected; UserError if no run has one of that name."""
-        chosen: list[str] = []
-        for wanted in self.columns:
-            found = columns_of(wanted, known_in(rows))
-            if not found:
-                known = ", ".join(known_in(rows))
-                raise UserError(f"--columns {wanted}: there is no such column; there are {known}.")
-            chosen += found
-        return list(dict.fromkeys(chosen))
+        folders = {name: find_run(name, name, root, may_be_group=True) for name in self.runs}
+        rows = read_named(folders)
+        return folders, rows, select(self.columns, known_in(rows))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportArguments(Selection):
     """Write an HTML page about a run, a group of runs, or several to compare, complete in one file.
-    Runs that differ only in their seed are drawn as a mean and its 95% bootstrap interval."""
+    A seed group is drawn as the mean of its runs and its 95% bootstrap interval."""
 
     output: str | None = None
     """HTML file to write; `None`: report.html in the folder of the last run or group."""
     png: str | None = None
     """Draw the curves into this file, PNG, SVG or PDF, instead of writing a page."""
-    x: Literal["steps", "minutes"] = "steps"
-    """The picture's x-axis: environment steps of all workers, or minutes of training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,14 +73,9 @@ class PlotArguments(Selection):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareArguments(Selection):
-    """Compare runs and groups of runs: their results, the steps and the time to a threshold, and
-    what differs in their configuration. Runs that differ only in their seed are one row: their mean
-    and its 95% bootstrap interval."""
+    """Compare runs and groups of runs: their results, and what differs in their configuration. A
+    seed group is one row: the mean of its runs and its 95% bootstrap interval."""
 
-    until: Conditions = ()
-    """Conditions to be reached, in quotation marks: "task/velocity_error < 0.27". The means over
-    ten iterations count. Without any: 90% of the best `mean_return` of all runs, also a mean over
-    ten."""
     json: bool = False
     """Print a JSON object instead of tables."""
 
@@ -108,14 +84,15 @@ def report(arguments: Sequence[str]) -> int:
     """Write a page or a picture; return the exit code."""
     parsed = parse_flags(ReportArguments, arguments, "mjfleet report")
     output = check_output("--output", parsed.output) if parsed.output else None
-    if parsed.png:
-        _draw(parsed, check_output("--png", parsed.png, SUFFIXES), parsed.x)
-    if output or not parsed.png:
-        folders = parsed.folders()
-        # What the user names may be a link, such as /dev/stdout; one in a run is replaced.
-        file = output.resolve() if output else folders[parsed.runs[-1]] / "report.html"
-        write_page(file, folders, parsed.chosen)
-        print_line(f"wrote {output or file}")
+    picture = check_output("--png", parsed.png, SUFFIXES) if parsed.png else None
+    folders, rows, columns = parsed.read()
+    if picture:
+        _draw(picture, rows, columns, STEPS)
+        return 0
+    # What the user names may be a link, such as /dev/stdout; one in a run is replaced.
+    file = output.resolve() if output else folders[parsed.runs[-1]] / "report.html"
+    write_page(file, [*folders.values()], rows, columns)
+    print_line(f"wrote {output or file}")
     return 0
 
 
@@ -123,58 +100,55 @@ def plot(arguments: Sequence[str]) -> int:
     """Write a picture; return the exit code."""
     parsed = parse_flags(PlotArguments, arguments, "mjfleet plot")
     output = check_output("--output", parsed.output, SUFFIXES) if parsed.output else None
-    _draw(parsed, output or parsed.folders()[parsed.runs[-1]] / "plots" / "curves.png", parsed.x)
+    folders, rows, columns = parsed.read()
+    output = output or folders[parsed.runs[-1]] / "plots" / "curves.png"
+    _draw(output, rows, columns, STEPS if parsed.x == "steps" else MINUTES)
     return 0
 
 
 def compare(arguments: Sequence[str]) -> int:
     """Print tables or a JSON object; return the exit code."""
     parsed = parse_flags(CompareArguments, arguments, "mjfleet compare")
-    rows = read_named(parsed.folders())
-    if sum(len(row.runs) for row in rows) < 2:
+    _, rows, columns = parsed.read()
+    if sum(map(len, rows.values())) < 2:
         raise UserError(
-            "there is nothing to compare with; name two runs or more, or a group: "
+            "there is nothing to compare; name two runs with iterations or more, or a group: "
             "mjfleet compare logs/<experiment>/<run> logs/<experiment>/<run>"
         )
-    until = [Threshold.parse(text) for text in parsed.until]
-    check_columns(until, known_in(rows))
-    found, note = tables(rows, parsed.chosen(rows), until), reward_differences(rows)
+    found = tables(rows, columns)
     if parsed.json:
-        runs = {row.name: [str(run.folder) for run in row.runs] for row in rows}
-        print(json.dumps({"note": note, "runs": runs, "tables": found}, indent=2, default=asdict))
-    else:
-        if note:
-            print(f"{printable(note)}\n")
-        for title, table in found.items():
-            names = dict.fromkeys(name for cells in table.values() for name in cells)
-            columns = {n: [as_cell(cells[n]) for cells in table.values()] for n in names}
-            print_table({"": list(table), **columns}, title)
-            print()
+        runs = {name: [str(run.folder) for run in row] for name, row in rows.items()}
+        print(json.dumps({"runs": runs, "tables": found}, indent=2))
+        return 0
+    for title, table in found.items():
+        names = dict.fromkeys(name for cells in table.values() for name in cells)
+        cells = {n: [as_cell(row[n]) for row in table.values()] for n in names}
+        print_table({"": list(table), **cells}, title)
+        print()
     return 0
 
 
-def known_in(rows: Sequence[Row]) -> list[str]:
+def known_in(rows: Rows) -> list[str]:
     """Return the columns that some run of the rows has."""
-    return list(dict.fromkeys(name for row in rows for run in row.runs for name in run.columns))
+    return list(dict.fromkeys(name for row in rows.values() for run in row for name in run.columns))
 
 
-def _draw(selection: Selection, output: Path, along: str) -> None:
-    """Draw the selected columns, or those of IN_PICTURE that change, into a file."""
-    rows = read_named(selection.folders())
+def _draw(output: Path, rows: Rows, columns: Sequence[str], x: str) -> None:
+    """Draw columns into a file; where none are named, those that change."""
     curves = curves_of(rows)
-    columns = selection.chosen(rows)
     if not columns:
-        columns = [column for wanted in IN_PICTURE for column in columns_of(wanted, known_in(rows))]
-        columns = [column for column in columns if column in changing(curves)] or columns
+        found = by_heading(changing(curves.values()))
+        columns = [name for names in found.values() for name in names]
     panels = []
     for column in columns:
         lines: dict[str, np.ndarray] = {}
-        for row, one in zip(rows, curves, strict=True):
-            if column in one.columns:
-                line = np.stack([one.along[AXES[along]], *one.columns[column]])
-                lines[row.name] = line[:, ~np.isnan(line[1])]
-        panels += [Panel(AXES[along], column, lines)] * any(line.size for line in lines.values())
+        for name, some in curves.items():
+            if column in some:
+                line = np.concatenate([some[x], some[column]])
+                lines[name] = line[:, ~np.isnan(line[1])]
+        if any(line.size for line in lines.values()):
+            panels.append(Panel(x, column, lines))
     if not panels:
-        raise UserError("the runs have no values in these columns yet.")
+        raise UserError("there is nothing to draw: no column has different values yet.")
     draw(output, panels)
     print_line(f"wrote {output}")

@@ -10,14 +10,12 @@ import numpy as np
 from mjfleet.errors import UserError
 from mjfleet.tools.report.curves import INTERVAL
 from mjfleet.utils.atomic_write import write_atomically
-from mjfleet.utils.console import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SIDE_BY_SIDE, MOST = 4, 100  # Panels.
+SIDE_BY_SIDE = 4  # Panels.
 FEW_POINTS = 20  # Of a line whose points are marked.
-LONGEST = 100  # Characters of a name in a picture.
 
 
 @dataclass(frozen=True)
@@ -33,51 +31,41 @@ class Panel:
 def draw(path: Path, panels: Sequence[Panel]) -> None:
     """Draw panels side by side into a file, whose name says its format; make its folder.
 
-    Raises:
-        UserError: there are too many panels, or the file cannot be written.
+    UserError if that cannot be done.
     """
     from matplotlib import rc_context
 
-    if len(panels) > MOST:
-        raise UserError(f"--columns: these are {len(panels)}; at most {MOST} can be drawn.")
-    kind = path.suffix.removeprefix(".")
-    about = {"Software": None} if kind == "png" else None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with rc_context({"text.parse_math": False}):  # Names of columns and runs are no formulas.
-            figure = _figure(panels)
-            write_atomically(
-                path, lambda f: figure.savefig(f, format=kind, dpi=120, metadata=about)
-            )
+            figure, kind = _figure(panels), path.suffix.removeprefix(".")
+            write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=120))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}.") from None
 
 
 def _figure(panels: Sequence[Panel]) -> "Figure":
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
     columns = min(SIDE_BY_SIDE, len(panels))
     rows = -(-len(panels) // columns)
     # A name has the same colour in all panels, so that one legend is enough.
     names = dict.fromkeys(name for panel in panels for name in panel.lines)
     colours = {name: f"C{place}" for place, name in enumerate(names)}
+    handles = {}
     figure = Figure(figsize=(5 * columns, 3.6 * rows), layout="constrained")
     for place, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(rows, columns, place)
         for name, (x, y, *bounds) in panel.lines.items():
-            axes.plot(x, y, color=colours[name], marker="o" if len(x) < FEW_POINTS else "")
+            marker = "o" if len(x) < FEW_POINTS else ""
+            (handles[name],) = axes.plot(x, y, color=colours[name], marker=marker)
             if bounds:
                 axes.fill_between(x, *bounds, color=colours[name], alpha=0.2, linewidth=0)
-        axes.set(xlabel=panel.x, ylabel=_shown(panel.y))
+        axes.set(xlabel=panel.x, ylabel=panel.y)
         axes.grid(alpha=0.3)
-    if max(len(panel.lines) for panel in panels) > 1:
-        handles = [Line2D([], [], color=c, label=_shown(n)) for n, c in colours.items()]
-        figure.legend(handles=handles, loc="outside upper center", ncols=min(columns, 2))
+    if len(handles) > 1:
+        place = {"loc": "outside upper center", "ncols": min(columns, 2)}
+        figure.legend(handles.values(), handles.keys(), **place)
     if any(len(line) > 2 for panel in panels for line in panel.lines.values()):
         figure.supxlabel(f"the mean of several runs, within {INTERVAL}", fontsize="medium")
     return figure
-
-
-def _shown(name: str) -> str:
-    return printable(name[:LONGEST])

@@ -27,9 +27,9 @@ function draw(place) {
   const before = [...shown.childNodes];
   const tables = [], series = [{}], bands = [], drawn = [];
   entries.forEach((entry, number) => {
-    if (!entry.columns[column]) return;
-    const x = entry.along[along.value];
-    const lines = entry.columns[column];  // Values; or the mean, low and high of its interval.
+    if (!entry[column]) return;
+    const x = entry[along.value][0];
+    const lines = entry[column];  // Values; or the mean, low and high of its interval.
     const dash = number < COLOURS ? [] : [6, 4];
     drawn.push({ number, at: series.length, last: x.at(-1) });
     series.push({ stroke: () => colourOf(number), width: 1.75, spanGaps: true, dash });
