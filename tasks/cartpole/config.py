@@ -2,14 +2,7 @@
 
 from dataclasses import dataclass
 
-from mjfleet.config import (
-    ActorConfig,
-    AgentConfig,
-    CriticConfig,
-    EnvConfig,
-    PPOConfig,
-    Task,
-)
+from mjfleet.config import ActorConfig, AgentConfig, CriticConfig, EnvConfig, PPOConfig, Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ dm_control/suite (Apache-2.0), but for the humanoid's help. docs/tasks-library.m
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mjfleet.config import (
     ActorConfig,
@@ -75,9 +76,7 @@ AGENT = AgentConfig(
 PENDULUM_AGENT = replace(AGENT, algorithm=replace(AGENT.algorithm, gamma=0.97, entropy_coef=0.02))
 # With AGENT's gamma and entropy_coef, the acrobot's return stayed at 40 for 8 million steps.
 ACROBOT_AGENT = replace(
-    AGENT,
-    max_iterations=2000,
-    algorithm=replace(AGENT.algorithm, gamma=0.99, entropy_coef=0.02),
+    AGENT, max_iterations=2000, algorithm=replace(AGENT.algorithm, gamma=0.99, entropy_coef=0.02)
 )
 # The hopper's return passes 20 after 0.4 to 2.9 million steps.
 HOPPER_AGENT = replace(AGENT, max_iterations=1250)
@@ -91,11 +90,7 @@ HUMANOID_AGENT = replace(
 
 
 def _task(
-    summary: str,
-    env_class: str,
-    env: EnvConfig,
-    sizes: tuple[int, int],
-    agent: AgentConfig = AGENT,
+    env_class: str, sizes: tuple[int, int], agent: AgentConfig, summary: str, env: EnvConfig
 ) -> Task:
     """Return a task with `sizes` of its actions and observations."""
     actions, observations = sizes
@@ -111,107 +106,46 @@ def _task(
     )
 
 
+pendulum = partial(_task, "arms:Pendulum", (1, 3), PENDULUM_AGENT)
+acrobot = partial(_task, "arms:Acrobot", (1, 6), ACROBOT_AGENT)
+reacher = partial(_task, "arms:Reacher", (2, 6), AGENT)
+finger = partial(_task, "arms:Finger", (2, 9), AGENT)
+cup = partial(_task, "arms:BallInCup", (2, 8), AGENT)
+hopper = partial(_task, "bodies:Hopper", (4, 15), HOPPER_AGENT)
+walker = partial(_task, "bodies:Walker", (6, 24), AGENT)
+cheetah = partial(_task, "bodies:Cheetah", (6, 17), AGENT)
+humanoid = partial(_task, "humanoid:Humanoid", (21, 67), HUMANOID_AGENT)
+
+SHORT = SuiteConfig(decimation=1, episode_seconds=10.0)
 REACHER = TargetConfig(decimation=1, episode_seconds=20.0)
 HOPPER = SpeedConfig(decimation=4, episode_seconds=20.0)
 WALKER = SpeedConfig(decimation=10, episode_seconds=25.0)
 HUMANOID = HumanoidConfig(num_envs=256, decimation=5, episode_seconds=25.0)
 
 TASKS = {
-    "pendulum-swingup": _task(
+    "pendulum-swingup": pendulum(
         "Swing a pendulum up with a motor that is too weak to lift it at once.",
-        "arms:Pendulum",
         SuiteConfig(decimation=1, episode_seconds=20.0),
-        (1, 3),
-        PENDULUM_AGENT,
     ),
-    "acrobot-swingup": _task(
-        "Swing two links up by a motor between them.",
-        "arms:Acrobot",
-        SuiteConfig(decimation=1, episode_seconds=10.0),
-        (1, 6),
-        ACROBOT_AGENT,
+    "acrobot-swingup": acrobot("Swing two links up by a motor between them.", SHORT),
+    "reacher-easy": reacher("Keep the fingertip of a planar arm in a large target.", REACHER),
+    "reacher-hard": reacher(
+        "Keep the fingertip of a planar arm in a small target.", replace(REACHER, target_size=0.015)
     ),
-    "reacher-easy": _task(
-        "Keep the fingertip of a planar arm in a large target.",
-        "arms:Reacher",
-        REACHER,
-        (2, 6),
-    ),
-    "reacher-hard": _task(
-        "Keep the fingertip of a planar arm in a small target.",
-        "arms:Reacher",
-        replace(REACHER, target_size=0.015),
-        (2, 6),
-    ),
-    "finger-spin": _task(
+    "finger-spin": finger(
         "Keep a body on a hinge spinning by flicks of a finger.",
-        "arms:Finger",
         SuiteConfig(decimation=2, episode_seconds=20.0),
-        (2, 9),
     ),
-    "ball_in_cup-catch": _task(
-        "Catch a ball on a string with a cup.",
-        "arms:BallInCup",
-        SuiteConfig(decimation=10, episode_seconds=20.0),
-        (2, 8),
+    "ball_in_cup-catch": cup(
+        "Catch a ball on a string with a cup.", SuiteConfig(decimation=10, episode_seconds=20.0)
     ),
-    "hopper-stand": _task(
-        "Stand on one leg.",
-        "bodies:Hopper",
-        HOPPER,
-        (4, 15),
-        HOPPER_AGENT,
-    ),
-    "hopper-hop": _task(
-        "Hop forward on one leg at 2 m/s.",
-        "bodies:Hopper",
-        replace(HOPPER, speed=2.0),
-        (4, 15),
-        HOPPER_AGENT,
-    ),
-    "walker-stand": _task(
-        "Stand on two legs in a plane.",
-        "bodies:Walker",
-        WALKER,
-        (6, 24),
-    ),
-    "walker-walk": _task(
-        "Walk on two legs in a plane at 1 m/s.",
-        "bodies:Walker",
-        replace(WALKER, speed=1.0),
-        (6, 24),
-    ),
-    "walker-run": _task(
-        "Run on two legs in a plane at 8 m/s.",
-        "bodies:Walker",
-        replace(WALKER, speed=8.0),
-        (6, 24),
-    ),
-    "cheetah-run": _task(
-        "Run in a plane at 10 m/s.",
-        "bodies:Cheetah",
-        SuiteConfig(decimation=1, episode_seconds=10.0),
-        (6, 17),
-    ),
-    "humanoid-stand": _task(
-        "Get a humanoid to stand up and to keep still.",
-        "humanoid:Humanoid",
-        HUMANOID,
-        (21, 67),
-        HUMANOID_AGENT,
-    ),
-    "humanoid-walk": _task(
-        "Get a humanoid to walk at 1 m/s.",
-        "humanoid:Humanoid",
-        replace(HUMANOID, speed=1.0),
-        (21, 67),
-        HUMANOID_AGENT,
-    ),
-    "humanoid-run": _task(
-        "Get a humanoid to run at 10 m/s.",
-        "humanoid:Humanoid",
-        replace(HUMANOID, speed=10.0),
-        (21, 67),
-        HUMANOID_AGENT,
-    ),
+    "hopper-stand": hopper("Stand on one leg.", HOPPER),
+    "hopper-hop": hopper("Hop forward on one leg at 2 m/s.", replace(HOPPER, speed=2.0)),
+    "walker-stand": walker("Stand on two legs in a plane.", WALKER),
+    "walker-walk": walker("Walk on two legs in a plane at 1 m/s.", replace(WALKER, speed=1.0)),
+    "walker-run": walker("Run on two legs in a plane at 8 m/s.", replace(WALKER, speed=8.0)),
+    "cheetah-run": cheetah("Run in a plane at 10 m/s.", SHORT),
+    "humanoid-stand": humanoid("Get a humanoid to stand up and to keep still.", HUMANOID),
+    "humanoid-walk": humanoid("Get a humanoid to walk at 1 m/s.", replace(HUMANOID, speed=1.0)),
+    "humanoid-run": humanoid("Get a humanoid to run at 10 m/s.", replace(HUMANOID, speed=10.0)),
 }

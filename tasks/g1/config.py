@@ -31,22 +31,14 @@ TASKS = {
             action_scale=0.4,
             command=CommandConfig(forward=(-0.5, 1.0), lateral=(-0.5, 0.5)),
             weights=G1Weights(
-                linear=10.0,
-                yaw=6.0,
-                fall=-4.0,
-                torque=-1e-5,
-                power=-1e-3,
-                pose=-0.5,
-                air_time=4.0,
+                linear=10.0, yaw=6.0, fall=-4.0, torque=-1e-5, power=-1e-3, pose=-0.5, air_time=4.0
             ),
         ),
         env_class="env:FlatEnv",
         # Without a weight on entropy, exploration ended before the robot walked with two of four
         # seeds; with 0.002, deviations of 29 actions grow.
         agent=replace(
-            AGENT,
-            max_iterations=1500,
-            algorithm=replace(AGENT.algorithm, entropy_coef=0.001),
+            AGENT, max_iterations=1500, algorithm=replace(AGENT.algorithm, entropy_coef=0.001)
         ),
         num_actions=29,
     ),

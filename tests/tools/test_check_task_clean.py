@@ -176,24 +176,6 @@ def test_correct_variations_are_clean(
     assert mistakes_on_native(tmp_path) == []
 
 
-def test_normalised_observations_and_position_motors_are_clean(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    dims = "hidden_dims=(64, 64)"
-    normal = f"{dims}, obs_normalization=True"
-    motor = '<motor name="shoulder" joint="shoulder" gear="0.5"/>'
-    position = '<position name="shoulder" joint="shoulder" kp="2" kv="0.1" ctrlrange="-2 2" '
-    write_arm(
-        tmp_path,
-        ("0.2 * speeds", "200 * speeds"),
-        config=[(f"actor=ActorConfig({dims}", f"actor=ActorConfig({normal}"),
-                (f"critic=CriticConfig({dims}", f"critic=CriticConfig({normal}")],
-        model=[(motor, position + 'forcerange="-0.5 0.5"/>')],
-    )  # fmt: skip
-    assert mistakes_on_native(tmp_path) == []
-
-
 # Tasks of other packages are as those define them, which is not always clean. The Go2 has the Go1's
 # environments.
 OWN = [name for name, found in discover({}).tasks.items() if not found.task.packages]

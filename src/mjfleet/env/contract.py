@@ -56,12 +56,7 @@ class EnvContract(VecEnv, Generic[C]):
 
     @classmethod
     def model_path(cls) -> Path:
-        """Return the path of `model_file`.
-
-        Raises:
-            UserError: the class sets none, or it is a model of Menagerie that can neither be found
-                nor fetched.
-        """
+        """Return the path of `model_file`, or raise UserError: there is none, see find_model."""
         if not hasattr(cls, "model_file"):
             raise UserError(f"{cls.__name__} sets no model_file.")
         owner = next(base for base in cls.__mro__ if "model_file" in vars(base))
@@ -76,18 +71,13 @@ class EnvContract(VecEnv, Generic[C]):
         return self.sim.model.nu
 
     def after_physics(self) -> None:
-        """Update the declared state, once in each step before `rewards`. By default, do nothing.
-
-        `rewards`, `terminated` and `metrics` write nothing.
-        """
+        """Update the declared state, once in each step before `rewards`, `terminated` and
+        `metrics`, which write nothing. By default, do nothing."""
         return
 
     def end_episode(self, mask: torch.Tensor) -> None:
-        """Read what episodes have left where `mask` `(num_envs,)` is true, before it is reset.
-
-        Called in each step. The state of the simulation, and `episode_length_buf`, are still those
-        of the episode that has ended.
-        """
+        """Read what episodes have left where `mask` `(num_envs,)` is true, before their state and
+        `episode_length_buf` are reset. Called in each step."""
         return
 
     @abstractmethod

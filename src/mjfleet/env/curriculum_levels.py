@@ -54,15 +54,11 @@ class Levels:
 
 
 def evaluation_levels(env: Env[Any], count: int) -> torch.Tensor:
-    """Return on which level each environment is evaluated, `(num_envs,)`, long; always the same.
+    """Return on which of `count` levels each environment is evaluated, `(num_envs,)`, long.
 
     For tasks whose curriculum does without `Levels`, where `env.is_evaluation` is true. The
     environments of all workers are divided evenly among the levels that `env.levels_to_evaluate`
     names. If there are fewer environments than levels, some of the levels are left out.
-
-    Args:
-        env: in an evaluation.
-        count: number of levels of the curriculum.
 
     Raises:
         UserError: `levels_to_evaluate` names no level, or one that there is not.

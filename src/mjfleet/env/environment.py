@@ -76,15 +76,15 @@ class Env(StatefulEnv[C]):
         Args:
             cfg: the task's numbers.
             sim: the simulation.
-            seed: seed of the random numbers of `uniform` and `normal`.
-            shard: for an evaluation, this worker's share of its environments. Each environment
-                draws the same random numbers, however many workers share them. None: training.
-            group_size: in training, so many environments next to each other are a group: they have
-                the same number and draw the same random numbers, so that their actions alone make
-                them different. It divides `num_envs`.
+            seed: of the random numbers of `uniform` and `normal`.
+            shard: this worker's share of an evaluation's environments, which draw the same random
+                numbers however many workers share them. None: training.
+            group_size: so many neighbours, a divisor of `num_envs`, have the same number and draw
+                the same random numbers, so that their actions alone make them different.
 
         Raises:
-            UserError: the model has no actuator, or a method returns a wrong type or shape.
+            UserError: the model has no actuator, a method returns a wrong type or shape, or a state
+                is declared wrongly or not finite.
         """
         self.cfg = cfg
         self.sim = sim
@@ -108,8 +108,8 @@ class Env(StatefulEnv[C]):
         self.generator = torch.Generator(self.device).manual_seed(seed + 2**31)
         self.num_actions = self.count_actions()
         if self.num_actions < 1:
-            why = f"the model has no actuator to act with; {URDF}."
-            raise UserError(f"{type(self).__name__}: {why}")
+            name = type(self).__name__
+            raise UserError(f"{name}: the model has no actuator to act with; {URDF}.")
         self._returned: dict[str, Any] = {}  # Names and shapes of what methods returned at first.
         self._begin_state()
         self.action = self.add_state("action", self.num_actions)

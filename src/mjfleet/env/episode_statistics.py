@@ -28,14 +28,10 @@ class EpisodeStatistics:
 def from_totals(
     totals: Sequence[float], steps: int, reward_names: Sequence[str], metric_names: Sequence[str]
 ) -> EpisodeStatistics:
-    """Return statistics.
+    """Return statistics of `steps` of all environments together.
 
-    Args:
-        totals: number, lengths and rewards as in EpisodeStatistics, each term, and dividend and
-            divisor of each metric.
-        steps: of all environments together.
-        reward_names: of the terms.
-        metric_names: of the metrics.
+    `totals` are number, lengths and rewards as in EpisodeStatistics, each term, and dividend and
+    divisor of each metric.
     """
     episodes, lengths, rewards, *rest = totals
     terms, sums = rest[: len(reward_names)], rest[len(reward_names) :]

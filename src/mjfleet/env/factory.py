@@ -38,23 +38,14 @@ def build_env(
     group_size: int = 1,
     while_compiling: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Env[Any]:
-    """Build an environment; call it inside `on_device`.
+    """Build a task's environment; call it inside `on_device`.
 
-    Args:
-        found: the task.
-        config: its configuration.
-        engine: steps the simulation.
-        device: torch's name of the device.
-        num_threads: CPU threads of the native engine.
-        rank: number of the worker, which gives training environments their own seed.
-        shard: the environments that are this worker's in an evaluation, and their seed; None: for
-            training.
-        group_size: environments that are alike, see Env.
-        while_compiling: surrounds the construction of the simulation, which may compile kernels.
+    Training environments of each `rank` have a seed of their own; `shard` and `group_size`: see
+    Env. `while_compiling` surrounds what may compile kernels.
 
     Raises:
-        UserError: the task's class, or its sizes, are not what they have to be, it has changed
-            torch's default type, or a package that it needs is missing.
+        UserError: the task's class, or its sizes, are not what they have to be, or a package that
+            it needs is missing.
     """
     found.check_packages()
     env_class = _env_class(found)
@@ -142,9 +133,8 @@ def on_device(engine: Literal["warp", "native"], device: str) -> Iterator[None]:
         if index >= count:
             raise UserError(
                 f"torch {torch.__version__} (built for CUDA {torch.version.cuda}) sees {count} "
-                f"GPUs, so not index {index}. The driver may be too old, CUDA_VISIBLE_DEVICES may "
-                "name a GPU that is not there, or several MIG devices, of which a process sees "
-                "one. --gpu-ids None trains on the CPU."
+                f"GPUs, so not index {index}: the driver may be too old, or CUDA_VISIBLE_DEVICES "
+                "wrong (of MIG devices, a process sees one). --gpu-ids None trains on the CPU."
             )
         torch.cuda.set_device(device)
         # MuJoCo takes this for an index into the visible GPUs, as torch does.

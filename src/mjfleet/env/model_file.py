@@ -14,13 +14,11 @@ URDF = "a URDF has no actuators, keyframes or sensors: docs/tasks.md says how to
 
 
 def find_model(owner: type, model_file: str) -> Path:
-    """Return the path of an MJCF file.
+    """Return the path of the MJCF file that a class names.
 
-    Args:
-        owner: the class that names it.
-        model_file: relative to the file of that class; `package:path`, relative to an installed
-            package, which is not imported; or `menagerie:<robot>`, the robot's default scene, or
-            `menagerie:<robot>/<entry>`, another of its files.
+    It is relative to the file of that class; `package:path`, relative to an installed package,
+    which is not imported; or `menagerie:<robot>`, the robot's default scene, or
+    `menagerie:<robot>/<entry>`, another of its files.
 
     Raises:
         UserError: the package is not installed, Menagerie has no such robot, or it can neither be

@@ -21,11 +21,8 @@ class StepRecorder:
     """Records the newest `num_steps` steps of all environments.
 
     A step is recorded where its physics starts, after `apply`, and where its physics ends, before
-    `rewards` and resets. What a task wrote and what the physics made of it are thus distinguished,
-    and each step can be replayed alone.
-
-    A step of an environment takes about `2 * (nq + nv) + nu` numbers, about as many as the
-    observations in rsl_rl's storage.
+    `rewards` and resets: about `2 * (nq + nv) + nu` numbers. What a task wrote and what the physics
+    made of it are thus distinguished, and each step can be replayed alone.
     """
 
     def __init__(self, num_steps: int) -> None:

@@ -59,7 +59,8 @@ def _look_at(value: Any, owned: Collection[int], depth: int = 0) -> Any:
         case torch.Tensor() if value.numel() and address(value) in owned:
             found = ()
         case torch.Tensor() if value.is_inference():  # It counts no versions.
-            found = _Held(value), value.reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
+            numbers = value.contiguous().view(-1).view(torch.uint8)
+            found = _Held(value), numbers.cpu().numpy().tobytes()
         case torch.Tensor():
             found = _Held(value), value._version
         case np.ndarray() | np.generic():

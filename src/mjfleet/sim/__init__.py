@@ -20,17 +20,10 @@ def make_simulation(
     njmax: int | None = None,
     deterministic: bool = False,
 ) -> Simulation:
-    """Build the worlds. Imports the chosen engine only.
+    """Build `num_envs` worlds of a model: `native` on the CPU with threads, `warp` on `device`.
 
-    Args:
-        engine: `native` for the CPU with `num_threads` threads, `warp` for `device`.
-        model: the compiled model, shared by all worlds.
-        num_envs: number of worlds.
-        device: torch's device name, such as "cuda:0".
-        num_threads: threads of the native engine.
-        nconmax: contacts per world that warp has room for; None: estimated from the model.
-        njmax: constraint rows per world that warp has room for; None: estimated.
-        deterministic: whether warp computes the same bits each time on a GPU, as it does on a CPU.
+    Warp has room for `nconmax` contacts and `njmax` constraint rows per world; None: estimated from
+    the model. If `deterministic`, it computes the same bits each time on a GPU, as on a CPU.
     """
     if engine == "native":
         from mjfleet.sim.native_engine import NativeSimulation

@@ -36,6 +36,11 @@ INTEGRATION_FIELDS = (
 )  # fmt: skip
 """Everything that the next physics step depends on: MuJoCo's mjSTATE_INTEGRATION."""
 
+CONSTANTS = (
+    "body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0", "actuator_acc0",
+)  # fmt: skip
+"""Fields of a model that MuJoCo computes from masses, inertias and armatures."""
+
 FIELDS = STATE_FIELDS + DERIVED_FIELDS + ACCELERATION_FIELDS
 
 
@@ -185,7 +190,7 @@ class Simulation(ABC):
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Prevent Python from freeing arrays or graphs during a capture, which would record that."""
+    """Prevent Python from freeing arrays during a capture, which would record that."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

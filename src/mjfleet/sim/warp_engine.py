@@ -1,6 +1,8 @@
 """MuJoCo-Warp: all worlds in one set of arrays, on a GPU or the CPU. Runs in a worker."""
 
 import copy
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -15,21 +17,18 @@ from mjfleet.errors import UserError
 from mjfleet.sim.buffer_use import BufferUse, overflowed_sizes
 from mjfleet.sim.simulation import (
     ACCELERATION_FIELDS,
+    CONSTANTS,
     INTEGRATION_FIELDS,
     STATE_FIELDS,
     Simulation,
     no_garbage_collection,
 )
 from mjfleet.sim.unread import Unread
-from mjfleet.sim.warp_start import put_model, start_warp
+from mjfleet.utils.console import in_a_line
 
 # Not warnings: a solver that stops at its limit of iterations works as intended.
 _LIMITS = mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS
 
-FOLLOWING = (
-    "body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0", "actuator_acc0",
-)  # fmt: skip
-"""Constants of the model that depend on masses, inertias and armatures."""
 FIXED_AND_INERTIAL = mjw.SetConstGroup.FIXED | mjw.SetConstGroup.INERT0
 
 
@@ -132,7 +131,7 @@ class WarpSimulation(Simulation):
         super().restore({name: value for name, value in state.items() if name != "room"})
 
     def set_const(self) -> None:
-        for name in FOLLOWING:
+        for name in CONSTANTS:
             if getattr(self.model, name).size:
                 self.expand(name)
         with wp.ScopedDevice(str(self.device)):
@@ -240,3 +239,39 @@ def _note_use(
     overflowed[world] = overflowed[world] | overflow[world]
     if world == 0:
         contacts[0] = wp.max(contacts[0], wp.max(nacon[0], ncollision[0]))
+
+
+def start_warp(device: str) -> None:
+    """Start warp without its banner and without a line for each kernel that it loads.
+
+    On the CPU, its C++ code would print to stderr that there is no GPU driver.
+    """
+    wp.config.log_level = wp.LOG_WARNING
+    if device != "cpu":
+        wp.init()
+        return
+    sys.stderr.flush()
+    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        wp.init()
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)
+
+
+def put_model(model: mujoco.MjModel, device: str) -> mjw.Model:
+    """Return the model on warp's current device, which is `device`.
+
+    Raises:
+        UserError: the model uses something that MuJoCo-Warp lacks.
+    """
+    try:
+        return mjw.put_model(model)
+    except (NotImplementedError, ValueError) as error:
+        lacks = in_a_line(error).rstrip(".")
+        flags = "--engine native" if device == "cpu" else "--gpu-ids None --engine native"
+        raise UserError(
+            f"MuJoCo-Warp cannot simulate this model: {lacks}. MuJoCo's own engine can: {flags}"
+        ) from None

@@ -87,12 +87,7 @@ def describe(error: Exception, found: FoundTask) -> str:
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(found.folder)]
-    if not own and frames[-1].name == "check" and isinstance(error, ValueError):
-        return str(error)  # A method returns something else than at first.
     if not own:
         raise error
     place = f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name}()"
-    hint = ""
-    if f"({WORLDS})" in str(error) and "match" in str(error):
-        hint = f"; {WORLDS} is the number of environments here: self.num_envs"
-    return f"{place}: `{own[-1].line}`: {type(error).__name__}: {in_a_line(error)}{hint}"
+    return f"{place}: `{own[-1].line}`: {type(error).__name__}: {in_a_line(error)}"

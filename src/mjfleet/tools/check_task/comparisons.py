@@ -2,45 +2,40 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import mujoco
 import numpy as np
 import torch
 
-from mjfleet.env.environment import Env, EnvShard
-from mjfleet.errors import UserError
-from mjfleet.rl.adapters.rsl_rl_adapter import augmentation
-from mjfleet.rl.equivariance import read_mirrors
-from mjfleet.sim.simulation import STATE_FIELDS
-from mjfleet.tools.check_task.finding import Finding, columns, differs
+from mjfleet.env.environment import Env
+from mjfleet.sim.simulation import CONSTANTS, STATE_FIELDS
 from mjfleet.tools.check_task.signals import engine_warnings, not_finite
-from mjfleet.tools.check_task.subject import Outcome, Subject, first_difference, roll
+from mjfleet.tools.check_task.subject import Finding, Outcome, Subject, columns, differs, roll
 
-Build = Callable[..., Env[Any]]
-"""Builds the environment on MuJoCo's own engine: `build(rank=0, shard=None)`."""
+Build = Callable[[int], Env[Any]]
+"""Builds the environment of a rank on MuJoCo's own engine, in GRPO groups of TWINS."""
+TWINS = 2
 COMPARED_STEPS = 8
 ENGINE_STEPS = 100
 LEAK_ROUNDS = 10
-DERIVED = (
-    "body_subtreemass", "body_invweight0", "dof_invweight0", "tendon_invweight0", "actuator_acc0",
-)  # fmt: skip
-"""Constants of a model that MuJoCo computes from masses, inertias and armatures."""
+CAUSES = ("terminated()", "sim.", "rewards()", "observe()")
 INERTIAL = ("body_mass", "body_inertia", "body_ipos", "body_iquat", "dof_armature", "qpos0")
-LOOKS = ("mat_", "tex_", "light_", "cam_", "skin_")
 
 
 def seeds(subject: Subject, build: Build) -> Iterator[Finding]:
-    """Find that equal seeds give other environments, or other ranks the same ones."""
-    actions = subject.actions(COMPARED_STEPS, seed=9)
-    one, again, other = (roll(build(rank=rank), actions) for rank in (0, 0, 1))
+    """Find that equal seeds give other environments, other ranks the same ones, or twins differ.
+
+    Twins are in the same state, act the same, and draw the same random numbers.
+    """
+    actions = subject.actions(COMPARED_STEPS, seed=9)[:, ::TWINS].repeat_interleave(TWINS, dim=1)
+    one, again, other = (roll(build(rank), actions) for rank in (0, 0, 1))
     for name in one:
         if differs(one[name], again[name]).any():
             yield Finding(
                 f"{name} differs between two environments with the same seed and actions, so that "
                 "a run cannot be repeated; draw with self.uniform and self.normal, and use no "
-                "clock and no order of a set"
+                "clock, no order of a set and nothing that outlives an environment"
             )
             return
     start = one["sim.qpos"][0]
@@ -49,6 +44,13 @@ def seeds(subject: Subject, build: Build) -> Iterator[Finding]:
         yield Finding(
             "workers with different ranks have the same environments: no random number follows "
             "from the seed; draw with self.uniform and self.normal"
+        )
+    first, second = ({k: v[:, i::TWINS] for k, v in one.items()} for i in range(TWINS))
+    if name := _first_difference(first, second):
+        yield Finding(
+            f"{name} differs between environments in the same state, with the same actions and "
+            "random numbers; let it follow from the state, self.env_ids, self.uniform and "
+            "self.normal alone"
         )
 
 
@@ -68,9 +70,9 @@ def leaks_between(subject: Subject) -> Iterator[Finding]:
                 if number % 2:
                     env.episode_length_buf[:half] = env.max_episode_length - 1
             env.sim.forward()
-            futures.append(roll(env, subject.actions(2, seed=14 + number)))
-        one, other = futures
-        if name := first_difference(one, other, slice(half, None)):
+            future = roll(env, subject.actions(2, seed=14 + number))
+            futures.append({name: values[:, half:] for name, values in future.items()})
+        if name := _first_difference(*futures):
             yield Finding(
                 f"{name} of an environment depends on the other environments: it differs when only "
                 "these are in another state; sum, average, sort and ask any() or all() within a "
@@ -79,85 +81,32 @@ def leaks_between(subject: Subject) -> Iterator[Finding]:
             return
 
 
-def neighbours(subject: Subject, build: Build) -> Iterator[Finding]:
-    """Find that an environment differs with the number of the others.
-
-    All environments of an evaluation, and half of them, draw the same random numbers.
-    """
-    total = subject.env.num_envs
-    half = total // 2
-    whole, part = build(shard=EnvShard(0, total, total)), build(shard=EnvShard(0, half, total))
-    actions = subject.actions(COMPARED_STEPS, seed=8)
-    one, other = roll(whole, actions), roll(part, actions[:, :half])
-    for name, value in one.items():
-        close = value[:, :half].isclose(other[name], rtol=1e-3, atol=1e-5, equal_nan=True)
-        if not bool(close.all()):
-            yield Finding(
-                f"{name} of an environment is another one when there are {half} environments "
-                f"instead of {total}, so that an evaluation depends on the number of workers; "
-                "compute it from self.env_ids, self.uniform or self.normal",
-                is_sure=False,
-            )
-            return
-
-
-def symmetry(subject: Subject, load: Callable[..., Any]) -> Iterator[Finding]:
-    """Find why training would refuse the function that mirrors samples; for `load` see Runner."""
-    env, algorithm = subject.env, subject.agent.algorithm
-    try:
-        mirror = augmentation(algorithm.symmetry_cfg, load)
-        observations, actions = env.get_observations(), torch.zeros_like(env.action)
-        if algorithm.ties_weights:
-            sizes = {name: rows.shape[1] for name, rows in observations.items()}
-            read_mirrors(partial(mirror, env), sizes, env.num_actions, actions.device)
-        elif algorithm.mirrors_samples:
-            mirror(env=env, obs=observations, actions=actions)
-    except UserError as error:
-        yield Finding(str(error))
-
-
-def changed_model(subject: Subject) -> Iterator[Finding]:
-    """Find that `setup` writes to the model, or that `make_model` returns another each time."""
-    env = subject.env
-    model = type(env).make_model(env.cfg)
-    written = _differences(model, env.sim.model)
-    if varied := written and _differences(model, type(env).make_model(env.cfg)):
-        yield Finding(
-            f"make_model() returns another model in each call: {', '.join(varied)} differ, so that "
-            "workers, evaluations and resumed runs train on different robots; let every number "
-            "follow from cfg, seeds too"
-        )
-    elif written:
-        yield Finding(
-            f"setup() changes sim.model.{', '.join(written)}, which the engine may have read "
-            "already: MuJoCo-Warp has, and MuJoCo's own engine has computed no constants from it; "
-            f'write self.sim.expand("{written[0]}")[:] = ..., or change it in make_model()'
-        )
-
-
-def _differences(one: mujoco.MjModel, other: mujoco.MjModel) -> list[str]:
-    """Return the names of arrays of numbers that differ, except for colours and the like."""
-    names = [name for name in dir(one) if isinstance(getattr(one, name, None), np.ndarray)]
-    names = [name for name in names if not name.startswith(LOOKS) and "rgba" not in name]
-    pairs = ((name, getattr(one, name), getattr(other, name)) for name in names)
-    return [name for name, ours, theirs in pairs if not np.array_equal(ours, theirs, True)]
+def _first_difference(one: Outcome, other: Outcome) -> str | None:
+    """Return the name of what differs first; causes come before effects."""
+    found: list[tuple[int, int, str]] = []
+    for name, values in one.items():
+        different = differs(values[1:], other[name][1:]).any(dim=2).any(dim=1)
+        if different.any():
+            order = next(i for i, kind in enumerate(CAUSES) if name.startswith(kind))
+            found.append((int(different.nonzero()[0]), order, name))
+    return min(found)[2] if found else None
 
 
 def stale_constants(build: Build) -> Iterator[Finding]:
     """Find masses that were changed without `set_const`."""
-    sim = build().sim
+    sim = build(0).sim
     renewed = copy.copy(sim.model)
     mujoco.mj_setConst(renewed, mujoco.MjData(renewed))
-    for name in DERIVED:
+    for name in CONSTANTS:
         if _has_changed(getattr(sim.model, name), getattr(renewed, name)):
             yield Finding(
-                f"make_model() changes masses of a compiled model: its {name} still belongs to the "
-                "ones before; call mujoco.mj_setConst(model, mujoco.MjData(model)), or change a "
-                "mujoco.MjSpec before it is compiled"
+                f"make_model() or setup() changes masses of a compiled model: its {name} still "
+                "belongs to the ones before; in make_model(), change a mujoco.MjSpec before it is "
+                "compiled, or call mujoco.mj_setConst(model, mujoco.MjData(model)) after a change"
             )
             return
     written = [name for name in INERTIAL if name in sim.expanded]
-    fields = {name: sim.expand(name) for name in DERIVED if getattr(sim.model, name).size}
+    fields = {name: sim.expand(name) for name in CONSTANTS if getattr(sim.model, name).size}
     before = {name: field.clone().cpu().numpy() for name, field in fields.items()}
     sim.set_const()
     for name, field in fields.items():
@@ -184,13 +133,14 @@ def disagreements(one: Subject, other: Subject) -> Iterator[Finding]:
     soon make them diverge. For the same reason the median over environments must agree, within a
     share of the values' spread. The engines compute in float64 and float32.
     """
-    mine, theirs = list[Outcome](), list[Outcome]()
+    rows = list[Outcome](), list[Outcome]()
     for step, action in enumerate(one.actions(ENGINE_STEPS, seed=10)):
         if step:
-            _put_into_state(one.env, other.env)
-        mine.append(roll(one.env, action.unsqueeze(0)))
-        theirs.append(roll(other.env, action.unsqueeze(0)))
-    expected, outcome = _joined(mine), _joined(theirs)
+            _put_into_state(one, other)
+        for subject, outcomes in zip((one, other), rows, strict=True):
+            row = roll(subject.env, action.unsqueeze(0)).items()
+            outcomes.append({name: values[min(step, 1) :] for name, values in row})
+    expected, outcome = ({k: torch.cat([row[k] for row in part]) for k in part[0]} for part in rows)
     bad_numbers = not_finite(outcome)
     for finding in (*engine_warnings(other.env), *bad_numbers):
         yield Finding(f"{finding.text} (on warp)")
@@ -209,7 +159,7 @@ def disagreements(one: Subject, other: Subject) -> Iterator[Finding]:
     found.sort(key=lambda each: each[:3])
     if not any(is_signal for _, is_signal, _, _ in found):
         return
-    # What follows from a state that differs is not told.
+    # What follows from a state that differs would only distract.
     for step, _, name, difference in found if found[0][1] else found[:1]:
         when = f"after {step} steps" if step else "at the start"
         yield Finding(
@@ -220,23 +170,14 @@ def disagreements(one: Subject, other: Subject) -> Iterator[Finding]:
         )
 
 
-def _joined(outcomes: list[Outcome]) -> Outcome:
-    """Return outcomes of single steps as one."""
-    first = outcomes[0]
-    return {
-        name: torch.cat((values[:1], *(each[name][1:] for each in outcomes)))
-        for name, values in first.items()
-    }
-
-
-def _put_into_state(env: Env[Any], target: Env[Any]) -> None:
-    """Let `target` continue from the state of `env`, on another engine."""
+def _put_into_state(one: Subject, other: Subject) -> None:
+    """Let the second environment continue from the state of the first, on another engine."""
+    (source, target), states = (one.env.sim, other.env.sim), other.env._states.of_envs
     for name in STATE_FIELDS:
-        getattr(target.sim, name).copy_(getattr(env.sim, name))
-    for name, field in env.sim.expanded.items():
-        target.sim.expanded[name].copy_(field)
-    declared = target._states.of_envs
-    for name, tensor in env._states.of_envs.items():
-        declared[name].copy_(tensor)
-    target.generator.set_state(env.generator.get_state())
-    target.sim.forward()
+        getattr(target, name).copy_(getattr(source, name))
+    for name, field in source.expanded.items():
+        target.expanded[name].copy_(field)
+    for name, tensor in one.env._states.of_envs.items():
+        states[name].copy_(tensor)
+    other.env.generator.set_state(one.env.generator.get_state())
+    target.forward()

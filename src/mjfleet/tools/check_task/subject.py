@@ -4,7 +4,8 @@ Two futures can thus be compared that begin in the same state.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,13 +15,23 @@ from mjfleet.config import AgentConfig
 from mjfleet.env.environment import Env
 from mjfleet.env.random_numbers import random_states, restore_random_states
 from mjfleet.sim.simulation import STATE_FIELDS
-from mjfleet.tools.check_task.finding import Finding, differs
 
 Outcome = dict[str, torch.Tensor]
 """What some steps led to: `(steps, num_envs, size)` by name, such as "sim.qpos", "terminated()" and
 "rewards()['upright']". Ends of episodes are failures alone, without time-outs."""
 STATE = ("qpos", "qvel", "act", "mocap_pos", "mocap_quat")
 OF_FRAMEWORK = ("action", "previous_action", "episode_length_buf")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A mistake, or what may be one: where, what is wrong, why, and what to write instead."""
+
+    text: str
+    is_sure: bool = True
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Subject:
@@ -34,14 +45,13 @@ class Subject:
 
     def keep(self) -> None:
         """Let the state of now be that to which `restore` goes back."""
-        env = self.env
-        self._fields = {name: field.clone() for name, field in env.sim.state().items()}
-        self._state, self._host = env.state_dict(), random_states(str(env.device))
+        self._restores = self.env.sim.keep(), self.env.keep()
+        self._host = random_states(str(self.env.device))
 
     def restore(self) -> None:
         """Go back to the state that was kept."""
-        self.env.sim.restore(self._fields)
-        self.env.load_state_dict(self._state)
+        for restore in self._restores:
+            restore()
         restore_random_states(self._host, str(self.env.device))
 
     def check(self, check: Callable[..., Iterator[Finding]], *arguments: Any) -> list[Finding]:
@@ -53,7 +63,7 @@ class Subject:
 
     def overrides(self, method: str) -> bool:
         """Return whether the task has written a method itself."""
-        return getattr(type(self.env), method) is not getattr(Env, method, None)
+        return getattr(type(self.env), method) is not getattr(Env, method)
 
     def actions(self, steps: int, seed: int = 0) -> torch.Tensor:
         """Return what an untrained policy would do, `(steps, num_envs, number of actions)`."""
@@ -62,17 +72,17 @@ class Subject:
         return (self.agent.actor.distribution.init_std * noise).to(env.device)
 
     def declared(self) -> dict[str, torch.Tensor]:
-        """Return copies of the state that the task has declared, by name."""
+        """Return the state that the task has declared, by name."""
         found = self.env._states.of_envs.items()
-        own = {name: tensor for name, tensor in found if not name.startswith("_")}
-        return {f"self.{n}": t.clone() for n, t in own.items() if n not in OF_FRAMEWORK}
+        return {k: v for k, v in found if k[0] != "_" and k not in OF_FRAMEWORK}
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return copies of all state: the simulation's, fields of `expand`, what is declared."""
         sim = self.env.sim
-        of_sim = {f"sim.{name}": getattr(sim, name).clone() for name in STATE_FIELDS}
-        expanded = {f"sim.expand({n!r})": field.clone() for n, field in sim.expanded.items()}
-        return of_sim | expanded | self.declared()
+        found = {f"sim.{name}": getattr(sim, name) for name in STATE_FIELDS}
+        found |= {f"sim.expand({name!r})": field for name, field in sim.expanded.items()}
+        found |= {f"self.{name}": tensor for name, tensor in self.declared().items()}
+        return {name: tensor.clone() for name, tensor in found.items()}
 
     def write_random_states(self, generator: torch.Generator, worlds: slice = slice(None)) -> None:
         """Write positions within the joints' ranges, any orientation, and slow or fast speeds."""
@@ -80,9 +90,6 @@ class Subject:
 
         def uniform(size: int, low: float, high: float) -> torch.Tensor:
             return torch.rand(count, size, generator=generator) * (high - low) + low
-
-        def quaternion() -> torch.Tensor:
-            return torch.nn.functional.normalize(torch.randn(count, 4, generator=generator), dim=1)
 
         size = float(model.stat.extent)
         for joint in range(model.njnt):
@@ -92,12 +99,12 @@ class Subject:
                 high = 4 * math.pi if kind == mjtJoint.mjJNT_HINGE else size
                 low = -high
             if kind == mjtJoint.mjJNT_FREE:
-                value = torch.cat((uniform(3, -size, size), quaternion()), dim=1)
-                value[:, :3] += sim.qpos[:, at : at + 3].cpu()
-            elif kind == mjtJoint.mjJNT_BALL:
-                value = quaternion()
+                place = uniform(3, -size, size) + sim.qpos[:, at : at + 3].cpu()
+                value = torch.cat((place, uniform(4, -1.0, 1.0)), dim=1)
             else:
-                value = uniform(1, low, high)
+                value = uniform(4 if kind == mjtJoint.mjJNT_BALL else 1, low, high)
+            if kind in (mjtJoint.mjJNT_FREE, mjtJoint.mjJNT_BALL):
+                value[:, -4:] = torch.nn.functional.normalize(value[:, -4:], dim=1)
             sim.qpos[worlds, at : at + value.shape[1]] = value.to(sim.qpos)[worlds]
         speed = 10.0 ** uniform(1, -1.0, 1.0) * torch.randn(count, model.nv, generator=generator)
         sim.qvel[worlds] = speed.to(sim.qvel)[worlds]
@@ -109,27 +116,23 @@ class Subject:
         for action in self.actions(rounds, seed=4):
             self.restore()
             self.write_random_states(generator)
-            outcomes.append(self.roll(action.unsqueeze(0)))
+            outcomes.append(roll(self.env, action.unsqueeze(0)))
         self.restore()
         return {name: torch.cat([o[name][1:] for o in outcomes]) for name in outcomes[0]}
 
-    def roll(self, actions: torch.Tensor, fields: Sequence[str] = STATE) -> Outcome:
-        """Take the steps of `actions`; see the function."""
-        return roll(self.env, actions, fields)
 
-
-def roll(env: Env[Any], actions: torch.Tensor, fields: Sequence[str] = STATE) -> Outcome:
+def roll(env: Env[Any], actions: torch.Tensor) -> Outcome:
     """Take the steps of `actions` `(steps, num_envs, number of actions)`.
 
     The first row of what is returned is that of now: no step leads to it. Observations are those
-    after resets; `fields` of the simulation are those before.
+    after resets, states those before.
     """
 
     def kept(value: torch.Tensor) -> torch.Tensor:
         return value.reshape(env.num_envs, -1).to("cpu", torch.float64, copy=True)
 
     def state() -> Outcome:
-        return {f"sim.{name}": kept(getattr(env.sim, name)) for name in fields}
+        return {f"sim.{name}": kept(getattr(env.sim, name)) for name in (*STATE, "ctrl")}
 
     def row(state: Outcome, failed: torch.Tensor) -> Outcome:
         groups: Any = env.get_observations().items()
@@ -148,13 +151,17 @@ def roll(env: Env[Any], actions: torch.Tensor, fields: Sequence[str] = STATE) ->
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def first_difference(one: Outcome, other: Outcome, worlds: slice) -> str | None:
-    """Return the name of what differs first in the chosen worlds; causes come before effects."""
-    causes = ("terminated()", "sim.", "rewards()", "observe()")
-    found: list[tuple[int, int, str]] = []
-    for name, values in one.items():
-        different = differs(values[1:, worlds], other[name][1:, worlds]).any(dim=2).any(dim=1)
-        if different.any():
-            order = next(i for i, kind in enumerate(causes) if name.startswith(kind))
-            found.append((int(different.nonzero()[0]), order, name))
-    return min(found)[2] if found else None
+def columns(chosen: torch.Tensor) -> str:
+    """Return the chosen columns as text; nothing if there is only one column."""
+    numbers = map(str, chosen.nonzero().flatten().tolist())
+    return f" columns {', '.join(numbers)}" if len(chosen) > 1 else ""
+
+
+def differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return where two values differ by more than rounding, as a mask of their shape."""
+    return ~one.double().isclose(other.double(), rtol=1e-5, atol=1e-7, equal_nan=True)
+
+
+def is_equal_in_all(values: torch.Tensor) -> bool:
+    """Return whether all environments have the same values `(num_envs, ...)`."""
+    return not bool(differs(values, values[:1].expand_as(values)).any())
