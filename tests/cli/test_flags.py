@@ -71,11 +71,6 @@ def test_an_unknown_flag_is_answered_by_a_similar_one(
     assert re.search(rf"Perhaps you meant:.* {ours}[ ,]", capsys.readouterr().err, flags=re.DOTALL)
 
 
-def test_a_task_that_is_given_as_a_flag_is_named_in_the_answer() -> None:
-    with pytest.raises(UserError, match=f"train {TASK}"):
-        train(["--task", TASK])
-
-
 def test_lists_are_words_and_none_is_a_value() -> None:
     config = parsed(
         "--gpu-ids", "0", "1", "--agent.actor.hidden_dims", "64", "32", "--agent.run-name=a,b",

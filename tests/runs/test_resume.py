@@ -330,7 +330,7 @@ def test_a_run_names_its_task_however_it_is_named(
         with pytest.raises(UserError, match=r"names no task|there is no run"):
             train(["--resume", wanted])
     checkpoint.rename("alone.pt")
-    with pytest.raises(UserError, match="does not name its task"):
+    with pytest.raises(UserError, match="the task comes first"):
         train(["--resume", "alone.pt"])
 
 

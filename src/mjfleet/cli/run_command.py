@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import signal
 import sys
 import time
@@ -11,12 +10,12 @@ from pathlib import Path
 
 from mjfleet.errors import RankError, Stopped, UserError, WorkerError
 from mjfleet.utils.console import discard, open_streams, print_error
+from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name
+from mjfleet.utils.packages import stack_versions
 from mjfleet.utils.parent_death import mistakes_for_parent
 
 LOCAL_RANK_0_SECONDS = 3.0
 """How long the other workers of a host leave its first one to print the error they all have."""
-NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Control characters, and how Python shows bytes that are no text in the locale's encoding."""
 WRONG_PATH = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
     errno.ENAMETOOLONG,
@@ -32,8 +31,7 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
     tell_parent = mistakes_for_parent()
     try:
         try:
-            _check_text(arguments)
-            return command(arguments)
+            return _print_versions() if arguments[-1:] == ["--version"] else command(arguments)
         finally:
             print(end="", flush=True)  # Not first at exit, where a failure cannot be handled.
     except UserError as error:
@@ -56,13 +54,14 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
         return _exit_code_of_file(error, arguments)
 
 
-def _check_text(arguments: Sequence[str]) -> None:
-    for argument in arguments:
-        if NOT_TEXT.search(argument):
-            raise UserError(
-                f"the argument {argument!a} is no text: it has control characters, or bytes that "
-                f"are not {sys.getfilesystemencoding()}, this locale's encoding."
-            )
+def _print_versions() -> int:
+    """Print the versions of mjfleet and of what it stands on, and this machine's devices."""
+    for name, version in stack_versions().items():
+        print(name, version)
+    print("CPU", cpu_name())
+    for number in range(count_gpus()):
+        print(f"GPU {number}", gpu_name(str(number)))
+    return 0
 
 
 def _is_given(file: object, arguments: Sequence[str]) -> bool:

@@ -35,7 +35,6 @@ from mjfleet.runs.task_snapshot import own_snapshot, snapshot_of
 class Start:
     """The flags that say where a configuration comes from. They are read before all others."""
 
-    task: str | None = None  # A mistake, which is answered.
     config: str | None = None
     resume: str | None = None
     fork: bool = False
@@ -61,22 +60,18 @@ class Start:
             raise UserError("--fork begins a run from another one's checkpoint: add --resume RUN.")
         if start.as_trained and start.resume is None and start.run_dir is None:
             raise UserError("--as-trained: add --resume RUN or --run-dir DIR, whose code is used.")
-        if start.resume is None:
-            return start
-        if start.config is not None:
-            raise UserError(
-                "--config and --resume: give one; a resumed run keeps its own configuration."
-            )
-        if start.init_from is not None:
-            raise UserError(
-                "--resume and --init-from: give one; a run continues from its own checkpoint, or "
-                "begins anew with the networks of another."
-            )
-        if start.run_dir is not None and not start.fork:
-            raise UserError(
-                f"--resume continues {start.resume} in its own directory: leave out --run-dir, or "
-                "add --fork to begin a run of its own there."
-            )
+        if start.resume is not None:
+            for flag in ("config", "init_from"):
+                if getattr(start, flag) is not None:
+                    raise UserError(
+                        f"--{flag.replace('_', '-')} and --resume: give one; a run that continues "
+                        "has its own configuration and networks."
+                    )
+            if start.run_dir is not None and not start.fork:
+                raise UserError(
+                    f"--resume continues {start.resume} in its own directory: leave out --run-dir, "
+                    "or add --fork to begin a run of its own there."
+                )
         return start
 
 

@@ -82,40 +82,45 @@ def configure(arguments: Sequence[str]) -> Chosen:
     Raises:
         UserError: the arguments ask for what there is not.
     """
-    task, flags = _split_task(arguments)
+    task, flags = _split_task(arguments or ["--help"])
     start, typed = Start.read(flags), typed_fields(flags)
-    if wants_help := bool({*HELP, LIST_FLAGS} & set(flags)) or not arguments:
+    if wants_help := bool({*HELP, LIST_FLAGS} & set(flags)):
         start = replace(start, resume=None, run_dir=None)
         if task is None:
-            _print_help(discover(os.environ, start.tasks_dir), flags)
+            text = _tasks(discover(os.environ, start.tasks_dir))
+            _print_help(TrainConfig(), flags, "train <task>", text)
             sys.exit(0 if arguments else 2)
     sources = find_sources(start, task)
     named, file = sources.named, read_config(start.config, task=task) if start.config else {}
     task = task or (named.task if named else start.config and task_of(start.config))
-    if named and not task:
-        raise UserError(f"--resume {named.path} does not name its task: type the task first.")
     if not task:
         raise UserError(
-            f"the task comes first: `train {start.task or '<task>'} ...`, unless the file of "
-            "--config or the run of --resume or --run-dir names it. `train --help` lists tasks."
+            "the task comes first: `train <task> ...`, unless the file of --config or the run of "
+            "--resume or --run-dir names it. `train --help` lists tasks."
         )
     place = Path(start.config).parent if start.config else named and named.run_dir
     registry = discover(os.environ, start.tasks_dir or (place and tasks_dir_of(place)))
     found = find_code(registry, task, sources)
+    prog, summary = f"train {found.name}", found.task.summary
     if named:
         check_task(named, found.name, "--run-dir " if sources.is_continued else "--resume ")
-    else:
-        _drop_names_of_others(file, found.name, registry)
     default = _recorded(found, sources, file, None if wants_help else typed)
-    if {"-h", "--help"} & set(flags):
-        print_help(default, f"train {found.name}", found.task.summary)
+    if wants_help:
+        _print_help(default, flags, prog, summary)
         sys.exit()
-    config = parse_flags(TrainConfig, flags, f"train {found.name}", default, found.task.summary)
+    config = parse_flags(TrainConfig, flags, prog, default, summary)
+    if "seeds" in typed and not config.seeds:
+        raise UserError("--seeds has no number: give how many, or the seeds themselves.")
     config = settle(found, config, typed.__contains__)
     if sources.is_continued and sources.start.teacher != config.teacher:
         config = replace(config, teacher=None)  # The run has it in its configuration.
     config = with_teacher(config, sources.start.teacher)
-    _check(found, config, typed)
+    if config.init_from and INIT_STD in typed:
+        flag = INIT_STD.replace("_", "-")
+        raise UserError(f"--{flag} and --init-from: give one; the policy has begun there.")
+    found.check_packages()
+    agent = config.agent
+    need_extra(agent.extra, f"--agent.library {agent.library}", agent.packages)
     if (named and is_group(named.path)) or (named is None and config.seeds):
         return found, config, named
     if config.seeds:
@@ -142,34 +147,11 @@ def _recorded(
     return config
 
 
-def _check(found: FoundTask, config: TrainConfig, typed: Set[str]) -> None:
-    """Raise UserError for what flags contradict, and for packages that are missing."""
-    if not config.seeds and "seeds" in typed:
-        raise UserError("--seeds has no number: give how many, or the seeds themselves.")
-    if config.init_from and INIT_STD in typed:
-        flag = INIT_STD.replace("_", "-")
-        raise UserError(f"--{flag} and --init-from: give one; the policy has begun there.")
-    found.check_packages()
-    agent = config.agent
-    need_extra(agent.extra, f"--agent.library {agent.library}", agent.packages)
-
-
 def _split_task(arguments: Sequence[str]) -> tuple[str | None, Sequence[str]]:
     """Return the task, which comes first, and the flags."""
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], arguments[1:]
     return None, arguments
-
-
-def _drop_names_of_others(data: dict[str, Any], task: str, registry: Registry) -> None:
-    """Remove the names of experiment and run from the data of a file of another task's run.
-
-    The file does not name its task; the experiment has the other task's name.
-    """
-    agent, others = data.get("agent"), [name for name in registry.tasks if name != task]
-    if isinstance(agent, dict) and agent.get("experiment_name") in others:
-        names = ("experiment_name", "run_name")
-        data["agent"] = {name: value for name, value in agent.items() if name not in names}
 
 
 def settle(found: FoundTask, config: TrainConfig, is_given: Callable[[str], bool]) -> TrainConfig:
@@ -203,21 +185,26 @@ def settle(found: FoundTask, config: TrainConfig, is_given: Callable[[str], bool
     return replace(config, tasks_dir=None if is_usual else str(folder))
 
 
-def _print_help(registry: Registry, arguments: Sequence[str]) -> None:
-    """Print all tasks and the flags that they share: the common ones, or all with --help-all."""
-    width = max((len(name) for name in registry.tasks), default=0)
+def _tasks(registry: Registry) -> str:
+    """Return the list of tasks that `train --help` begins with."""
+    width = max(map(len, registry.tasks), default=0)
     tasks = [f"  {name:<{width}}  {found.task.summary}" for name, found in registry.tasks.items()]
     tasks += [indent(text, "  ") for text in registry.broken.values()]
-    description = (
-        "Train a policy.\n\ntasks:\n"
-        + "\n".join(tasks)
-        + "\n\n`train <task> --help` shows the numbers of a task. These flags fit every task."
-    )
-    if {"--help-all", LIST_FLAGS} & set(arguments):
-        with suppress(SystemExit):
-            parse_flags(TrainConfig, arguments, "train <task>", TrainConfig(), description)
+    return "\n".join(
+        [
+            "Train a policy.\n\ntasks:", *tasks,
+            "\n`train <task> --help` shows the numbers of a task. These flags fit every task.",
+        ]
+    )  # fmt: skip
+
+
+def _print_help(default: TrainConfig, flags: Sequence[str], prog: str, description: str) -> None:
+    """Print the common flags and a task's own; all of them with --help-all and LIST_FLAGS."""
+    if {"-h", "--help"} & set(flags):
+        print_help(default, prog, description)
     else:
-        print_help(TrainConfig(), "train <task>", description)
+        with suppress(SystemExit):
+            parse_flags(TrainConfig, flags, prog, default, description)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def as_words(name: str, value: Any) -> list[str]:
         group, dot, last = flag.removeprefix("--").rpartition(".")
         return [f"--{group}{dot}no-{last}"]
     if isinstance(value, (list, tuple)):
-        return [flag, *map(str, value)]
+        return [flag, *(map(str, value) if value else ["[]"])]
     return [flag if value is True else f"{flag}={value}"]
 
 

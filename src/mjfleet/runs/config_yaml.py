@@ -52,7 +52,7 @@ def read_config(path: str, name: str | None = None, task: str | None = None) -> 
     if None not in (task, its_task) and its_task != task:
         raise UserError(
             f"{name} is of the task {its_task}, not of {task}: train {shlex.quote(str(its_task))} "
-            f"with it, or remove its line `{TASK_ENTRY}` to use its values for {task} anyway."
+            f"with it, or remove its lines `{TASK_ENTRY}` and `experiment_name` to use its values."
         )
     return data
 
