@@ -388,43 +388,16 @@ def test_a_signal_finishes_the_iteration_and_saves_it(
     assert rest.splitlines()[-1].endswith(command)
 
 
-@pytest.fixture
-def stuck(start: Start, tmp_path: Path) -> Callable[[str], "subprocess.Popen[str]"]:
-    """Train a task that does something for ever in the second iteration, until it is there."""
-
-    def train_it(action: str) -> "subprocess.Popen[str]":
-        env = write_spoilt(tmp_path, raise_at=30)
-        lines = f"print('stuck', flush=True)\n            while True: {action}"
-        env.write_text(env.read_text().replace('raise RuntimeError("the gripper broke")', lines))
-        process = start("train", "spoilt")
-        while process.stdout.readline() != "stuck\n":
+def test_a_second_signal_stops_at_once(start: Start, tmp_path: Path) -> None:
+    env = write_spoilt(tmp_path, raise_at=30)
+    lines = "import time; print('stuck', flush=True)\n            while True: time.sleep(0.1)"
+    env.write_text(env.read_text().replace('raise RuntimeError("the gripper broke")', lines))
+    process = start("train", "spoilt")
+    for line in ("stuck", "SIGINT: stopping after"):
+        while line not in process.stdout.readline():
             assert process.poll() is None
-        return process
-
-    return train_it
-
-
-def test_a_second_signal_ends_what_does_not_return(stuck: Any, tmp_path: Path) -> None:
-    lock = "ctypes.create_string_buffer(64)"
-    library = f"lock = {lock}; [ctypes.CDLL(None).pthread_mutex_lock(lock) for _ in range(2)]"
-    process = stuck(f"import ctypes; {library}")
-    while process.poll() is None:  # Two that it has seen are enough.
-        process.send_signal(signal.SIGTERM)
-        time.sleep(0.6)
-    process.communicate()
-    assert process.returncode == 143
-    assert (
-        json.loads((only_run(tmp_path, "spoilt") / "run.json").read_text())["status"] == "stopped"
-    )
-
-
-def test_a_second_signal_stops_at_once(stuck: Any, tmp_path: Path) -> None:
-    process = stuck("import time; time.sleep(0.1)")
-    process.send_signal(signal.SIGINT)
-    while "SIGINT: stopping after" not in process.stdout.readline():
-        assert process.poll() is None
-    time.sleep(0.6)  # Sooner, it would be the same signal.
-    process.send_signal(signal.SIGINT)
+        time.sleep(0.6)  # Sooner, it would be the same signal.
+        process.send_signal(signal.SIGINT)
     rest, _ = process.communicate()
     assert process.returncode == 130
     assert "SIGINT: stopping at once" in rest

@@ -32,6 +32,16 @@ def restore_random_states(states: dict[str, Any], device: str) -> None:
         torch.cuda.set_rng_state(states["cuda"], device)
 
 
+def equal_states(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether two states of the host's generators are equal."""
+    (_, keys, *rest), (_, other_keys, *other_rest) = one["numpy"], other["numpy"]
+    return (
+        (one["python"], rest) == (other["python"], other_rest)
+        and torch.equal(keys, other_keys)
+        and torch.equal(one["torch"], other["torch"])
+    )
+
+
 @contextmanager
 def own_random_numbers(seed: int, device: str) -> Iterator[None]:
     """Seed the random generators of this process for a block; restore their states after it."""

@@ -13,6 +13,7 @@ from torch import nn
 from mjfleet.config import AgentConfig
 from mjfleet.errors import UserError
 from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.equivariance import Equivariance
 from mjfleet.rl.gradient_reduction import FlatGradient
 from mjfleet.sim.unread import Unread
 
@@ -33,6 +34,8 @@ class Algorithm(algorithms.PPO):
     actor: Any
     critic: Any
     optimizer: Any
+    equivariance: Equivariance | None = None
+    """Ties the networks' weights; None: they are free."""
     torch_threads: int
     """torch's own threads during an update."""
 
@@ -126,6 +129,8 @@ class Algorithm(algorithms.PPO):
 
     def check_weights(self) -> None:
         """Raise UserError if a new run cannot begin with the networks that have been loaded."""
+        if self.equivariance:
+            self.equivariance.check_weights()
 
     def compute_returns(self, obs: TensorDict) -> None:
         """Compute returns and advantages; `obs` are the observations after the rollout.

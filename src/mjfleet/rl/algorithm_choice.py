@@ -14,6 +14,7 @@ from mjfleet.config import AgentConfig, PPOConfig
 from mjfleet.config.validation import is_class_path
 from mjfleet.env import Env
 from mjfleet.errors import UserError
+from mjfleet.rl import loss_check
 from mjfleet.rl.adapters.rsl_rl_adapter import (
     RslRlUpdate,
     augmentation,
@@ -62,7 +63,7 @@ def make_algorithm(
     make = partial(kind, **settings)
     alg = build_algorithm(make, env, agent, device, load, collectives, num_threads)
     if isinstance(alg, PPO):
-        alg.check(env.get_observations())
+        loss_check.check(alg, env.get_observations())
     return alg
 
 

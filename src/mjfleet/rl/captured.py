@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mjfleet.env.random_numbers import random_states, restore_random_states
+from mjfleet.env.random_numbers import equal_states, random_states, restore_random_states
 from mjfleet.sim.simulation import no_garbage_collection
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Captured:
         host, drawn = random_states("cpu"), random_states(device)
         try:
             graph = capture(self._function)
-            if not torch.equal(random_states("cpu")["torch"], host["torch"]):
+            if not equal_states(random_states("cpu"), host):
                 raise RuntimeError("random numbers are drawn on the host")
             graph.replay()
         except RuntimeError as error:

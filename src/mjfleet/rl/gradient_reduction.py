@@ -30,6 +30,12 @@ class FlatGradient:
         pieces = flat[:-1].split([p.numel() for p in self.parameters])
         return {p: piece.view_as(p) for p, piece in zip(self.parameters, pieces, strict=True)}
 
+    def split(self, modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
+        """Return each module's part of the buffer; the modules own the parameters in this order."""
+        owned = [[p for p in module.parameters() if p.requires_grad] for module in modules]
+        parts = self.flat[:-1].split([sum(p.numel() for p in each) for each in owned])
+        return [part for part in parts if len(part)]
+
     def attach(self) -> None:
         """Make every parameter's gradient a view of the buffer, with the same values.
 

@@ -7,26 +7,34 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
 from mjfleet.rl.minibatches import Minibatch
+from mjfleet.rl.ppo import PPO
 
 NAME = re.compile(r"[A-Za-z0-9_]+")
 
 
-def check_modules(alg: Any) -> None:
-    """Raise UserError if an algorithm has a network that its optimiser does not know."""
+def check(alg: PPO, observations: TensorDict) -> None:
+    """Try the networks and the loss of a subclass on the first observations; nothing is learned.
+
+    Raises:
+        UserError: they cannot be learned from.
+    """
     known = set(alg.gradient.parameters)
     for name, value in vars(alg).items():
-        if isinstance(value, nn.Module):
-            learned = {p for p in value.parameters() if p.requires_grad}
-            if not learned <= known:
-                raise UserError(
-                    f"{type(alg).__name__}.{name} is a network that is not learned: return it from "
-                    f'`modules()` as {{"{name}": ...}}; it is `self.extra["{name}"]` then.'
-                )
+        learned = value.parameters() if isinstance(value, nn.Module) else ()
+        if not {p for p in learned if p.requires_grad} <= known:
+            raise UserError(
+                f"{type(alg).__name__}.{name} is a network that is not learned: return it from "
+                f'`modules()` as {{"{name}": ...}}; it is `self.extra["{name}"]` then.'
+            )
+    if alg.has_own_loss:
+        with own_random_numbers(0, alg.device):
+            alg.name_losses(_check_loss(alg, _try_minibatch(alg, observations)))
 
 
-def check_loss(alg: Any, minibatch: Minibatch) -> tuple[str, ...]:
+def _check_loss(alg: PPO, minibatch: Minibatch) -> tuple[str, ...]:
     """Return the names of the parts of an algorithm's loss; nothing is learned.
 
     Raises:
@@ -67,7 +75,7 @@ def check_loss(alg: Any, minibatch: Minibatch) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def try_minibatch(alg: Any, observations: TensorDict) -> Minibatch:
+def _try_minibatch(alg: PPO, observations: TensorDict) -> Minibatch:
     """Return a minibatch of random values, with actions for some observations."""
     storage = alg.storage
     with torch.no_grad():

@@ -97,3 +97,13 @@ class Minibatches:
             log_probs=storage.actions_log_prob.flatten(),
             distribution=tuple(p.flatten(0, 1) for p in storage.distribution_params or ()),
         )
+
+
+@torch.no_grad()
+def room_for_distribution(actor: Any, storage: RolloutStorage) -> tuple[torch.Tensor, ...]:
+    """Return zeros for the parameters of the actions' distribution, `(steps, num_envs, ...)`."""
+    actor.eval()
+    actor.distribution.update(actor.mlp(actor.get_latent(storage.observations[0])))
+    actor.train()
+    steps = storage.num_transitions_per_env
+    return tuple(p.new_zeros(steps, *p.shape) for p in actor.output_distribution_params)

@@ -4,41 +4,33 @@ Runs in a worker. `EmpiricalNormalization.update` in rsl_rl computes the same, b
 to the device, which waits for it.
 """
 
-from typing import Any
-
 import torch
-from tensordict import TensorDict
 
-from mjfleet.rl.collectives import Collectives
-from mjfleet.rl.equivariance import Equivariance
+from mjfleet.rl.algorithm import Algorithm
 
 
 @torch.no_grad()
-def update_normalizers(
-    networks: tuple[Any, ...],
-    observations: TensorDict,
-    collectives: Collectives,
-    equivariance: Equivariance | None = None,
-) -> None:
-    """Add observations `(samples, size)` of all ranks to the statistics that networks keep.
+def update_normalizers(alg: Algorithm) -> None:
+    """Add the stored rollouts of all ranks to the networks' statistics, if they keep any.
 
-    With `equivariance`, their mirror images count as observations too.
+    Where weights are tied, the observations' mirror images count too. GRPO's critic learns nothing.
     """
-    num_ranks = collectives.world_size
+    observations, collectives = alg.storage.observations.flatten(0, 1), alg.collectives
+    networks = (alg.actor, alg.critic) if alg.config.learns_values else (alg.actor,)
     for network in (network for network in networks if network.obs_normalization):
         inputs = torch.cat([observations[group] for group in network.obs_groups], dim=-1)
         var = torch.var(inputs, dim=0, unbiased=False, keepdim=True)
         mean = own_mean = torch.mean(inputs, dim=0, keepdim=True)
-        own_count, count = len(inputs), len(inputs) * num_ranks
-        if num_ranks > 1:
+        own_count, count = len(inputs), len(inputs) * collectives.world_size
+        if alg.is_distributed:
             mean = own_mean * own_count
             collectives.all_reduce(mean)
             mean = mean / count
             var = own_count * (var + (own_mean - mean).square())
             collectives.all_reduce(var)
             var = var / count
-        if equivariance:
-            mean, var = equivariance.inputs[network].add_image(mean, var)
+        if alg.equivariance:
+            mean, var = alg.equivariance.inputs[network].add_image(mean, var)
         normalizer = network.obs_normalizer
         normalizer.count += count
         rate = torch.full_like(normalizer.count, count) / normalizer.count

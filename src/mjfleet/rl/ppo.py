@@ -3,33 +3,26 @@
 A subclass may override `loss`, and add networks by `modules`: docs/networks.md. GRPO is the same
 update with other advantages, see groups.py, and leaves the critic as it was drawn.
 
-It computes the same parameters as rsl_rl's PPO, except for rounding, in another order:
-
-- A step evaluates the policy alone. Values, and log-probabilities of Gaussians, are computed for
-  all steps at once.
-- Each sample is copied and normalised once per update, not once per epoch.
-- Losses, KL divergence and learning rate stay on the device until an iteration ends.
-- Gradients are views of one buffer, which is clipped and reduced over the ranks as a whole.
+It computes the same parameters as rsl_rl's PPO, except for rounding, in another order: values, and
+log-probabilities of Gaussians, for all steps at once; each sample is normalised once per update.
+Losses, KL divergence and learning rate stay on the device until an iteration ends.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from rsl_rl.modules.distribution import GaussianDistribution, HeteroscedasticGaussianDistribution
 from tensordict import TensorDict
-from torch import nn
 from torch.distributions import Normal
 
-from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.rl import device_optimizer
 from mjfleet.rl.algorithm import LEARNING_RATES, Algorithm
 from mjfleet.rl.captured import Capture, Captured
 from mjfleet.rl.cpu_backprop import choose_backprop
 from mjfleet.rl.equivariance import Equivariance
 from mjfleet.rl.groups import group_advantages
-from mjfleet.rl.loss_check import check_loss, check_modules, try_minibatch
-from mjfleet.rl.minibatches import Minibatch, Minibatches
+from mjfleet.rl.minibatches import Minibatch, Minibatches, room_for_distribution
 from mjfleet.rl.normalizers import update_normalizers
 from mjfleet.sim.unread import Unread, read
 
@@ -46,8 +39,7 @@ class PPO(Algorithm):
     """PPO by autograd; on a CPU by gradients in closed form, where CpuBackprop has them."""
 
     captures = False
-    """Whether a `loss` of a subclass may be captured as a CUDA graph. It must not wait for the
-    device then, nor depend on a Python number that changes."""
+    """Whether a `loss` of a subclass may become a CUDA graph, see docs/networks.md."""
 
     def __init__(
         self,
@@ -65,19 +57,20 @@ class PPO(Algorithm):
         self.has_own_loss = type(self).loss is not PPO.loss
         self._capture = capture if not self.has_own_loss or self.captures else None
         networks = self.actor, self.critic
-        self._equivariance = mirror and Equivariance(
+        self.equivariance = mirror and Equivariance(
             mirror, networks, storage.observations[0], gradient
         )
         self._is_gaussian = type(self.actor.distribution) in GAUSSIANS
-        storage.distribution_params = self._distribution = self._make_room_for_distribution()
+        storage.distribution_params = self._distribution = room_for_distribution(
+            self.actor, storage
+        )
         self._time_outs = torch.zeros_like(storage.dones)
         self._last_observations = storage.observations[0].clone()  # Those after a rollout.
         self.minibatches = Minibatches(self.actor, self.critic, storage, config)
         self._batch = self.minibatches.batches[0].map(torch.clone)
         self._cpu = choose_backprop(self, self._capture is None, len(self._batch.actions))
-        self._clipped = self._split_gradient()
-        self.loss_names = ("value", "surrogate", "entropy")[0 if config.learns_values else 1 :]
-        self._totals = gradient.flat.new_zeros(len(self.loss_names))
+        self._clipped = gradient.split([self.actor, self.critic, self.extra])
+        self.name_losses(("value", "surrogate", "entropy")[0 if config.learns_values else 1 :])
         # A number for a graph to read. On a CPU it is as exact as Python's.
         dtype = torch.float64 if self.device == "cpu" else torch.float32
         self._rate = torch.tensor(self.learning_rate, dtype=dtype, device=self.device)
@@ -87,13 +80,15 @@ class PPO(Algorithm):
         self._step = Captured("the step", self._apply_gradients, self._stepped, self._capture)
         self._numbers = [getattr(self, name) for name in NUMBERS]
 
+    def name_losses(self, names: Sequence[str]) -> None:
+        """Set the names of the parts of `loss`, whose sums an update collects."""
+        self._loss_names, self._totals = names, self.gradient.flat.new_zeros(len(names))
+
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample actions `(num_envs, num_actions)`; store them and the observations."""
         storage, step, actor = self.storage, self.storage.step, self.actor
-        inputs = actor.get_latent(obs)
-        actor.distribution.update(
-            self._cpu.policy_output(inputs) if self._cpu else actor.mlp(inputs)
-        )
+        policy = self._cpu.policy_output if self._cpu else actor.mlp
+        actor.distribution.update(policy(actor.get_latent(obs)))
         now = actor.output_distribution_params
         if self._is_gaussian:
             mean, std = now
@@ -175,9 +170,7 @@ class PPO(Algorithm):
                 if self.is_distributed:
                     self.reduce_parameters()
                 self._step()
-        networks = (self.actor, self.critic) if self.config.learns_values else (self.actor,)
-        seen = self.storage.observations.flatten(0, 1)
-        update_normalizers(networks, seen, self.collectives, self._equivariance)
+        update_normalizers(self)
         self.storage.clear()
         count = self.num_learning_epochs * len(self.minibatches.batches)
         return Unread(torch.cat((self._totals / count, self._rate.view(1))), self._read_losses)
@@ -195,7 +188,7 @@ class PPO(Algorithm):
 
     def _read_losses(self, numbers: list[float]) -> dict[str, float]:
         *losses, self.learning_rate = numbers
-        return dict(zip(self.loss_names, losses, strict=True))
+        return dict(zip(self._loss_names, losses, strict=True))
 
     @torch.no_grad()
     def _finish_rollout(self) -> None:
@@ -263,7 +256,7 @@ class PPO(Algorithm):
                 gradient.kl.copy_(actor.get_kl_divergence(batch.distribution, now).mean())
         total.backward()
         with torch.no_grad():
-            self._totals += torch.stack([parts[name] for name in self.loss_names])
+            self._totals += torch.stack([parts[name] for name in self._loss_names])
             # Otherwise the distribution would hold on to autograd's nodes. They belong to the
             # stream of this call, with which a capture on another stream cannot synchronise.
             actor.distribution.update(actor.mlp(batch.actor_inputs[:1]))
@@ -274,10 +267,10 @@ class PPO(Algorithm):
             (low, high), kl, rate = LEARNING_RATES, self.gradient.kl, self._rate
             is_small = (kl < self.desired_kl / 2.0) & (kl > 0.0)
             lower, higher = (rate / 1.5).clamp(min=low), (rate * 1.5).clamp(max=high)
-            slower = torch.where(is_small, higher, rate)
-            rate.copy_(torch.where(kl > self.desired_kl * 2.0, lower, slower))
-        if self._equivariance:
-            self._equivariance.tie_gradients()
+            others = torch.where(is_small, higher, rate)
+            rate.copy_(torch.where(kl > self.desired_kl * 2.0, lower, others))
+        if self.equivariance:
+            self.equivariance.tie_gradients()
         for part in self._clipped:
             part.mul_((self.max_grad_norm / (part.norm() + 1e-6)).clamp(max=1.0))
         self.optimizer.step()
@@ -301,38 +294,6 @@ class PPO(Algorithm):
     def set_learning_rate(self, rate: float) -> None:
         self.learning_rate = rate
         self._rate.fill_(rate)
-
-    def check(self, observations: TensorDict) -> None:
-        """Try a subclass's modules and loss on the first observations; nothing is learned.
-
-        Raises:
-            UserError: they cannot be learned from.
-        """
-        check_modules(self)
-        if self.has_own_loss:
-            with own_random_numbers(0, self.device):
-                self.loss_names = check_loss(self, try_minibatch(self, observations))
-            self._totals = self.gradient.flat.new_zeros(len(self.loss_names))
-
-    def check_weights(self) -> None:
-        if self._equivariance:
-            self._equivariance.check_weights()
-
-    @torch.no_grad()
-    def _make_room_for_distribution(self) -> tuple[torch.Tensor, ...]:
-        """Return zeros for the parameters of the actions' distribution in each step."""
-        actor, storage = self.actor, self.storage
-        actor.eval()
-        actor.distribution.update(actor.mlp(actor.get_latent(storage.observations[0])))
-        actor.train()
-        steps = storage.num_transitions_per_env
-        return tuple(p.new_zeros(steps, *p.shape) for p in actor.output_distribution_params)
-
-    def _split_gradient(self) -> list[torch.Tensor]:
-        """Return the gradients of actor, critic and other modules, each clipped by itself."""
-        owners: list[nn.Module] = [self.actor, self.critic, self.extra]
-        sizes = [sum(p.numel() for p in x.parameters() if p.requires_grad) for x in owners]
-        return [part for part in self.gradient.flat[:-1].split(sizes) if len(part)]
 
     def _forget_graphs(self) -> None:
         self._backward.forget()
