@@ -21,10 +21,8 @@ def test_examples_in_the_docstrings() -> None:
     [
         (LaunchConfig(), None, 2, None, [(0,), (1,)]),
         (LaunchConfig(), None, 9, 2, [(0, 1), (2, 3)]),
-        (LaunchConfig(), None, 9, 3, [(0, 1, 2)]),
         (LaunchConfig(), "2,3", 9, None, [(0,), (1,)]),
         (LaunchConfig(gpu_ids=[1, 3]), None, 9, None, [(1,), (3,)]),
-        (LaunchConfig(gpu_ids="all"), "1", 9, None, [(0,)]),
         (LaunchConfig(gpu_ids=[0, 0], backend="gloo"), None, 9, None, [(0,), (0,)]),
     ],
 )
@@ -48,7 +46,6 @@ def test_each_run_has_gpus_of_its_own(
         (LaunchConfig(gpu_ids=None), 20, None, [1] * 8),
         (LaunchConfig(gpu_ids=None), 20, 3, [3, 3]),
         (LaunchConfig(gpu_ids=None, cpu_threads=4), 20, None, [1] * 4),
-        (LaunchConfig(engine="native"), 1, None, [8]),
         (LaunchConfig(cpu_workers=2), 20, None, [2] * 4),
         (LaunchConfig(cpu_workers=12), 20, None, [None]),
     ],
@@ -62,17 +59,15 @@ def test_each_run_has_cores_of_its_own(
 
 
 @pytest.mark.parametrize(
-    ("config", "per_run", "said"),
+    ("config", "per_run", "message"),
     [
         (LaunchConfig(), 5, "--per-run is 5; it must be at least 1 and at most 4, the GPUs"),
         (LaunchConfig(gpu_ids=None), 9, "--per-run is 9; it must be at least 1 and at most 8"),
         (LaunchConfig(cpu_workers=2), 1, "--per-run is 1; it must be at least 2"),
-        (LaunchConfig(cpu_threads=9), None, "--cpu-threads is 9; it must be at most 8"),
-        (LaunchConfig(gpu_ids=[4]), None, "there is no GPU 4"),
     ],
 )
 def test_more_than_there_is_is_refused(
-    config: LaunchConfig, per_run: int | None, said: str
+    config: LaunchConfig, per_run: int | None, message: str
 ) -> None:
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         divide_devices(config, {}, 9, per_run, num_gpus=4, cores=8)

@@ -18,7 +18,7 @@ def test_trials_are_recorded_the_best_first_with_the_importance_of_fields(tmp_pa
     found = discover({}).find("cartpole-balance")
     tried = (f"{DIMS}=[64,64],[128,128]", f"{RATE}=1e-4..1e-2:log")
     study = Study(SweepArguments(try_=tried, metric="task/error:min"), found, found.defaults())
-    study.open(None, tmp_path, "here", is_new=True)
+    study.open(f"sqlite:///{tmp_path}/study.db", "here", is_new=True)
     for number in range(6):
         params = {DIMS: ("[64, 64]", "[128, 128]")[number % 2], RATE: 1e-3 * (number + 1)}
         trial = optuna.create_trial(

@@ -40,13 +40,9 @@ def divide_devices(
 ) -> list[Share]:
     """Divide the devices that the flags choose, all visible GPUs by default, among `runs` runs.
 
-    Args:
-        config: flags for devices. `cpu_threads` limits the cores of all runs together.
-        environ: environment variables, for CUDA_VISIBLE_DEVICES.
-        runs: the runs that there will be; never more shares than these.
-        per_run: GPUs of each run, or cores without GPUs. None: one GPU, or an even part of the
-            cores, at least one for each of the run's workers.
-        num_gpus, cores: of this machine; None: as it is.
+    `--cpu-threads` limits the cores of all runs together. `per_run` is the GPUs of each run, or its
+    cores without GPUs; None: one GPU, or an even part of the cores, at least one for each worker.
+    `num_gpus` and `cores` are this machine's; None: as it is.
 
     Raises:
         UserError: `per_run` is more than there is, or the devices cannot be had.
@@ -62,26 +58,17 @@ def divide_devices(
     if needs_gpus(config) and config.gpu_ids == "auto":
         config = replace(config, gpu_ids="all")
     cores = cores or usable_cores()
-    if config.cpu_threads is not None:
-        if config.cpu_threads > cores:
-            raise UserError(
-                f"--cpu-threads is {config.cpu_threads}; it must be at most {cores}, the cores "
-                "that this process may use."
-            )
-        cores = config.cpu_threads
+    cores = min(cores, config.cpu_threads or cores)
     devices = choose_devices(config, environ, num_gpus)
-    if gpus := devices.indices:
-        have, what, least, usual = len(gpus), "GPUs", 1, 1
-    else:
-        least = devices.cpu_workers
-        have, what, usual = cores, "cores", max(least, cores // runs)
+    gpus, workers = devices.indices, devices.cpu_workers
+    have, least = (len(gpus), 1) if gpus else (cores, workers)
     if per_run is not None and not least <= per_run <= have:
         raise UserError(
-            f"--per-run is {per_run}; it must be at least {least} and at most {have}, the {what} "
-            "that the runs share."
+            f"--per-run is {per_run}; it must be at least {least} and at most {have}, the "
+            f"{'GPUs' if gpus else 'cores'} that the runs share."
         )
-    size = per_run or usual
+    size = per_run or (1 if gpus else max(workers, cores // runs))
     count = max(1, min(runs, have // size))
-    threads, workers = (cores // count, size) if gpus else (size, least)
+    threads, workers = (cores // count, size) if gpus else (size, workers)
     limit = threads if workers <= threads <= cores else None
     return [Share(gpus[i * size : (i + 1) * size], limit, workers) for i in range(count)]

@@ -7,21 +7,19 @@ group.json       task, kind and status of the group
 """
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from mjfleet.config import TrainConfig
 from mjfleet.launch.host_environment import without_values
 from mjfleet.launch.launch_plan import new_folder
-from mjfleet.launch.launch_training import refuse_existing
 from mjfleet.runs.beginning import refuse_other_user
 from mjfleet.runs.config_yaml import CONFIG_FILE, placement_of, write_config
 from mjfleet.runs.own_runs import add_note, id_of
-from mjfleet.runs.run_directory import make_folder, remove_empty
+from mjfleet.runs.run_directory import make_folder, refuse_written, remove_empty
 from mjfleet.runs.run_json import GROUP_FILE, now, write_record
 from mjfleet.runs.run_lock import lock_run
 from mjfleet.utils.safe_read import check_folder
@@ -33,27 +31,21 @@ class GroupFolder:
     def __init__(self, task: str, config: TrainConfig, existing: Path | None) -> None:
         """Make the folder of a new group, or lock that of an `existing` one.
 
-        A new folder is named by --run-dir, or by the first second that is free.
-
         Raises:
             UserError: the folder cannot be made, another process trains its members, or it holds a
                 link or belongs to another user.
         """
-        self.task, self.is_new = task, existing is None
+        self.task, self.is_new, self._made = task, existing is None, list[Path]()
+        self.path = existing or new_folder(config, datetime.now())
         if existing:
             refuse_other_user(existing, str(existing))
-        self._made, when = list[Path](), datetime.now()
-        while existing is None:
-            refuse_existing(config)
-            folder = new_folder(config, when)
-            self._made = make_folder(folder, "--run-dir" if config.run_dir else "--log-root")
-            if folder in self._made or config.run_dir:
-                existing = folder
-            when += timedelta(seconds=1)
-        self.path, self.config_file = existing, existing / CONFIG_FILE
-        self._before = {*existing.iterdir()}
-        self._lock = lock_run(existing)
-        check_folder(existing)
+        else:
+            refuse_written(self.path)
+            self._made = make_folder(self.path, "--run-dir" if config.run_dir else "--log-root")
+        self.config_file = self.path / CONFIG_FILE
+        self._before = {*self.path.iterdir()}
+        self._lock = lock_run(self.path)
+        check_folder(self.path)
 
     def begin(
         self,
@@ -70,18 +62,10 @@ class GroupFolder:
             placement: what the note says besides the configuration's own.
             entries: of group.json, besides those of every group.
         """
-        run_id = id_of(self.path)
-        self.note(
-            task=self.task,
-            **entries,
-            **({"started": now()} if self.is_new else {}),
-            id=run_id,
-            argv=without_values(argv),
-            host=os.uname().nodename,
-            pid=os.getpid(),
-            status="running",
-            ended=None,
-        )
+        run_id, started = id_of(self.path), {"started": now()} if self.is_new else {}
+        entries |= {"id": run_id, "argv": without_values(argv), "host": os.uname().nodename}
+        entries |= {"pid": os.getpid(), "status": "running", "ended": None}
+        write_record(self.path, GROUP_FILE, task=self.task, **started, **entries)
         agent = config.agent
         if "wandb" in agent.logger and not (agent.wandb.group or "WANDB_RUN_GROUP" in os.environ):
             agent = replace(agent, wandb=replace(agent.wandb, group=self.path.name))
@@ -89,19 +73,15 @@ class GroupFolder:
         write_config(self.config_file, self.task, config)
         add_note(self.path, run_id, {**placement_of(config), **placement})
 
-    def note(self, **entries: Any) -> None:
-        """Add or change entries of group.json."""
-        write_record(self.path, GROUP_FILE, **entries)
-
     def end(self, status: str) -> None:
         """Record how the group ended: finished, stopped or failed."""
-        self.note(status=status, ended=now())
+        write_record(self.path, GROUP_FILE, status=status, ended=now())
 
     def discard(self) -> None:
-        """Remove all of a new group, since nothing has been trained."""
+        """Remove the files of a new group of which no run has begun."""
         if self.is_new:
-            for path in {*self.path.iterdir()} - self._before:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            for path in filter(Path.is_file, {*self.path.iterdir()} - self._before):
+                path.unlink()
             remove_empty(self._made)
 
     def close(self) -> None:

@@ -7,11 +7,10 @@ group, or each trial of a sweep.
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
@@ -32,25 +31,33 @@ END_SECONDS = 10.0  # For members to end after a second signal, before they are 
 MISTAKE = 2  # The exit code of `train` after a mistake of the user's.
 
 
-@dataclass(frozen=True)
 class Member:
-    """A run of the group."""
+    """A run of the group, and the process that trains it, which dies with this one.
 
-    name: str  # Of its run directory in the group's folder.
-    flags: tuple[str, ...]  # Of `train`, besides those of all members.
+    Args:
+        name: of its run directory in the group's folder.
+        flags: of `train`, besides those of all members.
+    """
 
+    share: Share
+    log_file: Path
+    _child: ChildProcess
 
-class MemberProcess:
-    """The process that trains a member; it dies with this one."""
+    def __init__(self, name: str, flags: Sequence[str]) -> None:
+        self.name, self.flags = name, flags
+        self.status = "waiting"
+        """Later `running`, then `finished`, `stopped`, `killed`, `failed`, or `refused` if `train`
+        found a mistake of the user's."""
+        self.cause = ""
+        """Why it failed, or was killed or refused."""
 
-    def __init__(self, member: Member, folder: Path, share: Share, command: Sequence[str]) -> None:
-        self.member, self.share = member, share
-        self.run_dir, self.log_file = folder / member.name, folder / f"{member.name}.log"
-        self.status: Literal["running", "finished", "stopped", "failed", "refused"] = "running"
-        """`refused`: `train` found a mistake of the user's."""
-        self.cause = self.kind = ""
-        """Why it failed or was refused, and the kind of failure if run.json names it."""
+    def start(self, folder: Path, share: Share, common: Sequence[str]) -> None:
+        """Begin or continue it in the group's folder, with the arguments of all members."""
+        self.share, self.run_dir = share, folder / self.name
+        self.status, self.log_file = "running", folder / f"{self.name}.log"
         self._signal = 0
+        words = *common, "--run-dir", str(self.run_dir), *self.flags, *share.flags
+        command = python_module("mjfleet.cli.train", *words)
         with self.log_file.open("ab") as log:
             self._child = ChildProcess(command, stdout=log, stderr=log, is_foreign=True)
 
@@ -66,7 +73,7 @@ class MemberProcess:
             self._child.send_signal(signal.Signals(number))
 
     def close(self) -> None:
-        """Kill it if it has not ended; then `status`, `cause` and `kind` are known."""
+        """Kill its process if it has not ended; then `status` and `cause` are known."""
         code, how, mistake = (
             self._child.exit_code(), self._child.how_it_ended(), self._child.mistake(),
         )  # fmt: skip
@@ -75,6 +82,8 @@ class MemberProcess:
             self.status = "stopped"
         elif code == 0:
             self.status = "finished"
+        elif code < 0:
+            self.status, self.cause = "killed", how
         elif code == MISTAKE:
             self.status, self.cause = "refused", mistake or f"see {self.log_file}"
         else:
@@ -83,45 +92,18 @@ class MemberProcess:
                 *_, last = read_record(self.run_dir).get("attempts") or [{}]
                 if last.get("status") == "failed":
                     self.cause = str(last.get("cause")).partition("\n")[0]
-                    self.kind = str(last.get("kind"))
 
 
-class Members:
-    """The members of a group that wait to be trained; a subclass may decide on them later.
-
-    Its methods are called one at a time.
-    """
-
-    def __init__(self, waiting: Sequence[Member]) -> None:
-        self._waiting = list(waiting)
-        self.done: list[MemberProcess] = []
-
-    @property
-    def mistake(self) -> str:
-        """The mistake of the user's for which all members so far were refused, or empty text."""
-        is_common = {process.status for process in self.done} == {"refused"}
-        return self.done[0].cause if is_common else ""
-
-    def next_member(self) -> Member | None:
-        """Return the member to train next, or None: none now, and no more once all have ended.
-
-        It is called again and again while a share is free.
-        """
-        return self._waiting.pop(0) if self._waiting and not self.mistake else None
-
-    def look(self, running: Sequence[MemberProcess]) -> None:
-        """See the members that are being trained, a few times per second; it may stop some."""
-
-    def ended(self, process: MemberProcess) -> None:
-        """Take note of how a member ended, and print it."""
-        self.done.append(process)
-        if not self.mistake:
-            why = f": {process.cause}" if process.cause else ""
-            print_line(f"{process.member.name} {process.status}{why}")
+M = TypeVar("M", bound=Member)
 
 
 def run_members(
-    group: GroupFolder, config: TrainConfig, shares: Sequence[Share], members: Members
+    group: GroupFolder,
+    config: TrainConfig,
+    shares: Sequence[Share],
+    next_member: Callable[[], M | None],
+    ended: Callable[[M], object],
+    look: Callable[[Sequence[M]], object] = lambda running: None,
 ) -> int | None:
     """Train members until there are no more, or until a signal has stopped them.
 
@@ -131,7 +113,10 @@ def run_members(
         group: the folder in which a member's run directory is begun or continued.
         config: what all members have in common, as in the group's config.yaml.
         shares: the devices of each member that trains at the same time.
-        members: decides which members there are.
+        next_member: returns what to train next, or None: nothing now, and nothing more once all
+            members have ended. It is called again and again while a share is free.
+        ended: takes note of how a member ended.
+        look: sees the members that are being trained, a few times per second; it may stop some.
 
     Returns:
         The signal, or None.
@@ -139,46 +124,39 @@ def run_members(
     common = [group.task, "--config", str(group.config_file), *placement_flags(config)]
     common += ["--as-trained"] * config.as_trained
     length = config.agent.max_iterations if config.total_steps is None else None
-    free, running, stop = list(shares), dict[MemberProcess, TaskID](), StopRequest()
-    with suppress(Stopped), stop.installed(), _progress_bars(config) as progress:
-        try:
-            with stop.deferred():
-                while True:
-                    for process in [process for process in running if process.has_ended]:
-                        process.close()
-                        progress.remove_task(running.pop(process))
-                        free.append(process.share)
-                        members.ended(process)
-                    if number := stop.check():
-                        for process in running:
-                            process.stop(number)
-                    while free and not number and (member := members.next_member()):
-                        where = ("--run-dir", str(group.path / member.name))
-                        words = *common, *where, *member.flags, *free[0].flags
-                        command = python_module("mjfleet.cli.train", *words)
-                        process = MemberProcess(member, group.path, free.pop(0), command)
-                        running[process] = progress.add_task(member.name, total=length)
-                        if not config.quiet:
-                            print_line(f"{member.name} on {process.share}: {process.log_file}")
-                    if not running:
-                        break
-                    members.look([*running])
-                    for process, bar in running.items():
-                        progress.update(bar, completed=completed_iterations(process.run_dir))
-                    progress.refresh()
-                    time.sleep(LOOK_SECONDS)
-        finally:
-            for process in running:
-                process.stop(stop.received or signal.SIGTERM, at_once=True)
-            wait_until(lambda: all(process.has_ended for process in running), END_SECONDS)
-            for process in running:
-                process.close()
-    return stop.received
-
-
-def _progress_bars(config: TrainConfig) -> Progress:
-    """Return what shows a bar for each member, on a terminal without --plain and --quiet."""
     columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     is_shown = sys.stdout.isatty() and not (config.plain or config.quiet)
     # Members die with this process, which therefore must not have a thread that draws.
-    return Progress(*columns, disable=not is_shown, auto_refresh=False, transient=True)
+    bars = Progress(*columns, disable=not is_shown, auto_refresh=False, transient=True)
+    free, running, stop = list(shares), dict[M, TaskID](), StopRequest()
+    with suppress(Stopped), stop.installed(), bars:
+        try:
+            with stop.deferred():
+                while True:
+                    for member in [member for member in running if member.has_ended]:
+                        member.close()
+                        bars.remove_task(running.pop(member))
+                        free.append(member.share)
+                        ended(member)
+                    if number := stop.check():
+                        for member in running:
+                            member.stop(number)
+                    while free and not number and (member := next_member()):
+                        member.start(group.path, free.pop(0), common)
+                        running[member] = bars.add_task(member.name, total=length)
+                        if not config.quiet:
+                            print_line(f"{member.name} on {member.share}: {member.log_file}")
+                    if not running:
+                        break
+                    look([*running])
+                    for member, bar in running.items():
+                        bars.update(bar, completed=completed_iterations(member.run_dir))
+                    bars.refresh()
+                    time.sleep(LOOK_SECONDS)
+        finally:
+            for member in running:
+                member.stop(stop.received or signal.SIGTERM, at_once=True)
+            wait_until(lambda: all(member.has_ended for member in running), END_SECONDS)
+            for member in running:
+                member.close()
+    return stop.received

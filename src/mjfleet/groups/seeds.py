@@ -9,15 +9,14 @@ from datetime import datetime
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.config.rank_seed import seeds_apart, shared_seed
 from mjfleet.config.train_config import continues_in_place
-from mjfleet.config.validation import MOST
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.group_folder import GroupFolder
-from mjfleet.groups.run_queue import Member, Members, run_members
+from mjfleet.groups.run_queue import Member, run_members
 from mjfleet.launch.host_environment import take_variables
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from mjfleet.launch.launch_plan import describe, new_folder
-from mjfleet.launch.launch_training import plan_here, refuse_existing, resume_command
+from mjfleet.launch.launch_training import plan_here, resume_command
 from mjfleet.launch.planned_run import FAILED, draw_curves
 from mjfleet.registry import FoundTask
 from mjfleet.runs.beginning import begin_from
@@ -40,15 +39,13 @@ def train_seeds(
         found: the task.
         config: what all runs have in common.
         argv: the command's arguments, for group.json.
-        group: the group that continues; None: a new one. A run of it that has finished stays as it
-            is.
+        group: the group that continues; None: a new one.
 
     Raises:
         UserError: the configuration asks for what cannot be had, or changes what the group learns;
             or all runs were refused. Of a new group, nothing is left then.
     """
     config = on_this_host(config, ONE_EACH)
-    existing = group and group.path
     if group:
         config = replace(config, run_dir=None)
         seeds = _recorded_seeds(found, config, group)
@@ -56,46 +53,56 @@ def train_seeds(
     else:
         if config.init_from:
             _, config = begin_from(config)  # `latest` means the same run for all.
-        refuse_existing(config)
         shares = divide_devices(config, os.environ, count_seeds(config), config.per_run)
         seeds = _seeds_of(config, shares[0].workers)
-    waiting = [Member(f"seed_{seed}", ("--agent.seed", str(seed))) for seed in seeds]
-    folder = existing or new_folder(config, datetime.now())
+    members = [Member(f"seed_{seed}", ("--agent.seed", str(seed))) for seed in seeds]
+    folder = group.path if group else new_folder(config, datetime.now())
     first = replace(
         config,
         agent=replace(config.agent, seed=seeds[0]),
         gpu_ids=list(shares[0].gpus) or None,
         cpu_threads=shares[0].threads,
-        run_dir=str(folder / waiting[0].name),
+        run_dir=str(folder / members[0].name),
     )
     plan = plan_here(found, first)  # Finds mistakes before there is a folder.
     if config.dry_run:
-        devices = " or ".join(dict.fromkeys(map(str, shares)))
-        print_line(f"seed group:              {folder}")
-        print_line(f"runs at a time:          {len(shares)}, each on {devices}")
-        for member in waiting:
+        print_line(f"seed group: {folder}, {len(shares)} runs at a time on {shares[0]} each")
+        for member in members:
             how = "continues" if (folder / member.name).exists() else "begins"
             print_line(f"{member.name + ':':<25}{how}")
-        print_line(f"\n{waiting[0].name}, like the others:\n\n{describe(plan)}")
+        print_line(f"\nthe first one:\n\n{describe(plan)}")
         return 0
-    with closing(GroupFolder(found.name, config, existing)) as group_folder:
-        members = {f"seed_{seed}": {"seed": seed} for seed in seeds}
-        group_folder.begin(config, ["train", *argv], {}, kind=KIND, members=members)
-        folder = group_folder.path
+    with closing(GroupFolder(found.name, config, group and group.path)) as group_folder:
+        recorded = {f"seed_{seed}": {"seed": seed} for seed in seeds}
+        group_folder.begin(config, ["train", *argv], {}, kind=KIND, members=recorded)
+        folder, waiting = group_folder.path, list(members)
         print_line(f"seed group: {folder}")
-        queue = Members(waiting)
-        number = run_members(group_folder, config, shares, queue)
-        finished = sum(process.status == "finished" for process in queue.done)
+
+        def next_member() -> Member | None:
+            return waiting.pop(0) if waiting and not _common_mistake(members) else None
+
+        def ended(member: Member) -> None:
+            if not _common_mistake(members):
+                print_line(f"{member.name} {member.status}{member.cause and f': {member.cause}'}")
+
+        number = run_members(group_folder, config, shares, next_member, ended)
+        finished = [member.status for member in members].count("finished")
         is_all = finished == len(seeds)
         group_folder.end("finished" if is_all else "stopped" if number else "failed")
-        if queue.mistake and not number:
+        if (mistake := _common_mistake(members)) and not number:
             group_folder.discard()
-            raise UserError(queue.mistake)
+            raise UserError(mistake)
     draw_curves(folder)
     print_line(f"{finished} of {len(seeds)} runs have finished: {folder}")
     if not is_all:
         print_line(f"resume with: {resume_command(found.name, folder)}")
     return 0 if is_all else 128 + number if number else FAILED
+
+
+def _common_mistake(members: Sequence[Member]) -> str:
+    """Return the mistake of the user's for which all runs so far were refused, or empty text."""
+    begun = [member for member in members if member.status not in ("waiting", "running")]
+    return begun[0].cause if {member.status for member in begun} == {"refused"} else ""
 
 
 def on_this_host(config: TrainConfig, otherwise: str) -> TrainConfig:
@@ -105,13 +112,12 @@ def on_this_host(config: TrainConfig, otherwise: str) -> TrainConfig:
         UserError: workers are on other hosts, or something else has started this process. The
             message ends with what to do `otherwise`.
     """
-    if Rank.from_environ(os.environ | torchrun_variables(os.environ)):
+    is_worker = Rank.from_environ(os.environ | torchrun_variables(os.environ))
+    if is_worker or choose_hosts(config, os.environ) != [LOCALHOST]:
         raise UserError(
-            "a group of runs starts its processes itself, and torchrun or a scheduler has started "
-            f"this one as a worker: start it once, without torchrun or srun, {otherwise}"
+            "the runs of a group share one machine, and are started by this command: leave out "
+            f"--hosts, torchrun and srun, {otherwise}"
         )
-    if choose_hosts(config, os.environ) != [LOCALHOST]:
-        raise UserError(f"the runs of a group share one machine: leave out --hosts, {otherwise}")
     return replace(config, env_var=take_variables(config.env_var, os.environ))
 
 
@@ -126,21 +132,11 @@ def _seeds_of(config: TrainConfig, workers: int) -> Sequence[int]:
         if warning := shared_seed(config.seeds, workers):
             print_line(warning)
         return config.seeds
-    first, number = config.agent.seed, count_seeds(config)
-    seeds = seeds_apart(first, number, workers)
-    if seeds[-1] > MOST:
-        raise UserError(
-            f"--seeds {number} from --agent.seed {first} on: the greatest seed is {MOST}."
-        )
-    return seeds
+    return seeds_apart(config.agent.seed, count_seeds(config), workers)
 
 
 def _recorded_seeds(found: FoundTask, config: TrainConfig, group: Resume) -> list[int]:
-    """Return the seeds of a group that continues with a configuration.
-
-    Raises:
-        UserError: it is another kind of group, has other seeds, or is to learn something else.
-    """
+    """Return the seeds of a group; UserError if it is another kind, or is to learn otherwise."""
     if (kind := group.record.get("kind")) != KIND:
         raise UserError(f"{group.path} is no seed group: continue it by `mjfleet {kind} --resume`.")
     recorded = from_dict(found.defaults(), group.config)
@@ -150,11 +146,9 @@ def _recorded_seeds(found: FoundTask, config: TrainConfig, group: Resume) -> lis
             "new group, or --fork one of its runs."
         )
     seeds = [one.get("seed") for one in group.record.get("members", {}).values()]
-    if not seeds or not all(type(seed) is int and 0 <= seed <= MOST for seed in seeds):
+    if not seeds or not all(type(seed) is int for seed in seeds):
         raise UserError(f"{group.path}: its {GROUP_FILE} names no seeds.")
     typed = config.seeds
     if typed and (typed[0] != len(seeds) if len(typed) == 1 else {*typed} != {*seeds}):
-        raise UserError(
-            f"--seeds: {group.path} has the seeds {' '.join(map(str, seeds))}; leave it out."
-        )
+        raise UserError(f"--seeds: {group.path} has the seeds {seeds}; leave it out.")
     return seeds

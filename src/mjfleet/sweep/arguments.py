@@ -15,8 +15,6 @@ class SweepArguments(Checked):
     try_: Annotated[tuple[str, ...], tyro.conf.arg(name="try", metavar="NAME=VALUES ...")] = ()
     """What trials differ in: the name of a flag of `train`, and a range `a..b`, `a..b:log` or
     `a..b:STEP`, or a list `a,b,c`."""
-    space: str | None = None
-    """YAML or JSON file of the same: values by name."""
     trials: Count = 64
     """Number of trials, on all machines together. A grid has at most its points."""
     metric: str = "eval/return"

@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 PROG = "mjfleet sweep"
 KIND = "sweep"  # Of the group, in group.json.
+ABOUT = """Find good settings of a task by many short runs.
+
+The flags of `train` are for all trials; `train <task> --help` shows them."""
 
 
 def sweep(argv: Sequence[str]) -> int:
     """Parse the arguments and run the sweep; return the exit code."""
-    if asked := next((word for word in argv if word in (*HELP, LIST_FLAGS)), None):
+    if asked := {*HELP, LIST_FLAGS} & {*argv}:
         with suppress(SystemExit):
-            parse_flags(SweepArguments, [asked], f"{PROG} <task>")
-        if asked == LIST_FLAGS:
-            return train(argv)
-        print("The flags of `train` are for all trials; `train <task> --help` shows them.")
-        return 0
+            parse_flags(SweepArguments, [*asked], f"{PROG} <task>", None, ABOUT)
+        return train(argv) if LIST_FLAGS in asked else 0
     wanted, words = parse_known(SweepArguments, argv, PROG)
     folder_id = secrets.token_hex(8)
     if wanted.resume is not None:
@@ -51,29 +51,26 @@ def sweep(argv: Sequence[str]) -> int:
     elif config.init_from:
         _, config = begin_from(config)  # `latest` means the same run for all.
     study = define_sweep(wanted, found, config)
+    from mjfleet.sweep.study import STUDY_FILE, storage_errors
     from mjfleet.sweep.trials import run_trials
 
     shares = divide_devices(config, os.environ, study.most, config.per_run)
-    how = f"{wanted.sampler}, {wanted.pruner}; {len(shares)} at once with {shares[0]} each"
-    print_line(f"{study.most} trials of {found.name} for {wanted.metric}: {how}")
-    for name, typed in study.typed.items():
-        print_line(f"  {name}: {typed}")
+    how = f"{wanted.metric}, {len(shares)} at once with {shares[0]} each"
+    print_line(f"{study.most} trials of {found.name} for {how}: {' '.join(wanted.try_)}")
     if config.dry_run:
         return 0
-    if wanted.storage and "://" not in wanted.storage:
-        wanted = replace(wanted, storage=os.path.abspath(wanted.storage))
-    with closing(GroupFolder(found.name, config, existing and existing.path)) as group:
-        try:
-            study.open(wanted.storage, group.path, folder_id, is_new=existing is None)
-        except UserError:
-            group.discard()
-            raise
-        # What --space says is recorded, not the file's name.
-        tried = tuple(f"{name}={typed}" for name, typed in study.typed.items())
-        arguments = asdict(replace(wanted, try_=tried, space=None, resume=None))
-        entries = {"kind": KIND, "arguments": arguments, "folder_id": folder_id}
-        group.begin(study.config, [KIND, *argv], {"storage": wanted.storage}, **entries)
-        with study.explained():
+    storage, is_new = wanted.storage, existing is None
+    if storage and "://" not in storage:
+        storage = os.path.abspath(storage)
+    with storage_errors(storage or STUDY_FILE):
+        if storage:  # Before anything is created.
+            study.open(storage, folder_id, is_new)
+        with closing(GroupFolder(found.name, config, existing and existing.path)) as group:
+            if not storage:
+                study.open(f"sqlite:///{group.path.resolve() / STUDY_FILE}", folder_id, is_new)
+            arguments = asdict(replace(wanted, storage=storage, resume=None))
+            entries = {"kind": KIND, "arguments": arguments, "folder_id": folder_id}
+            group.begin(study.config, [KIND, *argv], {"storage": storage}, **entries)
             return run_trials(group, study, shares)
 
 
@@ -100,13 +97,11 @@ def _recorded(existing: Resume, argv: Sequence[str]) -> SweepArguments:
     path, record, note = existing.path, existing.record, note_of(existing.path)
     if record.get("kind") != KIND:
         raise UserError(f"{path} holds no sweep.")
-    recorded = from_dict(SweepArguments(), record.get("arguments", {}))
-    wanted, _ = parse_known(SweepArguments, argv, PROG, recorded)
+    arguments = dict(record.get("arguments", {}))
+    arguments.pop("space", None)  # Earlier versions read values from a file, too.
+    recorded = from_dict(SweepArguments(), arguments)
     storage = recorded.storage
-    if (
-        storage
-        and "storage" not in typed_fields(argv)
-        and not (note and note.has("storage", storage))
-    ):
+    is_ours = note is not None and note.has("storage", storage)
+    if storage and not is_ours and "storage" not in typed_fields(argv):
         raise UserError(f"{path}: its {GROUP_FILE} does not decide --storage {storage}: give it.")
-    return wanted
+    return parse_known(SweepArguments, argv, PROG, recorded)[0]

@@ -1,9 +1,7 @@
 """Records the results of a sweep: the best configuration, and its table for `mjfleet report`."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import optuna
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
@@ -76,26 +74,3 @@ def importance(study: Study) -> dict[str, float]:
         return {}
     evaluator = PedAnovaImportanceEvaluator(evaluate_on_local=False)
     return get_param_importances(seen, evaluator=evaluator)
-
-
-def short_values(values: Mapping[str, Any]) -> str:
-    """Return values in a line, with the last part of each name and four digits of numbers."""
-    texts = {n: f"{v:.4g}" if isinstance(v, float) else str(v) for n, v in values.items()}
-    return ", ".join(f"{name.rpartition('.')[2]} {text}" for name, text in texts.items())
-
-
-def summary(study: Study, folder: Path) -> str:
-    """Return the results in a few lines."""
-    trials = study.trials()
-    states = [END_WORDS[trial.state] for trial in trials]
-    ends = ", ".join(f"{states.count(word)} {word}" for word in dict.fromkeys(states))
-    steps = sum(trial.user_attrs.get(STEPS, 0) for trial in trials)
-    lines = [f"{len(trials)} trials: {ends}; {steps:,} environment steps"]
-    if best := study.best():
-        lines.append(f"best: trial {best.number}, {study.metric} {best.value:.4g}")
-        lines += [f"  --{name} {value}" for name, value in best.params.items()]
-        lines.append(f"train --config {folder / BEST_FILE}")
-    if shares := importance(study):
-        lines.append(f"importance: {short_values(shares)}")
-    lines.append(f"mjfleet report {folder}")
-    return "\n".join(lines)

@@ -14,10 +14,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState, create_trial
 
 from mjfleet.config import TrainConfig, by_dotted_name, from_dict, to_dict
-from mjfleet.config.rank_seed import shared_seed
 from mjfleet.config.train_config import decides_learning
 from mjfleet.errors import UserError
-from mjfleet.runs.config_yaml import read_config
 from mjfleet.utils.console import in_a_line
 
 RANGE = re.compile(r"([^,\s]+?)\.\.([^,:\s]+)(?::(\S+))?")
@@ -28,43 +26,29 @@ Space = dict[str, Distribution]
 is written as JSON, since Optuna has only scalars."""
 
 
-def read_space(
-    tried: Sequence[str], file: str | None, config: TrainConfig, task: str
-) -> tuple[Space, dict[str, str]]:
-    """Return the values that are tried, also as they are typed.
-
-    Args:
-        tried: texts `name=values`, which count more than the file.
-        file: YAML or JSON with values by name, which may be a list of YAML's.
-        config: of the trials.
-        task: the file's, if it names one.
+def read_space(tried: Sequence[str], config: TrainConfig) -> tuple[Space, dict[str, str]]:
+    """Return the values that texts `name=values` try, also as they are typed.
 
     Raises:
-        UserError: a field is unknown, cannot be tried, or does not allow some of the values.
+        UserError: a field of the configuration is unknown, cannot be tried, or does not allow some
+            of the values.
     """
-    content = {} if file is None else read_config(file, f"--space {file}", task)
-    typed = dict[str, tuple[str, str]]()  # By name: the flag for messages, and the values.
-    for name, values in by_dotted_name(content).items():
-        text = values if isinstance(values, str) else json.dumps(values)
-        text = text[1:-1] if isinstance(values, list) else text
-        typed[_dotted(name)] = f"--space {file}: {name}={text}", text
+    if not tried:
+        raise UserError("nothing is to vary: give --try NAME=VALUES.")
+    fields = [name for name in by_dotted_name(to_dict(config)) if decides_learning(name)]
+    space, typed = Space(), dict[str, str]()
     for item in tried:
         name, _, text = item.partition("=")
-        typed[_dotted(name)] = f"--try {item}", text
-    if not typed:
-        raise UserError("nothing is to vary: give --try NAME=VALUES, or --space with a file.")
-    fields = [name for name in by_dotted_name(to_dict(config)) if decides_learning(name)]
-    space = Space()
-    for name, (flag, text) in typed.items():
+        name = name.strip().removeprefix("--").replace("-", "_")
         if name not in fields:
             near = difflib.get_close_matches(name, fields, n=3, cutoff=0.4)
             hint = f"Did you mean {' or '.join(near)}?" if near else "See `train <task> --help`."
-            raise UserError(f"{flag}: there is no field {name} that can be tried. {hint}")
+            raise UserError(f"--try {item}: no field {name} can be tried. {hint}")
         try:
-            space[name] = _distribution(name, text.strip(), config)
+            space[name], typed[name] = _distribution(name, text.strip(), config), text
         except (UserError, ValueError) as error:
-            raise UserError(f"{flag}: {in_a_line(error)}") from None
-    return space, {name: text for name, (_, text) in typed.items()}
+            raise UserError(f"--try {item}: {in_a_line(error)}") from None
+    return space, typed
 
 
 def with_values(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
@@ -93,49 +77,26 @@ def defaults_in(space: Space, config: TrainConfig) -> dict[str, Any]:
     return values
 
 
-def seed_warning(space: Space, workers: int) -> str:
-    """Return a warning if workers of two trials would share a seed, or empty text."""
-    match space.get("agent.seed"):
-        case IntDistribution(low=low, high=high, step=step):
-            return shared_seed(range(low, high + 1, step)[:2], workers)
-        case CategoricalDistribution(choices=seeds):
-            return shared_seed((seed for seed in seeds if isinstance(seed, int)), workers)
-    return ""
-
-
-def _dotted(name: object) -> str:
-    return str(name).strip().removeprefix("--").replace("-", "_")
-
-
 def _value_of(config: TrainConfig, name: str) -> Any:
     value = by_dotted_name(to_dict(config))[name]
     return json.dumps(value) if isinstance(value, list) else value
 
 
 def _distribution(name: str, text: str, config: TrainConfig) -> Distribution:
-    """Return the distribution that a text describes.
-
-    Raises:
-        UserError, ValueError: it is not one, or has values that the field does not allow.
-    """
+    """Return the distribution that a text describes; UserError or ValueError if it is none."""
 
     def as_field(value: Any) -> Any:
         return _value_of(with_values(config, {name: value}), name)
 
     if found := RANGE.fullmatch(text):
-        first, last, how = found.groups()
-        ends = [float(first), float(last)]
-        if not ends[0] <= ends[1]:
-            raise UserError(f"the range is empty: {first} is not below {last}.")
-        low, high = (as_field(int(end) if end.is_integer() else end) for end in ends)
-        is_log, step = how == "log", None if how in (None, "log") else float(how)
+        *ends, how = found.groups()
+        low, high = (as_field(int(end) if end.is_integer() else end) for end in map(float, ends))
+        is_log, step = how == "log", None if how in (None, "log") else how
         if isinstance(low, float):
-            return FloatDistribution(low, high, log=is_log, step=step)
+            return FloatDistribution(low, high, log=is_log, step=float(step) if step else None)
         if type(low) is not int:
             raise UserError("the field is no number; give a list of values, such as a,b.")
-        if step is not None and not step.is_integer():
-            raise UserError("the field takes whole numbers only, and so must be the step.")
-        return IntDistribution(low, high, log=is_log, step=1 if step is None else int(step))
+        return IntDistribution(low, high, log=is_log, step=int(step or 1))
     try:
         values = yaml.safe_load(f"[{text}]")
     except (yaml.YAMLError, ValueError):

@@ -9,10 +9,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import optuna
-from optuna.distributions import CategoricalDistribution
 from optuna.pruners import HyperbandPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import CmaEsSampler, GridSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
@@ -61,12 +59,11 @@ class Study:
     def __init__(self, wanted: SweepArguments, found: FoundTask, config: TrainConfig) -> None:
         if PASSWORD.search(wanted.storage or ""):
             raise UserError(
-                "--storage: leave the password out, since others can read the command line. The "
-                "driver has it from PGPASSWORD, ~/.pgpass, or `?read_default_file=` (MySQL). Write "
-                "%40 for any other @."
+                "--storage: leave the password out; drivers read it from PGPASSWORD, ~/.pgpass, or "
+                "`?read_default_file=` (MySQL)."
             )
         self.task = found.name
-        self.space, self.typed = read_space(wanted.try_, wanted.space, config, found.name)
+        self.space, self.typed = read_space(wanted.try_, config)
         self.metric, _, direction = wanted.metric.partition(":")
         if direction not in ("", "max", "min") or not self.metric:
             raise UserError(f"--metric {wanted.metric}: it must be NAME, NAME:max or NAME:min.")
@@ -91,68 +88,59 @@ class Study:
         self.defaults = defaults_in(self.space, config)
         """The configuration's own values, for the first trial; {} if the space lacks some."""
         self.most = wanted.trials
-        lists = {
-            n: d.choices for n, d in self.space.items() if isinstance(d, CategoricalDistribution)
-        }
+        self._sampler = {"tpe": TPESampler, "random": RandomSampler, "cmaes": CmaEsSampler}.get(
+            wanted.sampler, TPESampler
+        )()
         if wanted.sampler == "grid":
-            if len(lists) < len(self.space):
+            lists = {n: getattr(values, "choices", ()) for n, values in self.space.items()}
+            if not all(lists.values()):
                 raise UserError("--sampler grid: --try must have lists such as a,b, not ranges.")
+            self._sampler = GridSampler(lists)
             self.defaults, self.most = {}, min(self.most, math.prod(map(len, lists.values())))
-        self._sampler = {
-            "tpe": TPESampler,
-            "random": RandomSampler,
-            "cmaes": CmaEsSampler,
-            "grid": lambda: GridSampler(lists),
-        }[wanted.sampler]()
         # The first evaluation follows shortly after.
         first, factor = max(1, self.budget // (EVALUATIONS_PER_TRIAL + 1)), HALVING_FACTOR
         self._pruner = {
-            "halving": lambda: SuccessiveHalvingPruner(first, reduction_factor=factor),
-            "hyperband": lambda: HyperbandPruner(first, self.budget, reduction_factor=factor),
-            "none": NopPruner,
-        }[wanted.pruner]()
-        compared = {
-            name: value
-            for name, (value, _) in differences(self.config, found.defaults()).items()
-            if name in COMPARED or decides_learning(name)
-        }
-        tried = {f"try {name}": typed for name, typed in self.typed.items()}
+            "halving": SuccessiveHalvingPruner(first, reduction_factor=factor),
+            "hyperband": HyperbandPruner(first, self.budget, reduction_factor=factor),
+            "none": NopPruner(),
+        }[wanted.pruner]
         self._agreed = {name: getattr(wanted, name) for name in ("metric", "sampler", "pruner")}
-        self._agreed |= {"task": self.task, **tried, **compared}
+        self._agreed |= {f"try {name}": typed for name, typed in self.typed.items()}
+        self._agreed |= {"task": self.task}
+        for name, (value, _) in differences(self.config, found.defaults()).items():
+            if name in COMPARED or decides_learning(name):
+                self._agreed[name] = value
 
-    def open(self, storage: str | None, folder: Path, folder_id: str, is_new: bool) -> None:
+    def open(self, place: str, folder_id: str, is_new: bool) -> None:
         """Begin or continue Optuna's record.
 
         Args:
-            storage: a database's URL or a file; None: STUDY_FILE in the folder.
-            folder: of the sweep.
-            folder_id: a random word that marks the trials of this folder.
+            place: a database's URL or a file.
+            folder_id: a random word that marks the trials of one folder.
             is_new: whether to begin the record if it is not there.
 
         Raises:
-            UserError: the storage cannot be used, or its study of that name is another sweep.
+            UserError: the study of that name is another sweep, or not there.
         """
-        place = storage or f"sqlite:///{folder.resolve() / STUDY_FILE}"
-        self.place, self._folder_id = place, folder_id
+        self._folder_id = folder_id
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        with self.explained():
-            self._storage = _open_storage(place)
-            if not is_new and self.name not in optuna.get_all_study_names(self._storage):
-                raise UserError(f"--storage {place} does not have the sweep {self.name}.")
-            self.record = optuna.create_study(
-                storage=self._storage,
-                sampler=self._sampler,
-                pruner=self._pruner,
-                study_name=self.name,
-                direction="maximize" if self.is_greater_better else "minimize",
-                load_if_exists=True,
-            )
-            agreed = self.record.user_attrs.get(AGREED)
-            if agreed is None:
-                if self.defaults:
-                    self.record.enqueue_trial(self.defaults)
-                agreed = self._agreed
-                self.record.set_user_attr(AGREED, agreed)
+        self._storage = _open_storage(place)
+        if not is_new and self.name not in optuna.get_all_study_names(self._storage):
+            raise UserError(f"--storage {place} does not have the sweep {self.name}.")
+        self.record = optuna.create_study(
+            storage=self._storage,
+            sampler=self._sampler,
+            pruner=self._pruner,
+            study_name=self.name,
+            direction="maximize" if self.is_greater_better else "minimize",
+            load_if_exists=True,
+        )
+        agreed = self.record.user_attrs.get(AGREED)
+        if agreed is None:
+            if self.defaults:
+                self.record.enqueue_trial(self.defaults)
+            agreed = self._agreed
+            self.record.set_user_attr(AGREED, agreed)
         for key in agreed | self._agreed:
             theirs, ours = (values.get(key, "its default") for values in (agreed, self._agreed))
             if theirs != ours:
@@ -160,14 +148,6 @@ class Study:
                     f"the sweep {self.name} has begun with {key} {theirs}, not {ours}: its trials "
                     "could not be compared. Another --agent.run-name begins another sweep."
                 )
-
-    @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Turn what the storage raises into a UserError."""
-        try:
-            yield
-        except (optuna.exceptions.OptunaError, SQLAlchemyError, ImportError) as error:
-            raise UserError(f"--storage {self.place}: {in_a_line(error)}") from None
 
     def trials(self) -> list[FrozenTrial]:
         """Return the trials of all machines."""
@@ -196,10 +176,14 @@ class Study:
         trial.set_user_attr(FOLDER, self._folder_id)
         return trial
 
-    def discard(self) -> None:
-        """Remove the record, unless other machines have trials in it."""
-        if all(trial.user_attrs[FOLDER] == self._folder_id for trial in self.trials()):
-            optuna.delete_study(study_name=self.name, storage=self._storage)
+
+@contextmanager
+def storage_errors(place: str) -> Iterator[None]:
+    """Turn what a storage raises into a UserError."""
+    try:
+        yield
+    except (optuna.exceptions.OptunaError, SQLAlchemyError, ImportError) as error:
+        raise UserError(f"--storage {place}: {in_a_line(error)}") from None
 
 
 def _open_storage(place: str) -> BaseStorage:
