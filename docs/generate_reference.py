@@ -51,14 +51,13 @@ SECOND_WORDS = {"bench": [*BENCHMARKS], "submit": [*CLUSTERS]}
 """What commands with several parsers have after their name."""
 MODULES = {
     "mjfleet": ("api.md", ["mjfleet.api.policy.Policy"]),
-    "mjfleet.env": ("tasks.md", ["mjfleet.env.environment.NAN", "mjfleet.sim.Simulation"]),
+    "mjfleet.env": ("tasks.md", ["mjfleet.sim.Simulation"]),
     "mjfleet.config": ("configuration.md", []),
     "mjfleet.gym": ("gymnasium.md", []),
     "mjfleet.rl": (
         "networks.md",
         [
             "mjfleet.rl.runner_hook.RunnerHook",
-            "mjfleet.loggers.iteration_metrics.IterationMetrics",
             "mjfleet.rl.algorithm.Algorithm",
         ],
     ),

@@ -272,13 +272,15 @@ def test_statistics_are_those_of_the_episodes_that_ended() -> None:
         env.failing[0] = step == 1
         env.step(torch.zeros(3, 2))
     # World 0: a failure after 2 steps and a time-out after 4; worlds 1 and 2: one time-out each.
-    statistics = env.take_statistics()
-    assert statistics.episodes == 4
-    assert statistics.lengths == 2 + 4 + 4 + 4
-    assert statistics.terms == {"alive": 14 * 2.0, "effort": 14 * -0.5}
-    assert statistics.returns == 14 * 1.5
-    assert (statistics.rewards, statistics.steps) == (18 * 1.5, 18)
-    assert env.take_statistics().episodes == 0
+    assert env.take_statistics() == {
+        "return": (14 * 1.5, 4),
+        "length": (2 + 4 + 4 + 4, 4),
+        "reward/alive": (14 * 2.0, 4),
+        "reward/effort": (14 * -0.5, 4),
+        "reward": (18 * 1.5, 18),
+        "nan_resets": (0, 1),
+    }
+    assert env.take_statistics()["return"] == (0, 0)
 
 
 def test_worlds_started_in_mid_episode_count_from_their_second_episode() -> None:
@@ -290,12 +292,10 @@ def test_worlds_started_in_mid_episode_count_from_their_second_episode() -> None
     shortened = int((env.episode_length_buf > 0).sum())
     for _ in range(50):
         env.step(torch.zeros(64, 2))
-    assert env.take_statistics().episodes == 64 - shortened
+    assert env.take_statistics()["return"][1] == 64 - shortened
     for _ in range(50):
         env.step(torch.zeros(64, 2))
-    statistics = env.take_statistics()
-    assert statistics.episodes == 64
-    assert statistics.lengths == 64 * 50
+    assert env.take_statistics()["length"] == (64 * 50, 64)
 
 
 class Misshapen(ReachEnv):

@@ -3,31 +3,29 @@
 import pytest
 
 from mjfleet.loggers.console_logger import ConsoleLogger
-from mjfleet.loggers.iteration_metrics import IterationMetrics
+from mjfleet.loggers.logger import Row
 
-TERMS: dict[str, float | None] = dict.fromkeys(
-    ("linear", "yaw", "upright", "fall", "vertical", "torque"), -0.123456
-)
+TERMS = "linear", "yaw", "upright", "fall", "vertical", "torque"
 
 
-def metrics(iteration: int, size: float, evaluated: float | None) -> IterationMetrics:
+def make_row(iteration: int, size: float, evaluated: float | None) -> Row:
     """An iteration whose numbers are as long as `size` is when it is printed."""
-    return IterationMetrics(
-        iteration=iteration, world_size=64, total_steps=123_456_789_012,
-        global_steps_per_second=9_876_543.2, mean_return=size, mean_episode_length=1000.0,
-        terms=TERMS, mean_reward=size, task=TERMS, losses={"value": abs(size), "entropy": size},
-        learning_rate=1.2345e-05, action_std=abs(size), collect_seconds=1.0, learn_seconds=1.0,
-        slowest_rank=63, wait_seconds=size, collective_seconds=size, warnings={},
-        evaluation={"return": evaluated, "length": 1000.0},
-    )  # fmt: skip
+    return {
+        "iteration": iteration, "world_size": 64, "total_steps": 123_456_789_012,
+        "global_steps_per_second": 9_876_543, "mean_return": size, "mean_episode_length": 1000.0,
+        "mean_reward": size, **dict.fromkeys((f"reward/{name}" for name in TERMS), -0.123456),
+        "eval/return": evaluated, "loss/value": abs(size), "loss/entropy": size,
+        "learning_rate": 1.2345e-05, "action_std": abs(size), "collect_seconds": 1.0,
+        "learn_seconds": 1.0, "slowest_rank": 63, "wait_seconds": size, "collective_seconds": size,
+    }  # fmt: skip
 
 
 def test_a_line_has_the_ten_numbers_that_matter_in_160_characters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     logger = ConsoleLogger(99_999)
-    logger.iteration(metrics(99_998, -1.23456e-05, evaluated=-1.23456e-05))
-    logger.iteration(metrics(99_999, 12.5, evaluated=None))
+    logger.iteration(make_row(99_998, -1.23456e-05, evaluated=-1.23456e-05))
+    logger.iteration(make_row(99_999, 12.5, evaluated=None))
     longest, usual = capsys.readouterr().out.splitlines()
     assert len(longest) <= 160
     names = [part.partition("=")[0] for part in longest.split()]

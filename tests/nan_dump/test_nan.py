@@ -13,11 +13,10 @@ import torch
 
 from mjfleet.config import EnvConfig, from_dict
 from mjfleet.env import Env
-from mjfleet.loggers.iteration_metrics import IterationMetrics
+from mjfleet.loggers.logger import Row
 from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
-from mjfleet.sim.unread import read
 
 from ..conftest import Run, only_run, rows, write_task
 from ..env.test_env import BUNDLED, ENGINES, no_host_synchronisation
@@ -105,10 +104,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "failures" / "nan_rank0.npz"
 
 
-def train(runner: Runner) -> list[IterationMetrics]:
-    metrics: list[IterationMetrics] = []
-    runner.train(metrics.append, lambda: None)
-    return metrics
+def train(runner: Runner) -> list[Row]:
+    """Train; return the rows."""
+    rows: list[Row] = []
+    runner.train(rows.append, lambda: None)
+    return rows
 
 
 def diverge(runner: Runner) -> str:
@@ -241,14 +241,22 @@ def test_what_is_no_dump_is_one_message(content: bytes | None, path: Path) -> No
 )
 def test_reset_continues_without_the_world_and_counts_it(engine: str, spoil: str) -> None:
     runner = make_runner(SpoiltEnv, engine, spoil=spoil, on_nan="reset")
-    metrics = train(runner)
-    assert len(metrics) == 4
+    warnings: list[list[str]] = []
+    rows: list[Row] = []
+
+    def note(row: Row) -> None:
+        rows.append(row)
+        warnings.append(runner.warnings)
+
+    runner.train(note, lambda: None)
     # MuJoCo's own engine resets a world that goes unstable by itself, and counts that.
     unstable = spoil == "physics" and engine == "native"
-    expected = {2: {"BADQVEL": 1}} if unstable else {}
-    assert {m.iteration: m.warnings for m in metrics if m.warnings} == expected
-    assert [m.row()["nan_resets"] for m in metrics] == [0, 0 if unstable else 1, 0, 0]
-    assert all(math.isfinite(m.mean_reward) for m in metrics)
+    assert [row["sim_warnings"] for row in rows] == [0, int(unstable), 0, 0]
+    assert [row["nan_resets"] for row in rows] == [0, int(not unstable), 0, 0]
+    (text,) = warnings.pop(1)
+    assert text.startswith("BADQVEL in 1 worlds; a number" if unstable else "NAN 1 times; a state")
+    assert warnings == [[]] * 3
+    assert all(math.isfinite(row["mean_reward"] or 0.0) for row in rows)
     for module in (runner.alg.actor, runner.alg.critic):
         assert all(p.isfinite().all() for p in module.parameters())
     assert torch.cat([runner.env.sim.qpos, runner.env.sim.qvel], dim=1).isfinite().all()
@@ -270,8 +278,9 @@ def test_a_reset_world_has_failed_and_its_statistics_stay_finite(
     assert reward[3] == 0
     assert observations["actor"].isfinite().all()
     statistics = env.take_statistics()
-    assert statistics.episodes == 0
-    assert math.isfinite(statistics.rewards)
+    assert statistics["return"] == (0.0, 0.0)
+    assert statistics["nan_resets"] == (1.0, 1.0)
+    assert math.isfinite(statistics["reward"][0])
 
 
 class SteadyEnv(SpoiltEnv):
@@ -296,7 +305,7 @@ class SteadyEnv(SpoiltEnv):
 @pytest.mark.parametrize("spoil", ["observation", "overflow", "qvel"])
 def test_a_step_that_resets_its_world_counts_in_no_mean(spoil: str) -> None:
     runner = make_runner(SteadyEnv, "native", spoil=spoil, on_nan="reset")
-    rows = [metrics.row() for metrics in train(runner)]
+    rows = train(runner)
     assert [row["nan_resets"] for row in rows] == [0, 1, 0, 0]
     for row in rows:
         assert (row["mean_return"], row["mean_episode_length"]) == (5.0, 5.0)
@@ -311,7 +320,7 @@ def test_a_world_that_is_never_seen_well_is_reset_again_and_again() -> None:
         assert observations["critic"][3].tolist() == [0.0] * 5
         assert dones.tolist() == [False] * 3 + [step > 0] + [False] * 4
         assert (reward[3] == 0) == (step > 0)
-    assert [read(env.unread_warnings())[0]["NAN"] for _ in range(2)] == [2, 0]
+    assert [env.take_statistics()["nan_resets"][0] for _ in range(2)] == [2, 0]
 
 
 class HugeEnv(CartpoleEnv):

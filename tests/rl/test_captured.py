@@ -12,7 +12,7 @@ import torch
 
 from mjfleet.config import from_dict
 from mjfleet.env import Env
-from mjfleet.loggers.iteration_metrics import IterationMetrics
+from mjfleet.loggers.logger import Row
 from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
@@ -49,11 +49,9 @@ def learned(runner: Runner, between: Between = lambda runner, iteration: None) -
     """Train; return what was measured and learned."""
     rows: list[Any] = []
 
-    def note(metrics: IterationMetrics) -> None:
-        episodes = metrics.mean_return, metrics.terms, metrics.task, metrics.nan_resets
-        steps = metrics.total_steps, metrics.mean_reward, metrics.losses
-        rows.append((episodes, steps))
-        between(runner, metrics.iteration)
+    def note(row: Row) -> None:
+        rows.append({name: row[name] for name in row if not name.endswith(("second", "seconds"))})
+        between(runner, runner.current_learning_iteration)
 
     runner.train(note, lambda: None)
     networks = runner.alg.actor, runner.alg.critic

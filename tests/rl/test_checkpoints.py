@@ -66,7 +66,7 @@ def build(
 
 def train(runner: Runner, checkpointer: Checkpointer) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    runner.train(lambda metrics: rows.append(metrics.row()), lambda: None, checkpointer.save)
+    runner.train(rows.append, lambda: None, checkpointer.save)
     return rows
 
 
@@ -442,10 +442,10 @@ def test_training_ends_once_checkpoints_fail_three_times_running(
 
     def block(metrics: Any) -> None:
         """Put a file in the place of the folder: no permission would keep root from writing."""
-        if folder.is_file() and metrics.iteration not in blocked:
+        if folder.is_file() and metrics["iteration"] not in blocked:
             folder.unlink()
             (tmp_path / "away").rename(folder)
-        elif folder.is_dir() and metrics.iteration in blocked:
+        elif folder.is_dir() and metrics["iteration"] in blocked:
             folder.rename(tmp_path / "away")
             folder.touch()
 

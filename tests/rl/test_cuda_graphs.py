@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mjfleet.config import from_dict
-from mjfleet.loggers.iteration_metrics import IterationMetrics
+from mjfleet.loggers.logger import Row
 from mjfleet.rl.captured import capture
 from mjfleet.rl.runner import Runner
 
@@ -28,10 +28,11 @@ def test_training_by_graphs_goes_on_like_training_by_calls(
     for how in captures:
         torch.manual_seed(1)
         env = build_task(name, "warp", "cuda:0", num_envs=32)
-        metrics: list[IterationMetrics] = []
+        found_rows: list[Row] = []
         runner = Runner(env, agent, "cuda:0", 1, found.load, capture=how)
-        runner.train(metrics.append, lambda: None)
-        rows.append([(m.mean_reward, m.losses["value"], m.total_steps) for m in metrics])
+        runner.train(found_rows.append, lambda: None)
+        names = "mean_reward", "loss/value", "total_steps"
+        rows.append([[row[name] for name in names] for row in found_rows])
     assert not caplog.records
     for graphed, called in zip(*rows, strict=True):
         assert graphed == pytest.approx(called, rel=tolerance)

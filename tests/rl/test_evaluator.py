@@ -64,7 +64,7 @@ def build(
 
 def train(runner: Runner, checkpointer: Checkpointer) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    runner.train(lambda metrics: rows.append(metrics.row()), lambda: None, checkpointer.save)
+    runner.train(rows.append, lambda: None, checkpointer.save)
     return rows
 
 
@@ -104,9 +104,7 @@ def test_training_is_the_same_with_and_without_it_and_resumed(tmp_path: Path, va
     runner, checkpointer = build(parts, agent(5, **changes), evaluator())
     stops = iter([None, None, 2])
     first: list[dict[str, Any]] = []
-    runner.train(
-        lambda metrics: first.append(metrics.row()), lambda: next(stops), checkpointer.save
-    )
+    runner.train(first.append, lambda: next(stops), checkpointer.save)
     runner, checkpointer = build(parts, agent(5, **changes), evaluator())
     assert checkpointer.resume(parts / "model_3.pt") == []
     assert evaluations(first + train(runner, checkpointer)) == evaluations(whole)
@@ -156,7 +154,7 @@ def test_a_world_lives_through_the_same_whoever_has_it() -> None:
     def reached(first: int, count: int) -> float:
         env = make_env(share=EnvShard(first, count, 6))
         assert env.env_ids.tolist() == list(range(first, first + count))
-        return Evaluator(env, 1).evaluate(policy, lambda: None).returns
+        return Evaluator(env, 1).evaluate(policy, lambda: None)["return"][0]
 
     each = [reached(world, 1) for world in range(6)]
     assert len(set(each)) == 6
@@ -294,7 +292,7 @@ def test_an_evaluation_has_a_figure_for_each_level_and_the_best_policy_goes_by_a
     # A part of it adds up to the same, also where it has not all levels.
     policy = build(tmp_path / "other", agent(1))[0].get_inference_policy()
     part = Evaluator(make_env(LevelsEnv, EnvShard(0, 2, 6)), 2).evaluate(policy, lambda: None)
-    assert part.levels == {0: (0.0, 2.0), 1: (0.0, 0.0), 2: (0.0, 0.0)}
+    assert [part[f"level/{n}"] for n in range(3)] == [(0.0, 2), (0.0, 0), (0.0, 0)]
 
     # Returns in other episodes are not compared with it.
     runner, _ = build(tmp_path, agent(2), evaluator(6))

@@ -155,7 +155,9 @@ def test_training_by_graphs_is_training_by_calls(
         capture = stub.capture if by_graphs else refuse
         seed_everything(1)
         runner = Runner(env, config, "cpu", 1, BUNDLED[NAME].load, capture=capture)
-        runner.train(lambda m, rows=measured: rows.append((m.mean_reward, m.losses)), lambda: None)
+        runner.train(measured.append, lambda: None)
+        of_clocks = ("second", "seconds")
+        measured = [{k: v for k, v in m.items() if not k.endswith(of_clocks)} for m in measured]
         found.append((measured, weights(runner.alg)))
         if by_graphs:
             assert caplog.records == []

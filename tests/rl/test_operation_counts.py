@@ -30,7 +30,7 @@ def ours(task: str, captures: bool) -> Any:
     capture = counts.capture(stub) if captures else refuse
     runner = Runner(env, agent, "cpu", 1, BUNDLED[task].load, capture=capture)
     return of_last_iteration(
-        counts, lambda note: runner.train(lambda m: note(m.iteration), lambda: None)
+        counts, lambda note: runner.train(lambda m: note(m["iteration"]), lambda: None)
     )
 
 

@@ -1,110 +1,100 @@
-"""Means over episodes: the newest ones, enough of them, and nothing where none has ended."""
+"""Sums over ranks and what becomes of them: the newest episodes, and the rank that is slow."""
 
 import math
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from mjfleet.env import EpisodeStatistics
-from mjfleet.rl.gpu_usage import GpuUsage, read_usage, usage_columns
-from mjfleet.rl.rank_statistics import (
-    EpisodeWindow,
-    RankReport,
-    from_numbers,
-    slowest,
-    to_numbers,
-    total,
-)
+from mjfleet.env.episode_statistics import Sums, means
+from mjfleet.rl.gpu_usage import read_usage, usage_columns
+from mjfleet.rl.rank_statistics import EpisodeWindow, gather, make_row, slowest
 from mjfleet.rl.replica_checksum import OutOfStepError, check_replicas
 
 
-def ended(episodes: int, mean_return: float) -> EpisodeStatistics:
+def ended(episodes: int, mean_return: float) -> Sums:
     returns = episodes * mean_return
-    return EpisodeStatistics(episodes, returns, episodes * 10.0, {"alive": returns}, 0.0, 1)
-
-
-def test_there_is_no_mean_before_an_episode_has_ended() -> None:
-    window = EpisodeWindow(100)
-    window.add(ended(0, 0.0))
-    assert window.means(("alive",)) == {"return": None, "length": None, "reward/alive": None}
+    return {
+        "return": (returns, episodes),
+        "length": (episodes * 10.0, episodes),
+        "reward/alive": (returns, episodes),
+        "task/speed": (3.0, 4.0),
+        "reward": (0.0, 1.0),
+        "nan_resets": (0.0, 1.0),
+    }
 
 
 def test_the_mean_is_over_the_newest_iterations_that_hold_enough_episodes() -> None:
-    window = EpisodeWindow(100)
-    for episodes, mean_return in ((60, 1.0), (60, 2.0), (0, 0.0), (50, 4.0)):
-        window.add(ended(episodes, mean_return))
-    means = window.means(("alive",))
-    assert means["return"] == means["reward/alive"] == (60 * 2.0 + 50 * 4.0) / 110
-    assert means["length"] == 10.0
+    window = EpisodeWindow(["alive"])
+    assert set(means(window.add(ended(0, 0.0))).values()) == {None}
+    window.add(ended(60, 1.0))
+    window.add(ended(60, 2.0))
+    window.add(ended(0, 0.0))
+    found = means(window.add(ended(50, 4.0)))
+    mean = (60 * 2.0 + 50 * 4.0) / 110
+    assert found == {"return": mean, "length": 10.0, "reward/alive": mean}
+    assert means(window.add(ended(100, 3.0)))["return"] == 3.0
 
 
-def test_one_iteration_with_enough_episodes_is_enough() -> None:
-    window = EpisodeWindow(100)
-    window.add(ended(500, 1.0))
-    window.add(ended(100, 3.0))
-    assert window.means(("alive",))["return"] == 3.0
+def test_a_window_is_kept_unless_reward_terms_have_changed() -> None:
+    window, same, other = EpisodeWindow(["alive"]), EpisodeWindow(["alive"]), EpisodeWindow(["b"])
+    window.add(ended(60, 1.0))
+    for restored in (same, other):
+        restored.restore(window.state())
+    assert same.state() == window.state()
+    assert other.state() == []
 
 
-def report(episodes: int = 0, collective: float = 0.0, checksum: int = 7) -> RankReport:
-    return RankReport(
-        statistics=ended(episodes, 2.0),
-        losses={"value": 0.5, "surrogate": -0.25},
-        action_std=0.75,
-        warnings={"BADQACC": 3, "INERTIA": 0},
-        collect_seconds=0.25,
-        learn_seconds=0.75 + collective,
-        collective_seconds=collective,
-        stop=15,
-        diverged=True,
-        checksum=checksum,
-    )
+class TwoRanks:
+    """Gathers what this rank has, and the same numbers tenfold from another."""
+
+    def all_gather(self, values: list[float]) -> list[list[float]]:
+        return [values, [10 * value for value in values]]
 
 
-def test_a_report_arrives_as_it_was_sent() -> None:
-    sent = report(episodes=3, checksum=2**52 - 1)
-    assert from_numbers(report(), to_numbers(sent)) == sent
-    metrics = {"speed": (3.0, 4.0)}
-    sent = replace(sent, evaluation=replace(ended(2, 5.0), metrics=metrics), eval_seconds=0.5)
-    own = replace(report(), evaluation=replace(ended(1, 0.0), metrics={"speed": (0.0, 0.0)}))
-    assert from_numbers(own, to_numbers(sent)) == sent
+def test_sums_are_added_over_ranks_and_values_are_read_as_they_are() -> None:
+    collectives: Any = TwoRanks()
+    sums, ranks = gather(collectives, ended(2, 2.0), {"collective_seconds": 0.5, "warning/A": 3})
+    assert sums["return"] == (44.0, 22.0)
+    assert ranks == [
+        {"collective_seconds": 0.5, "warning/A": 3},
+        {"collective_seconds": 5.0, "warning/A": 30},
+    ]
+    row = make_row(7, 100, 50.4, 0.1, EpisodeWindow(["alive"]).add(sums), sums, ranks)
+    assert row == {
+        "iteration": 7, "world_size": 2, "total_steps": 100, "steps_per_second": 25,
+        "global_steps_per_second": 50, "mean_return": 2.0, "mean_episode_length": 10.0,
+        "mean_reward": 0.0, "reward/alive": 2.0, "task/speed": 0.75, "learning_rate": 0.1,
+        "slowest_rank": 0, "wait_seconds": 4.5, "collective_seconds": 0.5, "sim_warnings": 33,
+        "nan_resets": 0,
+    }  # fmt: skip
+
+
+def usage(memory: float, utilization: float, temperature: float) -> dict[str, float]:
+    names = "gpu_memory", "gpu_utilization", "gpu_temperature"
+    return dict(zip(names, (memory, utilization, temperature), strict=True))
 
 
 def test_the_usage_of_all_gpus_is_in_columns_of_their_own() -> None:
-    first = GpuUsage(memory=3.0, utilization=50.0, temperature=61.0)
-    second = GpuUsage(memory=2.0, utilization=100.0, temperature=70.0)
-    unknown = GpuUsage(memory=math.nan, utilization=math.nan, temperature=math.nan)
-    own = replace(report(), gpu=unknown)
-    assert from_numbers(own, to_numbers(replace(report(), gpu=first))).gpu == first
-    both = {"gpu_memory": 3.0, "gpu_utilization": 75.0, "gpu_temperature": 70.0}
+    first, second, unknown = usage(3, 50, 61), usage(2, 100, 70), usage(*[math.nan] * 3)
+    both = usage(3.0, 75.0, 70.0)
     assert usage_columns([first, second]) == usage_columns([first, unknown, second]) == both
     assert usage_columns([unknown]) == dict.fromkeys(both)
-    warm = replace(unknown, temperature=80.0)
-    assert usage_columns([first, warm]) == {
-        "gpu_memory": 3.0, "gpu_utilization": 50.0, "gpu_temperature": 80.0
-    }  # fmt: skip
-    assert usage_columns([None, None]) == {}
+    assert usage_columns([first, unknown | {"gpu_temperature": 80.0}]) == usage(3, 50, 80)
+    assert usage_columns([{}, {}]) == {}
 
 
 @pytest.mark.gpu
 def test_nvml_knows_the_usage_of_a_gpu() -> None:
-    usage = read_usage("cuda:0")
-    assert usage is not None
-    assert usage.memory > 0
-    assert 0 <= usage.utilization <= 100
-
-
-def test_episodes_of_all_ranks_are_added_up() -> None:
-    both = total([ended(2, 2.0), ended(3, 2.0)])
-    assert (both.episodes, both.returns, both.lengths, both.steps) == (5, 10.0, 50.0, 2)
-    assert both.terms == {"alive": 10.0}
+    found = read_usage("cuda:0")
+    assert found["gpu_memory"] > 0
+    assert 0 <= found["gpu_utilization"] <= 100
 
 
 def test_the_slowest_rank_is_the_one_that_the_others_waited_for() -> None:
-    reports = [report(collective=0.5), report(collective=0.1), report(collective=0.4)]
-    rank, wait, own = slowest(reports)
+    rank, wait, own = slowest([0.5, 0.1, 0.4])
     assert (rank, own) == (1, 0.1)
     assert abs(wait - 0.35) < 1e-9
-    assert slowest([report()]) == (0, 0.0, 0.0)
+    assert slowest([0.5]) == (0, 0.0, 0.5)
 
 
 def test_the_rank_that_differs_is_named() -> None:

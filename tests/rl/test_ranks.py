@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.env import Env, EnvShard
+from mjfleet.loggers.logger import Row
 from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate, build_algorithm, rsl_rl_config
 from mjfleet.rl.adapters.skrl_adapter import SkrlPPO
 from mjfleet.rl.algorithm import Algorithm
@@ -444,9 +445,13 @@ def learn_by_graphs(ranks: Ranks, folder: str) -> dict[str, Any]:
     cases = {"graphs": True, "calls": False, "graphs on rank 0": ranks.rank == 0}
     for case, captures in cases.items():
         runner, stub = ranks.captured_runner(config, captures)
-        metrics: list[Any] = []
-        runner.train(metrics.append, lambda: None)
-        found[case] = weights(runner.alg), [m.losses for m in metrics], len(stub.graphs)
+        losses: list[Any] = []
+
+        def note(row: Row, losses: list[Any] = losses) -> None:
+            losses.append([value for name, value in row.items() if name.startswith("loss/")])
+
+        runner.train(note, lambda: None)
+        found[case] = weights(runner.alg), losses, len(stub.graphs)
     return found
 
 
@@ -522,7 +527,7 @@ def train(ranks: Ranks, folder: str) -> dict[str, Any]:
         return found
 
     runner.env.unread_statistics = keep
-    runner.train(lambda metrics: rows.append(metrics.row()), lambda: None)
+    runner.train(rows.append, lambda: None)
     found["well"] = (own, rows, weights(runner.alg))
 
     # Rank 1 is asked to stop in the second iteration.
@@ -538,7 +543,7 @@ def train(ranks: Ranks, folder: str) -> dict[str, Any]:
     runner = ranks.runner(agent())
 
     def disturb(metrics: Any) -> None:
-        if ranks.rank == 1 and metrics.iteration == 2:
+        if ranks.rank == 1 and runner.current_learning_iteration == 2:
             with torch.no_grad():
                 next(runner.alg.actor.parameters())[0] += 1e-6
 
@@ -578,20 +583,20 @@ def test_ranks_know_stop_and_fail_together(found: list[dict[str, Any]]) -> None:
         assert row["world_size"] == 2
         assert row["total_steps"] == 2 * 8 * 8 * (index + 1)
         ended = [s for rank in (own, others) for s in rank[: index + 1]]
-        episodes = sum(s.episodes for s in ended)
-        assert row["mean_return"] == pytest.approx(sum(s.returns for s in ended) / episodes)
+        returns, episodes = (sum(s["return"][i] for s in ended) for i in range(2))
+        assert row["mean_return"] == pytest.approx(returns / episodes)
         assert row["mean_episode_length"] == 5
         now = own[index], others[index]
-        assert row["mean_reward"] == pytest.approx(sum(s.rewards for s in now) / (2 * 8 * 8))
+        assert row["mean_reward"] == pytest.approx(sum(s["reward"][0] for s in now) / (2 * 8 * 8))
     # What they reach together is what one would.
     actor = {k.removeprefix("actor."): v for k, v in first.items() if k.startswith("actor.")}
     alone = Runner(short(EnvShard(0, 5, 5)), agent(), "cpu", 1, FOUND.load)
     alone.alg.actor.load_state_dict(actor)
     reached = Evaluator(short(EnvShard(0, 5, 5)), 1).evaluate(alone.alg.actor, lambda: None)
     assert [row["eval/length"] for row in rows] == [None, 20, 20]
-    assert rows[2]["eval/return"] == pytest.approx(reached.returns / 5, rel=1e-4)
+    assert rows[2]["eval/return"] == pytest.approx(reached["return"][0] / 5, rel=1e-4)
     # The ranks do not live through the same episodes.
-    assert [s.rewards for s in own] != [s.rewards for s in others]
+    assert [s["reward"] for s in own] != [s["reward"] for s in others]
 
     assert [(rank["stopped"], rank["signal"]) for rank in found] == [(2, 15), (2, 15)]
     assert "rank 1 differ" in found[0]["out of step"]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mjfleet.sim.buffer_use import BufferUse, buffer_columns, overflow_texts
+from mjfleet.sim.buffer_use import BufferUse, overflow_texts
 
 USE = BufferUse(contacts=20.25, nconmax=16, constraints=300, njmax=64, world=7)
 
@@ -35,9 +35,3 @@ def test_the_first_rank_that_overflowed_is_named_with_its_world_and_what_would_d
     (alone,) = overflow_texts([USE], [{"NJMAX_NNZ": 1}]).values()
     assert "rank" not in alone
     assert overflow_texts([None], [{"BADQPOS": 1}]) == {}
-
-
-def test_columns_are_the_largest_of_all_ranks() -> None:
-    larger = {"contacts": 20.25, "nconmax": 32, "constraints": 300, "njmax": 64}
-    assert buffer_columns([USE, replace(USE, contacts=3.0, nconmax=32)]) == larger
-    assert buffer_columns([None, None]) == {}

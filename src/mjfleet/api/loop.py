@@ -78,5 +78,5 @@ def iterate(
         env = build_env(found, config, plan.engine, device, plan.threads, group_size=size)
         runner = Runner(env, config.agent, device, plan.threads, found.load)
         checkpointer = Checkpointer(runner, found.name, Path(), keep=None)
-        for metrics in runner.iterations(lambda: None):
-            yield Iteration(metrics.iteration, metrics.row(), runner, checkpointer)
+        for row in runner.iterations(lambda: None):
+            yield Iteration(runner.current_learning_iteration, row, runner, checkpointer)

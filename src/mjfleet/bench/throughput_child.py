@@ -19,7 +19,7 @@ import torch
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.env.factory import build_env, on_device
 from mjfleet.env.random_numbers import seed_everything
-from mjfleet.loggers.iteration_metrics import IterationMetrics
+from mjfleet.loggers.logger import Row
 from mjfleet.registry import FoundTask, find_task
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import Simulation
@@ -98,7 +98,7 @@ def measure(worker: WorkerArgs) -> list[dict[str, Any]]:
         step, fields = make(worker, env.sim, env.cfg.decimation)
         start = watch.now()
 
-        def after_iteration(metrics: IterationMetrics) -> None:
+        def after_iteration(row: Row) -> None:
             nonlocal start
             seconds = watch.now() - start
             parts = dict(watch.seconds) if watch.is_on else None
@@ -112,7 +112,7 @@ def measure(worker: WorkerArgs) -> list[dict[str, Any]]:
             for _ in range(config.agent.num_steps_per_env):
                 step()
             engine = watch.now() - start
-            times = {"seconds": seconds, "collect_seconds": metrics.collect_seconds}
+            times = {"seconds": seconds, "collect_seconds": row["collect_seconds"]}
             samples.append({**times, "engine_seconds": engine, "parts": parts})
             watch.is_on = len(samples) % 2 == 1
             start = watch.now()

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from mjfleet.env.contract import C
-from mjfleet.env.episode_statistics import EpisodeStatistics, from_totals, stack_metrics
+from mjfleet.env.episode_statistics import Sums, episode_sums, stack_metrics
 from mjfleet.env.model_file import URDF
 from mjfleet.env.return_checks import check_returns, names_and_shapes
 from mjfleet.env.stateful_env import StatefulEnv
@@ -21,8 +21,6 @@ from mjfleet.errors import UserError
 from mjfleet.sim import Simulation
 from mjfleet.sim.unread import Unread, read
 
-NAN = "NAN"
-"""The kind of warning that counts resets because a number was not finite."""
 EVALUATION_SEED = 2**31 - 1
 """Seed of every evaluation, so that all runs are evaluated in the same episodes."""
 
@@ -220,25 +218,29 @@ class Env(StatefulEnv[C]):
         self._whole.copy_(self.episode_length_buf == 0)
         self._observations = self._observe()
 
-    def take_statistics(self) -> EpisodeStatistics:
-        """Return what happened since the last call. Waits for the device."""
+    def take_statistics(self) -> Sums:
+        """Return what `unread_statistics` stands for. Waits for the device."""
         return read(self.unread_statistics())[0]
 
-    def unread_statistics(self) -> Unread[EpisodeStatistics]:
-        """Return what happened since the last call."""
-        totals, steps = self._totals.clone(), self._steps * self.num_envs
-        self._totals.zero_()
-        self._steps = 0
-        return Unread(totals, lambda n: from_totals(n, steps, self.reward_names, self.metric_names))
+    def unread_statistics(self) -> Unread[Sums]:
+        """Return what happened since the last call.
 
-    def unread_warnings(self) -> Unread[dict[str, int]]:
-        """Return the number of environments with a warning since the last call, for every kind of
-        the simulation's, and for NAN: resets because a number was not finite."""
-        of_sim = self.sim.unread_warnings()
-        numbers = torch.cat((of_sim.numbers, self._nan_resets.view(1)))
-        self._nan_resets.zero_()
-        kinds = dict.fromkeys(self.sim.warning_kinds, 0)
-        return Unread(numbers, lambda n: kinds | of_sim.decode(n[:-1]) | {NAN: int(n[-1])})
+        `return`, `length` and `reward/<name>` are of the episodes that ended, `task/<name>` and
+        `reward` of all steps, `nan_resets` is the number of resets because a number was not finite.
+        """
+        steps, names = self._steps * self.num_envs, (self.reward_names, self.metric_names)
+        totals = torch.cat((self._totals, self._nan_resets.view(1)))
+        for counter in (self._totals, self._nan_resets):
+            counter.zero_()
+        self._steps = 0
+
+        def decode(numbers: list[float]) -> Sums:
+            episodes, lengths, rewards, *rest, resets = numbers
+            # A step that reset its environment has no reward.
+            of_steps = {"reward": (rewards, steps - resets), "nan_resets": (resets, 1.0)}
+            return episode_sums(episodes, lengths, rest, *names) | of_steps
+
+        return Unread(totals, decode)
 
     def _draw(self, random: Callable[..., torch.Tensor], size: int) -> torch.Tensor:
         """Return random numbers `(num_envs, size)`. Skips those of other workers' environments."""

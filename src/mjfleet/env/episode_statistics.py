@@ -1,49 +1,43 @@
 """Sums over ended episodes and over steps, per reward term and metric. Runs in a worker."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 
 Metrics = Mapping[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]
 """What `Env.metrics` returns."""
 
-
-@dataclass(frozen=True)
-class EpisodeStatistics:
-    """Sums over the episodes that ended, and over the steps taken, since the last call."""
-
-    episodes: int
-    returns: float
-    lengths: float  # In environment steps.
-    terms: dict[str, float]  # Sum of each reward term over those episodes.
-    rewards: float  # Sum over all steps of all environments, of unfinished episodes too.
-    steps: int  # Of all environments together.
-    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Dividend and divisor of each of the task's metrics, summed over the same steps."""
-    levels: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Of an evaluation: sum of returns and number of episodes on each level of a curriculum."""
+Sums = dict[str, tuple[float, float]]
+"""By name: a sum, and the count that it is to be divided by. Those of several ranks are added."""
 
 
-def from_totals(
-    totals: Sequence[float], steps: int, reward_names: Sequence[str], metric_names: Sequence[str]
-) -> EpisodeStatistics:
-    """Return statistics of `steps` of all environments together.
+def means(sums: Sums) -> dict[str, float | None]:
+    """Return quotients. None: the count is zero."""
+    return {name: total / count if count else None for name, (total, count) in sums.items()}
 
-    `totals` are number, lengths and rewards as in EpisodeStatistics, each term, and dividend and
-    divisor of each metric.
+
+def episode_sums(
+    episodes: float,
+    lengths: float,
+    rest: Sequence[float],
+    reward_names: Sequence[str],
+    metric_names: Sequence[str],
+) -> Sums:
+    """Return `return`, `length` and `reward/<name>` of episodes, and `task/<name>` of steps.
+
+    Args:
+        episodes: their number.
+        lengths: sum of their lengths, in environment steps.
+        rest: sum of each reward term over those episodes; then dividend and divisor of each metric,
+            summed over the same steps.
+        reward_names: of the terms.
+        metric_names: of the metrics.
     """
-    episodes, lengths, rewards, *rest = totals
-    terms, sums = rest[: len(reward_names)], rest[len(reward_names) :]
-    return EpisodeStatistics(
-        episodes=round(episodes),
-        returns=sum(terms),
-        lengths=lengths,
-        terms=dict(zip(reward_names, terms, strict=True)),
-        rewards=rewards,
-        steps=steps,
-        metrics={name: (sums[2 * i], sums[2 * i + 1]) for i, name in enumerate(metric_names)},
-    )
+    terms, measured = rest[: len(reward_names)], rest[len(reward_names) :]
+    rewards = {f"reward/{k}": (v, episodes) for k, v in zip(reward_names, terms, strict=True)}
+    pairs = zip(measured[::2], measured[1::2], strict=True)
+    tasks = {f"task/{k}": pair for k, pair in zip(metric_names, pairs, strict=True)}
+    return {"return": (sum(terms), episodes), "length": (lengths, episodes), **rewards, **tasks}
 
 
 def stack_metrics(metrics: Metrics) -> torch.Tensor:

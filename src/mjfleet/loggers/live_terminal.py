@@ -13,15 +13,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
-from mjfleet.loggers.iteration_metrics import IterationMetrics
+from mjfleet.loggers.logger import Row
 from mjfleet.utils.console import discard
-from mjfleet.utils.progress import erase_wrapped
 
-REFRESH_SECONDS = 0.2
-DRAWING_SHARE = 0.002  # Share of the run's time that drawing may take, since training waits for it.
+REFRESH_SECONDS = 1.0  # Training waits while the view is drawn, for some milliseconds.
 ESTIMATE_SECONDS = 3600.0  # The time left follows from the newest iterations, at most 1000.
 SPARKS = "▁▂▃▄▅▆▇█"
 BARS = 40
+CURVES = {
+    "return": "mean_return",
+    "evaluated return": "eval/return",
+    "reward per step": "mean_reward",
+}
+"""Columns of which the view shows the course."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +47,10 @@ class LiveView(Progress):
             speed_estimate_period=ESTIMATE_SECONDS,
         )
         self._bar = self.add_task(task, total=max_iterations, completed=begun)
-        self._curves: dict[str, list[float]] = {
-            name: [] for name in ("return", "evaluated return", "reward per step")
-        }
-        self._newest: IterationMetrics | None = None
+        self._curves: dict[str, list[float]] = {name: [] for name in CURVES}
+        self._newest: Row = {}
         self._due = time.perf_counter() + REFRESH_SECONDS
-        self._terminal, self._width = sys.stdout, self.console.width
+        self._terminal = sys.stdout
         self.start()  # It replaces sys.stdout.
         # rich hides the cursor, and a process that is killed could not show it again.
         self.console.show_cursor(True)
@@ -57,19 +59,16 @@ class LiveView(Progress):
         """Yield what rich draws."""
         yield self._drawn
 
-    def iteration(self, metrics: IterationMetrics) -> None:
+    def iteration(self, row: Row) -> None:
         """Draw an iteration, unless another one was drawn shortly before."""
-        self._newest = metrics
-        self.update(self._bar, completed=metrics.iteration)
-        newest = metrics.mean_return, metrics.evaluation.get("return"), metrics.mean_reward
-        for curve, value in zip(self._curves.values(), newest, strict=True):
-            if value is not None:
-                curve.append(value)
-        begun = time.perf_counter()
-        if begun >= self._due:
+        self._newest = row
+        self.update(self._bar, completed=row["iteration"])
+        for name, column in CURVES.items():
+            if (value := row.get(column)) is not None:
+                self._curves[name].append(value)
+        if time.perf_counter() >= self._due:
             self._draw()
-            ended = time.perf_counter()
-            self._due = ended + max(REFRESH_SECONDS, (ended - begun) / DRAWING_SHARE)
+            self._due = time.perf_counter() + REFRESH_SECONDS
 
     def close(self) -> None:
         """Draw the last iteration and leave it on the terminal."""
@@ -79,7 +78,6 @@ class LiveView(Progress):
     def _draw(self) -> None:
         """Draw the newest iteration. A terminal that has gone away is a warning."""
         try:
-            self._width = erase_wrapped(self.live, self._width)
             if self._newest:
                 self._drawn = self._view(self._newest)
             self.refresh()
@@ -87,25 +85,32 @@ class LiveView(Progress):
             discard(self._terminal)
             logger.warning("the terminal: %s; training continues", error.strerror)
 
-    def _view(self, m: IterationMetrics) -> RenderableType:
+    def _view(self, row: Row) -> RenderableType:
+        value = {name: number or 0 for name, number in row.items()}
         lines: dict[str, Any] = {
             name: f"{_number(values[-1] if values else None):<9} {sparkline(values)}"
             for name, values in self._curves.items()
             if values or name == "return"
         }
-        lines |= {"episode length": m.mean_episode_length, "total steps": f"{m.total_steps:,}"}
-        busy = m.collect_seconds / (m.collect_seconds + m.learn_seconds)
+        lines["episode length"] = row["mean_episode_length"]
+        lines["total steps"] = f"{value['total_steps']:,}"
+        busy = value["collect_seconds"] / (value["collect_seconds"] + value["learn_seconds"])
         lines["steps per second"] = (
-            f"{m.global_steps_per_second:,.0f}, {busy:.0%} of the time collecting"
+            f"{value['global_steps_per_second']:,}, {busy:.0%} of the time collecting"
         )
-        if m.world_size > 1:
+        if value["world_size"] > 1:
             lines["slowest worker"] = (
-                f"rank {m.slowest_rank} of {m.world_size}; the others waited {m.wait_seconds:.2g} s"
+                f"rank {value['slowest_rank']} of {value['world_size']}; the others waited "
+                f"{value['wait_seconds']:.2g} s"
             )
-        learning = {f"{name} loss": value for name, value in m.losses.items()}
-        learning |= {"action std": m.action_std, "learning rate": m.learning_rate}
+        learning = {f"{name} loss": loss for name, loss in _with_prefix(row, "loss/").items()}
+        learning |= {"action std": row["action_std"], "learning rate": row["learning_rate"]}
         parts = Table.grid(padding=(0, 4))
-        shown = {"reward terms": m.terms, "metrics": m.task, "learning": learning}
+        shown = {
+            "reward terms": _with_prefix(row, "reward/"),
+            "metrics": _with_prefix(row, "task/"),
+            "learning": learning,
+        }
         parts.add_row(*(_column(title, numbers) for title, numbers in shown.items() if numbers))
         head = self.make_tasks_table(self.tasks)
         return Group("", head, "", _column("", lines), "", parts)
@@ -118,6 +123,10 @@ def sparkline(values: Sequence[float]) -> str:
     means = [fmean(values[a:b]) for a, b in pairwise(ends)]
     low, span = min(means, default=0.0), max(means, default=0.0) - min(means, default=0.0)
     return "".join(SPARKS[int(7.999 * (v - low) / span) if span > 0 else 0] for v in means)
+
+
+def _with_prefix(row: Row, prefix: str) -> dict[str, float | int | None]:
+    return {k.removeprefix(prefix): v for k, v in row.items() if k.startswith(prefix)}
 
 
 def _column(title: str, entries: Mapping[str, Any]) -> Table:

@@ -3,12 +3,11 @@
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 
 from mjfleet.utils.atomic_write import extend, write_atomically
 
-Row = Mapping[str, float | int | None]
+Row = dict[str, float | int | None]
 
 logger = logging.getLogger(__name__)
 

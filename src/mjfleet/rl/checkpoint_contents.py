@@ -184,7 +184,7 @@ class Checkpointer:
             self._seed_anew()
             return [*lost, "random states, worlds and counters, which are not in it"]
         runner.total_steps = own["total_steps"]
-        runner.window.restore(own["window"], runner.env.reward_names)
+        runner.window.restore(own["window"])
         then, now, ranks = own["shape"], self._shape(), own["ranks"]
         changed = [what for what in now if then.get(what) != now[what]]
         saved, numbers = own.get("numbers", {}), self._numbers()

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 
 from mjfleet.config import AgentConfig
-from mjfleet.loggers.iteration_metrics import IterationMetrics
+from mjfleet.loggers.logger import Row
 from mjfleet.nan_dump.nan_guard import RolloutGuard
 from mjfleet.rl.algorithm import Algorithm
 
@@ -64,16 +64,17 @@ class StdWarning:
         self._high = GROWTH * config.init_std
         self._is_due = True
 
-    def look(self, metrics: IterationMetrics) -> None:
-        """Look at an iteration's metrics."""
-        std = metrics.action_std
+    def look(self, row: Row) -> None:
+        """Look at an iteration."""
+        std = row["action_std"]
+        assert std is not None
         if self._is_due and not self._low < std < self._high:
             self._is_due = False
             logger.warning(
                 "iteration %s: the standard deviation of actions is %.3g: the policy %s. The "
                 "learning rate is %.3g: begin anew with a lower one, or with narrower limits "
                 "--agent.actor.distribution.std-range.",
-                *(metrics.iteration, std),
+                *(row["iteration"], std),
                 "explores no more" if std <= self._low else "acts at random",
-                metrics.learning_rate,
+                row["learning_rate"],
             )

@@ -1,14 +1,13 @@
 """Evaluates a policy by whole episodes of its mean actions. Runs in a worker."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from mjfleet.env import Env, EpisodeStatistics
+from mjfleet.env import Env
 from mjfleet.env.environment import EVALUATION_SEED
-from mjfleet.env.episode_statistics import from_totals
+from mjfleet.env.episode_statistics import Sums, episode_sums
 from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
 
@@ -34,7 +33,7 @@ class Evaluator:
         self._begin, levels = env.keep(), env.evaluated
         self.levels = levels.numbers if levels else ()
         """On which the task is evaluated; none if it has no curriculum."""
-        self._level = levels.each.cpu() if levels else None
+        self._level = levels.each if levels else None
         total = env.shard.total if env.shard else env.num_envs
         if total < len(self.levels):
             raise UserError(
@@ -44,8 +43,11 @@ class Evaluator:
         self.judged_by = {"envs": total, "levels": [*self.levels]}
         """What must be equal for returns of two evaluations to be compared."""
         self._begin_sim = env.sim.keep()
+        width = 1 + len(env.reward_names) + 2 * len(env.metric_names)
+        self.nothing = self._sums(torch.full((env.num_envs, width), torch.nan))
+        """What `evaluate` returns, without any episode."""
 
-    def evaluate(self, policy: Any, beat: Callable[[], object]) -> EpisodeStatistics:
+    def evaluate(self, policy: Any, beat: Callable[[], object]) -> Sums:
         """Play the episodes with the policy's mean actions, and return their sums.
 
         Afterwards the policy's hidden state and all random generators are what they were before.
@@ -60,23 +62,23 @@ class Evaluator:
         with own_random_numbers(EVALUATION_SEED, str(env.device)), torch.inference_mode():
             self._begin_sim()
             self._begin()
-            sums = Episodes(env, policy, 1, policy.reset).play(beat)
+            episodes = Episodes(env, policy, 1, policy.reset).play(beat)
             env.sim.warnings()  # Enlarges buffers that have overflowed, for the next evaluation.
         policy.reset(hidden_state=hidden_state)
-        counted = sums[sums[:, 0].isfinite()]
-        length, *rest = counted.double().sum(dim=0).tolist()
-        totals = len(counted), length, sum(rest[: len(env.reward_names)]), *rest
-        statistics = from_totals(totals, round(length), env.reward_names, env.metric_names)
-        return replace(statistics, levels=self._by_level(sums))
+        return self._sums(episodes)
 
-    def _by_level(self, episodes: torch.Tensor) -> dict[int, tuple[float, float]]:
-        """Return the sum of returns and the number of episodes on each level."""
-        if self._level is None:
-            return {}
-        returns = episodes[:, 1 : 1 + len(self._env.reward_names)].double().sum(dim=1).cpu()
-        counted = episodes[:, 0].isfinite().cpu()
-        some = {level: returns[counted & (self._level == level)] for level in self.levels}
-        return {level: (part.sum().item(), float(len(part))) for level, part in some.items()}
+    def _sums(self, episodes: torch.Tensor) -> Sums:
+        """Return what `env.take_statistics` does of some `Episodes`, and `level/<n>`: returns."""
+        env, is_counted = self._env, episodes[:, 0].isfinite()
+        counted = episodes[is_counted].double()
+        lengths, *rest = counted.sum(dim=0).tolist()
+        sums = episode_sums(len(counted), lengths, rest, env.reward_names, env.metric_names)
+        if self._level is not None:
+            returns, level = counted[:, 1 : 1 + len(env.reward_names)].sum(dim=1), self._level
+            for number in self.levels:
+                part = returns[level[is_counted] == number]
+                sums[f"level/{number}"] = part.sum().item(), len(part)
+        return sums
 
 
 class Episodes:

@@ -3,15 +3,15 @@
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from statistics import fmean
 from typing import Any
 
 import pynvml
 import torch
 
-from mjfleet.loggers.iteration_metrics import IterationMetrics
+from mjfleet.loggers.logger import Row
 
 BUSY_PERCENT = 60.0  # Mean utilization below which GPUs are mostly idle.
 LOOKED_AT = 10  # Number of iterations over which the mean is taken.
@@ -20,25 +20,20 @@ MUCH = 0.25  # Share of the time from which waiting counts as the cause.
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuUsage:
-    """A GPU's readings; NaN where NVML does not know."""
+def read_usage(device: str) -> dict[str, float]:
+    """Return memory (GiB in use, by all programs), utilization (per cent of NVML's newest interval
+    in which a kernel ran) and temperature (degrees Celsius); nothing for the CPU.
 
-    memory: float  # GiB in use, by all programs.
-    utilization: float  # Per cent of NVML's newest interval in which a kernel ran.
-    temperature: float  # Degrees Celsius.
-
-
-def read_usage(device: str) -> GpuUsage | None:
-    """Read the usage of a GPU; None for the CPU."""
+    NaN: NVML does not know.
+    """
     if device == "cpu":
-        return None
+        return {}
     handle = _handle(str(torch.cuda.get_device_properties(device).uuid))
-    return GpuUsage(
-        memory=_reading(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used / 2**30),
-        utilization=_reading(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-        temperature=_reading(lambda: pynvml.nvmlDeviceGetTemperature(handle, 0)),
-    )
+    return {
+        "gpu_memory": _reading(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used / 2**30),
+        "gpu_utilization": _reading(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+        "gpu_temperature": _reading(lambda: pynvml.nvmlDeviceGetTemperature(handle, 0)),
+    }
 
 
 @lru_cache
@@ -59,39 +54,37 @@ def _reading(read: Callable[[], Any]) -> float:
         return math.nan
 
 
-def usage_columns(usages: Sequence[GpuUsage | None]) -> dict[str, float | None]:
-    """Return the columns: the largest memory and temperature, and the mean utilization."""
-    if not any(usages):
-        return {}
+def usage_columns(ranks: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
+    """Return the largest memory and temperature, and the mean utilization, of all that are known.
 
-    def known(name: str) -> list[float]:
-        values = [getattr(usage, name) for usage in usages if usage]
-        return [value for value in values if not math.isnan(value)]
-
-    utilizations = known("utilization")
-    return {
-        "gpu_memory": max(known("memory"), default=None),
-        "gpu_utilization": sum(utilizations) / len(utilizations) if utilizations else None,
-        "gpu_temperature": max(known("temperature"), default=None),
-    }
+    `ranks` are the values of each rank, among them those of `read_usage`.
+    """
+    columns = {"gpu_memory": max, "gpu_utilization": fmean, "gpu_temperature": max}
+    found = {}
+    for name, join in columns.items():
+        if name in ranks[0]:
+            known = [values[name] for values in ranks if not math.isnan(values[name])]
+            found[name] = join(known) if known else None
+    return found
 
 
 class IdleGpuWarning:
     """Warns once of GPUs that are mostly idle over ten iterations, and names the likely cause."""
 
     def __init__(self) -> None:
-        self._newest: deque[tuple[IterationMetrics, float]] = deque(maxlen=LOOKED_AT)
-        self._steps: int | None = None
+        self._newest: deque[dict[str, float]] = deque(maxlen=LOOKED_AT)
+        self._steps: float | None = None
         self._is_over = False
 
-    def look(self, metrics: IterationMetrics) -> None:
+    def look(self, row: Row) -> None:
         """Look at an iteration. The first one is left out: it compiles and captures."""
-        before, self._steps = self._steps, metrics.total_steps
-        if self._is_over or before is None or metrics.gpu.get("gpu_utilization") is None:
+        known = {name: value for name, value in row.items() if value is not None}
+        before, self._steps = self._steps, known["total_steps"]
+        if self._is_over or before is None or "gpu_utilization" not in known:
             return
-        seconds = (metrics.total_steps - before) / metrics.global_steps_per_second
-        self._newest.append((metrics, seconds))
-        busy = sum(m.gpu["gpu_utilization"] or 0.0 for m, _ in self._newest) / LOOKED_AT
+        seconds = (self._steps - before) / known["global_steps_per_second"]
+        self._newest.append(known | {"seconds": seconds})
+        busy = self._total("gpu_utilization") / LOOKED_AT
         if len(self._newest) == LOOKED_AT and busy < BUSY_PERCENT:
             self._is_over = True
             logger.warning(
@@ -99,15 +92,16 @@ class IdleGpuWarning:
                 *(LOOKED_AT, busy, self._cause()),
             )
 
+    def _total(self, column: str) -> float:
+        return sum(row[column] for row in self._newest)
+
     def _cause(self) -> str:
         """Return what most of the time goes to, and what to change."""
-        rows = [metrics for metrics, _ in self._newest]
-        whole = sum(seconds for _, seconds in self._newest)
 
         def share(column: str) -> float:
-            return sum(getattr(metrics, column) for metrics in rows) / whole
+            return self._total(column) / self._total("seconds")
 
-        slowest = max(rows, key=lambda m: m.wait_seconds).slowest_rank
+        slowest = int(max(self._newest, key=lambda row: row["wait_seconds"])["slowest_rank"])
         collect, learn = share("collect_seconds"), share("learn_seconds")
         waits = {
             f"the other workers wait for rank {slowest}: see what else uses its GPU and "

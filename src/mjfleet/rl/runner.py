@@ -4,16 +4,16 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, NoReturn
 
 import torch
-from rsl_rl.modules.distribution import GaussianDistribution
 
 from mjfleet.config import AgentConfig
-from mjfleet.env import Env, EpisodeStatistics
-from mjfleet.loggers.iteration_metrics import IterationMetrics
+from mjfleet.env import Env
+from mjfleet.env.episode_statistics import Sums
+from mjfleet.loggers.logger import Row
 from mjfleet.nan_dump.nan_guard import RolloutGuard
 from mjfleet.rl import captured, rank_statistics
 from mjfleet.rl.algorithm_choice import make_algorithm
@@ -26,9 +26,10 @@ from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.gpu_usage import read_usage
 from mjfleet.rl.phase import HeartbeatBase, Phase
 from mjfleet.rl.ppo import PPO
-from mjfleet.rl.rank_statistics import RankReport
+from mjfleet.rl.rank_statistics import EpisodeWindow
 from mjfleet.rl.replica_checksum import check_replicas, checksum
 from mjfleet.rl.runner_hook import RunnerHook
+from mjfleet.rl.simulation_warnings import SimulationWarnings, warning_values
 from mjfleet.sim.unread import Unread, first, read
 from mjfleet.utils.memory import check_fits
 
@@ -84,10 +85,13 @@ class Runner:
         self._compiles = agent.torch_compile_mode is not None or agent.library == "skrl-jax"
         self.current_learning_iteration = 0
         self.total_steps = 0
-        self.window = rank_statistics.EpisodeWindow()
+        self.window = EpisodeWindow(env.reward_names)
         self.is_resumed = False  # Whether the environments continue from an earlier run's state.
         self.best_return: float | None = None  # The greatest of an evaluation so far.
         self.is_best = False  # Whether the current policy reached it.
+        self.warnings: list[str] = []
+        """What the newest iteration warns of. Rank 0 knows it."""
+        self._warnings = SimulationWarnings()
         self._std_warning = StdWarning(agent)
         self._evaluator = evaluator
         self.judged_by = evaluator.judged_by if evaluator else None  # See Evaluator.
@@ -98,14 +102,14 @@ class Runner:
 
     def train(
         self,
-        on_iteration: Callable[[IterationMetrics], None],
+        on_iteration: Callable[[Row], None],
         stop_signal: Callable[[], int | None],
         save: Callable[[bool], list[Path]] = lambda is_last: [],
     ) -> int | None:
         """Train until `agent.max_iterations` iterations are done or a rank receives a signal.
 
         Args:
-            on_iteration: called with the metrics of each iteration, the same on every rank.
+            on_iteration: called with the row of each iteration, the same on every rank.
             stop_signal: called after each iteration; returns the signal that this rank received.
             save: called on every rank after each iteration, with True after the last one, to write
                 the checkpoints that are due; returns this rank's files.
@@ -128,8 +132,8 @@ class Runner:
         self,
         stop_signal: Callable[[], int | None],
         save: Callable[[bool], list[Path]] = lambda is_last: [],
-    ) -> Generator[IterationMetrics, None, int | None]:
-        """Train as `train` does, and yield the metrics of each iteration before it is saved."""
+    ) -> Generator[Row, None, int | None]:
+        """Train as `train` does, and yield the row of each iteration before it is saved."""
         assert self.env.group_size == self.agent.algorithm.envs_per_group
         if self.agent.init_at_random_ep_len and not self.is_resumed:
             self.env.start_at_random_times()
@@ -144,16 +148,16 @@ class Runner:
             hook.before_iteration(iteration)
             may_compile = self._compiles and iteration == first
             with self.heartbeat.excused() if may_compile else contextlib.nullcontext():
-                reports = self._run_iteration(iteration, stop_signal)
+                sums, ranks = self._run_iteration(iteration, stop_signal)
             if iteration == first:
                 self.env.check_undeclared()
             now = time.perf_counter()
-            metrics = self._summarize(reports, now - before)
-            yield metrics
-            hook.after_iteration(metrics)
+            row = self._summarize(sums, ranks, now - before)
+            yield row
+            hook.after_iteration(row)
             before = now
             is_last = iteration == self.agent.max_iterations
-            stop = max(report.stop for report in reports)
+            stop = int(max(values["stop"] for values in ranks))
             if saved := save(bool(stop) or is_last):
                 self.env.check_undeclared()
             hook.after_save(saved)
@@ -179,70 +183,66 @@ class Runner:
 
     def _run_iteration(
         self, iteration: int, stop_signal: Callable[[], int | None]
-    ) -> list[RankReport]:
-        """Do one iteration; return the reports of all ranks."""
+    ) -> tuple[Sums, list[dict[str, float]]]:
+        """Do one iteration; return its sums over all ranks, and the values of each rank."""
         self._clock.mark()
-        self._collect(iteration)
+        action_std = self._collect(iteration)
         self._clock.mark()
-        losses = self._update(iteration)
+        unread_losses = self._update(iteration)
         self._clock.mark()
         evaluation = self._evaluate(iteration)
         self._clock.mark()
-        own = self._report(losses, evaluation, stop_signal)
-        gathered = self.collectives.all_gather(rank_statistics.to_numbers(own))
-        reports = [rank_statistics.from_numbers(own, numbers) for numbers in gathered]
-        if any(report.diverged for report in reports):
-            found = find_trouble(self._guard, self.alg, iteration, own.losses)
-            self._raise_diverged(iteration, *found)
-        check_replicas(iteration, [report.checksum for report in reports])
-        self.current_learning_iteration = iteration
-        return reports
-
-    def _report(
-        self,
-        unread_losses: Unread[dict[str, float]],
-        evaluation: EpisodeStatistics | None,
-        stop_signal: Callable[[], int | None],
-    ) -> RankReport:
-        """Read this rank's numbers of an iteration from the device, all at once."""
-        env, distribution = self.env, self.alg.get_policy().distribution
-        # Of another distribution than a Gaussian, the rollout holds no standard deviations.
-        is_gaussian = isinstance(distribution, GaussianDistribution)
-        parameters = cast(Any, self.alg.storage.distribution_params)
-        deviations = parameters[1] if is_gaussian else self.alg.actor.output_std.detach()
-        statistics, warnings, losses, action_std, is_finite, own_checksum = read(
-            env.unread_statistics(),
-            env.unread_warnings(),
+        sim = self.env.sim
+        # What this rank reads from the device, all at once.
+        statistics, warnings, losses, std, is_finite, own_checksum = read(
+            self.env.unread_statistics(),
+            sim.unread_warnings(),
             unread_losses,
-            Unread(deviations.mean(), first),
+            Unread(action_std, first),
             Unread(self._guard.is_finite, first),
             checksum(self.alg),
         )
         collect, learn, evaluate = self._clock.take_seconds()
-        return RankReport(
-            statistics=statistics,
-            losses=losses,
-            action_std=action_std,
-            warnings=warnings,
-            collect_seconds=collect,
-            learn_seconds=learn,
-            collective_seconds=self.collectives.take_seconds(),
-            stop=stop_signal() or 0,
-            diverged=not (is_finite and all(map(math.isfinite, losses.values()))),
-            checksum=own_checksum,
-            evaluation=evaluation,
-            eval_seconds=evaluate,
-            gpu=read_usage(self.device),
-            buffers=env.sim.buffer_use,
-        )
+        if evaluation:
+            evaluation["eval/seconds"] = evaluate, evaluation["eval/seconds"][1]
+        sums = {
+            **statistics,
+            **evaluation,
+            **{f"loss/{name}": (loss, 1.0) for name, loss in losses.items()},
+            "action_std": (std, 1.0),
+            "collect_seconds": (collect, 1.0),
+            "learn_seconds": (learn, 1.0),
+        }
+        values = {
+            # Including the wait for other ranks. A part of the seconds above.
+            "collective_seconds": self.collectives.take_seconds(),
+            "stop": stop_signal() or 0,
+            "diverged": not (is_finite and all(map(math.isfinite, losses.values()))),
+            "checksum": own_checksum,
+            **warning_values(sim.warning_kinds, warnings, sim.buffer_use),
+            **read_usage(self.device),
+        }
+        whole, ranks = rank_statistics.gather(self.collectives, sums, values)
+        if any(rank["diverged"] for rank in ranks):
+            found = find_trouble(self._guard, self.alg, iteration, losses)
+            self._raise_diverged(iteration, *found)
+        check_replicas(iteration, [int(rank["checksum"]) for rank in ranks])
+        self.current_learning_iteration = iteration
+        return whole, ranks
 
-    def _collect(self, iteration: int) -> None:
-        """Collect one rollout into the storage; end the run if a rank's is not finite."""
+    def _collect(self, iteration: int) -> torch.Tensor:
+        """Collect one rollout into the storage; end the run if a rank's is not finite.
+
+        Returns:
+            The mean standard deviation of the actions of its last step, which may still be
+            computed.
+        """
         self.heartbeat.enter(Phase.COLLECT, iteration)
         torch.set_num_threads(1)  # The physics engine has its own threads; torch's would compete.
         self._guard.begin()
         with torch.inference_mode():
             self._roll()
+            action_std = self.alg.get_policy().output_std.mean()
         # To ask a GPU now would be to wait for it. Where updates are graphs, this is read with the
         # other numbers of the iteration, after an update that is not kept.
         if not self._captures:
@@ -250,6 +250,7 @@ class Runner:
             # All ranks have to end: one that went on would wait forever for the others.
             if self.collectives.total([trouble is not None])[0]:
                 self._raise_diverged(iteration, trouble, flags)
+        return action_std
 
     def _roll(self) -> None:
         """Take the steps of a rollout, and check what they gave."""
@@ -280,18 +281,21 @@ class Runner:
             text = f"the policy is not finite; the learning rate is {self.alg.learning_rate:.3g}"
             raise DivergedError(f"iteration {iteration}: {text}", slower(self.alg)) from error
 
-    def _evaluate(self, iteration: int) -> EpisodeStatistics | None:
+    def _evaluate(self, iteration: int) -> Sums:
         """Evaluate the policy in this rank's share of the episodes, if an evaluation is due."""
         evaluator = self._evaluator
-        is_last = iteration == self.agent.max_iterations
-        if not evaluator or (iteration % evaluator.interval and not is_last):
-            return None
-        self.heartbeat.enter(Phase.EVALUATE)
-        torch.set_num_threads(1)
-        self.alg.eval_mode()
-        statistics = evaluator.evaluate(self.alg.get_policy(), self.heartbeat.beat)
-        self.alg.train_mode()
-        return statistics
+        if not evaluator:
+            return {}
+        is_due = iteration % evaluator.interval == 0 or iteration == self.agent.max_iterations
+        sums = evaluator.nothing
+        if is_due:
+            self.heartbeat.enter(Phase.EVALUATE)
+            torch.set_num_threads(1)
+            self.alg.eval_mode()
+            sums = evaluator.evaluate(self.alg.get_policy(), self.heartbeat.beat)
+            self.alg.train_mode()
+        named = {f"eval/{name}": pair for name, pair in sums.items()}
+        return named | {"eval/seconds": (0.0, float(is_due))}
 
     def _raise_diverged(self, iteration: int, trouble: str | None, flags: str) -> NoReturn:
         """End the run on every rank with the same message, which names the trouble of each."""
@@ -302,24 +306,27 @@ class Runner:
         texts.append(f"the learning rate is {self.alg.learning_rate:.3g}")
         raise DivergedError(f"iteration {iteration}: {'; '.join(texts)}", flags)
 
-    def _summarize(self, reports: list[RankReport], seconds: float) -> IterationMetrics:
-        """Return the metrics of an iteration over all ranks, which took `seconds`."""
-        iteration, evaluation, self.is_best = self.current_learning_iteration, {}, False
-        if self._evaluator is not None:
-            names = self.env.reward_names, self.env.metric_names, self._evaluator.levels
-            evaluation, is_finite = rank_statistics.evaluation_means(reports, *names)
-            if not is_finite and self.collectives.rank == 0:
+    def _summarize(self, sums: Sums, ranks: Sequence[dict[str, float]], seconds: float) -> Row:
+        """Return the row of an iteration, which took `seconds`."""
+        iteration, self.is_best = self.current_learning_iteration, False
+        is_first_rank = self.collectives.rank == 0
+        reached, episodes = sums.get("eval/return", (0.0, 0.0))
+        if not math.isfinite(reached):
+            sums |= {k: (0.0, 0.0) for k in sums if k.startswith("eval/") and k != "eval/seconds"}
+            if is_first_rank:
                 logger.warning(
                     "iteration %s: an evaluation met numbers that are not finite, and counts for "
                     "nothing; training continues",
                     iteration,
                 )
-            reached = evaluation["return"]
-            if reached is not None and (self.best_return is None or reached > self.best_return):
-                self.best_return, self.is_best = reached, True
-        self.total_steps += sum(report.statistics.steps for report in reports)
-        counts = iteration, self.total_steps, seconds, self.alg.learning_rate
-        metrics = rank_statistics.summarize(reports, self.window, *counts, evaluation)
-        if self.collectives.rank == 0:
-            self._std_warning.look(metrics)
-        return metrics
+        elif episodes and (self.best_return is None or reached / episodes > self.best_return):
+            self.best_return, self.is_best = reached / episodes, True
+        steps = self.env.num_envs * self.agent.num_steps_per_env * len(ranks)
+        self.total_steps += steps
+        counts = iteration, self.total_steps, steps / seconds, self.alg.learning_rate
+        row = rank_statistics.make_row(*counts, self.window.add(sums), sums, ranks)
+        if is_first_rank:
+            nan_resets = round(sums["nan_resets"][0])
+            self.warnings = self._warnings.describe(ranks, self.env.sim.buffer_use, nan_resets)
+            self._std_warning.look(row)
+        return row

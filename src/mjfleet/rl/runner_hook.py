@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mjfleet.loggers.iteration_metrics import IterationMetrics
+from mjfleet.loggers.logger import Row
 
 
 class RunnerHook:
@@ -21,8 +21,8 @@ class RunnerHook:
     def before_iteration(self, iteration: int) -> None:
         """Called before the rollout of an iteration, counted from 1."""
 
-    def after_iteration(self, metrics: IterationMetrics) -> None:
-        """Called after an iteration, with its metrics over all ranks."""
+    def after_iteration(self, metrics: Row) -> None:
+        """Called after an iteration, with its row of metrics.csv."""
 
     def after_save(self, checkpoints: list[Path]) -> None:
         """Called after checkpoints were due, on every rank; only rank 0's list names files."""

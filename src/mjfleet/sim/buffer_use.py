@@ -71,13 +71,6 @@ def overflowed_sizes(kinds: Iterable[str]) -> set[str]:
     return {NEEDED_BY[kind] for kind in kinds if kind in NEEDED_BY}
 
 
-def buffer_columns(uses: Sequence[BufferUse | None]) -> dict[str, float | None]:
-    """Return the columns of metrics.csv over all ranks: the largest of each number."""
-    names = "contacts", "nconmax", "constraints", "njmax"
-    known = [use for use in uses if use is not None]
-    return {name: max(getattr(use, name) for use in known) for name in names} if known else {}
-
-
 def overflow_texts(
     uses: Sequence[BufferUse | None], warnings: Sequence[Mapping[str, int]]
 ) -> dict[str, str]:

@@ -13,7 +13,7 @@ from mjfleet.env.environment import EVALUATION_SEED, EnvShard
 from mjfleet.env.factory import build_env
 from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.loggers.console_logger import ConsoleLogger
-from mjfleet.loggers.iteration_metrics import IterationMetrics
+from mjfleet.loggers.logger import Row
 from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.registry import FoundTask
 from mjfleet.rl.checkpoint_contents import Checkpointer
@@ -110,15 +110,16 @@ def train_and_log(
         if interval:
             videos = TrainingVideos(runner, interval, run_dir / "videos", args.task, loggers)
 
-        def on_iteration(metrics: IterationMetrics) -> None:
-            if metrics.iteration == begun + 1:
+        def on_iteration(row: Row) -> None:
+            iteration = runner.current_learning_iteration
+            if iteration == begun + 1:
                 adopt_attempt(run_dir, begun)
             with runner.heartbeat.excused():  # A terminal may be paused.
-                progress.iteration(metrics)
-            idle_gpus.look(metrics)
-            loggers.write(metrics.row())
+                progress.iteration(row, runner.warnings)
+            idle_gpus.look(row)
+            loggers.write(row)
             if videos:
-                videos.iteration(metrics.iteration)
+                videos.iteration(iteration)
 
         def save(is_last: bool) -> list[Path]:
             paths = checkpointer.save(is_last, before=loggers.settle)
