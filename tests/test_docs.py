@@ -21,7 +21,7 @@ from mjfleet.tools.check_task.examine import Examination
 
 from .bench.tiny import run_script
 from .conftest import REPOSITORY, Run
-from .loggers.test_console_logger import metrics
+from .loggers.test_console_logger import make_row
 from .tools.test_play import column
 
 README = (REPOSITORY / "README.md").read_text()
@@ -98,7 +98,7 @@ def without_numbers(line: str) -> str:
 
 
 def test_the_line_of_plain_output_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    ConsoleLogger(99_999).iteration(metrics(99_998, 1.5, evaluated=2.5))
+    ConsoleLogger(99_999).iteration(make_row(99_998, 1.5, evaluated=2.5))
     printed = without_numbers(capsys.readouterr().out)
     page = (REPOSITORY / "docs/watching.md").read_text()
     assert printed in map(without_numbers, samples_of(page))
