@@ -1,6 +1,6 @@
 """The interface of the training loop to learning algorithms. Runs in a worker."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -58,8 +58,6 @@ class Algorithm(algorithms.PPO):
         self.is_adaptive = self.config.schedule == "adaptive"
         self.on_minibatch: Callable[[], object] = lambda: None
         """Called before each minibatch."""
-        self.minibatch: Any = None
-        """The newest one that a generator has yielded, see `watch`."""
         self.extra = nn.ModuleDict(self._own_modules()).to(self.device)
         """The networks of `modules`, which are learned, saved and compared like the others."""
         if self.extra:
@@ -111,18 +109,6 @@ class Algorithm(algorithms.PPO):
             self.extra.load_state_dict(loaded_dict["extra_state_dict"], strict=strict)
         return loads_iteration
 
-    def watch(self, owner: Any, name: str) -> None:
-        """Have the generator of minibatches `owner.name` note each, and call `on_minibatch`."""
-        generate = getattr(owner, name)
-
-        def watched(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            for batch in generate(*args, **kwargs):
-                self.on_minibatch()
-                self.minibatch = batch
-                yield batch
-
-        setattr(owner, name, watched)
-
     def take_teacher(self, agent: AgentConfig) -> None:
         """Load the policy to imitate, where the algorithm does that. Called before training, on
         rank 0, after a checkpoint has been restored."""
@@ -173,10 +159,3 @@ class Algorithm(algorithms.PPO):
         self.learning_rate = rate
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-
-    def adapt_learning_rate(self, kl: float) -> None:
-        """Steer the KL divergence towards `desired_kl` by rsl_rl's rule and factors."""
-        if kl > self.desired_kl * 2.0:
-            self.set_learning_rate(max(LEARNING_RATES[0], self.learning_rate / 1.5))
-        elif 0.0 < kl < self.desired_kl / 2.0:
-            self.set_learning_rate(min(LEARNING_RATES[1], self.learning_rate * 1.5))

@@ -36,7 +36,7 @@ class Distillation(Algorithm):
             *(actions.shape[2:], device),
         )
         self.storage.distribution_params = torch.zeros_like(actions), torch.zeros_like(actions)
-        self.watch(self.storage, "generator")
+        self.optimizer.register_step_pre_hook(lambda *_: self.on_minibatch())
         self._of_rsl_rl: Any = algorithms.Distillation(
             *(student, teacher, self.storage),
             num_learning_epochs=config.num_learning_epochs,

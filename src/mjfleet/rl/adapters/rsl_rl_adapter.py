@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-import torch
 from rsl_rl import models
 from rsl_rl.algorithms import PPO
 
@@ -26,29 +25,17 @@ COMPILERS = {"CXX": ("g++",), "CC": ("gcc", "clang")}
 class RslRlUpdate(Algorithm):
     """rsl_rl's own update, for the features that ours lacks, see algorithm_choice.py.
 
-    Over several ranks, gradients and KL divergence are averaged by one all-reduce per minibatch
-    instead of rsl_rl's three collectives.
+    Over several ranks, gradients are averaged by one all-reduce per minibatch.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        for name in ("mini_batch_generator", "recurrent_mini_batch_generator"):
-            self.watch(self.storage, name)
-        if self.is_distributed:
-            self.is_multi_gpu = True  # rsl_rl's update then calls reduce_parameters.
-            self.schedule = "fixed"  # The learning rate is adapted there.
-
-    def reduce_parameters(self) -> None:
-        """Average gradients and KL divergence over the ranks, and adapt the learning rate."""
-        if self.is_adaptive:
-            old = self.minibatch.old_distribution_params
-            with torch.inference_mode():
-                # Mirrored samples, which symmetry appends, have no old distribution.
-                new = tuple(p[: len(old[0])] for p in self.actor.output_distribution_params)
-                self.gradient.kl.copy_(self.actor.get_kl_divergence(old, new).mean())
-        super().reduce_parameters()
-        if self.is_adaptive:
-            self.adapt_learning_rate(self.gradient.kl.item())
+        self.optimizer.register_step_pre_hook(lambda *_: self.on_minibatch())
+        self.is_multi_gpu = self.is_distributed  # The update then calls reduce_parameters.
+        self.gpu_global_rank, self.gpu_world_size = (
+            self.collectives.rank,
+            self.collectives.world_size,
+        )
 
 
 def build_algorithm(
