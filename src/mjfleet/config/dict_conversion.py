@@ -1,19 +1,25 @@
 """Converts a configuration to plain data, for config.yaml and for workers, and back."""
 
-import json
-import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
-from enum import Enum
+from enum import Enum, EnumType
 from numbers import Number
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from mjfleet.errors import UserError
 
 T = TypeVar("T")
-_MISFIT: Any = object()  # Instead of a value that does not fit its field's type.
+WORDS = {
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    Path: "the name of a file or folder",
+    NoneType: "null",
+}
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -51,8 +57,8 @@ def plain(value: Any, name: str = "a value") -> Any:
     """Return a value, or a configuration, as `to_dict` returns the values of its fields."""
     if is_dataclass(value):
         return to_dict(value)
-    if isinstance(value, Mapping) and not any(isinstance(key, tuple) for key in value):
-        return {plain(key, name): plain(item, name) for key, item in value.items()}
+    if isinstance(value, Mapping):
+        return {_plain_leaf(key, name): plain(item, name) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item, name) for item in value]
     return _plain_leaf(value, name)
@@ -86,6 +92,10 @@ def from_dict(default: T, data: Mapping[str, Any]) -> T:
     return _build(type(default), default, data, "")
 
 
+class _WrongTypeError(UserError):
+    """A value does not fit its field's type."""
+
+
 def _build(kind: type[T], default: T | None, data: Mapping[str, Any], path: str) -> T:
     declared = fields(kind)  # pyright: ignore[reportArgumentType]
     known = [f.name for f in declared]
@@ -104,110 +114,87 @@ def _build(kind: type[T], default: T | None, data: Mapping[str, Any], path: str)
 
 def _convert(hint: Any, value: Any, default: Any, path: str) -> Any:
     """Return `value` as the type `hint`. Nested configurations start from `default`."""
+    for found in _fits(hint, value, default, path):
+        return found
+    raise _WrongTypeError(f"`{path}` is {value!r}; it must be {_words(hint)}.")
+
+
+def _fits(hint: Any, value: Any, default: Any, path: str) -> Iterator[Any]:
+    """Yield `value` as the type `hint`; nothing if it is of another one."""
     origin, args = get_origin(hint) or hint, get_args(hint)
-    found = _MISFIT
-    if origin in (Union, types.UnionType):
-        found = _convert_option(args, value, default, path)
-    elif is_dataclass(hint):
-        if isinstance(value, Mapping):
-            # The class of the default may be a subclass of the declared one: a task's EnvConfig.
-            kind = type(default) if is_dataclass(default) else cast(type[Any], hint)
-            found = _build(kind, default, value, path + ".")
-    elif _is_subclass(origin, Mapping):
-        if isinstance(value, Mapping):
-            of_key, of_item = args or (Any, Any)
-            found = {
-                _convert_key(of_key, key, path): _convert(of_item, item, None, f"{path}.{key}")
-                for key, item in value.items()
-            }
-    elif _is_list(origin):
+    if origin in (Union, UnionType):
+        # The name of an enumeration's member would also fit where text is allowed.
+        for option in sorted(args, key=lambda option: not isinstance(option, EnumType)):
+            try:
+                yield _convert(option, value, default, path)
+            except _WrongTypeError:
+                if is_dataclass(option) and isinstance(value, Mapping):
+                    raise
+    elif is_dataclass(hint) and isinstance(value, Mapping):
+        # The class of the default may be a subclass of the declared one: a task's EnvConfig.
+        kind = type(default) if is_dataclass(default) else cast(type[Any], hint)
+        yield _build(kind, default, value, path + ".")
+    elif origin in (dict, Mapping) and isinstance(value, Mapping):
+        of_key, of_item = args or (Any, Any)
+        yield {
+            _convert_key(of_key, key, path): _convert(of_item, item, None, f"{path}.{key}")
+            for key, item in value.items()
+        }
+    elif origin in (list, tuple, Sequence):
         # As on the command line, one value alone means a list of one.
-        items = value if isinstance(value, (list, tuple)) else [value]
-        fixed = origin is tuple and args and args[-1] is not Ellipsis
-        if not fixed or len(args) == len(items):
-            kinds = args if fixed else (args[:1] or (Any,)) * len(items)
-            converted = (_convert(k, v, None, path) for k, v in zip(kinds, items, strict=True))
-            found = list(converted) if origin is list else tuple(converted)
+        items = value if isinstance(value, list) else [value]
+        kinds = args if _is_fixed(origin, args) else (args[:1] or (Any,)) * len(items)
+        if len(kinds) == len(items):
+            pairs = zip(kinds, items, strict=True)
+            made = list if origin is list else tuple
+            yield made(_convert(kind, item, None, path) for kind, item in pairs)
     else:
-        found = _convert_leaf(hint, value)
-    if found is _MISFIT:
-        raise _WrongTypeError(f"`{path}` is {value!r}; it must be {_words(hint)}.")
-    return found
+        yield from _fitting_leaf(hint, value)
 
 
-def _convert_option(options: Sequence[Any], value: Any, default: Any, path: str) -> Any:
-    """Return `value` as the first of several types that it fits."""
-    # The name of an enumeration's member would also fit where text is allowed.
-    for option in sorted(options, key=lambda option: not _is_subclass(option, Enum)):
-        try:
-            return _convert(option, value, default, path)
-        except _WrongTypeError:
-            if is_dataclass(option) and isinstance(value, Mapping):
-                raise
-    return _MISFIT
-
-
-def _convert_leaf(hint: Any, value: Any) -> Any:
-    """Return a value that holds no others as the type `hint`."""
+def _fitting_leaf(hint: Any, value: Any) -> Iterator[Any]:
+    """Yield a value that holds no others as the type `hint`; nothing if it is of another one."""
     if get_origin(hint) is Literal:
-        options = [plain(option) for option in get_args(hint)]
-        same = [one == value and type(one) is type(value) for one in options]
-        return get_args(hint)[same.index(True)] if any(same) else _MISFIT
-    if (is_enum := _is_subclass(hint, Enum)) or _is_subclass(hint, Path):
-        if isinstance(value, hint) or not isinstance(value, str):
-            return value if isinstance(value, hint) else _MISFIT
-        return hint.__members__.get(value, _MISFIT) if is_enum else hint(value)
-    if hint is not Any and not _is_scalar(value, hint):
-        return _MISFIT
-    return float(value) if hint is float else value
+        for option in get_args(hint):
+            if (type(value), value) == (type(plain(option)), plain(option)):
+                yield option
+    elif isinstance(hint, EnumType):
+        if isinstance(value, str) and value in hint.__members__:
+            yield hint[value]
+    elif hint is Path:
+        if isinstance(value, str):
+            yield Path(value)
+    elif hint is float:
+        # YAML 1.1 reads a number such as 1e-3 as text.
+        with suppress(ValueError, TypeError, OverflowError):
+            if not isinstance(value, bool):
+                yield float(value)
+    elif hint is Any or type(value) is hint:
+        yield value
 
 
 def _convert_key(hint: Any, key: Any, path: str) -> Any:
     """Return a key of a mapping. JSON has made text of a number."""
-    try:
-        return _convert(hint, key, None, f"{path}, key")
-    except _WrongTypeError:
-        with suppress(ValueError, TypeError):
-            return _convert(hint, json.loads(key), None, f"{path}, key")
-        raise
+    with suppress(ValueError):
+        if isinstance(key, str) and hint in (int, float):
+            key = hint(key)
+    return _convert(hint, key, None, f"{path}, key")
 
 
-class _WrongTypeError(UserError):
-    """A value does not fit its field's type."""
-
-
-def _is_subclass(hint: Any, kind: type[Any]) -> bool:
-    return isinstance(hint, type) and issubclass(hint, kind)
-
-
-def _is_list(hint: Any) -> bool:
-    return _is_subclass(hint, Sequence) and not issubclass(hint, str)
-
-
-def _is_scalar(value: Any, hint: Any) -> bool:
-    """Return whether `value` has the type `hint`. YAML 1.1 reads a number such as 1e-3 as text."""
-    if isinstance(value, bool) or hint is bool:
-        return isinstance(value, bool) and hint is bool
-    if hint is not float:
-        return isinstance(value, hint)
-    try:
-        return isinstance(value, (int, float, str)) and isinstance(float(value), float)
-    except (ValueError, OverflowError):
-        return False
+def _is_fixed(origin: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether a type is of tuples of one length."""
+    return origin is tuple and bool(args) and args[-1] is not Ellipsis
 
 
 def _words(hint: Any) -> str:
     origin, args = get_origin(hint) or hint, get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_words(option) for option in args)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_words, args))
     if origin is Literal:
         return " or ".join(repr(plain(option)) for option in args)
-    if _is_subclass(hint, Enum):
-        return " or ".join(repr(name) for name in hint.__members__)
-    if is_dataclass(hint) or _is_subclass(origin, Mapping):
-        return "a mapping"
-    if _is_list(origin):
-        many = f" of {len(args)}" if origin is tuple and args and args[-1] is not Ellipsis else ""
+    if isinstance(hint, EnumType):
+        return " or ".join(map(repr, hint.__members__))
+    if origin in (list, tuple, Sequence):
+        many = f" of {len(args)}" if _is_fixed(origin, args) else ""
         return f"a list{many}" + (f", each item {_words(args[0])}" if args else "")
-    kinds = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
-    return {**kinds, Path: "the name of a file or folder"}.get(hint, "null")
+    return WORDS.get(hint, "a mapping")
