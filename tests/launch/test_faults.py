@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from mjfleet.runs.metrics_csv import completed_iterations
-from mjfleet.runs.resume_choice import find_resume
+from mjfleet.runs.resume_choice import read_run
 
 from ..conftest import PATIENCE, Figure, Run, only_run, rows
 from .workers import SMALL, TRAIN, started, wait_for_iteration, write_noisy
@@ -274,7 +274,7 @@ def test_a_run_outlives_kills_at_random_moments(
     assert process.wait() == 143
     iterations = [int(row["iteration"]) for row in rows(run_dir)]
     assert iterations == list(range(1, len(iterations) + 1))
-    found = find_resume(str(run_dir), "cartpole-balance", tmp_path)
+    found = read_run(run_dir, "").with_checkpoint()
     assert found.iteration == len(iterations)
     assert found.checkpoint is not None
     weights = torch.load(found.checkpoint, weights_only=True)["actor_state_dict"]

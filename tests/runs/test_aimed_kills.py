@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mjfleet.runs.resume_choice import find_resume
+from mjfleet.runs.resume_choice import read_run
 
 from ..conftest import MODULES, Run, ask, only_run, rows
 from .test_damaged_runs import call
@@ -93,7 +93,7 @@ def test_a_kill_inside_of_a_write_loses_nothing(
         assert was_seen, (name, (tmp_path / "err").read_text())
         killed[name] = killed.get(name, 0) + 1
 
-        found = find_resume(str(run_dir), TASK, tmp_path)
+        found = read_run(run_dir, "").with_checkpoint()
         assert found.notes == ()
         assert found.iteration is not None
         assert found.iteration >= newest

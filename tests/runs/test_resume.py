@@ -16,7 +16,7 @@ from mjfleet.cli.train import configure, train
 from mjfleet.errors import UserError
 from mjfleet.launch.restart_policy import pause_seconds, why_not
 from mjfleet.rl.checkpoint_files import pack
-from mjfleet.runs.resume_choice import find_resume
+from mjfleet.runs.resume_choice import read_run
 from mjfleet.runs.run_lock import lock_run
 from mjfleet.runs.run_lookup import find_run
 from mjfleet.tools.play.command import play
@@ -50,7 +50,7 @@ def test_the_newest_checkpoint_that_is_whole_is_chosen(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path)
     for iteration in (5, 50, 100):
         newest = add_checkpoint(run_dir, iteration)
-    found = find_resume(str(run_dir), TASK, tmp_path)
+    found = read_run(run_dir, "").with_checkpoint()
     assert (found.checkpoint, found.iteration, found.notes) == (newest, 100, ())
     assert found.config == {"agent": {"seed": 5}}
 
@@ -64,20 +64,21 @@ def test_the_newest_checkpoint_that_is_whole_is_chosen(tmp_path: Path) -> None:
         else:
             damaged[whole.index(numbers) + chance.randrange(len(numbers))] ^= 1
         newest.write_bytes(damaged)
-        found = find_resume(str(run_dir), TASK, tmp_path)
+        found = read_run(run_dir, "").with_checkpoint()
         assert found.iteration == 50
         assert "model_100.pt is damaged and was skipped" in found.notes[0]
         with pytest.raises(UserError, match="is damaged"):
-            find_resume(str(newest), TASK, tmp_path)
+            read_run(newest, "").with_checkpoint()
 
 
 def test_latest_is_the_run_that_began_last(tmp_path: Path) -> None:
     add_checkpoint(make_run(tmp_path, "a", "2026-01-02T00:00:00+00:00"), 3)
     add_checkpoint(make_run(tmp_path, "b", "2026-01-01T00:00:00+00:00"), 9)
-    assert find_resume("latest", TASK, tmp_path).iteration == 3
+    place = tmp_path.parent, tmp_path.name
+    assert find_run("latest", "", *place) == tmp_path / "a"
     # Also where it has no checkpoint yet: `latest` is the same run for every command.
     make_run(tmp_path, "c", "2026-01-03T00:00:00+00:00")
-    assert find_resume("latest", TASK, tmp_path).run_dir == tmp_path / "c"
+    assert find_run("latest", "", *place) == tmp_path / "c"
 
 
 def test_a_run_without_a_checkpoint_is_not_played(
@@ -86,7 +87,7 @@ def test_a_run_without_a_checkpoint_is_not_played(
     monkeypatch.chdir(tmp_path)
     run_dir = make_run(Path("logs", TASK))
     assert run_command(play, [TASK, "--resume", "latest"]) == 2
-    error = f"error: --resume latest: {run_dir} has no checkpoint yet.\n"
+    error = f"error: {run_dir} has no checkpoint yet.\n"
     assert capsys.readouterr().err == error
 
 
@@ -157,7 +158,7 @@ def test_a_crash_while_saving_leaves_a_good_checkpoint(tmp_path: Path) -> None:
         if child == 0:
             write_atomically(path, partial(write_and_die, data[:length]))
         assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-        found = find_resume(str(run_dir), TASK, tmp_path)
+        found = read_run(run_dir, "").with_checkpoint()
         assert (found.checkpoint, found.notes) == (good, ()), f"crash {crash} after {length} bytes"
 
 

@@ -8,11 +8,12 @@ import pytest
 
 from mjfleet.tools.play.policy_episodes import COLUMNS, EpisodeSums
 
-from ..conftest import REPOSITORY, Run, needs_drawing, only_run, read_video
+from ..conftest import REPOSITORY, Run, needs_drawing, read_video
+from ..runs.test_damaged_runs import RUN, call
 
 GO2 = REPOSITORY / "tasks/go2/pretrained/go2-velocity-flat.pt"
 ZERO = ("cartpole-balance", "--actions", "zero")
-SHORT = ("--env.episode-seconds", "2.5")
+SHORT = ("--env.episode-seconds", "0.5")
 
 
 def column(table: str, name: str) -> list[float]:
@@ -21,29 +22,25 @@ def column(table: str, name: str) -> list[float]:
     return [float(number) for number in line.split()]
 
 
-def test_a_policy_is_played_as_it_was_trained(run: Run, tmp_path: Path) -> None:
-    trained = run("train", "cartpole-balance", *SHORT, "--agent.max-iterations", "30")
-    assert trained.returncode == 0, trained.stderr
+def test_a_run_is_played_by_its_names_and_on_either_engine(run: Run, tmp_path: Path) -> None:
+    run_dir = Path(shutil.copytree(RUN, tmp_path / "logs" / "cartpole-balance" / RUN.name))
     returns = []
     for engine, wanted in (("native", ["latest"]), ("warp", ["--resume", "latest"])):
-        played = run("play", *wanted, "--engine", engine)  # The run names its task.
+        played = run("play", *wanted, *SHORT, "--engine", engine)  # The run names its task.
         assert played.returncode == 0, played.stderr
-        assert "64 episodes" in played.stdout
-        assert column(played.stdout, "length") == [50.0, 0.0, 50.0, 50.0]
+        assert "8 episodes" in played.stdout
+        assert column(played.stdout, "length") == [10.0, 0.0, 10.0, 10.0]
         assert column(played.stdout, "return") == column(played.stdout, "reward/balance")
         returns.append(column(played.stdout, "return")[0])
-    assert min(returns) > 30.0
     assert max(returns) < 1.1 * min(returns)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs"]
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 
     # A file alone is played with the task's own numbers.
-    trained_run = only_run(tmp_path)
-    shutil.copy(trained_run / "checkpoints/model_30.pt", tmp_path / "policy.pt")
+    shutil.copy(run_dir / "checkpoints/model_3.pt", tmp_path / "policy.pt")
     alone = run("play", "cartpole-balance", "--resume", "policy.pt", *SHORT, "--episodes", "65")
     assert "128 episodes" in alone.stdout
-    assert column(alone.stdout, "return")[0] > 30.0
 
-    shutil.copytree(trained_run, tmp_path / "begun", ignore=shutil.ignore_patterns("*.pt"))
+    shutil.copytree(run_dir, tmp_path / "begun", ignore=shutil.ignore_patterns("*.pt"))
     begun = run("play", "begun")
     assert (begun.returncode, "has no checkpoint yet" in begun.stderr) == (2, True)
     assert "begins anew" not in begun.stdout + begun.stderr
@@ -67,18 +64,14 @@ def test_a_robot_walks_with_the_policy_that_comes_with_it(run: Run, tmp_path: Pa
 
 @needs_drawing
 def test_a_task_can_be_looked_at_without_a_policy(run: Run, tmp_path: Path) -> None:
-    still, wild = (
-        run("play", "cartpole-balance", "--actions", actions, *SHORT, *video)
-        for actions, video in (
-            ("zero", ()),
-            ("random", ("--video", "wild.mp4", "--video-seconds", "3")),
-        )
-    )
-    assert wild.stdout.endswith("wrote wild.mp4\n")
-    assert column(still.stdout, "return")[0] > column(wild.stdout, "return")[0]
+    short = ("--env.num-envs", "2", "--env.episode-seconds", "0.5")
+    video = ("--video", "wild.mp4", "--video-seconds", "0.75")
+    wild = run("play", "cartpole-balance", "--actions", "random", *short, *video)
+    assert wild.stdout.endswith("wrote wild.mp4\n"), wild.stderr
+    assert column(wild.stdout, "length")[0] == 10.0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["wild.mp4"]
     frames = read_video(tmp_path / "wild.mp4")
-    assert frames.shape == (60, 480, 640, 3)  # Longer than an episode.
+    assert frames.shape == (15, 480, 640, 3)  # Longer than an episode.
     assert (frames[0] != frames[-1]).any()
 
 
@@ -86,7 +79,7 @@ def test_a_task_can_be_looked_at_without_a_policy(run: Run, tmp_path: Path) -> N
     ("arguments", "message"),
     [
         (["cartpole-balance"], "--resume"),
-        (["cartpole-balance", "--resume", "latest"], "there is no run in"),
+        (["cartpole-balance", "--resume", "latest"], "there is no run of the task"),
         (["latest"], "latest: there is no run in logs"),
         (["cartpole-balance", "--resume", "nowhere"], "does not exist"),
         (["cartpol-balance"], "Did you mean cartpole-balance"),
@@ -97,18 +90,17 @@ def test_a_task_can_be_looked_at_without_a_policy(run: Run, tmp_path: Path) -> N
         ([*ZERO, "--resume", "latest"], "--actions"),
         ([*ZERO, "--gpu-ids", "7"], "7"),
         ([*ZERO, "--video", "a.avi"], ".mp4"),
-        ([*ZERO, "--video-seconds", "3"], "--video FILE"),
         ([*ZERO, "--viewer", "native"], "--viewer web"),
         ([*ZERO, "--viewer", "web", "--episodes", "3"], "--episodes"),
         ([*ZERO, "--viewer", "web", "--host", "nowhere.invalid"], "nowhere.invalid"),
-        ([*ZERO, "--port", "9000"], "--viewer web"),
     ],
 )
 def test_mistakes_are_answered(
-    run: Run, tmp_path: Path, arguments: list[str], message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
-    result = run("play", *arguments, DISPLAY="", WAYLAND_DISPLAY="")
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DISPLAY", ":98765")
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    code, shown = call("play", *arguments)
+    assert (code, message in shown) == (2, True), shown
     assert not list(tmp_path.iterdir())

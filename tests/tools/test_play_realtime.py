@@ -89,14 +89,14 @@ def test_a_newer_checkpoint_is_played_and_a_damaged_one_passed_over(
 ) -> None:
     (tmp_path / "model_1.pt").write_text("weights")
     playback, actor = play(tmp_path)
-    playback.load_newer_checkpoint()
+    playback.load_choice()
     assert actor.loaded == []
     (tmp_path / "model_2.pt").touch()
-    playback.load_newer_checkpoint()
+    playback.load_choice()
     assert "model_2.pt is damaged" in capsys.readouterr().out
     (tmp_path / "model_10.pt").write_text("weights")
     for _ in range(2):
-        playback.load_newer_checkpoint()
+        playback.load_choice()
     assert actor.loaded == ["model_10.pt"]
     assert playback.playing == "model_10.pt"
 
@@ -105,15 +105,15 @@ def test_a_chosen_checkpoint_stays_until_the_newest_is_chosen(tmp_path: Path) ->
     for name in ("model_1.pt", "model_20.pt", "best.pt"):
         (tmp_path / name).write_text("weights")
     playback, actor = play(tmp_path)
-    assert playback.checkpoints() == ["best.pt", "model_20.pt", "model_1.pt"]
+    assert playback.checkpoints() == ["model_20.pt", "model_1.pt", "best.pt"]
     playback.choose("model_1.pt")
     (tmp_path / "model_30.pt").write_text("weights")
-    playback.load_newer_checkpoint()
+    playback.load_choice()
     assert (actor.loaded, playback.playing) == (["model_1.pt"], "model_1.pt")
     playback.choose("../model_1.pt")  # Not one of them.
     playback.choose(NEWEST)
     (tmp_path / "model_40.pt").write_text("weights")
-    playback.load_newer_checkpoint()
+    playback.load_choice()
     assert actor.loaded == ["model_1.pt", "model_30.pt", "model_40.pt"]
 
 

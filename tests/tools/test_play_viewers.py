@@ -16,17 +16,15 @@ import pytest
 
 from mjfleet.errors import UserError
 
-from ..conftest import PATIENCE, Run, Start, WarmCommand, only_run
+from ..conftest import PATIENCE, Start, WarmCommand
+from ..runs.test_damaged_runs import RUN
 from .test_play_realtime import play
 
 TINY = ("--gpu-ids", "None", "--env.num-envs", "2")
 
 
-def test_a_page_is_served_that_follows_the_run_until_ctrl_c(
-    run: Run, start: Start, tmp_path: Path
-) -> None:
-    trained = run("train", "cartpole-balance", *TINY, "--agent.max-iterations", "1", "--plain")
-    assert trained.returncode == 0, trained.stderr
+def test_a_page_is_served_that_follows_the_run_until_ctrl_c(start: Start, tmp_path: Path) -> None:
+    run_dir = Path(shutil.copytree(RUN, tmp_path / "logs" / "cartpole-balance" / RUN.name))
     with socket.create_server(("localhost", 0)) as taken:
         port = taken.getsockname()[1]
         flags = ("--resume", "latest", "--viewer", "web", "--port", str(port))
@@ -37,10 +35,10 @@ def test_a_page_is_served_that_follows_the_run_until_ctrl_c(
         browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         with browser.open(address[0], timeout=PATIENCE) as page:
             assert b"<html" in page.read()
-        checkpoints = only_run(tmp_path) / "checkpoints"
-        shutil.copy(checkpoints / "model_1.pt", checkpoints / "new")
-        (checkpoints / "new").rename(checkpoints / "model_2.pt")
-        read_until(viewer, "model_2.pt")
+        checkpoints = run_dir / "checkpoints"
+        shutil.copy(checkpoints / "model_3.pt", checkpoints / "new")
+        (checkpoints / "new").rename(checkpoints / "model_4.pt")
+        read_until(viewer, "model_4.pt")
         viewer.send_signal(signal.SIGINT)
         rest, errors = viewer.communicate()
     assert viewer.returncode == 130, rest + errors

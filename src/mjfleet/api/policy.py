@@ -1,20 +1,14 @@
 """`Run.policy`: a trained policy as a function."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
-from mjfleet.env.factory import build_env
 from mjfleet.errors import UserError
-from mjfleet.registry import discover
-from mjfleet.rl.runner import Runner
-from mjfleet.runs.own_runs import tasks_dir_of
-from mjfleet.runs.resume_choice import find_trained
-from mjfleet.tools.trained_task import trained_task
+from mjfleet.tools.trained_policy import find_policy, load_runner
 
 
 class Policy:
@@ -31,14 +25,8 @@ class Policy:
     @classmethod
     def read(cls, run: str, device: str) -> "Policy":
         """Read the policy of a run directory or a checkpoint."""
-        task, trained = find_trained(run, Path("logs"))
-        now = discover({}, tasks_dir_of(trained.run_dir)).tasks.get(task)
-        found, own = trained_task(trained.checkpoint, task, now, trained.config, False)
-        config = own.with_num_envs(1)
-        env = build_env(found, config, "native", "cpu", num_threads=1)
-        agent = replace(config.agent, torch_compile_mode=None)
-        runner = Runner(env, agent, "cpu", 1, found.load)
-        runner.load_policy(trained.checkpoint)
+        found, config, trained = find_policy(run, Path("logs"))
+        runner = load_runner(found, config.with_num_envs(1), trained.checkpoint)
         return cls(runner.get_inference_policy(), device)
 
     @torch.inference_mode()

@@ -204,7 +204,7 @@ def with_teacher(config: TrainConfig, meant: str | None = None) -> TrainConfig:
         return config
     try:
         log_root = Path(config.log_root)
-        _, trained = find_trained(meant or config.teacher, log_root, config.dry_run)
+        _, trained = find_trained(meant or config.teacher, log_root, dry_run=config.dry_run)
         network = value_at(trained.config, "agent.actor")
         data = dict(network) if isinstance(network, dict) else {}
         if groups := value_at(trained.config, "agent.obs_groups.actor"):

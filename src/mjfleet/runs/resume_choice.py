@@ -9,7 +9,7 @@ from mjfleet.errors import UserError
 from mjfleet.runs.checkpoint_archive import about, why_damaged
 from mjfleet.runs.checkpoint_names import INIT, checkpoints_in, iteration_of
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
-from mjfleet.runs.pretrained import PLAYED, config_in
+from mjfleet.runs.pretrained import config_in
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
 from mjfleet.runs.run_lock import RunLock
 from mjfleet.runs.run_lookup import LATEST, find_run, is_group, record_of
@@ -103,20 +103,6 @@ def read_run(path: Path, name: str) -> Resume:
     return Resume(path=path, task=record["task"], run_dir=run_dir, record=record, config=config)
 
 
-def find_resume(wanted: str, task: str, experiment: Path) -> Resume:
-    """Return the run of a task that a word or a path means, with its newest good checkpoint.
-
-    `latest` looks for runs in the folder `experiment`, below the log root.
-
-    Raises:
-        UserError: the run or file does not exist, or is of another task.
-    """
-    path = find_run(wanted, FLAG + wanted, experiment.parent, experiment.name, task)
-    resume = read_run(path, FLAG + wanted)
-    check_task(resume, task)
-    return resume.with_checkpoint()
-
-
 def check_task(resume: Resume, task: str, flag: str = FLAG) -> None:
     """Raise UserError if a run or a checkpoint is not of the task that was typed."""
     if resume.task not in ("", task):
@@ -127,54 +113,36 @@ def check_task(resume: Resume, task: str, flag: str = FLAG) -> None:
         )
 
 
-def find_trained(wanted: str, log_root: Path, dry_run: bool = False) -> tuple[str, Trained]:
-    """Return the task and the policy of a run, by a word or its checkpoint, or a pretrained one's.
+def find_trained(
+    wanted: str, log_root: Path, task: str | None = None, dry_run: bool = False
+) -> tuple[str, Trained]:
+    """Return the task and the policy of a run, by a word or its checkpoint, or of a file alone.
 
-    `dry_run` is as for `find_run`. UserError if the run or file does not exist, is damaged, or has
-    no checkpoint.
+    `task` is what the user has typed, if anything; `dry_run` is as for `find_run`. UserError if the
+    run or file does not exist, is damaged, has no checkpoint, or is of another task.
     """
-    path = find_run(wanted, wanted, log_root, dry_run=dry_run)
+    path = find_run(wanted, wanted, log_root, task=task, dry_run=dry_run)
     run_dir = _run_of(path)
-    if run_dir is None:
-        known = about(path)
-        if PLAYED in known and isinstance(known.get("task"), str):
-            choose(path)  # UserError if it is damaged.
-            return known["task"], Trained(Path(), path, config_in(path))
+    if run_dir is None and not path.is_file():
         raise UserError(
-            f"{wanted} is neither a run directory, nor a checkpoint in one "
+            f"{wanted} is neither a run directory, nor a checkpoint "
             "(<run directory>/checkpoints/model_<n>.pt), nor a pretrained policy."
         )
-    task = read_record_of(run_dir)["task"]
-    config = read_config(str(run_dir / CONFIG_FILE), f"{run_dir}: its {CONFIG_FILE}")
+    name = about(path).get("task", task) if run_dir is None else read_record_of(run_dir)["task"]
+    if not isinstance(name, str):
+        raise UserError(f"{path} does not name its task: type the task first.")
+    if task not in (None, name):
+        raise UserError(
+            f"{run_dir or path} is of the task {name}, not of {task}: name {name} as the task."
+        )
+    if run_dir is None:
+        config = config_in(path)
+    else:
+        config = read_config(str(run_dir / CONFIG_FILE), f"{run_dir}: its {CONFIG_FILE}")
     checkpoint, notes = choose(path)
     if checkpoint is None:
         raise UserError(f"{path} has no checkpoint yet.")
-    return task, Trained(run_dir, checkpoint, config, notes)
-
-
-def find_task_of(
-    wanted: str,
-    log_root: Path,
-    dry_run: bool = False,
-    may_be_group: bool = False,
-    flag: str = FLAG,
-) -> tuple[str, Path]:
-    """Return the task of a run or checkpoint, and its path, for a user who types no task.
-
-    `dry_run` and `may_be_group` are as for `find_run`, `flag` is what the user typed before the
-    run. UserError if the run or file does not exist or names no task.
-    """
-    path = find_run(wanted, flag + wanted, log_root, dry_run=dry_run, may_be_group=may_be_group)
-    run_dir = run_of_file(path, flag + wanted)
-    task = about(path).get("task") if run_dir is None else read_record_of(run_dir, flag)["task"]
-    if not isinstance(task, str):
-        raise UserError(f"{flag}{path} does not name its task: type the task first.")
-    return task, path
-
-
-def run_at(wanted: str) -> Path | None:
-    """Return the run directory that `--resume` names by its path; None: it names it otherwise."""
-    return None if wanted == LATEST else _run_of(Path(wanted))
+    return name, Trained(run_dir or Path(), checkpoint, config, notes)
 
 
 def run_of_file(path: Path, name: str) -> Path | None:

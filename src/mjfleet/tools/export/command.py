@@ -4,12 +4,11 @@ Runs in the process that the user started. Importing this file imports nothing h
 """
 
 import json
-import os
 import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,14 +19,12 @@ from mjfleet.config import TrainConfig
 from mjfleet.config.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder, OptionalFolder
 from mjfleet.errors import UserError
-from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.checkpoint_archive import about
-from mjfleet.runs.own_runs import tasks_dir_of
-from mjfleet.runs.pretrained import PLAYED, config_in, find_pretrained, recorded_in
-from mjfleet.runs.resume_choice import Trained, find_trained
+from mjfleet.runs.pretrained import PLAYED, recorded_in
+from mjfleet.runs.resume_choice import Trained
 from mjfleet.runs.run_lookup import record_of
 from mjfleet.tools.output_file import check_output
-from mjfleet.tools.trained_task import trained_task
+from mjfleet.tools.trained_policy import find_policy, load_runner
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
@@ -77,47 +74,25 @@ def export(arguments: Sequence[str]) -> int:
     parsed = parse_flags(ExportArguments, arguments, "mjfleet export")
     suffix, packages = FORMATS[parsed.format]
     need_extra("export", f"--format {parsed.format}", packages)
-    if parsed.pretrained:
-        file = find_pretrained(discover(os.environ, parsed.tasks_dir), parsed.run)
-        task, trained = parsed.run, Trained(Path(), file, config_in(file))
-    else:
-        task, trained = find_trained(parsed.run, Path(parsed.log_root))
-    if parsed.format == PRETRAINED and PLAYED in about(trained.checkpoint):
+    output = parsed.output and check_output("--output", parsed.output, [suffix])
+    found, config, trained = find_policy(
+        parsed.run, Path(parsed.log_root), parsed.tasks_dir,
+        is_pretrained=parsed.pretrained, as_trained=parsed.as_trained,
+    )  # fmt: skip
+    is_pretrained = parsed.format == PRETRAINED
+    if is_pretrained and PLAYED in about(trained.checkpoint):
         raise UserError(f"--format pretrained: {trained.checkpoint} has that format already.")
-    name = task if parsed.format == PRETRAINED else "policy"
-    output = trained.run_dir / "exported" / f"{name}{suffix}"
-    if parsed.output is not None:
-        output = check_output("--output", parsed.output, [suffix])
-    _refuse_to_replace(output, parsed.format, task)
-    registry = discover(os.environ, parsed.tasks_dir or tasks_dir_of(trained.run_dir))
-    as_trained, checkpoint = parsed.as_trained, trained.checkpoint
-    now = None if as_trained else registry.tasks.get(task)
-    found, config = trained_task(checkpoint, task, now, trained.config, as_trained)
-    for note in trained.notes:
-        print_line(note)
-    print_line(f"exporting {checkpoint}")
-    runner = _build(found, config, checkpoint, parsed.format == PRETRAINED)
-    if parsed.format == PRETRAINED:
-        _write_pretrained(task, config, trained, runner, output)
-        return 0
-    return _write_graph(task, runner, parsed.format, output)
-
-
-def _build(found: FoundTask, config: TrainConfig, checkpoint: Path, is_played: bool) -> "Runner":
-    """Build a few environments, as `play` does if `is_played`, with the policy of a checkpoint."""
+    name = found.name if is_pretrained else "policy"
+    output = output or trained.run_dir / "exported" / f"{name}{suffix}"
+    _refuse_to_replace(output, parsed.format, found.name)
+    print_line(f"exporting {trained.checkpoint}")
     prepare()
-    from mjfleet.env import EnvShard
-    from mjfleet.env.factory import build_env
-    from mjfleet.rl.runner import Runner
-
-    num_envs = min(config.env.num_envs, MAX_ENVS)
-    agent = replace(config.agent, torch_compile_mode=None)
-    config = replace(config.with_num_envs(num_envs), agent=agent)
-    shard = EnvShard(0, num_envs, num_envs, seed=agent.seed) if is_played else None
-    env = build_env(found, config, "native", "cpu", num_threads=1, shard=shard)
-    runner = Runner(env, agent, "cpu", 1, found.load)
-    runner.load_policy(checkpoint)
-    return runner
+    few = config.with_num_envs(min(config.env.num_envs, MAX_ENVS))
+    runner = load_runner(found, few, trained.checkpoint)
+    if parsed.format == PRETRAINED:
+        _write_pretrained(found.name, few, trained, runner, output)
+        return 0
+    return _write_graph(found.name, runner, parsed.format, output)
 
 
 def _write_graph(
@@ -200,12 +175,12 @@ def _write(output: Path, contents: dict[str, bytes]) -> None:
 
 def _refuse_to_replace(output: Path, kind: str, task: str) -> None:
     """Raise UserError if files would be replaced that are not of an export of the same task."""
-    is_pretrained, known = kind == PRETRAINED, None
-    suffixes = [output.suffix] if is_pretrained else [output.suffix, ".mjb", ".json"]
+    suffixes, mark, known = (output.suffix, ".mjb", ".json"), VERSION_ENTRY, None
+    if kind == PRETRAINED:
+        suffixes, mark = (output.suffix,), PLAYED
     in_the_way = [file for file in map(output.with_suffix, suffixes) if file.exists()]
     with suppress(OSError, ValueError):  # Then it is no export.
-        known = about(output) if is_pretrained else read_json(output.with_suffix(".json"))
-    mark = PLAYED if is_pretrained else VERSION_ENTRY
+        known = about(output) if mark == PLAYED else read_json(output.with_suffix(".json"))
     is_export = isinstance(known, dict) and mark in known and known.get("task") == task
     if in_the_way and not is_export:
         raise UserError(

@@ -5,14 +5,14 @@ Runs in the process that the user started. Importing this file imports nothing h
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mjfleet.config import TrainConfig
 from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.registry import FoundTask
-from mjfleet.utils.progress import progress_bar
+from mjfleet.tools.trained_policy import build, load_runner
 from mjfleet.worker.thread_limits import prepare
 
 if TYPE_CHECKING:
@@ -52,35 +52,25 @@ def playing(
     prepare()
     import torch
 
-    from mjfleet.env import EnvShard
-    from mjfleet.env.factory import build_env, on_device
+    from mjfleet.env.factory import on_device
     from mjfleet.env.random_numbers import seed_everything
 
     engine, device, threads = plan.engine, plan.device, plan.threads
     seed_everything(config.agent.seed)
-    with on_device(engine, device), torch.inference_mode():
-        # As in an evaluation, levels of a curriculum stay the same; other episodes are played.
-        shard = EnvShard(0, config.env.num_envs, config.env.num_envs, seed=config.agent.seed)
-        env = build_env(found, config, engine, device, threads, shard=shard)
+    with on_device(engine, device):
         if isinstance(policy, Path):
-            from mjfleet.rl.runner import Runner
-
-            @torch.inference_mode(False)
-            def load(checkpoint: Path) -> None:
-                runner.load_policy(checkpoint)
-
-            with torch.inference_mode(False):
-                agent = replace(config.agent, torch_compile_mode=None)
-                runner = Runner(env, agent, device, threads, found.load)
-            load(policy)
-            actor = runner.get_inference_policy()
+            runner = load_runner(found, config, policy, engine, device, threads)
+            env, actor = runner.env, runner.get_inference_policy()
+            load = torch.inference_mode(False)(runner.load_policy)
             player = Player(env, actor, load, actor.reset)
             env.recorder = None  # The runner's, for a rollout.
         else:
             make = torch.randn_like if policy == "random" else torch.zeros_like
+            env = build(found, config, engine, device, threads)
             player = Player(env, lambda _: make(env.action))
         torch.set_num_threads(1)  # Leaves the cores to the engine's threads.
-        yield player
+        with torch.inference_mode():
+            yield player
 
 
 def evaluate(
@@ -100,31 +90,17 @@ def evaluate(
     if title is not None:
         env.recorder = StepRecorder(num_steps=1)
         recorder = StateRecorder(env, seconds)
-    per_env, steps = -(-count // env.num_envs), 0
-    with progress_bar("playing episodes") as show:
 
-        def after_step(dones: "torch.Tensor") -> None:
-            nonlocal steps
-            player.forget(dones)
-            if recorder:
-                recorder.take()
-            steps += 1
-            show(steps / (per_env * env.max_episode_length))
-
-        rows = Episodes(env, player.act, per_env, after_step).play()
-        while recorder and not recorder.is_complete:  # The video is longer than the episodes.
-            player.step()
+    def after_step(dones: "torch.Tensor") -> None:
+        player.forget(dones)
+        if recorder:
             recorder.take()
+
+    rows = Episodes(env, player.act, -(-count // env.num_envs), after_step).play()
+    while recorder and not recorder.is_complete:  # The video is longer than the episodes.
+        player.step()
+        recorder.take()
     return sum_up(env, rows), recorder.finish(title) if recorder and title else None
-
-
-def describe_levels(env: "Env[Any]") -> str | None:
-    """Return on which levels of a curriculum the environments are; None: the task has none."""
-    if (levels := env.evaluated) is None:
-        return None
-    played, total = sorted({*levels.each.tolist()}), len(levels.numbers)
-    text = f"on level{'s' * (len(played) > 1)} {', '.join(map(str, played))}"
-    return text if len(played) == total else f"{text}: --env.num-envs {total} plays all {total}"
 
 
 @dataclass(frozen=True)
@@ -157,9 +133,8 @@ def sum_up(env: "Env[Any]", rows: "torch.Tensor") -> EpisodeSums:
     lines = [("return", returns, returns.mean()), ("length", lengths, lengths.mean())]
     for name, values in zip(env.reward_names, terms.T, strict=True):
         lines.append((f"reward/{name}", values, values.mean()))
-    for name, dividends, divisors in zip(
-        env.metric_names, parts.T[::2], parts.T[1::2], strict=True
-    ):
+    measured = zip(env.metric_names, parts.T[::2], parts.T[1::2], strict=True)
+    for name, dividends, divisors in measured:
         some = divisors != 0
         mean = dividends.sum() / divisors.sum()
         lines.append((f"task/{name}", dividends[some] / divisors[some], mean))

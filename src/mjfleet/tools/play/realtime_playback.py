@@ -15,7 +15,7 @@ from mjfleet.utils.console import print_line
 from mjfleet.video.drawing import floating_body
 
 FRAME_SECONDS = 1 / 60
-CHECKPOINT_SECONDS = 1.0  # Interval between looks for a newer checkpoint.
+CHECKPOINT_SECONDS = 1.0  # Between looks for a newer checkpoint.
 SPEEDS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
 NEWEST = "newest"  # The choice that follows a run while it trains.
 
@@ -37,10 +37,12 @@ class Playback:
         self.steps = 0  # Steps and resets so far; a display is out of date once it changes.
         self.sums = torch.zeros_like(self.env.terms)
         """Sums of reward terms in the current episodes, `(number of terms, num_envs)`."""
-        self.follows_newest = follows_newest
         self._player, self._folder = player, folder
+        self.choice = NEWEST if follows_newest or folder is None else playing
+        """The checkpoint that is wanted, or NEWEST."""
+        is_newest = self.choice == NEWEST
+        self._loaded = next(iter(self.checkpoints()), None) if is_newest else playing
         self._body = floating_body(self.env.sim.model)
-        self._newest = self._find_newest()
         self._requests: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._held: dict[str, float] = {}  # Commands by hand.
         self._owed = 0.0  # Simulated seconds to be stepped.
@@ -54,7 +56,7 @@ class Playback:
             self.advance(now - before)
             if now - looked > CHECKPOINT_SECONDS:
                 looked = now
-                self.load_newer_checkpoint()
+                self.load_choice()
             show()
             before = now
             time.sleep(max(0.0, FRAME_SECONDS - (time.perf_counter() - now)))
@@ -143,35 +145,29 @@ class Playback:
         return {"forward": forward, "left": left, "turn_left": float(velocity[5])}
 
     def checkpoints(self) -> list[str]:
-        """Return the names of the checkpoints to choose from, the newest first."""
+        """Return the names of the checkpoints to choose from, the newest first, then the best."""
         if self._folder is None:
             return []
-        best = [BEST] if (self._folder / BEST).is_file() else []
-        return best + [path.name for path in reversed(checkpoints_in(self._folder))]
+        names = [path.name for path in reversed(checkpoints_in(self._folder))]
+        return [*names, BEST] if (self._folder / BEST).is_file() else names
 
     def choose(self, name: str) -> None:
         """Play one of `checkpoints`, or NEWEST, which newer ones then replace."""
-        self.follows_newest, self._newest = name == NEWEST, None
-        self.load_newer_checkpoint()
-        if self._folder and name in self.checkpoints():
-            self._load(self._folder / name)
+        if name in (NEWEST, *self.checkpoints()):
+            self.choice, self._loaded = name, None
+            self.load_choice()
 
-    def load_newer_checkpoint(self) -> None:
-        """Replace the policy by the newest checkpoint, if it is to be followed and is newer."""
-        newest = self._find_newest()
-        if self.follows_newest and newest is not None and newest != self._newest:
-            self._newest = newest
-            self._load(newest)
-
-    def _load(self, checkpoint: Path) -> None:
+    def load_choice(self) -> None:
+        """Load the checkpoint that is wanted, if there is one that has not been tried."""
+        names = self.checkpoints()
+        wanted = next(iter(names), None) if self.choice == NEWEST else self.choice
+        if not (self._folder and wanted) or wanted == self._loaded:
+            return
+        self._loaded = wanted
         try:
-            self._player.load(checkpoint)
+            self._player.load(self._folder / wanted)
         except UserError as error:
             print_line(f"warning: {error}")  # Training may have removed it; a newer one follows.
             return
-        self.playing = checkpoint.name
-        print_line(f"playing {checkpoint}")
-
-    def _find_newest(self) -> Path | None:
-        found = checkpoints_in(self._folder) if self._folder else []
-        return found[-1] if found else None
+        self.playing = wanted
+        print_line(f"playing {self._folder / wanted}")

@@ -1,10 +1,12 @@
 """Shows all environments in a browser by viser and mjviser, with controls for the playback."""
 
 import copy
-import errno
+import html
 import math
+import secrets
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import mujoco
@@ -16,33 +18,31 @@ from mjviser import ViserMujocoScene
 from mjfleet.errors import UserError
 from mjfleet.tools.play.realtime_playback import NEWEST, SPEEDS, Playback
 from mjfleet.tools.play.web_guard import GuardedServer
-from mjfleet.tools.play.web_tables import note, reward_bars, table
 from mjfleet.utils.console import print_line
 from mjfleet.video.drawing import ARROW_COLOURS, floating_body
 
 TEXT_SECONDS = 0.2
-CHOICES_SECONDS = 1.0  # Between looks for checkpoints that have appeared.
-KEYS = (
-    "Keys: space pauses and resumes, N takes a step, R resets, page up and down change the speed."
+STYLE = (
+    "width:100%;box-sizing:border-box;padding:0 0.8em 0.5em;font-size:0.8em;"
+    "font-variant-numeric:tabular-nums;border-collapse:separate;border-spacing:0 0.25em"
 )
-PORTS = 100  # Number of ports that are tried.
 
 
-def free_port(host: str, first: int) -> int:
-    """Return the first free port, from `first` on; a UserError if there is none."""
-    for port in range(first, min(first + PORTS, 2**16)):
-        try:
-            with socket.create_server((host, port)):
-                return port
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise UserError(f"--host {host}, --port {port}: {error.strerror}.") from None
-    raise UserError(f"--port {first}: this port and those that follow are all in use.")
+def check_host(host: str) -> None:
+    """Raise UserError if no server can be started at a host's name or address."""
+    try:
+        socket.create_server((host, 0)).close()
+    except OSError as error:
+        raise UserError(f"--host {host}: {error.strerror}.") from None
 
 
-def show_in_browser(playback: Playback, host: str, port: int, token: str) -> None:
-    """Serve a page at a free port to who knows the token; play until a signal arrives."""
+def show_in_browser(playback: Playback, host: str, port: int, token: str = "") -> None:
+    """Serve a page to who knows the token, which is drawn if it is empty, until a signal arrives.
+
+    viser takes the next free port from `port` on.
+    """
     rich.get_console().quiet = True  # Silences viser's banner.
+    token = token or secrets.token_urlsafe(24)
     server = GuardedServer(host, port, token)
     try:
         display = WebDisplay(server, playback)
@@ -55,32 +55,30 @@ def show_in_browser(playback: Playback, host: str, port: int, token: str) -> Non
 
 
 class WebDisplay:
-    """A page that everybody who opens it shares."""
+    """A page that everybody who opens it shares.
+
+    A control is written by its callback alone, never to follow the task: a click that arrives at
+    the same moment would be undone.
+    """
 
     def __init__(self, server: viser.ViserServer, playback: Playback) -> None:
-        model, num_envs = playback.env.sim.model, playback.env.num_envs
+        model = playback.env.sim.model
         self._server, self._gui, self._playback = server, server.gui, playback
         # The scene changes its model's colours: it gets a copy.
-        self._scene = ViserMujocoScene(server, copy.copy(model), num_envs)
+        self._scene = ViserMujocoScene(server, copy.copy(model), playback.env.num_envs)
         # Only the thread that plays draws, when `needs_update` is set.
         self._scene.set_refresh_handler(lambda: None)
+        self._scene.camera_tracking_enabled = floating_body(model) is not None
+        self._spacing = _spacing(model)
         self._arrows: dict[str, viser.ArrowsHandle] = {}
-        self._sliders: dict[str, viser.GuiSliderHandle[float]] = {}
-        self._is_by_hand = False
-        self._drawn = (-1, -1, 0.0)  # Steps, environment and spacing.
+        self._drawn = (-1, -1)  # Steps and environment.
         self._written, self._steps_written = time.perf_counter(), playback.steps
-        self._looked = self._written
         self._gui.configure_theme(show_logo=False, show_share_button=False)
         tabs = self._gui.add_tab_group()
         with tabs.add_tab("Play"):
             self._add_playback()
         with tabs.add_tab("View"):
-            spacing = _spacing(model)
-            self._spacing = self._gui.add_slider(
-                "Spacing (m)", 0.0, max(10.0, spacing), 0.1, spacing, hint="Between environments."
-            )
-            self._scene.camera_tracking_enabled = floating_body(model) is not None
-            self._scene.create_scene_gui(3 * float(model.stat.extent) + 2 * spacing)
+            self._scene.create_scene_gui(3 * float(model.stat.extent) + 2 * self._spacing)
         with tabs.add_tab("Overlays"):
             self._scene.create_overlay_gui()
         with tabs.add_tab("Groups"):
@@ -90,7 +88,7 @@ class WebDisplay:
         """Draw what has changed, and write texts now and then."""
         playback = self._playback
         playback.shown = self._scene.env_idx
-        now = (playback.steps, playback.shown, self._spacing.value)
+        now = (playback.steps, playback.shown)
         if self._drawn != now or self._scene.needs_update:
             self._drawn = now
             self._scene.needs_update = False
@@ -101,70 +99,46 @@ class WebDisplay:
     def _add_playback(self) -> None:
         gui, playback = self._gui, self._playback
         self._status = gui.add_html("")
-        actions = {
-            "Pause": playback.toggle,
-            "Resume": playback.toggle,
-            "Step": playback.step,
-            "Reset": playback.reset,
-        }
-        self._buttons = gui.add_button_group("Time", ("Pause", "Step", "Reset"))
-        self._buttons.on_click(lambda event: playback.later(actions[event.target.value]))
-        self._speed = gui.add_dropdown("Speed", [f"{s:g}" for s in SPEEDS], initial_value="1")
-        self._speed.on_update(lambda _: setattr(playback, "speed", float(self._speed.value)))
-        keys: tuple[tuple[str, Any, Any], ...] = (
-            ("Pause or resume", "space", playback.toggle),
-            ("Take a step", "N", playback.step),
-            ("Reset all environments", "R", playback.reset),
-            ("Faster", "pageup", lambda: playback.change_speed(1)),
-            ("Slower", "pagedown", lambda: playback.change_speed(-1)),
-        )
-        for label, key, action in keys:
-            command = gui.add_command(label, hotkey=key)
-            command.on_trigger(lambda _, action=action: playback.later(action))
-        names = self._choices()
+        actions = {"Pause, resume": playback.toggle, "Step": playback.step, "Reset": playback.reset}
+        buttons = gui.add_button_group("Time", tuple(actions))
+        buttons.on_click(lambda event: playback.later(actions[event.target.value]))
+        speeds = [f"{speed:g}" for speed in SPEEDS]
+        speed = gui.add_dropdown("Speed", speeds, initial_value="1")
+        speed.on_update(lambda _: setattr(playback, "speed", float(speed.value)))
+        names = (NEWEST, *playback.checkpoints())
         self._policy = gui.add_dropdown("Policy", names, visible=len(names) > 1)
-        self._policy.value = NEWEST if playback.follows_newest else playback.playing
-        self._policy.on_update(self._choose)
+        self._policy.value = playback.choice
+        self._policy.on_update(
+            lambda event: playback.later(lambda: playback.choose(event.target.value))
+        )
         if playback.env.commands() or playback.motion():
             with gui.add_folder("Commands" if playback.env.commands() else "Robot"):
                 self._add_commands()
                 self._motion = gui.add_html("")
         with gui.add_folder("Rewards and metrics"):
             self._numbers = gui.add_html("")
-        gui.add_html(note(KEYS))
-
-    def _choices(self) -> tuple[str, ...]:
-        """Return the checkpoints to choose from, in a run's folder also the newest one."""
-        names = self._playback.checkpoints()
-        return (NEWEST, *names) if names else (self._playback.playing,)
-
-    def _choose(self, event: viser.GuiEvent[Any]) -> None:
-        if event.client is not None:
-            name = event.target.value
-            self._playback.later(lambda: self._playback.choose(name))
 
     def _add_commands(self) -> None:
-        gui, playback = self._gui, self._playback
+        """Add a slider for each command, and a box that says whether they hold."""
+        gui, playback, sliders = self._gui, self._playback, dict[str, Any]()
         if not playback.env.commands():
             return
-
-        def on_change(event: viser.GuiEvent[Any]) -> None:
-            if event.client is None:
-                return  # Set by `_write` to the task's command.
-            if event.target is not by_hand:
-                by_hand.value = True
-            # From now on `_write` leaves the sliders where they are.
-            self._is_by_hand = by_hand.value
-            held = {name: slider.value for name, slider in self._sliders.items()}
-            playback.later(lambda: playback.override_commands(held if by_hand.value else None))
-
         by_hand = gui.add_checkbox("By hand", False, hint="Off: the task samples them.")
-        by_hand.on_update(on_change)
+
+        def hold() -> None:
+            held = {name: slider.value for name, slider in sliders.items()}
+            playback.override_commands(held if by_hand.value else None)
+
+        def on_slider(_: object) -> None:
+            by_hand.value = True
+            playback.later(hold)
+
+        by_hand.on_update(lambda _: playback.later(hold))
         for name, (_, low, high) in playback.env.commands().items():
             if low < high:
                 step = 10.0 ** math.floor(math.log10((high - low) / 100))
-                self._sliders[name] = gui.add_slider(name, low, high, step, low)
-                self._sliders[name].on_update(on_change)
+                sliders[name] = gui.add_slider(name, low, high, step, min(max(low, 0.0), high))
+                sliders[name].on_update(on_slider)
 
     def _draw(self) -> None:
         """Draw all environments on a grid around the shown one, which keeps its position."""
@@ -172,7 +146,7 @@ class WebDisplay:
         cells = np.arange(sim.num_envs)
         columns = math.ceil(math.sqrt(sim.num_envs))
         grid = np.stack((cells // columns, cells % columns, 0 * cells), axis=1)
-        aside = self._spacing.value * (grid - grid[shown])
+        aside = self._spacing * (grid - grid[shown])
         places = [tensor.cpu().numpy() + aside[:, None] for tensor in (sim.xpos, sim.mocap_pos)]
         turns = [tensor.cpu().numpy() for tensor in (sim.xmat, sim.mocap_quat)]
         state = {name: getattr(sim, name).cpu().numpy() for name in ("qpos", "qvel", "ctrl")}
@@ -194,7 +168,7 @@ class WebDisplay:
         self._server.flush()
 
     def _write(self) -> None:
-        """Update texts, numbers, choices and sliders."""
+        """Update texts, and the checkpoints to choose from."""
         playback, now = self._playback, time.perf_counter()
         stepped = (playback.steps - self._steps_written) * playback.env.step_dt
         real = stepped / (now - self._written)
@@ -206,20 +180,13 @@ class WebDisplay:
         episode = f"{playback.shown}, {seconds:.1f} s, return {total:.4g}"
         status = [("playing", playback.playing), ("speed", speed), ("environment", episode)]
         self._status.content = table(status)
-        numbers = table([(name, f"{value:.3g}") for name, value in metrics.items()])
-        self._numbers.content = reward_bars(terms) + numbers
-        first = "Resume" if playback.is_paused else "Pause"
-        _set(self._buttons, "options", (first, "Step", "Reset"))
-        _set(self._speed, "value", f"{playback.speed:g}")
-        if now - self._looked > CHOICES_SECONDS:
-            self._looked = now
-            _set(self._policy, "options", self._choices())
-        self._write_motion()
-
-    def _write_motion(self) -> None:
-        """Show the commands beside what the robot does, and let the sliders follow the task."""
-        playback, motion = self._playback, self._playback.motion()
-        commands = playback.env.commands()
+        rewards = [(name, f"{step + 0.0:.3g}", f"{sums + 0.0:.4g}") for name, step, sums in terms]
+        numbers = [(name, f"{value:.3g}") for name, value in metrics.items()]
+        self._numbers.content = table([("", "step", "episode"), *rewards]) + table(numbers)
+        names = (NEWEST, *playback.checkpoints())
+        if self._policy.options != names:
+            self._policy.options = names
+        commands, motion = playback.env.commands(), playback.motion()
         wanted = {name: float(value[playback.shown]) for name, (value, _, _) in commands.items()}
         rows = [
             (name, *(f"{of[name]:.2f}" if name in of else "" for of in (wanted, motion)))
@@ -227,16 +194,15 @@ class WebDisplay:
         ]
         if rows:
             self._motion.content = table([("", "command", "robot"), *rows])
-        if not self._is_by_hand:
-            for name, slider in self._sliders.items():
-                _, low, high = commands[name]
-                _set(slider, "value", round(min(max(wanted[name], low), high), 3))
 
 
-def _set(handle: Any, name: str, value: object) -> None:
-    """Set a property of a control, which is sent to all browsers, if it differs."""
-    if getattr(handle, name) != value:
-        setattr(handle, name, value)
+def table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return rows of a name and its values as HTML."""
+    lines = []
+    for name, *cells in rows:
+        data = "".join(f"<td style='text-align:right'>{html.escape(cell)}</td>" for cell in cells)
+        lines.append(f"<tr><td>{html.escape(name)}</td>{data}</tr>")
+    return f"<table style='{STYLE}'>{''.join(lines)}</table>"
 
 
 def _spacing(model: mujoco.MjModel) -> float:

@@ -20,10 +20,7 @@ KEYS = (
     "resets"
 )
 ARROW_WIDTH = 0.01
-NO_DISPLAY = (
-    "--viewer native: there is no display with OpenGL here (DISPLAY). Over SSH, --viewer web shows "
-    "the robot in a browser."
-)
+NO_DISPLAY = "--viewer native: there is no display with OpenGL here: use --viewer web."
 
 
 def show_in_window(playback: Playback) -> None:

@@ -1,0 +1,100 @@
+"""A trained policy with its task and environments: for `play`, `export` and `Run.policy`.
+
+Runs in the process that the user started. Importing this file imports nothing heavy.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mjfleet.config import TrainConfig
+from mjfleet.registry import FoundTask, discover, find_task
+from mjfleet.runs.config_yaml import CONFIG_FILE, from_file, read_config
+from mjfleet.runs.own_runs import note_of, tasks_dir_of
+from mjfleet.runs.pretrained import config_in, describe, find_pretrained
+from mjfleet.runs.resume_choice import Trained, find_trained
+from mjfleet.runs.task_snapshot import changes_since, own_snapshot, read_code, run_dir_of
+from mjfleet.utils.console import print_line
+
+if TYPE_CHECKING:
+    from mjfleet.env import Env
+    from mjfleet.rl.runner import Runner
+
+
+def find_policy(
+    wanted: str,
+    log_root: Path,
+    tasks_dir: str | None = None,
+    *,
+    task: str | None = None,
+    is_pretrained: bool = False,
+    as_trained: bool = False,
+) -> tuple[FoundTask, TrainConfig, Trained]:
+    """Return a policy with its task and the configuration of its training.
+
+    It prints what the user should know about them.
+
+    Args:
+        wanted: a word for a run, a checkpoint or a pretrained policy's file.
+        log_root: where runs are looked for.
+        tasks_dir: a folder of tasks. None: that of the run.
+        task: the one that the user has typed, if any.
+        is_pretrained: whether `wanted` is the name of a task, whose pretrained policy is meant.
+        as_trained: whether to use the run's own copy of the task's code.
+
+    Raises:
+        UserError: there is no such policy or task, it is of another task, there is no copy of the
+            code, or the task does not know a value of the configuration.
+    """
+    if is_pretrained:
+        registry = discover(os.environ, tasks_dir)
+        file = find_pretrained(registry, wanted)
+        print_line(f"pretrained: {describe(file)}")
+        name, trained = wanted, Trained(Path(), file, config_in(file))
+    else:
+        name, trained = find_trained(wanted, log_root, task)
+        registry = discover(os.environ, tasks_dir or tasks_dir_of(trained.run_dir))
+    for note in trained.notes:
+        print_line(note)
+    checkpoint, data = trained.checkpoint, trained.config
+    found = None if as_trained else registry.tasks.get(name)
+    if found is None:
+        snapshot = own_snapshot(checkpoint, name, as_trained)
+        found = find_task(name, snapshot.folder)
+        data = read_config(str(snapshot.config), "--resume")
+    elif changes := changes_since(checkpoint, read_code(found.folder)):
+        print_line(f"{changes}\n--as-trained uses the code as it was\n")
+    run_dir = run_dir_of(checkpoint)
+    file = f"{run_dir}: its {CONFIG_FILE}" if (run_dir / CONFIG_FILE).exists() else str(checkpoint)
+    return found, from_file(found, data, file, note_of(run_dir)), trained
+
+
+def build(
+    found: FoundTask, config: TrainConfig, engine: Any, device: str, threads: int
+) -> "Env[Any]":
+    """Build environments as for an evaluation: the levels of a curriculum stay the same."""
+    from mjfleet.env import EnvShard
+    from mjfleet.env.factory import build_env
+
+    num_envs = config.env.num_envs
+    shard = EnvShard(0, num_envs, num_envs, seed=config.agent.seed)
+    return build_env(found, config, engine, device, threads, shard=shard)
+
+
+def load_runner(
+    found: FoundTask,
+    config: TrainConfig,
+    checkpoint: Path,
+    engine: Any = "native",
+    device: str = "cpu",
+    threads: int = 1,
+) -> "Runner":
+    """Build environments and load a policy; UserError if it does not fit them."""
+    from mjfleet.rl.runner import Runner
+
+    agent = replace(config.agent, torch_compile_mode=None)
+    env = build(found, config, engine, device, threads)
+    runner = Runner(env, agent, device, threads, found.load)
+    runner.load_policy(checkpoint)
+    return runner
