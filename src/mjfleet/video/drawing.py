@@ -45,75 +45,51 @@ def write_video(recording: StateRecording, path: Path) -> None:
 
 def pictures(recording: StateRecording) -> Iterator[Image.Image]:
     """Yield pictures of environments side by side, with the seconds of their episodes."""
-    times = recording.steps["time"]
+    steps, times = recording.steps, recording.steps["time"]
     across = 1 if times.shape[1] == 1 else 2
     width, height = WIDTH // across, HEIGHT // across
-    arrows = [name for name in recording.steps if name.startswith(ARROW)]
-    stage = Stage(recording, arrows, SUPERSAMPLING * width, SUPERSAMPLING * height)
-    captions: list[tuple[str, Colour]] = [(recording.title, WHITE)]
-    captions += zip((name.removeprefix(ARROW) for name in arrows), ARROW_COLOURS, strict=False)
-    for step in range(len(times)):
+    model = mujoco.MjModel.from_binary_path("model.mjb", {"model.mjb": recording.model})
+    size, quality = model.vis.global_, model.vis.quality
+    size.offwidth, size.offheight = SUPERSAMPLING * width, SUPERSAMPLING * height
+    # Invisible in pictures of this size, and without a GPU it saves a third of the time.
+    quality.shadowsize = min(quality.shadowsize, 2048)
+    quality.offsamples, quality.numslices, quality.numstacks = 0, 16, 8
+    data, camera = mujoco.MjData(model), _camera(model)
+    renderer = mujoco.Renderer(model, size.offheight, size.offwidth)
+    names = [name for name in steps if name.startswith(ARROW)]
+    arrows = list(zip(names, ARROW_COLOURS, strict=False))
+    captions = [(name.removeprefix(ARROW), colour) for name, colour in arrows]
+    for step, seconds in enumerate(times):
         picture = Image.new("RGB", (WIDTH, HEIGHT))
         pen = ImageDraw.Draw(picture)
-        for env, time in enumerate(times[step]):
+        for env, time in enumerate(seconds):
+            for name in steps.keys() & {"time", "qpos", "mocap_pos", "mocap_quat"}:
+                setattr(data, name, steps[name][step, env])
+            mujoco.mj_fwdPosition(model, data)
+            renderer.update_scene(data, camera)
+            for name, colour in arrows:
+                start, vector = steps[name][step, env].astype(float)
+                add_arrow(renderer.scene, start, vector, colour, 0.02 * model.stat.extent)
             left, top = env % across * width, env // across * height
-            picture.paste(stage.picture(step, env).reduce(SUPERSAMPLING), (left, top))
+            drawn = Image.fromarray(renderer.render()).reduce(SUPERSAMPLING)
+            picture.paste(drawn, (left, top))
             pen.text((left + 8, top + 6), f"{time:.1f} s", WHITE, FONT, **EDGE)
         x = 8.0
-        for text, colour in captions:
+        for text, colour in ((recording.title, WHITE), *captions):
             pen.text((x, HEIGHT - 22), text, colour, FONT, **EDGE)
             x += 12 + pen.textlength(text, FONT)
         yield picture
 
 
-class Stage:
-    """A model with its renderer and a camera."""
-
-    def __init__(
-        self, recording: StateRecording, arrows: list[str], width: int, height: int
-    ) -> None:
-        self._steps, self._arrows = recording.steps, arrows
-        assets = {"model.mjb": recording.model}
-        self._model = model = mujoco.MjModel.from_binary_path("model.mjb", assets)
-        self._data = mujoco.MjData(model)
-        model.vis.global_.offwidth, model.vis.global_.offheight = width, height
-        # Invisible in pictures of this size, and without a GPU it saves a third of the time.
-        quality = model.vis.quality
-        quality.shadowsize = min(quality.shadowsize, 2048)
-        quality.offsamples, quality.numslices, quality.numstacks = 0, 16, 8
-        self._renderer = mujoco.Renderer(model, height, width)
-        self._size = model.stat.extent / 2  # Of what is shown, m.
-        # The model's first camera that is fixed in the world, or the one that sees all of it.
+def _camera(model: mujoco.MjModel) -> Any:
+    """Return a camera that follows a robot, the model's first fixed one, or one that sees all."""
+    if (root := floating_body(model)) is None:
         fixed = np.flatnonzero(model.cam_bodyid == 0)
-        self._camera: Any = int(fixed[0]) if len(fixed) else -1
-        if (root := floating_body(model)) is not None:
-            self._follow(root)
-
-    def _follow(self, root: int) -> None:
-        """Have the camera follow a robot that moves freely, at a distance that shows all of it."""
-        model, data = self._model, self._data
-        self._place(0, 0)
-        own = model.body_rootid[model.geom_bodyid] == root
-        reach = np.linalg.norm(data.geom_xpos[own] - data.subtree_com[root], axis=1)
-        self._size = float((reach + model.geom_rbound[own]).max())
-        self._camera = mujoco.MjvCamera()
-        self._camera.type = mujoco.mjtCamera.mjCAMERA_TRACKING
-        self._camera.trackbodyid, self._camera.distance = root, 3.5 * self._size
-        self._camera.azimuth, self._camera.elevation = 130, -20
-
-    def picture(self, step: int, env: int) -> Image.Image:
-        """Draw an environment."""
-        self._place(step, env)
-        self._renderer.update_scene(self._data, self._camera)
-        for name, colour in zip(self._arrows, ARROW_COLOURS, strict=False):
-            start, vector = self._steps[name][step, env].astype(float)
-            add_arrow(self._renderer.scene, start, vector, colour, 0.045 * self._size)
-        return Image.fromarray(self._renderer.render())
-
-    def _place(self, step: int, env: int) -> None:
-        for name in self._steps.keys() & {"time", "qpos", "mocap_pos", "mocap_quat"}:
-            setattr(self._data, name, self._steps[name][step, env])
-        mujoco.mj_fwdPosition(self._model, self._data)
+        return int(fixed[0]) if len(fixed) else -1
+    camera = mujoco.MjvCamera()
+    camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, root
+    camera.distance, camera.azimuth, camera.elevation = 1.5 * model.stat.extent, 130, -20
+    return camera
 
 
 def floating_body(model: mujoco.MjModel) -> int | None:

@@ -27,9 +27,6 @@ class RenderProcess(ChildProcess):
     """Draws a recording into an MP4 file, which exists, whole, once `is_done`.
 
     `nice` is added to its niceness, see nice(2).
-
-    Raises:
-        OSError: there is no room for a temporary file, or no process can be started.
     """
 
     def __init__(self, recording: "StateRecording", path: Path, nice: int = 0) -> None:
@@ -39,7 +36,7 @@ class RenderProcess(ChildProcess):
             pickle.dump(recording, file)
             file.seek(0)
             super().__init__(
-                _command(path, nice, *([chosen] if chosen else BACKENDS)),
+                _command(str(path), str(nice), *([chosen] if chosen else BACKENDS)),
                 stdin=file,
                 environ=rendering_variables(os.environ),
                 new_session=False,  # Linux divides the processor among sessions first.
@@ -48,14 +45,13 @@ class RenderProcess(ChildProcess):
     def is_done(self) -> bool:
         """Return whether the file exists; raise a WorkerError if it never will."""
         if code := self.exit_code():
-            lines = [line for line in self.errors().splitlines() if line.strip()]
-            last = lines[-1] if lines else self.how_it_ended()
+            last = self.errors().strip().rpartition("\n")[2] or self.how_it_ended()
             raise WorkerError(f"{last}; `mjfleet doctor` says what drawing needs")
         return code == 0
 
 
 def render(recording: "StateRecording", path: Path) -> None:
-    """Draw a recording and wait for the file; raise what a RenderProcess and `is_done` raise."""
+    """Draw a recording and wait for the file; raise a WorkerError if nothing can be drawn."""
     with RenderProcess(recording, path) as process:
         process.wait()
         process.is_done()
@@ -77,14 +73,14 @@ def main(path: str, nice: str, backend: str, *others: str) -> None:
         if not others:
             sys.exit(f"MuJoCo cannot draw by {backend}: {in_a_line(error)}")
         # MuJoCo reads MUJOCO_GL once, when it is imported. The niceness stays.
-        os.execv(sys.executable, _command(Path(path), 0, *others))
+        os.execv(sys.executable, _command(path, "0", *others))
     from mjfleet.video.drawing import write_video
 
     write_video(pickle.load(sys.stdin.buffer), Path(path))
 
 
-def _command(path: Path, nice: int, *backends: str) -> list[str]:
-    return python_module("mjfleet.video.render_process", str(path), str(nice), *backends)
+def _command(*arguments: str) -> list[str]:
+    return python_module("mjfleet.video.render_process", *arguments)
 
 
 if __name__ == "__main__":

@@ -42,28 +42,26 @@ class TrainingVideos:
     def iteration(self, number: int) -> None:
         """Record a completed iteration where a video is due, and hand over finished videos."""
         self._attempt(lambda: self._record(number))
-        self._attempt(self._collect)
 
     def finish(self, stop: Callable[[], object]) -> None:
         """Wait for the last videos, until `stop` is true or LAST_SECONDS are over."""
 
         def is_over() -> bool:
             self._attempt(self._collect)
-            return bool(stop()) or not (self._works and self._drawn)
+            return bool(stop()) or not self._drawn
 
         if self._drawn:
             print_line(f"drawing videos, for {LAST_SECONDS:g} s at most; Ctrl-C skips them")
-            wait_until(is_over, LAST_SECONDS)
+            if not wait_until(is_over, LAST_SECONDS):
+                logger.warning("no video of the last iteration, for lack of time")
 
     def close(self) -> None:
         """End what is still being drawn."""
-        for process in self._drawn.values():
-            process.end()
-        if self._works and self._drawn:
-            numbers = ", ".join(map(str, self._drawn))
-            logger.warning("no video of iteration %s, for lack of time", numbers)
+        while self._drawn:
+            self._drawn.popitem()[1].end()
 
     def _record(self, number: int) -> None:
+        self._collect()
         due = min(math.ceil(number / self._interval) * self._interval, self._last)
         if number > due - self._recorder.length:
             self._recorder.take()
@@ -88,4 +86,5 @@ class TrainingVideos:
                 action()
         except Exception as error:
             self._works = False
+            self.close()
             logger.warning("no more videos, training continues: %s", in_a_line(error))
