@@ -8,12 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mjfleet.api.choose_task import tasks
     from mjfleet.api.environment import make
     from mjfleet.api.loop import Iteration, iterate
-    from mjfleet.api.run import Run
-    from mjfleet.api.task_list import tasks
+    from mjfleet.api.run import Run, TrainingError
     from mjfleet.api.training import train
-    from mjfleet.api.training_error import TrainingError
     from mjfleet.config import AgentConfig, EnvConfig, TrainConfig
     from mjfleet.env import Env
     from mjfleet.errors import UserError
@@ -25,11 +24,11 @@ MODULES = {
     "Iteration": "api.loop",
     "Run": "api.run",
     "TrainConfig": "config",
-    "TrainingError": "api.training_error",
+    "TrainingError": "api.run",
     "UserError": "errors",
     "iterate": "api.loop",
     "make": "api.environment",
-    "tasks": "api.task_list",
+    "tasks": "api.choose_task",
     "train": "api.training",
 }
 """The module of each name."""

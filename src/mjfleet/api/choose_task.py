@@ -1,4 +1,4 @@
-"""From a task's name, or an environment class, and changes: a task and its configuration."""
+"""Finds tasks. From a name, or a class, and changes: a task and its configuration."""
 
 import os
 import re
@@ -21,6 +21,19 @@ from mjfleet.runs.own_runs import note_of, tasks_dir_of
 
 Config = TrainConfig | Mapping[str, Any] | str | os.PathLike[str]
 _given: set[Path] = set()  # Folders of runs that this process has begun, made or not.
+
+
+def tasks(tasks_dir: str | None = None) -> dict[str, str]:
+    """Return what each task is, by its name: those that `mjfleet tasks` lists.
+
+    Args:
+        tasks_dir: a folder of task folders that is searched first.
+
+    Raises:
+        UserError: the folder does not exist, or two tasks have the same name.
+    """
+    found = discover(os.environ, tasks_dir).tasks
+    return {name: entry.task.summary for name, entry in found.items()}
 
 
 def choose_task(

@@ -1,18 +1,18 @@
-"""Runs a command of mjfleet's in a child process, and raises here what it has found.
+"""Runs a command of mjfleet's in a process of its own: imports, GPU and signals stay out of ours.
 
-The process of a script or a notebook thus keeps its settings, and may train several runs at once.
+The module is also that process's main module.
 """
 
 import math
 import os
-import shutil
+import pickle
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.cli.run_command import run_command
@@ -22,37 +22,37 @@ from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent, stop_wi
 
 LOOK_SECONDS = 0.5
 MISTAKE = 2  # The exit code after a mistake of the user's.
+FILES = "FILES:"
+"""In an argument, the folder of the command's own files."""
 
 
 class CommandProcess:
-    """A command that runs, with a folder for files that only it reads.
+    """A command that runs.
 
     Args:
-        make_arguments: returns the command's arguments; it may write files into the folder.
+        arguments: of the command.
         is_shown: whether its output is shown here; in a notebook, only warnings and errors are.
-        place: where that folder is made, if it exists, or the nearest folder that does. None: where
-            temporary files belong.
+        files: content of files that only it reads, by path in a folder that it removes.
+        place: where that folder is made, if it exists, or the nearest folder that does.
     """
 
     def __init__(
         self,
-        make_arguments: Callable[[Path], Sequence[str]],
+        arguments: Sequence[str],
         is_shown: bool,
+        files: Mapping[str, bytes] | None = None,
         place: Path | None = None,
     ) -> None:
-        if place is not None:
-            place = next(folder for folder in (place, *place.parents) if folder.is_dir())
-        self._folder = TemporaryDirectory(prefix=".mjfleet-", dir=place)
-        folder = Path(self._folder.name)
-        try:
-            command = python_module(__name__, str(folder), *make_arguments(folder))
-            sys.stdout.flush()
-            stdout = None if is_shown and not is_notebook() else subprocess.DEVNULL
-            stderr = None if is_shown else KEEP
-            self._child = ChildProcess(command, stdout=stdout, stderr=stderr)
-        except BaseException:
-            self._folder.cleanup()
-            raise
+        sys.stdout.flush()
+        with TemporaryFile() as given:
+            pickle.dump((files or {}, place), given)
+            given.seek(0)
+            self._child = ChildProcess(
+                python_module(__name__, *arguments),
+                stdin=given,
+                stdout=None if is_shown and not is_notebook() else subprocess.DEVNULL,
+                stderr=None if is_shown else KEEP,
+            )
         self.pid = self._child.pid
         self.errors = ""
         """What it has written to standard error, once it has ended; empty if that was shown."""
@@ -62,7 +62,9 @@ class CommandProcess:
     def exit_code(self) -> int | None:
         """Its exit code, 128 and the signal's number if a signal ended it; None while it runs."""
         if self._code is None and (code := self._child.exit_code()) is not None:
-            self._end(code)
+            self.errors, self._mistake = self._child.errors().strip(), self._child.mistake()
+            self._child.end()
+            self._code = code if code >= 0 else 128 - code
         return self._code
 
     def stop(self) -> None:
@@ -76,6 +78,9 @@ class CommandProcess:
         """Wait until it has ended, or for so many seconds; return `exit_code`.
 
         KeyboardInterrupt, Ctrl-C or a notebook's "interrupt kernel", is passed on to it.
+
+        Raises:
+            UserError: it has found a mistake of the user's.
         """
         deadline = time.monotonic() + seconds
         while self.exit_code is None and time.monotonic() < deadline:
@@ -84,49 +89,38 @@ class CommandProcess:
                 self._child.wait(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
             except KeyboardInterrupt:
                 self.stop()
-        return self._code
-
-    def raise_mistake(self) -> None:
-        """Raise the UserError that the command has ended with, if it has."""
         if self._code == MISTAKE:
             raise UserError(self._mistake or self.errors or "the arguments are wrong, see above")
-
-    def kill(self) -> None:
-        """End it at once, if it runs."""
-        if self.exit_code is None:
-            self._end(-signal.SIGKILL)
-
-    def _end(self, code: int) -> None:
-        self.errors, self._mistake = self._child.errors().strip(), self._child.mistake()
-        self._child.end()
-        self._folder.cleanup()
-        self._code = code if code >= 0 else 128 - code
+        return self._code
 
 
 def is_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return hasattr(shell, "kernel")
+    """Return whether this code runs in a notebook, whose output the front end shows."""
+    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
+    return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 def main() -> None:
-    """Run a command: the folder for its files, then the command's arguments.
+    """Run a command of mjfleet's, with the files that standard input holds.
 
     When this process's parent is gone, training saves and stops; other commands end at once.
     """
-    folder, *arguments = sys.argv[1:]
-    parent = int(os.environ[PARENT_VARIABLE])
-    if arguments[0] == "train":
-        stop_with_parent(parent)
+    if sys.argv[1] == "train":
+        stop_with_parent(int(os.environ[PARENT_VARIABLE]))
     else:
         die_with_parent()
-
     del os.environ[PARENT_VARIABLE]  # Curves are drawn: somebody looks at them.
-    try:
-        sys.exit(run_command(mjfleet, arguments))
-    finally:
-        if os.getppid() != parent:
-            shutil.rmtree(folder, ignore_errors=True)
+    files, place = pickle.load(sys.stdin.buffer)
+    while place and not place.is_dir():
+        place = place.parent
+    with TemporaryDirectory(prefix=".mjfleet-", dir=place) as folder:
+        for name, content in files.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        arguments = [word.replace(FILES, f"{folder}/") for word in sys.argv[1:]]
+        code = run_command(mjfleet, arguments)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from dataclasses import fields
 from typing import Any
 
 from mjfleet.api.choose_task import Config, choose_task
-from mjfleet.config import TrainConfig
 from mjfleet.config.dict_conversion import plain
 from mjfleet.config.launch_config import LaunchConfig
 from mjfleet.env import Env
@@ -45,32 +44,32 @@ def make(
     Raises:
         UserError: the task, the device or a value is not known.
     """
-    refuse(changes)
     if num_envs is not None:
         changes["env"] = {**plain(changes.get("env") or {}), "num_envs": num_envs}
-    gpu_ids = _gpu_ids(str(device))
-    found, chosen = choose_task(task, name, config, {**changes, "gpu_ids": gpu_ids})
-    plan = place(found, chosen)
-    stack = ExitStack()
-    with stack:
+    changes["gpu_ids"] = _gpu_ids(str(device))
+    found, plan = plan_in_process(task, name, config, changes)
+    with ExitStack() as stack:
         stack.enter_context(on_device(plan.engine, plan.device))
         env = build_env(found, plan.config, plan.engine, plan.device, plan.threads)
         env.on_close = stack.pop_all()
     return env
 
 
-def refuse(changes: Mapping[str, Any]) -> None:
-    """Refuse changes that only `train` can make: those of run directories, workers and hosts."""
+def plan_in_process(
+    task: str | type, name: str | None, config: Config | None, changes: Mapping[str, Any]
+) -> tuple[FoundTask, LaunchPlan]:
+    """Choose device, engine and threads of one worker in this process, as `train` does.
+
+    Raises:
+        UserError: the arguments ask for what cannot be had, or for what only `train` does.
+    """
     if wrong := [name for name in changes if name in OF_TRAIN]:
         raise UserError(f"{wrong[0]}: only `mjfleet.train` or the command `train` can do that.")
-
-
-def place(found: FoundTask, config: TrainConfig) -> LaunchPlan:
-    """Choose device, engine and threads of one worker in this process, as `train` does."""
-    devices = choose_devices(config, os.environ)
+    found, chosen = choose_task(task, name, config, changes)
+    devices = choose_devices(chosen, os.environ)
     if len(devices.names) > 1:
         raise UserError("gpu_ids: this process has one worker, so one device.")
-    return make_plan(found, config, [devices], {})
+    return found, make_plan(found, chosen, [devices], {})
 
 
 def _gpu_ids(device: str) -> Any:

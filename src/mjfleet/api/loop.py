@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mjfleet.api.choose_task import Config, choose_task
-from mjfleet.api.environment import place, refuse
+from mjfleet.api.choose_task import Config
+from mjfleet.api.environment import plan_in_process
 from mjfleet.env import Env
 from mjfleet.env.factory import build_env, on_device
 from mjfleet.env.random_numbers import seed_everything
@@ -68,9 +68,7 @@ def iterate(
         DivergedError: a state, observation, reward or loss is not finite.
     """
     with ExitStack() as stack:
-        refuse(changes)
-        found, chosen = choose_task(task, name, config, {"gpu_ids": "auto", **changes})
-        plan = place(found, chosen)
+        found, plan = plan_in_process(task, name, config, {"gpu_ids": "auto", **changes})
         device, config = plan.device, plan.config
         seed_everything(config.agent.seed)
         stack.enter_context(on_device(plan.engine, device))

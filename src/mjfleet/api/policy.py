@@ -42,8 +42,6 @@ class Policy:
             if len(groups) > 1:
                 raise UserError(f"the policy observes {', '.join(groups)}: pass a mapping of them.")
             observations = {groups[0]: observations}
-        if lacking := [name for name in groups if name not in set(observations.keys())]:
-            raise UserError(f"the policy observes {', '.join(groups)}; {lacking[0]} is missing.")
         tensors = {
             name: torch.as_tensor(observations[name], dtype=torch.float32, device=self.device)
             for name in groups

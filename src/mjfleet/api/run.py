@@ -1,19 +1,16 @@
 """`mjfleet.Run`: a training run, to look at, to wait for, and to use its policy."""
 
-import atexit
 import json
 import math
 import signal
-from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mjfleet.api.choose_task import as_flags, choose_task, new_run_dir
-from mjfleet.api.command_process import CommandProcess, is_notebook
+from mjfleet.api.command_process import FILES, CommandProcess, is_notebook
 from mjfleet.api.task_by_value import ClassTask
-from mjfleet.api.training_error import TrainingError
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.config.dict_conversion import plain
 from mjfleet.errors import UserError
@@ -23,7 +20,7 @@ from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations, read_ro
 from mjfleet.runs.run_json import read_record
 from mjfleet.runs.run_lock import is_locked
 from mjfleet.runs.run_lookup import find_run, group_of, name_of, record_of
-from mjfleet.worker.failure_record import read_failures
+from mjfleet.worker.failure_record import Failure, read_failures
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,8 +32,6 @@ SHOWN = (
 )  # fmt: skip
 """Columns of metrics.csv that a notebook shows."""
 NAMES = ("experiment_name", "run_name")  # Of the agent's fields, those that name a run directory.
-END_SECONDS = 60.0  # For runs in the background to save when the interpreter ends.
-_in_background: set["Run"] = set()
 
 
 class Run:
@@ -60,12 +55,7 @@ class Run:
         """Return the run that a process trains: at once in the background, or when it has ended."""
         run = cls.__new__(cls)
         run.path, run._process = run_dir.absolute(), process
-        if background:
-            _in_background.add(run)
-            atexit.unregister(_end_all)
-            atexit.register(_end_all)  # What was registered last comes first: it needs the files.
-            return run
-        return run._shown_until_it_ends()
+        return run if background else run._shown_until_it_ends()
 
     def __reduce__(self) -> tuple[type, tuple[Path]]:
         return Run, (self.path,)  # Another process can look at it, but has not started it.
@@ -94,19 +84,16 @@ class Run:
 
     @property
     def status(self) -> str:
-        """`starting`, `running`, `finished`, `stopped`, `failed`, or `died` if it was killed."""
-        record = read_record(self.path)
-        status = str(record.get("status", "failed"))
-        if self._process and self.is_running:
-            return status if record.get("pid") == self._process.pid else "starting"
-        return "died" if status == "running" and not is_locked(self.path) else status
+        """`running`, `finished`, `stopped`, `failed`, or `died` if it was killed."""
+        if self.is_running:
+            return "running"
+        status = str(read_record(self.path).get("status", "failed"))
+        return "died" if status == "running" else status
 
     @property
     def is_running(self) -> bool:
         """Whether a process trains it."""
-        if self._process:
-            return self._process.exit_code is None
-        return self.status == "running"
+        return self._process.exit_code is None if self._process else is_locked(self.path)
 
     @property
     def iteration(self) -> int:
@@ -160,14 +147,11 @@ class Run:
             UserError: training found a mistake; no run is left. Or it was not started here.
             TrainingError: a worker has failed.
         """
-        code = self._own_process().wait(seconds)
-        if code is None:
-            return self
-        _in_background.discard(self)
-        self._own_process().raise_mistake()
-        if 0 < code <= 128:
+        process = self._own_process()
+        code = process.wait(seconds)
+        if code and code <= 128:
             failures = read_failures(self.path)
-            otherwise = self._own_process().errors or f"training ended with exit code {code}"
+            otherwise = process.errors or f"training ended with exit code {code}"
             raise TrainingError(self, failures[0] if failures else None, otherwise)
         return self
 
@@ -197,20 +181,18 @@ class Run:
             UserError, TrainingError: as for `mjfleet.train`.
         """
         own = None if task is None else choose_task(task, self.task, None, {})[0]
-        run_dir = self.path
+        log_root, run_dir = self.path.parents[2 if group_of(self.path) else 1], self.path
         if fork:
-            names = {"experiment_name": self.path.relative_to(self._log_root).parts[0]}
+            names = {"experiment_name": self.path.relative_to(log_root).parts[0]}
             names |= {n: v for n, v in plain(changes.get("agent", {})).items() if n in NAMES}
-            where = {"log_root": str(self._log_root), "run_dir": changes.get("run_dir")}
+            where = {"log_root": str(log_root), "run_dir": changes.get("run_dir")}
             run_dir = new_run_dir(from_dict(TrainConfig(), {**where, "agent": names}))
             changes |= {"fork": True, "run_dir": run_dir}
-
-        def arguments(folder: Path) -> Sequence[str]:
-            if isinstance(own, ClassTask):
-                changes["tasks_dir"] = own.write(folder)
-            return ["train", self.task, "--resume", str(self.path), *as_flags(changes)]
-
-        process = CommandProcess(arguments, not background, own and self._log_root)
+        files = dict[str, bytes]()
+        if isinstance(own, ClassTask):
+            files, changes["tasks_dir"] = own.files(), f"{FILES}tasks"
+        command = ["train", self.task, "--resume", str(self.path), *as_flags(changes)]
+        process = CommandProcess(command, not background, files, log_root)
         return Run.of_process(process, run_dir, background)
 
     def policy(self, checkpoint: str | Path | None = None, device: str = "cpu") -> "Policy":
@@ -239,8 +221,9 @@ class Run:
             each of the task's metrics, by name: `result["return"]["mean"]`.
         """
         with TemporaryDirectory(prefix="mjfleet-") as folder:
-            file = Path(folder, "episodes.json")
-            self._play(checkpoint, {"episodes": episodes, "output": file, **flags})
+            file, policy = Path(folder, "episodes.json"), str(checkpoint or self.path)
+            shown = as_flags({"episodes": episodes, "output": file, **flags})
+            self._command("play", self.task, "--resume", policy, *shown)
             return json.loads(file.read_text())
 
     def video(
@@ -258,7 +241,9 @@ class Run:
         if path is None:
             path = self.path / "videos" / "policy.mp4"
             path.parent.mkdir(exist_ok=True)
-        self._play(checkpoint, {"video": path, "video_seconds": seconds, **flags})
+        policy = str(checkpoint or self.path)
+        shown = as_flags({"video": path, "video_seconds": seconds, **flags})
+        self._command("play", self.task, "--resume", policy, *shown)
         return Path(path)
 
     def plot(self, path: str | Path | None = None, **flags: Any) -> Path:
@@ -291,18 +276,10 @@ class Run:
         handle.update(self)
         return self.wait()
 
-    @property
-    def _log_root(self) -> Path:
-        return self.path.parents[2 if group_of(self.path) else 1]
-
     def _own_process(self) -> CommandProcess:
         if self._process is None:
             raise UserError(f"{self.path}: this process has not started its training.")
         return self._process
-
-    def _play(self, checkpoint: str | Path | None, flags: Mapping[str, Any]) -> None:
-        policy = str(checkpoint or self.path)
-        self._command("play", self.task, "--resume", policy, *as_flags(flags))
 
     def _command(self, *arguments: str) -> None:
         """Run a command of mjfleet's, quietly.
@@ -310,20 +287,39 @@ class Run:
         Raises:
             UserError: it has failed.
         """
-        process = CommandProcess(lambda _: arguments, is_shown=False)
+        process = CommandProcess(arguments, is_shown=False)
         code = process.wait()
-        process.raise_mistake()
         if code == 128 + signal.SIGINT:
             raise KeyboardInterrupt
         if code:
             raise UserError(f"{arguments[0]} of {self.path}: {process.errors}")
 
 
-def _end_all() -> None:
-    """Have the runs in the background save when the interpreter ends, and wait for that."""
-    running = [run for run in _in_background if run.is_running]
-    for run in running:
-        run._own_process().stop()
-    for run in running:
-        if run._own_process().wait(END_SECONDS) is None:
-            run._own_process().kill()
+class TrainingError(Exception):
+    """Training has failed. The text is what the command prints.
+
+    Attributes:
+        run: the `Run`, which can be resumed from its newest checkpoint.
+        rank: the worker that failed first; None: no worker has recorded one.
+        host: its host.
+        phase: what it was doing: `build`, `collect`, `learn`, `save`, ...
+        iteration: the iteration it was in, counted from 1; 0 before the first.
+        kind: the class of its exception; or Killed, Exited, Hang, Lost.
+        cause: that exception's message.
+        traceback: of that exception, as text.
+    """
+
+    def __init__(self, run: Run, failure: Failure | None, otherwise: str) -> None:
+        super().__init__(run, failure, otherwise)  # From which it is made again by pickle.
+        self.run = run
+        self.rank = failure and failure.rank
+        self.host = failure and failure.host
+        self.phase = failure and failure.phase
+        self.iteration = failure and failure.iteration
+        self.kind = failure and failure.kind
+        self.cause = failure.message if failure else otherwise
+        self.traceback = failure.traceback if failure else ""
+        self._text = failure.report if failure else otherwise
+
+    def __str__(self) -> str:
+        return self._text

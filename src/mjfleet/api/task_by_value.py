@@ -8,8 +8,6 @@ import inspect
 import pickle
 import sys
 import sysconfig
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +18,7 @@ from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
 
 ENV = "env:Env"  # Where a task folder has the class.
-CONFIG_PY = '''"""The task {name}, from {source}. mjfleet wrote this folder for its workers."""
+CONFIG_PY = '''"""The task {name}, of a class. mjfleet wrote this folder for its workers."""
 
 from mjfleet.api.task_by_value import load
 
@@ -44,21 +42,20 @@ class ClassTask(FoundTask):
         """Return the class, or what FoundTask returns."""
         return self.env_class if reference == ENV else super().load(reference, base)
 
-    def write(self, folder: Path) -> Path:
-        """Write a folder of task folders with this one into a folder; return it.
+    def files(self) -> dict[str, bytes]:
+        """Return the files of a task folder with this task, by path in the folder `tasks`.
 
         Raises:
             UserError: the class cannot be pickled.
         """
-        source, name = _source_file(self.env_class), self.env_class.__name__
-        about = {"name": self.name, "source": source.name if source else "a notebook"}
-        own = folder / "tasks" / self.name
-        own.mkdir(parents=True)
-        (own / "config.py").write_text(CONFIG_PY.format(**about))
-        (own / "env.py").write_text(ENV_PY.format(**about))
-        (own / "task.pkl").write_bytes(_pickled(self.task, name))
-        (own / "environment.pkl").write_bytes(_pickled(self.env_class, name))
-        return own.parent
+        class_name = self.env_class.__name__
+        files = {
+            "config.py": CONFIG_PY.format(name=self.name).encode(),
+            "env.py": ENV_PY.format(name=self.name).encode(),
+            "task.pkl": _pickled(self.task, class_name),
+            "environment.pkl": _pickled(self.env_class, class_name),
+        }
+        return {f"tasks/{self.name}/{name}": content for name, content in files.items()}
 
 
 def load(place: str, file: str) -> Any:
@@ -82,45 +79,27 @@ def with_whole_path(env_class: type) -> type:
     if not isinstance(model, str) or ":" in model:
         return env_class
     owner = next(base for base in env_class.__mro__ if "model_file" in vars(base))
-    source = _source_file(owner)
-    path = (source.parent if source else Path()) / model
-    own = {"model_file": str(path.absolute()), "__module__": env_class.__module__}
+    try:
+        folder = Path(inspect.getfile(owner)).parent
+    except (TypeError, OSError):  # A notebook's.
+        folder = Path()
+    own = {"model_file": str((folder / model).absolute()), "__module__": env_class.__module__}
     return type(env_class.__name__, (env_class,), own)
 
 
-def _source_file(env_class: type) -> Path | None:
-    try:
-        found = Path(inspect.getfile(env_class))
-    except (TypeError, OSError):  # A notebook's.
-        return None
-    return found if found.exists() else None
-
-
 def _pickled(thing: object, name: str) -> bytes:
+    """Return the pickle, with modules that are not installed, which workers could not import."""
     import cloudpickle
 
-    with _modules_by_value():
-        try:
-            return cloudpickle.dumps(thing)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{name} cannot be sent to workers: {error}. What it uses of the script must be "
-                "functions, classes and plain values."
-            ) from error
-
-
-@contextmanager
-def _modules_by_value() -> Iterator[None]:
-    """Have modules that are not installed, which workers could not import, pickled by value."""
-    import cloudpickle
-
-    before = set(cloudpickle.list_registry_pickle_by_value())
-    with ExitStack() as undo:
-        for module in list(sys.modules.values()):
-            if _is_local(module) and module.__name__ not in before:
-                cloudpickle.register_pickle_by_value(module)
-                undo.callback(cloudpickle.unregister_pickle_by_value, module)
-        yield
+    for module in filter(_is_local, [*sys.modules.values()]):
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps(thing)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{name} cannot be sent to workers: {error}. What it uses of the script must be "
+            "functions, classes and plain values."
+        ) from error
 
 
 def _is_local(module: ModuleType) -> bool:

@@ -1,18 +1,17 @@
 """`mjfleet.train`: a training run in processes of its own, from a script or a notebook."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mjfleet.api.choose_task import Config, as_flags, choose_task, new_run_dir
-from mjfleet.api.command_process import CommandProcess
+from mjfleet.api.command_process import FILES, CommandProcess
 from mjfleet.api.run import Run
 from mjfleet.api.task_by_value import ClassTask
 from mjfleet.errors import UserError
-from mjfleet.runs.config_yaml import placement_flags, write_config
+from mjfleet.runs.config_yaml import config_text, placement_flags
 
-OF_COMMAND = ("seeds", "per_run", "dry_run", "resume", "fork", "config")
+OF_COMMAND = ("seeds", "per_run", "dry_run", "resume", "fork")
 """Flags of `train` that this function has no equal for."""
 
 
@@ -36,7 +35,7 @@ def train(
         config: where the configuration begins: a file as for `train --config`, a mapping or a
             TrainConfig. None: the task's defaults.
         background: whether to return at once. The run is then watched, stopped and waited for by
-            the methods of `Run`. It ends with this process, which waits until it has saved.
+            the methods of `Run`. When this process ends, it saves and stops.
         changes: fields of TrainConfig, which are the flags of `train`: `gpu_ids=[0, 1]`,
             `gpu_ids="all"`, `gpu_ids=None` for the CPU, `env={"num_envs": 256}`,
             `agent={"max_iterations": 50}`.
@@ -49,17 +48,12 @@ def train(
         raise UserError(f"{wrong[0]}: it is a flag of the command `train` alone.")
     found, planned = choose_task(task, name, config, changes)
     run_dir = new_run_dir(planned)
-
-    def arguments(folder: Path) -> Sequence[str]:
-        file, config = folder / "config.yaml", replace(planned, run_dir=None)
-        if isinstance(found, ClassTask):
-            config = replace(config, tasks_dir=str(found.write(folder)))
-        write_config(file, found.name, config)
-        # What does not count in a file, and a teacher, of which it has none.
-        others = as_flags({"run_dir": run_dir, "teacher": planned.teacher})
-        return ["train", found.name, "--config", str(file), *others, *placement_flags(config)]
-
-    # Workers read a class, also those on other hosts, which share the log root's disk.
-    place = Path(planned.log_root).absolute() if isinstance(found, ClassTask) else None
-    process = CommandProcess(arguments, not background, place)
+    files, flags = dict[str, bytes](), as_flags({"run_dir": run_dir, "teacher": planned.teacher})
+    if isinstance(found, ClassTask):
+        files, planned = found.files(), replace(planned, tasks_dir=f"{FILES}tasks")
+    # What does not count in a file, and a teacher, of which it has none, are flags.
+    flags += ["--config", f"{FILES}config.yaml", *placement_flags(planned)]
+    files["config.yaml"] = config_text(found.name, planned).encode(errors="backslashreplace")
+    place = Path(planned.log_root).absolute()  # Hosts that read a class there share its disk.
+    process = CommandProcess(["train", found.name, *flags], not background, files, place)
     return Run.of_process(process, run_dir, background)
