@@ -197,7 +197,9 @@ def test_an_environment_that_has_changed_says_so(tmp_path: Path) -> None:
     train(runner, checkpointer)
     path = tmp_path / "model_2.pt"
     runner, checkpointer = begin(tmp_path, WiderEnv, 8, 4)
-    assert checkpointer.resume(path) == ["delayed of the environment, which has another shape now"]
+    assert checkpointer.resume(path) == [
+        "environments and random states, which begin anew (other state is declared)"
+    ]
     assert runner.env.taken == 16
     # Another reward term: the sums of episodes that are under way would not fit.
     cfg = replace(FOUND.task.env, num_envs=8)
@@ -422,7 +424,7 @@ def test_an_earlier_versions_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
     config = from_dict(BUNDLED["cartpole-balance"].task.agent, saved | {"max_iterations": 5})
     runner, checkpointer = build(tmp_path, config, task="cartpole-balance")
     (lost,) = checkpointer.resume(run / "checkpoints" / "model_3.pt")
-    assert lost == "environments and random states, which begin anew (saved by an earlier version)"
+    assert lost == "environments and random states, which begin anew (other state is declared)"
     assert [row["iteration"] for row in train(runner, checkpointer)] == [4, 5]
 
 

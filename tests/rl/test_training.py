@@ -313,7 +313,9 @@ FAULTS = {
     "add_state('late') is called outside `setup`": {
         "env.py": SPOILT_ENV.replace("self.sim.ctrl[:] = action", "self.add_state('late')")
     },
-    "has shape (7,), not (8,)": {"env.py": SPOILT_ENV.replace("self.num_envs)}", "7)}")},
+    "is (7,) on cpu; it must be a tensor (8,)": {
+        "env.py": SPOILT_ENV.replace("self.num_envs)}", "7)}")
+    },
 }
 
 

@@ -3,7 +3,7 @@
 Runs in a worker, and in every command that steps a task.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from mjfleet.env.contract import C
 from mjfleet.env.episode_statistics import Sums, episode_sums, stack_metrics
 from mjfleet.env.model_file import URDF
-from mjfleet.env.return_checks import check_returns, names_and_shapes
+from mjfleet.env.return_checks import check_returns
 from mjfleet.env.stateful_env import StatefulEnv
 from mjfleet.env.step_recorder import RESULTS, StepRecorder
 from mjfleet.errors import UserError
@@ -95,7 +95,7 @@ class Env(StatefulEnv[C]):
         self.is_evaluation = shard is not None
         """Whether policies are evaluated or played here, on levels that then stay the same."""
         self.evaluated: Any = None
-        """The `EvaluatedLevels` of the first curriculum, in an evaluation; None: there is none."""
+        """The `EvaluatedLevels` of the first curriculum in an evaluation, or None."""
         assert self.num_envs % group_size == 0
         self.group_size = group_size
         self.env_ids = torch.arange(self.num_envs, device=self.device) // group_size
@@ -108,7 +108,6 @@ class Env(StatefulEnv[C]):
         if self.num_actions < 1:
             name = type(self).__name__
             raise UserError(f"{name}: the model has no actuator to act with; {URDF}.")
-        self._returned: dict[str, Any] = {}  # Names and shapes of what methods returned at first.
         self._begin_state()
         self.action = self.add_state("action", self.num_actions)
         """The newest action, `(num_envs, num_actions)`, float32; zero in a new episode."""
@@ -125,11 +124,18 @@ class Env(StatefulEnv[C]):
         the episode count in no statistics."""
         self._nan_resets = torch.zeros((), dtype=torch.long, device=self.device)
         self.on_close = ExitStack()
-        self._set_up()
+        self.terms = self.measured = self._term_sums = self._totals = torch.empty(0)
+        self._steps = 0  # Since statistics were read.
+        self.reward_names = self.metric_names = ()
+        self._set_up([*dir(Env), *vars(self)])
         self._reset(everywhere)
         self._check_finite()
         self.reward_names, self.metric_names = check_returns(self)
-        self._begin_statistics(len(self.reward_names), 2 * len(self.metric_names))
+        terms, sums = len(self.reward_names), 2 * len(self.metric_names)
+        self.terms = torch.zeros(terms, self.num_envs, device=self.device)
+        self.measured = torch.zeros(sums, self.num_envs, device=self.device)
+        self._term_sums = self._states.add("_term_sums", (terms,), torch.float32)
+        self._totals = torch.zeros(3 + terms + sums, dtype=torch.float64, device=self.device)
         self._observations = self._observe()
 
     @property
@@ -162,9 +168,6 @@ class Env(StatefulEnv[C]):
         Returns:
             Observations; rewards `(num_envs,)`, float32; dones `(num_envs,)`, bool; and extras,
             whose "time_outs" `(num_envs,)`, bool, are the dones that are not failures.
-
-        Raises:
-            UserError: a method returns other names or shapes than before.
         """
         self.previous_action.copy_(self.action)
         self.action.copy_(actions)
@@ -176,13 +179,10 @@ class Env(StatefulEnv[C]):
             self.recorder.after_physics(self.sim)
         self.episode_length_buf += 1
         self.after_physics()
-        named = self.rewards()
-        self._check_returned("rewards", named)
-        terms = torch.stack(tuple(named.values())).to(torch.float32)
+        terms = torch.stack(tuple(self.rewards().values())).to(torch.float32)
         if self.recorder:
             self.recorder.after_rewards(terms)
         failed = self.terminated()
-        self._check_returned("terminated", {"": failed})
         measured = stack_metrics(self.metrics()) if self.metric_names else self.measured
         if self.on_nan == "reset":
             self.spoilt = self._spoilt_envs(terms)
@@ -258,14 +258,6 @@ class Env(StatefulEnv[C]):
             spoilt = spoilt | ~getattr(self.sim, name).isfinite().all(dim=1)
         return spoilt
 
-    def _begin_statistics(self, terms: int, sums: int) -> None:
-        """Make room for so many reward terms and numbers of metrics."""
-        self.terms = torch.zeros(terms, self.num_envs, device=self.device)
-        self.measured = torch.zeros(sums, self.num_envs, device=self.device)
-        self._term_sums = self._states.add("_term_sums", (terms,), torch.float32)
-        self._totals = torch.zeros(3 + terms + sums, dtype=torch.float64, device=self.device)
-        self._steps = 0
-
     def _record(self, terms: torch.Tensor, reward: torch.Tensor, dones: torch.Tensor) -> None:
         """Add a step to the statistics. Called before the environments that are done are reset."""
         self._term_sums += terms.T
@@ -282,19 +274,9 @@ class Env(StatefulEnv[C]):
         self.reset_worlds(mask)
         self.sim.forward(mask)
 
-    def _check_returned(self, method: str, returned: Mapping[str, torch.Tensor]) -> None:
-        """Raise UserError if a method returns other names or shapes than at first."""
-        now = names_and_shapes(returned)
-        if now != (before := self._returned.setdefault(method, now)):
-            raise UserError(
-                f"{type(self).__name__}.{method}() now returns {dict(now)}; at first it returned "
-                f"{dict(before)}."
-            )
-
     def _observe(self) -> TensorDict:
         # Copies: a group may be a view of the live state, and the caller keeps the observation.
         groups = {k: v.to(torch.float32, copy=True) for k, v in self.observe().items()}
-        self._check_returned("observe", groups)
         if self.on_nan == "reset":
             # Observing again after a reset would call `observe` twice in a step. Instead the policy
             # sees zeros once, and the next step resets the environment and ignores its reward.

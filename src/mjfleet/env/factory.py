@@ -48,7 +48,11 @@ def build_env(
             it needs is missing.
     """
     found.check_packages()
-    env_class = _env_class(found)
+    env_class = found.load(found.task.env_class)
+    if not (isinstance(env_class, type) and issubclass(env_class, Env)):
+        raise UserError(f"task {found.name}: {found.task.env_class} is not a subclass of Env.")
+    if missing := sorted(env_class.__abstractmethods__):
+        raise UserError(f"task {found.name}: {env_class.__name__} lacks {', '.join(missing)}.")
     num_envs, seed = config.env.num_envs, rank_seed(config.agent.seed, rank)
     if shard is not None:
         num_envs, seed = shard.count, shard.seed
@@ -60,24 +64,26 @@ def build_env(
     with while_compiling():
         if engine == "warp" and None in (cfg.nconmax, cfg.njmax):
             cfg = _with_room(cfg, config, env_class, model, device)
-        of_warp: dict[str, Any] = {"nconmax": cfg.nconmax, "njmax": cfg.njmax}
-        of_warp["deterministic"] = config.deterministic
         sim = make_simulation(
-            engine, model, num_envs, device=device, num_threads=num_threads, **of_warp
+            engine,
+            model,
+            num_envs,
+            device=device,
+            num_threads=num_threads,
+            nconmax=cfg.nconmax,
+            njmax=cfg.njmax,
+            deterministic=config.deterministic,
         )
     env = env_class(cfg, sim, seed, shard, group_size)
     env.on_nan = config.on_nan
-    sizes = observation_sizes(env)
-    for what, declared, built in (
-        ("num_actions", found.task.num_actions, env.num_actions),
-        ("observation_sizes", found.task.observation_sizes, sizes),
-    ):
-        if declared is not None and declared != built:
+    built = {"num_actions": env.num_actions, "observation_sizes": observation_sizes(env)}
+    for what, found_size in built.items():
+        if (declared := getattr(found.task, what)) not in (None, found_size):
             raise UserError(
                 f"task {found.name}: config.py declares {what}={declared!r}, but the environment "
-                f"has {built}."
+                f"has {found_size}."
             )
-    found.check_groups(config, sizes)
+    found.check_groups(config, observation_sizes(env))
     return env
 
 
@@ -109,16 +115,6 @@ def _with_room(
     return replace(cfg, **{name: given[name] or sim.buffer_use.ample(name) for name in names})
 
 
-def _env_class(found: FoundTask) -> type[Env[Any]]:
-    """Load the task's class of environments."""
-    env_class = found.load(found.task.env_class)
-    if not (isinstance(env_class, type) and issubclass(env_class, Env)):
-        raise UserError(f"task {found.name}: {found.task.env_class} is not a subclass of Env.")
-    if missing := sorted(env_class.__abstractmethods__):
-        raise UserError(f"task {found.name}: {env_class.__name__} lacks {', '.join(missing)}.")
-    return env_class
-
-
 @contextmanager
 def on_device(engine: Literal["warp", "native"], device: str) -> Iterator[None]:
     """Make `device` the default of torch, of rendering, and of warp where the engine is warp.
@@ -132,9 +128,9 @@ def on_device(engine: Literal["warp", "native"], device: str) -> Iterator[None]:
         index, count = int(device.removeprefix("cuda:")), torch.cuda.device_count()
         if index >= count:
             raise UserError(
-                f"torch {torch.__version__} (built for CUDA {torch.version.cuda}) sees {count} "
-                f"GPUs, so not index {index}: the driver may be too old, or CUDA_VISIBLE_DEVICES "
-                "wrong (of MIG devices, a process sees one). --gpu-ids None trains on the CPU."
+                f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees {count} GPUs, so not "
+                f"index {index}: look at the driver and at CUDA_VISIBLE_DEVICES (of MIG devices, a "
+                "process sees one), or use --gpu-ids None."
             )
         torch.cuda.set_device(device)
         # MuJoCo takes this for an index into the visible GPUs, as torch does.

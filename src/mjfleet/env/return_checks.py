@@ -3,7 +3,6 @@
 Otherwise torch would broadcast a wrong shape silently, or fail far from its cause.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,20 +11,15 @@ from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
 
 COLUMNS = {"observe": "size", "rewards": None, "terminated": None, "metrics": None, "debug_vis": 3}
-"""Second dimension of what a method returns. "size": any but 0, or an image's three; None: there is
+"""Second dimension of what a method returns: any size but 0, or an image's three; None: there is
 none."""
 MAY_BE_EMPTY = ("metrics", "debug_vis")
 
 
-def names_and_shapes(returned: Mapping[str, torch.Tensor]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return names and shapes of what a method returns, in its order."""
-    return [(name, tuple(value.shape)) for name, value in returned.items()]
-
-
 def observation_sizes(env: Any) -> dict[str, int | tuple[int, ...]]:
     """Return the size of each observation group; of an image (channels, height, width)."""
-    groups = names_and_shapes(env.get_observations())
-    return {name: shape[1] if len(shape) == 2 else shape[1:] for name, shape in groups}
+    groups = {name: tuple(group.shape) for name, group in env.get_observations().items()}
+    return {name: shape[1] if len(shape) == 2 else shape[1:] for name, shape in groups.items()}
 
 
 def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -37,11 +31,11 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     Raises:
         UserError: a method returned a wrong type, shape or device.
     """
-    restore_sim, restore = env.sim.keep(), env.keep()
+    restores = env.sim.keep(), env.keep()
     with own_random_numbers(0, str(env.device)):
         returned = {method: getattr(env, method)() for method in COLUMNS}
-    restore()
-    restore_sim()
+    for restore in reversed(restores):
+        restore()
     for method, found in returned.items():
         where = f"{type(env).__name__}.{method}()"
         if method == "terminated":
@@ -54,12 +48,8 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         for key, value in found.items():
             for part in value if isinstance(value, tuple) else (value,):
                 _check(f"{where}[{key!r}]", part, COLUMNS[method], env)
-    groups = list(returned["observe"])
-    for key in ("actor", "critic"):
-        if key not in groups:
-            raise UserError(
-                f"{type(env).__name__}.observe() has no group {key!r}; it has {groups}."
-            )
+        if method == "observe" and not found.keys() >= {"actor", "critic"}:
+            raise UserError(f"{where} has {', '.join(found)}; it must have actor and critic.")
     return tuple(returned["rewards"]), tuple(returned["metrics"])
 
 
@@ -70,9 +60,7 @@ def _check(what: str, value: Any, columns: str | int | None, env: Any) -> None:
     if columns == "size":
         wanted += f" or ({env.num_envs}, channels, height, width)"
         sizes = shape[1:] if len(shape) in (2, 4) and all(shape[1:]) else sizes
-    if not isinstance(value, torch.Tensor):
-        raise UserError(f"{what} is {type(value).__name__}, not a tensor {wanted}.")
-    if shape != (env.num_envs, *sizes):
-        raise UserError(f"{what} has shape {shape}, not {wanted}.")
-    if value.device.type != env.device.type:
-        raise UserError(f"{what} is on {value.device}, not on {env.device}.")
+    where = getattr(value, "device", env.device)
+    if shape != (env.num_envs, *sizes) or where.type != env.device.type:
+        found = f"{shape} on {where}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise UserError(f"{what} is {found}; it must be a tensor {wanted} on {env.device}.")

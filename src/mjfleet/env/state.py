@@ -5,7 +5,7 @@ of a GRPO group take over.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
@@ -19,13 +19,12 @@ Reset = float | Literal["keep"] | Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass
 class Rows:
-    """All states of one dtype. The numbers of an environment are a column."""
+    """All states of one dtype: a row for each of their numbers, a column for each environment."""
 
     numbers: torch.Tensor  # `(rows, num_envs)`
     fill: torch.Tensor  # What a reset writes into a row, `(rows, 1)`.
     is_filled: torch.Tensor  # Whether a reset writes it, `(rows, 1)`, bool.
-    sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Size in each environment by name, in the order of the rows."""
+    is_saved: torch.Tensor  # Whether checkpoints hold it, `(rows,)`, bool.
 
 
 class States:
@@ -35,14 +34,10 @@ class States:
         self._num_envs, self._device = num_envs, device
         self._rows: dict[torch.dtype, Rows] = {}
         self._drawn: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
-        self._passing: set[str] = set()  # Names of what no checkpoint holds.
+        self._saved: set[str] = set()  # Names of what checkpoints hold.
         self.shared: dict[str, torch.Tensor] = {}
         self.of_envs: dict[str, torch.Tensor] = {}
         """State of the environments by name, each `(num_envs, *size)`."""
-
-    def get(self, name: str) -> torch.Tensor | None:
-        """Return the tensor of a state, shared or not."""
-        return self.of_envs.get(name, self.shared.get(name))
 
     def add(
         self,
@@ -52,38 +47,35 @@ class States:
         reset: Reset = 0.0,
         start: torch.Tensor | float | None = None,
         is_shared: bool = False,
-        is_persistent: bool = True,
+        is_saved: bool = True,
     ) -> torch.Tensor:
         """Declare a state, and return its tensor."""
         what = f"add_state({name!r})"
-        if self.get(name) is not None:
+        if name in self.of_envs | self.shared:
             raise UserError(f"{what} is called twice.")
         if not all(isinstance(part, int) and part > 0 for part in size):
             raise UserError(f"{what}: its size is {size}; it must be whole numbers above 0.")
-        is_filled = isinstance(reset, int | float)
-        if not (is_filled or reset == "keep" or callable(reset)):
-            raise UserError(
-                f'{what}: `reset` is {reset!r}; it must be a number, "keep", or a function of the '
-                "mask."
-            )
         shape = size if is_shared else (self._num_envs, *size)
-        value = reset if is_filled else 0.0
+        is_filled = not (callable(reset) or reset == "keep")
         try:
+            value = float(reset) if is_filled else 0.0  # pyright: ignore[reportArgumentType]
             first = torch.as_tensor(value if start is None else start, device=self._device)
             first = first.to(dtype).expand(shape)
         except (RuntimeError, TypeError, ValueError):
-            raise UserError(f"{what}: `start` must be {shape} or a number.") from None
-        with torch.inference_mode(False):
-            if is_shared:
-                tensor = self.shared[name] = first.clone()
-            else:
-                tensor = self.of_envs[name] = self._append(name, size, dtype, value, is_filled)
-                tensor.copy_(first)
+            raise UserError(
+                f'{what}: `reset` must be a number, "keep" or a function of the mask, and `start` '
+                f"a number or {shape}."
+            ) from None
         if callable(reset):
             self._drawn[name] = reset
-        if not is_persistent:
-            self._passing.add(name)
-        return tensor
+        if is_saved:
+            self._saved.add(name)
+        with torch.inference_mode(False):
+            if is_shared:
+                self.shared[name] = first.clone()
+                return self.shared[name]
+            tensor = self.of_envs[name] = self._append(size, dtype, value, is_filled, is_saved)
+            return tensor.copy_(first)
 
     def reset(self, mask: torch.Tensor) -> None:
         """Write what a reset writes where `mask` `(num_envs,)` is true."""
@@ -91,9 +83,8 @@ class States:
             torch.where(mask & rows.is_filled, rows.fill, rows.numbers, out=rows.numbers)
         for name, draw in self._drawn.items():
             drawn, tensor = draw(mask), self.of_envs[name]
-            if not isinstance(drawn, torch.Tensor) or drawn.shape != tensor.shape:
-                found = getattr(drawn, "shape", type(drawn).__name__)
-                found = tuple(found) if isinstance(found, torch.Size) else found
+            if (shape := getattr(drawn, "shape", None)) != tensor.shape:
+                found = type(drawn).__name__ if shape is None else tuple(shape)
                 raise UserError(
                     f"add_state({name!r}): its `reset` returns {found}; it must return "
                     f"{tuple(tensor.shape)}."
@@ -111,52 +102,44 @@ class States:
         return [*(rows.numbers for rows in self._rows.values()), *self.shared.values()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of what is persistent: one tensor `(rows, num_envs)` for each dtype."""
-        saved: dict[str, Any] = {"rows": {}, "sizes": {}, "shared": {}}
+        """Return copies of what checkpoints hold: one tensor `(rows, num_envs)` for each dtype."""
+        shared = {name: one.clone() for name, one in self.shared.items() if name in self._saved}
+        rows = {str(dtype): one.numbers[one.is_saved] for dtype, one in self._rows.items()}
+        return {"rows": rows, "sizes": self.sizes(), "shared": shared}
+
+    def sizes(self) -> dict[str, dict[str, list[int]]]:
+        """Return names and sizes of what checkpoints hold in `rows`, by dtype."""
+        found: dict[str, dict[str, list[int]]] = {str(dtype): {} for dtype in self._rows}
+        for name, tensor in self.of_envs.items():
+            if name in self._saved:
+                found[str(tensor.dtype)][name] = list(tensor.shape[1:])
+        return found
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned for as many environments with the same `sizes`."""
         for dtype, rows in self._rows.items():
-            sizes = {k: size for k, size in rows.sizes.items() if k not in self._passing}
-            kept = [torch.full((prod(n),), k in sizes) for k, n in rows.sizes.items()]
-            saved["rows"][str(dtype)] = rows.numbers[torch.cat(kept).to(self._device)]
-            saved["sizes"][str(dtype)] = {k: list(size) for k, size in sizes.items()}
-        shared = {k: one for k, one in self.shared.items() if k not in self._passing}
-        return saved | {"shared": {name: tensor.clone() for name, tensor in shared.items()}}
+            rows.numbers[rows.is_saved] = saved["rows"][str(dtype)].to(rows.numbers)
+        self.load_shared(saved)
 
-    def load_state_dict(self, saved: Mapping[str, Any], only_shared: bool = False) -> list[str]:
-        """Restore what `state_dict` returned for as many environments; return the names it lacks.
-
-        Raises:
-            ValueError, TypeError, KeyError, RuntimeError: it is not what `state_dict` returns.
-        """
-        found = dict(saved["shared"])
-        for dtype, sizes in {} if only_shared else saved["sizes"].items():
-            parts = saved["rows"][dtype].split([prod(size) for size in sizes.values()])
-            found |= {
-                name: part.T.reshape(self._num_envs, *size)
-                for part, (name, size) in zip(parts, sizes.items(), strict=True)
-            }
-        tensors = self.shared if only_shared else self.shared | self.of_envs
-        wanted = {k: tensor for k, tensor in tensors.items() if k not in self._passing}
-        fits = {
-            name: name in found and found[name].shape == tensor.shape
-            for name, tensor in wanted.items()
-        }
-        for name in (name for name in wanted if fits[name]):
-            wanted[name].copy_(found[name])
-        return [name for name in wanted if not fits[name]]
+    def load_shared(self, saved: Mapping[str, Any]) -> None:
+        """Restore the shared state that `state_dict` returned, where it has the same shape."""
+        for name, tensor in self.shared.items():
+            found = saved.get("shared", {}).get(name)
+            if found is not None and found.shape == tensor.shape:
+                tensor.copy_(found)
 
     def _append(
-        self, name: str, size: tuple[int, ...], dtype: torch.dtype, value: float, is_filled: bool
+        self, size: tuple[int, ...], dtype: torch.dtype, value: float, *flags: bool
     ) -> torch.Tensor:
         """Return the tensor of a new state in the last rows; that of each other one stays valid."""
-        empty = torch.empty(0, 1, dtype=dtype, device=self._device)
-        rows = self._rows.setdefault(dtype, Rows(empty.clone(), empty, empty.bool()))
+        if dtype not in self._rows:
+            none = torch.empty(0, 1, dtype=dtype, device=self._device)
+            self._rows[dtype] = Rows(none.clone(), none, none.bool(), none.bool().flatten())
+        rows = self._rows[dtype]
         first, count = len(rows.numbers), prod(size)
-        storage = rows.numbers.untyped_storage()
-        storage.resize_((first + count) * self._num_envs * dtype.itemsize)
-        longer: Any = torch.empty(0, dtype=dtype, device=self._device)
-        rows.numbers = longer.set_(storage, 0, (first + count, self._num_envs))
+        rows.numbers.resize_(first + count, self._num_envs)  # All views share the storage.
         rows.fill = torch.cat((rows.fill, rows.fill.new_full((count, 1), value)))
-        flags = rows.is_filled.new_full((count, 1), is_filled)
-        rows.is_filled = torch.cat((rows.is_filled, flags))
-        rows.sizes[name] = size
+        filled, saved = (torch.full((count,), flag, device=self._device) for flag in flags)
+        rows.is_filled = torch.cat((rows.is_filled, filled.unsqueeze(1)))
+        rows.is_saved = torch.cat((rows.is_saved, saved))
         return rows.numbers[first:].T.view(self._num_envs, *size)

@@ -1,7 +1,6 @@
 """What an environment remembers: the part of Env that a task's `setup` declares its state with."""
 
-from collections.abc import Callable, Sequence
-from itertools import chain, count
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -9,17 +8,11 @@ from tensordict import TensorDict
 
 from mjfleet.env.contract import C, EnvContract
 from mjfleet.env.state import Reset, States
-from mjfleet.env.undeclared import Look, address
+from mjfleet.env.undeclared import address, changes, look
 from mjfleet.errors import UserError
 
 CHECKED = ("qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat")
 """Fields of the simulation that must be finite where an episode begins."""
-
-LATER = frozenset({
-    "reward_names", "metric_names", "terms", "measured", "_term_sums", "_totals", "_steps",
-    "_of_framework", "recorder", "before_reset", "on_nan", "command_override",
-})  # fmt: skip
-"""Attributes of the framework that are set after `setup`."""
 
 
 class StatefulEnv(EnvContract[C]):
@@ -66,8 +59,8 @@ class StatefulEnv(EnvContract[C]):
                 "state is declared, and Delay, History, Timer and Levels are made."
             )
         if "." in name:
-            names = chain([name], (f"{name}_{number}" for number in count(2)))
-            name = next(one for one in names if self._states.get(one) is None)
+            same = [k for k in self._states.of_envs if k == name or k.startswith(f"{name}_")]
+            name = f"{name}_{len(same) + 1}" if same else name
         tensor = self._states.add(name, size, dtype, reset, start, shared, persistent)
         if "." not in name:
             object.__setattr__(self, name, tensor)
@@ -84,7 +77,7 @@ class StatefulEnv(EnvContract[C]):
     def __setattr__(self, name: str, value: Any) -> None:
         # `self.level += 1` comes here too, with the tensor that it has been.
         states = self.__dict__.get("_states")
-        state = states.get(name) if states else None
+        state = (states.of_envs | states.shared).get(name) if states else None
         if state is not None and value is not state:
             if name == "episode_length_buf":  # rsl_rl's runner replaces it.
                 state.copy_(value)
@@ -102,25 +95,30 @@ class StatefulEnv(EnvContract[C]):
             "levels": [levels.now.clone() for levels in self.curricula],
             "observations": {k: v.clone() for k, v in self._observations.items()},
             "generator": self.generator.get_state(),
-            "undeclared": self.undeclared(),
+            "undeclared": [*self.undeclared()],
         }
 
+    def declares(self, saved: dict[str, Any]) -> bool:
+        """Return whether the state that `state_dict` returned is that which is declared here."""
+        return saved.get("states", {}).get("sizes") == self._states.sizes()
+
     def load_state_dict(self, saved: dict[str, Any]) -> list[str]:
-        """Restore what `state_dict` has returned for as many environments; return what is lost."""
-        lost = self._states.load_state_dict(saved["states"])
+        """Restore what `state_dict` returned for as many environments; return what is lost."""
+        self._states.load_state_dict(saved["states"])
         observed = self._observations.clone()  # The caller may keep the earlier ones.
         self._observations = observed.update_(saved["observations"])
         self.generator.set_state(saved["generator"].cpu())
-        why = dict.fromkeys(saved["undeclared"], "was not declared, and begins anew")
-        why = dict.fromkeys(lost, "has another shape now") | why
-        return [f"{name} of the environment, which {text}" for name, text in why.items()]
+        why = "of the environment, which was not declared, and begins anew"
+        return [f"{name} {why}" for name in saved["undeclared"]]
 
-    def begin_from(self, saved: dict[str, Any], levels: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Take over, before a reset, the shared state that `state_dict` has returned.
+    def begin_from(self, saved: Sequence[dict[str, Any]]) -> None:
+        """Take over, before a reset, shared state of what `state_dict` has returned on each worker.
 
-        The levels of a curriculum are drawn from `levels`, one list for each worker.
+        The levels of a curriculum are drawn from those that were reached. Earlier versions had
+        neither.
         """
-        self._states.load_state_dict(saved["states"], only_shared=True)
+        self._states.load_shared(saved[0].get("states", {}))
+        levels = [of_worker.get("levels", []) for of_worker in saved]
         for own, *others in zip(self.curricula, *levels, strict=False):
             own.draw_from(torch.cat(others))
 
@@ -145,43 +143,53 @@ class StatefulEnv(EnvContract[C]):
         self._states.take_over(source)
         self._observations = self._observations[source]
 
-    def undeclared(self) -> list[str]:
-        """Return the names of attributes that have changed, and are not declared."""
-        return self._look.changed(self._own(), self._known_memory())
-
-    def check_undeclared(self) -> None:
-        """Raise UserError for the first attribute that has changed, and is not declared."""
-        for name in self.undeclared()[:1]:
-            raise UserError(self.say_undeclared(name))
-
-    def say_undeclared(self, name: str) -> str:
-        """Return a message about an attribute that changes, with the line to write."""
-        return (
-            f"{type(self).__name__}.{name} changes in a step, and is not declared. If it is to be "
+    def undeclared(self) -> dict[str, str]:
+        """Return a message, with the line to write, about each attribute that has changed, and is
+        not declared."""
+        kind = type(self).__name__
+        return {
+            name: f"{kind}.{name} changes in a step, and is not declared. If it is to be "
             f"remembered, write `self.{name} = self.add_state({name!r}, ...)` in `setup`, and "
             f"change it in place. If it follows from other state, write `self.cache({name!r})`."
-        )
+            for name in changes(self._look, self._look_now())
+        }
+
+    def check_undeclared(self) -> None:
+        """Raise UserError if an attribute has changed that is not declared."""
+        for message in self.undeclared().values():
+            raise UserError(message)
 
     def unseen(self) -> list[str]:
         """Return the task's attributes of types that `undeclared` does not look at."""
-        kinds = {name: type(value).__module__ for name, value in self._own().items()}
-        return [n for n in self._look.unseen() if not kinds.get(n, "").startswith("mjfleet.")]
+        unseen = [name for name, found in self._look.items() if found is NotImplemented]
+        return [n for n in unseen if not type(getattr(self, n)).__module__.startswith("mjfleet.")]
 
     def _begin_state(self) -> None:
         """Declare nothing yet."""
         self._states, self._is_set_up = States(self.num_envs, self.sim.device), False
         self._timers: list[Callable[[], object]] = []
         self._cached: set[str] = set()
-        self._look, self._observations = Look({}), TensorDict()
+        self._look: dict[str, Any] = {}
+        self._observations = TensorDict()
         self.curricula: list[Any] = []
         """Each `Levels` of the task, in the order of their making."""
 
-    def _set_up(self) -> None:
-        """Call the task's `setup`. What is there already is the framework's."""
-        self._of_framework = frozenset(vars(self)) | LATER
+    def _set_up(self, names: Iterable[str]) -> None:
+        """Call the task's `setup`; attributes of these `names` are the framework's."""
+        self._of_framework = {"_of_framework", *names}
         self.setup()
-        self._is_set_up = True
-        self._look = Look(self._own(), self._known_memory())
+        self._is_set_up, self._look = True, self._look_now()
+
+    def _look_now(self) -> dict[str, Any]:
+        """Look at the attributes that the task has made.
+
+        Tensors of the simulation, of the framework and of declared state may change.
+        """
+        known = [vars(self).get(name) for name in self._of_framework]
+        known += [*vars(self.sim).values(), *self.sim.expanded.values(), *self._states.buffers()]
+        owned = {address(one) for one in known if isinstance(one, torch.Tensor)}
+        exempt = self._of_framework | self._cached
+        return look({k: value for k, value in vars(self).items() if k not in exempt}, owned)
 
     def _check_finite(self) -> None:
         """Raise UserError if a first state is not finite."""
@@ -192,14 +200,3 @@ class StatefulEnv(EnvContract[C]):
                     f"{type(self).__name__}: self.{name} is not finite where episodes begin; look "
                     "at what add_state and reset_worlds() write."
                 )
-
-    def _known_memory(self) -> set[int]:
-        """Return where tensors are that may change: the simulation's, the framework's, state."""
-        known = [getattr(self, name, None) for name in self._of_framework]
-        known += [*vars(self.sim).values(), *self.sim.expanded.values(), *self._states.buffers()]
-        return {address(one) for one in known if isinstance(one, torch.Tensor)}
-
-    def _own(self) -> dict[str, Any]:
-        """Return the attributes that the task has made."""
-        exempt = self._of_framework | self._cached
-        return {name: value for name, value in vars(self).items() if name not in exempt}

@@ -11,38 +11,19 @@ import numpy as np
 import torch
 
 
-class Look:
-    """One flat look at named values, to tell later which have changed.
+def look(values: Mapping[str, Any], owned: Collection[int] = ()) -> dict[str, Any]:
+    """Return what is equal as long as values do not change; NotImplemented: it is not seen.
 
     It sees tensors, arrays, numbers, text and random generators, also in a list, tuple, set, deque
-    or dictionary; it follows no other object.
+    or dictionary, and follows no other object. `owned` are addresses of memory that may change.
     """
-
-    def __init__(self, values: Mapping[str, Any], owned: Collection[int] = ()) -> None:
-        """Look at `values`; `owned` are addresses of memory whose tensors may change."""
-        self._seen = {name: _look_at(value, owned) for name, value in values.items()}
-
-    def changed(self, values: Mapping[str, Any], owned: Collection[int] = ()) -> list[str]:
-        """Return the names of values that are new, or no longer the same."""
-        now = {name: _look_at(value, owned) for name, value in values.items()}
-        known = (name for name, value in now.items() if value is not NotImplemented)
-        return [name for name in known if self._seen.get(name) != now[name]]
-
-    def unseen(self) -> list[str]:
-        """Return the names of values of types that are not looked at."""
-        return [name for name, value in self._seen.items() if value is NotImplemented]
+    return {name: _look_at(value, owned) for name, value in values.items()}
 
 
-class _Held:
-    """A tensor, which is equal to itself alone, and is held so that no other takes its place."""
-
-    __hash__ = object.__hash__
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and self.tensor is other.tensor
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the names of values that are new, or no longer the same."""
+    known = (name for name, found in now.items() if found is not NotImplemented)
+    return [name for name in known if name not in before or before[name] != now[name]]
 
 
 def address(tensor: torch.Tensor) -> int:
@@ -51,22 +32,20 @@ def address(tensor: torch.Tensor) -> int:
 
 
 def _look_at(value: Any, owned: Collection[int], depth: int = 0) -> Any:
-    """Return what is equal as long as a value does not change; NotImplemented: it is not seen."""
     found = NotImplemented
     match value:
         case bool() | int() | float() | str() | bytes() | None | Enum():
             found = type(value), value
         case torch.Tensor() if value.numel() and address(value) in owned:
             found = ()
-        case torch.Tensor() if value.is_inference():  # It counts no versions.
-            numbers = value.contiguous().view(-1).view(torch.uint8)
-            found = _Held(value), numbers.cpu().numpy().tobytes()
         case torch.Tensor():
-            found = _Held(value), value._version
+            # It is held, so that no other gets its id. An inference tensor counts no versions.
+            version = _bytes(value) if value.is_inference() else value._version
+            found = id(value), version, value
         case np.ndarray() | np.generic():
             found = str(value.dtype), value.shape, value.tobytes()
         case torch.Generator():
-            found = value.get_state().numpy().tobytes()
+            found = _bytes(value.get_state())
         case np.random.Generator() | np.random.RandomState() | random.Random():
             found = pickle.dumps(value)
         case dict() if depth == 0:
@@ -76,3 +55,7 @@ def _look_at(value: Any, owned: Collection[int], depth: int = 0) -> Any:
         case set() | frozenset():
             found = set(value)
     return found
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()

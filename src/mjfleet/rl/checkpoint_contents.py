@@ -190,16 +190,14 @@ class Checkpointer:
         saved, numbers = own.get("numbers", {}), self._numbers()
         then, now = then | saved, now | numbers
         changed += [what for what, old in saved.items() if numbers.get(what, old) != old]
-        # The environments' state had another form.
-        is_older = "rows" not in ranks[0]["env"].get("states", {})
-        if "sim" in ranks[0] and not changed and not is_older:
+        is_declared = runner.env.declares(ranks[0]["env"])
+        if "sim" in ranks[0] and not changed and is_declared:
             return lost + self._restore_rank(ranks[runner.collectives.rank])
         self._seed_anew()
-        if not is_older:
-            runner.env.begin_from(ranks[0]["env"], [rank["env"]["levels"] for rank in ranks])
-            runner.env.reset()
+        runner.env.begin_from([rank["env"] for rank in ranks])
+        runner.env.reset()
         why = "; ".join(f"{what} {then.get(what)}, now {now[what]}" for what in changed)
-        why = "--no-save-worlds" if "sim" not in ranks[0] else why or "saved by an earlier version"
+        why = "--no-save-worlds" if "sim" not in ranks[0] else why or "other state is declared"
         lost.append(f"environments and random states, which begin anew ({why})")
         return lost
 

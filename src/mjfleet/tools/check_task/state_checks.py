@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from mujoco import mjtJoint
 
-from mjfleet.env.undeclared import Look
+from mjfleet.env.undeclared import changes, look
 from mjfleet.sim.simulation import DERIVED_FIELDS
 from mjfleet.tools.check_task.subject import Finding, Subject, differs, is_equal_in_all
 
@@ -28,11 +28,11 @@ class GlobalGenerators:
 
     def __init__(self) -> None:
         """Remember their states."""
-        self._look = Look(_generators())
+        self._before = look(_generators())
 
     def findings(self, where: str) -> Iterator[Finding]:
         """Find which have been drawn from since, in a method or a step."""
-        for owner in self._look.changed(_generators()):
+        for owner in changes(self._before, look(_generators())):
             yield Finding(
                 f"{where} draws from {owner} global generator, which the learner draws from too: "
                 "workers and resumed runs would not get the numbers that they should; draw with "
@@ -50,8 +50,7 @@ def _generators() -> dict[str, Any]:
 
 def undeclared(subject: Subject) -> Iterator[Finding]:
     """Find attributes that change and are not declared, and those that are not looked at."""
-    for name in subject.env.undeclared():
-        yield Finding(subject.env.say_undeclared(name))
+    yield from map(Finding, subject.env.undeclared().values())
     if unseen := subject.env.unseen():
         yield Finding(
             f"self.{', self.'.join(unseen)}: of a type that is not looked at; if it changes in a "
