@@ -3,15 +3,13 @@
 import io
 import os
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from mjfleet.config import LaunchConfig
-from mjfleet.launch import host_starter
+from mjfleet.launch.host_channel import Answer, Meet
 from mjfleet.launch.host_facts import AskFacts, HostFacts, host_facts
-from mjfleet.launch.host_messages import Answer, Meet, Prepare
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.launch.host_starter import HostConnections
 
@@ -50,32 +48,6 @@ def test_it_answers_questions_and_leaves_nothing(folder: Path) -> None:
         refused = connections.ask({host: Meet("192.0.2.1")}, PATIENCE)[host]
         assert isinstance(refused, Answer)
         assert "assign requested address" in refused.error
-    assert not list((folder / "tmp").glob("mjfleet-*"))
-
-
-def test_on_this_host_it_waits_for_a_silent_launcher_whose_user_is_logged_in_by_ssh(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SSH_CONNECTION", "203.0.113.5 50000 203.0.113.6 22")
-    impatient = "import mjfleet.launch.host_channel as channel; channel.LOST_SECONDS = 0.1; "
-    monkeypatch.setattr(host_starter, "HOST_AGENT", impatient + host_starter.HOST_AGENT)
-    question = AskFacts(str(folder), ())
-    with HostConnections([LOCALHOST], LaunchConfig()) as connections:
-        (host,) = connections
-        connections.ask({host: question}, PATIENCE)
-        time.sleep(0.5)  # Heartbeats come less often.
-        seen = connections.ask({host: question}, PATIENCE)[host]
-        assert isinstance(seen, HostFacts)
-        assert (seen.address, seen.launcher_address) == ("", "")
-    over_ssh = host_facts(AskFacts(str(folder), (), is_over_ssh=True))
-    assert (over_ssh.launcher_address, over_ssh.address) == ("203.0.113.5", "203.0.113.6")
-
-
-def test_one_that_imports_torch_ends_as_soon_as_the_launcher_is_gone(folder: Path) -> None:
-    begun = time.monotonic()
-    with HostConnections([LOCALHOST], LaunchConfig()) as connections:
-        connections.send(Prepare("native", 1))
-    assert time.monotonic() - begun < PATIENCE
     assert not list((folder / "tmp").glob("mjfleet-*"))
 
 

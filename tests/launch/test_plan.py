@@ -45,19 +45,21 @@ def test_run_directory_is_named_by_experiment_time_and_run_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "flag", "expected", "source"),
+    ("variable", "flag", "expected"),
     [
-        (None, None, Path("logs/cartpole-balance/2026-05-04_12-00-00/torchrunx"), "default"),
-        (None, "logs", Path("logs"), "--torchrunx-log-dir"),
-        (None, "", None, "--torchrunx-log-dir"),
-        ("/tmp/theirs", "logs", Path("/tmp/theirs"), "environment variable TORCHRUNX_LOG_DIR"),
-        ("", "logs", None, "environment variable TORCHRUNX_LOG_DIR"),
+        (None, None, Path("logs/cartpole-balance/2026-05-04_12-00-00/torchrunx")),
+        (None, "logs", Path("logs")),
+        (None, "", None),
+        ("/tmp/theirs", "logs", Path("/tmp/theirs")),
+        ("", "logs", None),
     ],
 )
-def test_torchrunx_log_dir_precedence(variable, flag, expected, source) -> None:
+def test_logs_are_where_the_variable_says_else_the_flag_else_in_the_run(
+    variable: str | None, flag: str | None, expected: Path | None
+) -> None:
     environ = {} if variable is None else {"TORCHRUNX_LOG_DIR": variable}
-    made = plan(environ=environ, torchrunx_log_dir=flag)
-    assert (made.torchrunx_log_dir, made.torchrunx_log_dir_source) == (expected, source)
+    made = plan(CPUS, environ, torchrunx_log_dir=flag)
+    assert made.logs == (expected and expected / "2026-05-04T12:00:00")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,6 @@ def test_torchrunx_log_dir_precedence(variable, flag, expected, source) -> None:
     [
         (GPU, {}, {"engine": "native"}, ["--engine native", "--gpu-ids None"]),
         (CPU, {}, {"cpu_threads": 5}, ["--cpu-threads is 5", "at most 4"]),
-        (CPUS, {}, {"cpu_threads": 1}, ["--cpu-threads is 1", "at least 2"]),
         (CPU, {"WORLD_SIZE": "2"}, {}, ["WORLD_SIZE=2", "RANK"]),
         (CPUS, {}, {"backend": "nccl"}, ["--backend nccl", "gloo"]),
     ],
@@ -77,14 +78,11 @@ def test_impossible_plans_are_refused(devices, environ, changes, named) -> None:
         assert word in str(error.value)
 
 
-def test_threads_are_all_cores_unless_said_otherwise() -> None:
-    assert plan().threads == 4
-    assert plan(cpu_threads=3).threads == 3
-
-
-@pytest.mark.parametrize(("workers", "threads"), [(2, 2), (3, 1), (4, 1), (6, 1)])
-def test_workers_share_the_cores(workers: int, threads: int) -> None:
-    made = plan(Devices(cpu_workers=workers))
+@pytest.mark.parametrize(
+    ("workers", "cpu_threads", "threads"), [(1, None, 4), (1, 3, 3), (3, None, 1), (6, 2, 1)]
+)
+def test_workers_share_the_cores(workers: int, cpu_threads: int | None, threads: int) -> None:
+    made = plan(Devices(cpu_workers=workers), cpu_threads=cpu_threads)
     assert [worker["threads"] for worker in made.workers()] == [threads] * workers
     assert any("share 4 CPU cores" in note for note in made.notes) == (workers > 4)
 
@@ -101,12 +99,9 @@ def test_one_device_runs_here_and_several_through_torchrunx() -> None:
         (1, "cuda:2", "6", 2),
     ]
     assert made.steps_per_iteration == 2 * 128 * 32
-    folder = Path("logs/cartpole-balance/2026-05-04_12-00-00/torchrunx/2026-05-04T12:00:00")
-    assert [w["log_file"] for w in made.workers()] == [
-        folder / "localhost[0].log",
-        folder / "localhost[1].log",
-    ]
-    assert plan(GPUS, torchrunx_log_dir="").logs is None
+    assert made.logs
+    files = [made.logs / "localhost[0].log", made.logs / "localhost[1].log"]
+    assert [worker["log_file"] for worker in made.workers()] == files
     assert plan(GPUS, backend="gloo").backend == "gloo"
 
 

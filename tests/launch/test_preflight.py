@@ -9,11 +9,10 @@ import pytest
 
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
+from mjfleet.launch.host_channel import Answer, Message
 from mjfleet.launch.host_facts import AskFacts, HostFacts, host_facts
-from mjfleet.launch.host_messages import Answer, Message
 from mjfleet.launch.host_starter import HostConnection, HostConnections
-from mjfleet.launch.meeting_address import find_meeting
-from mjfleet.launch.preflight import preflight
+from mjfleet.launch.preflight import find_meeting, preflight
 from mjfleet.registry import FoundTask, discover
 
 

@@ -4,12 +4,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mjfleet.launch.worker_watchdog import WorkerWatchdog
 from mjfleet.rl.phase import Phase
+from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import Failure, read_failures
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.worker_args import WorkerArgs
@@ -17,6 +19,11 @@ from mjfleet.worker.worker_args import WorkerArgs
 from ..conftest import PATIENCE
 
 Workers = list["subprocess.Popen[bytes]"]
+WORKER = """
+import faulthandler, signal, sys
+faulthandler.register(signal.SIGQUIT, open(sys.argv[1], "a"))
+exec(compile("sys.exit(int(sys.stdin.readline() or 0))", sys.argv[2], "exec"))
+"""
 
 
 @pytest.fixture
@@ -40,13 +47,13 @@ def watchdog(args: WorkerArgs) -> WorkerWatchdog:
 
 @pytest.fixture
 def workers(watchdog: WorkerWatchdog, args: WorkerArgs) -> Iterator[Workers]:
-    """Two processes that wait for a line; they are at work in iteration 3."""
+    """Two processes that wait for a line, the first in a collective, in iteration 3."""
     del watchdog  # It makes the files of the heartbeats.
-    code = "import sys; sys.exit(int(sys.stdin.readline() or 0))"
-    made = [
-        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) for _ in args.devices
-    ]
-    for local_rank, worker in enumerate(made):
+    made = list[subprocess.Popen[bytes]]()
+    for local_rank, module in enumerate(("distributed_c10d.py", "env.py")):
+        command = [sys.executable, "-c", WORKER, args.stacks_file(local_rank), module]
+        worker = subprocess.Popen(command, stdin=subprocess.PIPE)
+        made.append(worker)
         heartbeat = Heartbeat.in_file(args.heartbeat_file(local_rank))
         heartbeat.start()
         heartbeat.pid = worker.pid
@@ -104,18 +111,26 @@ def test_a_worker_that_just_ends_is_a_failure_unless_it_is_done(
     assert "code 3" in failure.message
 
 
-def test_silence_is_a_hang_only_if_no_host_moves(
-    watchdog: WorkerWatchdog, workers: Workers, args: WorkerArgs
+def test_the_worker_that_hangs_is_the_one_that_waits_for_no_other(
+    watchdog: WorkerWatchdog, workers: Workers, tmp_path: Path
 ) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not watchdog.status.hangs:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert watchdog.failure() is None
-    with Heartbeat.in_file(args.heartbeat_file(1)).excused():
-        watchdog.all_hang = True
-        assert watchdog.failure() is None
-    failure = wait_for_failure(watchdog)
-    assert failure.kind == "Hang"
-    assert {record.rank for record in read_failures(Path(args.run_dir))} == {0, 1}
     del workers
+    failure = wait_for_failure(watchdog)
+    assert (failure.kind, failure.rank) == ("Hang", 1)
+    assert "env.py" in failure.traceback
+    assert [record.rank for record in read_failures(tmp_path)] == [1, 0]
+
+
+def test_a_host_whose_workers_only_wait_for_others_has_no_failure(
+    args: WorkerArgs, workers: Workers
+) -> None:
+    del workers
+    watchdog = WorkerWatchdog(replace(args, meeting=("127.0.0.1", 1)))
+    Heartbeat.in_file(args.heartbeat_file(1)).finish(None)
+    stacks = args.stacks_file(0)
+
+    def is_asked() -> bool:
+        assert watchdog.failure() is None
+        return stacks.exists() and "distributed_c10d.py" in stacks.read_text()
+
+    assert wait_until(is_asked, PATIENCE)

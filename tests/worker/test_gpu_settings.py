@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mjfleet.worker.gpu_settings import determinism_notice, near_cores
+from mjfleet.worker.gpu_settings import near_cores
 
 from ..conftest import Run, only_run, rows
-from ..env.test_env import BUNDLED
 
 SETTINGS = """
 import torch
@@ -30,24 +29,6 @@ def test_precision_and_determinism_are_those_of_the_flags() -> None:
     command = [sys.executable, "-c", SETTINGS]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     assert result.stdout.split() == ["tf32", "high", "False", "ieee", "highest", "True", "False"]
-
-
-@pytest.mark.parametrize(
-    ("name", "deterministic", "device", "is_noted"),
-    [
-        ("go1-velocity-flat", True, "cuda:0", True),
-        ("go1-velocity-flat", True, "cpu", False),
-        ("go1-velocity-flat", False, "cuda:0", False),
-        ("cartpole-balance", True, "cuda:0", False),
-    ],
-)
-def test_a_model_with_contacts_is_noted_that_its_bits_differ(
-    name: str, deterministic: bool, device: str, is_noted: bool
-) -> None:
-    found = BUNDLED[name]
-    model = found.load(found.task.env_class).make_model(found.task.env)
-    notice = determinism_notice(deterministic, device, model)
-    assert bool(notice and "contacts" in notice) == is_noted
 
 
 def test_near_cores_are_the_allowed_ones_among_those_of_nvml() -> None:

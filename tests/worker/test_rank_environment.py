@@ -66,8 +66,7 @@ def test_a_process_of_mpirun_is_a_worker() -> None:
     [
         (OPEN_MPI, "need MASTER_ADDR and MASTER_PORT to meet"),
         (MPICH, "need MASTER_PORT to meet"),
-        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "MPI_LOCALRANKID, MPI_LOCALNRANKS"),
-        ({"JAX_WORLD_SIZE": "2", "JAX_RANK": "1"}, "skrl's JAX launcher"),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "need LOCAL_RANK and LOCAL_WORLD_SIZE and MASTER"),
     ],
 )
 def test_processes_that_cannot_meet_are_refused(environ: dict[str, str], message: str) -> None:

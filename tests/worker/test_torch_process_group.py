@@ -3,7 +3,6 @@
 import multiprocessing
 import select
 import socket
-import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -12,6 +11,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
+from mjfleet.utils.wait_until import wait_until
+from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.torch_process_group import local_rank_0_compiles_first, process_group
 from mjfleet.worker.worker_args import WorkerArgs
@@ -48,13 +49,14 @@ def test_workers_meet_though_one_is_faster_than_rank_0(tmp_path: Path, several_h
 
 
 def test_the_others_of_a_host_enter_when_its_first_worker_has_left() -> None:
-    store, order, others_wait = HashStore(), list[str](), threading.Event()
+    store, order, waiting = HashStore(), list[str](), Heartbeat()
+    limit = timedelta(seconds=PATIENCE)
 
     def work(rank: Rank) -> None:
-        beats = others_wait.set if rank.node == 0 else lambda: None
-        with local_rank_0_compiles_first(store, rank, timedelta(seconds=60), beats):
+        heartbeat = waiting if rank.node == 0 and rank.local_rank == 1 else Heartbeat()
+        with local_rank_0_compiles_first(store, rank, limit, heartbeat):
             if rank.node == 0 and rank.local_rank == 0:
-                assert others_wait.wait(60)
+                assert wait_until(lambda: waiting.excuses, PATIENCE)
             order.append(f"{rank.node}.{rank.local_rank}")
 
     ranks = [
@@ -72,6 +74,6 @@ def test_waiting_has_an_end() -> None:
     rank = Rank(rank=1, local_rank=1, world_size=2, local_world_size=2)
     with (
         pytest.raises(TimeoutError, match="local rank 0"),
-        local_rank_0_compiles_first(HashStore(), rank, timedelta(0), lambda: None),
+        local_rank_0_compiles_first(HashStore(), rank, timedelta(0), Heartbeat()),
     ):
         pytest.fail("it has not waited")

@@ -87,7 +87,7 @@ class LaunchConfig(Checked):
     numa: Annotated[Literal["auto", "off"], Kind.OPERATION] = "auto"
     """`auto`: a GPU's worker keeps to the cores of the GPU's NUMA node."""
     deterministic: Annotated[bool, Kind.OPERATION] = False
-    """Whether a GPU computes the same bits each time, as CPUs do; slower."""
+    """Whether a GPU computes the same bits each time, as CPUs do; slower, and not with contacts."""
     backend: Annotated[Literal["auto", "nccl", "gloo"], Kind.OPERATION] = "auto"
     """How workers communicate; `auto`: nccl on GPUs, gloo on the CPU."""
     collective_timeout: Annotated[Seconds, Kind.OPERATION] = 900.0

@@ -92,7 +92,8 @@ def train_seeds(
         if (mistake := _common_mistake(members)) and not number:
             group_folder.discard()
             raise UserError(mistake)
-    draw_curves(folder)
+    if number is None:
+        draw_curves(folder)
     print_line(f"{finished} of {len(seeds)} runs have finished: {folder}")
     if not is_all:
         print_line(f"resume with: {resume_command(found.name, folder)}")

@@ -9,32 +9,31 @@ import queue
 import shutil
 import signal
 import socket
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
-from mjfleet.launch.host_channel import LOST_SECONDS, PIECE, HostChannel
-from mjfleet.launch.host_facts import AskFacts, host_facts
-from mjfleet.launch.host_messages import (
-    AllHang,
+from mjfleet.launch.host_channel import (
+    LOST_SECONDS,
+    PIECE,
     Answer,
     FilePiece,
+    HostChannel,
     Meet,
     Message,
-    Prepare,
     SendSignal,
+    WorkerStatus,
 )
+from mjfleet.launch.host_facts import AskFacts, host_facts
 from mjfleet.launch.host_names import temporary_name
-from mjfleet.launch.worker_watchdog import WorkerStatus
 from mjfleet.utils.parent_death import PARENT_VARIABLE
+from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.thread_limits import prepare, thread_variables
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, STOPPING, WorkerArgs
 
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
     from mjfleet.launch.worker_processes import WorkerProcesses
 
 CONNECT_SECONDS = 5.0  # How long the first host may take to answer another one.
-END_SECONDS = 30.0  # How long it may take to end; workers are killed at once.
-STATUS_SECONDS = 1.0  # How often the status of the workers is sent at least.
+END_SECONDS = 10.0  # How long removing the folder may take, while workers end.
+STATUS_SECONDS = 1.0  # How often the status of the workers is sent.
 
 
 class HostAgent:
@@ -59,34 +58,28 @@ class HostAgent:
         self._folder = folder
         self._address = ""
         self._listener: socket.socket | None = None
-        self._has_begun = False
         self._workers: WorkerProcesses | None = None
-        self._inbox: queue.SimpleQueue[Message | OSError | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Message | OSError] = queue.SimpleQueue()
         self._channel = HostChannel(reader, writer, self._receive, patience)
 
-    def serve(self) -> None:
-        while (message := self._inbox.get()) is not None:
-            match message:
+    def serve(self) -> NoReturn:
+        while True:
+            match message := self._inbox.get():
                 case AskFacts():
                     self._channel.send(host_facts(message))
                 case Meet(address, port):
                     self._channel.send(self._meet(address, port))
-                case Prepare(engine, threads):
-                    _import_for_workers(engine, threads)
                 case WorkerArgs():
                     self._run(message)
                 case OSError():
                     raise message
-        self._channel.close(END_SECONDS)
 
     def _receive(self, message: Message | None) -> None:
         """Take a message, in the channel's thread."""
         match message:
             case SendSignal(number):
-                self._send_signal(signal.Signals(number))
-            case AllHang(value):
                 if self._workers:
-                    self._workers.watchdog.all_hang = value
+                    self._workers.send_signal(signal.Signals(number))
             case FilePiece(name, data):
                 # Not in the inbox: all of a checkpoint would wait there while torch is imported.
                 try:
@@ -94,21 +87,18 @@ class HostAgent:
                         file.write(data)
                 except OSError as error:
                     self._inbox.put(error)
-            case None if not self._has_begun:
-                shutil.rmtree(self._folder, ignore_errors=True)
-                os._exit(0)  # The main thread may be importing torch.
-            case None:
-                end = threading.Timer(END_SECONDS, os._exit, (1,))
-                end.daemon = True
-                end.start()
-                self._send_signal(signal.SIGKILL)
-                self._inbox.put(None)
+            case None:  # The main thread may be inside a library.
+                if self._workers:
+                    self._workers.close()
+                wait_until(self._remove_folder, END_SECONDS)
+                os._exit(0)
             case _:
                 self._inbox.put(message)
 
-    def _send_signal(self, number: signal.Signals) -> None:
-        if self._workers:
-            self._workers.send_signal(number)
+    def _remove_folder(self) -> bool:
+        """Return whether the folder is gone: a worker that ends, or an import, may still write."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return not self._folder.exists()
 
     def _meet(self, address: str, port: int | None) -> Answer:
         """Listen where the workers of all hosts will meet, or try to reach the host that does."""
@@ -127,12 +117,12 @@ class HostAgent:
         return Answer(port)
 
     def _run(self, args: WorkerArgs) -> None:
-        """Run this host's workers to their end, and say how they have ended.
+        """Run this host's workers to their end, and report how they have ended.
 
         Relative paths are those of files that only the launcher's host keeps: they are made in the
         folder, and sent.
         """
-        self._has_begun = True
+        _import_for_workers(args.engine, args.threads)
         from mjfleet.launch.worker_processes import WorkerProcesses
 
         folder = self._folder
@@ -150,28 +140,21 @@ class HostAgent:
         )
         files = GrowingFiles(self._channel, folder, [*args.log_files, args.agent_log])
         Path(args.run_dir).mkdir(exist_ok=True)
-        sent: WorkerStatus | None = None
-        when = 0.0
+        sent, when = False, 0.0
         with WorkerProcesses(args) as workers:
             self._workers = workers
             while (end := workers.end()) is None:
-                if self._channel.is_disconnected:
-                    workers.send_signal(signal.SIGKILL)  # Also if they have only just started.
                 files.send_new()
-                status, now = workers.watchdog.status, time.monotonic()
-                if status != sent or now - when > STATUS_SECONDS:
-                    self._channel.send(status)
-                    sent, when = status, now
-        self._workers = None
+                has_begun, now = workers.watchdog.has_begun, time.monotonic()
+                if has_begun != sent or now - when > STATUS_SECONDS:
+                    self._channel.send(WorkerStatus(has_begun))
+                    sent, when = has_begun, now
         files.send_rest(folder.glob("*/failures/*"))
         self._channel.send(end)
 
 
 class GrowingFiles:
-    """Sends what is appended to files to the launcher; those outside of a folder stay here.
-
-    Their names in the folder are sent, too. Some may not exist yet.
-    """
+    """Sends what is appended to files in a folder, under their names there; others stay here."""
 
     def __init__(self, channel: HostChannel, folder: Path, paths: Iterable[str]) -> None:
         self._channel, self._folder = channel, folder
@@ -222,7 +205,7 @@ def _import_for_workers(engine: str, threads: int) -> None:
         import_module(f"mjfleet.{module}")
 
 
-def main(is_over_ssh: bool = False) -> None:
+def main(is_over_ssh: bool = False) -> NoReturn:
     """Serve the launcher, which is at the other end of standard input and output.
 
     Over ssh a launcher that is silent for LOST_SECONDS counts as gone; on this host it may be
@@ -239,11 +222,8 @@ def main(is_over_ssh: bool = False) -> None:
     reader, writer = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    patience = LOST_SECONDS if is_over_ssh else None
     folder = Path(tempfile.mkdtemp(prefix=temporary_name(os.getpid())))
     try:
-        HostAgent(reader, writer, folder, patience).serve()
+        HostAgent(reader, writer, folder, LOST_SECONDS if is_over_ssh else None).serve()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    sys.stderr.flush()
-    os._exit(0)  # Threads of torchrunx may still wait.

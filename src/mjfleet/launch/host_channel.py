@@ -1,8 +1,11 @@
 """The channel between the launcher and a host agent: messages both ways, over two pipes.
 
 Over ssh each side sends at least a heartbeat every second: a cut cable does not close a connection.
+A message is a line of JSON. AskFacts, HostFacts, WorkerArgs, Failure and Outcome are messages too.
 """
 
+import base64
+import json
 import logging
 import os
 import queue
@@ -10,16 +13,83 @@ import select
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import BinaryIO
 
-from mjfleet.launch.host_messages import MARK, FilePiece, Message, decode, encode
+from mjfleet.launch.host_facts import AskFacts, HostFacts
+from mjfleet.worker.failure_record import Failure
+from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
+MARK = b"\x1e"
+"""Begins a message (RFC 7464). Other lines, such as those that a login prints, are ignored."""
 HEARTBEAT_SECONDS = 1.0
 LOST_SECONDS = 20.0  # A peer on another host that has been silent for this long counts as lost.
 FULL = 64  # Queued messages from which on a sender of files should wait.
 PIECE = 1 << 18  # Bytes of a file that one message carries at most.
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Meet:
+    """Asks the first host to listen where workers will meet, another one to connect to its port."""
+
+    address: str
+    port: int | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Says whether `Meet` worked, and at which port the first host listens."""
+
+    port: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class SendSignal:
+    """Has the host agent send a signal to all of its workers."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """Says whether training has begun on all workers of a host."""
+
+    has_begun: bool
+
+
+@dataclass(frozen=True)
+class FilePiece:
+    """Bytes that the receiver appends to its copy of a file."""
+
+    name: str
+    data: bytes
+
+
+Message = (
+    AskFacts | HostFacts | Meet | Answer | WorkerArgs | WorkerStatus | SendSignal | FilePiece
+    | Failure | Outcome
+)  # fmt: skip
+TYPES = {kind.__name__: kind for kind in Message.__args__}
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as a line."""
+    fields = dict(vars(message))
+    if isinstance(message, FilePiece):
+        fields["data"] = base64.b64encode(message.data).decode()
+    return MARK + json.dumps([type(message).__name__, fields]).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """Return the message in a line that begins with MARK."""
+    name, fields = json.loads(line[len(MARK) :])
+    if name == FilePiece.__name__:
+        fields["data"] = base64.b64decode(fields["data"])
+    # JSON has made lists of tuples, of which messages consist.
+    return TYPES[name](**{n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()})
 
 
 class HostChannel:
@@ -49,9 +119,8 @@ class HostChannel:
         self._queue: queue.SimpleQueue[Iterable[bytes] | None] = queue.SimpleQueue()
         self.is_disconnected = self.is_silent = False
         self.error: Exception | None = None
-        self._writing = threading.Thread(target=self._write, name="channel", daemon=True)
-        self._writing.start()
-        threading.Thread(target=self._read, name="channel", daemon=True).start()
+        for work in (self._write, self._read):
+            threading.Thread(target=work, name="channel", daemon=True).start()
 
     @property
     def is_full(self) -> bool:
@@ -76,11 +145,9 @@ class HostChannel:
 
         self._queue.put(pieces())
 
-    def close(self, seconds: float) -> None:
-        """Send what is queued, for so many seconds at most, and disconnect."""
+    def close(self) -> None:
+        """Disconnect, once what is queued has been sent."""
         self._queue.put(None)
-        if not self.is_disconnected:
-            self._writing.join(seconds)
 
     def _write(self) -> None:
         # The reading thread reports that the peer is gone.

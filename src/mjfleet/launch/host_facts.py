@@ -17,17 +17,11 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # Another one whenever a mach
 
 @dataclass(frozen=True)
 class AskFacts:
-    """Asks for the facts of a host.
-
-    `is_over_ssh` says whether the launcher is connected to it by ssh. The user may be, too, on the
-    launcher's own host: that connection says nothing here.
-    """
+    """Asks for the facts of a host."""
 
     task_folder: str
     packages: tuple[str, ...]  # Whose versions matter besides those of the stack.
     token: str = ""  # The name of a file that the launcher has just made.
-    counts_gpus: bool = False
-    is_over_ssh: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,26 +31,28 @@ class HostFacts:
     versions: Mapping[str, str]
     code: Mapping[str, str]  # Digests of mjfleet's own files.
     task: Mapping[str, str]  # Digests of the task's files; empty where there is no such folder.
-    gpus: int  # 0 where that does not matter.
+    gpus: int
     visible: str | None  # CUDA_VISIBLE_DEVICES there.
     cores: int  # CPU cores that a process may use.
     identity: str  # Differs from that of any other host.
     has_token: bool  # Whether the file that the launcher has just made exists there.
-    launcher_address: str  # As seen from there; empty unless ssh has reached it.
-    address: str  # At which ssh has reached it; empty unless ssh has.
+    launcher_address: str  # From where somebody is logged in: over ssh, it is the launcher.
+    address: str  # The address of the host that this login has reached.
 
 
 def host_facts(asked: AskFacts) -> HostFacts:
-    launcher_address = address = ""
-    if asked.is_over_ssh:
-        launcher_address, _, address, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
+    launcher_address, _, address, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
+    versions = {"Python": platform.python_version(), **stack_versions()}
+    for package in asked.packages:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "missing"
     return HostFacts(
-        versions={"Python": platform.python_version()}
-        | stack_versions()
-        | {name: _version(name) for name in asked.packages},
+        versions=versions,
         code=digests(Path(__file__).parents[1]),
         task=digests(Path(asked.task_folder)),
-        gpus=count_gpus() if asked.counts_gpus else 0,
+        gpus=count_gpus(),
         visible=os.environ.get(VISIBLE),
         cores=usable_cores(),
         identity=f"{os.uname().nodename} {BOOT_ID.read_text().strip()}",
@@ -64,10 +60,3 @@ def host_facts(asked: AskFacts) -> HostFacts:
         launcher_address=launcher_address,
         address=address,
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "missing"

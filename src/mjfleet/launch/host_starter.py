@@ -15,14 +15,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
-from mjfleet.launch.host_channel import LOST_SECONDS, HostChannel
+from mjfleet.launch.host_channel import LOST_SECONDS, Answer, HostChannel, Message
 from mjfleet.launch.host_environment import travelling
-from mjfleet.launch.host_messages import Answer, Message
 from mjfleet.launch.host_names import LOCALHOST, is_here, temporary_name
 from mjfleet.utils.child_process import ChildProcess
 
@@ -91,8 +91,6 @@ class HostConnection(HostChannel):
             return f"{why} (ssh; it has to work without a question: {self._call} true)"
         if code == NO_DIRECTORY:
             return f"it has no folder {os.getcwd()}, where you stand here"
-        if code in (126, 127):
-            return f"it has no {sys.executable}, which is Python here"
         return f"its host agent has ended ({self._process.how_it_ended()}): {last}".rstrip(": ")
 
     def end(self, deadline: float) -> None:
@@ -126,12 +124,11 @@ class HostConnections:
         self._started: list[HostConnection] = []
         self._left_out: set[HostConnection] = set()
         self.meeting: tuple[str, int] | None = None
-        try:
+        with ExitStack() as unless_started:
+            unless_started.callback(self.__exit__)
             for name in names:
                 self._started.append(HostConnection(name, config, self._inbox))
-        except BaseException:
-            self.__exit__()
-            raise
+            unless_started.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -139,7 +136,7 @@ class HostConnections:
     def __exit__(self, *_: object) -> None:
         """End everything on all hosts, within END_SECONDS."""
         for host in self._started:
-            host.close(0.0)
+            host.close()
         deadline = time.monotonic() + END_SECONDS
         for host in self._started:
             host.end(deadline)
@@ -176,13 +173,3 @@ class HostConnections:
 
     def leave_out(self, hosts: Iterable[HostConnection]) -> None:
         self._left_out.update(hosts)
-
-
-def refuse(
-    problems: Mapping[HostConnection, Sequence[str]], kind: type[UserError] = UserError
-) -> None:
-    """Raise an error that names all problems of all hosts, if there are any."""
-    found = {host: whys for host, whys in problems.items() if whys}
-    if found:
-        lines = "".join(f"\n  {host}: {why}" for host, whys in found.items() for why in whys)
-        raise kind(f"nothing was started, {len(found)} of the hosts cannot take part:{lines}")

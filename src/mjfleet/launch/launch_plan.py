@@ -16,11 +16,18 @@ from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, choose_backend
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.registry import FoundTask
-from mjfleet.runs.resume_choice import Parent, Resume
+from mjfleet.runs.resume_choice import Resume
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import WorkerArgs
 
 LOG_DIR_VARIABLE = "TORCHRUNX_LOG_DIR"
+LAUNCHERS = {
+    "in-process": "in this process",
+    "torchrunx": "started by torchrunx",
+    "hosts": "started by torchrunx on each host",
+    "outer": "started by torchrun or a scheduler",
+}
+"""Who starts the workers, by name in run.json; the first two are for this host alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +37,7 @@ class LaunchPlan:
     task: str
     task_folder: Path
     config: TrainConfig  # With the environments of each worker.
-    launcher: Literal["in-process", "torchrunx", "hosts", "outer"]
-    """Who starts the workers. torchrunx: a host agent on this host, hosts: one on each of several;
-    outer: something else has started them, such as torchrun."""
+    launcher: str  # One of LAUNCHERS.
     world_size: int
     hosts: tuple[Devices, ...]  # The first one has rank 0. Of `outer`, this one alone.
     rank: Rank  # This process's place among the workers, if it is one.
@@ -40,13 +45,9 @@ class LaunchPlan:
     engine: Literal["warp", "native"]
     continues: bool  # Whether the run directory is that of an earlier run, which continues.
     checkpoint: Path | None  # Where training continues from; None: it begins.
-    is_restart: bool  # Whether the run was started again after a fault, by itself.
-    parent: Parent | None  # Of a new run that begins from another run's checkpoint.
     notes: tuple[str, ...]  # About these decisions, for the user.
     run_dir: Path = Path()
     task_hash: str = ""  # Of the task's code, once the run directory has a snapshot of it.
-    torchrunx_log_dir: Path | None = None
-    torchrunx_log_dir_source: str = ""
     logs: Path | None = None  # The folder of this attempt's logs; None: there are none.
 
     @property
@@ -109,7 +110,7 @@ class LaunchPlan:
     def record(self) -> dict[str, Any]:
         """Return the plan's entries in run.json."""
         agent = self.config.agent
-        left_out = ("config", "task_hash", "hosts", "logs")  # These are recorded elsewhere.
+        left_out = ("config", "task_hash", "hosts")  # These are recorded elsewhere.
         return {name: value for name, value in asdict(self).items() if name not in left_out} | {
             "workers": self.workers(),
             "threads": self.threads,
@@ -157,8 +158,6 @@ def make_plan(
         engine=engine if config.engine == "auto" else config.engine,
         continues=bool(resume and resume.run_dir),
         checkpoint=resume.checkpoint if resume else None,
-        is_restart=bool(resume and resume.is_restart),
-        parent=resume.parent if resume else None,
         notes=(*_notes(config, hosts, world_size), *(resume.notes if resume else ())),
         run_dir=(resume and resume.run_dir) or Path(),
     )
@@ -166,24 +165,12 @@ def make_plan(
 
 def name_files(plan: LaunchPlan, environ: Mapping[str, str], when: datetime) -> LaunchPlan:
     """Return the plan with run directory, unless it continues one, and logs named by a time."""
-    config, run_dir = plan.config, plan.run_dir
-    if not plan.continues:
-        run_dir = new_folder(config, when)
-    if LOG_DIR_VARIABLE in environ:
-        logs, source = environ[LOG_DIR_VARIABLE], f"environment variable {LOG_DIR_VARIABLE}"
-    elif config.torchrunx_log_dir is not None:
-        logs, source = config.torchrunx_log_dir, "--torchrunx-log-dir"
-    else:
-        logs, source = run_dir / "torchrunx", "default"
-    log_dir = Path(logs)
-    has_logs = logs and plan.has_host_agents  # Empty: no logs.
-    return replace(
-        plan,
-        run_dir=run_dir,
-        torchrunx_log_dir=log_dir if logs else None,
-        torchrunx_log_dir_source=source,
-        logs=log_dir / when.isoformat(timespec="seconds") if has_logs else None,
-    )
+    run_dir = plan.run_dir if plan.continues else new_folder(plan.config, when)
+    folder = environ.get(LOG_DIR_VARIABLE, plan.config.torchrunx_log_dir)
+    folder = run_dir / "torchrunx" if folder is None else folder
+    has_logs = folder and plan.has_host_agents  # Empty: no logs.
+    logs = Path(folder, when.isoformat(timespec="seconds")) if has_logs else None
+    return replace(plan, run_dir=run_dir, logs=logs)
 
 
 def log_name(host: str, local_rank: int = 0) -> str:
@@ -200,16 +187,10 @@ def new_folder(config: TrainConfig, when: datetime) -> Path:
 
 def describe_size(plan: LaunchPlan) -> dict[str, Any]:
     """Return how much is trained, and by whom, as --dry-run prints it."""
-    who = {
-        "in-process": "in this process",
-        "torchrunx": "started by torchrunx",
-        "hosts": "started by torchrunx on each host",
-        "outer": "started by torchrun or a scheduler",
-    }[plan.launcher]
     talk = f", which talk by {plan.backend}" if plan.backend else ""
     num_envs = plan.config.env.num_envs
     return {
-        "workers": f"{plan.world_size}, {who}{talk}",
+        "workers": f"{plan.world_size}, {LAUNCHERS[plan.launcher]}{talk}",
         "engine": plan.engine,
         "environments": f"{num_envs} per worker, {num_envs * plan.world_size} in total",
         "steps per iteration": plan.steps_per_iteration,
@@ -219,17 +200,13 @@ def describe_size(plan: LaunchPlan) -> dict[str, Any]:
 
 def describe(plan: LaunchPlan) -> str:
     """Return the plan as --dry-run prints it."""
+    new = "" if plan.continues else " (new run)"
     lines = {
         "task": f"{plan.task} ({plan.task_folder})",
         **describe_size(plan),
         "run directory": f"{plan.run_dir}{' (resumed)' if plan.continues else ''}",
-        "checkpoint": plan.checkpoint or f"none{'' if plan.continues else ' (new run)'}",
+        "checkpoint": f"{plan.checkpoint or 'none'}{new}",
     }
-    if plan.parent and plan.parent.networks_only:
-        lines["checkpoint"] = f"{plan.checkpoint} (its networks, for a new run)"
-    if plan.has_host_agents:
-        log_dir = f"{plan.torchrunx_log_dir or 'none'} ({plan.torchrunx_log_dir_source})"
-        lines["torchrunx log directory"] = log_dir
     table = [("rank", "host", "device", "seed", "threads", "log file")]
     no_file = "none" if plan.has_host_agents else "none (printed here)"
     for worker in plan.workers():
@@ -263,16 +240,14 @@ def _refuse_contradictions(
 
 
 def _threads(config: TrainConfig, host: Devices) -> int:
-    """Return the threads of each of a host's workers: together no more than it has cores."""
-    wanted, cores, workers = config.cpu_threads, host.cores, len(host.names)
-    if wanted is None:
-        return max(1, cores // workers)
-    if not workers <= wanted <= cores:
-        limit = f"at least {workers}, one for each worker"
-        if wanted > cores:
-            limit = f"at most {cores}, the cores that this process may use"
-        raise UserError(f"--cpu-threads is {wanted}; it must be {limit}.")
-    return wanted // workers
+    """Return the threads of each of a host's workers, at least one."""
+    wanted, cores, workers = config.cpu_threads or host.cores, host.cores, len(host.names)
+    if wanted > cores:
+        raise UserError(
+            f"--cpu-threads is {wanted}; it must be at most {cores}, the cores that this process "
+            "may use."
+        )
+    return max(1, wanted // workers)
 
 
 def _divide_envs(config: TrainConfig, world_size: int) -> TrainConfig:

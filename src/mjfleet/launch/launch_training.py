@@ -19,7 +19,6 @@ from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, choose_devices
 from mjfleet.launch.host_environment import take_variables, without_values
-from mjfleet.launch.host_messages import Prepare
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from mjfleet.launch.host_starter import HostConnections
 from mjfleet.launch.launch_plan import LaunchPlan, describe, make_plan, name_files
@@ -52,22 +51,6 @@ def launch_training(
         UserError: the configuration asks for what cannot be had.
         WorkerError: workers that torchrun has started again do not find each other.
     """
-
-    def find_again(run_dir: Path) -> Resume:
-        """Find where the run continues; lock it.
-
-        That is its newest checkpoint, or the last attempt's if that attempt did no iteration.
-        """
-        lock = lock_run(run_dir)
-        path = undone_checkpoint(run_dir) or run_dir
-        again = Resume(path=path, task=found.name, run_dir=run_dir, lock=lock, is_restart=True)
-        return again.with_checkpoint()
-
-    def find_code(run_dir: str | Path) -> FoundTask:
-        """Return the task as the run has trained it, whatever has been edited since."""
-        folder = code_of_restart(Path(run_dir).absolute(), found.folder)
-        return found if folder == found.folder else find_task(found.name, folder)
-
     config = replace(config, env_var=take_variables(config.env_var, os.environ))
     while True:
         code, plan = _attempt(found, config, resume, arguments)
@@ -77,12 +60,10 @@ def launch_training(
         if code == FAILED and config.max_restarts:
             code = wait_for_restart(run_dir, config.max_restarts)
             if code is None:
-                try:
-                    found = find_code(run_dir)
-                except UserError as error:
-                    print_line(f"not started again: {error}")
-                    return FAILED
-                resume = find_again(run_dir)
+                # The task as the run has trained it, whatever has been edited since.
+                folder = code_of_restart(run_dir.absolute(), found.folder)
+                found = found if folder == found.folder else find_task(found.name, folder)
+                resume = _where_it_was(found.name, run_dir)
                 continue
         print_line(f"run directory: {run_dir}")
         if code and list((run_dir / "checkpoints").glob("model_*.pt")):
@@ -90,13 +71,21 @@ def launch_training(
         return code
 
 
+def _where_it_was(task: str, run_dir: Path) -> Resume:
+    """Return where a run continues after a fault, locked.
+
+    That is its newest checkpoint, or the last attempt's if that attempt did no iteration.
+    """
+    lock = lock_run(run_dir)
+    path = undone_checkpoint(run_dir) or run_dir
+    resume = Resume(path=path, task=task, run_dir=run_dir, lock=lock, is_restart=True)
+    return resume.with_checkpoint()
+
+
 def _attempt(
-    found: FoundTask,
-    config: TrainConfig,
-    resume: Resume | None,
-    arguments: Sequence[str],
+    found: FoundTask, config: TrainConfig, resume: Resume | None, arguments: Sequence[str]
 ) -> tuple[int, LaunchPlan | None]:
-    """Resolve hosts and environments, plan, create the run directory, train; return the exit code.
+    """Plan, create the run directory and train; return the exit code.
 
     The plan is returned too, if this process has made the run directory or opened it again.
     """
@@ -105,23 +94,19 @@ def _attempt(
             connections = None
             names = choose_hosts(config, os.environ)
             if names == [LOCALHOST]:
-                outer = Rank.from_environ(os.environ)
-                started = outer.local_world_size if outer else None
-                hosts = [choose_devices(config, os.environ, started=started)]
+                hosts = [_devices_here(config)]
             else:
                 is_restart = bool(resume and resume.is_restart)
-                connections, hosts = stack.enter_context(
-                    reach_hosts(names, found, config, is_restart)
-                )
+                reached = reach_hosts(names, found, config, is_restart)
+                connections, hosts = stack.enter_context(reached)
             plan = plan_size(found, config, hosts, os.environ, resume)
             is_first, total = plan.rank.rank == 0, plan.config.agent.max_iterations
             if resume and (resume.iteration or 0) >= total and not config.dry_run:
                 if is_first:
-                    length = f"--agent.max-iterations {total}"
-                    if config.total_steps is not None:
-                        length = f"--total-steps {config.total_steps}"
-                    have = f"{resume.checkpoint} has all of {length}"
-                    print_line(f"nothing is left to do: {have}; raise it to train further")
+                    print_line(
+                        f"nothing is left to do: {resume.checkpoint} has all {total} iterations; "
+                        "raise --agent.max-iterations or --total-steps to train further"
+                    )
                 return 0, None
             plan = name_files(plan, os.environ, datetime.now())
             refuse_existing(plan.config, is_first and not plan.continues)
@@ -129,20 +114,20 @@ def _attempt(
                 if is_first:
                     print_line(describe(plan))
                 return 0, None
-            if plan.has_host_agents:
-                connections = connections or stack.enter_context(HostConnections(names, config))
-                for host, devices in zip(connections, plan.hosts, strict=True):
-                    host.send(Prepare(plan.engine, devices.threads))
+            if plan.has_host_agents and connections is None:  # It starts while folders are made.
+                connections = stack.enter_context(HostConnections(names, config))
             run_dir = None
             if is_first:
-                argv = ["train", *without_values(arguments)]
-                plan, run_dir = _create_run_dir(plan, found.defaults(), argv, resume)
-                with ExitStack() as unless_begun:
-                    unless_begun.callback(run_dir.discard)
-                    _announce(plan, config.init_from)
-                    unless_begun.pop_all()
+                plan, run_dir = _create_run_dir(plan, found, arguments, resume)
+                _announce(plan, config.init_from)
         code = run_plan(plan, run_dir, connections)
         return code, plan if run_dir else None
+
+
+def _devices_here(config: TrainConfig) -> Devices:
+    """Return this host's devices: as many as there are workers, if something has started them."""
+    outer = Rank.from_environ(os.environ)
+    return choose_devices(config, os.environ, started=outer.local_world_size if outer else None)
 
 
 def _announce(plan: LaunchPlan, init_from: str | None) -> None:
@@ -173,21 +158,20 @@ def plan_size(
     environ: Mapping[str, str],
     resume: Resume | None = None,
 ) -> LaunchPlan:
-    """Return the plan with environments and iterations, see `make_plan`; it names no files yet."""
+    """Return the plan with environments and iterations, see `make_plan`; it names no files yet.
+
+    Raises:
+        UserError: also if a worker's environments are no whole groups, which GRPO compares.
+    """
     plan = make_plan(found, config, hosts, environ, resume)
-    _check_groups(plan.config)
-    return _with_iterations(plan, resume)
-
-
-def _check_groups(config: TrainConfig) -> None:
-    """Raise an error if a worker's environments are no whole groups, which GRPO compares."""
-    num_envs, size = config.env.num_envs, config.agent.algorithm.envs_per_group
+    num_envs, size = plan.config.env.num_envs, plan.config.agent.algorithm.envs_per_group
     if rest := num_envs % size:
         near = [n for n in (num_envs - rest, num_envs - rest + size) if n]
         raise UserError(
             f"--agent.algorithm.group-size is {size}; it must divide the {num_envs} environments "
             f"of each worker: {' or '.join(map(str, near))} would be whole groups."
         )
+    return _with_iterations(plan, resume)
 
 
 def _with_iterations(plan: LaunchPlan, resume: Resume | None) -> LaunchPlan:
@@ -213,7 +197,7 @@ def refuse_existing(config: TrainConfig, is_new: bool = True) -> None:
 
 
 def _create_run_dir(
-    plan: LaunchPlan, defaults: TrainConfig, argv: Sequence[str], resume: Resume | None
+    plan: LaunchPlan, found: FoundTask, arguments: Sequence[str], resume: Resume | None
 ) -> tuple[LaunchPlan, RunDirectory]:
     """Create or reopen the run directory.
 
@@ -225,12 +209,12 @@ def _create_run_dir(
             task=plan.task,
             task_folder=plan.task_folder,
             config=plan.config,
-            defaults=defaults,
-            argv=argv,
+            defaults=found.defaults(),
+            argv=["train", *without_values(arguments)],
             plan=plan.record(),
             checkpoint=plan.checkpoint,
-            parent=plan.parent,
-            is_restart=plan.is_restart,
+            parent=resume.parent if resume else None,
+            is_restart=bool(resume and resume.is_restart),
         )
         place = plan.run_dir, attempt, plan.logs
         try:

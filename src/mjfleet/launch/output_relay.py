@@ -7,7 +7,6 @@ import pty
 import select
 import termios
 import threading
-import time
 import tty
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +27,6 @@ class OutputRelay:
         self._log: BinaryIO | None = log_file.open("ab", buffering=0) if log_file else None
         self._channels = {stream: _channel(stream) for stream in (1, 2)}
         self._silent: set[int] = set()
-        self._ends_a_line = True
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._copy, name="relay", daemon=True)
         self._thread.start()
@@ -39,8 +37,6 @@ class OutputRelay:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        if not self._ends_a_line and os.isatty(1):
-            self._write(1, b"\n")  # The view of a worker that was killed.
         for ends in self._channels.values():
             for end in ends:
                 os.close(end)
@@ -54,15 +50,24 @@ class OutputRelay:
         return out, error
 
     def pass_on(self, stream: int, data: bytes) -> None:
-        """Write output of rank 0 to the log file and to this process's own output."""
+        """Write output of rank 0 to the log file and to this process's own output.
+
+        What cannot be written to is left out from then on: otherwise rank 0 would wait for ever.
+        """
         if self._log:
             try:
                 self._log.write(data)
             except OSError as error:
-                # A relay that stopped would leave rank 0 waiting for ever to be read.
                 logger.warning("%s ends here: %s", self._log.name, error.strerror)
                 self._log = None
-        self._write(stream, data)
+        while data and stream not in self._silent:
+            try:
+                data = data[os.write(stream, data) :]
+            except OSError as error:
+                self._silent.add(stream)
+                # After `| head`, nobody wants more of it.
+                if stream == 1 and not isinstance(error, BrokenPipeError):
+                    logger.warning("standard output: %s; training continues", error.strerror)
 
     def _copy(self) -> None:
         streams = {reader: stream for stream, (reader, _) in self._channels.items()}
@@ -76,20 +81,6 @@ class OutputRelay:
                 self.pass_on(streams[reader], os.read(reader, 65536))
             if ended and not ready:
                 return
-
-    def _write(self, stream: int, data: bytes) -> None:
-        if stream == 1:
-            self._ends_a_line = data.endswith(b"\n")
-        while data and stream not in self._silent:
-            try:
-                data = data[os.write(stream, data) :]
-            except BlockingIOError:
-                time.sleep(0.01)
-            except OSError as error:
-                self._silent.add(stream)
-                # After `| head`, nobody wants more of it.
-                if stream == 1 and not isinstance(error, BrokenPipeError):
-                    logger.warning("standard output: %s; training continues", error.strerror)
 
 
 def _channel(stream: int) -> tuple[int, int]:

@@ -57,12 +57,15 @@ def run_plan(
     else:
         if isinstance(end, Failure):
             code = fail(end, stop.received)
+        elif end.stopped_by:
+            record("stopped")
+            # Workers that a host agent has started know other signals than those received here.
+            code = 128 + (stop.received or end.stopped_by)
         else:
-            record("finished" if end.stopped_by is None else "stopped")
+            record("finished")
+            code = 0
             if run_dir and PARENT_VARIABLE not in os.environ:  # A benchmark looks at no curves.
                 draw_curves(plan.run_dir)
-            # Workers that a host agent has started know other signals than those received here.
-            code = 128 + (stop.received or end.stopped_by) if end.stopped_by else 0
     if run_dir:
         run_dir.close()
     if code and plan.launcher == "outer" and plan.backend == "nccl":
@@ -116,25 +119,19 @@ def _fail(
     return FAILED
 
 
-def draw_curves(run_dir: Path, patience: float = DRAW_SECONDS) -> None:
-    """Draw what `mjfleet plot` draws of a run or a group, in a child that has so many seconds.
-
-    A failure is a warning; a signal ends it.
-    """
+def draw_curves(run_dir: Path) -> None:
+    """Draw what `mjfleet plot` draws of a run or a group, in a child; a failure is a warning."""
     if max(map(completed_iterations, members_of(run_dir) or [run_dir])) < FEW_ITERATIONS:
         return
-    command = python_module("mjfleet.cli.dispatcher", "plot", str(run_dir))
     try:
-        with StopRequest().installed(), ChildProcess(command) as child:
-            code = child.wait(patience)
+        with ChildProcess(python_module("mjfleet.cli.dispatcher", "plot", str(run_dir))) as child:
+            code = child.wait(DRAW_SECONDS)
             if code == 0:
                 print_line(child.output().decode(errors="replace").strip())
                 return
             why = (child.errors().strip() or child.how_it_ended()).splitlines()[-1]
             if code is None:
-                why = f"it took longer than {patience:g} s"
-    except Stopped:
-        return
+                why = f"it takes longer than {DRAW_SECONDS:g} s"
     except OSError as error:
         why = in_a_line(error)
     logger.warning("the run's curves were not drawn (`mjfleet plot` tries again): %s", why)

@@ -16,13 +16,11 @@ LONGEST_PAUSE_SECONDS = 60.0
 
 
 def wait_for_restart(run_dir: Path, max_restarts: int) -> int | None:
-    """Wait until a run that has failed is to start again.
+    """Wait until a run that has failed is to start again; return None then.
 
-    Returns:
-        None then; the exit code if it is not to start again.
+    The exit code is returned if it is not to start again.
     """
-    reason = why_not(run_dir, max_restarts)
-    if reason is not None:
+    if reason := why_not(run_dir, max_restarts):
         print_line(f"not started again: {reason}")
         return 1
     pause = pause_seconds(run_dir)

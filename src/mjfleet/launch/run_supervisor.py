@@ -1,7 +1,7 @@
 """Follows a run on all its hosts: who is done, who failed, who is lost. Runs in the launcher.
 
 The host agent on each host watches the workers there. What none of them can see is decided here:
-which failure came first, whether the workers of all hosts hang, whether a host is lost.
+which failure came first, and whether a host is lost.
 """
 
 import logging
@@ -16,11 +16,11 @@ from operator import itemgetter
 from pathlib import Path
 
 from mjfleet.errors import Stopped
-from mjfleet.launch.host_messages import AllHang, FilePiece, Message, SendSignal
+from mjfleet.launch.host_channel import FilePiece, Message, SendSignal, WorkerStatus
 from mjfleet.launch.host_starter import HostConnection, HostConnections
 from mjfleet.launch.launch_plan import LaunchPlan, log_name
 from mjfleet.launch.output_relay import OutputRelay
-from mjfleet.launch.worker_watchdog import ALONE_SECONDS, WorkerStatus
+from mjfleet.launch.worker_watchdog import ALONE_SECONDS
 from mjfleet.runs.checkpoint_archive import CHECKPOINT_BYTES
 from mjfleet.utils.console import print_line
 from mjfleet.utils.safe_read import open_regular
@@ -56,9 +56,7 @@ def supervise(
             before = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
             stack.callback(signal.signal, signal.SIGTSTP, before)
         stack.enter_context(stop.deferred(is_announced=False))  # Rank 0 announces it.
-        supervisor = RunSupervisor(plan, connections, relay)
-        supervisor.start()
-        return supervisor.follow(stop)
+        return RunSupervisor(plan, connections, relay).follow(stop)
 
 
 @dataclass
@@ -66,26 +64,22 @@ class _Host:
     """What is known of the workers of a host; times are those of the monotonic clock."""
 
     args: WorkerArgs
-    status: WorkerStatus | None = None
-    heard: float = 0.0  # When the status came.
+    has_begun: bool = False
+    heard: float = 0.0  # When it last reported that.
     failed: float = 0.0  # When the failure came.
     end: Outcome | Failure | None = None
 
 
 class RunSupervisor:
-    """What the host agents say of all workers, and what follows from it."""
+    """Starts the workers of all hosts; knows what the host agents report, and what follows."""
 
     def __init__(self, plan: LaunchPlan, connections: HostConnections, relay: OutputRelay) -> None:
         self._plan, self._connections, self._relay = plan, connections, relay
         self._hosts: dict[HostConnection, _Host] = {}
-        self._all_hang = self._is_asked_to_stop = False
         self._lost_files: set[str] = set()
-
-    def start(self) -> None:
-        for node, host in enumerate(self._connections):
-            args = self._args(node, host)
-            self._hosts[host] = _Host(args)
-            host.send(args)
+        for node, host in enumerate(connections):
+            self._hosts[host] = _Host(self._args(node, host))
+            host.send(self._hosts[host].args)
 
     def _args(self, node: int, host: HostConnection) -> WorkerArgs:
         """Return all that a host agent needs to run its workers; send it the checkpoint.
@@ -112,17 +106,17 @@ class RunSupervisor:
 
     def follow(self, stop: StopRequest) -> Outcome | Failure:
         """Wait until all workers are done, or the first has failed."""
-        deadline = math.inf
+        deadline, is_asked_to_stop = math.inf, False
         while (failure := self._cause()) is None:
             ends = [host.end for host in self._hosts.values()]
             if all(ends) and isinstance(ends[0], Outcome):
                 return ends[0]
-            if (number := stop.check()) and not self._is_asked_to_stop:
+            if (number := stop.check()) and not is_asked_to_stop:
                 deadline = min(deadline, time.monotonic() + ANSWER_SECONDS)
-                if all(host.status and host.status.has_begun for host in self._hosts.values()):
+                if all(host.has_begun for host in self._hosts.values()):
                     by = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
                     self._connections.send(SendSignal(by))
-                    self._is_asked_to_stop = True
+                    is_asked_to_stop = True
                 elif time.monotonic() > deadline:  # There is no iteration to finish.
                     print_line(f"{signal.Signals(number).name}: stopping at once")
                     raise Stopped(number)
@@ -165,9 +159,8 @@ class RunSupervisor:
     def _take(self, connection: HostConnection, message: Message | None) -> None:
         host, now = self._hosts[connection], time.monotonic()
         match message:
-            case WorkerStatus():
-                host.status, host.heard = message, now
-                self._look_for_hang()
+            case WorkerStatus(has_begun):
+                host.has_begun, host.heard = has_begun, now
             case FilePiece(name, data):
                 self._keep(connection, name, data)
             case Failure() | Outcome():
@@ -179,14 +172,6 @@ class RunSupervisor:
                     lost = replace(lost, host=connection.name)
                 lost.write(self._plan.run_dir)
                 host.end, host.failed = lost, now
-
-    def _look_for_hang(self) -> None:
-        """Tell all hosts when no worker of any moves: each then finds out why its own do not."""
-        at_work = [host for host in self._hosts.values() if not host.end]
-        all_hang = all(host.status and host.status.hangs for host in at_work)
-        if all_hang != self._all_hang:
-            self._all_hang = all_hang
-            self._connections.send(AllHang(all_hang))
 
     def _keep(self, host: HostConnection, name: str, data: bytes) -> None:
         """Keep a piece of another host's file where it belongs; a failure to is one warning."""

@@ -1,15 +1,13 @@
 """All that is changed in torchrunx, for which it has no settings. Imported by the host agent alone.
 
-Read in torchrunx 0.4.0. Each change could go if upstream offered what is named here:
+Read in torchrunx 0.4.0. Each change could go if `torchrunx.Launcher` had an argument for it:
 
-- Its launcher and agent meet at a port of all interfaces, and unpickle what whoever is first there
-  sends: an argument of `Launcher` for how they talk. Here they have a pipe.
-- It starts its agent by a shell command, in which Python imports torch anew: an argument of
-  `Launcher` for the function that starts and ends an agent.
-- Its agent has torch spawn the workers, each of which imports everything anew: an argument for the
-  start method, and an agent that forks before it has threads.
-- Output goes through a log server, which unpickles what any user of the host sends it, and whose
-  event needs shared memory: an argument of `Launcher` to leave output alone.
+- how it talks to its agent. It meets it at a port of all interfaces, and unpickles what whoever is
+  first there sends; here they have a pipe.
+- how an agent starts and ends. It runs a shell command, in which Python imports torch anew.
+- how an agent starts workers. It has torch spawn them, each of which imports everything anew.
+- that output is left alone. It goes through a log server, which unpickles what any user of the host
+  sends it, and whose event needs shared memory.
 """
 
 import logging
@@ -37,9 +35,9 @@ from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
 
 T = TypeVar("T")
 FORK = multiprocessing.get_context("fork")
-LOOPBACK = "127.0.0.1"
 AGENT_TIMEOUT_SECONDS = 600  # The agent may be silent so long, while its workers exit.
 WAIT_SECONDS = 0.1
+ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT  # Look, but do not reap.
 
 
 class ForkedAgent:
@@ -58,14 +56,15 @@ class ForkedAgent:
         self._lock = threading.Lock()
         self._is_closed = False
         # The names of hosts are not needed, and finding them may take long.
-        nameless = SimpleNamespace(getfqdn=lambda: LOOPBACK)
+        nameless = SimpleNamespace(getfqdn=lambda: "127.0.0.1")
         for module in (torchrunx.agent, torchrunx.launcher):
             _replace(module, socket=nameless, LauncherAgentGroup=PipeGroup)
+        no_server = SimpleNamespace(start=lambda: None, kill=lambda: None)
         _replace(
             torchrunx.launcher,
             execute_command=self.execute,
             Event=threading.Event,
-            get_context=lambda method: SimpleNamespace(Process=NoProcess),
+            get_context=lambda _: SimpleNamespace(Process=lambda **_: no_server),
         )
 
     def execute(self, command: str, **_: Any) -> tuple[str, str]:
@@ -90,25 +89,17 @@ class ForkedAgent:
                 os.killpg(self._process.pid, number)
 
     def close(self) -> None:
-        """Kill the agent and all workers; none is started afterwards."""
+        """Kill the agent and all workers; none is started afterwards. Any thread may call this."""
         with self._lock:
             self._is_closed = True
             self.send_signal(signal.SIGKILL)
             if self._process is not None:
                 self._process.join()
+                self._process = None  # Its number may become another process's.
 
     def end(self) -> os.waitid_result | None:
         """Return how the agent has ended, if it has, unreaped: its group keeps its number."""
-        if self._process is None:
-            return None
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-
-
-class NoProcess:
-    """Takes the place of the process of torchrunx's log server: there is none."""
-
-    def __init__(self, **_: Any) -> None:
-        self.start = self.kill = lambda: None
+        return None if self._process is None else os.waitid(os.P_PID, self._process.pid, ENDED)
 
 
 class ForkedWorkers:
@@ -137,9 +128,8 @@ class ForkedWorkers:
 
         None is reaped before: the watchdog looks at each as it has ended.
         """
-        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
         deadline = time.monotonic() + timeout
-        while any(os.waitid(os.P_PID, pid, ended) is None for pid in self.pids):
+        while any(os.waitid(os.P_PID, pid, ENDED) is None for pid in self.pids):
             if time.monotonic() > deadline:
                 return None
             time.sleep(WAIT_SECONDS)
@@ -177,7 +167,6 @@ class PipeGroup(LauncherAgentGroup[T]):
         return [obj, theirs] if self.rank == 0 else [theirs, obj]
 
     def shutdown(self) -> None:
-        """Close this side."""
         self.pipe.close()
 
 
@@ -195,10 +184,8 @@ def _run_agent(pipe: Connection, num_workers: int, environ: Mapping[str, str], l
             log_records_to_socket=lambda **_: None,
             redirect_stdio_to_logger=lambda logger: None,
         )
-    workers = ForkedWorkers(num_workers)
-    processes = SimpleNamespace(
-        start_processes=workers.start, DefaultLogsSpecs=lambda log_dir: None
-    )
+    start = ForkedWorkers(num_workers).start
+    processes = SimpleNamespace(start_processes=start, DefaultLogsSpecs=lambda log_dir: None)
     _replace(torchrunx.agent, dist_mp=processes)
     file = log.open("a")
     for number in (1, 2):

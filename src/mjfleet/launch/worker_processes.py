@@ -7,7 +7,6 @@ sees failures and hangs.
 import os
 import threading
 from concurrent.futures import Future, wait
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,7 +38,7 @@ class WorkerProcesses:
         # The agent leaves temporary files behind.
         variables = thread_variables(args.threads) | LOOPBACK_ALONE | {"TMPDIR": args.scratch}
         self._agent = ForkedAgent(len(args.devices), variables, Path(args.agent_log))
-        self.send_signal = self._agent.send_signal
+        self.send_signal, self.close = self._agent.send_signal, self._agent.close
         self._launcher = torchrunx.Launcher(
             hostnames=[LOCALHOST],
             workers_per_host=len(args.devices),
@@ -54,7 +53,7 @@ class WorkerProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._agent.close()
+        self.close()
         wait([self._ended], timeout=END_SECONDS)
 
     def end(self) -> Outcome | Failure | None:
@@ -69,8 +68,6 @@ class WorkerProcesses:
         if (end := self._agent.end()) and end.si_code != os.CLD_EXITED:
             return self._agent_failed(f"was {killed_by(end.si_status)}")
         if failure:
-            if failure.kind == "Exited" and (error := self._error(GRACE_SECONDS)):
-                failure = replace(failure, message=f"{failure.message}; torchrunx says: {error!r}")
             # Let the others write what they have: they notice that one is missing.
             if failure.kind != "Hang" and not failure.mistake:
                 wait_until(self.watchdog.is_gone, GRACE_SECONDS)
@@ -78,16 +75,10 @@ class WorkerProcesses:
         if (self._ended.done() or end) and not wait_until(
             lambda: self.watchdog.outcome or self.watchdog.failure(), AGENT_GONE_SECONDS
         ):
-            error = self._error(0.0)
-            what = f": {str(error) or repr(error)}" if error else ""
+            error = self._ended.exception() if self._ended.done() else None
             log = self._args.agent_log
-            return self._agent_failed(f"has ended{what}; its log is {log}")
+            return self._agent_failed(f"has ended ({error!r}); its log is {log}")
         return None
-
-    def _error(self, seconds: float) -> BaseException | None:
-        """Return what torchrunx has raised, if it does within so many seconds."""
-        wait([self._ended], timeout=seconds)
-        return self._ended.exception() if self._ended.done() else None
 
     def _launch(self) -> None:
         try:

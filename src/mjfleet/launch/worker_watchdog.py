@@ -1,7 +1,6 @@
 """Watches the workers of this host: who is done, who failed, who hangs. Runs in the host agent.
 
-It looks at three things: the records of failures that workers write, their processes, and their
-heartbeats.
+It looks at the records of failures that workers write, their processes, and their heartbeats.
 """
 
 import os
@@ -9,7 +8,7 @@ import select
 import signal
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mjfleet.rl.phase import Phase
@@ -21,34 +20,18 @@ from mjfleet.worker.failure_record import (
     read_failures,
 )
 from mjfleet.worker.heartbeat import HangDetector, Heartbeat
+from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
 ALONE_SECONDS = SECONDARY_SECONDS + 1.0  # For which a secondary failure waits for its cause.
 NAP_SECONDS = 0.02
 STACKS_SECONDS = 3.0  # How long workers may take to write their stacks.
-STATES = {
-    "T": "; its process was stopped by a signal (SIGSTOP)",
-    "D": "; its process waits for a device or a disk and cannot be interrupted",
-}
-"""Process states, by their letters in proc(5), that explain why a worker does not move."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerStatus:
-    """What the launcher needs to know of the workers of a host."""
-
-    has_begun: bool  # Whether training has begun on all of them.
-    hangs: bool  # Whether none of them has moved for the hang time-out.
 
 
 class WorkerWatchdog:
-    """What is known of each worker of this host. It is made before any of them starts.
-
-    Set `all_hang` while the launcher says that no worker of any host moves: only then it is a hang.
-    """
+    """What is known of each worker of this host. It is made before any of them starts."""
 
     def __init__(self, args: WorkerArgs) -> None:
-        self.all_hang = False
         self._args = args
         self._run_dir = Path(args.run_dir)
         self._limit: float = args.config["hang_timeout"]
@@ -57,11 +40,8 @@ class WorkerWatchdog:
         self._detector = HangDetector(self._hearts, self._limit)
 
     @property
-    def status(self) -> WorkerStatus:
-        return WorkerStatus(has_begun=self.has_begun, hangs=self._detector.hangs())
-
-    @property
     def has_begun(self) -> bool:
+        """Whether training has begun on all workers."""
         return all(heart.has_begun for heart in self._hearts)
 
     @property
@@ -89,22 +69,24 @@ class WorkerWatchdog:
             poll.poll(1000 * seconds)
 
     def failure(self) -> Failure | None:
-        hangs = self.all_hang and self._detector.hangs()
-        return self._recorded() or self._ended() or (self._hanging() if hangs else None)
+        """Return why a worker of this host has failed, if one has."""
+        if found := self._recorded() or self._ended():
+            return found
+        return self._hang() if self._detector.hangs() else None
 
     def is_gone(self) -> bool:
         """Return whether every worker that has started has ended."""
         return all(_state(heart.pid)[0] in "ZX" for heart in self._hearts if heart.pid)
 
     def _recorded(self) -> Failure | None:
-        """What a worker has written. A secondary failure waits for its cause."""
+        """Return what a worker has written. A secondary failure waits for its cause."""
         found = read_failures(self._run_dir)
         if not found or (found[0].is_secondary and time.time() - found[0].time < ALONE_SECONDS):
             return None
         return found[0]
 
     def _ended(self) -> Failure | None:
-        """A worker whose process has ended too early and left no record."""
+        """Return the failure of a worker that has ended too early and left no record."""
         for rank, heart in zip(self._ranks, self._hearts, strict=True):
             state, status = _state(heart.pid) if heart.pid else ("R", 0)
             # A worker is done, or writes its record, before it ends: so look after that.
@@ -123,36 +105,40 @@ class WorkerWatchdog:
             return failure
         return None
 
-    def _hanging(self) -> Failure:
-        """Record the stacks of all workers; return the failure of the one that others wait for."""
+    def _hang(self) -> Failure | None:
+        """Record the stacks of all workers; return the failure of the one that others wait for.
+
+        With several hosts, there is none if all workers of this host wait for others: the host of
+        those finds it, or a collective times out.
+        """
         # Before stacks are asked for: a process that was only stopped continues then.
-        states = [STATES.get(_state(heart.pid)[0], "") for heart in self._hearts]
+        is_stopped = [_state(heart.pid)[0] == "T" for heart in self._hearts]
         silences = [heart.silence for heart in self._hearts]
-        found = [
-            Failure.seen("Hang", "", self._args, rank, heart)
-            for rank, heart in zip(self._ranks, self._hearts, strict=True)
-        ]
         stacks = self._stacks()
-        idle = [only_waits(stack) for stack in stacks]
-        first = min(range(len(found)), key=lambda place: (idle[place], -silences[place]))
-        # On several hosts, all workers of this one may wait for another's.
-        waits = self._args.meeting is not None and idle[first]
-        for place, (heart, state, stack) in enumerate(
-            zip(self._hearts, states, stacks, strict=True)
-        ):
-            message = hang_message(self._limit, stack) + state
-            found[place] = replace(
-                found[place],
-                message=message if heart.pid else "its process has not started",
-                traceback=stack,
-                is_secondary=place != first or waits,
-            )
-            found[place].write(self._run_dir)
+        idle = [
+            heart.phase == Phase.DONE or (only_waits(stack) and not stopped)
+            for heart, stack, stopped in zip(self._hearts, stacks, is_stopped, strict=True)
+        ]
+        if self._args.meeting and all(idle):
+            self._detector.start_again()
+            return None
+        first = min(self._ranks, key=lambda r: (idle[r.local_rank], -silences[r.local_rank]))
+        found: dict[Rank, Failure] = {}
+        for rank, heart, stack in zip(self._ranks, self._hearts, stacks, strict=True):
+            message = hang_message(self._limit, stack) if heart.pid else "its process never started"
+            if is_stopped[rank.local_rank]:
+                message += "; its process was stopped by a signal (SIGSTOP)"
+            seen = Failure.seen("Hang", message, self._args, rank, heart)
+            found[rank] = replace(seen, traceback=stack, is_secondary=rank != first)
+            found[rank].write(self._run_dir)
         return found[first]
 
     def _stacks(self) -> list[str]:
-        """Ask every worker where its threads are; empty where one cannot answer."""
+        """Ask every worker where its threads are; return "" where one cannot answer."""
         files = [self._args.stacks_file(rank.local_rank) for rank in self._ranks]
+        for file in files:
+            if file.exists():
+                os.truncate(file, 0)
         for pid in filter(None, [heart.pid for heart in self._hearts]):
             for number in (signal.SIGQUIT, signal.SIGCONT):
                 with suppress(ProcessLookupError):

@@ -3,8 +3,6 @@
 import os
 from typing import Any
 
-import mujoco
-import numpy as np
 import pynvml
 import torch
 
@@ -28,23 +26,6 @@ def apply_settings(config: TrainConfig, device: str) -> None:
         deterministic.fill_uninitialized_memory = False
     if config.numa == "auto" and device != "cpu":
         _use_near_cores(device)
-
-
-def determinism_notice(deterministic: bool, device: str, model: mujoco.MjModel) -> str | None:
-    """Return what to say where `--deterministic` cannot give the same bits each time, or None.
-
-    MuJoCo-Warp 4.0 numbers contacts in the order in which a GPU's threads find them.
-    """
-    may_touch = np.bitwise_or.reduce(model.geom_contype, initial=0) & np.bitwise_or.reduce(
-        model.geom_conaffinity, initial=0
-    )
-    is_off = model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_CONTACT
-    if not deterministic or device == "cpu" or is_off or not (may_touch or model.npair):
-        return None
-    return (
-        "--deterministic: this model has contacts, whose order on a GPU differs from run to run; "
-        "two runs are therefore not equal bit for bit"
-    )
 
 
 def _use_near_cores(device: str) -> None:

@@ -55,7 +55,6 @@ class Heartbeat(ctypes.Structure, HeartbeatBase):
         self.last_beat = time.monotonic()
 
     def enter(self, phase: Phase, iteration: int | None = None) -> None:
-        """Report the beginning of a phase, and the iteration that it belongs to."""
         self.beat()
         self._phase = phase
         self.has_learned |= phase == Phase.LEARN
@@ -101,7 +100,7 @@ class Heartbeat(ctypes.Structure, HeartbeatBase):
 
 
 class HangDetector:
-    """Says whether none of some workers moves, to a process that asks again and again.
+    """Finds out whether none of some workers moves, for a process that asks again and again.
 
     Args:
         heartbeats: the workers'.
@@ -111,6 +110,10 @@ class HangDetector:
 
     def __init__(self, heartbeats: Sequence[Heartbeat], limit: float) -> None:
         self._heartbeats, self._limit = heartbeats, limit
+        self.start_again()
+
+    def start_again(self) -> None:
+        """Forget the silence until now."""
         self._looked = self._since = time.monotonic()
 
     def hangs(self) -> bool:
@@ -120,10 +123,7 @@ class HangDetector:
             self._since = self._looked
         if not self._limit or any(heartbeat.excuses for heartbeat in self._heartbeats):
             return False
-        return all(
-            heartbeat.phase == Phase.DONE or self._is_silent(heartbeat)
-            for heartbeat in self._heartbeats
-        )
+        return all(h.phase == Phase.DONE or self._is_silent(h) for h in self._heartbeats)
 
     def _is_silent(self, heartbeat: Heartbeat) -> bool:
         patience = self._limit if heartbeat.has_begun else max(self._limit, START_SECONDS)

@@ -87,11 +87,6 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """
     if "WORLD_SIZE" in environ:
         return {}
-    if environ.get("JAX_WORLD_SIZE", "1") != "1":
-        raise RankError(
-            f"JAX_WORLD_SIZE={environ['JAX_WORLD_SIZE']}: skrl's JAX launcher has started this "
-            "process. Run `train` without it: mjfleet starts its own workers, one for each device."
-        )
     found = _of_srun(environ) or _of_mpirun(environ)
     return {name: value for name, value in found.items() if name not in environ}
 
@@ -141,20 +136,19 @@ def _of_mpirun(environ: Mapping[str, str]) -> dict[str, str]:
     of the job. Others need MASTER_ADDR and MASTER_PORT.
     """
     for launcher, names in MPI.items():
-        _, _, size, local_size = names
-        if environ.get(size, "1") == "1":
+        pairs = zip(PLACE, names, strict=True)
+        found = {ours: environ[theirs] for ours, theirs in pairs if theirs in environ}
+        world_size = found.get("WORLD_SIZE", "1")
+        if world_size == "1":
             continue
-        if missing := [name for name in names if name not in environ]:
-            raise RankError(f"{launcher} has set {size}, but not {', '.join(missing)}.")
-        found = {ours: environ[theirs] for ours, theirs in zip(PLACE, names, strict=True)}
-        if environ[local_size] == environ[size]:
+        if found.get("LOCAL_WORLD_SIZE") == world_size:
             found["MASTER_ADDR"] = "127.0.0.1"
             if job := environ.get("PMIX_NAMESPACE"):
                 found["MASTER_PORT"] = str(20000 + zlib.crc32(job.encode()) % 20000)
-        needed = ("MASTER_ADDR", "MASTER_PORT")
+        needed = (*PLACE, "MASTER_ADDR", "MASTER_PORT")
         if missing := [name for name in needed if name not in found and name not in environ]:
             raise RankError(
-                f"{launcher} has started {environ[size]} processes, which need "
+                f"{launcher} has started {world_size} processes, which need "
                 f"{' and '.join(missing)} to meet: the address of rank 0's host and a free port, "
                 "passed on by the launcher's option for environment variables (-x or -genv). Or "
                 "run `train` without it: mjfleet starts its own workers, on other hosts by --hosts."

@@ -4,7 +4,7 @@ Runs in each worker.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch.distributed import (
 
 from mjfleet.rl.collectives import Collectives
 from mjfleet.utils.wait_until import wait_until
+from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.under_torchrun import meet, meeting_store
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, WorkerArgs
@@ -87,24 +88,22 @@ def _store(args: WorkerArgs, rank: Rank, timeout: timedelta) -> Store:
 
 @contextmanager
 def local_rank_0_compiles_first(
-    store: Store, rank: Rank, timeout: timedelta, beat: Callable[[], object]
+    store: Store, rank: Rank, timeout: timedelta, heartbeat: Heartbeat
 ) -> Iterator[None]:
     """Enter the block in the others of a host only when its local rank 0 has left it.
 
     So one worker of each host compiles warp's kernels, and the others find them in its cache. They
-    meet at the store of the process group, and call `beat` while they wait.
+    meet at the store of the process group.
 
     Raises:
         TimeoutError: local rank 0 was not done in time.
     """
     done = f"mjfleet/first/{rank.node}"
-
-    def is_done() -> bool:
-        beat()
-        return store.check([done])
-
-    if rank.local_rank > 0 and not wait_until(is_done, timeout.total_seconds()):
-        raise TimeoutError(f"local rank 0 was not done after {timeout}")
+    if rank.local_rank > 0:
+        with heartbeat.excused():
+            is_done = wait_until(lambda: store.check([done]), timeout.total_seconds())
+        if not is_done:
+            raise TimeoutError(f"local rank 0 was not done after {timeout}")
     yield
     if rank.local_rank == 0:
         store.set(done, "")

@@ -42,7 +42,7 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
     _redirect_output(stdout, stderr)
     # faulthandler writes stacks from C, also when no Python code can run.
     stacks = args.stacks_file(rank.local_rank)
-    faulthandler.register(signal.SIGQUIT, stacks.open("w"), all_threads=True)
+    faulthandler.register(signal.SIGQUIT, stacks.open("a"), all_threads=True)
     faulthandler.enable()
     # torch leaves files in the folder for temporary files; those of a task belong in the user's.
     os.environ["TMPDIR"] = args.temporary

@@ -24,9 +24,7 @@ from mjfleet.rl.initial_networks import take_networks
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.checkpoint_names import INIT
 from mjfleet.runs.resumed_attempt import adopt_attempt
-from mjfleet.utils.console import print_line
 from mjfleet.video.training_videos import TrainingVideos
-from mjfleet.worker.gpu_settings import determinism_notice
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
@@ -50,13 +48,10 @@ def build(
     if args.engine == "warp" and rank.local_world_size > 1:
         store = dist.distributed_c10d._get_default_store()
         timeout = timedelta(seconds=config.collective_timeout)
-        turn = local_rank_0_compiles_first(store, rank, timeout, heartbeat.beat)
+        turn = local_rank_0_compiles_first(store, rank, timeout, heartbeat)
     with turn:
         size = config.agent.algorithm.envs_per_group
         env = make_env(rank=rank.rank, group_size=size)
-    notice = determinism_notice(config.deterministic, device, env.sim.model)
-    if rank.rank == 0 and notice:
-        print_line(notice)
     if config.eval_interval is not None:
         first, end = (config.eval_envs * r // rank.world_size for r in (rank.rank, rank.rank + 1))
         with own_random_numbers(EVALUATION_SEED, device):

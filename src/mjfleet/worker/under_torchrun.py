@@ -1,4 +1,4 @@
-"""How workers that something else has started meet, and what they tell each other and torchrun.
+"""How workers that something else has started meet, and what they tell each other.
 
 torchrun's agent starts its workers again after a failure, or when hosts come and go. It keeps a
 store, at which they meet. Imports nothing heavy before a store is needed.
@@ -7,29 +7,24 @@ store, at which they meet. Imports nothing heavy before a store is needed.
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import timedelta
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.utils.wait_until import wait_until
-from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.rank_environment import Rank
 
 if TYPE_CHECKING:
     from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-"""Environment variable: the file, in the agent's folder, for the reason of a worker's failure."""
 READ_TIMEOUT = timedelta(seconds=10)  # For the others to read why rank 0 ends.
 FIRST = "mjfleet/first"  # The store's key for the name of rank 0.
 
 
 def is_from_torchrun() -> bool:
-    return ERROR_FILE in os.environ
+    return "TORCHELASTIC_ERROR_FILE" in os.environ
 
 
 @cache
@@ -98,8 +93,7 @@ def decided_by_rank_0(
             decision = json.dumps(["", decide()])
         except BaseException as error:
             problem = error
-            text = str(error.code) if isinstance(error, SystemExit) else str(error)
-            decision = json.dumps([type(error).__name__, text])
+            decision = json.dumps([type(error).__name__, str(error)])
     try:
         part, decision = meet(store, rank, timeout, decision)
         part.set(f"read{rank.rank}", "")
@@ -120,17 +114,6 @@ def decided_by_rank_0(
     if kind:
         raise WorkerError(f"rank {rank.rank}: rank 0 has failed: {kind}: {text}")
     return text
-
-
-def tell_cause(failure: Failure) -> None:
-    """Have torchrun's own report name the cause.
-
-    The format is that of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
-    """
-    if path := os.environ.get(ERROR_FILE):
-        extra = {"py_callstack": failure.traceback, "timestamp": str(int(failure.time))}
-        message = {"message": f"{failure.kind}: {failure.message}", "extraInfo": extra}
-        Path(path).write_text(json.dumps({"message": message} | {"failure": asdict(failure)}))
 
 
 def _wait(is_there: Callable[[], bool], timeout: timedelta, who: str) -> None:

@@ -22,7 +22,6 @@ from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.thread_limits import prepare
-from mjfleet.worker.under_torchrun import tell_cause
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
 RELAY_SECONDS = 0.2  # Within this time the launcher copies rank 0's output into its log file.
@@ -53,9 +52,7 @@ def run_worker(
                 raise
             if run_dirs and failure.write(run_dirs[-1]) is None and args.log_files:
                 print(failure.report, file=sys.stderr)
-            if not failure.is_secondary:
-                tell_cause(failure)
-            elif rank.rank == 0 and not args.local:
+            if failure.is_secondary and rank.rank == 0 and not args.local:
                 failure = _cause_of(failure, run_dirs[0])
         return failure
 
