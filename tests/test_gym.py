@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -102,18 +103,15 @@ def test_mistakes_are_named() -> None:
         ("cartpole-balance", {"device": "gpu"}, "device is 'gpu'"),
         ("cartpole-balance", {"engine": "mjx"}, "`engine` is 'mjx'"),
         ("cartpole-balance", {"num_threads": 0}, "--cpu-threads is 0"),
-        ("cartpole-balance", {"env": 5}, "env is 5"),
     ]
     for task, settings, message in cases:
         with pytest.raises(UserError, match=message):
             make_vector(task, **settings)
-    with pytest.raises(UserError, match="single environment"):
-        make("cartpole-balance", num_envs=3)
     envs = make_vector("cartpole-balance", num_envs=2)
     with pytest.raises(UserError, match="call reset"):
         envs.step(envs.action_space.sample())
     for seed in (-1, 0.5, [1, 2]):
-        with pytest.raises(UserError, match="seed is"):
+        with pytest.raises((TypeError, gymnasium.error.Error), match=r"integer|greater"):
             envs.reset(seed=seed)  # pyright: ignore[reportArgumentType]
     first, again = (envs.reset(seed=seed)[0] for seed in (3, cast(int, np.int64(3))))
     assert np.array_equal(first, again)

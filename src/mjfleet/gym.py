@@ -4,6 +4,7 @@ Runs in the process that imports it. Needs the extra `gym`.
 """
 
 from collections.abc import Mapping
+from operator import index
 from typing import Any, Literal
 
 import numpy as np
@@ -77,8 +78,6 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
         Raises:
             UserError: there is no such task, field, group or device.
         """
-        if not isinstance(env, Mapping | None):
-            raise UserError(f"env is {env!r}; it must be a dict of the task's fields.")
         own = {"engine": engine, "cpu_threads": num_threads, "tasks_dir": tasks_dir}
         with torch.no_grad():
             self.env = mjfleet.make(
@@ -106,18 +105,15 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
         """Begin a new episode everywhere; the same after each reset with the same seed.
 
         Raises:
-            UserError: `seed` is not a number, `options` asks for a reset of some, or the
-                environments are closed.
+            UserError: `options` asks for a reset of some, or the environments are closed.
+            TypeError: `seed` is no whole number.
+            gymnasium.error.Error: `seed` is negative.
         """
         if self.closed:
             raise UserError("reset() was called after close().")
-        if seed is not None and not (isinstance(seed, int | np.integer) and seed >= 0):
-            raise UserError(
-                f"seed is {seed!r}; it must be one whole number, at least 0, for all environments."
-            )
         if options and "reset_mask" in options:
             raise UserError("options has a reset_mask; here episodes that end are reset at once.")
-        super().reset(seed=None if seed is None else int(seed))
+        super().reset(seed=None if seed is None else index(seed))
         if seed is not None or not self._began:
             self._restore_first()
             self.env.generator.manual_seed(int(self.np_random.integers(2**62)))
@@ -176,8 +172,6 @@ class TaskEnv(gymnasium.Env[Array, Array]):
 
     def __init__(self, task: str, **settings: Any) -> None:
         """Take the arguments of `TaskVectorEnv`, without `num_envs`."""
-        if "num_envs" in settings:
-            raise UserError("num_envs: this is a single environment; make_vector() makes several.")
         self.envs = TaskVectorEnv(task, num_envs=1, **settings)
         self.observation_space = self.envs.single_observation_space
         self.action_space = self.envs.single_action_space
@@ -189,7 +183,7 @@ class TaskEnv(gymnasium.Env[Array, Array]):
     ) -> tuple[Array, Infos]:
         """Begin an episode."""
         observations, infos = self.envs.reset(seed=seed, options=options)
-        super().reset(seed=None if seed is None else int(seed))
+        super().reset(seed=None if seed is None else index(seed))
         return observations[0], infos
 
     def step(self, action: Array) -> tuple[Array, float, bool, bool, Infos]:

@@ -20,6 +20,7 @@ from mjfleet.runs.run_json import read_record
 from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.sweep.command import sweep
 from mjfleet.sweep.study import Study
+from mjfleet.utils.wait_until import wait_until
 
 from ..conftest import MODULES, PATIENCE, REPOSITORY, Run, only_run, rows, write_task
 
@@ -72,7 +73,7 @@ def test_a_url_with_a_password_is_refused_without_being_shown(storage: str) -> N
 def test_a_sweep_begins_with_the_defaults_and_keeps_the_best(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = (*SPACE[:2], *FLAGS, "--trials", "1")
+    flags = (*SPACE[:2], *FLAGS, "--agent.max-iterations", "1", "--trials", "1")
     done = run("mjfleet", "sweep", TASK, *flags)
     assert done.returncode == 0, done.stderr
     folder = only_run(tmp_path)
@@ -144,7 +145,10 @@ def start(folder: Path, *flags: str) -> "subprocess.Popen[bytes]":
 
 def kill_until_done(folders: list[Path], flags: tuple[str, ...], kills: int, seed: int) -> None:
     """Work on a sweep in folders as machines do; kill any process, and repeat its command."""
-    working = {folder: start(folder, *flags) for folder in folders}
+    working = dict[Path, subprocess.Popen[bytes]]()
+    for folder in folders:  # The first one creates the database's tables.
+        working[folder] = start(folder, *flags)
+        assert wait_until((folder / "logs").exists, PATIENCE)
     chance, killed = random.Random(seed), Counter[str]()
     while working:
         time.sleep(chance.uniform(0.5, 4) if killed.total() < kills else 0.1)

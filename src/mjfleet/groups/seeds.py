@@ -45,16 +45,11 @@ def train_seeds(
         UserError: the configuration asks for what cannot be had, or changes what the group learns;
             or all runs were refused. Of a new group, nothing is left then.
     """
-    config = on_this_host(config, ONE_EACH)
-    if group:
-        config = replace(config, run_dir=None)
-        seeds = _recorded_seeds(found, config, group)
-        shares = divide_devices(config, os.environ, len(seeds), config.per_run)
-    else:
-        if config.init_from:
-            _, config = begin_from(config)  # `latest` means the same run for all.
-        shares = divide_devices(config, os.environ, count_seeds(config), config.per_run)
-        seeds = _seeds_of(config, shares[0].workers)
+    config = group_config(config, group, ONE_EACH)
+    seeds = _recorded_seeds(found, config, group) if group else None
+    number = len(seeds) if seeds else count_seeds(config)
+    shares = divide_devices(config, os.environ, number, config.per_run)
+    seeds = seeds or _seeds_of(config, shares[0].workers)
     members = [Member(f"seed_{seed}", ("--agent.seed", str(seed))) for seed in seeds]
     folder = group.path if group else new_folder(config, datetime.now())
     first = replace(
@@ -106,8 +101,8 @@ def _common_mistake(members: Sequence[Member]) -> str:
     return begun[0].cause if {member.status for member in begun} == {"refused"} else ""
 
 
-def on_this_host(config: TrainConfig, otherwise: str) -> TrainConfig:
-    """Return the configuration, with the variables of --env-var set here.
+def group_config(config: TrainConfig, group: Resume | None, otherwise: str) -> TrainConfig:
+    """Return what the runs of a group have in common, with the variables of --env-var set here.
 
     Raises:
         UserError: workers are on other hosts, or something else has started this process. The
@@ -119,7 +114,11 @@ def on_this_host(config: TrainConfig, otherwise: str) -> TrainConfig:
             "the runs of a group share one machine, and are started by this command: leave out "
             f"--hosts, torchrun and srun, {otherwise}"
         )
-    return replace(config, env_var=take_variables(config.env_var, os.environ))
+    config = replace(config, env_var=take_variables(config.env_var, os.environ))
+    if group:
+        return replace(config, run_dir=None)
+    # `latest` means the same run for all.
+    return begin_from(config)[1] if config.init_from else config
 
 
 def count_seeds(config: TrainConfig) -> int:

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 
 from mjfleet.cli.train import configure, train
 from mjfleet.config import TrainConfig, from_dict
-from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, parse_known, typed_fields
+from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, parse_known
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.group_folder import GroupFolder
-from mjfleet.groups.seeds import on_this_host
+from mjfleet.groups.seeds import group_config
 from mjfleet.registry import FoundTask
-from mjfleet.runs.beginning import begin_from
 from mjfleet.runs.own_runs import note_of
 from mjfleet.runs.resume_choice import Resume
-from mjfleet.runs.run_json import GROUP_FILE
 from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
@@ -44,14 +42,11 @@ def sweep(argv: Sequence[str]) -> int:
     if wanted.resume is not None:
         words = [*words, "--resume", wanted.resume]
     found, config, existing = configure(words)
-    config = on_this_host(config, "or start a sweep on each machine, with the same --storage.")
     if existing:
-        wanted = _recorded(existing, argv)
-        folder_id, config = str(existing.record.get("folder_id")), replace(config, run_dir=None)
-    elif config.init_from:
-        _, config = begin_from(config)  # `latest` means the same run for all.
+        wanted, folder_id = _recorded(existing, argv), str(existing.record.get("folder_id"))
+    otherwise = "or start a sweep on each machine, with the same --storage."
+    config = group_config(config, existing, otherwise)
     study = define_sweep(wanted, found, config)
-    from mjfleet.sweep.study import STUDY_FILE, storage_errors
     from mjfleet.sweep.trials import run_trials
 
     shares = divide_devices(config, os.environ, study.most, config.per_run)
@@ -60,18 +55,16 @@ def sweep(argv: Sequence[str]) -> int:
     if config.dry_run:
         return 0
     storage, is_new = wanted.storage, existing is None
-    if storage and "://" not in storage:
-        storage = os.path.abspath(storage)
-    with storage_errors(storage or STUDY_FILE):
-        if storage:  # Before anything is created.
-            study.open(storage, folder_id, is_new)
-        with closing(GroupFolder(found.name, config, existing and existing.path)) as group:
-            if not storage:
-                study.open(f"sqlite:///{group.path.resolve() / STUDY_FILE}", folder_id, is_new)
-            arguments = asdict(replace(wanted, storage=storage, resume=None))
-            entries = {"kind": KIND, "arguments": arguments, "folder_id": folder_id}
-            group.begin(study.config, [KIND, *argv], {"storage": storage}, **entries)
-            return run_trials(group, study, shares)
+    if storage:  # Before anything is created.
+        storage = storage if "://" in storage else os.path.abspath(storage)
+        study.open(storage, folder_id, is_new)
+    with closing(GroupFolder(found.name, config, existing and existing.path)) as group:
+        if not storage:
+            study.open(f"sqlite:///{group.path.resolve()}/study.db", folder_id, is_new)
+        arguments = asdict(replace(wanted, storage=None, resume=None))
+        entries = {"kind": KIND, "arguments": arguments, "folder_id": folder_id}
+        group.begin(study.config, [KIND, *argv], {"storage": storage}, **entries)
+        return run_trials(group, study, shares)
 
 
 def define_sweep(wanted: SweepArguments, found: FoundTask, config: TrainConfig) -> "Study":
@@ -91,17 +84,12 @@ def define_sweep(wanted: SweepArguments, found: FoundTask, config: TrainConfig) 
 def _recorded(existing: Resume, argv: Sequence[str]) -> SweepArguments:
     """Return the flags of a sweep that continues, with those on top that are typed now.
 
-    Raises:
-        UserError: the folder holds no sweep, or a file alone names a storage.
+    Only this installation's note decides the storage.
     """
     path, record, note = existing.path, existing.record, note_of(existing.path)
     if record.get("kind") != KIND:
         raise UserError(f"{path} holds no sweep.")
     arguments = dict(record.get("arguments", {}))
     arguments.pop("space", None)  # Earlier versions read values from a file, too.
-    recorded = from_dict(SweepArguments(), arguments)
-    storage = recorded.storage
-    is_ours = note is not None and note.has("storage", storage)
-    if storage and not is_ours and "storage" not in typed_fields(argv):
-        raise UserError(f"{path}: its {GROUP_FILE} does not decide --storage {storage}: give it.")
-    return parse_known(SweepArguments, argv, PROG, recorded)[0]
+    arguments["storage"] = note and note.placements[-1].get("storage")
+    return parse_known(SweepArguments, argv, PROG, from_dict(SweepArguments(), arguments))[0]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import optuna
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+from optuna.study import StudyDirection
 from optuna.trial import TrialState, create_trial
 
 from mjfleet.runs.config_yaml import write_config
@@ -28,10 +29,10 @@ def write_results(study: Study, folder: Path) -> None:
         chosen = with_values(study.config, best.params)
         chosen = replace(chosen, agent=replace(chosen.agent, run_name="best"))
         write_config(folder / BEST_FILE, study.task, chosen)
-    sign = -1 if study.is_greater_better else 1
+    sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
     order = TrialState.COMPLETE, TrialState.PRUNED
     trials.sort(key=lambda t: ([t.state != state for state in order], sign * (t.value or 0)))
-    shares = importance(study)
+    shares = _importance(study)
     results = {
         "metric": study.metric,
         "best": best.number if best else None,
@@ -59,13 +60,13 @@ def write_results(study: Study, folder: Path) -> None:
     write_record(folder, GROUP_FILE, results=results)
 
 
-def importance(study: Study) -> dict[str, float]:
+def _importance(study: Study) -> dict[str, float]:
     """Return how much each field decides whether a trial is among the best tenth; in all 1.
 
     By PED-ANOVA (Watanabe et al. 2023, arXiv:2304.10255). A pruned trial counts with its last
     value, since few trials are not pruned. Nothing is returned for too few trials.
     """
-    seen = optuna.create_study(direction=study.record.direction)
+    seen = optuna.create_study(direction=study.direction)
     for trial in study.trials():
         if trial.state.is_finished() and trial.value is not None:
             given = {"params": trial.params, "distributions": trial.distributions}

@@ -6,17 +6,17 @@ is continued there and nowhere else.
 
 import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import optuna
+from optuna.exceptions import OptunaError
 from optuna.pruners import HyperbandPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import CmaEsSampler, GridSampler, RandomSampler, TPESampler
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages import JournalStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from mjfleet.config import TrainConfig
 from mjfleet.config.train_config import decides_learning
@@ -35,7 +35,6 @@ EVALUATIONS_PER_TRIAL = HALVING_FACTOR**2
 COMPARED = {"agent.max_iterations", "total_steps", "eval_interval", "eval_envs"}
 """Fields that have to be equal for results to be compared, besides those that decide learning."""
 PASSWORD = re.compile(r"://.*:.*@|[?&]passw(or)?d=")  # In a database's URL.
-STUDY_FILE = "study.db"
 FOLDER, CAUSE, STEPS = "folder", "cause", "environment steps"
 """Attributes of a trial: the id of its sweep folder, why it failed, the steps that it has taken."""
 AGREED = "mjfleet"
@@ -67,7 +66,7 @@ class Study:
         self.metric, _, direction = wanted.metric.partition(":")
         if direction not in ("", "max", "min") or not self.metric:
             raise UserError(f"--metric {wanted.metric}: it must be NAME, NAME:max or NAME:min.")
-        self.is_greater_better = direction != "min"
+        self.direction = StudyDirection.MINIMIZE if direction == "min" else StudyDirection.MAXIMIZE
         iterations = config.agent.max_iterations
         if config.total_steps:
             envs = config.total_envs or config.env.num_envs
@@ -88,15 +87,15 @@ class Study:
         self.defaults = defaults_in(self.space, config)
         """The configuration's own values, for the first trial; {} if the space lacks some."""
         self.most = wanted.trials
-        self._sampler = {"tpe": TPESampler, "random": RandomSampler, "cmaes": CmaEsSampler}.get(
-            wanted.sampler, TPESampler
-        )()
         if wanted.sampler == "grid":
-            lists = {n: getattr(values, "choices", ()) for n, values in self.space.items()}
+            lists = {name: getattr(values, "choices", ()) for name, values in self.space.items()}
             if not all(lists.values()):
                 raise UserError("--sampler grid: --try must have lists such as a,b, not ranges.")
             self._sampler = GridSampler(lists)
             self.defaults, self.most = {}, min(self.most, math.prod(map(len, lists.values())))
+        else:
+            samplers = {"tpe": TPESampler, "random": RandomSampler, "cmaes": CmaEsSampler}
+            self._sampler = samplers[wanted.sampler]()
         # The first evaluation follows shortly after.
         first, factor = max(1, self.budget // (EVALUATIONS_PER_TRIAL + 1)), HALVING_FACTOR
         self._pruner = {
@@ -120,33 +119,40 @@ class Study:
             is_new: whether to begin the record if it is not there.
 
         Raises:
-            UserError: the study of that name is another sweep, or not there.
+            UserError: the place cannot be used, the study of that name is another sweep, or it is
+                not there.
         """
         self._folder_id = folder_id
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._storage = _open_storage(place)
-        if not is_new and self.name not in optuna.get_all_study_names(self._storage):
-            raise UserError(f"--storage {place} does not have the sweep {self.name}.")
-        self.record = optuna.create_study(
-            storage=self._storage,
-            sampler=self._sampler,
-            pruner=self._pruner,
-            study_name=self.name,
-            direction="maximize" if self.is_greater_better else "minimize",
-            load_if_exists=True,
-        )
+        try:
+            is_url = "://" in place
+            self._storage = get_storage(
+                place if is_url else JournalStorage(JournalFileBackend(place))
+            )
+            if not is_new and self.name not in optuna.get_all_study_names(self._storage):
+                raise UserError(
+                    f"--storage {place} does not have the sweep {self.name}: give where it is."
+                )
+            self.record = optuna.create_study(
+                storage=self._storage,
+                sampler=self._sampler,
+                pruner=self._pruner,
+                study_name=self.name,
+                direction=self.direction,
+                load_if_exists=True,
+            )
+        except (OptunaError, SQLAlchemyError, ImportError) as error:
+            raise UserError(f"--storage {place}: {in_a_line(error)}") from None
         agreed = self.record.user_attrs.get(AGREED)
         if agreed is None:
             if self.defaults:
                 self.record.enqueue_trial(self.defaults)
-            agreed = self._agreed
-            self.record.set_user_attr(AGREED, agreed)
+            self.record.set_user_attr(AGREED, agreed := self._agreed)
         for key in agreed | self._agreed:
-            theirs, ours = (values.get(key, "its default") for values in (agreed, self._agreed))
-            if theirs != ours:
+            if agreed.get(key) != self._agreed.get(key):
                 raise UserError(
-                    f"the sweep {self.name} has begun with {key} {theirs}, not {ours}: its trials "
-                    "could not be compared. Another --agent.run-name begins another sweep."
+                    f"the sweep {self.name} has begun with {key} {agreed.get(key, 'as usual')}: "
+                    "others could not be compared. Another --agent.run-name begins another sweep."
                 )
 
     def trials(self) -> list[FrozenTrial]:
@@ -175,24 +181,3 @@ class Study:
         trial = self.record.ask({**self.space})
         trial.set_user_attr(FOLDER, self._folder_id)
         return trial
-
-
-@contextmanager
-def storage_errors(place: str) -> Iterator[None]:
-    """Turn what a storage raises into a UserError."""
-    try:
-        yield
-    except (optuna.exceptions.OptunaError, SQLAlchemyError, ImportError) as error:
-        raise UserError(f"--storage {place}: {in_a_line(error)}") from None
-
-
-def _open_storage(place: str) -> BaseStorage:
-    if "://" not in place:
-        return JournalStorage(JournalFileBackend(place))
-    while True:
-        try:
-            return RDBStorage(place, engine_kwargs={"pool_pre_ping": True})
-        except SQLAlchemyError as error:
-            # Another machine creates the tables of a new database at the same moment.
-            if not isinstance(error, IntegrityError) and "already exists" not in str(error):
-                raise

@@ -18,7 +18,7 @@ from mjfleet.groups.group_folder import GroupFolder
 from mjfleet.groups.run_queue import Member, run_members
 from mjfleet.launch.planned_run import FAILED
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations, read_rows, value
-from mjfleet.sweep.results import END_WORDS, write_results
+from mjfleet.sweep.results import BEST_FILE, END_WORDS, write_results
 from mjfleet.sweep.study import CAUSE, STEPS, Study
 from mjfleet.utils.console import print_line
 
@@ -44,9 +44,8 @@ def run_trials(group: GroupFolder, study: Study, shares: Sequence[Share]) -> int
         raise
     write_results(study, group.path)  # Trials of other machines may have ended since.
     if best := study.best():
-        print_line(
-            f"best: {study.metric} {best.value:.4g} by train --config {group.path}/best.yaml"
-        )
+        file = group.path / BEST_FILE
+        print_line(f"best: {study.metric} {best.value:.4g} by train --config {file}")
     if is_hopeless := trials.failures >= FAILURES_IN_A_ROW:
         print_line(f"stopped after {FAILURES_IN_A_ROW} failed trials in a row: {trials.cause}")
     is_open = is_hopeless or signal is not None or bool(study.unfinished())
@@ -132,8 +131,7 @@ class Trials:
         """
         study, mean = self._study, None
         columns, rows = read_rows(run.run_dir / METRICS_FILE)
-        is_logged_rarely = study.metric.startswith("eval/") and run.iterations < study.interval
-        if rows and study.metric not in columns and not is_logged_rarely:
+        if study.metric not in columns and len(rows) >= study.interval:
             near = difflib.get_close_matches(study.metric, columns, n=3, cutoff=0.5) or columns
             raise UserError(
                 f"--metric {study.metric}: runs of {study.task} never log it. They log "
