@@ -53,18 +53,19 @@ class LoggerGroup:
 
     def write(self, row: Row) -> None:
         """Queue a row for every logger. `row["iteration"]` is its step. None: no value."""
-        for thread in self._threads:
-            thread.put(lambda logger: logger.write(row))
+        self._put(lambda logger: logger.write(row))
 
     def video(self, path: Path, iteration: int) -> None:
         """Queue an MP4 file of the policy after an iteration. The file must not be removed."""
-        for thread in self._threads:
-            thread.put(lambda logger: logger.video(path, iteration))
+        self._put(lambda logger: logger.video(path, iteration))
 
     def checkpoint(self, path: Path, iteration: int) -> None:
         """Queue a checkpoint."""
+        self._put(lambda logger: logger.checkpoint(path, iteration))
+
+    def _put(self, action: Callable[[Logger], object]) -> None:
         for thread in self._threads:
-            thread.put(lambda logger: logger.checkpoint(path, iteration))
+            thread.put(action)
 
     def settle(self) -> None:
         """Wait shortly until metrics.csv has all rows.
@@ -81,9 +82,11 @@ class LoggerGroup:
         W&B shows whether the run has failed.
         """
         deadline = time.monotonic() + seconds
-        for thread in self._threads:
-            thread.finish(has_failed)
-        for thread in self._threads:
+        begun = [thread for thread in self._threads if thread.ident]
+        for thread in begun:
+            thread.queue.put(lambda logger: logger.close(has_failed))
+            thread.queue.put(None)
+        for thread in begun:
             thread.end(max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> "LoggerGroup":
@@ -102,47 +105,37 @@ class LoggerThread(Thread):
 
     def __init__(self, name: str, wrapped: Logger) -> None:
         super().__init__(name=name, daemon=True)
-        self._logger = wrapped
-        self._queue: SimpleQueue[Callable[[Logger], object] | None] = SimpleQueue()
-        self._dropped = 0
-        self._is_given_up = False
+        self.queue: SimpleQueue[Callable[[Logger], object] | None] = SimpleQueue()
+        self._logger, self._dropped, self._is_given_up = wrapped, 0, False
 
     def put(self, action: Callable[[Logger], object]) -> bool:
         """Queue an action for the logger; return whether it has neither failed nor a full queue."""
         if self.ident is None:
             self.start()
-        is_taken = self.is_alive() and self._queue.qsize() < QUEUE_SIZE
-        if is_taken:
-            self._queue.put(action)
+        if not self.is_alive():
+            return False
+        if is_full := self.queue.qsize() >= QUEUE_SIZE:
+            self._dropped += 1
         else:
-            self._dropped += self.is_alive()
-        return is_taken
-
-    def finish(self, has_failed: bool) -> None:
-        """Close the logger after all queued actions."""
-        self._queue.put(lambda logger: logger.close(has_failed))
-        self._queue.put(None)
+            self.queue.put(action)
+        return not is_full
 
     def end(self, seconds: float) -> None:
         """Wait until the logger is closed, at most for `seconds`. Then give it up."""
-        if self.ident is None:
-            return
         try:
             self.join(seconds)
         finally:  # A second signal interrupts the wait.
-            lacks = []
             if self._dropped:
-                lacks.append(f"was too slow for {self._dropped} rows or files, which it lacks")
+                warn = "%s was too slow for %d rows or files, which it lacks"
+                logger.warning(warn, self.name, self._dropped)
             if self.is_alive():
                 self._is_given_up = True
-                lacks.append(f"did not finish in time: {self._logger.abandon()}")
-            if lacks:
-                logger.warning("%s %s", self.name, "; it ".join(lacks))
+                logger.warning("%s did not finish in time: %s", self.name, self._logger.abandon())
 
     def run(self) -> None:
         try:
             self._logger.open()
-            while action := self._queue.get():
+            while action := self.queue.get():
                 action(self._logger)
         except Exception as error:
             if not self._is_given_up:

@@ -13,8 +13,6 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from mjfleet.config import WandbConfig
 from mjfleet.loggers.logger import Logger, Row
 from mjfleet.runs.config_yaml import CONFIG_FILE
@@ -47,6 +45,9 @@ class WandbLogger(Logger):
         self._run: Run | None = None
 
     def open(self) -> None:
+        import wandb
+        from wandb.errors import CommError
+
         record = read_record(self._run_dir)
         if parent := record.get("parent"):
             self._config["parent"] = parent
@@ -54,12 +55,6 @@ class WandbLogger(Logger):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         # Folder for copies of checkpoints until they are uploaded.
         os.environ.setdefault("WANDB_DATA_DIR", str(self._run_dir.resolve() / "wandb"))
-        self._run = self._start(record.get("id"))
-
-    def _start(self, run_id: str | None) -> "Run":
-        import wandb
-        from wandb.errors import CommError
-
         # With `console` on, every print would wait for W&B.
         settings = wandb.Settings(silent=True, console="off", init_timeout=INIT_SECONDS)
         own, wanted = wandb.setup(settings).settings, self._wanted
@@ -74,7 +69,7 @@ class WandbLogger(Logger):
             name=own.run_name or (f"{group.name}/{name}" if group else name),
             dir=str(self._run_dir),
             config=self._config,
-            id=run_id,
+            id=record.get("id"),
             resume="allow",
             settings=settings,
         )
@@ -82,13 +77,14 @@ class WandbLogger(Logger):
         why = "not logged in"
         if is_local or wandb.login(prompt=False, verify=False):
             try:
-                return init(mode=wanted.mode)
+                self._run = init(mode=wanted.mode)
+                return
             except CommError as error:
                 why = in_a_line(error)
                 _let_go()  # Otherwise W&B's process would report that the id is taken.
         later = f"`wandb sync {self._run_dir}/wandb/offline-run-*` uploads it later"
         logger.warning("W&B: recording offline, %s: %s", later, why)
-        return init(mode="offline")
+        self._run = init(mode="offline")
 
     def write(self, row: Row) -> None:
         assert self._run
@@ -133,19 +129,11 @@ class WandbLogger(Logger):
         letting_go = Thread(target=_let_go, name="W&B teardown", daemon=True)
         letting_go.start()
         letting_go.join(1)
-        # W&B's own process would outlive this one, with our terminal or pipe open. All that it has
-        # received is in the run directory.
-        for child in psutil.Process().children():
-            with suppress(psutil.NoSuchProcess):
-                if child.name() == "wandb-core":
-                    child.kill()
-        if self._run:
-            return f"`wandb sync {self._run_dir}/wandb/*run-*` uploads the rest"
-        return "it had not started, and has none of the metrics"
+        return f"`wandb sync {self._run_dir}/wandb/*run-*` uploads what it has"
 
 
 def _let_go() -> None:
-    """End W&B's own process, and remove its hook that waits for uploads at exit."""
+    """End W&B's own process."""
     with suppress(Exception):  # A failure has been logged already.
         import wandb
 

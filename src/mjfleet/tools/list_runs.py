@@ -1,6 +1,7 @@
 """`mjfleet runs`: the runs under a log root and their status. Imports nothing heavy."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -50,27 +51,28 @@ def runs(arguments: Sequence[str]) -> int:
         raise UserError(f"--log-root {root}: there is no such folder.")
     if ("--prune" in arguments or parsed.yes) and not parsed.prune:
         raise UserError("--prune: say what to remove, such as `--prune unfinished --yes`.")
-    found = _newest_first(root)
-    summaries = [summary for summary in found if _has(summary, parsed.words)]
+    summaries = [summary for summary in _newest_first(root) if _has(summary, parsed.words)]
     if parsed.prune:
         return prune(root, parsed.prune, summaries, parsed.yes)
-    if parsed.sort != "started":
-        key = KEYS[parsed.sort]
-        known = [summary for summary in summaries if key(summary) is not None]
-        unknown = [summary for summary in summaries if key(summary) is None]
-        summaries = sorted(known, key=key, reverse=parsed.sort != "name") + unknown
+    if parsed.sort == "name":
+        summaries.sort(key=lambda summary: summary.run)
+    elif parsed.sort != "started":
+        numbers = [KEYS[parsed.sort](summary) for summary in summaries]
+        known = [-math.inf if number is None else number for number in numbers]
+        order = sorted(range(len(known)), key=known.__getitem__, reverse=True)
+        summaries = [summaries[place] for place in order]
     if parsed.json:
         print(json.dumps([asdict(summary) for summary in summaries], indent=2))
-    elif summaries:
+        return 0
+    if summaries:
         print_table(_columns(summaries))
-        for summary in summaries:
-            if summary.parent:
-                print(printable(f"{summary.run} began from {summary.parent}"))
-            if summary.problem:
-                print_error(f"{summary.run}: {summary.problem}")
     else:
-        which = f" with the words {' '.join(parsed.words)}" if parsed.words and found else ""
-        print(printable(f"there is no run{which} in {root}"))
+        print(printable(f"there is no such run in {root}"))
+    for summary in summaries:
+        if summary.parent:
+            print(printable(f"{summary.run} began from {summary.parent}"))
+        if summary.problem:
+            print_error(f"{summary.run}: {summary.problem}")
     return 0
 
 
@@ -109,6 +111,8 @@ def _columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
 def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, datetime):
+        return f"{value.astimezone():%m-%d %H:%M}"  # The year is in the run's name.
     return "" if value is None else str(value)
 
 
@@ -130,19 +134,6 @@ def _devices(summary: Summary) -> str:
     return devices[0] if workers in (None, 1) else f"{workers} {devices[0][:4]}"
 
 
-def _started(summary: Summary) -> str:
-    """Return the time of the start, without the year, which is in the run's name."""
-    if not summary.started:
-        return ""
-    return f"{datetime.fromisoformat(summary.started).astimezone():%m-%d %H:%M}"
-
-
-def _size(summary: Summary) -> str:
-    from rich.filesize import decimal
-
-    return decimal(summary.bytes)
-
-
 CELLS: dict[str, Callable[[Summary], Any]] = {
     "run": lambda s: s.run,
     "status": lambda s: s.status,
@@ -152,16 +143,15 @@ CELLS: dict[str, Callable[[Summary], Any]] = {
     "best": _best,
     "took": lambda s: s.seconds and timedelta(seconds=round(s.seconds)),
     "on": _devices,
-    "started": _started,
+    "started": lambda s: s.started and datetime.fromisoformat(s.started),
     "task": lambda s: s.task,
-    "size": _size,
+    "size": lambda s: f"{s.bytes / 1e6:.1f} MB",
 }
 """The columns of the table, the most important first."""
-KEYS: dict[str, Callable[[Summary], Any]] = {
-    "name": lambda s: s.run,
+KEYS: dict[str, Callable[[Summary], float | None]] = {
     "iterations": lambda s: s.iterations,
     "return": lambda s: s.last_mean_return,
     "best": _best,
     "time": lambda s: s.seconds,
 }
-"""What runs can be sorted by, besides the start."""
+"""By what runs can be sorted, the greatest first."""

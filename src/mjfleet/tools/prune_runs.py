@@ -8,7 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -43,46 +43,28 @@ def prune(root: Path, conditions: Sequence[str], chosen: Sequence[Summary], yes:
     """List what the conditions name of the chosen runs; `yes`: remove it; return the exit code."""
     from rich.filesize import decimal
 
-    removals = _removals(root, conditions, chosen)
-    sizes = {path: _bytes(files) for path, files in removals.items()}
-    for path, files in removals.items():
-        what = f"{len(files)} checkpoints" if "checkpoints" in conditions else "all of it"
-        print_line(f"{name_of(path)}: {what}, {decimal(sizes[path])}")
-    if not removals:
-        print_line("nothing is to be removed")
-    elif not yes:
-        print_line(f"this is {decimal(sum(sizes.values()))} in all; --yes removes it")
-    gone = [path for path, files in removals.items() if yes and _remove(path, files)]
-    if gone:
-        print_line(f"removed {decimal(sum(sizes[path] for path in gone))}")
-    return 1 if yes and len(gone) < len(removals) else 0
-
-
-def _removals(
-    root: Path, conditions: Sequence[str], chosen: Sequence[Summary]
-) -> dict[Path, list[Path]]:
-    """Return what is to be removed, by run directory; a group follows the last of its runs."""
-    removals: dict[Path, list[Path]] = {}
     meant = {root / run.run: run for run in chosen if _is_meant(root / run.run, run, conditions)}
+    removals: dict[Path, list[Path]] = {}
     for path, summary in meant.items():
-        if summary.members is not None:
-            continue
         try:
-            if summary.task is None:
-                raise UserError(f"{path / RECORD_FILE} cannot be read, so it may be no run.")
-            if path.resolve() != root.resolve() / summary.run:
-                raise UserError(f"{path} is reached by a link.")
-            if any(map(is_locked, filter(None, (path, group_of(path))))):
-                raise UserError("it is being trained.")
-            files = _checkpoints(path) if "checkpoints" in conditions else _found(path, WRITTEN)
-            removals |= {path: files} if files else {}
+            if summary.members is None and (files := _files(root, path, summary, conditions)):
+                removals[path] = files
         except (OSError, UserError) as error:
             print_error(f"{summary.run} stays: {error}")
     for group in groups_in(root) if "checkpoints" not in conditions else ():
-        runs = members_of(group)
+        runs = members_of(group)  # It goes with the last of them.
         if removals.keys() >= set(runs) and (runs or group in meant) and not is_locked(group):
             removals[group] = _found(group, GROUP_FILES)
-    return removals
+    for path, files in removals.items():
+        what = f"{len(files)} checkpoints" if "checkpoints" in conditions else "all of it"
+        print_line(f"{name_of(path)}: {what}, {decimal(_bytes(files))}")
+    if not removals:
+        print_line("nothing is to be removed")
+    elif not yes:
+        total = _bytes([file for files in removals.values() for file in files])
+        print_line(f"this is {decimal(total)} in all; --yes removes it")
+    kept = [path for path, files in removals.items() if yes and not _remove(path, files)]
+    return 1 if kept else 0
 
 
 def _is_meant(path: Path, summary: Summary, conditions: Sequence[str]) -> bool:
@@ -93,28 +75,34 @@ def _is_meant(path: Path, summary: Summary, conditions: Sequence[str]) -> bool:
             done, total = summary.finished_members or 0, summary.members
         if summary.status in ("running", "finished") or total is None or done >= total:
             return False
-    trained = 0.0
-    for file in (path / RECORD_FILE, path / METRICS_FILE, path / GROUP_FILE):
-        with suppress(OSError):
-            trained = max(trained, file.lstat().st_mtime)
+    files = [path / name for name in (RECORD_FILE, METRICS_FILE, GROUP_FILE)]
+    trained = max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
     ages = [int(age[1]) * SECONDS[age[2]] for age in map(AGE.fullmatch, conditions) if age]
     return is_of_this_user(path) and time.time() - trained >= max(ages, default=0)
 
 
-def _found(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Return what a folder holds of these names or patterns, without links: no run makes one."""
-    found = [path for name in names for path in sorted(folder.glob(name))]
-    return [path for path in found if not path.is_symlink()]
-
-
-def _checkpoints(path: Path) -> list[Path]:
-    """Return a run's checkpoints, except the newest good one, best.pt and final_model.pt."""
+def _files(root: Path, path: Path, summary: Summary, conditions: Sequence[str]) -> list[Path]:
+    """Return what is to be removed of a run; UserError if it is to stay."""
+    if summary.task is None:
+        raise UserError(f"{path / RECORD_FILE} cannot be read, so it may be no run.")
+    if path.resolve() != root.resolve() / summary.run:
+        raise UserError(f"{path} is reached by a link.")
+    if any(map(is_locked, filter(None, (path, group_of(path))))):
+        raise UserError("it is being trained.")
+    if "checkpoints" not in conditions:
+        return _found(path, WRITTEN)
     folder = path / "checkpoints"
     if folder.is_symlink():
         raise UserError(f"{folder} is a link.")
     newest, _ = choose(path)
     kept = {newest, folder / BEST, folder / FINAL}
     return [file for file in _found(folder, ("**/*.pt",)) if newest and file not in kept]
+
+
+def _found(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Return what a folder holds of these names or patterns, without links: no run makes one."""
+    found = [path for name in names for path in sorted(folder.glob(name))]
+    return [path for path in found if not path.is_symlink()]
 
 
 def _bytes(files: Sequence[Path]) -> int:
@@ -125,10 +113,7 @@ def _bytes(files: Sequence[Path]) -> int:
 
 
 def _remove(path: Path, files: Sequence[Path]) -> bool:
-    """Remove files of a run or a group, and its folder if that is then empty.
-
-    Returns whether this could be done.
-    """
+    """Remove files of a run or a group, and its folder if that is then empty; return whether."""
     try:
         with ExitStack() as locks:
             for folder in filter(None, (group_of(path), path)):
