@@ -1,6 +1,5 @@
 """What a legged robot's model must have is said by name; its mirror image follows from it."""
 
-import re
 from pathlib import Path
 
 import mujoco
@@ -35,52 +34,31 @@ def make(folder: Path, *changes: tuple[str, str], feet: tuple[str, ...] = FEET) 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (('key name="home"', 'key name="stand"'), "no keyframe 'home'"),
+        (('key name="home"', 'key name="stand"'), "no keyframe 'home' with a qpos of all"),
+        ((HOME, 'qpos="0 0"'), "no keyframe 'home' with a qpos of all"),
         (('body name="trunk"', 'body name="base"'), "no body 'trunk'.* `base` of"),
         (('geom name="RL_foot"', 'geom name="RL_toe"'), "'RL_foot', .* `feet` of"),
-        (('<freejoint name="base"/>', ""), "qpos"),
+        (('<freejoint name="base"/>', ""), "invalid qpos size"),
         (('name="FR_hip" class="hip_joint" joint="FR_hip_joint"',
           'name="FR_hip" joint="FL_hip_joint"'), "in the order of the joints"),
         (('<position name="FR_hip" class="hip_joint"', '<motor name="FR_hip"'),
-         "actuator FR_hip is no PD controller; .* <position>"),
+         "actuator of FR_hip_joint must be of the kind <position>"),
         (('name="FL_hip" class="hip_joint"', 'name="FL_hip" class="hip_joint" gear="3"'),
-         "actuator FL_hip has gear 3; .* no gear"),
-        (('name="FL_hip" class="hip_joint"', 'name="FL_hip" class="hip_joint" kp="0"'),
-         "actuator FL_hip has kp 0"),
-        (('name="FL_hip" class="hip_joint"', 'class="hip_joint" kv="0"'),
-         "actuator of FL_hip_joint has kv 0, and its joint no damping"),
+         "of FL_hip_joint must .* no gear"),
+        (('name="FL_hip" class="hip_joint"', 'class="hip_joint" kv="0"'), "of FL_hip_joint must"),
         (('name="FL_hip" class="hip_joint"',
-          'name="FL_hip" class="hip_joint" forcelimited="false"'),
-         "actuator FL_hip has no forcerange"),
-        (('timestep="0.005"', 'timestep="5"'), "timestep is 5.0 s"),
-        (("0.3235  1 0 0 0", "0.3235  0.9 0.3 0 0"), "tilted by 37 degrees"),
-        (("0 0 0.3235  1 0 0 0", "0 0 0.3235"), "'home'"),
-        ((HOME, ""), "no keyframe 'home' with a qpos"),
-        ((HOME, 'qpos="0 0"'), "keyframe 'home' has 2 numbers in its qpos; it must have 19"),
-        ((HOME, 'qpos="0 0 0.3235 1"'), "has 4 numbers in its qpos; it must have 19 finite ones"),
+          'name="FL_hip" class="hip_joint" forcelimited="false"'), "of FL_hip_joint must"),
+        (("0.3235  1 0 0 0", "0.3235  0.9 0.3 0 0"), "z of the base does not point up"),
         (("1 0 0 0  -0.1 0.8 -1.5", "1 0 0 0  -6 46 -86"), "FR_hip_joint is at -6 rad"),
-        (("0 0 0.3235", "0 0 32.35"), "at 32.35 m, .* with the base at: FR_foot 0.323 m"),
-        (("0 0 0.3235", "0 0 0.25"), "at 0.25 m, .* with the base at: FR_foot 0.323 m"),
-        (("-0.1 0.8 -1.5", "-0.1 0.8 -2.3"), "FR_foot 0.1.*, FL_foot 0.323 m"),
-        (('group="3" contype="0" conaffinity="1"', 'group="3" contype="0" conaffinity="2"'),
-         "FR_foot touches nothing: contype and conaffinity"),
-        (("</worldbody>", '<geom size="20"/></worldbody>'), "FR_foot still touches something"),
+        (("0 0 0.3235", "0 0 32.35"), "FR_foot is more than 0.03 m above the .* at 32.35 m"),
+        (("0 0 0.3235", "0 0 0.25"), "FR_foot is more than 0.03 m in the ground"),
         (("</worldbody>", '<geom type="plane" size="1 1 1"/></worldbody>'), "must be 'floor'"),
-        (("</worldbody>", "</worldbody><sensor>"
-          '<framequat name="imu_gyro" objtype="body" objname="trunk"/></sensor>'),
-         "'imu_gyro' has 4 values; it must have 3"),
     ],
 )  # fmt: skip
 def test_what_a_model_lacks_is_said(tmp_path: Path, change: tuple[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
         make(tmp_path, change)
     assert "robot.xml" in str(caught.value)
-
-
-def test_feet_are_different_ones(tmp_path: Path) -> None:
-    for feet in ((), ("FR_foot", "FR_foot")):
-        with pytest.raises(UserError, match="feet is"):
-            make(tmp_path, feet=feet)
 
 
 def test_a_home_of_any_heading_and_names_of_ones_own_are_fine(tmp_path: Path) -> None:
@@ -101,45 +79,27 @@ def test_joints_and_feet_find_their_mirror_images(tmp_path: Path) -> None:
     assert foot_images(make(tmp_path, feet=reordered), reordered)[0] == [2, 3, 0, 1]
 
 
-def test_a_joint_without_an_image_is_told_the_nearest_one(tmp_path: Path) -> None:
-    longer = ('body name="FR_calf" pos="0 0 -0.213"', 'body name="FR_calf" pos="0 0 -0.24"')
-    with pytest.raises(UserError, match=r"FR_calf_joint is not .* FL_calf_joint, 0.027 m away"):
-        joint_images(make(tmp_path, longer))
-    same_side = ('body name="FL_hip" pos="0.1934 0.0465', 'body name="FL_hip" pos="0.1934 -0.0465')
-    with pytest.raises(UserError, match=r"FR_hip_joint is not .* FL_hip_joint, 0.093 m away"):
-        joint_images(make(tmp_path, same_side))
-    tilted = ('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" axis="1 0 1"')
-    with pytest.raises(UserError, match=r"FL_hip_joint, 0 m away, .* by 45 degrees. If this is"):
-        joint_images(make(tmp_path, tilted))
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("1 0 0 0  -0.1 0.8", "1 0 0 0  0.3 0.8"),
-         "angle in the pose `home`"),
-        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" range="-1 0.5"'), "range (rad)"),
-        (('name="FR_hip" class="hip_joint"', 'name="FR_hip" class="hip_joint" kp="30"'), "kp"),
-        (('name="FR_hip" class="hip_joint"', 'name="FR_hip" class="hip_joint" kv="1"'), "kv"),
-        (('name="FR_hip" class="hip_joint"',
-          'name="FR_hip" class="hip_joint" forcerange="-9 9"'), "forcerange"),
-        (('name="FR_hip" class="hip_joint"',
-          'name="FR_hip" class="hip_joint" ctrlrange="-1 0.5"'), "ctrlrange"),
-        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" armature="0.1"'), "armature"),
-        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" damping="3"'), "damping"),
-        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" frictionloss="3"'),
-         "frictionloss"),
-        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" stiffness="3"'), "stiffness"),
-        (('mass="0.678" pos="-0.0054 -0.00194', 'mass="0.7" pos="-0.0054 -0.00194'), "mass"),
+        (('body name="FR_calf" pos="0 0 -0.213"', 'body name="FR_calf" pos="0 0 -0.24"'),
+         "FR_calf_joint is not the mirror image of any joint.* FL_calf_joint"),
+        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" axis="1 0 1"'),
+         "FR_hip_joint is not .* another place or axis. If this is"),
+        (("1 0 0 0  -0.1 0.8", "1 0 0 0  0.3 0.8"), "angle in the pose `home` .* of FR_hip_joint"),
+        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" range="-1 0.5"'),
+         r"range \(rad\) of FR_hip_joint is .* FL_hip_joint"),
+        (('name="FR_hip" class="hip_joint"', 'name="FR_hip" class="hip_joint" kp="30"'), "the kp"),
+        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" damping="3"'), "the damping"),
         (('<body name="FR_thigh"',
           '<body><geom size="0.01" mass="1"/></body><body name="FR_thigh"'), "mass of the body"),
         ((FR_INERTIA, FR_INERTIA.replace("0.00048", "0.0006")), "inertia"),
     ],
 )  # fmt: skip
-def test_numbers_that_differ_from_the_image_are_named(
+def test_what_has_no_mirror_image_is_named(
     tmp_path: Path, change: tuple[str, str], said: str
 ) -> None:
-    with pytest.raises(UserError, match=rf"the {re.escape(said)}.* of FR_hip_joint is .* FL_hip_"):
+    with pytest.raises(UserError, match=said):
         joint_images(make(tmp_path, change))
 
 

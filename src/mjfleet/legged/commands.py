@@ -12,8 +12,8 @@ from mjfleet.legged.config import VelocityConfig
 class CommandedEnv(Env[VelocityConfig]):
     """A robot with a free joint that is told how fast to go.
 
-    A subclass calls `set_up_commands` in `setup`, `renew_commands` at the end of `reset_worlds`,
-    and `steer` at the beginning of `observe`. It sets the tensors below.
+    A subclass calls `set_up_commands` in `setup` and `renew_commands` at the end of
+    `reset_worlds`. It sets the tensors below.
     """
 
     base: ClassVar[str] = "trunk"
@@ -37,34 +37,26 @@ class CommandedEnv(Env[VelocityConfig]):
         self.next_command = Timer(self, *self.cfg.command.seconds)
 
     def renew_commands(self, mask: torch.Tensor) -> None:
-        """Draw new commands where an episode begins, or where it is time for one.
+        """Draw new commands where an episode begins, or where it is time for one; steer the others.
 
-        Called in every step, so that commands may change in the midst of an episode.
+        Called in every step. Isaac Lab computes the yaw rate from the heading's error, too.
         """
-        if not self.command_override:
-            self._draw_commands(mask | self.next_command.due)
-
-    def _draw_commands(self, mask: torch.Tensor) -> None:
-        """Draw new commands where `mask` is true."""
-        cfg, world = self.cfg.command, mask.unsqueeze(1)
+        if self.command_override:
+            return
+        cfg, where = self.cfg.command, mask | self.next_command.due
         ranges = (cfg.forward, cfg.lateral, cfg.yaw)
         drawn = torch.cat([self.uniform(1, *limits) for limits in ranges], dim=1)
         kind = self.uniform(2, 0.0, 1.0)
         stands = kind[:, 0] < cfg.standing_share
         drawn = drawn.masked_fill(stands.unsqueeze(1), 0.0)
-        self.stands[:] = torch.where(mask, stands, self.stands)
+        self.stands[:] = torch.where(where, stands, self.stands)
         has_heading = (kind[:, 1] < cfg.heading_share) & ~stands
-        self.has_heading[:] = torch.where(mask, has_heading, self.has_heading)
+        self.has_heading[:] = torch.where(where, has_heading, self.has_heading)
         heading = self.uniform(1, -math.pi, math.pi).squeeze(1)
-        self.heading[:] = torch.where(mask, heading, self.heading)
-        self.command[:] = torch.where(world, drawn, self.command)
-
-    def steer(self) -> None:
-        """Compute the yaw rate from the heading error, as Isaac Lab does."""
-        if self.command_override:
-            return
+        self.heading[:] = torch.where(where, heading, self.heading)
+        self.command[:] = torch.where(where.unsqueeze(1), drawn, self.command)
         error = torch.remainder(self.heading - self.yaw() + math.pi, 2 * math.pi) - math.pi
-        rate = (0.5 * error).clamp(*self.cfg.command.yaw).to(self.command)
+        rate = (0.5 * error).clamp(*cfg.yaw).to(self.command)
         self.command[:, 2] = torch.where(self.has_heading, rate, self.command[:, 2])
 
     def yaw(self) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """A robot's mirror image: left and right change places. Which joints do follows from the model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -38,15 +38,17 @@ def mirror(
     Raises:
         UserError: the robot has no mirror symmetry.
     """
-    _check_factors(env)
+    for attribute, factors in env.factors.items():
+        if factors != [factors[image] for image in joints(env)[0]]:
+            _refuse(f"{type(env).__name__}.{attribute} differs between left and right: {factors}")
     if obs is not None:
         images = {
-            name: _image(obs.get(name), *[_map(part.image, env) for part in parts])
+            name: _image(obs.get(name), env, [part.image for part in parts])
             for name, parts in env.parts().items()
         }
         obs = TensorDict.cat((obs, TensorDict(images, batch_size=obs.batch_size)))
     if actions is not None:
-        actions = torch.cat((actions, _image(actions, joints(env))))
+        actions = torch.cat((actions, _image(actions, env, [joints])))
     return obs, actions
 
 
@@ -78,19 +80,12 @@ def joint_images(model: mujoco.MjModel) -> Map:
     index, signs = [], []
     for i, (place, axis) in enumerate(zip(places, axes, strict=True)):
         turns = axes @ (axis * ROTATION[1])
-        away = places - place * VECTOR[1]
-        off = np.linalg.norm(away, axis=1) + 1 - np.abs(turns)
+        off = np.linalg.norm(places - place * VECTOR[1], axis=1) + 1 - np.abs(turns)
         nearest = int(off.argmin())
         if off[nearest] > NEAR:
-            if abs(place[1]) > NEAR and len(off) > 1:
-                off[i] = np.inf  # A joint on one side is meant to have its image on the other.
-            nearest = int(off.argmin())
-            angle = np.degrees(np.arccos(min(abs(turns[nearest]), 1.0)))
-            joint, other = (model.joint(each + 1).name for each in (i, nearest))
             _refuse(
-                f"{joint} is not the mirror image of any joint. The nearest image is that of "
-                f"{other}, {np.linalg.norm(away[nearest]):.3g} m away, with an axis that is off by "
-                f"{angle:.0f} degrees"
+                f"{model.joint(i + 1).name} is not the mirror image of any joint; the nearest "
+                f"image, that of {model.joint(nearest + 1).name}, has another place or axis"
             )
         index.append(nearest)
         signs.append(float(np.sign(turns[nearest])))
@@ -111,17 +106,13 @@ def foot_images(model: mujoco.MjModel, feet: tuple[str, ...]) -> Map:
     return index, [1.0] * len(feet)
 
 
-def _map(image: Image, env: Any) -> Map:
-    return image(env) if callable(image) else image
-
-
 def _check_pairs(model: mujoco.MjModel, index: list[int], signs: np.ndarray) -> None:
     """Raise UserError if a joint, its motor or its body has other numbers than its image.
 
     Centres of mass are not compared: makers publish the same calf for both sides.
     """
-    bodies = model.jnt_bodyid[1:]
     masses = np.bincount(model.body_weldid, model.body_mass, minlength=model.nbody)
+    bodies, dofs = model.jnt_bodyid[1:], ("armature", "damping", "frictionloss")
     turned = {
         "angle in the pose `home` (rad)": model.key("home").qpos[7:],
         "range (rad)": model.jnt_range[1:] * model.jnt_limited[1:, None],
@@ -131,9 +122,7 @@ def _check_pairs(model: mujoco.MjModel, index: list[int], signs: np.ndarray) -> 
     equal = {
         "kp": model.actuator_gainprm[:, 0],
         "kv": -model.actuator_biasprm[:, 2],
-        "armature": model.dof_armature[6:],
-        "damping": model.dof_damping[6:],
-        "frictionloss": model.dof_frictionloss[6:],
+        **{name: getattr(model, f"dof_{name}")[6:] for name in dofs},
         "stiffness": model.jnt_stiffness[1:],
         "mass of the body": masses[bodies],
         "inertia of the body": np.sort(model.body_inertia[bodies]),
@@ -149,18 +138,6 @@ def _check_pairs(model: mujoco.MjModel, index: list[int], signs: np.ndarray) -> 
             _refuse(f"the {name} of {joint} is {has}; as the image of {image}, it must be {must}")
 
 
-def _check_factors(env: Any) -> None:
-    """Raise UserError if a factor of a VelocityEnv's joint differs from that of its image."""
-    for attribute, factors in env.factors.items():
-        for i, image in enumerate(joints(env)[0]):
-            if factors[i] != factors[image]:
-                joint, other = (env.sim.model.joint(each + 1).name for each in (i, image))
-                _refuse(
-                    f"{type(env).__name__}.{attribute} has {factors[i]:g} for {joint}, but "
-                    f"{factors[image]:g} for its image, {other}"
-                )
-
-
 def _refuse(why: str) -> None:
     raise UserError(
         f"the robot has no mirror symmetry: {why}. If this is intended, train with "
@@ -168,10 +145,11 @@ def _refuse(why: str) -> None:
     )
 
 
-def _image(rows: torch.Tensor, *parts: Map) -> torch.Tensor:
+def _image(rows: torch.Tensor, env: Any, parts: Sequence[Image]) -> torch.Tensor:
     """Return the image of rows that consist of these parts, in this order."""
     images, first = [], 0
-    for index, signs in parts:
+    for image in parts:
+        index, signs = image(env) if callable(image) else image
         part = rows[:, first : first + len(index)]
         images.append(part[:, index] * torch.tensor(signs, device=rows.device))
         first += len(index)

@@ -91,7 +91,5 @@ class RoughVelocityEnv(VelocityEnv):
 
 def _terrain(cfg: VelocityConfig) -> Terrain:
     if not isinstance(cfg, RoughVelocityConfig):
-        raise UserError(
-            f"a RoughVelocityEnv has a {type(cfg).__name__}; it must be a RoughVelocityConfig."
-        )
+        raise UserError(f"rough ground has a {type(cfg).__name__}, not a RoughVelocityConfig.")
     return make_terrain(cfg.levels, cfg.columns, cfg.terrain_seed, cfg.terrain_scale)

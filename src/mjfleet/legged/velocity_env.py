@@ -87,7 +87,6 @@ class VelocityEnv(CommandedEnv):
         self.factors = {name: self.of_joints(name) for name in names}
         actions, pose = (torch.tensor(self.factors[name], device=self.device) for name in names)
         self.action_scale, self.pose_weight = cfg.action_scale * actions, pose
-
         self.set_up_commands()
         self.air_time = self.add_state("air_time", len(self.feet))
         """Seconds since each foot left the ground."""
@@ -96,7 +95,6 @@ class VelocityEnv(CommandedEnv):
         self.next_push = Timer(self, *cfg.random.push_seconds)
         self.motors = Delay(self, self.num_actions, *cfg.random.delay)
         self.frame, self.truth = self.frame_parts(), self.truth_parts()
-        self._check_parts()
         amplitudes = [part.noise for part in self.frame for _ in range(part.read().shape[1])]
         self.noise = cfg.random.noise * torch.tensor(amplitudes, device=self.device)
         self.seen = History(self, len(amplitudes), cfg.history)
@@ -125,6 +123,13 @@ class VelocityEnv(CommandedEnv):
         limit = self.cfg.random.push_speed
         push = self.uniform(2, -limit, limit).masked_fill(~self.next_push.due.unsqueeze(1), 0.0)
         self.sim.qvel[:, :2] += push
+
+    def after_physics(self) -> None:
+        """Update how long each foot has been in the air."""
+        touching = self.on_ground > 0
+        self.air_time += self.step_dt
+        self.landed.copy_(self.air_time * (touching & (self.air_time > 1.5 * self.step_dt)))
+        self.air_time.masked_fill_(touching, 0.0)
 
     def frame_parts(self) -> list[Part]:
         """Return what the robot's sensors measure, of which the policy sees the newest frames.
@@ -162,7 +167,6 @@ class VelocityEnv(CommandedEnv):
 
     def observe(self) -> dict[str, torch.Tensor]:
         """Return what the robot's sensors measure; the value network observes more."""
-        self.steer()
         frame = torch.cat([part.read() for part in self.frame], dim=1).float()
         noisy = frame + self.noise * self.uniform(frame.shape[1], -1.0, 1.0)
         truth = [part.read() for part in self.truth]
@@ -236,15 +240,14 @@ class VelocityEnv(CommandedEnv):
 
     def deployment(self) -> dict[str, Any]:
         """Return the parts of an observation, the meaning of an action, the ranges of commands."""
-        told = self.cfg.command
         frame = []
         for part in self.frame:
             known = {"name": part.name, "size": part.read().shape[1], "unit": part.unit}
             frame.append(known | ({"meaning": part.meaning} if part.meaning else {}))
+        units = {"forward": "m/s", "left": "m/s", "turn_left": "rad/s"}
         commands = [
-            {"name": "forward", "size": 1, "unit": "m/s", "range": told.forward},
-            {"name": "left", "size": 1, "unit": "m/s", "range": told.lateral},
-            {"name": "turn_left", "size": 1, "unit": "rad/s", "range": told.yaw},
+            {"name": name, "size": 1, "unit": units[name], "range": (low, high)}
+            for name, (_, low, high) in self.commands().items()
         ]
         frames = {
             "name": "frames",
@@ -267,29 +270,18 @@ class VelocityEnv(CommandedEnv):
 
         `attribute` is the name of a mapping from patterns to factors.
         """
-        model = self.sim.model
-        joints = [model.joint(i).name for i in range(1, model.njnt)]
+        joints = [self.sim.model.joint(i).name for i in range(1, self.sim.model.njnt)]
         values = [1.0] * len(joints)
-        factors = getattr(self, attribute)
-        if not isinstance(factors, Mapping):
-            raise UserError(
-                f"{type(self).__name__}.{attribute} is {factors!r}; it must be a dictionary."
-            )
-        for pattern, factor in factors.items():
-            try:
-                found = [i for i, joint in enumerate(joints) if re.search(pattern, joint)]
-                for i in found:
-                    values[i] = float(factor)
-                wrong = not found or not math.isfinite(factor)
-                wrong = wrong or (attribute == "action_factors" and factor <= 0)
-            except (re.error, TypeError, ValueError):
-                wrong = True
-            if wrong:
+        for pattern, factor in getattr(self, attribute).items():
+            found = [i for i, joint in enumerate(joints) if re.search(pattern, joint)]
+            if not found or not math.isfinite(factor):
                 raise UserError(
                     f"{type(self).__name__}.{attribute} has {pattern!r}: {factor!r}; it must be a "
-                    f"regular expression that matches joints, and a number (above 0 for "
-                    f"action_factors). The joints are {', '.join(joints)}."
+                    f"regular expression that matches joints, and a number. The joints are "
+                    f"{', '.join(joints)}."
                 )
+            for i in found:
+                values[i] = float(factor)
         return values
 
     def of_feet(self, name: str, size: int) -> torch.Tensor:
@@ -301,31 +293,6 @@ class VelocityEnv(CommandedEnv):
         values = self.sim.sensordata[:, first : first + count * size]
         return values.view(self.num_envs, count, size)
 
-    def _check_parts(self) -> None:
-        """Raise UserError for a part of a wrong shape, or an angle that is in degrees."""
-        for part in (*self.frame, *self.truth):
-            shape, size = tuple(part.read().shape), None
-            if not callable(part.image):  # The others follow from the model, if it is asked for.
-                size = len(part.image[0])
-            if len(shape) != 2 or size not in (None, shape[1]):
-                raise UserError(
-                    f"{type(self).__name__}: the part {part.name!r} of the observations has the "
-                    f"shape {shape}; it must be ({self.num_envs}, {size or 'size'}), as its image."
-                )
-        tilt = self.largest_tilt
-        if not (isinstance(tilt, (int, float)) and 0 < tilt <= math.pi):
-            raise UserError(
-                f"{type(self).__name__}.largest_tilt is {tilt!r}; it must be a number above 0, "
-                "at most pi rad."
-            )
-
     def _power(self) -> torch.Tensor:
         """Return the absolute mechanical power of the motors, `(num_envs,)`, W."""
         return (self.sim.actuator_force * self.speeds).abs().sum(dim=1)
-
-    def after_physics(self) -> None:
-        """Update how long each foot has been in the air."""
-        touching = self.on_ground > 0
-        self.air_time += self.step_dt
-        self.landed.copy_(self.air_time * (touching & (self.air_time > 1.5 * self.step_dt)))
-        self.air_time.masked_fill_(touching, 0.0)
