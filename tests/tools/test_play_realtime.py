@@ -32,7 +32,7 @@ class Actor:
 def play(folder: Path | None = None, **parts: Any) -> tuple[Playback, Actor]:
     env = build("go1-velocity-flat", 2, parts={"random": CALM} | parts)
     actor = Actor(env)
-    return Playback(Player(env, actor.act, actor.load), "nothing", folder), actor
+    return Playback(Player(env, actor.act, actor.load), "model_1.pt", folder), actor
 
 
 def test_time_passes_at_the_wanted_speed_and_stops_in_a_pause() -> None:

@@ -14,8 +14,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from mjfleet.errors import UserError
-
 from ..conftest import PATIENCE, Start, WarmCommand
 from ..runs.test_damaged_runs import RUN
 from .test_play_realtime import play
@@ -98,12 +96,3 @@ def test_a_window_shows_the_playback_and_leaves_no_thread_behind() -> None:
     with pytest.raises(ClosedError):
         show_in_window(playback)
     assert set(threading.enumerate()) == before
-
-
-def test_without_a_display_the_web_viewer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mjfleet.tools.play.window_viewer import check_display
-
-    monkeypatch.setenv("DISPLAY", ":98765")
-    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    with pytest.raises(UserError, match="--viewer web"):
-        check_display()

@@ -31,9 +31,7 @@ def find_policy(
     is_pretrained: bool = False,
     as_trained: bool = False,
 ) -> tuple[FoundTask, TrainConfig, Trained]:
-    """Return a policy with its task and the configuration of its training.
-
-    It prints what the user should know about them.
+    """Return a policy, its task, and the configuration of its training; print what has changed.
 
     Args:
         wanted: a word for a run, a checkpoint or a pretrained policy's file.
@@ -44,8 +42,7 @@ def find_policy(
         as_trained: whether to use the run's own copy of the task's code.
 
     Raises:
-        UserError: there is no such policy or task, it is of another task, there is no copy of the
-            code, or the task does not know a value of the configuration.
+        UserError: there is no such policy, task or copy, or they do not fit each other.
     """
     if is_pretrained:
         registry = discover(os.environ, tasks_dir)

@@ -6,12 +6,10 @@ Runs in the process that the user started. Importing this file imports nothing h
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from mjfleet.cli.run_command import run_command
 from mjfleet.config import EnvConfig, TrainConfig
@@ -40,10 +38,6 @@ from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
 from mjfleet.video.render_process import render
 from mjfleet.worker.stop_signals import StopRequest
-from mjfleet.worker.thread_limits import prepare
-
-if TYPE_CHECKING:
-    from mjfleet.tools.play.realtime_playback import Playback
 
 Viewer = Literal["native", "web"]
 MAX_ENVS = {"native": 1, "web": 16, None: 64}  # By viewer; the native one shows one.
@@ -110,42 +104,32 @@ def play(arguments: Sequence[str]) -> int:
     start, _ = parse_known(PlayArguments, flags, "play")
     registry = discover(os.environ, start.tasks_dir)
     wants_help = bool({*HELP, LIST_FLAGS} & set(flags))
-    if not word and (wants_help or not flags):
+    if wants_help and not word:
         text = f"{PlayArguments.__doc__}\n\ntasks: {', '.join(registry.tasks)}"
-        with suppress(SystemExit):
-            parse_flags(PlayArguments, flags or ["--help"], "play <task or run>", description=text)
-        return 0 if flags else 2
-    if wants_help:
-        found = registry.find(word)
-        return _play(found, flags, start.viewer, found.defaults())
+        parse_flags(PlayArguments, flags, "play <task or run>", description=text)
     if not word and start.resume is None:
         raise UserError("the task or a run comes first; `play --help` lists tasks.")
-    is_run = word not in ("", *registry.tasks) and not (
-        start.resume or start.pretrained or start.actions
-    )
-    if is_run:
-        flags, start = [*flags, "--resume", word], replace(start, resume=word)
-    if (start.resume, start.pretrained or None, start.actions).count(None) != 2:
+    chosen = [start.resume, start.pretrained or None, start.actions].count(None)
+    if chosen == 3 and word not in registry.tasks and not wants_help:
+        flags, start, word = [*flags, "--resume", word], replace(start, resume=word), ""
+    elif chosen != 2 and not wants_help:
         raise UserError(
             "give one of --resume RUN (a run, a checkpoint or `latest`) to play a trained policy, "
             "--pretrained to play the one that comes with the task, and --actions zero or "
             "--actions random to look at the task without one."
         )
-    if start.as_trained and start.resume is None:
-        raise UserError("--as-trained: it needs --resume RUN, whose code is used.")
-    if start.actions:
+    if start.actions or wants_help:
         found = registry.find(word)
         return _play(found, flags, start.viewer, found.defaults())
     try:
         found, config, policy = find_policy(
-            start.resume or word, Path(start.log_root), start.tasks_dir,
-            task=None if is_run else word or None, is_pretrained=start.pretrained,
-            as_trained=start.as_trained,
+            start.resume or word, Path(start.log_root), start.tasks_dir, task=word or None,
+            is_pretrained=start.pretrained, as_trained=start.as_trained,
         )  # fmt: skip
     except UserError as no_run:
-        if is_run and word != LATEST and "/" not in word:
+        if start.resume and not word and start.resume != LATEST and "/" not in start.resume:
             try:
-                registry.find(word)
+                registry.find(start.resume)
             except UserError as no_task:
                 raise UserError(f"{no_task}\n{no_run}") from None
         raise
@@ -164,7 +148,8 @@ def _play(
     default = PlayArguments(env=replace(trained.env, num_envs=num_envs))
     summary = found.task.summary
     parsed = parse_flags(PlayArguments, flags, f"play {found.name}", default, description=summary)
-    show = _viewer(parsed) if parsed.viewer else None
+    if parsed.viewer == "web":
+        need_extra("viewer", "--viewer web", ("mjviser", "viser"))
     if parsed.output is not None:
         check_output("--output", parsed.output, [".json"])
     if parsed.video is not None:
@@ -182,37 +167,29 @@ def _play(
     name = "pretrained" if parsed.pretrained else name
     print_line(f"playing {played}: {config.env.num_envs} environments, {plan.engine} engine")
     with StopRequest().installed(), playing(found, config, plan, played) as player:
-        if show:
-            from mjfleet.tools.play.realtime_playback import Playback
-
-            # A run that is named may still be training; a checkpoint stays.
-            follows = parsed.resume is not None and not Path(parsed.resume).is_file()
-            in_run = policy is not None and policy.run_dir != Path()
-            folder = policy.checkpoint.parent if policy and in_run else None
-            show(Playback(player, name, folder, follows))
+        if parsed.viewer:
+            _show(player, name, parsed, policy)
         else:
             _play_episodes(player, f"{found.name}, {name.removesuffix('.pt')}", parsed)
     return 0
 
 
-def _viewer(parsed: PlayArguments) -> "Callable[[Playback], object]":
-    """Return the function that shows a playback until the viewer is closed.
+def _show(player: Player, name: str, parsed: PlayArguments, policy: Trained | None) -> None:
+    """Open a viewer until it is closed."""
+    from mjfleet.tools.play.realtime_playback import Playback
 
-    Raises:
-        UserError: it cannot be opened here.
-    """
+    folder = policy.checkpoint.parent if policy and policy.run_dir != Path() else None
+    # A run that is named may still be training; a checkpoint stays.
+    follows = parsed.resume is not None and not Path(parsed.resume).is_file()
+    playback = Playback(player, name, folder, follows)
     if parsed.viewer == "web":
-        need_extra("viewer", "--viewer web", ("mjviser", "viser"))
-        prepare()
-        from mjfleet.tools.play.web_viewer import check_host, show_in_browser
+        from mjfleet.tools.play.web_viewer import show_in_browser
 
-        check_host(parsed.host)
-        return partial(show_in_browser, host=parsed.host, port=parsed.port)
-    prepare()
-    from mjfleet.tools.play.window_viewer import check_display, show_in_window
+        show_in_browser(playback, parsed.host, parsed.port)
+    else:
+        from mjfleet.tools.play.window_viewer import show_in_window
 
-    check_display()
-    return show_in_window
+        show_in_window(playback)
 
 
 def _play_episodes(player: Player, title: str, parsed: PlayArguments) -> None:

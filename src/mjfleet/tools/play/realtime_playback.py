@@ -40,8 +40,7 @@ class Playback:
         self._player, self._folder = player, folder
         self.choice = NEWEST if follows_newest or folder is None else playing
         """The checkpoint that is wanted, or NEWEST."""
-        is_newest = self.choice == NEWEST
-        self._loaded = next(iter(self.checkpoints()), None) if is_newest else playing
+        self._loaded = playing  # The newest that was tried.
         self._body = floating_body(self.env.sim.model)
         self._requests: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._held: dict[str, float] = {}  # Commands by hand.

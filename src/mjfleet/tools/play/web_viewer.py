@@ -28,19 +28,15 @@ STYLE = (
 )
 
 
-def check_host(host: str) -> None:
-    """Raise UserError if no server can be started at a host's name or address."""
+def show_in_browser(playback: Playback, host: str, port: int, token: str = "") -> None:
+    """Serve a page to who knows the token, which is drawn if it is empty, until a signal arrives.
+
+    viser takes the next free port from `port` on. UserError if there is no such host.
+    """
     try:
         socket.create_server((host, 0)).close()
     except OSError as error:
         raise UserError(f"--host {host}: {error.strerror}.") from None
-
-
-def show_in_browser(playback: Playback, host: str, port: int, token: str = "") -> None:
-    """Serve a page to who knows the token, which is drawn if it is empty, until a signal arrives.
-
-    viser takes the next free port from `port` on.
-    """
     rich.get_console().quiet = True  # Silences viser's banner.
     token = token or secrets.token_urlsafe(24)
     server = GuardedServer(host, port, token)

@@ -24,7 +24,8 @@ NO_DISPLAY = "--viewer native: there is no display with OpenGL here: use --viewe
 
 
 def show_in_window(playback: Playback) -> None:
-    """Open a window and play until it is closed. Call `check_display` before."""
+    """Open a window and play until it is closed; UserError without a display with OpenGL."""
+    _check_display()
     sim = playback.env.sim
     model, data = copy.copy(sim.model), mujoco.MjData(sim.model)
     keys: dict[int, Callable[[], object]] = {
@@ -68,19 +69,17 @@ def _show(playback: Playback, window: mujoco.viewer.Handle, data: mujoco.MjData)
         for colour, arrow in zip(cycle(ARROW_COLOURS), playback.env.debug_vis().values()):
             start, vector = (part[shown].double().cpu().numpy() for part in arrow)
             add_arrow(scene, start, vector, colour, ARROW_WIDTH)
-    terms, metrics = playback.numbers()
     state = "paused" if playback.is_paused else f"{playback.speed:g} x"
     rows = [("environment", str(shown)), ("speed", state), ("playing", playback.playing)]
-    rows += [(name, f"{sums:.4g}") for name, _, sums in terms]
-    rows += [(name, f"{value:.3g}") for name, value in metrics.items()]
+    rows += [(name, f"{sums:.4g}") for name, _, sums in playback.numbers()[0]]
     left, right = ("\n".join(column) for column in zip(*rows, strict=True))
     font, corner = mujoco.mjtFontScale.mjFONTSCALE_100, mujoco.mjtGridPos.mjGRID_TOPLEFT
     window.set_texts((font, corner, left, right))
     window.sync(state_only=True)
 
 
-def check_display() -> None:
-    """Raise a UserError without a display with OpenGL, for which MuJoCo would wait for ever."""
+def _check_display() -> None:
+    """Raise UserError without a display with OpenGL, for which MuJoCo would wait for ever."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # GLFW warns about the same.
         try:
