@@ -17,43 +17,37 @@ def test_examples_in_the_docstrings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "visible", "runs", "per_run", "shares"),
+    ("config", "visible", "per_run", "gpus"),
     [
-        (LaunchConfig(), None, 2, None, [(0,), (1,)]),
-        (LaunchConfig(), None, 9, 2, [(0, 1), (2, 3)]),
-        (LaunchConfig(), "2,3", 9, None, [(0,), (1,)]),
-        (LaunchConfig(gpu_ids=[1, 3]), None, 9, None, [(1,), (3,)]),
-        (LaunchConfig(gpu_ids=[0, 0], backend="gloo"), None, 9, None, [(0,), (0,)]),
+        (LaunchConfig(), None, 2, [(0, 1), (2, 3)]),
+        (LaunchConfig(), "2,3", None, [(0,), (1,)]),
+        (LaunchConfig(gpu_ids=[1, 3]), None, None, [(1,), (3,)]),
+        (LaunchConfig(gpu_ids=[0, 0], backend="gloo"), None, None, [(0,), (0,)]),
     ],
 )
 def test_each_run_has_gpus_of_its_own(
-    config: LaunchConfig,
-    visible: str | None,
-    runs: int,
-    per_run: int | None,
-    shares: list[tuple[int, ...]],
+    config: LaunchConfig, visible: str | None, per_run: int | None, gpus: list[tuple[int, ...]]
 ) -> None:
     environ = {} if visible is None else {VISIBLE: visible}
-    found = divide_devices(config, environ, runs, per_run, num_gpus=4, cores=8)
-    assert [share.gpus for share in found] == shares
-    assert {share.threads for share in found} == {8 // len(shares)}
+    found = divide_devices(config, environ, 9, per_run, num_gpus=4, cores=8)
+    assert [share.gpus for share in found] == gpus
+    assert {share.threads for share in found} == {8 // len(gpus)}
 
 
 @pytest.mark.parametrize(
-    ("config", "runs", "per_run", "threads"),
+    ("config", "per_run", "threads"),
     [
-        (LaunchConfig(gpu_ids=None), 2, None, [4, 4]),
-        (LaunchConfig(gpu_ids=None), 20, None, [1] * 8),
-        (LaunchConfig(gpu_ids=None), 20, 3, [3, 3]),
-        (LaunchConfig(gpu_ids=None, cpu_threads=4), 20, None, [1] * 4),
-        (LaunchConfig(cpu_workers=2), 20, None, [2] * 4),
-        (LaunchConfig(cpu_workers=12), 20, None, [None]),
+        (LaunchConfig(gpu_ids=None), None, [1] * 8),
+        (LaunchConfig(gpu_ids=None), 3, [3, 3]),
+        (LaunchConfig(gpu_ids=None, cpu_threads=4), None, [1] * 4),
+        (LaunchConfig(cpu_workers=2), None, [2] * 4),
+        (LaunchConfig(cpu_workers=12), None, [None]),
     ],
 )
 def test_each_run_has_cores_of_its_own(
-    config: LaunchConfig, runs: int, per_run: int | None, threads: list[int | None]
+    config: LaunchConfig, per_run: int | None, threads: list[int | None]
 ) -> None:
-    found = divide_devices(config, {}, runs, per_run, num_gpus=4, cores=8)
+    found = divide_devices(config, {}, 20, per_run, num_gpus=4, cores=8)
     assert [share.threads for share in found] == threads
     assert not any(share.gpus for share in found)
 

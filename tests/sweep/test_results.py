@@ -8,8 +8,8 @@ from optuna.trial import TrialState
 from mjfleet.registry import discover
 from mjfleet.runs.run_json import read_record, write_record
 from mjfleet.sweep.arguments import SweepArguments
-from mjfleet.sweep.results import write_results
 from mjfleet.sweep.study import Study
+from mjfleet.sweep.trials import write_results
 
 RATE, DIMS = "agent.algorithm.learning_rate", "agent.actor.hidden_dims"
 

@@ -43,7 +43,7 @@ def test_values_have_the_types_of_their_fields(tried: str, wanted: Distribution)
 @pytest.mark.parametrize(
     ("tried", "message"),
     [
-        ("agent.algorithm.gama=0..1", "agent.algorithm.gamma"),
+        ("agent.algorithm.gama=0..1", "gamma"),
         ("agent.algorithm.gamma=0.9..0.5", "low <= high"),
         ("agent.algorithm.gamma=0.9..1.5", "between 0 and 1"),
         ("agent.algorithm.gamma=[1", "a list"),

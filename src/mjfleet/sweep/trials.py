@@ -3,13 +3,16 @@
 A trial is an ordinary run, whose metrics are read from its directory.
 """
 
-import difflib
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 
-from optuna.trial import Trial, TrialState
+import optuna
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+from optuna.study import StudyDirection
+from optuna.trial import Trial, TrialState, create_trial
 
 from mjfleet.config.flags import as_words
 from mjfleet.errors import UserError
@@ -17,8 +20,10 @@ from mjfleet.groups.device_shares import Share
 from mjfleet.groups.group_folder import GroupFolder
 from mjfleet.groups.run_queue import Member, run_members
 from mjfleet.launch.planned_run import FAILED
+from mjfleet.runs.config_yaml import write_config
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations, read_rows, value
-from mjfleet.sweep.results import BEST_FILE, END_WORDS, write_results
+from mjfleet.runs.run_json import GROUP_FILE, write_record
+from mjfleet.sweep.space import with_values
 from mjfleet.sweep.study import CAUSE, STEPS, Study
 from mjfleet.utils.console import print_line
 
@@ -26,6 +31,13 @@ FAILURES_IN_A_ROW = 5
 """After so many failed trials the sweep stops: the cause is not their values."""
 MOST_STARTS = 4
 """How often a trial is started, if something kills it each time, before it counts as failed."""
+
+END_WORDS = {
+    TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed",
+    TrialState.RUNNING: "running", TrialState.WAITING: "waiting",
+}  # fmt: skip
+FEWEST_RESULTS = 4
+"""Trials with a result from which importance is computed."""
 
 
 def run_trials(group: GroupFolder, study: Study, shares: Sequence[Share]) -> int:
@@ -44,8 +56,9 @@ def run_trials(group: GroupFolder, study: Study, shares: Sequence[Share]) -> int
         raise
     write_results(study, group.path)  # Trials of other machines may have ended since.
     if best := study.best():
-        file = group.path / BEST_FILE
-        print_line(f"best: {study.metric} {best.value:.4g} by train --config {file}")
+        print_line(
+            f"best: {study.metric} {best.value:.4g} by train --config {group.path}/best.yaml"
+        )
     if is_hopeless := trials.failures >= FAILURES_IN_A_ROW:
         print_line(f"stopped after {FAILURES_IN_A_ROW} failed trials in a row: {trials.cause}")
     is_open = is_hopeless or signal is not None or bool(study.unfinished())
@@ -132,10 +145,9 @@ class Trials:
         study, mean = self._study, None
         columns, rows = read_rows(run.run_dir / METRICS_FILE)
         if study.metric not in columns and len(rows) >= study.interval:
-            near = difflib.get_close_matches(study.metric, columns, n=3, cutoff=0.5) or columns
             raise UserError(
                 f"--metric {study.metric}: runs of {study.task} never log it. They log "
-                f"{', '.join(near)}."
+                f"{', '.join(columns)}."
             )
         for _, some in groupby(rows, lambda row: (int(row["iteration"]) - 1) // study.interval):
             *_, last = interval = [*some]
@@ -165,3 +177,58 @@ class Trials:
         values = ", ".join(f"{name.rpartition('.')[2]} {v}" for name, v in trial.params.items())
         print_line(f"{run.name} {END_WORDS[state]}: {how} ({values})")
         write_results(study, self._folder)
+
+
+def write_results(study: Study, folder: Path) -> None:
+    """Write the best configuration, as `train --config` reads it, and the trials to group.json."""
+    trials, best = study.trials(), study.best()
+    if best:
+        chosen = with_values(study.config, best.params)
+        chosen = replace(chosen, agent=replace(chosen.agent, run_name="best"))
+        write_config(folder / "best.yaml", study.task, chosen)
+    sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
+    order = TrialState.COMPLETE, TrialState.PRUNED
+    trials.sort(key=lambda t: ([t.state != state for state in order], sign * (t.value or 0)))
+    shares = _importance(study)
+    results = {
+        "metric": study.metric,
+        "best": best.number if best else None,
+        "fields": {
+            name: {
+                "tried": typed,
+                "best": best.params[name] if best else None,
+                "default": study.defaults.get(name),
+                "importance": shares.get(name),
+            }
+            for name, typed in study.typed.items()
+        },
+        "trials": [
+            {
+                "number": trial.number,
+                "status": END_WORDS[trial.state],
+                "cause": trial.user_attrs.get(CAUSE),
+                "value": trial.value,
+                "steps": trial.user_attrs.get(STEPS),
+                "params": trial.params,
+            }
+            for trial in trials
+        ],
+    }
+    write_record(folder, GROUP_FILE, results=results)
+
+
+def _importance(study: Study) -> dict[str, float]:
+    """Return how much each field decides whether a trial is among the best tenth; in all 1.
+
+    By PED-ANOVA (Watanabe et al. 2023, arXiv:2304.10255). A pruned trial counts with its last
+    value, since few trials are not pruned. Nothing is returned for too few trials.
+    """
+    seen = optuna.create_study(direction=study.direction)
+    for trial in study.trials():
+        if trial.state.is_finished() and trial.value is not None:
+            given = {"params": trial.params, "distributions": trial.distributions}
+            seen.add_trial(create_trial(value=trial.value, **given))
+    if len(seen.trials) < FEWEST_RESULTS:
+        return {}
+    evaluator = PedAnovaImportanceEvaluator(evaluate_on_local=False)
+    return get_param_importances(seen, evaluator=evaluator)
