@@ -8,13 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 
 from mjfleet.env import Env
 from mjfleet.registry import discover
 
-from ..conftest import Run, run_warm
+from ..conftest import REPOSITORY, Run, run_warm
+from ..runs.test_damaged_runs import RUN
+from ..test_docs import BLOCK
 from .test_export import RUN_POLICY, build, elsewhere, load_example
 from .test_play import column
 
@@ -29,12 +33,12 @@ EXACT = {
 def files(tmp_path_factory: pytest.TempPathFactory, warm: "subprocess.Popen[str]") -> Path:
     """A folder with go1.onnx, a policy that walks, pole.onnx, and what is beside them."""
     folder = tmp_path_factory.mktemp("files")
-    for module, *arguments in (
-        ("mjfleet", "export", "go1-velocity-flat", "--pretrained", "--output", "go1.onnx"),
-        ("train", "cartpole-balance", "--num-envs", "8", "--max-iterations", "1"),
-        ("mjfleet", "export", "latest", "--output", "pole.onnx"),
+    for policy, output in (
+        (("go1-velocity-flat", "--pretrained"), "go1.onnx"),
+        ((str(RUN),), "pole.onnx"),
     ):
-        done = run_warm(warm, module, arguments, dict(os.environ), folder)
+        arguments = ("export", *policy, "--output", output)
+        done = run_warm(warm, "mjfleet", arguments, dict(os.environ), folder)
         assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -75,6 +79,45 @@ def test_a_robot_follows_its_command_as_it_does_in_play(files: Path, run: Run) -
     cfg: Any = discover({}).tasks["go1-velocity-flat"].task.env
     random = replace(cfg.random, **EXACT)
     follow(files / "go1.onnx", build("go1-velocity-flat", num_envs=1, random=random))
+
+
+def test_the_guides_controller_moves_a_robot_as_the_simulation_does(files: Path) -> None:
+    """The code of docs/deploy.md, fed with what a robot's sensors measure."""
+    policy = onnxruntime.InferenceSession(files / "go1.onnx")
+    cfg: Any = discover({}).tasks["go1-velocity-flat"].task.env
+    calm = replace(cfg.random, noise=0.0, delay=(0, 0), push_speed=0.0)
+    env: Any = build("go1-velocity-flat", num_envs=1, random=calm)
+    model = env.sim.model
+    known = json.loads((files / "go1.json").read_text())
+    driven = [model.joint(model.actuator(i).trnid[0]).name for i in range(model.nu)]
+    assert known["joint_names"] == driven
+    (group,) = known["observations"]
+    assert env.get_observations()["actor"].shape[1] == known["observation_size"] == group["size"]
+    assert sum(part["size"] for part in group["parts"]) == group["size"]
+
+    measured: dict[str, list[Any]] = {
+        name: [] for name in ("gyro", "up", "angles", "speeds", "command", "targets")
+    }
+    for _ in range(20):
+        now = (env.gyro, env.up, env.joints, env.speeds, env.command)
+        for name, value in zip(measured, now, strict=False):
+            measured[name].append(value[0].numpy().copy())
+        rows = env.get_observations()["actor"].numpy()
+        actions = policy.run(None, {"observations": rows})[0]
+        assert not env.step(torch.as_tensor(actions))[2].any()
+        measured["targets"].append(env.sim.ctrl[0].numpy().copy())
+    arrays: Any = {name: np.stack(values) for name, values in measured.items()}
+    np.savez(files / "robot.npz", **arrays)
+    blocks = BLOCK.findall((REPOSITORY / "docs/deploy.md").read_text())
+    (code,) = [text for language, text in blocks if "class Controller" in text]
+    elsewhere(
+        files,
+        f"{code}\n"
+        "robot = np.load('robot.npz')\n"
+        "controller = Controller('go1.onnx')\n"
+        "for *sensors, targets in zip(*(robot[name] for name in robot.files)):\n"
+        "    np.testing.assert_allclose(controller.targets(*sensors), targets, atol=1e-5)\n",
+    )
 
 
 def test_a_pole_moves_as_it_does_in_the_task(files: Path) -> None:
