@@ -158,8 +158,6 @@ def test_a_policy_alone_is_played_as_it_was_when_it_was_made(
     exported = run("mjfleet", "export", "a.pt")
     assert exported.returncode == 0, exported.stderr
     assert json.loads((tmp_path / "exported/policy.json").read_text())["iteration"] == 1
-    result = run("mjfleet", "export", "a.pt", "--format", "pretrained", "--output", "c.pt")
-    assert (result.returncode, "a.pt has that format already" in result.stderr) == (2, True)
     network = "--agent.actor.obs-normalization"
     result = run("train", "cartpole-balance", "--resume", "a.pt", network)
     assert (result.returncode, "is a policy alone" in result.stderr) == (2, True)

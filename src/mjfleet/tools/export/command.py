@@ -79,10 +79,7 @@ def export(arguments: Sequence[str]) -> int:
         parsed.run, Path(parsed.log_root), parsed.tasks_dir,
         is_pretrained=parsed.pretrained, as_trained=parsed.as_trained,
     )  # fmt: skip
-    is_pretrained = parsed.format == PRETRAINED
-    if is_pretrained and PLAYED in about(trained.checkpoint):
-        raise UserError(f"--format pretrained: {trained.checkpoint} has that format already.")
-    name = found.name if is_pretrained else "policy"
+    name = found.name if parsed.format == PRETRAINED else "policy"
     output = output or trained.run_dir / "exported" / f"{name}{suffix}"
     _refuse_to_replace(output, parsed.format, found.name)
     print_line(f"exporting {trained.checkpoint}")
@@ -142,7 +139,8 @@ def _write_pretrained(
     with torch.inference_mode():
         sums, _ = evaluate(Player(runner.env, policy, forget=policy.reset), 1)
     print_line(sums.table)
-    commits = [str(state["commit"]) for state in record_of(trained.run_dir).get("git", {}).values()]
+    record = record_of(trained.run_dir) if trained.run_dir.parts else {}
+    commits = [str(state["commit"]) for state in record.get("git", {}).values()]
     known = {
         "task": task,
         VERSION_ENTRY: version("mjfleet"),
@@ -178,11 +176,9 @@ def _refuse_to_replace(output: Path, kind: str, task: str) -> None:
     suffixes, mark, known = (output.suffix, ".mjb", ".json"), VERSION_ENTRY, None
     if kind == PRETRAINED:
         suffixes, mark = (output.suffix,), PLAYED
-    in_the_way = [file for file in map(output.with_suffix, suffixes) if file.exists()]
     with suppress(OSError, ValueError):  # Then it is no export.
         known = about(output) if mark == PLAYED else read_json(output.with_suffix(".json"))
     is_export = isinstance(known, dict) and mark in known and known.get("task") == task
-    if in_the_way and not is_export:
-        raise UserError(
-            f"--output {output}: {in_the_way[-1]} is not of an export of {task}: name another file."
-        )
+    for file in map(output.with_suffix, suffixes):
+        if file.exists() and not is_export:
+            raise UserError(f"--output {output}: {file} is not of an export of {task}.")
