@@ -57,7 +57,7 @@ def train_rsl_rl(worker: dict[str, Any], lines: IterationLines) -> None:
     from rsl_rl.runners import OnPolicyRunner
 
     from mjfleet.bench.throughput_child import built_task
-    from mjfleet.rl.adapters.rsl_rl_adapter import rsl_rl_config
+    from mjfleet.rl.build_algorithm import rsl_rl_config
     from mjfleet.worker.worker_args import WorkerArgs
 
     with built_task(args := WorkerArgs(**worker)) as (found, config, env):

@@ -1,168 +1,116 @@
 """A stand-in for CUDA graphs, on the CPU, for tests.
 
-`CudaGraphStub.capture` has the interface of `mjfleet.rl.cuda_graphs.capture`. It records what a
+`CudaGraphStub.capture` has the interface of `mjfleet.rl.captured.capture`. It records what a
 function does to tensors, operation by operation; `RecordedGraph.replay` does that again at the same
-addresses, whatever Python names refer to since. Like a CUDA graph, it holds:
-
-- Numbers of Python's, and which branch was taken, are those of the capture.
-- Memory that the captured function allocated belongs to the graph. Its contents are undefined,
-  here all bits set (NaN), until the first replay, and after a failed capture.
-- Other memory belongs to whoever holds its tensors. `replay` raises StaleMemoryError where nobody
-  does any more; a GPU would read and write whatever lies there by then. With
-  `keeps_freed_memory=True` the old values are still there, which shows what a GPU gives with luck.
-- Graphs that share a pool overwrite each other's temporary memory.
-- Random numbers come from the generator's state at the time of the replay.
-
-CaptureRefusedError stands for CUDA's `operation not permitted when stream is capturing`: a value or
-a shape that the host has to know, a copy to or from the host, a generator other than torch's own.
-One refusal is stricter than CUDA, which would record a constant in silence: random numbers of
-Python's or NumPy's.
-
-Not modelled: streams, what an engine launches, and which tensors are on the host. `.to("cpu")` is a
-copy to where all tensors are.
+addresses, whatever Python names refer to since. As in a CUDA graph, Python's numbers and branches
+are those of the capture, random numbers follow the generator's state at the replay, and what asks
+for a value is refused. Not modelled: streams, copies to the host by `cpu`, memory that is freed.
 """
 
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
-
-from .recorded_graph import Memory, RecordedGraph, is_tensor
-
-HOST_COPIES = {
-    "cpu", "numpy", "tolist", "__array__", "__dlpack__", "tensor", "as_tensor", "asarray",
-    "from_numpy", "frombuffer", "new_tensor", "synchronize",
-}  # fmt: skip
-"""Functions that copy between host and device, which on the CPU are no operation of torch's."""
-WAITING = {"normal.Tensor_Tensor", "normal.float_Tensor"}
-"""Operations whose implementation asks the device for a value: up to torch 2.13, `normal` tests
-whether the least deviation is negative."""
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 
 class CaptureRefusedError(RuntimeError):
     """The function did what a CUDA stream does not allow while it is captured."""
 
 
+class RecordedGraph:
+    """What a function did to tensors, to be done again."""
+
+    def __init__(self) -> None:
+        self.operations: list[Callable[[], None]] = []
+        self.replays = 0
+
+    def replay(self) -> None:
+        """Do all operations again."""
+        self.replays += 1
+        with torch.no_grad():
+            for operation in self.operations:
+                operation()
+
+
 class CudaGraphStub:
     """Captures functions."""
 
-    def __init__(self, keeps_freed_memory: bool = False) -> None:
-        """See the module."""
-        self._keeps_freed_memory = keeps_freed_memory
-        self._memories: dict[int, Memory] = {}
+    def __init__(self) -> None:
         self.graphs: list[RecordedGraph] = []
         """All graphs that were captured."""
 
-    def capture(
-        self, function: Callable[[], object], pool: list[RecordedGraph] | None = None
-    ) -> RecordedGraph:
+    def capture(self, function: Callable[[], object]) -> RecordedGraph:
         """Return a graph of what `function` does, which is not done by this.
-
-        Args:
-            function: what to capture.
-            pool: memory to share with other graphs.
 
         Raises:
             CaptureRefusedError: a CUDA stream would not allow it.
         """
-        pool = [] if pool is None else pool
-        graph = RecordedGraph(self._memories, pool, self._keeps_freed_memory)
-        state, recorder = torch.get_rng_state(), _Recorder(graph)
+        state, recorder = torch.get_rng_state(), _Recorder()
         try:
-            with (
-                _no_host_numbers(),
-                _RefuseHostCopies(recorder),
-                recorder,
-            ):
+            with recorder:
                 function()
         finally:
-            graph.end_capture()
+            for storage, before in reversed(recorder.before.values()):
+                storage.copy_(before)
             torch.set_rng_state(state)
-        if recorder.refused:  # The function may have caught the exception.
-            raise CaptureRefusedError(f"the capture was invalidated before: {recorder.refused}")
-        pool.append(graph)
-        self.graphs.append(graph)
-        return graph
+        self.graphs.append(recorder.graph)
+        return recorder.graph
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes each operation in a graph, and does it, for the shapes of its results."""
+    """Adds each operation to a graph, and does it, for the shapes of its results."""
 
-    def __init__(self, graph: RecordedGraph) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._graph = graph
-        self.refused = ""
-
-    def refuse(self, what: str) -> None:
-        """Raise what CUDA raises."""
-        self.refused = what
-        raise CaptureRefusedError(f"operation not permitted when stream is capturing: {what}")
+        self.graph = RecordedGraph()
+        self.before: dict[int, tuple[Any, Any]] = {}
+        """The memory that was written, and what was in it, by its address."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name, base = str(func).removeprefix("aten."), func.overloadpacket.__name__
-        self._check(func, name, base, args, kwargs)
-        if torch._C._dispatch_has_kernel_for_dispatch_key(
-            func.name(), torch._C.DispatchKey.CompositeImplicitAutograd
-        ):
-            with self:  # In inference mode, compound operations arrive whole.
-                return func.decompose(*args, **kwargs)
-        if base.startswith("lift_fresh"):  # A number of Python's becomes a tensor: a constant.
-            self._graph.memory_of(args[0]).is_constant = True
-            return func(*args, **kwargs)
-        return self._graph.record(name, func, args, kwargs)
+        asks = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}
+        if asks or str(func).startswith("aten.normal.Tensor"):
+            raise CaptureRefusedError(f"{func} asks the device for a value")
+        # Without autograd's nodes, which would stay alive.
+        args, kwargs = tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+        inputs = {_memory(value) for value in _tensors((args, kwargs))}
+        writes = False
+        for argument, value in _named(func, args, kwargs):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in _tensors(value):
+                    storage, writes = tensor.untyped_storage(), True
+                    self.before.setdefault(storage.data_ptr(), (storage, storage.clone()))
+        result = func(*args, **kwargs)
+        places = [
+            value.detach()
+            if isinstance(value, torch.Tensor) and _memory(value) not in inputs
+            else None
+            for value in tree_flatten(result)[0]
+        ]
 
-    def _check(self, func: Any, name: str, base: str, args: Any, kwargs: Any) -> None:
-        """Refuse what a capture refuses."""
-        values, _ = tree_flatten((args, kwargs))
-        if torch.Tag.data_dependent_output in func.tags or name in WAITING:
-            self.refuse(f"{name} asks for a value")
-        if base in ("index", "index_put", "index_put_", "_index_put_impl_"):
-            if any(is_tensor(i) and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
-                self.refuse("indexing by a boolean mask asks how many there are")
-        elif torch.Tag.dynamic_output_shape in func.tags and kwargs.get("output_size") is None:
-            self.refuse(f"{name} asks how many there are")
-        if base.startswith("lift_fresh") and args[0].dim():
-            self.refuse("a copy from the host")
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            given = [v for v in values if isinstance(v, torch.Generator)]
-            if given and _address(given[0]) != _address(torch.default_generator):
-                self.refuse(f"{name} draws from a generator that is not registered")
+        def repeat() -> None:
+            again, _ = tree_flatten(func(*args, **kwargs))
+            for place, value in zip(places, again, strict=True):
+                if place is not None:
+                    place.copy_(value)
 
-
-class _RefuseHostCopies(TorchFunctionMode):
-    """Refuses copies between host and device."""
-
-    def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in HOST_COPIES and not (name == "as_tensor" and is_tensor(args[0])):
-            self._recorder.refuse(f"{name} is a copy between host and device")
-        return func(*args, **(kwargs or {}))
+        if writes or any(place is not None for place in places):  # Otherwise it is a view.
+            self.graph.operations.append(repeat)
+        return result
 
 
-@contextmanager
-def _no_host_numbers() -> Iterator[None]:
-    """Refuse random numbers of Python's and NumPy's, which a graph would repeat for ever."""
-    before = _host_random_states()
-    yield
-    if _host_random_states() != before:
-        raise CaptureRefusedError("random numbers of the host would be constants of the graph")
+def _named(func: Any, args: Any, kwargs: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """Return the arguments of an operation with their descriptions."""
+    arguments = func._schema.arguments
+    values = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
+    return [(argument, values.get(argument.name)) for argument in arguments]
 
 
-def _host_random_states() -> tuple[Any, ...]:
-    return random.getstate(), np.random.get_state(legacy=False)["state"]["pos"]
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [value for value in tree_flatten(tree)[0] if isinstance(value, torch.Tensor)]
 
 
-def _address(generator: Any) -> int:
-    """Tell generators apart: torch hands operations a new Python object for each."""
-    return generator._cdata
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -11,7 +11,7 @@ from mjfleet.config import AgentConfig, from_dict
 from mjfleet.env import Env
 from mjfleet.env.random_numbers import seed_everything
 from mjfleet.errors import UserError
-from mjfleet.rl.algorithm_choice import choose_algorithm
+from mjfleet.rl.build_algorithm import choose_algorithm
 from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.groups import group_advantages
 from mjfleet.rl.runner import Runner

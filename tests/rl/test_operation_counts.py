@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rsl_rl.runners import OnPolicyRunner
 
-from mjfleet.rl.adapters.rsl_rl_adapter import rsl_rl_config
+from mjfleet.rl.build_algorithm import rsl_rl_config
 from mjfleet.rl.runner import Runner
 
 from ..conftest import REPOSITORY

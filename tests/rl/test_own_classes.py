@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from rsl_rl import algorithms
 
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, bundled_tasks, find_task
-from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate
-from mjfleet.rl.algorithm_choice import choose_algorithm
+from mjfleet.rl.algorithm import Algorithm
+from mjfleet.rl.build_algorithm import choose_algorithm
 from mjfleet.rl.ppo import PPO
-from mjfleet.rl.runner import Runner
 from mjfleet.runs.config_yaml import from_file
 from mjfleet.runs.own_runs import Note
 
 from ..conftest import REPOSITORY, Run, rows
-from ..env.test_env import BUNDLED, build_task
 
 PAGE = (REPOSITORY / "docs" / "networks.md").read_text()
 PYTHON = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
@@ -210,8 +209,8 @@ def test_what_is_no_class_path_is_refused(value: str) -> None:
     [
         (PPO, {"actor": {"class_name": "nets:Normed"}}),
         (PPO, {"actor": {"class_name": "rsl_rl.models:MLPModel"}}),
-        (RslRlUpdate, {"critic": {"class_name": "nets:Residual"}}),
-        (RslRlUpdate, {"algorithm": {"name": "nets:Decaying"}}),
+        (Algorithm, {"critic": {"class_name": "nets:Residual"}}),
+        (algorithms.PPO, {"algorithm": {"name": "nets:Decaying"}}),
         (PPO, {"algorithm": {"name": "nets:Fast"}}),
         (None, {"algorithm": {"name": "nets:Fast"}, "actor": {"class_name": "nets:Residual"}}),
         (None, {"actor": {"class_name": "nets:number"}}),
@@ -307,16 +306,3 @@ def test_a_network_for_images_needs_its_layers(pole: FoundTask) -> None:
         replace(agent, actor=replace(agent.actor, class_name="CNNModel"))
     with pytest.raises(UserError, match="one for each"):
         from_dict(agent, {"actor": {"cnn_cfg": {"output_channels": [4, 4], "stride": [1, 1, 1]}}})
-
-
-def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = BUNDLED["cartpole-balance"]
-    env = build_task(found.name, "native", "cpu", num_envs=2)
-    agent = from_dict(found.defaults().agent, {"torch_compile_mode": "default"})
-    monkeypatch.setenv("PATH", str(tmp_path))
-    for variable, name in ((None, r"g\+\+"), ("clang++ -O2", r"clang\+\+")):
-        monkeypatch.delenv("CXX", raising=False)
-        if variable:
-            monkeypatch.setenv("CXX", variable)
-        with pytest.raises(UserError, match=f"torch-compile-mode.* no {name} here.*apt install"):
-            Runner(env, agent, "cpu", 1, found.load)

@@ -12,8 +12,8 @@ from tensordict import TensorDict
 
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.errors import UserError
-from mjfleet.rl.adapters.rsl_rl_adapter import build_algorithm, rsl_rl_config
 from mjfleet.rl.algorithm import Algorithm
+from mjfleet.rl.build_algorithm import build_algorithm, rsl_rl_config
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.runner import Runner

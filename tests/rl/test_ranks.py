@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.env import Env, EnvShard
 from mjfleet.loggers.logger import Row
-from mjfleet.rl.adapters.rsl_rl_adapter import RslRlUpdate, build_algorithm, rsl_rl_config
 from mjfleet.rl.adapters.skrl_adapter import SkrlPPO
 from mjfleet.rl.algorithm import Algorithm
+from mjfleet.rl.build_algorithm import build_algorithm, rsl_rl_config
 from mjfleet.rl.collectives import PIECE, Collectives
 from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.evaluator import Evaluator
@@ -247,7 +247,7 @@ def learn_both_ways(ranks: Ranks, folder: str) -> dict[str, Any]:
         # Normalised in each minibatch, advantages are the same for both.
         network = {"class_name": "RNNModel", "rnn_hidden_dim": 8} if "recurrent" in name else {}
         config = agent_with({"normalize_advantage_per_mini_batch": True, **changes}, **network)
-        ours, theirs = ranks.learn(RslRlUpdate, config), ranks.learn(None, config)
+        ours, theirs = ranks.learn(Algorithm, config), ranks.learn(None, config)
         found[name] = (weights(ours), weights(theirs), ours.learning_rate, theirs.learning_rate)
     return found
 
@@ -317,7 +317,7 @@ def follow_gradients(ranks: Ranks, folder: str) -> dict[str, Any]:
         return [None if p.grad is None else p.grad.clone() for p in module.parameters()]
 
     for fused in (False, True):
-        flat = ranks.algorithm(RslRlUpdate, agent(schedule="fixed"))
+        flat = ranks.algorithm(Algorithm, agent(schedule="fixed"))
         other = ranks.algorithm(None, agent(schedule="fixed"))
         ddp = DistributedDataParallel(Both(other))
         both = Both(flat)
@@ -402,7 +402,7 @@ def test_groups_of_all_ranks_share_a_step(found: list[dict[str, Any]]) -> None:
 
 def count_reductions(ranks: Ranks, folder: str) -> dict[str, int]:
     """How often each of our algorithms reduces its gradients in one update."""
-    return reductions(ranks, (PPO, RslRlUpdate))
+    return reductions(ranks, (PPO, Algorithm))
 
 
 def count_of_libraries(ranks: Ranks, folder: str) -> dict[str, int]:
@@ -429,7 +429,7 @@ def reductions(ranks: Ranks, kinds: Sequence[type[Algorithm]]) -> dict[str, int]
 
 def test_every_minibatch_is_reduced_once_on_every_path(found: list[dict[str, Any]]) -> None:
     for rank in found:
-        assert rank["count_reductions"] == {"PPO": 6, "RslRlUpdate": 6}
+        assert rank["count_reductions"] == {"PPO": 6, "Algorithm": 6}
 
 
 @pytest.mark.slow
@@ -467,7 +467,7 @@ def test_graphs_between_reductions_give_what_calls_give(found: list[dict[str, An
 
 
 def normalise(ranks: Ranks, folder: str) -> dict[str, Any]:
-    alg = ranks.algorithm(RslRlUpdate, agent())
+    alg = ranks.algorithm(Algorithm, agent())
     ranks.rollout(alg)
     rollout = alg.storage
     found = {

@@ -24,11 +24,11 @@ TAKEN = "actor", "critic", "rnd", "extra"
 
 
 class Algorithm(algorithms.PPO):
-    """rsl_rl's PPO with its networks, optimiser, storage and checkpoints, and another `update`.
+    """rsl_rl's PPO, whose update a subclass may replace, on any number of ranks.
 
-    All ranks take the same steps, because they have the same parameters and reduce their gradients.
-    Advantages are normalised over the rollouts of all ranks. rsl_rl's observation normalisers
-    reduce their moments over all ranks by themselves.
+    All ranks take the same steps, because they have the same parameters and average their gradients
+    by one all-reduce per minibatch. Advantages are normalised over the rollouts of all ranks.
+    rsl_rl's observation normalisers reduce their moments over all ranks by themselves.
     """
 
     actor: Any
@@ -47,25 +47,33 @@ class Algorithm(algorithms.PPO):
         *parts: Any,
         **settings: Any,
     ) -> None:
-        """Take rsl_rl's arguments, and those of `algorithm_choice.make_algorithm`."""
+        """Take rsl_rl's arguments, and those of `build_algorithm.make_algorithm`."""
         super().__init__(*parts, **settings)
         self.config = agent.algorithm
         self.collectives = collectives
         self.torch_threads = num_threads
         if not self.config.learns_values:
             self.critic.requires_grad_(False)
-        self.is_distributed = collectives.world_size > 1
+        # rsl_rl's update then calls `reduce_parameters`.
+        self.is_multi_gpu = self.is_distributed = collectives.world_size > 1
+        self.gpu_global_rank, self.gpu_world_size = collectives.rank, collectives.world_size
         self.is_adaptive = self.config.schedule == "adaptive"
         self.on_minibatch: Callable[[], object] = lambda: None
-        """Called before each minibatch."""
+        """Called before each step of the optimiser."""
         self.extra = nn.ModuleDict(self._own_modules()).to(self.device)
         """The networks of `modules`, which are learned, saved and compared like the others."""
         if self.extra:
             learned = chain(*(x.parameters() for x in (self.actor, self.critic, self.extra)))
             make: Any = resolve_optimizer(self.config.optimizer)
             self.optimizer = make(learned, lr=self.learning_rate)
-        optimizers: list[Any] = [self.optimizer, *([self.rnd.optimizer] if self.rnd else [])]
-        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self.learn_by(self.optimizer)
+
+    def learn_by(self, optimizer: Any) -> None:
+        """Take the optimiser of all parameters, except for those of `rnd`."""
+        self.optimizer = optimizer
+        optimizer.register_step_pre_hook(lambda *_: self.on_minibatch())
+        optimizers = [optimizer, *([self.rnd.optimizer] if self.rnd else [])]
+        groups = [group for each in optimizers for group in each.param_groups]
         self.gradient = FlatGradient(p for group in groups for p in group["params"])
 
     def modules(self) -> dict[str, nn.Module]:
@@ -124,6 +132,10 @@ class Algorithm(algorithms.PPO):
         If advantages are normalised in each minibatch, each rank does that by itself.
         """
         super().compute_returns(obs)
+        self.share_advantages()
+
+    def share_advantages(self) -> None:
+        """Normalise the advantages of returns and values over all ranks, if there are several."""
         if self.is_distributed and not self.config.normalize_advantage_per_mini_batch:
             self.storage.advantages = self.storage.returns - self.storage.values
             self.normalize_advantages()

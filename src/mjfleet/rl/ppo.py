@@ -164,7 +164,6 @@ class PPO(Algorithm):
         self._totals.zero_()
         for _ in range(self.num_learning_epochs):
             for batch in self.minibatches.batches:
-                self.on_minibatch()
                 self._take(batch)
                 self._backward()
                 if self.is_distributed:

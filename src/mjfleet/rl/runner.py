@@ -16,7 +16,7 @@ from mjfleet.env.episode_statistics import Sums
 from mjfleet.loggers.logger import Row
 from mjfleet.nan_dump.nan_guard import RolloutGuard
 from mjfleet.rl import captured, rank_statistics
-from mjfleet.rl.algorithm_choice import make_algorithm
+from mjfleet.rl.build_algorithm import make_algorithm
 from mjfleet.rl.captured import Capture
 from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives

@@ -22,22 +22,24 @@ Observations = dict[str, torch.Tensor]
 
 
 class LibraryPPO(Algorithm, ABC):
-    """Learns by a library's PPO, whose gradients step our optimiser."""
+    """Learns by a library's agent, whose gradients step our optimiser."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._last_observations: Any = None
         self.optimizer.register_step_pre_hook(self._finish_gradients)
+        self.agent = self._make_agent()
+
+    @abstractmethod
+    def _make_agent(self) -> Any:
+        """Build the library's agent from our networks, optimiser and settings."""
 
     @abstractmethod
     def _learn(self, observations: Observations, after: Observations) -> dict[str, float]:
         """Learn from the stored rollout; return this rank's losses `value`, `surrogate`, `entropy`.
 
-        rsl_rl has added the values at time-outs to the stored rewards.
-
-        Args:
-            observations: those of the rollout, `(steps, num_envs, size)`.
-            after: those after it, `(num_envs, size)`.
+        rsl_rl has added the values at time-outs to the stored rewards. `observations` are those of
+        the rollout, `(steps, num_envs, size)`, and `after` those after it, `(num_envs, size)`.
         """
 
     def compute_returns(self, obs: TensorDict) -> None:
@@ -59,7 +61,6 @@ class LibraryPPO(Algorithm, ABC):
 
     def _finish_gradients(self, *_: Any) -> None:
         """Average gradients over the ranks, then clip those of actor and critic, as rsl_rl does."""
-        self.on_minibatch()
         if self.is_distributed:
             self.reduce_parameters()
         for network in (self.actor, self.critic):

@@ -26,10 +26,6 @@ from mjfleet.rl.adapters.library_ppo import LibraryPPO, Observations
 class RlGamesPPO(LibraryPPO):
     """rl_games' PPO for continuous actions, which trains our networks directly."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.agent = self._make_agent()
-
     def _learn(self, observations: Observations, after: Observations) -> dict[str, float]:
         agent, storage = self.agent, cast(Any, self.storage)
         means, deviations = storage.distribution_params
@@ -52,7 +48,6 @@ class RlGamesPPO(LibraryPPO):
         return {name: torch.stack(each).mean().item() for name, each in losses.items()}
 
     def _make_agent(self) -> Any:
-        """Build rl_games' agent with our networks, optimiser and settings."""
         config, storage = self.config, self.storage
         steps, num_envs = storage.num_transitions_per_env, storage.num_envs
         networks = _Networks(self.actor, self.critic)
@@ -106,11 +101,9 @@ class RlGamesPPO(LibraryPPO):
 class _Agent(A2CAgent):
     """rl_games' agent, which is given its rollouts instead of stepping environments."""
 
-    rollout: dict[str, torch.Tensor]
-    """Each `(steps, num_envs, ...)`."""
+    rollout: dict[str, torch.Tensor]  # `(steps, num_envs, ...)` each.
     observations: Observations
-    after: torch.Tensor
-    """The critic's observations after the rollout, `(num_envs, size)`."""
+    after: torch.Tensor  # The critic's observations after the rollout, `(num_envs, size)`.
 
     def load_networks(self, params: dict[str, Any]) -> None:
         """Do nothing: the configuration has the networks."""
@@ -147,8 +140,7 @@ class _Networks(nn.Module):
         return actor.output_mean, actor.output_std.log(), values, None
 
     def is_rnn(self) -> bool:
-        """Tell rl_games that samples need no sequences."""
         return False
 
     def get_aux_loss(self) -> None:
-        """Return no loss besides those of PPO."""
+        return None

@@ -1,168 +1,170 @@
-"""rsl_rl's networks, storage and optimiser, and its own update. Runs in a worker."""
+"""Other algorithms of rsl_rl's in the place of our PPO. Runs in a worker.
 
-import contextlib
-import io
-import os
-import shutil
-from collections.abc import Callable
-from dataclasses import fields
+Each is held by an Algorithm that has the same networks, optimiser and storage. Gradients are
+averaged over the ranks by one all-reduce, wherever it calls `reduce_parameters`.
+"""
+
+from pathlib import Path
 from typing import Any
 
-from rsl_rl import models
-from rsl_rl.algorithms import PPO
+import torch
+from rsl_rl import algorithms
+from rsl_rl.storage import RolloutStorage
+from tensordict import TensorDict
 
-from mjfleet.config import ActorConfig, AgentConfig, PPOConfig, SymmetryConfig, to_dict
-from mjfleet.config.validation import is_class_path
-from mjfleet.env import Env
+from mjfleet.config import AgentConfig
 from mjfleet.errors import UserError
 from mjfleet.rl.algorithm import Algorithm
-from mjfleet.rl.collectives import Collectives
-
-COMPILERS = {"CXX": ("g++",), "CC": ("gcc", "clang")}
-"""What torch (on a CPU) and triton (on a GPU) look for unless this variable names another."""
+from mjfleet.rl.checkpoint_files import matrices, read_checkpoint, shapes
 
 
-class RslRlUpdate(Algorithm):
-    """rsl_rl's own update, for the features that ours lacks, see algorithm_choice.py.
+class _Holder(Algorithm):
+    """Learns by `inner`."""
 
-    Over several ranks, gradients are averaged by one all-reduce per minibatch.
+    inner: Any
+
+    def _hold(self, inner: Any) -> None:
+        self.inner, self.storage = inner, inner.storage
+        self.learn_by(inner.optimizer)
+        inner.is_multi_gpu = self.is_distributed
+        inner.gpu_global_rank, inner.gpu_world_size = self.gpu_global_rank, self.gpu_world_size
+        inner.reduce_parameters = self.reduce_parameters
+
+    def act(self, obs: TensorDict) -> torch.Tensor:
+        return self.inner.act(obs)
+
+    def process_env_step(
+        self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict[str, Any]
+    ) -> None:
+        self.inner.process_env_step(obs, rewards, dones, extras)
+
+    def update(self) -> dict[str, float]:
+        """Learn from the stored rollout; return the mean losses of this rank."""
+        losses = self.inner.update()
+        self.learning_rate = self.inner.learning_rate
+        return losses
+
+    def train_mode(self) -> None:
+        self.inner.train_mode()
+
+    def eval_mode(self) -> None:
+        self.inner.eval_mode()
+
+    def set_learning_rate(self, rate: float) -> None:
+        super().set_learning_rate(rate)
+        self.inner.learning_rate = rate
+
+
+class OwnPPO(_Holder):
+    """A subclass of rsl_rl's PPO, which may save and load more than that."""
+
+    def __init__(
+        self,
+        kind: type[algorithms.PPO],
+        agent: AgentConfig,
+        *parts: Any,
+        device: str = "cpu",
+        **settings: Any,
+    ) -> None:
+        """Take the class, then Algorithm's arguments and those that the class adds."""
+        collectives, num_threads, *networks_and_storage = parts
+        inner = kind(*networks_and_storage, device=device, **settings)
+        super().__init__(agent, collectives, num_threads, *networks_and_storage, device=device)
+        self.rnd, self.learning_rate = inner.rnd, inner.learning_rate
+        self._hold(inner)
+
+    def compile(self, mode: str | None = None) -> None:
+        self.inner.compile(mode)
+        self.actor, self.critic = self.inner.actor, self.inner.critic
+
+    def compute_returns(self, obs: TensorDict) -> None:
+        self.inner.compute_returns(obs)
+        self.share_advantages()
+
+    def broadcast_parameters(self) -> None:
+        self.inner.broadcast_parameters()
+
+    def save(self) -> dict[str, Any]:
+        return self.inner.save()
+
+    def load(self, loaded_dict: dict[str, Any], load_cfg: dict | None, strict: bool) -> bool:
+        loads_iteration = self.inner.load(loaded_dict, load_cfg, strict)
+        self.learning_rate = self.inner.learning_rate
+        return loads_iteration
+
+
+class Distillation(_Holder):
+    """A student imitates a teacher, which may observe more.
+
+    The student is the actor, so that it is played and exported like any policy. The teacher is in
+    the critic's place, also in checkpoints, and does not learn. The student acts, and learns what
+    the teacher would have done there (DAgger, Ross et al. 2011, arXiv:1011.0686).
     """
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.optimizer.register_step_pre_hook(lambda *_: self.on_minibatch())
-        self.is_multi_gpu = self.is_distributed  # The update then calls reduce_parameters.
-        self.gpu_global_rank, self.gpu_world_size = (
-            self.collectives.rank,
-            self.collectives.world_size,
+    def __init__(self, agent: AgentConfig, *parts: Any, device: str = "cpu", **settings: Any):
+        """Take Algorithm's arguments; the actor is the student, the critic the teacher."""
+        *_, student, teacher, storage = parts
+        teacher.requires_grad_(False)
+        super().__init__(agent, *parts, device=device, **settings)
+        config, steps, actions = agent.algorithm, agent.num_steps_per_env, storage.actions
+        rollout = RolloutStorage(
+            *("distillation", storage.num_envs, steps, storage.observations[0]),
+            *(actions.shape[2:], device),
         )
+        rollout.distribution_params = torch.zeros_like(actions), torch.zeros_like(actions)
+        inner = algorithms.Distillation(
+            *(student, teacher, rollout),
+            num_learning_epochs=config.num_learning_epochs,
+            gradient_length=config.gradient_length,
+            learning_rate=config.learning_rate,
+            max_grad_norm=config.max_grad_norm,
+            loss_type=config.loss_type,
+            use_mixed_precision=config.use_mixed_precision,
+            device=device,
+        )
+        inner.optimizer, self.is_adaptive, self._is_taught = self.optimizer, False, False
+        self._hold(inner)
 
+    def compile(self, mode: str | None = None) -> None:
+        super().compile(mode)
+        self.inner.student, self.inner.teacher = self.actor, self.critic
 
-def build_algorithm(
-    kind: Callable[..., Algorithm],
-    env: Env[Any],
-    agent: AgentConfig,
-    device: str,
-    load: Callable[..., Any],
-    collectives: Collectives,
-    num_threads: int,
-) -> Any:
-    """Build networks, storage and an algorithm of this kind; for the arguments see Runner.
+    def take_teacher(self, agent: AgentConfig) -> None:
+        """Load the teacher, unless a checkpoint of this run had it.
 
-    Raises:
-        UserError: the networks cannot be built, or not be compiled.
-    """
-    if agent.torch_compile_mode is not None:
-        _check_compiler("CXX" if device == "cpu" else "CC")
-    config = rsl_rl_config(agent, load)
-    config["multi_gpu"] = None
-    if agent.distils:
-        make, teacher = config["critic"].pop("class_name"), config["critic"]
-        config["critic"] = teacher | {
-            # Where a critic has one output, it has one for each action.
-            "class_name": lambda obs, groups, name, _, **settings: make(
-                obs, groups, name, env.num_actions, **settings
+        Raises:
+            UserError: the file cannot be read, or holds another network.
+        """
+        if self._is_taught:
+            return
+        assert agent.teacher
+        path, built = Path(agent.teacher.checkpoint or ""), self._raw_critic.state_dict()
+        saved = read_checkpoint(path)["actor_state_dict"]
+        if shapes(saved) != shapes(built):
+            raise UserError(
+                f"the teacher {path} does not fit what it observes in this task: it is "
+                f"{matrices(saved)}, and should be {matrices(built)}."
             )
-        }
-    config["algorithm"]["class_name"] = lambda *parts, **settings: kind(
-        agent, collectives, num_threads, *parts, **settings
-    )
-    with contextlib.redirect_stdout(io.StringIO()):  # rsl_rl prints both networks.
-        try:
-            return PPO.construct_algorithm(env.get_observations(), env, config, device)
-        except ValueError as error:
-            raise UserError(f"the networks cannot be built: {error}") from error
+        self._raw_critic.load_state_dict(saved)
+        self._is_taught = True
 
+    def act(self, obs: TensorDict) -> torch.Tensor:
+        """Sample the student's actions, and note the teacher's."""
+        networks, step = (self.actor, self.critic), self.storage.step
+        if step == 0:  # Where the update begins too, also after a resume.
+            states = tuple(network.get_hidden_state() for network in networks)
+            self.inner.last_hidden_states = states
+        actions = super().act(obs)
+        new = self.actor.output_mean, self.actor.output_std
+        for rollout, now in zip(self.storage.distribution_params or (), new, strict=True):
+            rollout[step] = now
+        return actions
 
-def _check_compiler(variable: str) -> None:
-    """Raise UserError if there is no compiler for what torch generates when it is first called."""
-    chosen, usual = os.environ.get(variable, "").split(), COMPILERS[variable]
-    if not any(map(shutil.which, chosen[:1] or usual)):
-        raise UserError(
-            "--agent.torch-compile-mode needs a compiler: there is no "
-            f"{chosen[0] if chosen else ' or '.join(usual)} here. Install one (on Debian, "
-            f"`apt install g++`), name it by {variable}, or leave the flag out."
-        )
+    def compute_returns(self, obs: TensorDict) -> None:
+        """Do nothing: there are no returns to learn from."""
 
-
-def rsl_rl_config(agent: AgentConfig, load: Callable[..., Any]) -> dict[str, Any]:
-    """Return the nested dictionary that rsl_rl's runner takes; our fields have its names.
-
-    `load` finds `module:name`, see FoundTask.load.
-    """
-    plain = to_dict(agent)
-    own = ("name", "group_size", "backprop", "learning_threads", "gradient_length", "loss_type")
-    algorithm = _without_added(plain["algorithm"], PPOConfig)
-    algorithm = {name: value for name, value in algorithm.items() if name not in own}
-    if agent.algorithm.mirrors_samples:
-        symmetry = algorithm["symmetry_cfg"]
-        del symmetry["use_equivariant_networks"]
-        symmetry["data_augmentation_func"] = augmentation(agent.algorithm.symmetry_cfg, load)
-    else:
-        algorithm["symmetry_cfg"] = None
-    groups = plain["obs_groups"]
-    if agent.distils:
-        if (teacher := plain["teacher"]) is None:
-            raise UserError("--agent.algorithm.name distillation needs --teacher RUN.")
-        groups["critic"], plain["critic"] = teacher.pop("obs_groups"), teacher
-        del teacher["checkpoint"]
-    return {
-        "num_steps_per_env": agent.num_steps_per_env,
-        "save_interval": agent.save_interval,
-        "torch_compile_mode": agent.torch_compile_mode,
-        "check_for_nan": False,
-        "obs_groups": groups,
-        "actor": _model(plain["actor"], load),
-        "critic": _model(plain["critic"], load),
-        "algorithm": {"class_name": "PPO"} | algorithm,
-    }
-
-
-def augmentation(symmetry: SymmetryConfig | None, load: Callable[..., Any]) -> Any:
-    """Return the function that mirrors samples, or None.
-
-    Raises:
-        UserError: it cannot be loaded, or is no function.
-    """
-    if symmetry is None:
-        return None
-    function = load(name := symmetry.data_augmentation_func)
-    if not callable(function) or isinstance(function, type):
-        flag = "--agent.algorithm.symmetry-cfg.data-augmentation-func"
-        raise UserError(f"{flag} {name}: it must be a function.")
-    return function
-
-
-def model_class(name: str, load: Callable[..., Any]) -> type[models.MLPModel]:
-    """Return the class of a network: rsl_rl's of that name, or `module:Class`.
-
-    Raises:
-        UserError: that is not there, or is no subclass of rsl_rl's models.
-    """
-    return load(name, models.MLPModel) if ":" in name else getattr(models, name)
-
-
-def _without_added(plain: dict[str, Any], base: type[Any]) -> dict[str, Any]:
-    """Return a configuration without the fields that a class derived from `base` adds."""
-    known = {field.name for field in fields(base)}
-    return {name: value for name, value in plain.items() if name in known}
-
-
-def _model(plain: dict[str, Any], load: Callable[..., Any]) -> dict[str, Any]:
-    """Return a network's configuration without the fields that its classes do not take."""
-    if not is_class_path(plain["class_name"]):
-        plain = _without_added(plain, ActorConfig)
-    if distribution := plain.pop("distribution", None):
-        plain["distribution_cfg"] = distribution
-        if distribution["class_name"] != "GaussianDistribution":
-            del distribution["learn_std"]
-    kind = model_class(plain["class_name"], load)
-    if not issubclass(kind, models.RNNModel):
-        plain = {k: v for k, v in plain.items() if not k.startswith("rnn_")}
-    convolutions = plain.pop("cnn_cfg")
-    if issubclass(kind, models.CNNModel) and convolutions:
-        for name in ("kernel_size", "stride"):
-            if len(convolutions[name]) == 1:
-                convolutions[name] = convolutions[name][0]
-        plain["cnn_cfg"] = convolutions
-    return plain | {"class_name": kind}
+    def load(self, loaded_dict: dict[str, Any], load_cfg: dict | None, strict: bool) -> bool:
+        self._is_taught |= load_cfg is None or bool(load_cfg.get("critic"))
+        loads_iteration = super().load(loaded_dict, load_cfg, strict)
+        self.inner.learning_rate = self.learning_rate
+        return loads_iteration

@@ -26,13 +26,7 @@ with ExitStack() as imported:
 class SkrlPPO(LibraryPPO):
     """skrl's PPO in PyTorch, which trains our networks directly."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.agent: Any = self._make_agent()
-        self.agent.init()
-
     def _make_agent(self) -> Any:
-        """Build skrl's agent from our networks and optimiser."""
         agent = self._build(PPO, RandomMemory, _Policy, _Value, self.device)
         agent.optimizer = self.optimizer
         if self.is_adaptive:
@@ -102,12 +96,14 @@ class SkrlPPO(LibraryPPO):
             "value_loss_scale": config.value_loss_coef,
             "experiment": {"write_interval": 0, "checkpoint_interval": 0},  # skrl writes nothing.
         }
-        return ppo(
+        agent = ppo(
             models={"policy": policy(self.actor, **place), "value": value(self.critic, **place)},
             memory=memory(memory_size=steps, num_envs=self.storage.num_envs, device=device),
             cfg=common | settings,
             **place,
         )
+        agent.init()
+        return agent
 
 
 class _Policy(GaussianMixin, Model):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,23 +28,12 @@ class JaxPPO(SkrlPPO):
 
     def _make_agent(self) -> Any:
         config.jax.device = _use(self.device)
-        agent = self._build(
-            *(PPO, RandomMemory, self._make_model(_Policy), self._make_model(_Value)),
-            config.jax.device,
-            learning_rate_scheduler=self._kl_adaptive,
-        )
+        models = (partial(self._make_model, kind) for kind in (_Policy, _Value))
+        kinds = PPO, RandomMemory, *models
+        schedule = {"learning_rate_scheduler": self._kl_adaptive}
+        agent = self._build(*kinds, config.jax.device, **schedule)
         agent.policy_optimizer = agent.value_optimizer = self  # See `step`.
         return agent
-
-    def _make_model(self, kind: Any) -> Callable[..., Any]:
-        """Return a constructor of models that have the parameters of their network."""
-
-        def make(network: nn.Module, **place: Any) -> Any:
-            model = kind(network, **place)
-            model.state_dict = StateDict.create(apply_fn=model.apply, params=self._tree(network))
-            return model
-
-        return make
 
     def _kl_adaptive(self) -> Callable[..., float]:
         """Return skrl's schedule by the KL divergence of all ranks. skrl looks at this name."""
@@ -53,6 +43,12 @@ class JaxPPO(SkrlPPO):
             return adapt(step, lr=lr, kl=self._mean_kl(kl)) if self.is_adaptive else lr
 
         return schedule
+
+    def _make_model(self, kind: Any, network: nn.Module, **place: Any) -> Any:
+        """Return a model that has the parameters of its network."""
+        model = kind(network, **place)
+        model.state_dict = StateDict.create(apply_fn=model.apply, params=self._tree(network))
+        return model
 
     def _array(self, tensor: torch.Tensor) -> Any:
         return jnp.from_dlpack(tensor.detach().contiguous())
