@@ -28,10 +28,9 @@ class JaxPPO(SkrlPPO):
 
     def _make_agent(self) -> Any:
         config.jax.device = _use(self.device)
-        models = (partial(self._make_model, kind) for kind in (_Policy, _Value))
-        kinds = PPO, RandomMemory, *models
+        policy, value = (partial(self._make_model, kind) for kind in (_Policy, _Value))
         schedule = {"learning_rate_scheduler": self._kl_adaptive}
-        agent = self._build(*kinds, config.jax.device, **schedule)
+        agent = self._build(PPO, RandomMemory, policy, value, config.jax.device, **schedule)
         agent.policy_optimizer = agent.value_optimizer = self  # See `step`.
         return agent
 
