@@ -111,7 +111,7 @@ with mjfleet.make(FragileEnv, num_envs=np.int64(2), device="cpu", env={"breaks_o
     for _ in range(21):
         observations, rewards, dones, extras = env.step(policy(env.get_observations()))
     assert rewards.shape == (2,)
-    by_array = policy(env.get_observations()["actor"].numpy())
+    by_array = policy({"actor": env.get_observations()["actor"].numpy()})
     assert np.allclose(by_array, policy(env.get_observations()))
 expect({"nothing.pt does not exist": lambda: run.policy("nothing.pt")})
 # Nothing but the run has been left.

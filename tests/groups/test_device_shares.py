@@ -1,19 +1,12 @@
 """The devices of the runs of a group."""
 
-import doctest
-
 import pytest
 
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
-from mjfleet.groups import device_shares
 from mjfleet.groups.device_shares import divide_devices
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-
-def test_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(device_shares).failed == 0
 
 
 @pytest.mark.parametrize(
@@ -32,6 +25,7 @@ def test_each_run_has_gpus_of_its_own(
     found = divide_devices(config, environ, 9, per_run, num_gpus=4, cores=8)
     assert [share.gpus for share in found] == gpus
     assert {share.threads for share in found} == {8 // len(gpus)}
+    assert found[0].flags[-2:] == ("--cpu-threads", str(8 // len(gpus)))
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,11 @@
 """`Run.policy`: a trained policy as a function."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
-from mjfleet.errors import UserError
 from mjfleet.tools.trained_policy import find_policy, load_runner
 
 
@@ -35,15 +33,11 @@ class Policy:
 
         Args:
             observations: groups as an environment returns them, `(num_envs, size)` each: a
-                TensorDict, or a mapping of tensors or arrays. With one group, that alone will do.
+                TensorDict, or a mapping of tensors or arrays.
         """
-        groups = list(self.module.obs_groups)
-        if not isinstance(observations, (Mapping, TensorDict)):
-            if len(groups) > 1:
-                raise UserError(f"the policy observes {', '.join(groups)}: pass a mapping of them.")
-            observations = {groups[0]: observations}
         tensors = {
             name: torch.as_tensor(observations[name], dtype=torch.float32, device=self.device)
-            for name in groups
+            for name in self.module.obs_groups
         }
-        return self.module(TensorDict(tensors, batch_size=[len(tensors[groups[0]])]))
+        size = len(next(iter(tensors.values())))
+        return self.module(TensorDict(tensors, batch_size=[size]))

@@ -46,14 +46,6 @@ def divide_devices(
 
     Raises:
         UserError: `per_run` is more than there is, or the devices cannot be had.
-
-    Examples:
-        >>> [str(s) for s in divide_devices(LaunchConfig(), {}, 5, num_gpus=2, cores=8)]
-        ['GPU 0', 'GPU 1']
-        >>> divide_devices(LaunchConfig(), {}, 9, per_run=2, num_gpus=5, cores=8)[1].flags
-        ('--gpu-ids', '2', '3', '--cpu-threads', '4')
-        >>> [str(s) for s in divide_devices(LaunchConfig(gpu_ids=None), {}, 3, cores=8)]
-        ['2 cores', '2 cores', '2 cores']
     """
     if needs_gpus(config) and config.gpu_ids == "auto":
         config = replace(config, gpu_ids="all")

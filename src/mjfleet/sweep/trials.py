@@ -4,7 +4,6 @@ A trial is an ordinary run, whose metrics are read from its directory.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -183,9 +182,7 @@ def write_results(study: Study, folder: Path) -> None:
     """Write the best configuration, as `train --config` reads it, and the trials to group.json."""
     trials, best = study.trials(), study.best()
     if best:
-        chosen = with_values(study.config, best.params)
-        chosen = replace(chosen, agent=replace(chosen.agent, run_name="best"))
-        write_config(folder / "best.yaml", study.task, chosen)
+        write_config(folder / "best.yaml", study.task, with_values(study.config, best.params))
     sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
     order = TrialState.COMPLETE, TrialState.PRUNED
     trials.sort(key=lambda t: ([t.state != state for state in order], sign * (t.value or 0)))
