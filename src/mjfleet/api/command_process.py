@@ -33,7 +33,8 @@ class CommandProcess:
         arguments: of the command.
         is_shown: whether its output is shown here; in a notebook, only warnings and errors are.
         files: content of files that only it reads, by path in a folder that it removes.
-        place: where that folder is made, if it exists, or the nearest folder that does.
+        place: where that folder is made, if it exists, or the nearest folder that does. None: where
+            temporary files belong.
     """
 
     def __init__(

@@ -192,7 +192,7 @@ class Run:
         if isinstance(own, ClassTask):
             files, changes["tasks_dir"] = own.files(), f"{FILES}tasks"
         command = ["train", self.task, "--resume", str(self.path), *as_flags(changes)]
-        process = CommandProcess(command, not background, files, log_root)
+        process = CommandProcess(command, not background, files, log_root if files else None)
         return Run.of_process(process, run_dir, background)
 
     def policy(self, checkpoint: str | Path | None = None, device: str = "cpu") -> "Policy":

@@ -48,12 +48,13 @@ def train(
         raise UserError(f"{wrong[0]}: it is a flag of the command `train` alone.")
     found, planned = choose_task(task, name, config, changes)
     run_dir = new_run_dir(planned)
-    files, flags = dict[str, bytes](), as_flags({"run_dir": run_dir, "teacher": planned.teacher})
+    files, place = dict[str, bytes](), None
     if isinstance(found, ClassTask):
         files, planned = found.files(), replace(planned, tasks_dir=f"{FILES}tasks")
-    # What does not count in a file, and a teacher, of which it has none, are flags.
-    flags += ["--config", f"{FILES}config.yaml", *placement_flags(planned)]
+        place = Path(planned.log_root).absolute()  # Other hosts, which read them, share its disk.
     files["config.yaml"] = config_text(found.name, planned).encode(errors="backslashreplace")
-    place = Path(planned.log_root).absolute()  # Hosts that read a class there share its disk.
-    process = CommandProcess(["train", found.name, *flags], not background, files, place)
+    # What does not count in a file, and a teacher, of which it has none, are flags.
+    flags = as_flags({"run_dir": run_dir, "teacher": planned.teacher}) + placement_flags(planned)
+    command = ["train", found.name, "--config", f"{FILES}config.yaml", *flags]
+    process = CommandProcess(command, not background, files, place)
     return Run.of_process(process, run_dir, background)
