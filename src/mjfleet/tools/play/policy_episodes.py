@@ -129,23 +129,18 @@ def sum_up(env: "Env[Any]", rows: "torch.Tensor") -> EpisodeSums:
     counts, num_rows, num_terms = rows[:, 0].isfinite(), len(rows), len(env.reward_names)
     rows = rows[counts].double()
     lengths, terms, parts = rows[:, 0], rows[:, 1 : 1 + num_terms], rows[:, 1 + num_terms :]
-    returns = terms.sum(dim=1)
-    lines = [("return", returns, returns.mean()), ("length", lengths, lengths.mean())]
-    for name, values in zip(env.reward_names, terms.T, strict=True):
-        lines.append((f"reward/{name}", values, values.mean()))
-    measured = zip(env.metric_names, parts.T[::2], parts.T[1::2], strict=True)
-    for name, dividends, divisors in measured:
-        some = divisors != 0
-        mean = dividends.sum() / divisors.sum()
-        lines.append((f"task/{name}", dividends[some] / divisors[some], mean))
+    returns, means = terms.sum(dim=1), dict[str, Any]()
+    values = {"return": returns, "length": lengths}
+    values |= {f"reward/{k}": v for k, v in zip(env.reward_names, terms.T, strict=True)}
+    for name, over, by in zip(env.metric_names, parts.T[::2], parts.T[1::2], strict=True):
+        values[f"task/{name}"] = (over / by)[by != 0]
+        means[f"task/{name}"] = over.sum() / by.sum()
     if levels := env.evaluated:
         played = levels.each.repeat(num_rows // env.num_envs).to(counts.device)[counts]
-        for number in levels.numbers:
-            values = returns[played == number]
-            lines.append((f"return on level {number}", values, values.mean()))
+        values |= {f"return on level {n}": returns[played == n] for n in levels.numbers}
     numbers = {}
-    for name, values, mean in lines:
-        if len(values):
-            found = (mean, values.std(correction=0), values.min(), values.max())
+    for name, some in values.items():
+        if len(some):
+            found = (means.get(name, some.mean()), some.std(correction=0), some.min(), some.max())
             numbers[name] = dict(zip(COLUMNS, map(float, found), strict=True))
     return EpisodeSums(len(rows), lengths.sum().item() * env.step_dt / 60, numbers)

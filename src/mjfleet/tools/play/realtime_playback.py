@@ -118,8 +118,7 @@ class Playback:
     def numbers(self) -> tuple[list[tuple[str, float, float]], dict[str, float]]:
         """Return reward terms and metrics of the shown environment; waits for the device.
 
-        Reward terms have a name, the value in the newest step and the sum over the episode.
-        Metrics are those of the newest step.
+        A reward term is a name, the value in the newest step, and the sum over the episode.
         """
         env, shown = self.env, self.shown
         steps, sums = env.terms[:, shown].tolist(), self.sums[:, shown].tolist()
@@ -129,11 +128,7 @@ class Playback:
         return list(zip(env.reward_names, steps, sums, strict=True)), metrics
 
     def motion(self) -> dict[str, float]:
-        """Return how the shown robot moves, in its own frame (x forward, y left).
-
-        In m/s and, for `turn_left`, rad/s; nothing for one that does not float. Waits for the
-        device.
-        """
+        """Return how the shown robot moves, if it floats, in its own frame: m/s and rad/s."""
         if self._body is None:
             return {}
         sim = self.env.sim

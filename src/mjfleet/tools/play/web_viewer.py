@@ -107,18 +107,14 @@ class WebDisplay:
         self._policy.on_update(
             lambda event: playback.later(lambda: playback.choose(event.target.value))
         )
-        if playback.env.commands() or playback.motion():
-            with gui.add_folder("Commands" if playback.env.commands() else "Robot"):
+        if playback.env.commands():
+            with gui.add_folder("Commands"):
                 self._add_commands()
-                self._motion = gui.add_html("")
-        with gui.add_folder("Rewards and metrics"):
-            self._numbers = gui.add_html("")
+        self._numbers = gui.add_html("")
 
     def _add_commands(self) -> None:
         """Add a slider for each command, and a box that says whether they hold."""
         gui, playback, sliders = self._gui, self._playback, dict[str, Any]()
-        if not playback.env.commands():
-            return
         by_hand = gui.add_checkbox("By hand", False, hint="Off: the task samples them.")
 
         def hold() -> None:
@@ -176,20 +172,20 @@ class WebDisplay:
         episode = f"{playback.shown}, {seconds:.1f} s, return {total:.4g}"
         status = [("playing", playback.playing), ("speed", speed), ("environment", episode)]
         self._status.content = table(status)
-        rewards = [(name, f"{step + 0.0:.3g}", f"{sums + 0.0:.4g}") for name, step, sums in terms]
-        numbers = [(name, f"{value:.3g}") for name, value in metrics.items()]
-        self._numbers.content = table([("", "step", "episode"), *rewards]) + table(numbers)
-        names = (NEWEST, *playback.checkpoints())
-        if self._policy.options != names:
-            self._policy.options = names
         commands, motion = playback.env.commands(), playback.motion()
         wanted = {name: float(value[playback.shown]) for name, (value, _, _) in commands.items()}
         rows = [
             (name, *(f"{of[name]:.2f}" if name in of else "" for of in (wanted, motion)))
             for name in dict.fromkeys((*wanted, *motion))
         ]
-        if rows:
-            self._motion.content = table([("", "command", "robot"), *rows])
+        rows = [("", "command", "robot"), *rows] if rows else []
+        rows.append(("Rewards", "step", "episode"))
+        rows += [(name, f"{step + 0.0:.3g}", f"{sums + 0.0:.4g}") for name, step, sums in terms]
+        rows += [(name, f"{value:.3g}", "") for name, value in metrics.items()]
+        self._numbers.content = table(rows)
+        names = (NEWEST, *playback.checkpoints())
+        if self._policy.options != names:
+            self._policy.options = names
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:

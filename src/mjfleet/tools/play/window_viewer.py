@@ -20,7 +20,6 @@ KEYS = (
     "resets"
 )
 ARROW_WIDTH = 0.01
-NO_DISPLAY = "--viewer native: there is no display with OpenGL here: use --viewer web."
 
 
 def show_in_window(playback: Playback) -> None:
@@ -80,13 +79,10 @@ def _show(playback: Playback, window: mujoco.viewer.Handle, data: mujoco.MjData)
 
 def _check_display() -> None:
     """Raise UserError without a display with OpenGL, for which MuJoCo would wait for ever."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # GLFW warns about the same.
-        try:
-            if glfw.init():
-                glfw.window_hint(glfw.VISIBLE, glfw.FALSE)
-                if glfw.create_window(1, 1, "", None, None):
-                    return
-            raise UserError(NO_DISPLAY)
-        finally:
-            glfw.terminate()
+    with warnings.catch_warnings(action="ignore"):  # GLFW warns about the same.
+        glfw.init()
+        glfw.window_hint(glfw.VISIBLE, glfw.FALSE)
+        window = glfw.create_window(1, 1, "", None, None)
+        glfw.terminate()
+    if not window:
+        raise UserError("--viewer native: there is no display with OpenGL here: use --viewer web.")
