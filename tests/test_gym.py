@@ -117,8 +117,6 @@ def test_mistakes_are_named() -> None:
     assert np.array_equal(first, again)
     with pytest.raises(UserError, match=r"\(3, 1\)"):
         envs.step(np.zeros((3, 1)))
-    with pytest.raises(UserError, match="reset_mask"):
-        envs.reset(options={"reset_mask": np.ones(2, bool)})
     envs.close()
     with pytest.raises(UserError, match="after close"):
         envs.reset()

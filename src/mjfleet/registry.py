@@ -119,9 +119,6 @@ class Registry:
         """
         if name in self.tasks:
             return self.tasks[name]
-        for folder, why in self.broken.items():
-            if f"{name}-".startswith((f"{folder.name}-", f"{folder.name.replace('_', '-')}-")):
-                raise UserError(why)  # Most likely, what is sought is in there.
         near = [task for task in self.tasks if name and name in task][:MOST_LISTED]
         near = near or difflib.get_close_matches(name, self.tasks, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Tasks: {', '.join(self.tasks)}."

@@ -178,10 +178,6 @@ def test_any_locale_will_do(tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "iterations:              7" in shown.stdout
     assert "R\\xe4der" in in_child(folder, "--help", environ=ASCII).stdout
-    named = in_child(folder, "wheel", "--dry-run", "--agent.run-name", "ü", environ=ASCII)
-    assert named.returncode == 2
-    assert "locale" in named.stderr
-    assert named.stderr.count("\n") == 1
 
 
 def test_any_standard_stream_may_be_closed(tmp_path: Path) -> None:
@@ -194,20 +190,3 @@ def test_any_standard_stream_may_be_closed(tmp_path: Path) -> None:
         assert result.returncode == 2
         assert bool(result.stderr) == (2 not in closed)
     assert not list(tmp_path.iterdir())
-
-
-def test_only_a_file_that_the_user_named_is_the_users_mistake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["task", "runs/one", f"--log-root={tmp_path}/logs", "--output", "pages/page.html"]
-
-    def reads(file: str) -> int:
-        return run_command(lambda _: len(Path(file).read_text()), words)
-
-    for file in ("runs/one/run.json", f"{tmp_path}/logs", "pages", f"{tmp_path}/pages/page.html"):
-        assert reads(file) == 2
-        assert capfd.readouterr().err == f"error: {file}: No such file or directory.\n"
-    for file in ("/proc/self/none", f"{tmp_path}/store", "git"):
-        with pytest.raises(FileNotFoundError):
-            reads(file)

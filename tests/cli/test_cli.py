@@ -148,36 +148,24 @@ def test_the_cpu_is_announced_where_no_gpu_was_found(run: Run) -> None:
 
 ERRORS = [
     (["cartpole-balanse"], ["no task `cartpole-balanse`", "Did you mean cartpole-balance"]),
-    (["--gpu-ids", "0", "cartpole-balance"], ["the task comes first"]),
+    (["--run-dir", "new"], ["the task comes first"]),
     (["--config", "my.yaml"], ["--config my.yaml: No such file"]),
     (["cartpole-balance", "--gpu-ids", "0"], ["--gpu-ids 0", "--gpu-ids None"]),
-    (["cartpole-balance", "--gpu-ids", "x"], ["--gpu-ids", "{auto,all}"]),
     (["cartpole-balance", "--gpu-ids"], ["--gpu-ids is []", "1 to 1024 GPU indices"]),
     (["cartpole-balance", "--env.nun-envs", "3"], ["--env.nun-envs", "--env.num-envs"]),
-    (["cartpole-balance", "--env.num-envs", "0"], ["--env.num-envs is 0", "at least 1"]),
     (["cartpole-balance", "--env.num-envs", "auto"], ["'auto'", "`mjfleet tune` measures"]),
     (
         ["cartpole-balance", "--total-envs", "64", "--env.num-envs", "32"],
         ["--total-envs and --env.num-envs"],
     ),
-    (["cartpole-balance", "--agent.algorithm.gamma", "2"], ["gamma is 2.0", "between 0 and 1"]),
-    (["cartpole-balance", "--engine", "bullet"], ["--engine", "native"]),
     (["cartpole-balance", "--cpu-threads", "9999"], ["--cpu-threads is 9999", "at most"]),
-    (["cartpole-balance", "--config", "missing.yaml"], ["missing.yaml", "No such file"]),
     (["cartpole-balance", "--tasks-dir", "missing"], ["--tasks-dir names 'missing'"]),
-    (["cartpole-balance", "--cpu-workers", "0"], ["--cpu-workers is 0", "between 1 and 1024"]),
     (["cartpole-balance", "--cpu-workers", "2", "--gpu-ids", "0", "1"], ["choose one of them"]),
     (["cartpole-balance", "--backend", "nccl", "--cpu-workers", "2"], ["connects GPUs only"]),
-    (["cartpole-balance", "--collective-timeout", "0"], ["greater than 0"]),
     (
         ["cartpole-balance", "--cpu-workers", "3", "--total-envs", "100"],
         ["--total-envs is 100", "a multiple of 3", "99 or 102"],
     ),
-    (
-        ["cartpole-balance", "--total-envs", "64", "--env.num-envs", "32"],
-        ["--total-envs and --env.num-envs"],
-    ),
-    (["cartpole-balance", "--agent.run-name", "a/b"], ["--agent.run-name is 'a/b'"]),
 ]
 
 
@@ -266,26 +254,6 @@ def test_a_log_root_that_cannot_be_made_is_refused(run: Run, tmp_path: Path) -> 
     assert result.returncode == 2
     assert "--log-root file" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.mark.parametrize(
-    "arguments", [["train", "--help"], ["train", "cartpole-balance", "--help"]]
-)
-def test_help_fits_a_terminal_of_any_width(run: Run, arguments: list[str]) -> None:
-    result = run(*arguments, COLUMNS="2")
-    assert result.returncode == 0
-    assert "--dry-run" in result.stdout
-
-
-def test_output_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
-    mjfleet = [sys.executable, "-m", "mjfleet.cli.dispatcher"]
-    for arguments in (["tasks"], ["train", "--help"], ["runs", "--log-root", str(tmp_path)]):
-        with Path("/dev/full").open("w") as full:
-            result = subprocess.run(
-                [*mjfleet, *arguments], check=False, stdout=full, stderr=subprocess.PIPE, text=True
-            )
-        assert result.returncode == 1
-        assert result.stderr.splitlines() == ["error: standard output: No space left on device"]
 
 
 def test_nothing_is_said_once_the_reader_of_a_pipe_has_gone() -> None:

@@ -41,7 +41,7 @@ VARIABLES = {
     "RANK": ("0", "1", "x", "-1"), "WORLD_SIZE": ("1", "2", "0", "x"), "LOCAL_RANK": ("0", "x"),
     "SLURM_NTASKS": ("1", "2", "x"), "SLURM_JOB_NUM_NODES": ("1", "x"), "SLURM_PROCID": ("0", "x"),
     "CUDA_VISIBLE_DEVICES": ("", "0", "-1", "0,0", "x", "9" * 50),
-    "COLUMNS": ("1", "0", "x", "9999"),
+    "COLUMNS": ("0", "x", "9999"),
     "MJFLEET_TASKS": ("", ":", "/nowhere", "/dev/null", "logs"),
     "TORCHRUNX_LOG_DIR": ("", "here", "/"),
     "WANDB_MODE": ("online", "x"), "MUJOCO_GL": ("x",), "OMP_NUM_THREADS": ("0", "x"),

@@ -185,7 +185,7 @@ def test_the_workers_of_two_runs_share_no_seed(
     output = capsys.readouterr().out
     names = re.findall(r"^(seed_\d+): +begins", output, flags=re.MULTILINE)
     assert names == [f"seed_{seed}" for seed in trained]
-    assert output.count("same random numbers") == warnings
+    assert output.count("share random numbers") == warnings
     assert not os.listdir(tmp_path)
 
 

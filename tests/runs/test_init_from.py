@@ -93,7 +93,7 @@ def test_what_cannot_be_begun_with_is_named(
     (tmp_path / "run/checkpoints" / INIT).touch()
     for flags, words in (
         (("--init-from", "run"), "has no checkpoint yet"),
-        (("--init-from", "run", "--resume", "latest"), "--resume and --init-from: give one"),
+        (("--init-from", "run", "--resume", "latest"), "--init-from and --resume: give one"),
         (("--init-from", "run", "--agent.actor.distribution.init-std", "1"), "init-std and --init"),
         (("--init-from", "nobody"), "--init-from nobody does not exist"),
         (("--init-from", "nobody", "--seeds", "2"), "--init-from nobody does not exist"),

@@ -8,8 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from mjfleet.cli.start import Start
-from mjfleet.config import TrainConfig, from_dict, to_dict
+from mjfleet.config import LaunchConfig, TrainConfig, from_dict, to_dict
 from mjfleet.registry import FoundTask, discover, find_task
 from mjfleet.runs.resume_choice import Parent, Resume
 from mjfleet.runs.task_snapshot import is_snapshot
@@ -19,13 +18,15 @@ Chosen = tuple[FoundTask, TrainConfig, Resume | None]
 """A task, what is to be trained, and where it starts."""
 
 
-def choose_on_rank_0(rank: Rank, start: Start, choose: Callable[[], Chosen]) -> Chosen:
+def choose_on_rank_0(rank: Rank, start: LaunchConfig, choose: Callable[[], Chosen]) -> Chosen:
     """Return what rank 0 chooses. The others use the task in their own folders, if it is there.
 
     Raises:
         UserError: rank 0 has found a mistake of the user's.
         WorkerError: rank 0 has failed, or a worker has not come.
     """
+    if rank.world_size == 1:
+        return choose()
     from mjfleet.worker.under_torchrun import decided_by_rank_0, meeting_store
 
     chosen = list[Chosen]()

@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from mjfleet.errors import RankError, Stopped, UserError, WorkerError
 from mjfleet.utils.console import discard, open_streams, print_error
@@ -46,12 +45,18 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
     except WorkerError as error:
         print_error(str(error))
         return 1
-    except Stopped as stopped:
-        return 128 + stopped.signal_number
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    except (Stopped, KeyboardInterrupt) as stopped:
+        return 128 + getattr(stopped, "signal_number", signal.SIGINT)
     except OSError as error:
-        return _exit_code_of_file(error, arguments)
+        if error.errno in WRONG_PATH and isinstance(error.filename, str):
+            print_error(f"error: {error.filename}: {error.strerror}.")
+            return 2
+        try:
+            print(flush=True)
+        except BrokenPipeError:  # As after `| head -1`.
+            discard(sys.stdout)
+            return 128 + signal.SIGPIPE
+        raise
 
 
 def _print_versions() -> int:
@@ -62,33 +67,3 @@ def _print_versions() -> int:
     for number in range(count_gpus()):
         print(f"GPU {number}", gpu_name(str(number)))
     return 0
-
-
-def _is_given(file: object, arguments: Sequence[str]) -> bool:
-    """Return whether a file is one that arguments name, or lies in or around such a one."""
-    if not isinstance(file, str):  # It may be a descriptor, or missing.
-        return False
-    path = Path(os.path.abspath(file))
-    words = [word for argument in arguments for word in (argument, argument.partition("=")[2])]
-    given = [Path(os.path.abspath(word)) for word in words if word and word[0] != "-"]
-    return any(path.is_relative_to(one) or one.is_relative_to(path) for one in given)
-
-
-def _exit_code_of_file(error: OSError, arguments: Sequence[str]) -> int:
-    """Return the exit code if standard output, or a file of the command line, cannot be used.
-
-    Raises:
-        OSError: `error`, if it is about anything else.
-    """
-    if error.errno in WRONG_PATH and _is_given(error.filename, arguments):
-        print_error(f"error: {error.filename}: {error.strerror}.")
-        return 2
-    try:
-        print(flush=True)
-    except OSError:
-        discard(sys.stdout)
-        if isinstance(error, BrokenPipeError):  # As after `| head -1`.
-            return 128 + signal.SIGPIPE
-        print_error(f"error: standard output: {error.strerror}")
-        return 1
-    raise error

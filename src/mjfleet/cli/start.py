@@ -5,11 +5,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from mjfleet.config import TrainConfig, from_dict
+from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.config.flags import parse_known
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, Registry, find_task
@@ -31,55 +28,40 @@ from mjfleet.runs.run_lookup import find_run, is_group
 from mjfleet.runs.task_snapshot import own_snapshot, snapshot_of
 
 
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """The flags that say where a configuration comes from. They are read before all others."""
+def read_start(flags: Sequence[str]) -> LaunchConfig:
+    """Read the flags of the launch; those of the task and the agent are not looked at.
 
-    config: str | None = None
-    resume: str | None = None
-    fork: bool = False
-    run_dir: str | None = None
-    init_from: str | None = None
-    teacher: str | None = None
-    tasks_dir: str | None = None
-    as_trained: bool = False
-    log_root: str = TrainConfig().log_root
-    experiment: Annotated[str | None, tyro.conf.arg(name="agent.experiment-name")] = None
-    collective_timeout: float = TrainConfig().collective_timeout
-    dry_run: bool = False
-
-    @classmethod
-    def read(cls, arguments: Sequence[str]) -> "Start":
-        """Read them; the values of others are not looked at.
-
-        Raises:
-            UserError: two of them contradict each other.
-        """
-        start, _ = parse_known(cls, arguments)
-        if start.fork and start.resume is None:
+    Raises:
+        UserError: two of them contradict each other, or a value is not allowed.
+    """
+    start, _ = parse_known(LaunchConfig, flags, "train")
+    if start.resume is None:
+        if start.fork:
             raise UserError("--fork begins a run from another one's checkpoint: add --resume RUN.")
-        if start.as_trained and start.resume is None and start.run_dir is None:
+        if start.as_trained and start.run_dir is None:
             raise UserError("--as-trained: add --resume RUN or --run-dir DIR, whose code is used.")
-        if start.resume is not None:
-            for flag in ("config", "init_from"):
-                if getattr(start, flag) is not None:
-                    raise UserError(
-                        f"--{flag.replace('_', '-')} and --resume: give one; a run that continues "
-                        "has its own configuration and networks."
-                    )
-            if start.run_dir is not None and not start.fork:
-                raise UserError(
-                    f"--resume continues {start.resume} in its own directory: leave out --run-dir, "
-                    "or add --fork to begin a run of its own there."
-                )
         return start
+    for flag, value in (("--config", start.config), ("--init-from", start.init_from)):
+        if value is not None:
+            raise UserError(
+                f"{flag} and --resume: give one; a run that continues has its own configuration "
+                "and networks."
+            )
+    if start.run_dir is not None and not start.fork:
+        raise UserError(
+            f"--resume continues {start.resume} in its own directory: leave out --run-dir, or add "
+            "--fork to begin a run of its own there."
+        )
+    return start
 
 
 @dataclass(frozen=True)
 class Sources:
     """The runs from which one starts."""
 
-    start: Start  # With paths instead of words whose meaning the run in --run-dir has recorded.
+    start: (
+        LaunchConfig  # With paths instead of words whose meaning the run in --run-dir has recorded.
+    )
     here: Resume | None  # The run or group in --run-dir; None: a run begins there.
     named: Resume | None  # The run or group that continues, or the parent of a new run.
 
@@ -89,7 +71,7 @@ class Sources:
         return self.here is not None and self.named is self.here
 
 
-def find_sources(start: Start, task: str | None) -> Sources:
+def find_sources(start: LaunchConfig, task: str | None) -> Sources:
     """Find the run in --run-dir, which is locked, and what --resume names.
 
     A run that has learned nothing begins anew in its directory, as if it were not there.
@@ -106,7 +88,7 @@ def find_sources(start: Start, task: str | None) -> Sources:
             return Sources(start, here, here)
     if start.resume is None:
         return Sources(start, here, None)
-    name, place = f"--resume {start.resume}", (Path(start.log_root), start.experiment, task)
+    name, place = f"--resume {start.resume}", (Path(start.log_root), None, task)
     path = find_run(start.resume, name, *place, start.dry_run, may_be_group=True)
     return Sources(start, here, read_run(path, name))
 
@@ -117,11 +99,10 @@ def start_from(
     """Return the configuration, and where the run starts; None: it is new."""
     start, here, named, resume = sources.start, sources.here, sources.named, None
     if here and sources.is_continued:
-        place = Path(config.log_root), start.experiment
         for flag in ("resume", "init_from"):
             word = getattr(start, flag)
             if word is not None and word == getattr(config, flag):
-                refuse_other_parent(here, flag, word, place)
+                refuse_other_parent(here, flag, word, Path(config.log_root))
     if named:
         recorded = from_dict(found.defaults(), named.config)
         if sources.is_continued and is_restart(os.environ):
@@ -150,9 +131,9 @@ def find_code(registry: Registry, task: str, sources: Sources) -> FoundTask:
         return registry.find(task)
     if task in registry.tasks and not as_trained:
         with suppress(UserError):
-            if sources.is_continued and is_restart(os.environ):
-                snapshot = snapshot_of(named.run_dir)
-                return find_task(task, snapshot.folder) if snapshot.is_own else registry.find(task)
+            is_again = sources.is_continued and is_restart(os.environ)
+            if is_again and (snapshot := snapshot_of(named.run_dir)).is_own:
+                return find_task(task, snapshot.folder)
         return registry.find(task)
     source = named.with_checkpoint().checkpoint or named.run_dir
     return find_task(task, own_snapshot(source, task, as_trained).folder)

@@ -16,7 +16,7 @@ from typing import Any
 from mjfleet.cli.help import print_help
 from mjfleet.cli.rank_0 import Chosen, choose_on_rank_0
 from mjfleet.cli.run_command import run_command
-from mjfleet.cli.start import Sources, Start, find_code, find_sources, start_from
+from mjfleet.cli.start import Sources, find_code, find_sources, read_start, start_from
 from mjfleet.config import TrainConfig
 from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, typed_fields
 from mjfleet.errors import UserError
@@ -48,17 +48,18 @@ def main() -> None:
 def train(arguments: Sequence[str]) -> int:
     """Parse the arguments and train; return the exit code."""
     os.environ.update(torchrun_variables(os.environ))
-    rank, (_, flags) = Rank.from_environ(os.environ), _split_task(arguments)
-    start = Start.read(flags)
-    is_alone = rank is None or start.dry_run or bool({*HELP, LIST_FLAGS} & set(flags))
-    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-    if not is_alone and restarts != "0" and not start.run_dir:
+    task, flags = _split_task(arguments)
+    if not arguments or {*HELP, LIST_FLAGS} & set(flags):
+        _print_help(task, flags or ["--help"])
+        return 0 if arguments else 2
+    rank, start = Rank.from_environ(os.environ), read_start(flags)
+    if rank is None or start.dry_run:
+        found, config, resume = configure(arguments)
+    elif not start.run_dir and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         raise UserError(
             "torchrun is to start these workers again after a failure: add --run-dir DIR, in which "
             "they begin and then continue; without it they would begin anew."
         )
-    if rank is None or is_alone or rank.world_size == 1:
-        found, config, resume = configure(arguments)
     else:
         found, config, resume = choose_on_rank_0(rank, start, partial(configure, arguments))
     # Help does not wait for these imports.
@@ -77,19 +78,13 @@ def train(arguments: Sequence[str]) -> int:
 def configure(arguments: Sequence[str]) -> Chosen:
     """Return the task, what is to be trained, and the run or group from which that starts.
 
-    Help is printed, which ends the process. A run that continues is locked.
+    A run that continues is locked.
 
     Raises:
         UserError: the arguments ask for what there is not.
     """
-    task, flags = _split_task(arguments or ["--help"])
-    start, typed = Start.read(flags), typed_fields(flags)
-    if wants_help := bool({*HELP, LIST_FLAGS} & set(flags)):
-        start = replace(start, resume=None, run_dir=None)
-        if task is None:
-            text = _tasks(discover(os.environ, start.tasks_dir))
-            _print_help(TrainConfig(), flags, "train <task>", text)
-            sys.exit(0 if arguments else 2)
+    task, flags = _split_task(arguments)
+    start, typed = read_start(flags), typed_fields(flags)
     sources = find_sources(start, task)
     named, file = sources.named, read_config(start.config, task=task) if start.config else {}
     task = task or (named.task if named else start.config and task_of(start.config))
@@ -101,14 +96,10 @@ def configure(arguments: Sequence[str]) -> Chosen:
     place = Path(start.config).parent if start.config else named and named.run_dir
     registry = discover(os.environ, start.tasks_dir or (place and tasks_dir_of(place)))
     found = find_code(registry, task, sources)
-    prog, summary = f"train {found.name}", found.task.summary
     if named:
         check_task(named, found.name, "--run-dir " if sources.is_continued else "--resume ")
-    default = _recorded(found, sources, file, None if wants_help else typed)
-    if wants_help:
-        _print_help(default, flags, prog, summary)
-        sys.exit()
-    config = parse_flags(TrainConfig, flags, prog, default, summary)
+    default = _recorded(found, sources, file, typed)
+    config = parse_flags(TrainConfig, flags, f"train {found.name}", default)
     if "seeds" in typed and not config.seeds:
         raise UserError("--seeds has no number: give how many, or the seeds themselves.")
     config = settle(found, config, typed.__contains__)
@@ -129,21 +120,17 @@ def configure(arguments: Sequence[str]) -> Chosen:
 
 
 def _recorded(
-    found: FoundTask, sources: Sources, file: dict[str, Any], typed: Set[str] | None
+    found: FoundTask, sources: Sources, file: dict[str, Any], typed: Set[str]
 ) -> TrainConfig:
-    """Return a task's configuration with that of the named run, then with the file of --config.
-
-    `typed` are the fields that flags give; None: nothing is trained.
-    """
+    """Return a task's configuration with that of the named run, then with the file of --config."""
     config, named, path = found.defaults(), sources.named, sources.start.config
     if named and named.run_dir:
         flag = "--run-dir" if sources.is_continued else "--resume"
         name, note = f"{flag} {named.path}: its config.yaml", note_of(named.run_dir)
-        gives = None if typed is None else {*typed, *UNUSED}.__contains__
-        config = from_file(found, named.config, name, note, gives)
+        config = from_file(found, named.config, name, note, {*typed, *UNUSED}.__contains__)
     if path is not None:
-        note, gives = note_of(Path(path).parent), None if typed is None else typed.__contains__
-        config = from_file(found, file, f"--config {path}", note, gives, config)
+        note = note_of(Path(path).parent)
+        config = from_file(found, file, f"--config {path}", note, typed.__contains__, config)
     return config
 
 
@@ -185,26 +172,32 @@ def settle(found: FoundTask, config: TrainConfig, is_given: Callable[[str], bool
     return replace(config, tasks_dir=None if is_usual else str(folder))
 
 
+def _print_help(task: str | None, flags: Sequence[str]) -> None:
+    """Print the common flags and a task's own; all of them with --help-all and LIST_FLAGS."""
+    start = read_start(flags)
+    registry = discover(os.environ, start.tasks_dir)
+    if task is None:
+        default, prog, text = TrainConfig(), "train <task>", _tasks(registry)
+    else:
+        found = registry.find(task)
+        default, prog, text = found.defaults(), f"train {task}", found.task.summary
+        if start.config:
+            data, name = read_config(start.config, task=task), f"--config {start.config}"
+            default = from_file(found, data, name)
+    if {"-h", "--help"} & set(flags):
+        print_help(default, prog, text)
+    else:
+        with suppress(SystemExit):
+            parse_flags(TrainConfig, flags, prog, default, text)
+
+
 def _tasks(registry: Registry) -> str:
     """Return the list of tasks that `train --help` begins with."""
     width = max(map(len, registry.tasks), default=0)
     tasks = [f"  {name:<{width}}  {found.task.summary}" for name, found in registry.tasks.items()]
     tasks += [indent(text, "  ") for text in registry.broken.values()]
-    return "\n".join(
-        [
-            "Train a policy.\n\ntasks:", *tasks,
-            "\n`train <task> --help` shows the numbers of a task. These flags fit every task.",
-        ]
-    )  # fmt: skip
-
-
-def _print_help(default: TrainConfig, flags: Sequence[str], prog: str, description: str) -> None:
-    """Print the common flags and a task's own; all of them with --help-all and LIST_FLAGS."""
-    if {"-h", "--help"} & set(flags):
-        print_help(default, prog, description)
-    else:
-        with suppress(SystemExit):
-            parse_flags(TrainConfig, flags, prog, default, description)
+    flags = "`train <task> --help` shows the numbers of a task. These flags fit every task."
+    return "\n".join(["Train a policy.\n\ntasks:", *tasks, f"\n{flags}"])
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 import ast
 import inspect
-import os
-import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -21,7 +19,6 @@ from mjfleet.config.field_kinds import leaves
 
 Arguments = TypeVar("Arguments")
 PARSERS = tyro.constructors.ConstructorRegistry()
-MIN_COLUMNS = 20  # In a narrower terminal, tyro lays out help for ever.
 HELP = frozenset({"-h", "--help", "--help-all"})
 LIST_FLAGS = "--list-flags"
 """Makes any command print its flags and the words that each may have, for completion."""
@@ -49,8 +46,6 @@ def parse_flags(
     Raises:
         UserError: a value is not allowed.
     """
-    if shutil.get_terminal_size().columns < MIN_COLUMNS:
-        os.environ["COLUMNS"] = str(MIN_COLUMNS)
     if LIST_FLAGS in flags:
         for leaf in leaves(kind, default):
             words = _words_of(leaf.hint)

@@ -21,11 +21,9 @@ def seeds_apart(first: int, number: int, workers: int) -> range:
 
 def shared_seed(seeds: Iterable[int], workers: int) -> str:
     """Return a warning if two runs would share a worker's seed, or empty text."""
-    for one, other in pairwise(sorted(seeds)):
-        if other - one < workers:
-            return (
-                f"warning: rank {other - one} of the run with seed {one} has the same random "
-                f"numbers as rank 0 of the run with seed {other}, since each run has {workers} "
-                f"workers: results of seeds less than {workers} apart are not independent"
-            )
-    return ""
+    if all(other - one >= workers for one, other in pairwise(sorted(seeds))):
+        return ""
+    return (
+        f"warning: a run has {workers} workers, so seeds less than {workers} apart share random "
+        "numbers, and their results are not independent"
+    )

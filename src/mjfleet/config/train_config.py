@@ -41,15 +41,11 @@ class TrainConfig(LaunchConfig):
         super().__post_init__()
         samples = self.env.num_envs * self.agent.num_steps_per_env
         batches = self.agent.algorithm.num_mini_batches
-        if samples < 2:
+        is_per_batch = self.agent.algorithm.normalize_advantage_per_mini_batch
+        if samples // (batches if is_per_batch else 1) < 2:
             raise UserError(
-                "a rollout has one sample, whose advantage cannot be normalised: raise "
-                "--env.num-envs or --agent.num-steps-per-env."
-            )
-        if self.agent.algorithm.normalize_advantage_per_mini_batch and samples // batches < 2:
-            raise UserError(
-                f"--agent.algorithm.num-mini-batches is {batches}: a minibatch would have one of "
-                f"the {samples} samples, whose advantage cannot be normalised."
+                f"a {'minibatch' if is_per_batch else 'rollout'} has one sample, whose advantage "
+                "cannot be normalised: raise --env.num-envs or --agent.num-steps-per-env."
             )
         # Recurrent networks learn from whole trajectories: a minibatch is some environments'.
         pieces = self.env.num_envs if self.agent.is_recurrent else samples

@@ -1,7 +1,6 @@
 """Rules for configuration values, and the message for a value that breaks one."""
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from inspect import get_annotations
@@ -45,20 +44,13 @@ def optional(rule: Rule) -> Rule:
     return Rule(lambda v: v is None or rule.holds(v), f"{rule.allowed}, or None")
 
 
-def _is_folder_name(name: str) -> bool:
-    try:
-        size = len(os.fsencode(name))  # A file system allows 255 bytes; a time is put before it.
-    except UnicodeEncodeError:
-        return False
-    is_plain = name.isprintable() and name == name.strip() and not set(name) & set('/\\:*?"<>|')
-    return is_plain and name not in (".", "..") and len(name) <= 100 and size <= 200
-
-
 FOLDER_NAME = Rule(
-    _is_folder_name,
-    "a plain folder name (at most 100 letters of this locale's encoding, no slashes, none of "
-    ':*?"<>|, no space around it)',
-)
+    lambda v: (
+        v.isprintable() and v == v.strip() and v not in (".", "..") and not {*v} & {*'/\\:*?"<>|'}
+        and len(v.encode()) <= 100
+    ),
+    'a plain folder name (at most 100 bytes, no slashes, none of :*?"<>|, no space around it)',
+)  # fmt: skip
 COUNT = count(MOST)
 NUMBER = Rule(lambda v: not (isinstance(v, float) and math.isnan(v)), "a number")
 Count = Annotated[int, COUNT]

@@ -162,13 +162,10 @@ def first_meaning(here: Resume, flag: str, word: str) -> str:
     return known["checkpoint"] if is_same and isinstance(known.get("checkpoint"), str) else word
 
 
-def refuse_other_parent(here: Resume, flag: str, word: str, place: tuple[Path, str | None]) -> None:
-    """Raise UserError if the run in --run-dir has not begun from what a flag names.
-
-    `place` is the log root, and the experiment whose runs `latest` means.
-    """
+def refuse_other_parent(here: Resume, flag: str, word: str, log_root: Path) -> None:
+    """Raise UserError if the run in --run-dir has not begun from what a flag names."""
     typed, parent = f"--{flag.replace('_', '-')} {word}", here.record.get("parent") or {}
-    path = find_run(word, typed, *place)
+    path = find_run(word, typed, log_root)
     run_dir = run_of_file(path, typed)
     means = name_of(run_dir.resolve()) if run_dir else str(path.resolve())
     is_init, known = bool(parent.get("networks_only")), map(parent.get, ("run", "checkpoint"))
