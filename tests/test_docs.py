@@ -48,7 +48,7 @@ OTHERS = {
     "--output", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--requeue", "--require-hashes",
     "--seconds", "--shm-size", "--shutdown-timeout", "--signal", "--time", "--torch-backend",
     "--ulimit", "--from", "--version", "--wheel",
-    "--trust",
+    "--space", "--trust", "--wandb",
 }  # fmt: skip
 """Flags of other programs, those for help, and two that stand for any."""
 IGNORED = shutil.ignore_patterns("__pycache__")
