@@ -86,9 +86,13 @@ def _camera(model: mujoco.MjModel) -> Any:
     if (root := floating_body(model)) is None:
         fixed = np.flatnonzero(model.cam_bodyid == 0)
         return int(fixed[0]) if len(fixed) else -1
-    camera = mujoco.MjvCamera()
+    data, camera = mujoco.MjData(model), mujoco.MjvCamera()
+    mujoco.mj_fwdPosition(model, data)
+    own = model.body_rootid[model.geom_bodyid] == root
+    distances = np.linalg.norm(data.geom_xpos[own] - data.subtree_com[root], axis=1)
+    camera.distance = 3.5 * (distances + model.geom_rbound[own]).max()  # All of it is seen.
+    camera.azimuth, camera.elevation = 130, -20
     camera.type, camera.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, root
-    camera.distance, camera.azimuth, camera.elevation = 1.5 * model.stat.extent, 130, -20
     return camera
 
 
