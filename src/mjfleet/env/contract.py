@@ -4,7 +4,7 @@ Runs in a worker, and in every command that steps a task.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -14,7 +14,7 @@ from rsl_rl.env import VecEnv
 
 from mjfleet.config import EnvConfig
 from mjfleet.env.episode_statistics import Metrics
-from mjfleet.env.model_file import find_model, urdf_hint
+from mjfleet.env.model_file import find_model
 from mjfleet.env.step_recorder import Arrows
 from mjfleet.errors import UserError
 from mjfleet.sim import Simulation
@@ -31,8 +31,7 @@ class EnvContract(VecEnv, Generic[C]):
     """
 
     model_file: ClassVar[str]
-    """The MJCF file, relative to the file of the class that sets this; `package:path` in an
-    installed package; or `menagerie:<robot>`, a model of MuJoCo Menagerie: see model_file.py."""
+    """The MJCF file, relative to the class's own; `package:path`; or `menagerie:<robot>`."""
 
     # rsl_rl declares the types of `cfg` and `max_episode_length` more widely.
     cfg: C  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -52,11 +51,11 @@ class EnvContract(VecEnv, Generic[C]):
         try:
             return mujoco.MjModel.from_xml_path(str(path))
         except ValueError as error:
-            raise UserError(f"{cls.__name__}: {path}: {error}{urdf_hint(path)}") from None
+            raise UserError(f"{cls.__name__}: {path}: {error}") from None
 
     @classmethod
     def model_path(cls) -> Path:
-        """Return the path of `model_file`, or raise UserError: there is none, see find_model."""
+        """Return the path of `model_file`, or raise UserError if there is none."""
         if not hasattr(cls, "model_file"):
             raise UserError(f"{cls.__name__} sets no model_file.")
         owner = next(base for base in cls.__mro__ if "model_file" in vars(base))
@@ -111,8 +110,8 @@ class EnvContract(VecEnv, Generic[C]):
         """Return named numbers to judge a policy by, each `(num_envs,)`.
 
         Each is logged as its mean over all steps and environments. For a pair, the sum of the first
-        tensor is divided by the sum of the second: energy by distance, failures by minutes. Called
-        after `rewards`. The names never change.
+        tensor is divided by the sum of the second: energy by distance, failures by minutes. The
+        names never change.
         """
         return {}
 
@@ -136,15 +135,3 @@ class EnvContract(VecEnv, Generic[C]):
         of an observation, the meaning of an action. JSON data for `mjfleet export`: docs/deploy.md.
         """
         return {}
-
-    def uniform(self, size: int, low: float, high: float) -> torch.Tensor:
-        """Return random numbers `(num_envs, size)` in [low, high) from this worker's generator."""
-        return self._draw(torch.rand, size) * (high - low) + low
-
-    def normal(self, size: int) -> torch.Tensor:
-        """Return standard normal numbers `(num_envs, size)` from this worker's generator."""
-        return self._draw(torch.randn, size)
-
-    @abstractmethod
-    def _draw(self, random: Callable[..., torch.Tensor], size: int) -> torch.Tensor:
-        """Return random numbers `(num_envs, size)`, drawn by a function of torch."""

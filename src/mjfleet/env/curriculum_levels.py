@@ -13,8 +13,8 @@ from mjfleet.errors import UserError
 class EvaluatedLevels:
     """The levels on which policies are evaluated."""
 
-    each: torch.Tensor  # That of each environment of this worker, `(num_envs,)`, long.
-    numbers: tuple[int, ...]  # All, each once and in order.
+    each: torch.Tensor  # Of this worker's environments, `(num_envs,)`, long.
+    numbers: tuple[int, ...]  # Of all workers, without repetition, in order.
 
 
 class Levels:
@@ -56,9 +56,8 @@ class Levels:
 def evaluation_levels(env: Env[Any], count: int) -> torch.Tensor:
     """Return on which of `count` levels each environment is evaluated, `(num_envs,)`, long.
 
-    For tasks whose curriculum does without `Levels`, where `env.is_evaluation` is true. The
-    environments of all workers are divided evenly among the levels that `env.levels_to_evaluate`
-    names. If there are fewer environments than levels, some of the levels are left out.
+    For curricula without `Levels`, where `env.is_evaluation` is true. The environments of all
+    workers are divided evenly among the levels that `env.levels_to_evaluate` names.
 
     Raises:
         UserError: `levels_to_evaluate` names no level, or one that there is not.

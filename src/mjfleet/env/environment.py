@@ -13,7 +13,6 @@ from tensordict import TensorDict
 
 from mjfleet.env.contract import C
 from mjfleet.env.episode_statistics import Sums, episode_sums, stack_metrics
-from mjfleet.env.model_file import URDF
 from mjfleet.env.return_checks import check_returns
 from mjfleet.env.stateful_env import StatefulEnv
 from mjfleet.env.step_recorder import RESULTS, StepRecorder
@@ -40,11 +39,10 @@ class Env(StatefulEnv[C]):
 
     A task's class is derived from this one, and writes the methods of EnvContract.
 
-    One step calls `apply`, steps the physics `cfg.decimation` times, calls `after_physics`,
-    `rewards`, `terminated` and `metrics`, and adds time-outs. Where an environment is done,
-    `end_episode` reads what the episode has left, the simulation and the declared state are reset,
-    and `reset_worlds` writes where the next one begins. Then it calls `observe`. The observation of
-    an environment that is done is thus the first of its next episode.
+    One step calls `apply`, steps the physics `cfg.decimation` times, and calls `after_physics`,
+    `rewards`, `terminated` and `metrics`. Where an environment is done, `end_episode` reads what
+    the episode has left, the simulation and the declared state are reset, and `reset_worlds` writes
+    where the next one begins. `observe` thus returns the first observation of that.
     """
 
     reward_names: tuple[str, ...]
@@ -74,11 +72,11 @@ class Env(StatefulEnv[C]):
         Args:
             cfg: the task's numbers.
             sim: the simulation.
-            seed: of the random numbers of `uniform` and `normal`.
-            shard: this worker's share of an evaluation's environments, which draw the same random
-                numbers however many workers share them. None: training.
-            group_size: so many neighbours, a divisor of `num_envs`, have the same number and draw
-                the same random numbers, so that their actions alone make them different.
+            seed: of `uniform` and `normal`.
+            shard: this worker's share of an evaluation's environments, which draw the same numbers
+                however many workers share them. None: training.
+            group_size: so many neighbours have the same number and draw the same random numbers, so
+                that their actions alone make them different. A divisor of `num_envs`.
 
         Raises:
             UserError: the model has no actuator, a method returns a wrong type or shape, or a state
@@ -106,8 +104,7 @@ class Env(StatefulEnv[C]):
         self.generator = torch.Generator(self.device).manual_seed(seed + 2**31)
         self.num_actions = self.count_actions()
         if self.num_actions < 1:
-            name = type(self).__name__
-            raise UserError(f"{name}: the model has no actuator to act with; {URDF}.")
+            raise UserError(f"{type(self).__name__}: the model has no actuator to act with.")
         self._begin_state()
         self.action = self.add_state("action", self.num_actions)
         """The newest action, `(num_envs, num_actions)`, float32; zero in a new episode."""
@@ -242,6 +239,14 @@ class Env(StatefulEnv[C]):
 
         return Unread(totals, decode)
 
+    def uniform(self, size: int, low: float, high: float) -> torch.Tensor:
+        """Return random numbers `(num_envs, size)` in [low, high) from this worker's generator."""
+        return self._draw(torch.rand, size) * (high - low) + low
+
+    def normal(self, size: int) -> torch.Tensor:
+        """Return standard normal numbers `(num_envs, size)` from this worker's generator."""
+        return self._draw(torch.randn, size)
+
     def _draw(self, random: Callable[..., torch.Tensor], size: int) -> torch.Tensor:
         """Return random numbers `(num_envs, size)`. Skips those of other workers' environments."""
         shard = self.shard
@@ -278,8 +283,7 @@ class Env(StatefulEnv[C]):
         # Copies: a group may be a view of the live state, and the caller keeps the observation.
         groups = {k: v.to(torch.float32, copy=True) for k, v in self.observe().items()}
         if self.on_nan == "reset":
-            # Observing again after a reset would call `observe` twice in a step. Instead the policy
-            # sees zeros once, and the next step resets the environment and ignores its reward.
+            # The policy sees zeros once; the next step resets the environment, without a reward.
             finite = [group.isfinite().flatten(1).all(dim=1) for group in groups.values()]
             self._unseeable.copy_(~torch.stack(finite).all(dim=0))
             for group in groups.values():

@@ -25,13 +25,8 @@ def episode_sums(
 ) -> Sums:
     """Return `return`, `length` and `reward/<name>` of episodes, and `task/<name>` of steps.
 
-    Args:
-        episodes: their number.
-        lengths: sum of their lengths, in environment steps.
-        rest: sum of each reward term over those episodes; then dividend and divisor of each metric,
-            summed over the same steps.
-        reward_names: of the terms.
-        metric_names: of the metrics.
+    `lengths` is the sum of the `episodes`' lengths in steps, `rest` that of each reward term over
+    them, and then dividend and divisor of each metric, summed over steps.
     """
     terms, measured = rest[: len(reward_names)], rest[len(reward_names) :]
     rewards = {f"reward/{k}": (v, episodes) for k, v in zip(reward_names, terms, strict=True)}

@@ -12,8 +12,7 @@ from mjfleet.errors import UserError
 class Delay:
     """Returns the values that it was given some steps ago: the latency of a motor or a sensor.
 
-    Each environment has its own latency, drawn anew in each episode. The values before an episode
-    are zeros.
+    Each episode draws its own latency. The values before it are zeros.
     """
 
     def __init__(self, env: Env[Any], size: int, low: int, high: int) -> None:

@@ -1,7 +1,4 @@
-"""Finds the file of a task's model: beside its code, in a package, or in MuJoCo Menagerie.
-
-Runs where a model is compiled.
-"""
+"""Finds the file of a task's model: beside its code, in a package, or in MuJoCo Menagerie."""
 
 import inspect
 from pathlib import Path
@@ -10,7 +7,6 @@ from mjfleet.errors import UserError
 from mjfleet.utils.packages import find_package, need_extra
 
 MENAGERIE = "menagerie:"
-URDF = "a URDF has no actuators, keyframes or sensors: docs/tasks.md says how to make MJCF of it"
 
 
 def find_model(owner: type, model_file: str) -> Path:
@@ -36,15 +32,7 @@ def find_model(owner: type, model_file: str) -> Path:
         files = mujoco_menagerie.get(robot)
         file = files.entry(entry or None).file  # Before anything is fetched for a wrong name.
         return files.path() / file
-    except (mujoco_menagerie.UnknownRobotError, mujoco_menagerie.UnknownEntryPointError) as error:
-        raise UserError(f"{what}: {error}") from None
     except (mujoco_menagerie.MenagerieError, OSError) as error:
         raise UserError(
-            f"{what}: {error}. Without internet, MENAGERIE_ROOT names a folder with {robot}/ in "
-            "it, such as a clone of MuJoCo Menagerie."
+            f"{what}: {error}. MENAGERIE_ROOT may name a clone of MuJoCo Menagerie to look in."
         ) from None
-
-
-def urdf_hint(path: Path) -> str:
-    """Return what to add to an error message about a model's file: nothing unless it is a URDF."""
-    return f" ({URDF})" if path.suffix.lower() == ".urdf" else ""

@@ -20,9 +20,8 @@ Arrows = dict[str, tuple[torch.Tensor, torch.Tensor]]
 class StepRecorder:
     """Records the newest `num_steps` steps of all environments.
 
-    A step is recorded where its physics starts, after `apply`, and where its physics ends, before
-    `rewards` and resets: about `2 * (nq + nv) + nu` numbers. What a task wrote and what the physics
-    made of it are thus distinguished, and each step can be replayed alone.
+    A step is recorded after `apply`, where its physics starts, and before `rewards`, where it ends.
+    Each can thus be replayed alone.
     """
 
     def __init__(self, num_steps: int) -> None:
@@ -32,8 +31,7 @@ class StepRecorder:
         """By "start/<field>" and "end/<field>": `(num_steps, num_envs, ...)` in the engine's
         precision. By "terms": `(num_steps, num_envs, num terms)`, float32."""
         self.shown = 0
-        """Number of environments, the first ones, whose arrows are recorded. Set it before the
-        first step, for which memory is allocated."""
+        """Number of environments, the first ones, whose arrows are recorded."""
         self.arrows: dict[str, torch.Tensor] = {}
         """Start points and vectors of arrows, `(num_steps, shown, 2, 3)`."""
 
@@ -63,8 +61,7 @@ class StepRecorder:
     def _write(self, tensors: dict[str, torch.Tensor], live: dict[str, torch.Tensor]) -> None:
         live = {name: value for name, value in live.items() if value.numel()}
         for name in (name for name in live if name not in tensors):
-            # Created within a rollout, a tensor would otherwise be an inference tensor. Forces were
-            # zero in the steps before a task first read them.
+            # A rollout would create an inference tensor. Forces that no task has read were zero.
             with torch.inference_mode(False):
                 tensors[name] = live[name].new_zeros((self.num_steps, *live[name].shape))
         # One kernel launch copies all fields.

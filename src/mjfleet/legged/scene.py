@@ -10,7 +10,6 @@ import mujoco
 import numpy as np
 from mujoco import mjtObj, mjtSensor
 
-from mjfleet.env.model_file import urdf_hint
 from mjfleet.errors import UserError
 from mjfleet.legged.terrain import Terrain
 
@@ -57,7 +56,7 @@ def make_robot(
         _check_joints(model, base)
         _check_home(model, feet, is_rough=terrain is not None)
     except (UserError, ValueError) as error:
-        raise UserError(f"{path}: {error}{urdf_hint(path)}") from None
+        raise UserError(f"{path}: {error}") from None
     return model
 
 
