@@ -50,15 +50,15 @@ class LiftEnv(PandaEnv[LiftConfig]):
             self.command[:] = torch.where(world, torch.cat(goal, dim=1), self.command)
 
     def apply(self, action: torch.Tensor) -> None:
-        """Move the joints so that the hand moves as told, by damped least squares."""
-        told = self.stride * action.clamp(-1.0, 1.0)
+        """Move the joints so that the hand moves as the action says, by damped least squares."""
+        wanted = self.stride * action.clamp(-1.0, 1.0)
         # The hand goes no lower than the cube's centre: what presses on the table learns nothing.
-        told[:, 2] = told[:, 2].maximum(HALF - self.hand[:, 2])
+        wanted[:, 2] = wanted[:, 2].maximum(HALF - self.hand[:, 2])
         upright = 0.1 * torch.linalg.cross(self.axes[:, 2], self.down.expand(self.num_envs, 3))
-        upright[:, 2] += told[:, 3]
-        twist = torch.cat((told[:, :3], upright), dim=1)
+        upright[:, 2] += wanted[:, 3]
+        twist = torch.cat((wanted[:, :3], upright), dim=1)
         self.move(damped_least_squares(self.jacobian(), twist))
-        fingers = self.sim.ctrl[:, 7:] + told[:, 4:]
+        fingers = self.sim.ctrl[:, 7:] + wanted[:, 4:]
         self.sim.ctrl[:, 7:] = fingers.clamp(self.low[7:], self.high[7:])
 
     def observe(self) -> dict[str, torch.Tensor]:

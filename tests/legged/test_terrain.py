@@ -114,13 +114,6 @@ def test_the_hardest_level_has_the_published_figures(terrain: Any) -> None:
     assert np.abs(obstacles).max() == pytest.approx(0.14, abs=1e-4)
 
 
-def test_a_seed_gives_one_terrain(terrain: Any) -> None:
-    again = make_terrain()
-    assert (again.heights == terrain.heights).all()
-    assert (again.origins == terrain.origins).all()
-    assert (make_terrain(seed=1).heights != terrain.heights).any()
-
-
 def test_all_heights_are_scaled() -> None:
     plain, low = (make_terrain(levels=2, columns=9, scale=scale) for scale in (1.0, 0.5))
     assert low.heights == pytest.approx(0.5 * plain.heights)

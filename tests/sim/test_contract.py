@@ -240,22 +240,9 @@ def test_overflowing_contact_buffers_are_reported_once(device: str) -> None:
     assert all(0 < number <= WORLDS for number in worlds.values())
     assert sim.warnings() == {}
     sim.step()
-    assert set(sim.warnings()) <= set(worlds)
+    sim.reset(torch.ones(WORLDS, dtype=torch.bool, device=sim.device))
+    assert set(sim.warnings()) <= set(worlds), "a reset forgets none"
     assert sim.warnings() == {}
-
-
-def test_warnings_read_from_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    sim = make_simulation("warp", load("box"), WORLDS, nconmax=1, njmax=64)
-    sim.step(40)
-    reads = []
-    for name in ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__"):
-        read = getattr(torch.Tensor, name)
-        monkeypatch.setattr(
-            torch.Tensor, name, lambda self, *args, read=read: reads.append(1) or read(self, *args)
-        )
-    found = sim.warnings()
-    assert len(reads) == 1
-    assert found
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
@@ -300,25 +287,14 @@ def no_more_memory() -> Iterator[None]:
 
 
 BODY = "<body><joint/><geom size='0.1'/><site name='tip'/>{}</body>"
-TOUCH = "mujoco.sensor.touch_grid"
 LACKS = {
     "dof=quadratic": BODY.format("") + """
         <flexcomp name="s" type="grid" count="3 3 3" spacing=".07 .07 .07" dim="3" mass="1"
             radius=".005" dof="quadratic">
           <contact selfcollide="none"/><elasticity young="5e2" poisson=".2"/>
         </flexcomp>""",
-    "Dense.*nv = 61": (BODY * 61).format(*61 * [""]).replace(" name='tip'", "")
-        + "</worldbody><option jacobian='dense'/><worldbody>",
     "FWDINV": BODY.format("")
         + "</worldbody><option><flag fwdinv='enable'/></option><worldbody>",
-    "PLUGIN": BODY.format("") + f"""</worldbody>
-        <extension><plugin plugin="{TOUCH}"/></extension>
-        <sensor>
-          <plugin plugin="{TOUCH}" objtype="site" objname="tip">
-            <config key="size" value="7 7"/><config key="fov" value="45 45"/>
-            <config key="gamma" value="0"/><config key="nchannel" value="1"/>
-          </plugin>
-        </sensor><worldbody>""",
 }  # fmt: skip
 """Models by what MuJoCo-Warp calls that of theirs which it lacks."""
 
@@ -365,13 +341,6 @@ def test_a_restored_state_brings_its_room_along() -> None:
     room = small.state()["room"]
     small.restore(make_simulation("warp", load("box"), WORLDS, nconmax=1).state())
     assert torch.equal(small.state()["room"], room), "room is never taken away"
-
-
-def test_an_overflow_is_remembered_over_a_reset() -> None:
-    sim = make_simulation("warp", load("box"), WORLDS, nconmax=1, njmax=64)
-    sim.step(40)
-    sim.reset(torch.ones(WORLDS, dtype=torch.bool))
-    assert sim.warnings()
 
 
 @pytest.mark.parametrize("reset", [False, True])

@@ -1,8 +1,7 @@
 """What task authors compose environments from: `from mjfleet.env import Env, Delay, History`."""
 
-from mjfleet.env.curriculum_levels import Levels, evaluation_levels
 from mjfleet.env.environment import Env, EnvShard
-from mjfleet.env.helpers import Delay, History, Timer
+from mjfleet.env.helpers import Delay, History, Levels, Timer, evaluation_levels
 
 __all__ = [
     "Delay",

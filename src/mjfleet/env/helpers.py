@@ -1,6 +1,6 @@
-"""What tasks compose in `setup`: `Delay`, `History` and `Timer`. They declare and reset their own
-state. In a worker."""
+"""What tasks compose in `setup`: delays, histories, timers and levels, which reset themselves."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -79,6 +79,73 @@ class Timer:
         self.left = env.add_state("timer.left", reset=draw)
         self.due = env.add_state("timer.due", dtype=torch.bool)
         env.each_step(advance)
+
+
+@dataclass(frozen=True)
+class EvaluatedLevels:
+    """The levels on which policies are evaluated."""
+
+    each: torch.Tensor  # Of this worker's environments, `(num_envs,)`, long.
+    numbers: tuple[int, ...]  # Of all workers, without repetition, in order.
+
+
+class Levels:
+    """The level of each environment, 0 to `count` - 1. Make it in `setup`.
+
+    In an evaluation each environment stays on a level of its own: see `evaluation_levels`.
+    """
+
+    now: torch.Tensor
+    """Current levels, `(num_envs,)`, long."""
+
+    def __init__(self, env: Env[Any], count: int, start: torch.Tensor | int = 0) -> None:
+        """Begin at `start`, `(num_envs,)` or a number."""
+        self._env, self._count = env, count
+        if env.is_evaluation:
+            start = evaluation_levels(env, count)
+        self.now = env.add_state("levels.now", dtype=torch.long, reset="keep", start=start)
+        env.curricula.append(self)
+
+    def move(self, up: torch.Tensor, down: torch.Tensor) -> None:
+        """Move to the next level, in `end_episode`: harder where `up`, easier where `down`, both
+        `(num_envs,)`, bool.
+
+        An environment that has mastered the highest level continues at a random one, so that the
+        policy forgets none (Rudin et al. 2022, arXiv:2109.11978).
+        """
+        if self._env.is_evaluation:
+            return
+        moved = (self.now + up.long() - down.long()).clamp(min=0)
+        drawn = self._env.uniform(1, 0, self._count).squeeze(1).long().clamp(max=self._count - 1)
+        self.now.copy_(torch.where(moved >= self._count, drawn, moved))
+
+    def draw_from(self, levels: torch.Tensor) -> None:
+        """Draw the level of each environment from those of others, `(n,)`, long."""
+        place = self._env.uniform(1, 0, len(levels)).squeeze(1).long().clamp(max=len(levels) - 1)
+        self.now.copy_(levels.to(place.device)[place].clamp(0, self._count - 1))
+
+
+def evaluation_levels(env: Env[Any], count: int) -> torch.Tensor:
+    """Return on which of `count` levels each environment is evaluated, `(num_envs,)`, long.
+
+    For curricula without `Levels`, where `env.is_evaluation` is true. The environments of all
+    workers are divided evenly among the levels that `env.levels_to_evaluate` names.
+
+    Raises:
+        UserError: `levels_to_evaluate` names no level, or one that there is not.
+    """
+    assert env.shard
+    numbers = tuple(env.levels_to_evaluate(count))
+    if not numbers or not {*numbers} <= {*range(count)}:
+        raise UserError(
+            f"{type(env).__name__}.levels_to_evaluate({count}) returns {list(numbers)}; it must "
+            f"return one or more levels from 0 to {count - 1}."
+        )
+    # The middle of each environment's part of the levels: 1 of 8 is level 4, 2 are 2 and 6.
+    places = (2 * env.env_ids + 1) * len(numbers) // (2 * env.shard.total)
+    each = torch.tensor(numbers, device=env.device)[places]
+    env.evaluated = env.evaluated or EvaluatedLevels(each, tuple(sorted({*numbers})))
+    return each.clone()
 
 
 def _check_values(helper: Delay | History, values: torch.Tensor) -> None:

@@ -70,16 +70,13 @@ class CommandedEnv(Env[VelocityConfig]):
 
     def commands(self) -> dict[str, tuple[torch.Tensor, float, float]]:
         """Return velocities in m/s, forward and to the left, and the yaw rate in rad/s."""
-        told = self.cfg.command
-        ranges = {"forward": told.forward, "left": told.lateral, "turn_left": told.yaw}
+        cfg = self.cfg.command
+        ranges = {"forward": cfg.forward, "left": cfg.lateral, "turn_left": cfg.yaw}
         return {name: (self.command[:, i], *ranges[name]) for i, name in enumerate(ranges)}
 
     def debug_vis(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Draw commanded and measured velocities and yaw rates.
-
-        Arrows are in proportion to the robot: 1 m/s is twice as long as they are above its base,
-        1 rad/s as long.
-        """
+        """Draw commanded and measured velocities and yaw rates, in proportion to the robot: 1 m/s
+        is twice as long as arrows are above its base, 1 rad/s as long."""
         base = self.sim.model.body(self.base).id
         frame = self.sim.xmat[:, base].view(-1, 3, 3)
         above = self.sim.xpos[:, base] + self.above

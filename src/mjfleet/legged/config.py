@@ -191,11 +191,11 @@ def velocity_tasks(
     The task's env.py defines `FlatEnv`, `RoughEnv` and `mirror`.
 
     Args:
-        name: of the tasks, such as "go1".
-        robot: what it is, such as "A Unitree Go1".
-        num_actions: number of its joints.
-        flat: numbers on flat ground; None: the defaults.
-        rough: numbers on rough ground; None: those of `flat` and `terrain_scale`.
+        name: such as "go1".
+        robot: such as "A Unitree Go1".
+        num_actions: of its joints.
+        flat: numbers on flat ground.
+        rough: numbers on rough ground; None: those of `flat`, with `terrain_scale`.
         agent: how it learns on flat ground; on rough ground it explores more, for longer.
         terrain_scale: factor of the ground's heights.
     """

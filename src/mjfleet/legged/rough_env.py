@@ -73,10 +73,10 @@ class RoughVelocityEnv(VelocityEnv):
     def after_physics(self) -> None:
         """Add to the distances covered and commanded."""
         super().after_physics()
-        told = self.command[:, :2].norm(dim=1)
-        along = (self.velocity[:, :2] * self.command[:, :2]).sum(dim=1) / told.clamp(min=0.1)
+        speed = self.command[:, :2].norm(dim=1)
+        along = (self.velocity[:, :2] * self.command[:, :2]).sum(dim=1) / speed.clamp(min=0.1)
         self.walked += self.step_dt * along.float()
-        self.wanted += self.step_dt * told
+        self.wanted += self.step_dt * speed
 
     def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
         return super().metrics() | {"terrain_level": self.levels.now.float()}

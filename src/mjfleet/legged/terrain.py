@@ -3,10 +3,8 @@
 The environment makes it, in each worker; all worlds share it.
 
 Grid, kinds of tile and figures follow legged_gym (Rudin et al. 2022, arXiv:2109.11978;
-github.com/leggedrobotics/legged_gym, `legged_gym/utils/terrain.py`) and Isaac Lab
-(github.com/isaac-sim/IsaacLab, `ROUGH_TERRAINS_CFG`). Rough ground and blocks are at most as high
-as in Isaac Lab's `UnitreeGo1RoughEnvCfg`. Stairs and obstacles, up to 0.23 and 0.25 m high for
-larger robots, end at 0.14 m, a third of a Go1's leg; mjlab's `ROUGH_TERRAINS_CFG` has 0.1 m.
+`legged_gym/utils/terrain.py`) and Isaac Lab (`ROUGH_TERRAINS_CFG`, `UnitreeGo1RoughEnvCfg`). Stairs
+and obstacles end at 0.14 m, a third of a Go1's leg.
 
 A height field has no vertical walls: a riser is a slope over one cell, 0.1 m long.
 """
@@ -123,14 +121,7 @@ class Terrain:
 
 
 def make_terrain(levels: int = 8, columns: int = 8, seed: int = 0, scale: float = 1.0) -> Terrain:
-    """Generate a terrain. The same arguments generate the same one.
-
-    Args:
-        levels: number of levels of difficulty.
-        columns: number of tiles of each level.
-        seed: seed of what is drawn by chance.
-        scale: factor of all heights.
-    """
+    """Generate a terrain of so many levels and tiles of each, all heights multiplied by `scale`."""
     rng = np.random.default_rng(seed)
     shape = (columns * TILE + 2 * BORDER + 1, levels * TILE + 2 * BORDER + 1)
     heights = np.zeros(shape, np.float32)
@@ -148,14 +139,10 @@ def make_terrain(levels: int = 8, columns: int = 8, seed: int = 0, scale: float 
 
 
 def heights_at(heights: torch.Tensor, xy: torch.Tensor) -> torch.Tensor:
-    """Return the ground's height under points, on MuJoCo's triangles.
+    """Return the ground's height `(...)` under points `xy` `(..., 2)`, m, on MuJoCo's triangles.
 
-    Args:
-        heights: `Terrain.heights` on the device, `(rows, columns)`, float32.
-        xy: points in the world, `(..., 2)`, m. Beyond the ground its edge goes on.
-
-    Returns:
-        `(...)`, m; NaN where a coordinate is NaN.
+    `heights` are `Terrain.heights` on the device. Beyond the ground its edge continues; a NaN gives
+    a NaN.
     """
     rows, columns = heights.shape
     x = (xy[..., 0] / CELL + (columns - 1) / 2).clamp(0, columns - 1)

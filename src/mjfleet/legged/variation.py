@@ -10,10 +10,7 @@ from mjfleet.legged.config import VelocityConfig
 def vary_robots(env: Env[VelocityConfig], base: str, feet: tuple[str, ...]) -> torch.Tensor:
     """Vary the robot of each environment, once, by the worker's seed, as `cfg.random` says.
 
-    Args:
-        env: in its `setup`.
-        base: the body with the payload.
-        feet: geoms, or bodies whose geoms are feet.
+    `base` is the body with the payload, `feet` are geoms, or bodies whose geoms are feet.
 
     Returns:
         The robots' masses, `(num_envs,)`, kg.

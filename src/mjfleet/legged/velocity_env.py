@@ -266,10 +266,8 @@ class VelocityEnv(CommandedEnv):
         }
 
     def of_joints(self, attribute: str) -> list[float]:
-        """Return the factor of each joint: 1, or that of the last pattern that it matches.
-
-        `attribute` is the name of a mapping from patterns to factors.
-        """
+        """Return the factor of each joint, 1 or that of the last pattern that it matches, of the
+        mapping `attribute`."""
         joints = [self.sim.model.joint(i).name for i in range(1, self.sim.model.njnt)]
         values = [1.0] * len(joints)
         for pattern, factor in getattr(self, attribute).items():
