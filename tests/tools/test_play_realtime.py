@@ -106,15 +106,16 @@ def test_a_chosen_checkpoint_stays_until_the_newest_is_chosen(tmp_path: Path) ->
         (tmp_path / name).write_text("weights")
     playback, actor = play(tmp_path)
     assert playback.checkpoints() == ["model_20.pt", "model_1.pt", "best.pt"]
-    playback.choose("model_1.pt")
+    playback.choice = "best.pt"
+    playback.load_choice()
     (tmp_path / "model_30.pt").write_text("weights")
     playback.load_choice()
-    assert (actor.loaded, playback.playing) == (["model_1.pt"], "model_1.pt")
-    playback.choose("../model_1.pt")  # Not one of them.
-    playback.choose(NEWEST)
-    (tmp_path / "model_40.pt").write_text("weights")
+    assert (actor.loaded, playback.playing) == (["best.pt"], "best.pt")
+    playback.choice = "../model_1.pt"  # Not one of them.
     playback.load_choice()
-    assert actor.loaded == ["model_1.pt", "model_30.pt", "model_40.pt"]
+    playback.choice = NEWEST
+    playback.load_choice()
+    assert actor.loaded == ["best.pt", "model_30.pt"]
 
 
 def test_the_motion_of_the_robot_is_that_in_its_own_frame() -> None:

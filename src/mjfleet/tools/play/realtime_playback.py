@@ -39,8 +39,8 @@ class Playback:
         """Sums of reward terms in the current episodes, `(number of terms, num_envs)`."""
         self._player, self._folder = player, folder
         self.choice = NEWEST if follows_newest or folder is None else playing
-        """The checkpoint that is wanted, or NEWEST."""
-        self._loaded = playing  # The newest that was tried.
+        """The checkpoint that is wanted, or NEWEST, which newer ones replace."""
+        self._loaded = playing  # Or tried.
         self._body = floating_body(self.env.sim.model)
         self._requests: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._held: dict[str, float] = {}  # Commands by hand.
@@ -145,17 +145,11 @@ class Playback:
         names = [path.name for path in reversed(checkpoints_in(self._folder))]
         return [*names, BEST] if (self._folder / BEST).is_file() else names
 
-    def choose(self, name: str) -> None:
-        """Play one of `checkpoints`, or NEWEST, which newer ones then replace."""
-        if name in (NEWEST, *self.checkpoints()):
-            self.choice, self._loaded = name, None
-            self.load_choice()
-
     def load_choice(self) -> None:
         """Load the checkpoint that is wanted, if there is one that has not been tried."""
         names = self.checkpoints()
-        wanted = next(iter(names), None) if self.choice == NEWEST else self.choice
-        if not (self._folder and wanted) or wanted == self._loaded:
+        wanted = next(iter(names), "") if self.choice == NEWEST else self.choice
+        if self._folder is None or wanted not in names or wanted == self._loaded:
             return
         self._loaded = wanted
         try:

@@ -104,9 +104,7 @@ class WebDisplay:
         names = (NEWEST, *playback.checkpoints())
         self._policy = gui.add_dropdown("Policy", names, visible=len(names) > 1)
         self._policy.value = playback.choice
-        self._policy.on_update(
-            lambda event: playback.later(lambda: playback.choose(event.target.value))
-        )
+        self._policy.on_update(lambda event: setattr(playback, "choice", event.target.value))
         if playback.env.commands():
             with gui.add_folder("Commands"):
                 self._add_commands()
