@@ -20,7 +20,6 @@ from mjfleet.runs.run_json import read_record
 from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.sweep.command import sweep
 from mjfleet.sweep.study import Study
-from mjfleet.utils.wait_until import wait_until
 
 from ..conftest import MODULES, PATIENCE, Run, only_run, rows
 
@@ -117,10 +116,7 @@ def start(folder: Path, *flags: str) -> "subprocess.Popen[bytes]":
 
 def kill_until_done(folders: list[Path], flags: tuple[str, ...], kills: int, seed: int) -> None:
     """Work on a sweep in folders as machines do; kill any process, and repeat its command."""
-    working = dict[Path, subprocess.Popen[bytes]]()
-    for folder in folders:  # The first one creates the database's tables.
-        working[folder] = start(folder, *flags)
-        assert wait_until((folder / "logs").exists, PATIENCE)
+    working = {folder: start(folder, *flags) for folder in folders}
     chance, killed = random.Random(seed), Counter[str]()
     while working:
         time.sleep(chance.uniform(0.5, 4) if killed.total() < kills else 0.1)

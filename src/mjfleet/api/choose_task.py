@@ -54,10 +54,8 @@ def choose_task(
     given, place = by_dotted_name(changed), None
     if isinstance(config, (str, os.PathLike)):
         data, place = read_config(os.fspath(config)), Path(config).parent
-    elif config is None or isinstance(config, (TrainConfig, Mapping)):
-        data = plain(config or {})
     else:
-        raise UserError(f"config is {config!r}; it must be a file, a mapping or a TrainConfig.")
+        data = plain(config or {})
     if not isinstance(task, str):
         found = _by_value(task, name, changes)
     elif name is not None:

@@ -4,6 +4,8 @@ import json
 import math
 import signal
 from html import escape
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -130,13 +132,10 @@ class Run:
         Raises:
             UserError: neither is.
         """
-        for module in ("pandas", "polars"):
-            try:
-                return __import__(module).DataFrame(self.metrics())
-            except ModuleNotFoundError as error:
-                if error.name != module:
-                    raise
-        raise UserError("Run.frame needs pandas or polars; Run.metrics needs neither.")
+        installed = [name for name in ("pandas", "polars") if find_spec(name)]
+        if not installed:
+            raise UserError("Run.frame needs pandas or polars; Run.metrics needs neither.")
+        return import_module(installed[0]).DataFrame(self.metrics())
 
     def wait(self, seconds: float = math.inf) -> "Run":
         """Wait until training has ended, or for so many seconds; return the run.
@@ -221,9 +220,8 @@ class Run:
             each of the task's metrics, by name: `result["return"]["mean"]`.
         """
         with TemporaryDirectory(prefix="mjfleet-") as folder:
-            file, policy = Path(folder, "episodes.json"), str(checkpoint or self.path)
-            shown = as_flags({"episodes": episodes, "output": file, **flags})
-            self._command("play", self.task, "--resume", policy, *shown)
+            file = Path(folder, "episodes.json")
+            self._play(checkpoint, episodes=episodes, output=file, **flags)
             return json.loads(file.read_text())
 
     def video(
@@ -241,9 +239,7 @@ class Run:
         if path is None:
             path = self.path / "videos" / "policy.mp4"
             path.parent.mkdir(exist_ok=True)
-        policy = str(checkpoint or self.path)
-        shown = as_flags({"video": path, "video_seconds": seconds, **flags})
-        self._command("play", self.task, "--resume", policy, *shown)
+        self._play(checkpoint, video=path, video_seconds=seconds, **flags)
         return Path(path)
 
     def plot(self, path: str | Path | None = None, **flags: Any) -> Path:
@@ -252,7 +248,7 @@ class Run:
         `flags` are those of `mjfleet plot`: `x="minutes"`, `columns=["mean_return"]`.
         """
         output = Path(path) if path else self.path / "plots" / "curves.png"
-        self._command("plot", str(self.path), *as_flags({"output": path, **flags}))
+        self._command("plot", self.path, output=path, **flags)
         return output
 
     def export(
@@ -263,7 +259,7 @@ class Run:
         `flags` are those of `mjfleet export`: `format="torchscript"`.
         """
         suffix = ".pt" if flags.get("format") == "torchscript" else ".onnx"
-        self._command("export", str(checkpoint or self.path), *as_flags({"output": path, **flags}))
+        self._command("export", checkpoint or self.path, output=path, **flags)
         return Path(path) if path else self.path / "exported" / f"policy{suffix}"
 
     def _shown_until_it_ends(self) -> "Run":
@@ -281,13 +277,12 @@ class Run:
             raise UserError(f"{self.path}: this process has not started its training.")
         return self._process
 
-    def _command(self, *arguments: str) -> None:
-        """Run a command of mjfleet's, quietly.
+    def _play(self, checkpoint: str | Path | None, **flags: Any) -> None:
+        self._command("play", self.task, "--resume", checkpoint or self.path, **flags)
 
-        Raises:
-            UserError: it has failed.
-        """
-        process = CommandProcess(arguments, is_shown=False)
+    def _command(self, *arguments: str | Path, **flags: Any) -> None:
+        """Run a command of mjfleet's, quietly; UserError if it fails."""
+        process = CommandProcess([*map(str, arguments), *as_flags(flags)], is_shown=False)
         code = process.wait()
         if code == 128 + signal.SIGINT:
             raise KeyboardInterrupt

@@ -6,13 +6,14 @@ is continued there and nowhere else.
 
 import math
 import re
+import time
 from dataclasses import replace
 
 import optuna
 from optuna.exceptions import OptunaError
 from optuna.pruners import HyperbandPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import CmaEsSampler, GridSampler, RandomSampler, TPESampler
-from optuna.storages import JournalStorage, get_storage
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -125,10 +126,7 @@ class Study:
         self._folder_id = folder_id
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         try:
-            is_url = "://" in place
-            self._storage = get_storage(
-                place if is_url else JournalStorage(JournalFileBackend(place))
-            )
+            self._storage = _open_storage(place)
             if not is_new and self.name not in optuna.get_all_study_names(self._storage):
                 raise UserError(
                     f"--storage {place} does not have the sweep {self.name}: give where it is."
@@ -181,3 +179,14 @@ class Study:
         trial = self.record.ask({**self.space})
         trial.set_user_attr(FOLDER, self._folder_id)
         return trial
+
+
+def _open_storage(place: str) -> BaseStorage:
+    if "://" not in place:
+        return JournalStorage(JournalFileBackend(place))
+    options = {"pool_pre_ping": True}  # Servers close connections that are idle for hours.
+    try:
+        return RDBStorage(place, options)
+    except SQLAlchemyError:
+        time.sleep(1.0)  # Another machine may just be creating the tables of a new database.
+        return RDBStorage(place, options)
