@@ -33,18 +33,12 @@ CONDITIONS = Rule(
     "quotation marks",
 )
 GOOD = 0.9  # Share of the best mean reward at the end of any run, which the runs are to reach.
-SEEDS = (
-    "Medians of the seeds, with the least and the greatest; seeds are trained one after the other, "
-    "each by all in turn, with the same settings."
-)
-REWARD = (
-    "The reward is the mean over all steps of an iteration, of exploring policies; that at the end "
-    f"over the last {WINDOW} iterations. Good is {GOOD:.0%} of the best run's at the end, once "
-    "a run does not fall below it any more."
-)
-THRESHOLDS = (
-    "Metrics are means over an iteration, of exploring policies. They count as reached at the end "
-    f"of {WINDOW} iterations whose means hold all conditions at once."
+NOTES = (
+    "Medians of the seeds, with the least and the greatest, of exploring policies; seeds are "
+    "trained one after the other, each by all in turn, with the same settings.",
+    f"The reward at the end is the mean over all steps of the last {WINDOW} iterations. Good is "
+    f"{GOOD:.0%} of the best run's, once a run does not fall below it any more. Conditions count "
+    f"as reached at the end of {WINDOW} iterations whose means hold all of them.",
 )
 POINTS = 300  # Of a line.
 AXES = {"million env steps": "samples", "seconds from Enter": "seconds"}
@@ -78,17 +72,16 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
     UserError if the peer cannot be had, or `--until` asks for what it does not report.
     """
     until = [condition(text) for text in options.until]
-    settings = {"num_envs": options.num_envs, "max_iterations": options.iterations}
-    first = options.seed
-    configs = [setup.config(**settings, seed=first + n) for n in range(options.repeats)]
-    worker = setup.worker_args(configs[0], setup.scratch)
+    num_envs, iterations = options.num_envs, options.iterations
+    seeds = range(options.seed, options.seed + options.repeats)
+    configs = [setup.config(num_envs, max_iterations=iterations, seed=seed) for seed in seeds]
+    setup.worker_args(configs[0])  # Raises before mjlab is installed.
     peer = find_peer("mjlab", setup) if options.peer == "mjlab" else None
-    is_ours = options.peer not in ("mjlab", "none")
-    library = options.peer if is_ours and options.peer != "grpo" else "rsl_rl"
-    other = setup.config(options.num_envs, library=library).agent
+    library = options.peer if options.peer not in ("mjlab", "grpo", "none") else "rsl_rl"
+    other = setup.config(num_envs, library=library).agent
     need_extra(other.extra, f"--peer {options.peer}", other.packages)
-    names = ["mjfleet"] if options.peer == "none" else ["mjfleet", options.peer]
-    left = {who: iter(configs) for who in names}
+    names = dict.fromkeys(["mjfleet", options.peer])
+    names.pop("none", None)
 
     def train(who: str, config: TrainConfig) -> dict[str, Any]:
         if peer and who == peer.name:
@@ -97,26 +90,24 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
         return train_ours(setup, config, (flag, who) if who != "mjfleet" else ())
 
     for who in names if until else ():  # A wrong name of a metric shows before hours have passed.
-        once = train(who, setup.config(options.num_envs, max_iterations=1))
+        once = train(who, setup.config(num_envs, max_iterations=1))
         select([metric for metric, _, _ in until], list(once["iterations"][0]))
+    left = {who: iter(configs) for who in names}
     keys = [{"who": who} for who in names]
     samples = setup.rounds(keys, lambda who: train(who, next(left[who])), "{who}")
-    steps = options.num_envs * configs[0].agent.num_steps_per_env
+    steps = num_envs * configs[0].agent.num_steps_per_env
     runs: dict[str, list[Run]] = {who: [] for who in names}
     for sample in samples:
         rows = enumerate(sample["iterations"], 1)
         runs[sample["who"]].append([{**row, "samples": n * steps / 1e6} for n, row in rows])
-    name = f"learning-{setup.found.name}-{worker.engine}-{setup.kind}"
-    name += f"-{options.peer}" * is_ours + "-until" * bool(until)
-    title = f"Learning {setup.found.name}, {worker.engine} engine on {setup.kind}: "
-    title += f"{options.num_envs} environments, seeds: {options.repeats}"
-    title += f", beside {options.peer}" * is_ours
+    what = f"learning-{options.peer}" + "-until" * bool(until)
+    plot = f"{what}-{setup.found.name}.png"
     Path(options.output).mkdir(parents=True, exist_ok=True)
-    draw(Path(options.output, f"{name}.png"), _panels(runs, until))
+    draw(Path(options.output, plot), _panels(runs, until))
     table = _until(runs, options.until) if until else _rewards(runs)
-    notes = [SEEDS, THRESHOLDS if until else REWARD, *(peer.notes if peer else ())]
     versions = peer.versions if peer else stack_versions(*other.packages)
-    return Result(name, title, [table], notes, samples, versions=versions, plots=[f"{name}.png"])
+    notes = [*NOTES, *(peer.lacks if peer else ())]
+    return setup.result(what, [table], notes, samples, plots=[plot], versions=versions)
 
 
 def _panels(runs: Runs, until: Sequence[Condition]) -> list[Panel]:

@@ -10,21 +10,23 @@ Of stock rsl_rl, runner and PPO train our environment.
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any, Literal
 
+import tyro
 from platformdirs import user_cache_path
 
 from mjfleet.bench.benchmark_options import Counts, Options, Setup
-from mjfleet.bench.command import choose
+from mjfleet.bench.command import run_benchmark
 from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import TimedChild, run_timed, train_timed
 from mjfleet.cli.run_command import run_command
 from mjfleet.config import TrainConfig
+from mjfleet.config.validation import Checked
 from mjfleet.errors import UserError
 from mjfleet.utils.console import print_error
 
@@ -33,35 +35,13 @@ NEWEST = "2026-11-14T00:00:00Z"  # As for the packages of mjfleet, see pyproject
 PACKAGES = ("mjlab", "mujoco", "mujoco-warp", "warp-lang", "torch", "rsl-rl-lib")
 DRIVER = str(Path(__file__).with_name("peer_driver.py"))
 
-WARP_ONLY = "mjlab steps by MuJoCo-Warp on every device, in float32."
-CARTPOLE = (
-    WARP_ONLY,
-    "Its model has a ground plane in addition; contacts are off in both.",
-    "Starts differ a little: its speeds are uniform within 0.01 rad/s and m/s, here normal with "
-    "that deviation.",
-)
-SWINGUP = (
-    "Its pole starts at up to 0.034 rad from hanging, uniformly, and its cart in the middle; here "
-    "both are normally distributed around that with 0.01 rad and m, as in the suite.",
-)
-GO1 = (
-    WARP_ONLY,
-    "Robot, commands and rewards of both are of the same kind, but each has its own, and its own "
-    "noise, randomisation and observations: mjlab's policy is told the velocity of the trunk, ours "
-    "sees three observations in a row. Returns do not compare.",
-)
-RSL_RL = (
-    "rsl_rl has torch's default threads, whose waiting by spinning makes its updates slow where "
-    "other processes want a core; the environment variable OMP_WAIT_POLICY=PASSIVE, which mjfleet "
-    "sets itself, reaches it too."
-)
 MJLAB_TASKS = {
-    "cartpole-balance": ("Mjlab-Cartpole-Balance", 0.01, "euler", CARTPOLE),
-    "cartpole-swingup": ("Mjlab-Cartpole-Swingup", 0.01, "euler", CARTPOLE + SWINGUP),
-    "go1-velocity-flat": ("Mjlab-Velocity-Flat-Unitree-Go1", 0.005, "implicitfast", GO1),
-    "go1-velocity-rough": ("Mjlab-Velocity-Rough-Unitree-Go1", 0.005, "implicitfast", GO1),
+    "cartpole-balance": ("Mjlab-Cartpole-Balance", 0.01, "euler"),
+    "cartpole-swingup": ("Mjlab-Cartpole-Swingup", 0.01, "euler"),
+    "go1-velocity-flat": ("Mjlab-Velocity-Flat-Unitree-Go1", 0.005, "implicitfast"),
+    "go1-velocity-rough": ("Mjlab-Velocity-Rough-Unitree-Go1", 0.005, "implicitfast"),
 }
-"""mjlab's counterparts: its name, our time step (s) and integrator, and how it differs."""
+"""mjlab's counterparts: its name, our time step (s) and integrator."""
 FIGURES = {
     "steps_per_second": ("Env steps per second, end to end", 1.0, 1),
     "collect_seconds": ("Milliseconds of a rollout", 1e3, -1),
@@ -75,24 +55,24 @@ NOTES = (
     "new process; a ratio is that of two runs next to each other, and above 1 where mjfleet is "
     "better.",
     "End to end is what passes between the reports of iterations, after the warm-up.",
+    "docs/benchmarks.md says how the two differ.",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class MjlabOptions(Options):
-    """The same training by mjlab, which is installed for this, and by mjfleet in turn."""
+class Which(Checked):
+    """The first word of the command."""
 
-    peer: ClassVar[str] = "mjlab"
-
-    num_envs: Counts = (256, 1024, 4096)
-    """Numbers of environments to measure."""
+    peer: tyro.conf.Positional[Literal["mjlab", "rsl_rl"]]
+    """`mjlab`, which is installed for this, or rsl_rl's stock runner and PPO in our environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RslRlOptions(MjlabOptions):
-    """mjfleet's environment under rsl_rl's stock runner and PPO, in turn with mjfleet's."""
+class PeerOptions(Options, Which):
+    """Train the same by another stack and by mjfleet in turn."""
 
-    peer = "rsl_rl"
+    num_envs: Counts = (256, 1024, 4096)
+    """Numbers of environments to measure."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +83,13 @@ class Peer:
     python: Sequence[str]  # The command that runs `peer_driver`, without its path.
     task: Mapping[str, Any] | None = None  # What `peer_driver` needs to know about mjlab's task.
     versions: Mapping[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # `train_peer` adds how its training differs.
+    lacks: dict[str, None] = field(default_factory=dict)  # Settings, as `train_peer` finds.
 
 
-def compare(setup: Setup, options: MjlabOptions) -> Result:
+def compare(setup: Setup, options: PeerOptions) -> Result:
     """Train by both in turn, with each number of environments."""
     configs = {n: setup.config(n) for n in options.num_envs}
-    worker = setup.worker_args(configs[options.num_envs[0]], setup.scratch)
+    setup.worker_args(configs[options.num_envs[0]])  # Raises before mjlab is installed.
     peer = find_peer(options.peer, setup)
     print_error("once for the caches of kernels")
     first = setup.config(options.num_envs[0], max_iterations=1)
@@ -128,10 +108,8 @@ def compare(setup: Setup, options: MjlabOptions) -> Result:
         pairs = [(s, s["mjfleet"][figure] * factor, s[peer.name][figure] * factor) for s in samples]
         rows = [(s["num_envs"], [a, b, (a / b) ** power]) for s, a, b in pairs]
         tables.append(Table.of(title, ["environments", "mjfleet", peer.name, "ratio"], rows))
-    name = f"peer-{peer.name}-{setup.found.name}-{worker.engine}-{setup.kind}"
-    where = f"{worker.engine} engine on {setup.device}"
-    title = f"{setup.found.name} by mjfleet, {where}, and by {peer.name}"
-    return Result(name, title, tables, [*NOTES, *peer.notes], samples, versions=peer.versions)
+    notes = [*NOTES, *peer.lacks]
+    return setup.result(f"peer-{peer.name}", tables, notes, samples, versions=peer.versions)
 
 
 def find_peer(name: str, setup: Setup) -> Peer:
@@ -140,17 +118,17 @@ def find_peer(name: str, setup: Setup) -> Peer:
     UserError if mjlab has no such task.
     """
     if name == "rsl_rl":
-        return Peer(name, [sys.executable, "-P"], notes=[RSL_RL])
+        return Peer(name, [sys.executable, "-P"])
     if setup.found.name not in MJLAB_TASKS:
         known = ", ".join(MJLAB_TASKS)
         raise UserError(f"mjlab has no counterpart of {setup.found.name}; it has those of {known}.")
-    task, timestep, integrator, notes = MJLAB_TASKS[setup.found.name]
+    task, timestep, integrator = MJLAB_TASKS[setup.found.name]
     python = install_mjlab(setup.scratch)
     code = f"from importlib.metadata import version as v\nfor n in {PACKAGES}: print(n, v(n))"
     lines = [line.split(" ") for _, line in run_timed([python, "-c", code], setup.scratch).lines]
     versions = {n if n == name else f"{name}'s {n}": version for n, version in lines}
     known = {"name": task, "timestep": timestep, "integrator": integrator}
-    return Peer(name, [python], known, versions, list(notes))
+    return Peer(name, [python], known, versions)
 
 
 def install_mjlab(scratch: Path) -> str:
@@ -181,37 +159,21 @@ def train_peer(
     setup: Setup, peer: Peer, config: TrainConfig, records_rewards: bool = False
 ) -> dict[str, Any]:
     """Train by another stack; return what `summarise` does."""
-    folder = setup.scratch / "peer"
-    folder.mkdir()
-    worker = asdict(setup.worker_args(config, folder))
+    worker = asdict(setup.worker_args(config))
     request = {"worker": worker, "peer_task": peer.task, "records_rewards": records_rewards}
-    try:
-        child = run_timed([*peer.python, DRIVER, json.dumps(request)], setup.scratch)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    rows = list(json_lines(child.lines))
-    peer.notes[:] = dict.fromkeys([*peer.notes, *(n for row in rows for n in row.get("notes", []))])
-    rows = [row for row in rows if "collect_seconds" in row]
+    child = run_timed([*peer.python, DRIVER, json.dumps(request)], setup.scratch)
+    rows = [{"seconds": at, **json.loads(line)} for at, line in child.lines if line[:2] == '{"']
+    peer.lacks.update(dict.fromkeys(rows.pop(0)["lacks"]))
     return summarise(config, setup.options.warmup, child, rows)
 
 
 def summarise(
     config: TrainConfig, warmup: int, child: TimedChild, rows: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the times and the memory of a run of training.
-
-    `rows` hold what it reported of each iteration, and when (`seconds` since its start).
-
-    Returns:
-        steps_per_second: of all workers, from the end of the warm-up to the end of the last
-            iteration, by the times at which iterations were reported.
-        collect_seconds, learn_seconds: medians over the iterations after the warm-up.
-        first_iteration_seconds: from the start of the process to the report of its first iteration.
-        peak_memory: bytes, the greatest resident set of one process.
-        iterations: the rows.
+    """Return FIGURES of a run of training, and its rows: what it reported of each iteration, and
+    when (`seconds` since its start). Speed and times are those after the warm-up.
     """
-    workers = int(rows[0].get("world_size", 1))
-    steps = config.env.num_envs * config.agent.num_steps_per_env * workers
+    steps = config.env.num_envs * config.agent.num_steps_per_env
     first = min(warmup, len(rows) - 1)
     elapsed = rows[-1]["seconds"] - (rows[first - 1]["seconds"] if first else 0.0)
     return {
@@ -224,13 +186,6 @@ def summarise(
     }
 
 
-def json_lines(lines: Iterable[tuple[float, str]]) -> Iterable[dict[str, Any]]:
-    """Yield the lines that are JSON, each with the `seconds` since the start."""
-    for seconds, line in lines:
-        if line.startswith('{"'):
-            yield {"seconds": seconds, **json.loads(line)}
-
-
 if __name__ == "__main__":
-    PEERS = {"mjlab": (MjlabOptions, compare), "rsl_rl": (RslRlOptions, compare)}
-    sys.exit(run_command(partial(choose, PEERS, "python benchmarks/peer.py"), sys.argv[1:]))
+    command = partial(run_benchmark, PeerOptions, compare, "python benchmarks/peer.py")
+    sys.exit(run_command(command, sys.argv[1:]))

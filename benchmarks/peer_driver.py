@@ -64,6 +64,7 @@ def train_rsl_rl(worker: dict[str, Any], lines: IterationLines) -> None:
         agent, device = config.agent, args.devices[0]
         settings = rsl_rl_config(agent, found.load) | {"logger": "tensorboard"}
         runner = OnPolicyRunner(env, settings, log_dir=args.run_dir, device=device)
+        lines.write({"lacks": []})
         lines.follow(runner.logger)
         runner.learn(agent.max_iterations, agent.init_at_random_ep_len)
 
@@ -93,8 +94,8 @@ def train_mjlab(worker: dict[str, Any], peer_task: dict[str, Any], lines: Iterat
             lines.follow(self.logger)
 
     config, ours = worker["config"], f"{name}-mjfleet"
-    notes = _set_env(env, config["env"], peer_task) + _set_agent(agent, config["agent"])
-    lines.write({"notes": notes})
+    _set_env(env, config["env"], peer_task)
+    lines.write({"lacks": _set_agent(agent, config["agent"])})
     settings = {"play_env_cfg": env, "rl_cfg": agent, "runner_cls": FollowedRunner}
     registry.register_mjlab_task(ours, env, **settings)
     sys.argv = ["train", ours, "--log-root", worker["run_dir"], *device]
@@ -122,28 +123,15 @@ def cartpole_reward(env: Any, cart_cfg: Any, hinge_cfg: Any) -> Any:
     return upright * centered * small_control * (1 + near_zero(speed, 5.0)) / 2
 
 
-def _set_env(env: Any, ours: dict[str, Any], peer_task: dict[str, Any]) -> list[str]:
-    """Make mjlab's environment like ours; returns what was changed."""
-    changed = []
-    wanted = [
-        (env, "decimation", ours["decimation"]),
-        (env, "episode_length_s", ours["episode_seconds"]),
-        (env.sim.mujoco, "timestep", peer_task["timestep"]),
-        (env.sim.mujoco, "integrator", peer_task["integrator"]),
-    ]
+def _set_env(env: Any, ours: dict[str, Any], peer_task: dict[str, Any]) -> None:
+    """Make mjlab's environment like ours."""
+    env.decimation, env.episode_length_s = ours["decimation"], ours["episode_seconds"]
+    env.sim.mujoco.timestep = peer_task["timestep"]
+    env.sim.mujoco.integrator = peer_task["integrator"]
     if "smooth_reward" in env.rewards:
         env.rewards["smooth_reward"].func = cartpole_reward
-        changed.append(
-            "its reward for small controls, which is 0.1 at full control, was set to 0 there, as "
-            "ours and as in the suite"
-        )
-        wanted.append((env, "scale_rewards_by_dt", False))
-    for owner, name, value in wanted:
-        if (own := getattr(owner, name)) != value:
-            changed.append(f"its {name} was set from {own!r} to {value!r}, as ours")
-            setattr(owner, name, value)
+        env.scale_rewards_by_dt = False
     env.scene.num_envs = ours["num_envs"]
-    return changed
 
 
 def _set_agent(agent: Any, ours: dict[str, Any]) -> list[str]:
@@ -161,8 +149,8 @@ def _set_agent(agent: Any, ours: dict[str, Any]) -> list[str]:
         if distribution := settings.pop("distribution", None):
             kind = getattr(distributions, distribution["class_name"])
             accepted = {"class_name", *inspect.signature(kind).parameters}
-            if missing := [name for name in distribution if name not in accepted]:
-                lacks.append(f"its action distribution has no {', '.join(missing)}")
+            missing = [name for name in distribution if name not in accepted]
+            lacks += [f"Its action distribution has no {name}." for name in missing]
             settings["distribution_cfg"] = {k: v for k, v in distribution.items() if k in accepted}
         for name, value in settings.items():
             if settings.get("class_name") == "MLPModel" and name.startswith("rnn_"):
@@ -170,12 +158,12 @@ def _set_agent(agent: Any, ours: dict[str, Any]) -> list[str]:
             if name in known:
                 setattr(getattr(agent, part), name, value)
             elif value:
-                lacks.append(f"it has no setting {part}.{name}, ours is {value!r}")
+                lacks.append(f"It has no setting {part}.{name}, ours is {value!r}.")
     return lacks
 
 
 def main(request: dict[str, Any]) -> None:
-    """Train, and print a line of JSON for each iteration; for mjlab, first how it differs from us.
+    """Train; print a line of JSON with the settings that mjlab lacks, and one for each iteration.
 
     The request holds `worker` (the WorkerArgs of our own training), `records_rewards` (whether
     lines hold the mean reward) and `peer_task` (for mjlab its `name` of the task, and our

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -27,7 +28,6 @@ from mjfleet.tools.report.picture import Panel, draw
 from mjfleet.utils.child_process import python_module
 from mjfleet.utils.hardware_names import usable_cores
 
-NAME = "reference"
 PLAY = python_module("mjfleet.cli.dispatcher", "play")
 LAST = 10  # Iterations at the end of a run whose mean counts.
 POINTS = 60  # Of a curve: as many means over consecutive iterations.
@@ -35,8 +35,6 @@ COLUMNS = (
     *("", "million steps", "minutes", "return in training", "return of the policy"),
     *("metrics of the policy", "seeds", "CPU threads", "commit"),
 )
-KEYS = ("task", "seed", "steps", "minutes", "return", "policy", "threads", "commit", "curve")
-"""What the file holds of each run."""
 NOTES = (
     "Medians of the seeds, with the least and the greatest. Seeds are trained one after the other, "
     "with the task's own settings. Minutes are from Enter to the end of training. Each task was "
@@ -71,40 +69,34 @@ def reference(setup: Setup, options: ReferenceOptions) -> Result:
     name, folder = setup.found.name, Path(options.output)
     measured_before(folder)  # Raises before anything is trained.
     seeds = iter(range(options.seed, options.seed + options.repeats))
-    measured = setup.rounds(
-        [{"task": name}], lambda task: _train(setup, options, next(seeds)), "{task}"
-    )
+    keys = [{"task": name}]
+    measured = setup.rounds(keys, lambda task: _train(setup, options, next(seeds)), "{task}")
     again, steps = {sample["seed"] for sample in measured}, measured[0]["steps"]
-    others = [
-        sample
-        for sample in measured_before(folder)  # Read again: hours have passed.
-        if sample["task"] != name or (sample["seed"] not in again and sample["steps"] == steps)
-    ]
-    samples = sorted([*others, *measured], key=lambda sample: (sample["task"], sample["seed"]))
-    tasks: dict[str, list[Mapping[str, Any]]] = {}
-    for sample in samples:
-        tasks.setdefault(sample["task"], []).append(sample)
+    tasks: dict[str, list[Any]] = {name: measured}
+    for sample in measured_before(folder):  # Read again: hours have passed.
+        if sample["task"] != name or (sample["seed"] not in again and sample["steps"] == steps):
+            tasks.setdefault(sample["task"], []).append(sample)
+    tasks = {task: sorted(tasks[task], key=itemgetter("seed")) for task in sorted(tasks)}
     panels = [
         Panel(STEPS, f"return of {task}", {"return": mean_line([run["curve"] for run in runs])})
         for task, runs in tasks.items()
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    draw(folder / f"{NAME}.png", panels)
+    draw(folder / "reference.png", panels)
     table = Table("Reference runs", COLUMNS, [_row(task, runs) for task, runs in tasks.items()])
+    samples = [run for runs in tasks.values() for run in runs]
     title = f"Reference runs on {setup.kind}"
-    return Result(NAME, title, [table], NOTES, samples, plots=[f"{NAME}.png"])
+    return Result("reference", title, [table], NOTES, samples, plots=["reference.png"])
 
 
 def measured_before(folder: Path) -> list[Mapping[str, Any]]:
     """Return the runs that the file in the output folder holds."""
-    file = folder / f"{NAME}.json"
+    file = folder / "reference.json"
     try:
-        samples = json.loads(file.read_text())["samples"]
-        return [{key: sample[key] for key in KEYS} for sample in samples]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} is no result of benchmarks/{NAME}.py: {error}") from None
+        samples = json.loads(file.read_text())["samples"] if file.exists() else []
+        return [sample for sample in samples if sample["curve"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} is no result of benchmarks/reference.py: {error!r}") from None
 
 
 def _train(setup: Setup, options: ReferenceOptions, seed: int) -> dict[str, Any]:
@@ -124,15 +116,17 @@ def _train(setup: Setup, options: ReferenceOptions, seed: int) -> dict[str, Any]
         command = [*PLAY, name, *devices, "--resume", run, "--episodes", options.episodes]
         run_timed([*map(str, command), "--output", str(played)], setup.scratch)
         policy = {key: figures["mean"] for key, figures in json.loads(played.read_text()).items()}
+    length = -(-len(points) // POINTS)
+    parts = [points[at : at + length] for at in range(0, len(points), length)]
     return {
         "seed": seed,
         "steps": points[-1][0],
         "minutes": child.seconds / 60,
-        "return": fmean(number for _, number in points[-LAST:]),
+        "return": _mean(points[-LAST:]),
         "policy": policy,
         "threads": options.cpu_threads or usable_cores(),
         "commit": our_commit(),
-        "curve": _curve(points),
+        "curve": [[part[-1][0] for part in parts], [_mean(part) for part in parts]],
     }
 
 
@@ -145,12 +139,8 @@ def _returns(rows: Rows) -> list[tuple[float, float]]:
     return points
 
 
-def _curve(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Return the means over at most POINTS parts, each at its end."""
-    length = -(-len(points) // POINTS)
-    parts = [points[at : at + length] for at in range(0, len(points), length)]
-    returns = [fmean(number for _, number in part) for part in parts]
-    return [part[-1][0] for part in parts], returns
+def _mean(points: Sequence[tuple[float, float]]) -> float:
+    return fmean(number for _, number in points)
 
 
 def _row(task: str, runs: Sequence[Mapping[str, Any]]) -> list[Cell]:
@@ -164,5 +154,5 @@ def _row(task: str, runs: Sequence[Mapping[str, Any]]) -> list[Cell]:
 
 
 if __name__ == "__main__":
-    command = partial(run_benchmark, ReferenceOptions, reference, f"python benchmarks/{NAME}.py")
+    command = partial(run_benchmark, ReferenceOptions, reference, "python benchmarks/reference.py")
     sys.exit(run_command(command, sys.argv[1:]))

@@ -22,7 +22,6 @@ from unittest import mock
 import tyro
 from flag_tables import flag_tables
 
-from mjfleet.bench.command import BENCHMARKS
 from mjfleet.cli.dispatcher import COMMANDS, mjfleet
 from mjfleet.submit.command import CLUSTERS
 
@@ -47,7 +46,7 @@ GUIDES = {
     "inspect": "tasks.md#nan",
 }
 """Where the pages tell more about each command; of `train`, all flags."""
-SECOND_WORDS = {"bench": [*BENCHMARKS], "submit": [*CLUSTERS]}
+SECOND_WORDS = {"submit": [*CLUSTERS]}
 """What commands with several parsers have after their name."""
 MODULES = {
     "mjfleet": ("api.md", ["mjfleet.api.policy.Policy"]),

@@ -1,10 +1,19 @@
 """`mjfleet bench` on the command line: help, mistakes, and real measurements, tiny ones."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from ..conftest import POISON, Run
+from mjfleet.cli.dispatcher import mjfleet
+from mjfleet.cli.run_command import run_command
+from mjfleet.utils.wait_until import wait_until
+
+from ..conftest import PATIENCE, POISON, Run
 from .tiny import measured
 
 
@@ -13,14 +22,13 @@ def test_throughput_says_where_the_time_goes(run: Run, tmp_path: Path) -> None:
     data = measured(run, tmp_path, "throughput", "cartpole-balance", "--num-envs", "16")
     (sample,) = data["samples"]
     assert sample["num_envs"] == 16
-    end_to_end, collecting, engine, ratio = sample["speeds"].values()
-    assert engine > collecting > end_to_end > 0
+    end_to_end, rollout, update, engine, ratio = sample["speeds"]
+    assert engine > rollout > end_to_end > 0
     assert 0 < ratio < 1
-    assert sum(sample["shares"].values()) == pytest.approx(1)
-    assert all(share > 0 for share in sample["shares"].values())
-    speeds, times, shares = data["tables"]
-    assert speeds["rows"][0][0] == "16"
-    assert times["columns"] == shares["columns"]
+    times = sample["milliseconds"]
+    assert times[0] > times[1] + times[2]
+    assert update == pytest.approx(1e3 * 16 * 32 / times[2])
+    assert data["tables"][0]["rows"][0][0] == "16"
 
 
 @pytest.mark.slow
@@ -28,34 +36,63 @@ def test_startup_says_what_the_first_iteration_waits_for(run: Run, tmp_path: Pat
     data = measured(run, tmp_path, "startup", "cartpole-balance", "--num-envs", "16")
     *helps, first = data["samples"]
     assert all(0 < sample["seconds"] < first["seconds"] for sample in helps)
-    assert sum(first["phases"].values()) == pytest.approx(first["seconds"])
-    assert all(seconds > 0 for seconds in first["phases"].values())
+    assert sum(first["phases"]) == pytest.approx(first["seconds"])
+    assert all(seconds > 0 for seconds in first["phases"])
 
 
-@pytest.mark.parametrize("what", ["throughput", "scaling", "startup"])
-def test_help_is_light(run: Run, what: str) -> None:
-    result = run("mjfleet", "bench", what, "--help", prelude=POISON)
+@pytest.mark.slow
+def test_two_workers_are_compared_with_one(run: Run, tmp_path: Path) -> None:
+    flags = ("cartpole-balance", "--num-envs", "16", "--workers", "2")
+    one, two = measured(run, tmp_path, "scaling", *flags)["samples"]
+    assert (one["workers"], two["workers"]) == (1, 2)
+    speed, efficiency, _, collectives = two["figures"]
+    assert efficiency == pytest.approx(speed / one["figures"][0] / 2)
+    assert collectives > 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    scratch = tmp_path / "temporary"
+    scratch.mkdir()
+    script = "from mjfleet.cli.dispatcher import main; main()"
+    command = ["bench", "scaling", "cartpole-balance", "--iterations", "100000", "--workers", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *command, "--gpu-ids", "None"],
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(scratch)},
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert wait_until(lambda: bool(list(scratch.glob("*/run/metrics.csv"))), PATIENCE)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+    assert children
+    assert not [child for child in children if child.is_running()]
+    assert not list(scratch.iterdir())
+    assert list(tmp_path.iterdir()) == [scratch]
+
+
+def test_help_is_light(run: Run) -> None:
+    result = run("mjfleet", "bench", "throughput", "--help", prelude=POISON)
     assert result.returncode == 0, result.stderr
-    assert "--output" in result.stdout
-    assert what in run("mjfleet", "bench", "--help", prelude=POISON).stdout
+    assert all(word in result.stdout for word in ("throughput", "scaling", "startup", "--output"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["speed"], ["no benchmark `speed`", "throughput", "scaling"]),
-        (["throughput", "cartpole"], ["no task `cartpole`", "cartpole-balance"]),
-        (["throughput", "cartpole-balance", "--iterations", "1"], ["--iterations is 1"]),
-        (["scaling", "cartpole-balance", "--workers", "1000"], ["--workers is 1000"]),
-        (["startup", "cartpole-balance", "--output", "/dev/null/x"], ["--output /dev/null/x"]),
-    ],
-)
 def test_a_mistake_is_one_message(
-    run: Run, tmp_path: Path, arguments: list[str], words: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = run("mjfleet", "bench", *arguments, prelude=POISON, CUDA_VISIBLE_DEVICES="")
-    assert result.returncode == 2, result.stderr
-    assert len(result.stderr.splitlines()) == 1
-    assert all(word in result.stderr for word in words), result.stderr
-    assert not result.stdout
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for arguments, problem in (
+        (["throughput", "cartpole"], "no task `cartpole`"),
+        (["throughput", "cartpole-balance", "--iterations", "0"], "--iterations is 0"),
+        (["throughput", "cartpole-balance", "--cpu-threads", "1000"], "--cpu-threads is 1000"),
+        (["scaling", "cartpole-balance", "--workers", "1000"], "--workers is 1000"),
+        (["startup", "cartpole-balance", "--output", "/dev/null/x"], "--output /dev/null/x"),
+    ):
+        assert run_command(mjfleet, ["bench", *arguments]) == 2
+        shown = capsys.readouterr()
+        assert problem in shown.err
+        assert shown.err.count("\n") == 1
+        assert not shown.out
     assert not list(tmp_path.iterdir())

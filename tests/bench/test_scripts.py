@@ -6,16 +6,19 @@ import os
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mjfleet.bench.command import run_benchmark
 from mjfleet.bench.result import Spread
+from mjfleet.cli.run_command import run_command
 from mjfleet.config import AgentConfig, EnvConfig, TrainConfig, to_dict
 
 from ..conftest import Run
-from .tiny import BENCHMARKS, measured, run_script
+from .tiny import BENCHMARKS, measured
 
 STAND_INS = {
     "rsl_rl/utils/logger.py": """
@@ -122,35 +125,44 @@ def test_the_driver_gives_our_settings_and_tells_each_iteration(tmp_path: Path) 
         check=False, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    notes, *iterations = [json.loads(line) for line in result.stdout.splitlines()]
-    assert "its timestep was set from 0.02 to 0.01, as ours" in notes["notes"]
-    assert any("algorithm.desired_kl" in note for note in notes["notes"])
-    assert not any("decimation" in note for note in notes["notes"])
+    first, *iterations = [json.loads(line) for line in result.stdout.splitlines()]
+    assert any("algorithm.desired_kl" in setting for setting in first["lacks"])
     assert iterations == [
         {"iteration": n, "collect_seconds": 0.25, "learn_seconds": 0.5, "mean_reward": n + 0.5}
         for n in (1, 2)
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["peer.py"], ["mjlab", "rsl_rl"]),
-        (["peer.py", "skrl"], ["no benchmark `skrl`", "mjlab", "rsl_rl"]),
-        (["peer.py", "mjlab", "hopper-v5"], ["no counterpart of hopper-v5", "cartpole-swingup"]),
-        (["peer.py", "mjlab"], ["`pip install uv`"]),
-        (["peer.py", "rsl_rl", "--cpu-threads", "1000"], ["--cpu-threads is 1000"]),
-        (["learning.py", "--until", "x = 1"], ["--until", "task/velocity_error <"]),
-        (["learning.py", "--until", "x<1", "--iterations", "9"], ["--iterations is 9"]),
-    ],
-)
 def test_a_mistake_is_told_and_leaves_nothing(
-    tmp_path: Path, arguments: list[str], words: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = run_script(tmp_path, *arguments, CUDA_VISIBLE_DEVICES="", PATH="")
-    assert result.returncode == 2, result.stderr
-    assert all(word in result.stderr + result.stdout for word in words), result.stderr
-    assert not list(tmp_path.iterdir())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    for name in ("CUDA_VISIBLE_DEVICES", "PATH"):
+        monkeypatch.setenv(name, "")
+    names = ("peer", "learning", "reference")
+    peer, learning, reference = map(importlib.import_module, names)
+    content = '{"samples": [{"task": "cartpole-balance"}]}'
+    Path("reference.json").write_text(content)
+    for kind, measure, arguments, words in (
+        (peer.PeerOptions, peer.compare, ["mjlab", "hopper-v5"], "no counterpart of hopper-v5"),
+        (peer.PeerOptions, peer.compare, ["mjlab"], "`pip install uv`"),
+        (
+            learning.LearningOptions,
+            learning.learning,
+            ["--until", "x = 1"],
+            "task/velocity_error <",
+        ),
+        (
+            reference.ReferenceOptions,
+            reference.reference,
+            ["--output", "."],
+            "reference.json is no",
+        ),
+    ):
+        assert run_command(partial(run_benchmark, kind, measure, "prog"), arguments) == 2
+        assert words in capsys.readouterr().err
+    assert [path.read_text() for path in tmp_path.iterdir()] == [content]
 
 
 @pytest.mark.slow
@@ -207,17 +219,6 @@ def test_learning_says_when_all_conditions_held(run: Run, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_metric_that_does_not_exist_is_told_before_training(tmp_path: Path) -> None:
-    result = run_script(
-        tmp_path, "learning.py", "--gpu-ids", "None", "--num-envs", "16", "--peer", "none",
-        "--iterations", "1000000", "--until", "mean_reward > 2", "task/speed < 1",
-    )  # fmt: skip
-    assert result.returncode == 2
-    assert all(name in result.stderr for name in ("'task/speed < 1'", "mean_reward", "loss/value"))
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
 def test_reference_runs_are_added_to_those_of_other_tasks(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "logs/bench"
     folder.mkdir(parents=True)
@@ -248,16 +249,6 @@ def test_reference_runs_are_added_to_those_of_other_tasks(run: Run, tmp_path: Pa
     assert second[4]["low"] == min(6.0, sample["policy"]["return"]) > 0
     assert second[6] == "2"
     assert (folder / "reference.png").is_file()
-
-
-def test_a_file_that_holds_no_reference_runs_is_kept(tmp_path: Path) -> None:
-    content = '{"samples": [{"task": "cartpole-balance"}]}'
-    file = tmp_path / "reference.json"
-    file.write_text(content)
-    result = run_script(tmp_path, "reference.py", "--gpu-ids", "None", "--output", ".")
-    assert result.returncode == 2
-    assert "reference.json is no result of benchmarks/reference.py" in result.stderr
-    assert file.read_text() == content
 
 
 def learned(*rewards: float) -> list[dict[str, Any]]:

@@ -245,29 +245,6 @@ def test_mistakes_are_answered_and_nothing_is_written(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_stays_the_same_is_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    # The second seed never succeeds: a mean over both counts its zeros.
-    rising, never = [0.1 * i for i in range(10)], [0.0] * 10
-    same = {"wait_seconds": never, "loss/nan": ["nan"] * 10, "huge": ["1e300"] * 10}
-    for seed, successes in ((1, rising), (2, never)):
-        folder = Path(f"logs/cartpole/group/seed_{seed}")
-        trained(folder, [5.0] * 10, {"task/success": successes, **same}, seed=seed)
-    group(Path("logs/cartpole/group"))
-    for name in ("group", "seed_1"):
-        assert run_command(mjfleet, ["report", name, "--output", "page.html"]) == 0
-        text = Path("page.html").read_text()
-        assert re.findall('data-column="(.*?)"', text) == ["task/success"]
-        assert "<code>mean_return</code>" in text  # In the table of all numbers.
-        if name == "group":
-            mean = entries(Path("page.html"))[0]["task/success"][0]
-            assert mean == pytest.approx([value / 2 for value in rising])
-        assert run_command(mjfleet, ["plot", name, "--output", "curves.svg"]) == 0
-        labels = re.findall("<!-- (task/success|mean_return|wait_seconds) -->",
-                            Path("curves.svg").read_text())  # fmt: skip
-        assert labels == ["task/success"]
-
-
 def test_an_interval_holds_the_true_mean_as_often_as_it_says() -> None:
     samples = np.random.default_rng(1).normal(3.0, 2.0, size=(20, 400))  # 400 times 20 runs.
     mean, low, high = bootstrap(samples)

@@ -54,9 +54,9 @@ def test_what_cannot_be_made_is_one_message_and_leaves_nothing(
     for arguments, problem in (
         (["2dof"], "'2dof'; it must have at most 100 letters, digits, dashes and underscores, and"),
         (["../arm"], "letters, digits"),
-        (["taken"], "tasks/taken cannot be made: Directory not empty"),
+        (["taken"], "tasks/taken cannot be made: File exists"),
         (["cartpole-balance"], "there is a task `cartpole-balance` already, in"),
-        (["arm", "--tasks-dir", "file"], "file/arm cannot be made: File exists"),
+        (["arm", "--tasks-dir", "file"], "file/arm cannot be made: Not a directory"),
         (["arm", "--tasks-dir", "file/deeper"], "file/deeper/arm cannot be made: Not a directory"),
         (["arm", "--tasks-dir", "tasks/taken"], "which is a task folder"),
     ):

@@ -55,6 +55,15 @@ def page(capsys: pytest.CaptureFixture[str]) -> Page:
     return write
 
 
+def test_a_real_run_is_listed(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert mjfleet(["runs", "--json", "--log-root", str(trained.parents[1])]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["run"] == f"cartpole-balance/{trained.name}"
+    assert (found["status"], found["problem"]) == ("finished", None)
+    assert found["iterations"] == found["max_iterations"] == 4
+    assert found["bytes"] == sum(p.stat().st_size for p in trained.rglob("*") if p.is_file())
+
+
 def test_a_page_tells_all_of_a_run(trained: Path, page: Page) -> None:
     (trained / "videos").mkdir()
     (trained / "videos/iteration_4.mp4").write_bytes(b"a video")

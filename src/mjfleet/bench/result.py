@@ -60,36 +60,32 @@ class Table:
 
 @dataclass(frozen=True)
 class Result:
-    """A benchmark's samples and tables, as its JSON file holds them."""
+    """A benchmark's samples and tables."""
 
     name: str  # Of its files, without suffix.
     title: str
-    command: str = field(default="", kw_only=True)
-    taken: str = field(default="", kw_only=True)  # The time, with its zone.
-    machine: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    versions: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     tables: Sequence[Table]
-    notes: Sequence[str] = ()  # What a reader must know to understand the tables.
-    plots: Sequence[str] = field(default=(), kw_only=True)  # Names of image files beside the JSON.
-    samples: Sequence[Mapping[str, Any]] = ()  # Every measurement, in their order.
+    notes: Sequence[str]  # What a reader must know to understand the tables.
+    samples: Sequence[Mapping[str, Any]]  # Every measurement, in their order.
+    plots: Sequence[str] = ()  # Names of image files beside the JSON.
+    versions: Mapping[str, str] = field(default_factory=dict)  # Of other packages that took part.
 
-    def markdown(self) -> str:
-        """Format the result as a section of a page, which says when and on what it was taken."""
-        known = [f"{name} {text}" for name, text in {**self.machine, **self.versions}.items()]
-        parts = [f"# {self.title}", f"```bash\n{self.command}\n```" if self.command else ""]
+    def write(self, folder: Path, command: str, taken: str, machine: Mapping[str, str]) -> str:
+        """Write a JSON and a Markdown file, each whole or not at all; return the latter's text."""
+        machine = {**machine, **self.versions}
+        parts = [f"# {self.title}", f"```bash\n{command}\n```"]
         parts += [table.markdown() for table in self.tables]
         parts += [f"![{self.title}]({name})" for name in self.plots]
-        parts.append("\n".join(f"- {note}" for note in self.notes))
-        parts.append(f"Taken {self.taken[:10]} with {', '.join(known)}.")
-        return "\n\n".join(part for part in parts if part) + "\n"
-
-    def write(self, folder: Path) -> None:
-        """Write the JSON and a Markdown file, each whole or not at all."""
+        parts += ["\n".join(f"- {note}" for note in self.notes)]
+        known = ", ".join(f"{name} {text}" for name, text in machine.items())
+        page = "\n\n".join([*parts, f"Taken {taken[:10]} with {known}.\n"])
+        about = {"command": command, "taken": taken, "machine": machine}
+        data = json.dumps(about | asdict(self), indent=1) + "\n"
         folder.mkdir(parents=True, exist_ok=True)
-        data = json.dumps(asdict(self), indent=1) + "\n"
-        for suffix, text in (("json", data), ("md", self.markdown())):
+        for suffix, text in (("json", data), ("md", page)):
             path = folder / f"{self.name}.{suffix}"
             write_atomically(path, lambda file, text=text: file.write(text.encode()))
+        return page
 
 
 def our_commit() -> str:
@@ -97,9 +93,8 @@ def our_commit() -> str:
 
     An installed package has none, although it may lie in another project's repository.
     """
-    if clone_folder() is None:
-        return ""
-    for state in git_state([Path(__file__).parent]).values():
+    folder = clone_folder()
+    for state in git_state([folder] if folder else []).values():
         if state["commit"]:
             return state["commit"][:9] + (", changed" if state["dirty"] else "")
     return ""

@@ -1,4 +1,4 @@
-"""Times the parts of training, and in turn with it the bare engine. Runs in a child process.
+"""Times training, and in turn with it the bare engine. Runs in a child process.
 
 python -m mjfleet.bench.throughput_child <WorkerArgs as JSON>
 """
@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,77 +44,37 @@ def built_task(worker: WorkerArgs) -> Iterator[tuple[FoundTask, TrainConfig, Any
         yield found, config, build_env(found, config, *place, group_size=size)
 
 
-class Stopwatch:
-    """Times the parts of an iteration while it is on; waiting for a GPU around each slows it down.
-
-    A part does not include the parts that it calls.
-    """
-
-    def __init__(self, device: str) -> None:
-        self._device, self._nested, self.is_on = device, 0.0, False
-        self.seconds: dict[str, float] = defaultdict(float)
-
-    def now(self) -> float:
-        """Return the time (s) once the device has finished."""
-        if self._device != "cpu":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
-
-    def watch(self, part: str, owner: Any, method: str) -> None:
-        """Add the time of every call of a method to that of a part."""
-        call = getattr(owner, method)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            if not self.is_on:
-                return call(*args, **kwargs)
-            before, self._nested, start = self._nested, 0.0, self.now()
-            result = call(*args, **kwargs)
-            elapsed = self.now() - start
-            self.seconds[part] += elapsed - self._nested
-            self._nested = before + elapsed
-            return result
-
-        setattr(owner, method, timed)
-
-
-def measure(worker: WorkerArgs) -> list[dict[str, Any]]:
-    """Train; return the times (s) of each iteration, of which every second one is timed in parts.
+def measure(worker: WorkerArgs) -> list[list[float]]:
+    """Train; return the seconds of each iteration, its rollout, its update and the bare engine.
 
     After each, the bare engine steps as often as the rollout, from the states in which that ended.
     """
-    watch, samples = Stopwatch(worker.devices[0]), list[dict[str, Any]]()
+    device, samples = worker.devices[0], list[list[float]]()
+
+    def now() -> float:
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
     with built_task(worker) as (found, config, env):
-        runner = Runner(env, config.agent, worker.devices[0], worker.threads, found.load)
-        for part, owner, method in (
-            ("physics", env.sim, "step"),
-            ("rest of the environment", env, "step"),
-            ("policy", runner.alg, "act"),
-            ("update", runner.alg, "compute_returns"),
-            ("update", runner.alg, "start_update"),
-        ):
-            watch.watch(part, owner, method)
+        runner = Runner(env, config.agent, device, worker.threads, found.load)
         make = _warp if worker.engine == "warp" else _native
         step, fields = make(worker, env.sim, env.cfg.decimation)
-        start = watch.now()
+        start = now()
 
         def after_iteration(row: Row) -> None:
             nonlocal start
-            seconds = watch.now() - start
-            parts = dict(watch.seconds) if watch.is_on else None
-            watch.is_on = False
-            watch.seconds.clear()
+            seconds = now() - start
             with torch.inference_mode():
                 for name, value in env.sim.state().items():
                     if name in fields:
                         fields[name].copy_(value)
-            start = watch.now()
+            start = now()
             for _ in range(config.agent.num_steps_per_env):
                 step()
-            engine = watch.now() - start
-            times = {"seconds": seconds, "collect_seconds": row["collect_seconds"]}
-            samples.append({**times, "engine_seconds": engine, "parts": parts})
-            watch.is_on = len(samples) % 2 == 1
-            start = watch.now()
+            collected, learned = (row[name] or 0.0 for name in ("collect_seconds", "learn_seconds"))
+            samples.append([seconds, collected, learned, now() - start])
+            start = now()
 
         runner.train(after_iteration, lambda: None)
     return samples

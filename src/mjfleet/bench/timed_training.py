@@ -66,11 +66,7 @@ def run_timed(
 
 
 def train_timed(
-    task: str,
-    config: TrainConfig,
-    scratch: Path,
-    flags: Sequence[str] = (),
-    environ: Mapping[str, str] | None = None,
+    task: str, config: TrainConfig, scratch: Path, flags: Sequence[str] = ()
 ) -> tuple[list[dict[str, float]], TimedChild]:
     """Train by the command `train`, with further `flags`; the run directory is removed again.
 
@@ -85,7 +81,7 @@ def train_timed(
     if (teacher := config.agent.teacher) and teacher.checkpoint:
         words += ["--teacher", teacher.checkpoint]
     try:
-        child = run_timed([*TRAIN, *words, *flags], scratch, environ)
+        child = run_timed([*TRAIN, *words, *flags], scratch)
         rows = read_rows(run_dir / METRICS_FILE)[1]
     finally:
         shutil.rmtree(run_dir, ignore_errors=True)

@@ -4,7 +4,6 @@ Runs in the launcher: `train` itself, in a child process for each number, is wha
 """
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from mjfleet.config import TrainConfig
 from mjfleet.config.flags import HELP
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.utils.console import print_line
-from mjfleet.worker.rank_environment import Rank, torchrun_variables
 from mjfleet.worker.stop_signals import StopRequest
 
 SMALLEST, LARGEST = 256, 1 << 20  # Environments per worker that are tried first, and at most.
@@ -56,10 +54,6 @@ def tune(arguments: Sequence[str]) -> int:
     if resume or config.run_dir or config.seeds or config.dry_run:
         flags = "--resume, --run-dir, --seeds and --dry-run"
         raise UserError(f"tune measures new runs, and keeps none: leave out {flags}.")
-    if Rank.from_environ(os.environ | torchrun_variables(os.environ)):
-        raise UserError(
-            "tune starts the workers that it measures: run it without torchrun or srun."
-        )
     with StopRequest().installed(), TemporaryDirectory(prefix="mjfleet-tune-") as folder:
         fastest = choose(_measure(found.name, config, Path(folder)))
     print_line(f"fastest: --env.num-envs {fastest.num_envs}")

@@ -44,12 +44,7 @@ def inspect(arguments: Sequence[str]) -> int:
     try:
         with open_regular(file, MAX_BYTES, may_link=True) as opened:
             explanation = np.load(opened, allow_pickle=False)["explanation"]
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror or error}") from None
     except Exception as error:  # NumPy, zipfile and zlib raise many kinds.
-        raise UserError(
-            f"{file} is not a NaN dump, which a run writes as failures/nan_rank<r>.npz: "
-            f"{in_a_line(error)}"
-        ) from None
+        raise UserError(f"{file} is not a NaN dump that can be read: {in_a_line(error)}") from None
     print_line(f"{file}: {explanation}")
     return 0

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import tyro
@@ -44,12 +43,17 @@ def new_task(arguments: Sequence[str]) -> int:
     known = discover(os.environ, parsed.tasks_dir if root.is_dir() else None).tasks
     if name in known:
         raise UserError(f"there is a task `{name}` already, in {known[name].folder}.")
+    class_name = "".join(part[:1].upper() + part[1:] for part in re.split("[-_]", name))
+    names, folder = {"reacher": name, "Reacher": class_name}, root / name
     try:
-        _write(root, name)
+        folder.mkdir(parents=True)
+        for file in FILES:
+            text = (TEMPLATE / file).read_text(encoding="utf-8")
+            text = re.sub("[Rr]eacher", lambda found: names[found[0]], text)
+            (folder / file).write_text(text, encoding="utf-8")
+            print_line(f"wrote {folder / file}")
     except OSError as error:
-        raise UserError(f"{root / name} cannot be made: {error.strerror}") from None
-    for file in FILES:
-        print_line(f"wrote {root / name / file}")
+        raise UserError(f"{folder} cannot be made: {error.strerror}") from None
     run = "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
     is_found = root.resolve() == Path("tasks").resolve()
     where = name if is_found else f"{name} --tasks-dir {shlex.quote(str(root))}"
@@ -57,18 +61,3 @@ def new_task(arguments: Sequence[str]) -> int:
     for command in NEXT:
         print_line(f"  {run}{command.format(where)}")
     return 0
-
-
-def _write(root: Path, name: str) -> None:
-    """Fill a temporary folder, then rename it, so that the task is there whole or not at all."""
-    class_name = "".join(part[:1].upper() + part[1:] for part in re.split("[-_]", name))
-    names = {"reacher": name, "Reacher": class_name}
-    root.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".new-", dir=root) as aside:
-        folder = Path(aside, name)
-        folder.mkdir()
-        for file in FILES:
-            text = (TEMPLATE / file).read_text(encoding="utf-8")
-            text = re.sub("[Rr]eacher", lambda found: names[found[0]], text)
-            (folder / file).write_text(text, encoding="utf-8")
-        folder.rename(root / name)

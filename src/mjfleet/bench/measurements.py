@@ -1,0 +1,143 @@
+"""`mjfleet bench throughput`, `scaling` and `startup`. In the launcher; children train."""
+
+import json
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal
+
+import tyro
+
+from mjfleet.bench.benchmark_options import Counts, Options, Setup
+from mjfleet.bench.result import Result, Table
+from mjfleet.bench.timed_training import TRAIN, run_timed, train_timed
+from mjfleet.config.validation import Checked, OptionalCount
+from mjfleet.errors import UserError
+from mjfleet.utils.child_process import python_module
+from mjfleet.utils.hardware_names import usable_cores
+
+MEDIANS = "Medians of the repeats, with the least and the greatest."
+ITERATION = ("end to end", "rollout", "update", "engine", "engine / rollout")
+ENGINE = (
+    "Each repeat is a process, whose figures are medians over its iterations. End to end is all "
+    "between two iterations but reporting. The engine is its own call with nothing around it, "
+    "`Batch.step` or one graph of MuJoCo-Warp's steps, on the environments as the rollout left "
+    "them, with the same threads and physics steps."
+)
+WORKERS = (
+    "workers x environments", "env steps per second", "efficiency", "waiting", "collectives",
+)  # fmt: skip
+SECONDS = ("collect_seconds", "learn_seconds", "wait_seconds", "collective_seconds")
+SHARES = (
+    "Efficiency is the speed against that of one worker of the same round, with as many "
+    "environments and CPU threads, times their number. Waiting is the mean time that workers wait "
+    "for the slowest, collectives what they cost the slowest itself, as shares of rollout and "
+    "update."
+)
+PHASES = ("start, imports and building", "first rollout and update")
+CACHED = (
+    "The system has files and kernels in its caches. The first rollout and update are what "
+    "metrics.csv says."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Which(Checked):
+    """The first word of the command."""
+
+    what: tyro.conf.Positional[Literal["throughput", "scaling", "startup"]]
+    """`throughput`: where the time goes, and what the bare engine could do; `scaling`: one worker,
+    two, ...; `startup`: from Enter to help and to the first iteration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(Options, Which):
+    """Measure how fast a task trains on this machine."""
+
+    num_envs: Counts = (1024,)
+    """Numbers of environments of each worker to measure."""
+    workers: OptionalCount = None
+    """The most workers of `scaling`; `None`: one for each GPU of --gpu-ids, or 2 on the CPU."""
+
+
+def throughput(setup: Setup, options: BenchOptions) -> Result:
+    """Measure every number of environments in turn."""
+    workers = {n: setup.worker_args(setup.config(n)) for n in options.num_envs}
+
+    def measure(num_envs: int) -> dict[str, Any]:
+        worker = workers[num_envs]
+        child = python_module("mjfleet.bench.throughput_child", json.dumps(asdict(worker)))
+        lines = run_timed(child, setup.scratch, {"OMP_WAIT_POLICY": "PASSIVE"}).lines
+        iterations = json.loads(lines[-1][1])[options.warmup :]
+        seconds = [median(times) for times in zip(*iterations, strict=True)]
+        share = median(engine / rollout for _, rollout, _, engine in iterations)
+        steps = num_envs * worker.config["agent"]["num_steps_per_env"]
+        return {
+            "speeds": [*(steps / each for each in seconds), share],
+            "milliseconds": [*(1e3 * each for each in seconds), share],
+        }
+
+    keys = [{"num_envs": n} for n in options.num_envs]
+    samples = setup.rounds(keys, measure, "{num_envs} environments")
+    tables = [
+        Table.of(title, ["environments", *ITERATION], [(s["num_envs"], s[key]) for s in samples])
+        for title, key in (
+            ("Env steps per second", "speeds"),
+            ("Milliseconds of an iteration", "milliseconds"),
+        )
+    ]
+    return setup.result("throughput", tables, [MEDIANS, ENGINE], samples)
+
+
+def scaling(setup: Setup, options: BenchOptions) -> Result:
+    """Train with each number of workers in turn; UserError if there are too few GPUs or threads."""
+    gpus, cores = setup.devices.indices, options.cpu_threads or usable_cores()
+    most, limit = options.workers or len(gpus) or 2, len(gpus) or cores
+    if most > limit:
+        what = "GPUs" if gpus else "CPU threads"
+        raise UserError(f"--workers is {most}; it must be at most {limit}, the number of {what}.")
+    counts = sorted({*(2**power for power in range(most.bit_length())), most})
+    keys = [{"num_envs": n, "workers": count} for n in options.num_envs for count in counts]
+    alone: dict[int, float] = {}
+
+    def measure(num_envs: int, workers: int) -> dict[str, Any]:
+        config = setup.config(num_envs, workers=workers, threads=workers * max(1, cores // most))
+        rows, _ = train_timed(setup.found.name, config, setup.scratch)
+        start, end = rows[options.warmup - 1], rows[-1]
+        steps, seconds = (end[name] - start[name] for name in ("total_steps", "seconds"))
+        speed = steps / seconds
+        if workers == 1:  # Each round begins with one worker.
+            alone[num_envs] = speed
+        sums = [sum(row[name] for row in rows[options.warmup :]) for name in SECONDS]
+        shares = [time / (sums[0] + sums[1]) for time in sums[2:]]
+        return {"figures": [speed, speed / alone[num_envs] / workers, *shares], "iterations": rows}
+
+    samples = setup.rounds(keys, measure, "{workers} x {num_envs}")
+    rows = [(f"{s['workers']} x {s['num_envs']}", s["figures"]) for s in samples]
+    table = Table.of("Workers", WORKERS, rows)
+    return setup.result("scaling", [table], [MEDIANS, SHARES], samples)
+
+
+def startup(setup: Setup, options: BenchOptions) -> Result:
+    """Measure help and first iterations in turn."""
+    task, scratch = setup.found.name, setup.scratch
+    helps = {"`train --help`": ["--help"], "`train <task> --help`": [task, "--help"]}
+    configs = {
+        f"first iteration, {n} environments": setup.config(n, max_iterations=1)
+        for n in options.num_envs
+    }
+
+    def measure(what: str) -> dict[str, Any]:
+        if what in helps:
+            return {"seconds": run_timed([*TRAIN, *helps[what]], scratch).seconds}
+        row = train_timed(task, configs[what], scratch)[0][0]
+        learned = row["collect_seconds"] + row["learn_seconds"]
+        return {"seconds": row["seconds"], "phases": [row["seconds"] - learned, learned]}
+
+    samples = setup.rounds([{"what": what} for what in (*helps, *configs)], measure, "{what}")
+    totals = [(s["what"], [s["seconds"]]) for s in samples]
+    phases = [(s["what"], s["phases"]) for s in samples if "phases" in s]
+    tables = [
+        Table.of("Seconds from Enter", ["", "seconds"], totals),
+        Table.of("Where they go", ["", *PHASES], phases),
+    ]
+    return setup.result("startup", tables, [MEDIANS, CACHED], samples)
