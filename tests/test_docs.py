@@ -50,7 +50,7 @@ OTHERS = {
     "--ulimit", "--from", "--version", "--wheel",
     "--space", "--trust", "--wandb",
 }  # fmt: skip
-"""Flags of other programs, those for help, and two that stand for any."""
+"""Flags of other programs, those for help, those that went, and two that stand for any."""
 IGNORED = shutil.ignore_patterns("__pycache__")
 
 
