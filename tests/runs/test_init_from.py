@@ -42,7 +42,7 @@ def test_another_task_begins_with_networks_that_fit_and_later_goes_on_by_itself(
     for words in (
         "--agent.actor.obs-normalization is True there, False here",
         "--agent.actor.activation is elu there, relu here",
-        "it observes actor (5) there, actor (5) and critic (5) here",
+        "what it observes is {'actor': [5]} there, {'actor': [5], 'critic': [5]} here",
     ):
         assert words in done.stderr
     assert [path.name for path in tmp_path.glob("logs/*/*")] == [base.name]
