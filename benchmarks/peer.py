@@ -151,7 +151,7 @@ def install_mjlab(scratch: Path) -> str:
 
 def train_ours(setup: Setup, config: TrainConfig, flags: Sequence[str] = ()) -> dict[str, Any]:
     """Train by mjfleet, with further flags of `train`; return what `summarise` does."""
-    rows, child = train_timed(setup.found.name, config, setup.scratch, flags)
+    rows, child = train_timed(setup.found, config, setup.scratch, flags)
     return summarise(config, setup.options.warmup, child, rows)
 
 

@@ -54,7 +54,7 @@ Watch = Callable[..., tuple[int, list[str]]]
 def watch(start: Start) -> Watch:
     """Train on a terminal; returns the exit code, and all lines that it shows in the end.
 
-    On the way a signal may be sent once it shows a text.
+    A signal is sent once the terminal shows a text.
     """
 
     def train(*arguments: str, stop_at: str | None = None) -> tuple[int, list[str]]:

@@ -9,7 +9,7 @@ import torch
 
 from mjfleet.cli.train import train
 from mjfleet.errors import UserError
-from mjfleet.runs.checkpoint_names import INIT
+from mjfleet.runs.checkpoints import INIT
 
 from ..conftest import Run, rows
 

@@ -141,7 +141,7 @@ def test_an_id_on_wandb_is_used_only_by_the_user_who_had_it(tmp_path: Path, run:
     write_record(run_dir, id="theirs")
     foreign = run("train", TASK, "--resume", "latest", *flags, "3")
     assert foreign.returncode == 0, foreign.stderr
-    assert "W&B: a new run there" in foreign.stderr
+    assert "W&B: a new run, since" in foreign.stderr
     assert json.loads((run_dir / "run.json").read_text())["id"] not in ("theirs", record["id"])
     assert not list(run_dir.glob("wandb/*theirs*"))
 

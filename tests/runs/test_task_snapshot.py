@@ -42,8 +42,9 @@ def keep(folder: Path, run_dir: Path) -> Path:
     """Keep a folder in a run, and write a checkpoint that was trained with it."""
     code = read_code(folder)
     (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
-    entry = task_snapshot.keep(code, run_dir, run_dir)
-    record = {"id": "1", "task": "arm", "attempts": [{"code": json.loads(json.dumps(entry))}]}
+    task_snapshot.keep(code, run_dir, run_dir)
+    entry = {"hash": code.hash, "left_out": list(code.left_out)}
+    record = {"id": "1", "task": "arm", "attempts": [{"code": entry}]}
     (run_dir / "run.json").write_text(json.dumps(record))
     add_note(run_dir, "1", {}, code.hash)
     checkpoint = run_dir / "checkpoints" / "model_1.pt"

@@ -69,11 +69,6 @@ def test_a_run_goes_on_from_what_its_logger_has_uploaded(
 
     word = f"wandb:team/poles/{server.run}"
     (tmp_path / "logs").rename(tmp_path / "elsewhere")
-    told = run("train", TASK, "--resume", word, "--dry-run")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert f"would be downloaded: logs/poles/{server.run}_model_6" in told.stdout
-    assert not (tmp_path / "logs").exists()
-
     resumed = run("train", TASK, "--resume", f"{word}:model_3")
     assert resumed.returncode == 0, resumed.stderr
     assert "continues in place" in resumed.stdout
@@ -89,8 +84,8 @@ def test_a_run_goes_on_from_what_its_logger_has_uploaded(
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def fetch(root: Path, word: str = WORD, task: str | None = TASK) -> Path:
-    return find_run(word, word, root, task=task).relative_to(root)
+def fetch(root: Path, word: str = WORD) -> Path:
+    return find_run(word, word, root).relative_to(root)
 
 
 def test_the_newest_checkpoint_is_meant_unless_one_is_named(
@@ -124,7 +119,6 @@ def test_the_newest_checkpoint_is_meant_unless_one_is_named(
     ("files", "entries", "message"),
     [
         ({"run.json": b"[]"}, {}, "it is no mapping"),
-        ({"run.json": b'{"task": "../x"}'}, {}, "of the task ../x, not of"),
         ({"model_2.pt": b"no checkpoint"}, {}, "damaged or no checkpoint"),
         ({}, {"model_2.pt": {"ref": "file:///etc/passwd"}}, "a reference to a file elsewhere"),
         ({}, {"model_2.pt": {"size": 2**41}}, "empty or too large"),
@@ -151,10 +145,7 @@ def test_without_a_login_or_a_right_word_nothing_is_asked(
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(UserError, match=f"{WORD}: W&B: No API key configured"):
         find_run(WORD, WORD, tmp_path / "logs")
-    for word in ("wandb:abc", "wandb:team/poles", f"{WORD}:", f"{WORD}:v3", "wandb:a/b/.."):
+    for word in ("wandb:team/poles", f"{WORD}:v3", "wandb:a/b/.."):
         with pytest.raises(UserError, match="must be wandb:<entity>/<project>/<run>"):
             find_run(word, word, tmp_path / "logs")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="not each of 2 workers"):
-        find_run(WORD, WORD, tmp_path / "logs")
     assert not (tmp_path / "logs").exists()

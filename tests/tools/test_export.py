@@ -18,7 +18,7 @@ import torch
 from mjfleet.env import Env
 from mjfleet.registry import discover
 from mjfleet.rl.checkpoint_files import pack_checkpoint, read_checkpoint
-from mjfleet.runs.checkpoint_archive import about
+from mjfleet.runs.checkpoints import about
 from mjfleet.sim import make_simulation
 
 from ..cli.test_cli import POISON

@@ -80,10 +80,10 @@ def test_a_task_can_be_looked_at_without_a_policy(run: Run, tmp_path: Path) -> N
     [
         (["cartpole-balance"], "--resume"),
         (["cartpole-balance", "--resume", "latest"], "there is no run of the task"),
-        (["latest"], "latest: there is no run in logs"),
+        (["latest"], "latest: there is no run of this user in logs"),
         (["cartpole-balance", "--resume", "nowhere"], "does not exist"),
         (["cartpol-balance"], "Did you mean cartpole-balance"),
-        (["cartpol-balance"], "no run in logs has a name that begins with it"),
+        (["cartpol-balance"], "no run of yours in logs has a name that begins with it"),
         (["cartpole-balance", "--pretrained"], "go1-velocity-flat, go1-velocity-rough"),
         (["cartpole-balance", "--resume", str(GO2)], "name go2-velocity-flat as the task"),
         (["go1-velocity-flat", "--pretrained", "--env.history", "5"], "another network"),

@@ -16,12 +16,12 @@ from mjfleet.api.task_by_value import ClassTask
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.config.dict_conversion import plain
 from mjfleet.errors import UserError
-from mjfleet.runs.checkpoint_names import BEST, checkpoints_in
+from mjfleet.runs.checkpoints import BEST, checkpoints_in
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations, read_rows, value
-from mjfleet.runs.run_json import read_record
+from mjfleet.runs.run_json import read_record, record_of
 from mjfleet.runs.run_lock import is_locked
-from mjfleet.runs.run_lookup import find_run, group_of, name_of, record_of
+from mjfleet.runs.run_lookup import find_run, group_of, name_of
 from mjfleet.worker.failure_record import Failure, read_failures
 
 if TYPE_CHECKING:

@@ -54,7 +54,8 @@ def train(
         place = Path(planned.log_root).absolute()  # Other hosts, which read them, share its disk.
     files["config.yaml"] = config_text(found.name, planned).encode(errors="backslashreplace")
     # What does not count in a file, and a teacher, of which it has none, are flags.
-    flags = as_flags({"run_dir": run_dir, "teacher": planned.teacher}) + placement_flags(planned)
+    flags = as_flags({"run_dir": run_dir, "teacher": planned.teacher})
+    flags += placement_flags(planned, found.defaults())
     command = ["train", found.name, "--config", f"{FILES}config.yaml", *flags]
     process = CommandProcess(command, not background, files, place)
     return Run.of_process(process, run_dir, background)

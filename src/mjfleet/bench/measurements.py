@@ -101,7 +101,7 @@ def scaling(setup: Setup, options: BenchOptions) -> Result:
 
     def measure(num_envs: int, workers: int) -> dict[str, Any]:
         config = setup.config(num_envs, workers=workers, threads=workers * max(1, cores // most))
-        rows, _ = train_timed(setup.found.name, config, setup.scratch)
+        rows, _ = train_timed(setup.found, config, setup.scratch)
         start, end = rows[options.warmup - 1], rows[-1]
         steps, seconds = (end[name] - start[name] for name in ("total_steps", "seconds"))
         speed = steps / seconds
@@ -119,8 +119,8 @@ def scaling(setup: Setup, options: BenchOptions) -> Result:
 
 def startup(setup: Setup, options: BenchOptions) -> Result:
     """Measure help and first iterations in turn."""
-    task, scratch = setup.found.name, setup.scratch
-    helps = {"`train --help`": ["--help"], "`train <task> --help`": [task, "--help"]}
+    found, scratch = setup.found, setup.scratch
+    helps = {"`train --help`": ["--help"], "`train <task> --help`": [found.name, "--help"]}
     configs = {
         f"first iteration, {n} environments": setup.config(n, max_iterations=1)
         for n in options.num_envs
@@ -129,7 +129,7 @@ def startup(setup: Setup, options: BenchOptions) -> Result:
     def measure(what: str) -> dict[str, Any]:
         if what in helps:
             return {"seconds": run_timed([*TRAIN, *helps[what]], scratch).seconds}
-        row = train_timed(task, configs[what], scratch)[0][0]
+        row = train_timed(found, configs[what], scratch)[0][0]
         learned = row["collect_seconds"] + row["learn_seconds"]
         return {"seconds": row["seconds"], "phases": [row["seconds"] - learned, learned]}
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError, WorkerError
+from mjfleet.registry import FoundTask
 from mjfleet.runs.config_yaml import placement_flags, write_config
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows
+from mjfleet.runs.own_runs import remove_note
 from mjfleet.utils.child_process import ChildProcess, python_module
 
 TRAIN = python_module("mjfleet.cli.train")
@@ -66,7 +68,7 @@ def run_timed(
 
 
 def train_timed(
-    task: str, config: TrainConfig, scratch: Path, flags: Sequence[str] = ()
+    found: FoundTask, config: TrainConfig, scratch: Path, flags: Sequence[str] = ()
 ) -> tuple[list[dict[str, float]], TimedChild]:
     """Train by the command `train`, with further `flags`; the run directory is removed again.
 
@@ -76,14 +78,16 @@ def train_timed(
     """
     file, run_dir = scratch / "config.yaml", scratch / "run"
     config = replace(config, log_root=str(scratch))
-    write_config(file, task, config)
-    words = [task, "--config", str(file), "--run-dir", str(run_dir), *placement_flags(config)]
+    write_config(file, found.name, config)
+    words = [found.name, "--config", str(file), "--run-dir", str(run_dir)]
+    words += placement_flags(config, found.defaults())
     if (teacher := config.agent.teacher) and teacher.checkpoint:
         words += ["--teacher", teacher.checkpoint]
     try:
         child = run_timed([*TRAIN, *words, *flags], scratch)
         rows = read_rows(run_dir / METRICS_FILE)[1]
     finally:
+        remove_note(run_dir)
         shutil.rmtree(run_dir, ignore_errors=True)
     reported = [seconds for seconds, line in child.lines if line.startswith("iteration=")]
     return [

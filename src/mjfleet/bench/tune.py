@@ -15,6 +15,7 @@ from mjfleet.cli.train import configure
 from mjfleet.config import TrainConfig
 from mjfleet.config.flags import HELP
 from mjfleet.errors import UserError, WorkerError
+from mjfleet.registry import FoundTask
 from mjfleet.utils.console import print_line
 from mjfleet.worker.stop_signals import StopRequest
 
@@ -55,7 +56,7 @@ def tune(arguments: Sequence[str]) -> int:
         flags = "--resume, --run-dir, --seeds and --dry-run"
         raise UserError(f"tune measures new runs, and keeps none: leave out {flags}.")
     with StopRequest().installed(), TemporaryDirectory(prefix="mjfleet-tune-") as folder:
-        fastest = choose(_measure(found.name, config, Path(folder)))
+        fastest = choose(_measure(found, config, Path(folder)))
     print_line(f"fastest: --env.num-envs {fastest.num_envs}")
     return 0
 
@@ -72,17 +73,17 @@ def is_done(curve: Sequence[Point]) -> bool:
     return len(speeds) > 2 and max(speeds[-2:]) < GAIN * max(speeds[:-2])
 
 
-def _measure(task: str, config: TrainConfig, folder: Path) -> list[Point]:
+def _measure(found: FoundTask, config: TrainConfig, folder: Path) -> list[Point]:
     """Measure more and more environments; print a line for each number."""
     print_line("environments per worker      steps/s      memory")
     group = config.agent.algorithm.envs_per_group
     num_envs, iterations, curve = math.ceil(SMALLEST / group) * group, 10, list[Point]()
     while num_envs <= LARGEST and not is_done(curve):
         try:
-            point = _train(task, config, num_envs, WARMUP + iterations, folder)
+            point = _train(found, config, num_envs, WARMUP + iterations, folder)
         except (UserError, WorkerError) as error:
             if not curve:
-                problem = f"{task} does not train with {num_envs} environments: {error}"
+                problem = f"{found.name} does not train with {num_envs} environments: {error}"
                 raise UserError(problem) from None
             print_line(f"{num_envs:23}  {str(error).splitlines()[0]}")
             break
@@ -94,12 +95,14 @@ def _measure(task: str, config: TrainConfig, folder: Path) -> list[Point]:
     return curve
 
 
-def _train(task: str, config: TrainConfig, num_envs: int, iterations: int, folder: Path) -> Point:
+def _train(
+    found: FoundTask, config: TrainConfig, num_envs: int, iterations: int, folder: Path
+) -> Point:
     agent = replace(config.agent, max_iterations=iterations, logger=("none",))
     config = replace(config.with_num_envs(num_envs), agent=agent, max_restarts=0, quiet=False)
     config = replace(config, total_envs=None, total_steps=None, init_from=None)
     config = replace(config, video_interval=None, eval_interval=None)
-    rows, child = train_timed(task, config, folder)
+    rows, child = train_timed(found, config, folder)
     speed = median(row["global_steps_per_second"] for row in rows[WARMUP:])
     steps = rows[0]["total_steps"]
     memory = [row["gpu_memory"] for row in rows if "gpu_memory" in row]

@@ -16,15 +16,14 @@ from mjfleet.runs.beginning import (
     first_meaning,
     fork,
     has_learned,
-    refuse_other_parent,
     refuse_other_user,
 )
-from mjfleet.runs.resume_choice import Resume, read_record_of, read_run
+from mjfleet.runs.resume_choice import Resume, read_run
 from mjfleet.runs.resumed_attempt import undone_checkpoint
 from mjfleet.runs.run_directory import refuse_written
-from mjfleet.runs.run_json import RECORD_FILE
+from mjfleet.runs.run_json import RECORD_FILE, is_group, record_of
 from mjfleet.runs.run_lock import REQUEUE_SECONDS, lock_run
-from mjfleet.runs.run_lookup import find_run, is_group
+from mjfleet.runs.run_lookup import find_run
 from mjfleet.runs.task_snapshot import own_snapshot, snapshot_of
 
 
@@ -81,15 +80,15 @@ def find_sources(start: LaunchConfig, task: str | None) -> Sources:
     """
     here = None if start.run_dir is None else _run_in(Path(start.run_dir), start.dry_run)
     if here:
-        words = {name: getattr(start, name) for name in ("resume", "init_from", "teacher")}
-        meant = {n: first_meaning(here, n, word) for n, word in words.items() if word is not None}
+        typed = {name: getattr(start, name) for name in ("resume", "init_from", "teacher")}
+        meant = {n: first_meaning(here, n, value) for n, value in typed.items() if value}
         start = replace(start, **meant)
         if is_group(here.path) or has_learned(here.path):
             return Sources(start, here, here)
     if start.resume is None:
         return Sources(start, here, None)
     name, place = f"--resume {start.resume}", (Path(start.log_root), None, task)
-    path = find_run(start.resume, name, *place, start.dry_run, may_be_group=True)
+    path = find_run(start.resume, name, *place, may_be_group=True)
     return Sources(start, here, read_run(path, name))
 
 
@@ -98,19 +97,14 @@ def start_from(
 ) -> tuple[TrainConfig, Resume | None]:
     """Return the configuration, and where the run starts; None: it is new."""
     start, here, named, resume = sources.start, sources.here, sources.named, None
-    if here and sources.is_continued:
-        for flag in ("resume", "init_from"):
-            word = getattr(start, flag)
-            if word is not None and word == getattr(config, flag):
-                refuse_other_parent(here, flag, word, Path(config.log_root))
     if named:
-        recorded = from_dict(found.defaults(), named.config)
+        recorded = from_dict(found.defaults(), named.config if named.run_dir else {})
         if sources.is_continued and is_restart(os.environ):
             path = undone_checkpoint(named.path) or named.path
             named = replace(named, path=path, is_restart=True)
         in_place = sources.is_continued or (named.run_dir is not None and not start.fork)
         choose_start = continue_run if in_place else fork
-        resume, config = choose_start(named, config, recorded, found.folder)
+        resume = choose_start(named, config, recorded, found.folder)
     elif config.init_from:
         resume, config = begin_from(config, start.init_from)
     if here and not sources.is_continued:
@@ -161,5 +155,5 @@ def _run_in(run_dir: Path, dry_run: bool) -> Resume | None:
     lock = None if dry_run else lock_run(run_dir, REQUEUE_SECONDS)
     if has_learned(run_dir):
         return replace(read_run(run_dir, flag), lock=lock)
-    record = read_record_of(run_dir, "--run-dir ")
+    record = record_of(run_dir)
     return Resume(path=run_dir, task=record["task"], run_dir=run_dir, record=record, lock=lock)

@@ -25,7 +25,7 @@ from mjfleet.runs.beginning import INIT_STD, with_teacher
 from mjfleet.runs.config_yaml import from_file, read_config, task_of
 from mjfleet.runs.own_runs import note_of, tasks_dir_of
 from mjfleet.runs.resume_choice import check_task
-from mjfleet.runs.run_lookup import is_group
+from mjfleet.runs.run_json import is_group
 from mjfleet.runs.task_snapshot import is_snapshot
 from mjfleet.utils.packages import need_extra
 from mjfleet.worker.rank_environment import Rank, torchrun_variables

@@ -16,9 +16,10 @@ from typing import Any
 from mjfleet.config import TrainConfig
 from mjfleet.launch.host_environment import without_values
 from mjfleet.launch.launch_plan import new_folder
+from mjfleet.registry import FoundTask
 from mjfleet.runs.beginning import refuse_other_user
 from mjfleet.runs.config_yaml import CONFIG_FILE, placement_of, write_config
-from mjfleet.runs.own_runs import add_note, id_of
+from mjfleet.runs.own_runs import add_note, id_of, remove_note
 from mjfleet.runs.run_directory import make_folder, refuse_written, remove_empty
 from mjfleet.runs.run_json import GROUP_FILE, now, write_record
 from mjfleet.runs.run_lock import lock_run
@@ -28,14 +29,14 @@ from mjfleet.utils.safe_read import check_folder
 class GroupFolder:
     """The folder of a group whose members are being trained, locked until `close`."""
 
-    def __init__(self, task: str, config: TrainConfig, existing: Path | None) -> None:
+    def __init__(self, found: FoundTask, config: TrainConfig, existing: Path | None) -> None:
         """Make the folder of a new group, or lock that of an `existing` one.
 
         Raises:
             UserError: the folder cannot be made, another process trains its members, or it holds a
                 link or belongs to another user.
         """
-        self.task, self.is_new, self._made = task, existing is None, list[Path]()
+        self.found, self.is_new, self._made = found, existing is None, list[Path]()
         self.path = existing or new_folder(config, datetime.now())
         if existing:
             refuse_other_user(existing, str(existing))
@@ -62,15 +63,16 @@ class GroupFolder:
             placement: what the note says besides the configuration's own.
             entries: of group.json, besides those of every group.
         """
+        self._lock.keep()
         run_id, started = id_of(self.path), {"started": now()} if self.is_new else {}
         entries |= {"id": run_id, "argv": without_values(argv), "host": os.uname().nodename}
         entries |= {"pid": os.getpid(), "status": "running", "ended": None}
-        write_record(self.path, GROUP_FILE, task=self.task, **started, **entries)
+        write_record(self.path, GROUP_FILE, task=self.found.name, **started, **entries)
         agent = config.agent
         if "wandb" in agent.logger and not (agent.wandb.group or "WANDB_RUN_GROUP" in os.environ):
             agent = replace(agent, wandb=replace(agent.wandb, group=self.path.name))
             config = replace(config, agent=agent)
-        write_config(self.config_file, self.task, config)
+        write_config(self.config_file, self.found.name, config)
         add_note(self.path, run_id, {**placement_of(config), **placement})
 
     def end(self, status: str) -> None:
@@ -80,6 +82,7 @@ class GroupFolder:
     def discard(self) -> None:
         """Remove the files of a new group of which no run has begun."""
         if self.is_new:
+            remove_note(self.path)
             for path in filter(Path.is_file, {*self.path.iterdir()} - self._before):
                 path.unlink()
             remove_empty(self._made)

@@ -121,7 +121,8 @@ def run_members(
     Returns:
         The signal, or None.
     """
-    common = [group.task, "--config", str(group.config_file), *placement_flags(config)]
+    flags = placement_flags(config, group.found.defaults())
+    common = [group.found.name, "--config", str(group.config_file), *flags]
     common += ["--as-trained"] * config.as_trained
     length = config.agent.max_iterations if config.total_steps is None else None
     columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()

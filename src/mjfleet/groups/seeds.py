@@ -67,7 +67,7 @@ def train_seeds(
             print_line(f"{member.name + ':':<25}{how}")
         print_line(f"\nthe first one:\n\n{describe(plan)}")
         return 0
-    with closing(GroupFolder(found.name, config, group and group.path)) as group_folder:
+    with closing(GroupFolder(found, config, group and group.path)) as group_folder:
         recorded = {f"seed_{seed}": {"seed": seed} for seed in seeds}
         group_folder.begin(config, ["train", *argv], {}, kind=KIND, members=recorded)
         folder, waiting = group_folder.path, list(members)

@@ -26,7 +26,7 @@ from mjfleet.launch.planned_run import FAILED, run_plan
 from mjfleet.launch.preflight import reach_hosts
 from mjfleet.launch.restart_policy import wait_for_restart
 from mjfleet.registry import FoundTask, find_task
-from mjfleet.runs.checkpoint_names import INIT
+from mjfleet.runs.checkpoints import INIT
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
 from mjfleet.runs.resume_choice import Resume
 from mjfleet.runs.resumed_attempt import undone_checkpoint

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.errors import Stopped
-from mjfleet.runs.checkpoint_names import checkpoints_in
+from mjfleet.runs.checkpoints import checkpoints_in
 from mjfleet.runs.run_json import read_record, write_record
 from mjfleet.utils.console import print_line
 from mjfleet.worker.stop_signals import StopRequest

@@ -21,7 +21,7 @@ from mjfleet.launch.host_starter import HostConnection, HostConnections
 from mjfleet.launch.launch_plan import LaunchPlan, log_name
 from mjfleet.launch.output_relay import OutputRelay
 from mjfleet.launch.worker_watchdog import ALONE_SECONDS
-from mjfleet.runs.checkpoint_archive import CHECKPOINT_BYTES
+from mjfleet.runs.checkpoints import CHECKPOINT_BYTES
 from mjfleet.utils.console import print_line
 from mjfleet.utils.safe_read import open_regular
 from mjfleet.worker.failure_record import Failure

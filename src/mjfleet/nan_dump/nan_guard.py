@@ -11,7 +11,6 @@ from rsl_rl.storage import RolloutStorage
 from mjfleet.env import Env
 from mjfleet.env.step_recorder import StepRecorder
 from mjfleet.nan_dump.dump_file import BadNumber, first_bad_number, name_of, save
-from mjfleet.utils.same_folder import from_here
 
 MAX_WORLDS = 16  # In a dump: those that went bad first.
 
@@ -79,7 +78,7 @@ class RolloutGuard:
         except OSError as error:
             # This error must not hide the trouble, which all ranks report together.
             return f"{text}; no dump of it could be written to {self._dump_to}: {error}", flag
-        command = f"mjfleet inspect {shlex.quote(str(from_here(self._dump_to)))}"
+        command = f"mjfleet inspect {shlex.quote(str(self._dump_to))}"
         return f"{text}; `{command}` shows what went bad first", flag
 
     def largest(self, storage: RolloutStorage) -> tuple[float, str]:

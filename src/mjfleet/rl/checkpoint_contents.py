@@ -16,7 +16,7 @@ from mjfleet.rl.checkpoint_files import OWN, check_fields, check_optimizer
 from mjfleet.rl.initial_networks import describe_networks
 from mjfleet.rl.phase import Phase
 from mjfleet.rl.runner import Runner
-from mjfleet.runs.checkpoint_names import BEST
+from mjfleet.runs.checkpoints import BEST
 from mjfleet.utils.console import in_a_line
 
 logger = logging.getLogger(__name__)

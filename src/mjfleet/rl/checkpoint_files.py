@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from mjfleet.errors import UserError
-from mjfleet.runs.checkpoint_archive import ABOUT, why_damaged
-from mjfleet.runs.checkpoint_names import BEST, FINAL, checkpoints_in
+from mjfleet.runs.checkpoints import ABOUT, BEST, CHECKPOINT_BYTES, FINAL, checkpoints_in
 from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.utils.safe_read import open_regular
 
 OWN = "mjfleet"
 UNREADABLE = (
@@ -46,10 +46,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file cannot be read, or is not a checkpoint.
     """
-    if damage := why_damaged(path, is_thorough=False):
-        raise UserError(f"checkpoint {path}: {damage}.")
     try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
+        with open_regular(path, CHECKPOINT_BYTES) as file:
+            state = torch.load(file, weights_only=True, map_location="cpu")
     except OSError as error:
         raise UserError(f"checkpoint {path}: {error.strerror}.") from None
     except pickle.UnpicklingError:
@@ -74,7 +73,7 @@ def pack(state: Any) -> bytes:
 
 
 def pack_checkpoint(state: Any, about: Mapping[str, Any]) -> bytes:
-    """Return a checkpoint as bytes, with what `checkpoint_archive.about` reads of it."""
+    """Return a checkpoint as bytes, with what `about` reads of it."""
     buffer = io.BytesIO(pack(state))
     with zipfile.ZipFile(buffer, "a") as archive:
         archive.writestr(ABOUT, json.dumps(about))

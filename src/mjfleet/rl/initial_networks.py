@@ -9,7 +9,7 @@ from mjfleet.config.validation import SHOWN
 from mjfleet.errors import UserError
 from mjfleet.rl.checkpoint_files import OWN, shapes
 from mjfleet.rl.runner import Runner
-from mjfleet.runs.checkpoint_archive import about
+from mjfleet.runs.checkpoints import about
 
 SETTINGS = ("class_name", "hidden_dims", "activation", "obs_normalization", "cnn_cfg")
 """What decides, besides sizes, what a network computes from its weights."""

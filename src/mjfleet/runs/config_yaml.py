@@ -43,10 +43,7 @@ def read_config(path: str, name: str | None = None, task: str | None = None) -> 
     Raises:
         UserError: the file cannot be read, is not a mapping of names, or is of another task.
     """
-    is_typed = name is None
-    name = name or f"--config {path}"
-    if not path:
-        raise UserError("--config is ''; it must be the name of a file.")
+    name, is_typed = name or f"--config {path}", name is None
     data = _read(path, name, is_typed)
     its_task = data.pop(TASK_ENTRY, None)
     if None not in (task, its_task) and its_task != task:
@@ -55,6 +52,17 @@ def read_config(path: str, name: str | None = None, task: str | None = None) -> 
             f"with it, or remove its lines `{TASK_ENTRY}` and `experiment_name` to use its values."
         )
     return data
+
+
+def task_of(path: str) -> str:
+    """Return the task of the file of `--config`; UserError if it cannot be read or names none."""
+    task = _read(path, f"--config {path}", is_typed=True).get(TASK_ENTRY)
+    if not isinstance(task, str):
+        raise UserError(
+            f"--config {path} names no task: add a line such as `task: cartpole-balance`, or name "
+            f"the task first: train <task> --config {path}"
+        )
+    return task
 
 
 def from_file(
@@ -83,14 +91,15 @@ def from_file(
     """
     default = default or found.defaults()
     try:
-        theirs = _placement_in(from_dict(default, data))
         usual, counting = by_dotted_name(to_dict(default)), copy.deepcopy(dict(data))
         needed = {}
-        for dotted, value in theirs.items():
+        for dotted, value in _placement_in(from_dict(default, data)).items():
             is_class = field_kinds()[dotted] is Kind.CODE
-            if value == usual.get(dotted) or (is_class and found.owns(value)):
-                continue
-            if note and note.has(dotted, value):
+            if (
+                value == usual.get(dotted)
+                or (is_class and found.owns(value))
+                or (note and note.has(dotted, value))
+            ):
                 continue
             folder, _, last = dotted.rpartition(".")
             del (value_at(counting, folder) if folder else counting)[last]
@@ -111,18 +120,6 @@ def from_file(
             f"has {flags}"
         )
     return config
-
-
-def task_of(path: str) -> str:
-    """Return the task of the file of `--config`; UserError if it cannot be read or names none."""
-    data = _read(path, f"--config {path}", is_typed=True)
-    task = data.get(TASK_ENTRY)
-    if not isinstance(task, str):
-        raise UserError(
-            f"--config {path} names no task: add a line such as `task: cartpole-balance`, or name "
-            f"the task first: train <task> --config {path}"
-        )
-    return task
 
 
 def write_config(
@@ -151,9 +148,12 @@ def placement_of(config: TrainConfig) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in NOT_RECORDED}
 
 
-def placement_flags(config: TrainConfig) -> list[str]:
-    """Return the flags that give a command what does not count in a file; not the teacher's."""
-    usual = placement_of(TrainConfig())
+def placement_flags(config: TrainConfig, defaults: TrainConfig) -> list[str]:
+    """Return the flags that give a command what does not count in a file; not the teacher's.
+
+    `defaults` are the task's.
+    """
+    usual = placement_of(defaults)
     return [
         word
         for name, value in placement_of(config).items()
@@ -164,9 +164,8 @@ def placement_flags(config: TrainConfig) -> list[str]:
 
 def config_of_attempt(run_dir: Path, attempt: int, attempts: int) -> Path:
     """Return the file of the configuration of one of a run's attempts; the first has number 1."""
-    if attempt == attempts:
-        return run_dir / CONFIG_FILE
-    return run_dir / "configs" / f"attempt_{attempt}.yaml"
+    name = CONFIG_FILE if attempt == attempts else f"configs/attempt_{attempt}.yaml"
+    return run_dir / name
 
 
 def differences(config: TrainConfig, other: TrainConfig) -> dict[str, tuple[Any, Any]]:
@@ -187,10 +186,8 @@ def _read(path: str, name: str, is_typed: bool) -> dict[str, Any]:
         data = yaml.safe_load(text.expandtabs() if path.endswith(".json") else text)
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}.") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{name}: not YAML: {error}") from None
-    except RecursionError:
-        raise UserError(f"{name}: it is nested too deeply.") from None
     if not isinstance(data, dict):
         raise UserError(f"{name}: must hold a mapping such as `agent: {{seed: 2}}`.")
     return data

@@ -1,28 +1,20 @@
 """Describes the git repositories that a run's code comes from. Runs in the launcher."""
 
-import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 DIFF_CHARACTERS = 2**16
-SECRET_FILES = [
-    f":(exclude,icase,glob)**/{name}"
-    for name in (".env*", ".netrc", "*secret*", "*credential*", "*.pem", "*.key", "id_*")
-]
-SECRET = re.compile(
-    r"^([-+ ].*?(?:(?:api|access|private)_?key|passwo?r?d|secret|token)\w*[\"']?\s*[:=]\s*)\S.*$",
-    re.IGNORECASE | re.MULTILINE,
-)
-"""A line that gives a value to something called like a secret."""
+CODE_FILES = ("*.py", "*.xml", "*.toml", "*.lock")
+"""Files whose differences are recorded: not those that may hold passwords."""
 
 
 def git_state(folders: Iterable[Path], with_diff: bool = False) -> dict[str, dict[str, Any]]:
     """Return commit and dirtiness of the git repositories of these folders, by their root.
 
-    With `with_diff` also what differs from the commit in files that git knows: at most
-    DIFF_CHARACTERS, without files and values that are called like secrets.
+    With `with_diff` also what differs from the commit in code that git knows: its first
+    DIFF_CHARACTERS.
     """
     states = {}
     for folder in folders:
@@ -34,18 +26,10 @@ def git_state(folders: Iterable[Path], with_diff: bool = False) -> dict[str, dic
                 "dirty": None if changes is None else bool(changes),
             }
             if changes and with_diff:
-                states[root]["diff"] = _diff(Path(root))
+                options = ("--no-ext-diff", "--no-textconv", "--no-color")
+                diff = _git(Path(root), "diff", *options, "HEAD", "--", *CODE_FILES)
+                states[root]["diff"] = diff and diff[:DIFF_CHARACTERS]
     return states
-
-
-def _diff(root: Path) -> str | None:
-    options = ("--no-ext-diff", "--no-textconv", "--no-color")
-    diff = _git(root, "diff", *options, "HEAD", "--", ".", *SECRET_FILES)
-    if diff is None:
-        return None
-    diff = SECRET.sub(r"\1<left out>", diff)
-    cut = len(diff) - DIFF_CHARACTERS
-    return diff if cut <= 0 else f"{diff[:DIFF_CHARACTERS]}\n<{cut} more characters>\n"
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

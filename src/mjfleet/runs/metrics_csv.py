@@ -1,9 +1,9 @@
-"""Reads metrics.csv: for a run that continues, for plots and for reports."""
+"""Reads metrics.csv: for a run that continues, for plots, lists and reports."""
 
 import csv
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -17,11 +17,13 @@ MAX_DIGITS = 12  # Of an iteration.
 Rows = Sequence[dict[str, str]]
 
 
-def read_rows(path: Path, last: float = math.inf) -> tuple[list[str], list[dict[str, str]]]:
+def read_rows(
+    path: Path, last: float = math.inf, only: Collection[str] | None = None
+) -> tuple[list[str], list[dict[str, str]]]:
     """Return the columns and rows of a metrics.csv up to iteration `last`, each iteration once.
 
     Rows that a crash has left incomplete or garbled are skipped. If an iteration has two rows, the
-    lower one counts, because it was trained later.
+    lower one counts, because it was trained later. Rows have the columns `only`, or all.
 
     Raises:
         OSError: there is a file, which cannot be read.
@@ -40,13 +42,15 @@ def read_rows(path: Path, last: float = math.inf) -> tuple[list[str], list[dict[
             return [], []
         if "iteration" not in columns or len(set(columns)) < len(columns):
             return [], []
+        first = columns.index("iteration")
+        places = {n: i for i, n in enumerate(columns) if only is None or n in only}
         for line in lines:
             # All fields are numbers. csv.reader would join all rows after a stray quotation mark.
             fields = line.split(",")
-            row = dict(zip(columns, fields, strict=False))
-            is_sound = len(fields) == len(columns) and all(map(_is_number_or_empty, fields))
-            if is_sound and (number := iteration_in(row["iteration"])) and number <= last:
-                rows[number] = row
+            if len(fields) == len(columns) and (number := iteration_in(fields[first])):
+                row = {name: fields[place] for name, place in places.items()}
+                if number <= last and all(map(_is_number_or_empty, row.values())):
+                    rows[number] = row
     return columns, [rows[number] for number in sorted(rows)]
 
 
@@ -75,12 +79,12 @@ def completed_iterations(run_dir: Path) -> int:
 def seconds_spent(rows: Rows) -> list[float]:
     """Return the seconds of training up to the end of each row's iteration, without pauses."""
     steps = [0.0, *(value(row, "total_steps") or 0.0 for row in rows)]
-    each = (
+    seconds = (
         # The total may decrease where a run continued with fewer environments.
         max(0.0, now - before) / max(1.0, value(row, "global_steps_per_second") or 0.0)
         for (before, now), row in zip(pairwise(steps), rows, strict=True)
     )
-    return list(accumulate(each))
+    return list(accumulate(seconds))
 
 
 def value(row: Mapping[str, str], column: str) -> float | None:

@@ -72,6 +72,13 @@ def add_note(folder: Path, run_id: str, placement: Mapping[str, Any], code: str 
             write_atomically(file, lambda opened: opened.write(text.encode()))
 
 
+def remove_note(folder: Path) -> None:
+    """Remove the note of a run or a group that is being removed."""
+    note = note_of(folder)
+    if note and note.directory == str(folder.resolve()):
+        _file(note.run_id).unlink(missing_ok=True)
+
+
 def _file(run_id: str) -> Path:
     name = hashlib.sha256(run_id.encode()).hexdigest()[:32]  # WANDB_RUN_ID may be any text.
     return user_state_path("mjfleet") / "runs" / f"{name}.json"

@@ -10,7 +10,7 @@ from typing import Any
 from mjfleet.config import TrainConfig, to_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import Registry
-from mjfleet.runs.checkpoint_archive import about
+from mjfleet.runs.checkpoints import about
 
 PLAYED = "played"  # Its table; marks the file as one of these.
 

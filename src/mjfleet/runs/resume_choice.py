@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from mjfleet.errors import UserError
-from mjfleet.runs.checkpoint_archive import about, why_damaged
-from mjfleet.runs.checkpoint_names import INIT, checkpoints_in, iteration_of
+from mjfleet.runs.checkpoints import INIT, about, checkpoints_in, iterations_done, why_damaged
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.pretrained import config_in
-from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
+from mjfleet.runs.run_json import RECORD_FILE, is_group, record_of
 from mjfleet.runs.run_lock import RunLock
-from mjfleet.runs.run_lookup import LATEST, find_run, is_group, record_of
+from mjfleet.runs.run_lookup import LATEST, find_run, name_of
 
 FLAG = "--resume "  # How messages name what the user typed.
 
@@ -33,13 +32,13 @@ class Parent:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """A run, or a checkpoint, from which training continues. It is read once."""
+    """A run, or a checkpoint, with which training or another command begins. It is read once."""
 
     path: Path  # What the user named: a run directory, a group's folder or a checkpoint.
-    task: str
+    task: str  # Empty if a checkpoint outside of any run does not name it.
     run_dir: Path | None  # The directory that is trained in. None: a new run begins.
     record: dict[str, Any] = field(default_factory=dict)  # Its run.json or group.json.
-    config: dict[str, Any] = field(default_factory=dict)  # Its config.yaml.
+    config: dict[str, Any] = field(default_factory=dict)  # Its config.yaml, or a pretrained one's.
     checkpoint: Path | None = None  # None: it is not chosen yet, or there is none.
     notes: tuple[str, ...] = ()  # What the user should know.
     lock: RunLock | None = None  # Of `run_dir`.
@@ -49,7 +48,7 @@ class Resume:
     @property
     def iteration(self) -> int | None:
         """Iterations done, if the checkpoint tells them; 0 where training begins anew."""
-        return iteration_in(self.checkpoint) if self.checkpoint and not self.networks_only else 0
+        return iterations_done(self.checkpoint) if self.checkpoint and not self.networks_only else 0
 
     @property
     def networks_only(self) -> bool:
@@ -70,6 +69,54 @@ class Resume:
             checkpoint = init
         return replace(self, checkpoint=checkpoint, notes=(*self.notes, *notes))
 
+    def trained(self) -> tuple[Self, Path]:
+        """Return the same with a checkpoint to use, and that; UserError if it has none."""
+        chosen = self.with_checkpoint()
+        if chosen.checkpoint is None or chosen.networks_only:
+            raise UserError(f"{self.path} has no checkpoint yet.")
+        return chosen, chosen.checkpoint
+
+    def as_parent(self, named: str | None, **entries: Any) -> Parent:
+        """Return the entry of run.json for a run that begins from the checkpoint."""
+        assert self.checkpoint is not None
+        return Parent(
+            named=named or "",
+            run=self.run_name,
+            checkpoint=str(self.checkpoint.resolve()),
+            iteration=iterations_done(self.checkpoint),
+            **entries,
+        )
+
+    @property
+    def run_name(self) -> str | None:
+        """Experiment and name of the run, if it is one."""
+        return name_of(self.run_dir.resolve()) if self.run_dir else None
+
+
+def read_run(path: Path, name: str) -> Resume:
+    """Return what a path leads to: a run, a group of runs or a checkpoint.
+
+    Raises:
+        UserError: there is none of these, or it cannot be read. Messages call it `name`.
+    """
+    run_dir = run_at(path)
+    if path.name == INIT:
+        raise UserError(f"{name} is what the run began with: name the run itself.")
+    if run_dir is not None:
+        record = record_of(run_dir)
+        config = read_config(str(run_dir / CONFIG_FILE), str(run_dir / CONFIG_FILE))
+        return Resume(path=path, task=record["task"], run_dir=run_dir, record=record, config=config)
+    if not path.is_file():
+        raise UserError(
+            f"{name} is no run directory: it has no {RECORD_FILE}. It must be a run "
+            f"directory, a checkpoint (<run directory>/checkpoints/model_<n>.pt), `{LATEST}`, or "
+            "the beginning of a run's name."
+        )
+    path = path.resolve()  # The user may name a link.
+    task = about(path).get("task")
+    task = task if isinstance(task, str) else ""
+    return Resume(path=path, task=task, run_dir=None, config=config_in(path))
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -79,28 +126,23 @@ class Trained:
     checkpoint: Path
     config: dict[str, Any]
     notes: tuple[str, ...] = ()  # What the user should know.
+    record: dict[str, Any] = field(default_factory=dict)  # The run's run.json.
 
 
-def read_run(path: Path, name: str) -> Resume:
-    """Return what a path leads to: a run, a group of runs or a checkpoint.
+def find_trained(wanted: str, log_root: Path, task: str | None = None) -> tuple[str, Trained]:
+    """Return the task and the policy of a run, by a word or its checkpoint, or of a file alone.
 
-    `name` is how messages call it.
-
-    Raises:
-        UserError: there is none of these, or it cannot be read.
+    `task` is what the user has typed, if anything. UserError if the run or file does not exist, is
+    damaged, has no checkpoint, or is of another task.
     """
-    run_dir = run_of_file(path, name)
-    if path.name == INIT:
-        raise UserError(f"{name} is what the run began with: name the run itself.")
-    if run_dir is None:
-        path = path.resolve()  # The user may name a link.
-        task = about(path).get("task")
-        if not isinstance(task, str):
-            task = ""
-        return Resume(path=path, task=task, run_dir=None)
-    record = read_record_of(run_dir, FLAG)
-    config = read_config(str(run_dir / CONFIG_FILE), f"{FLAG}{run_dir}: its {CONFIG_FILE}")
-    return Resume(path=path, task=record["task"], run_dir=run_dir, record=record, config=config)
+    named = read_run(find_run(wanted, wanted, log_root, task=task), wanted)
+    name = task or named.task
+    if not name:
+        raise UserError(f"{named.path} does not name its task: type the task first.")
+    check_task(named, name, flag="")
+    chosen, checkpoint = named.trained()
+    run_dir = named.run_dir or Path()
+    return name, Trained(run_dir, checkpoint, named.config, chosen.notes, named.record)
 
 
 def check_task(resume: Resume, task: str, flag: str = FLAG) -> None:
@@ -113,58 +155,17 @@ def check_task(resume: Resume, task: str, flag: str = FLAG) -> None:
         )
 
 
-def find_trained(
-    wanted: str, log_root: Path, task: str | None = None, dry_run: bool = False
-) -> tuple[str, Trained]:
-    """Return the task and the policy of a run, by a word or its checkpoint, or of a file alone.
+def run_at(path: Path) -> Path | None:
+    """Return the run directory, or a group's, that a path is, or that of a checkpoint; or None.
 
-    `task` is what the user has typed, if anything; `dry_run` is as for `find_run`. UserError if the
-    run or file does not exist, is damaged, has no checkpoint, or is of another task.
+    It is relative if the path is.
     """
-    path = find_run(wanted, wanted, log_root, task=task, dry_run=dry_run)
-    run_dir = _run_of(path)
-    if run_dir is None and not path.is_file():
-        raise UserError(
-            f"{wanted} is neither a run directory, nor a checkpoint "
-            "(<run directory>/checkpoints/model_<n>.pt), nor a pretrained policy."
-        )
-    name = about(path).get("task", task) if run_dir is None else read_record_of(run_dir)["task"]
-    if not isinstance(name, str):
-        raise UserError(f"{path} does not name its task: type the task first.")
-    if task not in (None, name):
-        raise UserError(
-            f"{run_dir or path} is of the task {name}, not of {task}: name {name} as the task."
-        )
-    if run_dir is None:
-        config = config_in(path)
-    else:
-        config = read_config(str(run_dir / CONFIG_FILE), f"{run_dir}: its {CONFIG_FILE}")
-    checkpoint, notes = choose(path)
-    if checkpoint is None:
-        raise UserError(f"{path} has no checkpoint yet.")
-    return name, Trained(run_dir or Path(), checkpoint, config, notes)
-
-
-def run_of_file(path: Path, name: str) -> Path | None:
-    """Return the run directory that a path is, or that of a checkpoint; None: it is in no run.
-
-    UserError, which calls the path `name`, if there is no run and no file.
-    """
-    run_dir = _run_of(path)
-    if run_dir is None and not path.is_file():
-        raise UserError(
-            f"{name} is no run directory: it has no {RECORD_FILE}. It must be a run "
-            f"directory, a checkpoint (<run directory>/checkpoints/model_<n>.pt), `{LATEST}`, or "
-            "the beginning of a run's name."
-        )
-    return run_dir
-
-
-def iteration_in(checkpoint: Path) -> int | None:
-    """Return the iterations done in a checkpoint, which its name or the file tells; else None."""
-    number = iteration_of(checkpoint)
-    number = about(checkpoint).get("iteration") if number is None else number
-    return number if type(number) is int and 0 <= number < 10**12 else None
+    if os.path.lexists(path / RECORD_FILE) or is_group(path):
+        return path
+    folder = path.parent if len(path.parts) > 2 else path.absolute().parent
+    is_checkpoint = folder.name == "checkpoints" and not path.is_dir()
+    has_record = os.path.lexists(folder.parent / RECORD_FILE)
+    return folder.parent if is_checkpoint and has_record else None
 
 
 def choose(path: Path, flag: str = "") -> tuple[Path | None, tuple[str, ...]]:
@@ -188,21 +189,3 @@ def choose(path: Path, flag: str = "") -> tuple[Path | None, tuple[str, ...]]:
             f"{flag}{path}: all of its {len(found)} checkpoints are damaged: {'; '.join(notes)}."
         )
     return None, (f"{path} has no checkpoint yet: it begins anew",)
-
-
-def _run_of(path: Path) -> Path | None:
-    """Return a run directory, a group's, or that of a checkpoint: relative if its path is."""
-    if os.path.lexists(path / RECORD_FILE) or is_group(path):
-        return path
-    folder = path.parent if len(path.parts) > 2 else path.absolute().parent
-    is_checkpoint = folder.name == "checkpoints" and not path.is_dir()
-    has_record = os.path.lexists(folder.parent / RECORD_FILE)
-    return folder.parent if is_checkpoint and has_record else None
-
-
-def read_record_of(run_dir: Path, flag: str = "") -> dict[str, Any]:
-    """Return the record of a run or a group, which names its task; UserError without one."""
-    try:
-        return record_of(run_dir, GROUP_FILE if is_group(run_dir) else RECORD_FILE)
-    except UserError as error:
-        raise UserError(f"{flag}{run_dir}: {error}") from None

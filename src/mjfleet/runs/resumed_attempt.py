@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from mjfleet.runs.checkpoint_names import INIT, set_aside
+from mjfleet.runs.checkpoints import INIT, checkpoints_in, iteration_of
 from mjfleet.runs.config_yaml import CONFIG_FILE, config_of_attempt
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
 from mjfleet.runs.run_json import read_record
@@ -29,7 +29,10 @@ def adopt_attempt(run_dir: Path, begun: int) -> None:
     pending = run_dir / PENDING
     if not pending.exists():
         return
-    _remove_leftovers(run_dir)
+    for folder in (run_dir, run_dir / "checkpoints", run_dir / "failures", run_dir / "videos"):
+        for path in folder.glob(".*.tmp"):  # Of processes that were killed.
+            if not path.is_dir():
+                path.unlink()
     _keep_aside(run_dir, begun)
     attempts = len(read_record(run_dir)["attempts"])
     if (run_dir / CONFIG_FILE).exists():  # An attempt that was killed at once has none.
@@ -54,21 +57,12 @@ def undone_checkpoint(run_dir: Path) -> Path | None:
 def _keep_aside(run_dir: Path, begun: int) -> None:
     """Move checkpoints, and copy metrics, of iterations that come again."""
     checkpoints = run_dir / "checkpoints"
-    if not begun and completed_iterations(run_dir):
+    newer = [path for path in checkpoints_in(checkpoints) if (iteration_of(path) or 0) > begun]
+    if newer or (begun == 0 and completed_iterations(run_dir)):
         aside = checkpoints / f"replaced_{datetime.now():%Y-%m-%d_%H-%M-%S}"
-        aside.mkdir()
-        shutil.copy(run_dir / METRICS_FILE, aside)
-        print_line(f"the run has no checkpoint and begins anew; its {METRICS_FILE} is in {aside}")
-    if replaced := set_aside(checkpoints, begun):
+        aside.mkdir(exist_ok=True)
         with suppress(FileNotFoundError):
-            shutil.copy(run_dir / METRICS_FILE, replaced)
-        moved = f"checkpoints after iteration {begun} were moved to {replaced}"
-        print_line(f"{moved}; those iterations will be repeated")
-
-
-def _remove_leftovers(run_dir: Path) -> None:
-    """Remove what processes that were killed have not written to its end."""
-    for folder in (run_dir, run_dir / "checkpoints", run_dir / "failures", run_dir / "videos"):
-        for path in folder.glob(".*.tmp"):
-            if not path.is_dir():
-                path.unlink()
+            shutil.copy(run_dir / METRICS_FILE, aside)
+        for path in newer:
+            path.replace(aside / path.name)
+        print_line(f"iterations after {begun} will be repeated; what there was of them is {aside}")

@@ -1,5 +1,6 @@
 """Creates and reopens a run directory, and records each attempt to train. Runs in the launcher."""
 
+import json
 import logging
 import os
 import shutil
@@ -13,7 +14,7 @@ from typing import Any, Self
 from mjfleet.config import TrainConfig, to_dict
 from mjfleet.config.dict_conversion import value_at
 from mjfleet.errors import UserError
-from mjfleet.runs.checkpoint_names import INIT
+from mjfleet.runs.checkpoints import INIT
 from mjfleet.runs.config_yaml import (
     CONFIG_FILE,
     TEACHER,
@@ -23,12 +24,12 @@ from mjfleet.runs.config_yaml import (
 )
 from mjfleet.runs.git_state import git_state
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
-from mjfleet.runs.own_runs import add_note, id_of, note_of
+from mjfleet.runs.own_runs import add_note, id_of, note_of, remove_note
 from mjfleet.runs.resume_choice import Parent
 from mjfleet.runs.resumed_attempt import PENDING
 from mjfleet.runs.run_json import RECORD_FILE, now, read_record, write_record
-from mjfleet.runs.run_lock import LOCK_FILE, REQUEUE_SECONDS, RunLock, lock_run
-from mjfleet.runs.task_snapshot import FOLDER, keep, read_code
+from mjfleet.runs.run_lock import REQUEUE_SECONDS, RunLock, lock_run
+from mjfleet.runs.task_snapshot import FOLDER, TaskCode, keep, read_code
 from mjfleet.utils.console import in_a_line, print_error
 from mjfleet.utils.packages import stack_versions
 from mjfleet.utils.safe_read import check_folder
@@ -67,17 +68,15 @@ class RunDirectory:
         task_hash: of the task's code.
     """
 
-    def __init__(self, path: Path, attempt: Attempt, lock: RunLock) -> None:
-        """See `create` and `reopen`."""
+    def __init__(
+        self, path: Path, attempt: Attempt, lock: RunLock, made: list[Path], before: bytes | None
+    ) -> None:
+        """See `create` and `reopen`; `before` is the content of run.json, None of a new run."""
         self.path, self._lock, self.checkpoint = path.absolute(), lock, attempt.checkpoint
         self.task_hash = ""
-        self._made: list[Path] = []  # The folders that were made for this attempt, parents first.
+        self._made = made  # The folders that were made for this attempt, parents last.
         self._logs: Path | None = None  # That of the workers' output, if it is one of these.
-        self._moved: dict[Path, Path] | None = None
-        """Where the last attempt's failure files are, by where they were; None: still there."""
-        self._record_before: bytes | None = None  # None: the run is new.
-        self._kept_entries: dict[str, Any] = {}
-        """The entries of run.json that an attempt without an iteration leaves as they are."""
+        self._before, self._has_moved_failures = before, False
 
     @classmethod
     def create(cls, path: Path, attempt: Attempt, log_folder: Path | None) -> Self:
@@ -94,14 +93,13 @@ class RunDirectory:
             raise FileExistsError(path)
         try:
             lock = lock_run(path, REQUEUE_SECONDS)
+            if (path / RECORD_FILE).exists():
+                lock.close()
+                raise UserError(f"a run has begun in {path} meanwhile: start the command again.")
         except BaseException:
             remove_empty(made)
             raise
-        run = cls(path, attempt, lock)
-        run._made = made
-        if (path / RECORD_FILE).exists():
-            run.close()
-            raise UserError(f"a run has begun in {path} meanwhile: start the command again.")
+        run = cls(path, attempt, lock, made, before=None)
         run._start(attempt, log_folder)
         return run
 
@@ -112,34 +110,27 @@ class RunDirectory:
         Raises:
             UserError: it holds a link, or cannot be written.
         """
-        run = cls(path, attempt, lock)
-        try:
-            check_folder(path)
-            run._record_before = (path / RECORD_FILE).read_bytes()
-        except BaseException:
-            run.close()
-            raise
+        check_folder(path)
+        run = cls(path, attempt, lock, [], (path / RECORD_FILE).read_bytes())
         run._start(attempt, log_folder)
         return run
 
     def discard(self) -> None:
-        """Undo everything, since nothing has run: the files are as they were before."""
-        if self._record_before is None:
+        """Undo everything, since nothing has run; failure records of before stay where they are."""
+        if self._before is None:
+            remove_note(self.path)
             for path in written_in(self.path):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-            (self.path / LOCK_FILE).unlink(missing_ok=True)
         else:
-            (self.path / RECORD_FILE).write_bytes(self._record_before)
+            (self.path / RECORD_FILE).write_bytes(self._before)
             shutil.rmtree(self.path / PENDING, ignore_errors=True)
-            if self._moved is not None:
+            if self._has_moved_failures:
                 for record in (self.path / "failures").glob("rank*.json"):
                     record.unlink()
-                for before, aside in self._moved.items():
-                    aside.replace(before)
         if self._logs:
             shutil.rmtree(self._logs, ignore_errors=True)
-        remove_empty(self._made)
-        self.close()
+        self._lock.close()
+        remove_empty([self.path / "failures", *self._made])
 
     def close(self) -> None:
         """Release the lock of the run."""
@@ -152,11 +143,14 @@ class RunDirectory:
             status: "finished", "stopped" or "failed".
             details: more entries of the attempt, such as the cause of a failure.
         """
-        done = completed_iterations(self.path)
-        ended = {"status": status, "ended": now(), "iterations": done}
-        if is_undone := (self.path / PENDING).exists():
+        self._lock.keep()
+        ended = {"status": status, "ended": now(), "iterations": completed_iterations(self.path)}
+        kept: dict[str, Any] = {}
+        if self._before is not None and (self.path / PENDING).exists():
             details["is_undone"] = True
-        kept = self._kept_entries if is_undone else {}
+            kept = json.loads(self._before)
+            if kept.get("status") == "running":  # It was killed: how this attempt ends counts.
+                kept |= ended
         try:
             *before, last = read_record(self.path)["attempts"]
             entries = ended | kept | {"attempts": [*before, last | ended | details]}
@@ -170,9 +164,10 @@ class RunDirectory:
         """Record the attempt and make its folders, or leave everything as it was."""
         try:
             if log_folder is not None:
-                self._made += (made := make_folder(log_folder, "torchrunx log directory"))
+                made = make_folder(log_folder, "torchrunx log directory")
+                self._made = [*made, *self._made]
                 self._logs = log_folder if log_folder in made else None
-            self._record(attempt)
+            self._write(attempt, read_code(attempt.task_folder))
         except OSError as error:
             self.discard()
             raise UserError(f"{self.path}: {error.strerror}.") from None
@@ -180,29 +175,23 @@ class RunDirectory:
             self.discard()
             raise
 
-    def _record(self, attempt: Attempt) -> None:
+    def _write(self, attempt: Attempt, code: TaskCode) -> None:
         """Write run.json, then config.yaml and the task's code.
 
         Of a run that continues, all but run.json waits for the first iteration: `adopt_attempt`.
         """
-        record, place, config = read_record(self.path), self.path, attempt.config
-        attempts, parent, source = record.get("attempts", []), attempt.parent, attempt.checkpoint
-        if self._record_before is not None:
-            place = self.path / PENDING
-            left_out = {"attempts"}
-            if record.get("status") == "running":  # It was killed: how this attempt ends counts.
-                left_out |= {"status", "ended"}
-            self._kept_entries = {n: entry for n, entry in record.items() if n not in left_out}
+        place = self.path if self._before is None else self.path / PENDING
+        record, config, parent = read_record(self.path), attempt.config, attempt.parent
+        attempts, run_id = record.get("attempts", []), self._run_id(config, parent)
+        self.task_hash = code.hash
         if parent:
             name = INIT if parent.networks_only else f"model_{parent.iteration or 0}.pt"
             self.checkpoint = self.path / "checkpoints" / name
-        run_id = self._run_id(config, parent)
         # An attempt that was killed has recorded nothing.
         if attempts and attempts[-1].get("status") == "running":
             attempts[-1] |= {"status": "killed", "iterations": completed_iterations(self.path)}
-        code, different = read_code(attempt.task_folder), differences(config, attempt.defaults)
-        self.task_hash = code.hash
         teacher = {"named": config.teacher, "checkpoint": value_at(to_dict(config), TEACHER)}
+        different = differences(config, attempt.defaults)
         start = {"argv": list(attempt.argv), "started": now(), "iterations": 0}
         this = start | {
             "ended": None,
@@ -234,35 +223,27 @@ class RunDirectory:
         shutil.rmtree(self.path / PENDING, ignore_errors=True)
         for folder in (self.path / "checkpoints", place):
             folder.mkdir(exist_ok=True)
-        if parent and source and self.checkpoint:
-            shutil.copyfile(source, self.checkpoint)
-        self._move_failures(len(attempts))
+        if parent and attempt.checkpoint and self.checkpoint:
+            shutil.copyfile(attempt.checkpoint, self.checkpoint)
+        failures = self.path / "failures"
+        for path in [path for path in failures.glob("*") if path.is_file()]:
+            aside = failures / f"attempt_{len(attempts)}"
+            aside.mkdir(exist_ok=True)
+            path.replace(aside / path.name)
+        self._has_moved_failures = True
         write_config(place / CONFIG_FILE, attempt.task, config, self.path / CONFIG_FILE)
         keep(code, self.path, place)
         add_note(self.path, run_id, placement_of(config), code.hash)
 
     def _run_id(self, config: TrainConfig, parent: Parent | None) -> str:
         """Return the run's id: that of a run begun here, WANDB_RUN_ID, or a new one."""
-        if "wandb" not in config.agent.logger or note_of(self.path):
-            return id_of(self.path)
         wanted = os.environ.get("WANDB_RUN_ID")
-        if wanted and wanted != (parent and parent.id):
-            return wanted
-        if (self.path / RECORD_FILE).exists():
-            print_error(f"W&B: a new run there, since this installation did not begin {self.path}")
+        if "wandb" in config.agent.logger and not note_of(self.path):
+            if wanted and wanted != (parent and parent.id):
+                return wanted
+            if (self.path / RECORD_FILE).exists():
+                print_error(f"W&B: a new run, since this installation did not begin {self.path}")
         return id_of(self.path)
-
-    def _move_failures(self, attempts: int) -> None:
-        """Move the last attempt's failure files into failures/attempt_<number>."""
-        folder = self.path / "failures"
-        aside, self._moved = folder / f"attempt_{attempts}", {}
-        for path in [path for path in folder.glob("*") if path.is_file()]:
-            if not aside.exists():
-                aside.mkdir()
-                self._made.append(aside)
-            self._moved[path] = path.replace(aside / path.name)
-        if not folder.exists() and self._record_before is not None:
-            self._made.append(folder)  # A worker makes it, if it fails.
 
 
 def written_in(folder: Path) -> list[Path]:
@@ -281,29 +262,24 @@ def refuse_written(folder: Path) -> None:
 
 
 def make_folder(folder: Path, name: str) -> list[Path]:
-    """Make a folder and its parents, unless it is there; return those that are new.
+    """Make a folder and its parents, unless it is there; return those that are new, parents last.
 
-    Raises:
-        UserError: it cannot be made. The message calls it `name`.
+    UserError, which calls it `name`, if it cannot be made.
     """
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    made = list[Path]()
-    for path in reversed(missing):
-        try:
-            path.mkdir()
-        except FileExistsError:
-            continue  # Another process has made it meanwhile.
-        except OSError as error:
-            remove_empty(made)
-            raise UserError(f"{name} {folder}: {error.strerror}.") from None
-        made.append(path)
-    if not folder.is_dir():
-        raise UserError(f"{name} {folder}: it is no folder.")
+    made = [path for path in folder.parents if not path.exists()]
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # Another process may have made it meanwhile.
+            folder.mkdir()
+            made.insert(0, folder)
+    except OSError as error:
+        remove_empty(made)
+        raise UserError(f"{name} {folder}: {error.strerror}.") from None
     return made
 
 
 def remove_empty(folders: Sequence[Path]) -> None:
-    """Remove folders, of which parents come first, that hold nothing."""
-    for folder in reversed(folders):
+    """Remove folders, of which parents come last, that hold nothing."""
+    for folder in folders:
         with suppress(OSError):
             folder.rmdir()

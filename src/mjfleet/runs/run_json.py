@@ -4,12 +4,15 @@ group.json, of a group of runs, is built alike.
 """
 
 import json
+import os
 import reprlib
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from mjfleet.errors import UserError
 from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.utils.console import in_a_line
 from mjfleet.utils.safe_read import read_json
 
 RECORD_FILE = "run.json"
@@ -25,6 +28,33 @@ KINDS = {
 def now() -> str:
     """Return the time with its zone, to the second."""
     return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def started_at(record: dict[str, Any]) -> float:
+    """Return the start of a run in seconds since the epoch, or 0 if its record has none."""
+    try:
+        return datetime.fromisoformat(str(record.get("started"))).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def is_group(folder: Path) -> bool:
+    """Return whether a folder is one of a group of runs."""
+    return os.path.lexists(folder / GROUP_FILE)
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    """Return the record of a run or a group, which names its task; UserError without one."""
+    file = GROUP_FILE if is_group(folder) else RECORD_FILE
+    try:
+        record = read_record(folder, file)
+        if "task" not in record:
+            raise ValueError("it names no task")
+    except OSError as error:
+        raise UserError(f"{folder / file}: {error.strerror}.") from None
+    except ValueError as error:
+        raise UserError(f"{folder / file}: {in_a_line(error)}.") from None
+    return record
 
 
 def read_record(run_dir: Path, file: str = RECORD_FILE) -> dict[str, Any]:
@@ -43,12 +73,10 @@ def read_record(run_dir: Path, file: str = RECORD_FILE) -> dict[str, Any]:
     for name, kind in KINDS.items():
         if not isinstance(record.get(name, kind()), kind):
             raise ValueError(f"its {name} is {reprlib.repr(record[name])}, not a {kind.__name__}")
-    workers = record.get("plan", {}).get("workers", [])
-    for name, some in {"attempts": record.get("attempts", []), "workers": workers}.items():
+    lists = record.get("attempts", []), record.get("plan", {}).get("workers", [])
+    for some in (*lists, list(record.get("members", {}).values())):
         if not isinstance(some, list) or not all(isinstance(one, dict) for one in some):
-            raise ValueError(f"its {name} are no list of mappings")
-    if not all(isinstance(one, dict) for one in record.get("members", {}).values()):
-        raise ValueError("its members are no mapping of mappings")
+            raise ValueError("its attempts, workers or members are no mappings")
     return record
 
 

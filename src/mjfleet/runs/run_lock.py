@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from weakref import finalize
 
 from mjfleet.errors import UserError
 from mjfleet.runs.run_json import GROUP_FILE, read_record
@@ -25,27 +26,28 @@ SILENT_SECONDS = 60.0  # A process that has not touched the file for so long has
 
 
 class RunLock:
-    """The right to train in a run directory or a group's folder, until it is closed."""
+    """The right to train in a run directory or a group's folder, until it is closed.
 
-    def __init__(self, path: Path, file: int, has_lock: bool) -> None:
-        self._path, self._file, self._closed = path, file, threading.Event()
+    A file that was made for a lock goes with it unless the run is trained: a refusal leaves none.
+    """
+
+    def __init__(self, path: Path, file: int, has_lock: bool, is_new: bool) -> None:
+        self._file, self._closed = file, threading.Event()
+        self._release = finalize(self, _release, file, path if is_new else None, os.getpid())
         if not has_lock:
-            self._touch()
-            threading.Thread(target=self._keep_touching, name="run lock", daemon=True).start()
+            _touch(path)
+            arguments = path, self._closed
+            threading.Thread(target=_touch_until, args=arguments, daemon=True).start()
+
+    def keep(self) -> None:
+        """Keep the lock's file, since the run has been trained."""
+        if self._release.detach():
+            self._release = finalize(self, _release, self._file, None, os.getpid())
 
     def close(self) -> None:
         """Let other processes train there."""
-        if not self._closed.is_set():
-            self._closed.set()
-            os.close(self._file)
-
-    def _touch(self) -> None:
-        with suppress(OSError):  # The directory is gone, or its disk is.
-            os.utime(self._path, follow_symlinks=False)
-
-    def _keep_touching(self) -> None:
-        while not self._closed.wait(TOUCH_SECONDS):
-            self._touch()
+        self._closed.set()
+        self._release()
 
 
 def lock_run(run_dir: Path, patience: float = BRIEF_SECONDS) -> RunLock:
@@ -56,6 +58,7 @@ def lock_run(run_dir: Path, patience: float = BRIEF_SECONDS) -> RunLock:
             cannot be written.
     """
     path = run_dir / LOCK_FILE
+    is_new = not os.path.lexists(path)
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as error:
@@ -76,7 +79,7 @@ def lock_run(run_dir: Path, patience: float = BRIEF_SECONDS) -> RunLock:
     except BaseException:
         os.close(file)
         raise
-    return RunLock(path, file, has_lock is True)
+    return RunLock(path, file, has_lock is True, is_new)
 
 
 def is_locked(run_dir: Path) -> bool:
@@ -94,6 +97,22 @@ def is_locked(run_dir: Path) -> bool:
     finally:
         os.close(file)
     return False
+
+
+def _release(file: int, unused: Path | None, owner: int) -> None:
+    if unused and os.getpid() == owner:  # Not in a fork that ends.
+        unused.unlink(missing_ok=True)
+    os.close(file)
+
+
+def _touch(path: Path) -> None:
+    with suppress(OSError):  # The directory is gone, or its disk is.
+        os.utime(path, follow_symlinks=False)
+
+
+def _touch_until(path: Path, is_closed: threading.Event) -> None:
+    while not is_closed.wait(TOUCH_SECONDS):
+        _touch(path)
 
 
 def _try_lock(file: int) -> bool | None:

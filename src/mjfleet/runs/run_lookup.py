@@ -1,24 +1,20 @@
 """Finds runs under a log root by path, by name, by a part of the name, or by `latest`."""
 
-import difflib
 import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
 
 from mjfleet.errors import UserError
 from mjfleet.runs.metrics_csv import METRICS_FILE
-from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, read_record
-from mjfleet.utils.console import in_a_line
+from mjfleet.runs.run_json import RECORD_FILE, is_group, record_of, started_at
 
 LATEST = "latest"
 NAMES = "[!.]*"  # Skips hidden folders: runs that are being deleted.
-ON_WANDB = "wandb:"  # What a word for a run on W&B begins with.
+ON_WANDB = "wandb:"  # What the name of a run on W&B begins with.
 LISTED = 5  # Number of runs that a message names at most.
-NEAR = 0.6  # Similarity of a run's name to the typed word, 0 to 1, from which it is suggested.
 
 
 def runs_in(root: Path, experiment: str | None = None) -> list[Path]:
@@ -36,23 +32,10 @@ def groups_in(root: Path) -> list[Path]:
     return [path for path in root.glob(f"*/{NAMES}") if is_group(path)]
 
 
-def is_group(folder: Path) -> bool:
-    """Return whether a folder is one of a group of runs."""
-    return os.path.lexists(folder / GROUP_FILE)
-
-
 def members_of(group: Path) -> list[Path]:
     """Return the run directories of a group in the order of their numbers; of no group, none."""
     found = filter(_is_run, group.glob(NAMES)) if is_group(group) else ()
     return sorted(found, key=lambda run: (len(run.name), run.name))
-
-
-def is_of_this_user(folder: Path) -> bool:
-    """Return whether a folder belongs to the user of this process; not if it is gone."""
-    try:
-        return folder.stat().st_uid == os.geteuid()
-    except FileNotFoundError:
-        return False
 
 
 def group_of(run: Path) -> Path | None:
@@ -65,8 +48,19 @@ def name_of(run: Path) -> str:
     return "/".join(run.parts[-3 if group_of(run) else -2 :])
 
 
-def _is_run(folder: Path) -> bool:
-    return any(os.path.lexists(folder / name) for name in (RECORD_FILE, METRICS_FILE))
+def is_of_this_user(folder: Path) -> bool:
+    """Return whether a folder belongs to the user as whom this process writes there.
+
+    A network file system may know this user by another number, such as root as nobody.
+    """
+    try:
+        owner = folder.stat().st_uid
+        if owner == os.geteuid():
+            return True
+        with TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_uid == owner
+    except OSError:
+        return False
 
 
 def failure_files(run_dir: Path, pattern: str) -> list[Path]:
@@ -75,40 +69,15 @@ def failure_files(run_dir: Path, pattern: str) -> list[Path]:
     return [p for folder in folders if not folder.is_symlink() for p in folder.glob(pattern)]
 
 
-def record_of(run_dir: Path, file: str = RECORD_FILE) -> dict[str, Any]:
-    """Return the entries of a run's run.json, or of a group's `file`.
-
-    UserError, which begins with "its run.json", if they cannot be read or name no task.
-    """
-    try:
-        record = read_record(run_dir, file)
-    except OSError as error:
-        raise UserError(f"its {file}: {error.strerror}.") from None
-    except ValueError as error:
-        raise UserError(f"its {file}: {in_a_line(error)}.") from None
-    if "task" not in record:
-        raise UserError(f"its {file} names no task.")
-    return record
-
-
-def started_at(record: dict[str, Any]) -> float:
-    """Return the start of a run in seconds since the epoch, or 0 if its record has none."""
-    try:
-        return datetime.fromisoformat(str(record.get("started"))).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
-
-
 def find_run(
     wanted: str,
     name: str,
     root: Path,
     experiment: str | None = None,
     task: str | None = None,
-    dry_run: bool = False,
     may_be_group: bool = False,
 ) -> Path:
-    """Return the path of the run, or of the checkpoint, that a word means; or of a group of runs.
+    """Return the path of the run, of the checkpoint or of the group that a user means.
 
     Args:
         wanted: a path, `latest` or `<experiment>/latest` (the run that was started last), a run's
@@ -117,18 +86,17 @@ def find_run(
         name: how messages name it.
         root: the log root.
         experiment: if given, `latest` is this experiment's, and its runs take precedence.
-        task: of which alone `latest` is, or a run is downloaded; None: any.
-        dry_run: whether to exit instead of downloading, see `fetch_run`.
-        may_be_group: whether a word may mean a group. `latest` is then the group of the member
-            that was started last.
+        task: of which alone `latest` is; None: any.
+        may_be_group: whether a group may be meant. `latest` is then the group of the member that
+            was started last.
 
     Raises:
         UserError: no run, or several runs, match.
     """
     if wanted.startswith(ON_WANDB):
-        from mjfleet.runs.wandb_run import fetch_run  # Other words do not wait for it.
+        from mjfleet.runs.wandb_run import fetch_run  # Others do not wait for it.
 
-        return fetch_run(wanted, name, root, task, dry_run)
+        return fetch_run(wanted, name, root)
     folder, _, last = wanted.rpartition("/")
     if wanted == LATEST or (last == LATEST and not os.path.exists(wanted)):
         newest = _latest(name, root, Path(folder).name or experiment, task)
@@ -151,13 +119,10 @@ def find_run(
     if found:
         more = f", and {len(found) - LISTED} more" if len(found) > LISTED else ""
         raise UserError(f"{name} fits several runs: {_listed(found)}{more}. Give more of the name.")
-    beginnings = {n[: len(wanted)]: run for run in reversed(runs) for n in _names(run)}
-    alike = difflib.get_close_matches(wanted, beginnings, LISTED, NEAR)
-    near = list(dict.fromkeys(beginnings[beginning] for beginning in alike))
     raise UserError(
-        f"{name} does not exist, and no run in {root} has a name that begins with it or has it as "
-        f"a word. {f'Similar names: {_listed(near)}. ' if near else ''}"
-        f"`mjfleet runs --log-root {root}` lists all.{_others(runs_in(root))}"
+        f"{name} does not exist, and no run of yours in {root} has a name that begins with it or "
+        f"has it as a word. `mjfleet runs --log-root {root}` lists all; runs of other users have "
+        "to be named by their paths."
     )
 
 
@@ -171,15 +136,12 @@ def _latest(name: str, root: Path, experiment: str | None, task: str | None) -> 
     if not started:
         of_task = f" of the task {task}" if task and not experiment else ""
         folder = root / experiment if experiment else root
-        others = _others(runs_in(root, experiment))
-        raise UserError(f"{name}: there is no run{of_task} in {folder}.{others}")
+        raise UserError(f"{name}: there is no run{of_task} of this user in {folder}.")
     return max(started, key=lambda run: (started[run], run))
 
 
-def _others(runs: Sequence[Path]) -> str:
-    """Return how to name runs of other users, if some of these are theirs."""
-    are_own = all(map(is_of_this_user, runs))
-    return "" if are_own else " Runs of other users have to be named by their paths."
+def _is_run(folder: Path) -> bool:
+    return any(os.path.lexists(folder / name) for name in (RECORD_FILE, METRICS_FILE))
 
 
 def _names(run: Path) -> tuple[str, ...]:

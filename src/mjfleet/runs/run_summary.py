@@ -1,6 +1,5 @@
 """Summarises a run in a few numbers for `mjfleet runs`. Reads each file once, imports no torch."""
 
-import math
 import os
 import reprlib
 import time
@@ -13,12 +12,13 @@ from statistics import fmean
 from typing import Any
 
 from mjfleet.errors import UserError
-from mjfleet.runs.metrics_csv import METRICS_BYTES, METRICS_FILE, iteration_in
-from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
+from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
+from mjfleet.runs.run_json import RECORD_FILE, record_of, started_at
 from mjfleet.runs.run_lock import is_locked
-from mjfleet.runs.run_lookup import name_of, record_of, started_at
+from mjfleet.runs.run_lookup import name_of
 from mjfleet.utils.console import in_a_line
-from mjfleet.utils.safe_read import open_regular
+
+MEAN, EVALUATED = "mean_return", "eval/return"  # Columns of metrics.csv.
 
 
 @dataclass(kw_only=True)
@@ -61,15 +61,19 @@ def summarise(run_dir: Path) -> tuple[float, Summary]:
         problems.append(str(error))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         why = reprlib.repr(in_a_line(error))
-        problems.append(f"its {RECORD_FILE} is incomplete: {type(error).__name__}: {why}.")
+        problems.append(f"{run_dir / RECORD_FILE} is incomplete: {type(error).__name__}: {why}.")
     try:
-        _read_metrics(summary, run_dir / METRICS_FILE)
-    except FileNotFoundError:
-        pass  # Created when training begins.
+        _, rows = read_rows(run_dir / METRICS_FILE, only=("iteration", MEAN, EVALUATED))
+        if rows:
+            summary.iterations = int(rows[-1]["iteration"])
+            summary.last_mean_return = value(rows[-1], MEAN)
+        best = (
+            max((number for row in rows if (number := value(row, name)) is not None), default=None)
+            for name in (MEAN, EVALUATED)
+        )
+        summary.best_mean_return, summary.best_eval_return = best
     except OSError as error:
-        problems.append(f"its {METRICS_FILE}: {error.strerror}.")
-    except ValueError as error:
-        problems.append(f"its {METRICS_FILE}: {error}.")
+        problems.append(f"{run_dir / METRICS_FILE}: {error.strerror}.")
     summary.problem = " ".join(problems) or None
     return started, summary
 
@@ -83,23 +87,20 @@ def summarise_group(group: Path, members: Sequence[Summary]) -> tuple[float, Sum
     started = 0.0
     try:
         started = group.stat().st_mtime
-        record = record_of(group, GROUP_FILE)
+        record = record_of(group)
         started = started_at(record) or started
-        summary.task, summary.status = record["task"], str(record.get("status"))
+        summary.task, summary.status = record["task"], _status(group, record)
         summary.started = record.get("started") if started_at(record) else None
-        if summary.status == "running" and not is_locked(group):
-            summary.status = "died"
         summary.members = max(len(members), len(record.get("members", {})))
         summary.iterations = sum(member.iterations for member in members)
         lengths = [member.max_iterations or 0 for member in members]
-        summary.max_iterations = sum(lengths) + max(lengths, default=0) * (
-            summary.members - len(members)
-        )
+        waiting = summary.members - len(members)
+        summary.max_iterations = sum(lengths) + max(lengths, default=0) * waiting
     except (UserError, OSError) as error:
         summary.problem = str(error)
     summary.finished_members = sum(member.status == "finished" for member in members)
     for name in ("last_mean_return", "best_mean_return", "best_eval_return"):
-        found = [value for one in members if (value := getattr(one, name)) is not None]
+        found = [number for one in members if (number := getattr(one, name)) is not None]
         setattr(summary, name, fmean(found) if found else None)
     summary.bytes = sum(member.bytes for member in members)
     return started, summary
@@ -117,21 +118,25 @@ def _read_record(summary: Summary, run_dir: Path, record: dict[str, Any]) -> Non
             summary.parent += ", its networks only"
     if _seconds(record["started"]):
         summary.started = record["started"]
-    died = record["status"] == "running" and not is_locked(run_dir)
-    plan, attempts = record["plan"], record["attempts"]
+    plan, attempts, status = record["plan"], record["attempts"], _status(run_dir, record)
     summary.max_iterations = _count(plan["max_iterations"])
     summary.workers = _count(plan["world_size"])
     summary.devices = list(dict.fromkeys(str(worker["device"]) for worker in plan["workers"]))
     # After an attempt that was killed, only the times of its files tell when it ended.
     files = [path for name in (RECORD_FILE, METRICS_FILE) if (path := run_dir / name).exists()]
-    until = max(path.stat().st_mtime for path in files) if died else time.time()
+    until = max(path.stat().st_mtime for path in files) if status == "died" else time.time()
     ends = [_seconds(attempt["ended"]) for attempt in attempts[:-1]]
     ends.append(_seconds(attempts[-1]["ended"]) or until)
     begins = [_seconds(attempt["started"]) for attempt in attempts]
     spans = zip(begins, ends, strict=True)
     seconds = sum(max(0.0, end - begin) for begin, end in spans if begin and end)
-    summary.seconds = round(seconds, 1)
-    summary.status = "died" if died else record["status"]
+    summary.seconds, summary.status = round(seconds, 1), status
+
+
+def _status(folder: Path, record: dict[str, Any]) -> str:
+    """Return the recorded status of a run or a group; `died` if nobody trains what is running."""
+    died = record.get("status") == "running" and not is_locked(folder)
+    return "died" if died else str(record.get("status"))
 
 
 def _bytes_in(folder: Path) -> int:
@@ -153,40 +158,3 @@ def _count(number: Any) -> int:
 def _seconds(when: str | None) -> float | None:
     """Return a time of run.json in seconds since the epoch."""
     return None if when is None else datetime.fromisoformat(when).astimezone().timestamp()
-
-
-def _read_metrics(summary: Summary, file: Path) -> None:
-    """Read iterations and returns, and skip the columns after them: there may be many rows.
-
-    OSError if the file cannot be read, ValueError if the header or some rows cannot.
-    """
-    last, best, number, bad = [b"", b""], [-math.inf, -math.inf], 0, 0
-    with open_regular(file, METRICS_BYTES) as opened:
-        lines = (line for line in opened if line.endswith(b"\n"))
-        if not os.fstat(opened.fileno()).st_size:
-            return
-        columns = next(lines, b"").rstrip().split(b",")
-        if columns[0] != b"iteration" or b"mean_return" not in columns:
-            raise ValueError("its first line names no iteration and mean_return")
-        names = [name for name in (b"mean_return", b"eval/return") if name in columns]
-        places = [columns.index(name) for name in names]
-        for line in lines:
-            fields = line.split(b",", max(places) + 1)
-            if len(fields) < max(places) + 2 or not (iteration := iteration_in(fields[0])):
-                bad += 1
-                continue
-            try:
-                for i, place in enumerate(places):
-                    if fields[place] and best[i] < (value := float(fields[place])) < math.inf:
-                        best[i] = value
-                    last[i] = fields[place]
-                number = iteration
-            except ValueError:
-                bad += 1
-    summary.iterations = number or summary.iterations
-    newest = float(last[0] or math.nan)
-    summary.last_mean_return = newest if math.isfinite(newest) else None
-    found = (value if value > -math.inf else None for value in best)
-    summary.best_mean_return, summary.best_eval_return = found
-    if bad:
-        raise ValueError(f"{bad} of its rows cannot be read")

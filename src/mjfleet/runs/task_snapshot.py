@@ -9,17 +9,16 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from mjfleet.errors import UserError
-from mjfleet.runs.checkpoint_archive import about
+from mjfleet.runs.checkpoints import about
 from mjfleet.runs.config_yaml import config_of_attempt
 from mjfleet.runs.own_runs import note_of
-from mjfleet.runs.run_lookup import record_of
+from mjfleet.runs.run_json import record_of
 from mjfleet.utils.console import print_line, printable
 from mjfleet.utils.safe_read import open_regular
 
@@ -56,23 +55,22 @@ def read_code(folder: Path) -> TaskCode:
     """Read a task's folder, or a snapshot of it: the smallest files first, code before meshes."""
     files: dict[str, bytes] = {}
     left_out, room = list[str](), MAX_BYTES
-    for _, path in sorted((path.lstat().st_size, path) for path in _parts(folder)):
-        name = str(path.relative_to(folder))
-        try:
-            with open_regular(path, room) as file:
-                files[name] = file.read()
-        except OSError:
-            left_out.append(name)
-        else:
-            room -= len(files[name])
+    for _, path in sorted((path.lstat().st_size, path) for path in folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        if any(part[0] == "." or part == "__pycache__" for part in parts):
+            continue
+        if path.is_symlink() or not path.is_dir():
+            try:
+                with open_regular(path, room) as file:
+                    data = files["/".join(parts)] = file.read()
+                room -= len(data)
+            except OSError:
+                left_out.append("/".join(parts))
     return TaskCode(dict(sorted(files.items())), sorted(left_out))
 
 
-def keep(code: TaskCode, run_dir: Path, place: Path) -> dict[str, Any]:
-    """Write a snapshot into a run directory, unless it is there; return run.json's record of it.
-
-    It is written in `place`, from which it may be moved.
-    """
+def keep(code: TaskCode, run_dir: Path, place: Path) -> None:
+    """Write a snapshot into `place`, a folder of the run, unless the run has it already."""
     if not _folder(run_dir, code.hash).exists():
         folder = _folder(place, code.hash)
         aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
@@ -81,7 +79,6 @@ def keep(code: TaskCode, run_dir: Path, place: Path) -> dict[str, Any]:
             (aside / path).parent.mkdir(parents=True, exist_ok=True)
             (aside / path).write_bytes(data)
         aside.rename(folder)
-    return {"hash": code.hash, "left_out": list(code.left_out)}
 
 
 def changes_since(source: Path, now: TaskCode) -> str | None:
@@ -101,12 +98,10 @@ def changes_since(source: Path, now: TaskCode) -> str | None:
 def snapshot_of(source: Path) -> Snapshot:
     """Return the snapshot with which a checkpoint, or a run's newest attempt, was trained.
 
-    Raises:
-        UserError: the run keeps none, it is not complete, or it has been changed.
+    UserError if the run keeps none, or it is not complete, or has been changed.
     """
     run_dir, wanted = run_dir_of(source), _hash_in(source)
-    attempts = record_of(run_dir).get("attempts") or [{}]
-    codes = [attempt.get("code") or {} for attempt in attempts]
+    codes = [attempt.get("code") or {} for attempt in record_of(run_dir).get("attempts", [])]
     number = max((n for n, code in enumerate(codes, 1) if code.get("hash") == wanted), default=0)
     folder = _folder(run_dir, wanted)
     if not (number and folder.is_dir()) or folder.is_symlink():
@@ -118,8 +113,7 @@ def snapshot_of(source: Path) -> Snapshot:
         shutil.rmtree(compiled, ignore_errors=True)
     if read_code(folder).hash != wanted:
         raise UserError(f"{folder} is not as it was when {source} was trained.")
-    note = note_of(run_dir)
-    config = config_of_attempt(run_dir, number, len(attempts))
+    note, config = note_of(run_dir), config_of_attempt(run_dir, number, len(codes))
     return Snapshot(folder, config, is_own=bool(note and wanted in note.codes))
 
 
@@ -127,9 +121,7 @@ def own_snapshot(source: Path, task: str, is_asked: bool = False) -> Snapshot:
     """Return the snapshot of a checkpoint or a run, for use instead of the task's own folder.
 
     `is_asked` is whether the user has given --as-trained, which is the consent to run the code.
-
-    Raises:
-        UserError: see `snapshot_of`; or nobody asked, and this installation did not begin the run.
+    UserError without it if this installation did not begin the run, and as by `snapshot_of`.
     """
     snapshot = snapshot_of(source)
     if not is_asked and not snapshot.is_own:
@@ -148,42 +140,28 @@ def is_snapshot(folder: Path) -> bool:
 
 
 def code_of_restart(run_dir: Path, task_folder: Path) -> Path:
-    """Return the folder of the code with which the newest attempt of a run was trained.
+    """Return the task's folder, or the newest attempt's snapshot if that has changed meanwhile.
 
-    It is the task's own folder, or the snapshot if that has changed meanwhile.
-
-    Raises:
-        UserError: it has changed, and there is no whole snapshot.
+    UserError if it has changed, and there is no whole snapshot.
     """
-    if read_code(task_folder).hash == _hash_in(run_dir):
-        return task_folder
-    return snapshot_of(run_dir).folder
+    is_same = read_code(task_folder).hash == _hash_in(run_dir)
+    return task_folder if is_same else snapshot_of(run_dir).folder
 
 
 def difference(then: Path, now: TaskCode) -> str:
     """Return in which files a snapshot differs from code, and a unified diff, in a few lines."""
-    old = read_code(then)
-    both = sorted({*old.files, *now.files})
-    changed = [path for path in both if old.files.get(path) != now.files.get(path)]
+    old = read_code(then).files
+    changed = [n for n in sorted({*old, *now.files}) if old.get(n) != now.files.get(n)]
     lines = [", ".join(changed) or "files of which there is no copy"]
-    for path in changed:
-        texts = [(code.files.get(path) or b"").decode(errors="replace") for code in (old, now)]
-        if any("\0" in text for text in texts):
-            continue  # It is no text.
-        was, now_is = (text.splitlines() for text in texts)
-        lines += difflib.unified_diff(was, now_is, f"trained/{path}", f"now/{path}", "", "", 1, "")
+    for name in changed:
+        texts = [files.get(name, b"").decode(errors="replace") for files in (old, now.files)]
+        if "\0" not in "".join(texts):  # It is text.
+            was, is_now = (text.splitlines() for text in texts)
+            names = f"trained/{name}", f"now/{name}"
+            lines += difflib.unified_diff(was, is_now, *names, n=1, lineterm="")
     if len(lines) > SHOWN_LINES:
         lines[SHOWN_LINES:] = [f"... and {len(lines) - SHOWN_LINES} more lines"]
-    return "\n".join(map(_line, lines))
-
-
-def _parts(folder: Path) -> Iterator[Path]:
-    """Yield what a task consists of: no folders, hidden files and compiled Python."""
-    for path in folder.rglob("*"):
-        names = path.relative_to(folder).parts
-        hidden = any(name[0] == "." or name == "__pycache__" for name in names)
-        if not hidden and (path.is_symlink() or not path.is_dir()):
-            yield path
+    return "\n".join(printable(line).expandtabs(4)[:SHOWN_COLUMNS] for line in lines)
 
 
 def run_dir_of(source: Path) -> Path:
@@ -203,8 +181,3 @@ def _hash_in(source: Path) -> str:
 
 def _folder(run_dir: Path, task_hash: str) -> Path:
     return run_dir / FOLDER / task_hash[:16]
-
-
-def _line(text: str) -> str:
-    text = printable(text).replace("\n", "\\n").expandtabs(4)
-    return text if len(text) <= SHOWN_COLUMNS else f"{text[: SHOWN_COLUMNS - 3]}..."

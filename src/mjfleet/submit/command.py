@@ -26,7 +26,7 @@ from mjfleet.groups.seeds import count_seeds
 from mjfleet.launch.devices import choose_devices, needs_gpus
 from mjfleet.launch.launch_plan import describe_size
 from mjfleet.launch.launch_training import plan_size
-from mjfleet.runs.run_lookup import is_group
+from mjfleet.runs.run_json import is_group
 from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.sweep.command import PROG, define_sweep
 from mjfleet.utils.console import print_line

@@ -58,7 +58,7 @@ def sweep(argv: Sequence[str]) -> int:
     if storage:  # Before anything is created.
         storage = storage if "://" in storage else os.path.abspath(storage)
         study.open(storage, folder_id, is_new)
-    with closing(GroupFolder(found.name, config, existing and existing.path)) as group:
+    with closing(GroupFolder(found, config, existing and existing.path)) as group:
         if not storage:
             study.open(f"sqlite:///{group.path.resolve()}/study.db", folder_id, is_new)
         arguments = asdict(replace(wanted, storage=None, resume=None))

@@ -72,7 +72,7 @@ def runs(arguments: Sequence[str]) -> int:
         if summary.parent:
             print(printable(f"{summary.run} began from {summary.parent}"))
         if summary.problem:
-            print_error(f"{summary.run}: {summary.problem}")
+            print_error(summary.problem)
     return 0
 
 

@@ -14,9 +14,10 @@ from typing import Annotated
 
 from mjfleet.config.validation import Rule
 from mjfleet.errors import UserError
-from mjfleet.runs.checkpoint_names import BEST, FINAL
+from mjfleet.runs.checkpoints import BEST, FINAL
 from mjfleet.runs.config_yaml import CONFIG_FILE
 from mjfleet.runs.metrics_csv import METRICS_FILE
+from mjfleet.runs.own_runs import remove_note
 from mjfleet.runs.resume_choice import choose
 from mjfleet.runs.run_directory import WRITTEN
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
@@ -118,9 +119,11 @@ def _remove(path: Path, files: Sequence[Path]) -> bool:
         with ExitStack() as locks:
             for folder in filter(None, (group_of(path), path)):
                 locks.callback(lock_run(folder).close)
+            if is_whole := files[-1].name in (RECORD_FILE, GROUP_FILE):
+                remove_note(path)
             for file in files:
                 shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
-            if files[-1].name in (RECORD_FILE, GROUP_FILE):
+            if is_whole:
                 (path / LOCK_FILE).unlink()
                 if left := sorted(file.name for file in path.iterdir()):
                     print_line(f"{name_of(path)} keeps {', '.join(left)}")

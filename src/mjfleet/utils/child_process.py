@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import IO, Self
 
 from mjfleet.utils.parent_death import MISTAKE_VARIABLE, PARENT_VARIABLE, die_with_parent
@@ -55,15 +54,11 @@ class ChildProcess:
         stdin: int | IO[bytes] | None = subprocess.DEVNULL,
         stdout: int | IO[bytes] | None = KEEP,
         stderr: int | IO[bytes] | None = KEEP,
-        cwd: Path | None = None,
         new_session: bool = True,
         is_foreign: bool = False,
     ) -> None:
         pid = os.getpid()
         variables = {**os.environ, **(environ or {}), PARENT_VARIABLE: str(pid)}
-        if (path := variables.get("PYTHONPATH")) and cwd is not None:
-            # Its relative folders are those of this process.
-            variables["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
         with ExitStack() as files:
             self._kept = [
                 files.enter_context(tempfile.TemporaryFile()) if stream == KEEP else None
@@ -76,7 +71,6 @@ class ChildProcess:
                 stdin=stdin,
                 stdout=self._kept[0] or stdout,
                 stderr=self._kept[1] or stderr,
-                cwd=cwd,
                 env={name: value for name, value in variables.items() if value is not None},
                 start_new_session=new_session,
                 process_group=None if new_session else 0,
@@ -112,18 +106,19 @@ class ChildProcess:
         wait_until(lambda: self.exit_code() is not None, seconds, LOOK_SECONDS)
         return self.exit_code()
 
-    def send_signal(self, number: signal.Signals, to_group: bool = False) -> None:
-        """Send a signal to the process, or to all that it has started too; nothing after `end`."""
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process; nothing after `end`."""
         if self._process.returncode is None:
-            (os.killpg if to_group else os.kill)(self.pid, number)
+            os.kill(self.pid, number)
 
     def end(self) -> None:
         """Kill the process and all that it has started, and close its files."""
-        self.send_signal(signal.SIGKILL, to_group=True)
-        if self._process.returncode is None and self.wait(UNKILLABLE_SECONDS) is not None:
-            _, status, usage = os.wait4(self.pid, 0)
-            self._process.returncode = os.waitstatus_to_exitcode(status)
-            self.peak_memory = usage.ru_maxrss * 1024
+        if self._process.returncode is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            if self.wait(UNKILLABLE_SECONDS) is not None:
+                _, status, usage = os.wait4(self.pid, 0)
+                self._process.returncode = os.waitstatus_to_exitcode(status)
+                self.peak_memory = usage.ru_maxrss * 1024
         self._files.close()
         for pipe in (self.stdin, self.stdout, self._process.stderr):
             with suppress(BrokenPipeError):  # The child has not read all of what was written.
@@ -146,7 +141,7 @@ class ChildProcess:
         return _read(self._mistake).decode(errors="replace")
 
     def how_it_ended(self) -> str:
-        """Return in words how it has ended: by which exit code, or by which signal."""
+        """Return by which exit code or signal it has ended."""
         code = self.exit_code() or 0
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"

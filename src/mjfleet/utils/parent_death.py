@@ -11,13 +11,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-PARENT_VARIABLE = "MJFLEET_PARENT"
-"""Environment variable with the process number of the parent, set by the parent."""
-MISTAKE_VARIABLE = "MJFLEET_MISTAKE"
-"""Environment variable with the parent's file for a mistake of the user's, set by the parent."""
+PARENT_VARIABLE = "MJFLEET_PARENT"  # With the process number of the parent, which sets it.
+MISTAKE_VARIABLE = "MJFLEET_MISTAKE"  # With the parent's file for a mistake of the user's.
 LOOK_SECONDS = 0.1
-STOP_SECONDS = 60.0
-"""How long a process may take to save and stop after its parent has ended."""
+STOP_SECONDS = 60.0  # For a process to save and stop after its parent has ended.
 
 
 def die_with_parent(parent: int | None = None) -> None:

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 
 @contextmanager
@@ -18,9 +17,3 @@ def same_folder() -> Iterator[None]:
     finally:
         os.fchdir(here)
         os.close(here)
-
-
-def from_here(path: Path) -> Path:
-    """Return the path relative to the working directory, if it is in there: as users name it."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path

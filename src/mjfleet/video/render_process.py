@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from mjfleet.errors import WorkerError
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import in_a_line
-from mjfleet.utils.hardware_names import rendering_variables
 from mjfleet.utils.parent_death import die_with_parent
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ class RenderProcess(ChildProcess):
             super().__init__(
                 _command(str(path), str(nice), *([chosen] if chosen else BACKENDS)),
                 stdin=file,
-                environ=rendering_variables(os.environ),
                 new_session=False,  # Linux divides the processor among sessions first.
             )
 

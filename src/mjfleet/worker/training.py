@@ -22,7 +22,7 @@ from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.gpu_usage import IdleGpuWarning
 from mjfleet.rl.initial_networks import take_networks
 from mjfleet.rl.runner import Runner
-from mjfleet.runs.checkpoint_names import INIT
+from mjfleet.runs.checkpoints import INIT
 from mjfleet.runs.resumed_attempt import adopt_attempt
 from mjfleet.video.training_videos import TrainingVideos
 from mjfleet.worker.heartbeat import Heartbeat

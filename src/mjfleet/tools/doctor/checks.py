@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mjfleet.utils.console import in_a_line
-from mjfleet.utils.hardware_names import rendering_variables
 from mjfleet.utils.mujoco_import import import_mujoco
 from mjfleet.utils.parent_death import die_with_parent
 from mjfleet.worker.worker_args import WorkerArgs
@@ -132,7 +131,6 @@ def check_rendering(args: WorkerArgs, index: int) -> Finding:
     device = args.devices[index]
     if device != "cpu":
         os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", device.removeprefix("cuda:"))
-        os.environ.update(rendering_variables(os.environ))
     import mujoco
 
     model = mujoco.MjModel.from_xml_string(SCENE)

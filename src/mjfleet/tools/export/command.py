@@ -6,7 +6,7 @@ Runs in the process that the user started. Importing this file imports nothing h
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -19,10 +19,8 @@ from mjfleet.config import TrainConfig
 from mjfleet.config.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder, OptionalFolder
 from mjfleet.errors import UserError
-from mjfleet.runs.checkpoint_archive import about
+from mjfleet.runs.checkpoints import about
 from mjfleet.runs.pretrained import PLAYED, recorded_in
-from mjfleet.runs.resume_choice import Trained
-from mjfleet.runs.run_lookup import record_of
 from mjfleet.tools.output_file import check_output
 from mjfleet.tools.trained_policy import find_policy, load_runner
 from mjfleet.utils.atomic_write import write_atomically
@@ -87,7 +85,7 @@ def export(arguments: Sequence[str]) -> int:
     few = config.with_num_envs(min(config.env.num_envs, MAX_ENVS))
     runner = load_runner(found, few, trained.checkpoint)
     if parsed.format == PRETRAINED:
-        _write_pretrained(found.name, few, trained, runner, output)
+        _write_pretrained(found.name, few, trained.record.get("git", {}), runner, output)
         return 0
     return _write_graph(found.name, runner, parsed.format, output)
 
@@ -126,7 +124,7 @@ def _write_graph(
 
 
 def _write_pretrained(
-    task: str, config: TrainConfig, trained: Trained, runner: "Runner", output: Path
+    task: str, config: TrainConfig, git: Mapping[str, Any], runner: "Runner", output: Path
 ) -> None:
     """Write the actor and its normaliser with what they did in an episode of each environment."""
     import torch
@@ -139,8 +137,7 @@ def _write_pretrained(
     with torch.inference_mode():
         sums, _ = evaluate(Player(runner.env, policy, forget=policy.reset), 1)
     print_line(sums.table)
-    record = record_of(trained.run_dir) if trained.run_dir.parts else {}
-    commits = [str(state["commit"]) for state in record.get("git", {}).values()]
+    commits = [str(state["commit"]) for state in git.values()]
     known = {
         "task": task,
         VERSION_ENTRY: version("mjfleet"),

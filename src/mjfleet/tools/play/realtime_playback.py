@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import torch
 
 from mjfleet.errors import UserError
-from mjfleet.runs.checkpoint_names import BEST, checkpoints_in
+from mjfleet.runs.checkpoints import BEST, checkpoints_in
 from mjfleet.tools.play.policy_episodes import Player
 from mjfleet.utils.console import print_line
 from mjfleet.video.drawing import floating_body

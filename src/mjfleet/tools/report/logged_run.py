@@ -14,8 +14,8 @@ from mjfleet.config.train_config import decides_learning
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, seconds_spent, value
-from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
-from mjfleet.runs.run_lookup import is_group, members_of, record_of
+from mjfleet.runs.run_json import is_group, record_of
+from mjfleet.runs.run_lookup import members_of
 from mjfleet.utils.console import print_error
 
 STEPS, MINUTES, ITERATION = AXES = ("million steps", "minutes", "iteration")
@@ -54,7 +54,7 @@ def read_run(folder: Path) -> LoggedRun:
     """Read a run directory, or the folder of a group."""
     record, config, problem = dict[str, Any](), dict[str, Any](), ""
     with suppress(UserError):  # The summary of the run says why.
-        record = record_of(folder, GROUP_FILE if is_group(folder) else RECORD_FILE)
+        record = record_of(folder)
     try:
         config = by_dotted_name(read_config(str(folder / CONFIG_FILE), CONFIG_FILE))
     except UserError as error:

@@ -1,0 +1,66 @@
+"""The checkpoints of a run: their names, and what their files say. Imports no torch."""
+
+import json
+import re
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+from mjfleet.utils.safe_read import open_regular
+
+BEST = "best.pt"  # The checkpoint of the policy with the best evaluation.
+INIT = "init.pt"  # The checkpoint with whose networks alone the run began, see `--init-from`.
+FINAL = "final_model.pt"  # A second name of the checkpoint with which training ended last.
+CHECKPOINT_BYTES = 2**40
+ABOUT = "archive/mjfleet.json"
+"""The record of what a checkpoint says of itself, for those who do not import torch."""
+ABOUT_BYTES = 50_000
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the files model_<iteration>.pt of a folder, the oldest first."""
+    found = {path: iteration_of(path) for path in folder.glob("model_*.pt") if not path.is_dir()}
+    known = [(number, path) for path, number in found.items() if number is not None]
+    return [path for _, path in sorted(known)]
+
+
+def iteration_of(path: Path) -> int | None:
+    """Return the number of iterations in a checkpoint's file name, or None without one."""
+    number = re.fullmatch(r"model_([0-9]{1,12})", path.stem)
+    return int(number[1]) if number else None
+
+
+def iterations_done(checkpoint: Path) -> int | None:
+    """Return the iterations done in a checkpoint, which its name or the file tells; else None."""
+    number = iteration_of(checkpoint)
+    number = about(checkpoint).get("iteration") if number is None else number
+    return number if type(number) is int and 0 <= number < 10**12 else None
+
+
+def why_damaged(checkpoint: Path) -> str | None:
+    """Return what is wrong with the file of a checkpoint, all of which is read, or None."""
+    try:
+        with open_regular(checkpoint, CHECKPOINT_BYTES) as file, zipfile.ZipFile(file) as archive:
+            bad = archive.testzip()
+    except OSError as error:
+        return error.strerror
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
+        return str(error) or type(error).__name__
+    return f"{bad} does not match its check sum" if bad else None
+
+
+def about(checkpoint: Path) -> dict[str, Any]:
+    """Return what a checkpoint says of itself: `iteration`, `task`, `task_hash`, `networks`.
+
+    Empty if it says nothing, as those of earlier versions and of rsl_rl, or cannot be read.
+    """
+    try:
+        with open_regular(checkpoint, CHECKPOINT_BYTES) as file, zipfile.ZipFile(file) as archive:
+            record = archive.getinfo(ABOUT)
+            if record.file_size > ABOUT_BYTES:
+                return {}
+            found = json.loads(archive.read(record))
+    except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error):
+        return {}
+    return found if isinstance(found, dict) else {}
