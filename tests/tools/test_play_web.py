@@ -38,7 +38,7 @@ def test_what_somebody_moves_on_the_page_moves_the_robots(tmp_path: Path) -> Non
     for name in ("model_1.pt", "model_2.pt"):
         (tmp_path / name).write_text("weights")
     playback, actor = play(tmp_path, command={"seconds": (1000.0, 1000.0)})
-    env = playback.env
+    env, playback.speed = playback.env, 1 / 8  # Fewer pictures to draw.
     with socket.create_server(("localhost", 0)) as taken:
         port = taken.getsockname()[1]
 
