@@ -86,7 +86,7 @@ def test_a_timer_fires_after_times_in_its_range() -> None:
 
 @pytest.mark.parametrize(
     ("step_dt", "seconds", "steps"),
-    [(0.02, 0.3, 15), (0.05, 20.0, 400), (0.005, 10.0, 2000), (1 / 60, 10.0, 600), (0.02, 0.01, 1)],
+    [(0.02, 0.3, 15), (1 / 60, 10.0, 600), (0.02, 0.01, 1)],
 )
 def test_a_timer_fires_on_time_again_and_again(step_dt: float, seconds: float, steps: int) -> None:
     env = with_part(lambda env: Timer(env, seconds, seconds), 2, step_dt)

@@ -371,7 +371,6 @@ def test_checkpoints_that_do_not_fit_are_refused(
         (("optimizer_state_dict", "state", 0, "exp_avg"), torch.zeros(7), "exp_avg"),
         (("iter",), "text", "cannot be restored here"),
         (("mjfleet",), "text", "cannot be restored here"),
-        (("mjfleet", "window"), [{"episodes": "many"}], "cannot be restored here"),
         (("mjfleet", "ranks", 0, "sim", "qpos"), torch.zeros(1, 7), "'qpos'"),
         (("mjfleet", "ranks", 0, "env", "states"), 3, "cannot be restored here"),
         (("mjfleet", "ranks", 0, "env", "generator"), torch.zeros(3), "cannot be restored here"),
