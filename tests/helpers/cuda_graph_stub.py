@@ -71,6 +71,8 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         asks = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}
+        if "index" in func.__name__:
+            asks = any(t.dtype == torch.bool for t in _tensors(args[1]))
         if asks or str(func).startswith("aten.normal.Tensor"):
             raise CaptureRefusedError(f"{func} asks the device for a value")
         # Without autograd's nodes, which would stay alive.

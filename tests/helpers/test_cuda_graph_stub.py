@@ -78,6 +78,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "item": lambda: X.sum().item(),
     "bool": lambda: 1 if X.sum() > 2 else 0,
     "nonzero": X.nonzero,
+    "a boolean mask": lambda: X[X > 2],
     "masked_select": lambda: X.masked_select(X > 2),
     "normal with tensors": lambda: torch.normal(X, X),
 }

@@ -356,19 +356,6 @@ def test_a_run_that_diverges_names_the_column_the_rate_and_a_change(
     assert error.value.flags == flags
 
 
-@pytest.mark.parametrize(("std", "what"), [(1e-6, "explores no more"), (80.0, "acts at random")])
-def test_a_policy_that_learns_nothing_more_is_a_warning(
-    std: float, what: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    runner = make_runner(SpoiltEnv, "native")
-    with torch.no_grad():
-        runner.alg.actor.distribution.std_param.fill_(std)
-    assert len(train(runner)) == 4
-    (warning,) = (one.getMessage() for one in caplog.records if "deviation" in one.getMessage())
-    assert f"is {std:.3g}" in warning
-    assert f"{what}. The learning rate is " in warning
-
-
 class FallingEnv(Env[EnvConfig]):
     """A box that falls onto a plane, so that contacts are computed."""
 

@@ -1,6 +1,7 @@
 """PPO's gradients in closed form are those of autograd."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ from rsl_rl.models import MLPModel
 from tensordict import TensorDict
 
 from mjfleet.config import PPOConfig
-from mjfleet.rl.cpu_backprop import CpuBackprop
-from mjfleet.rl.cpu_network import CpuNetwork
+from mjfleet.rl import cpu_backprop
+from mjfleet.rl.cpu_backprop import CpuBackprop, CpuNetwork
 from mjfleet.rl.gradient_reduction import FlatGradient
 from mjfleet.rl.minibatches import Minibatch
 
@@ -25,8 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "unclipped values": {"algorithm": {"use_clipped_value_loss": False}},
     "much entropy": {"algorithm": {"entropy_coef": 3.0, "value_loss_coef": 0.3}},
     "few inputs": {"inputs": 5},
-    **{name: {"activation": name} for name in ("selu", "relu", "crelu", "lrelu", "tanh")},
-    **{name: {"activation": name} for name in ("sigmoid", "identity")},
+    **{name: {"activation": name} for name in ("relu", "tanh")},
 }
 
 
@@ -96,12 +96,14 @@ def autograd(actor: Any, critic: Any, config: PPOConfig, batch: Minibatch) -> li
 @pytest.mark.parametrize("threads", [1, 2, 6])
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_and_losses_are_those_of_autograd(
-    case: str, threads: int, dtype: torch.dtype
+    case: str, threads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actor, critic, config = build(**CASES[case])
     gradient = FlatGradient([*actor.parameters(), *critic.parameters()])
-    several_blocks = 24 * 50
-    backprop = CpuBackprop(actor, critic, gradient, config, True, threads, several_blocks)
+    monkeypatch.setattr(cpu_backprop, "BLOCK_ACTIVATIONS", 24 * 50)  # Several blocks.
+    parts = {"actor": actor, "critic": critic, "gradient": gradient, "config": config}
+    alg = SimpleNamespace(**parts, **vars(config))
+    backprop = CpuBackprop(alg, threads)
     for _ in range(2):  # The second time with what the first one has left in the buffers.
         batch = random_batch(actor, critic)
         losses = backprop.compute_gradients(batch)
@@ -117,7 +119,7 @@ def test_gradients_and_losses_are_those_of_autograd(
         check(values, critic.mlp(batch.critic_inputs).detach())
 
 
-@pytest.mark.parametrize("activation", ["gelu", "swish", "mish", "softplus"])
+@pytest.mark.parametrize("activation", ["gelu", "selu"])
 def test_activations_without_a_closed_form_are_left_to_autograd(activation: str) -> None:
     known, other = build(), build(activation=activation)
     assert CpuBackprop.supports(*known[:2])

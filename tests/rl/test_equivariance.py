@@ -56,7 +56,7 @@ def tied(config: AgentConfig, updates: int = 0, function: Any = mirror) -> Any:
 @pytest.mark.parametrize(
     "how",
     [
-        {"algorithm": {"backprop": "closed-form"}},
+        {"algorithm": {"backprop": "auto"}},
         {"algorithm": {"backprop": "autograd"}},
         {"distribution": {"class_name": "HeteroscedasticGaussianDistribution"}},
     ],

@@ -1,4 +1,4 @@
-"""What is said of GPUs that are mostly idle."""
+"""What NVML says of a GPU."""
 
 import math
 from types import SimpleNamespace
@@ -8,55 +8,14 @@ import pynvml
 import pytest
 import torch
 
-from mjfleet.loggers.logger import Row
-from mjfleet.rl.gpu_usage import LOOKED_AT, IdleGpuWarning, read_usage
+from mjfleet.rl.gpu_usage import read_usage
 
-STEPS = 1000
 READINGS = {
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=2**31),
     "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=40),
     "nvmlDeviceGetTemperature": 50,
 }
 """What NVML's functions return."""
-ROW: dict[str, float | int | None] = {
-    "total_steps": STEPS, "global_steps_per_second": STEPS, "mean_return": None,
-    "collect_seconds": 0.6, "learn_seconds": 0.4, "slowest_rank": 1, "wait_seconds": 0.0,
-    "collective_seconds": 0.0, "gpu_utilization": 59.0,
-}  # fmt: skip
-
-
-def look(row: Row, iterations: int = 2 * LOOKED_AT) -> None:
-    warning = IdleGpuWarning()
-    for iteration in range(1, iterations + 1):
-        warning.look({**row, "total_steps": iteration * STEPS})
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        (ROW, "Collecting takes 60% of it"),
-        (ROW | {"collect_seconds": 0.3, "learn_seconds": 0.7}, "Learning takes 70% of it"),
-        (ROW | {"wait_seconds": 0.3}, "For 30% of it, the other workers wait for rank 1"),
-        (ROW | {"collective_seconds": 0.3}, "For 30% of it, workers add up gradients"),
-        (ROW | {"learn_seconds": 0.1}, "For 30% of it, nothing"),
-    ],
-)
-def test_idle_gpus_are_one_warning_with_the_likely_cause(
-    row: Row, words: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    look(row)
-    (record,) = caplog.records
-    assert "the GPUs were busy for 59% of the time" in record.message
-    assert words in record.message
-
-
-@pytest.mark.parametrize("utilization", [60.0, None])
-def test_busy_gpus_and_unknown_ones_are_no_warning(
-    utilization: float | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    look(ROW | {"gpu_utilization": utilization})
-    look(ROW, iterations=LOOKED_AT)
-    assert not caplog.records
 
 
 @pytest.mark.parametrize("lacks", [None, *READINGS])

@@ -112,7 +112,7 @@ def test_a_group_starts_alike_and_its_actions_alone_make_it_differ(
             assert not torch.equal(rewards[0], rewards[SIZE])
 
 
-@pytest.mark.parametrize("backprop", ["closed-form", "autograd"])
+@pytest.mark.parametrize("backprop", ["auto", "autograd"])
 def test_an_update_learns_no_critic_and_follows_the_policys_gradient(backprop: str) -> None:
     """One step by SGD is the gradient of the clipped objective, by autograd and a plain formula."""
     config = agent(1, optimizer="sgd", num_learning_epochs=1, num_mini_batches=1, schedule="fixed",

@@ -93,6 +93,11 @@ def test_it_is_captured_and_a_loss_that_does_not_say_so_is_called() -> None:
     class Called(Auxiliary):
         captures = False
 
+        def loss(self, minibatch: Minibatch) -> Any:
+            total, parts = super().loss(minibatch)
+            self.kept = total
+            return total, parts
+
     found = []
     for kind, graphs in ((Auxiliary, 2), (Called, 0)):
         stub = CudaGraphStub()
@@ -100,6 +105,7 @@ def test_it_is_captured_and_a_loss_that_does_not_say_so_is_called() -> None:
         runner.train(lambda metrics: None, lambda: None)
         assert len(stub.graphs) == graphs
         found.append(weights(runner.alg))
+    assert vars(runner.alg)["kept"].grad_fn is None
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
 
 

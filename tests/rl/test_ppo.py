@@ -11,7 +11,6 @@ from rsl_rl import algorithms
 from tensordict import TensorDict
 
 from mjfleet.config import AgentConfig, from_dict
-from mjfleet.errors import UserError
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.build_algorithm import build_algorithm, rsl_rl_config
 from mjfleet.rl.collectives import Collectives
@@ -162,7 +161,7 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("backprop", ["closed-form", "autograd"])
+@pytest.mark.parametrize("backprop", ["auto", "autograd"])
 def test_numbers_that_are_changed_in_the_algorithm_count_from_the_next_update(
     backprop: str, tolerance: float
 ) -> None:
@@ -188,18 +187,6 @@ def test_what_a_subclass_adds_to_an_update_is_done_in_training() -> None:
     (losses,) = read(alg.start_update())
     assert losses["entropy_coef"] == 0.01
     assert losses.keys() > {"surrogate", "entropy"}
-
-
-def test_gradients_in_closed_form_are_refused_where_there_are_none() -> None:
-    closed = {"backprop": "closed-form"}
-    learn(PPO, agent(algorithm=closed), updates=1)
-    distribution = {"class_name": "HeteroscedasticGaussianDistribution"}
-    for config in (
-        agent(algorithm=closed, distribution=distribution),
-        agent(algorithm=closed | {"use_mixed_precision": True}),
-    ):
-        with pytest.raises(UserError, match=r"--agent\.algorithm\.backprop closed-form"):
-            learn(PPO, config, updates=1)
 
 
 @pytest.mark.parametrize(("first", "second"), [(PPO, None), (None, PPO), (PPO, PPO)])

@@ -121,9 +121,9 @@ class PPOConfig(Checked, flags="agent.algorithm."):
     """Steps whose losses add up to one gradient (distillation only)."""
     loss_type: Literal["mse", "huber"] = "mse"
     """How far actions are from the teacher's (distillation only)."""
-    backprop: Annotated[Literal["auto", "closed-form", "autograd"], Kind.OPERATION] = "auto"
-    """How gradients are computed: in closed form, which is faster, or by autograd. `auto`: in
-    closed form where networks, distribution, precision and device (CPU) allow it."""
+    backprop: Annotated[Literal["auto", "autograd"], Kind.OPERATION] = "auto"
+    """How gradients are computed. `auto`: in closed form, which is faster, where networks,
+    distribution, precision and device (CPU) allow it, otherwise by autograd."""
     learning_threads: Annotated[OptionalCount, Kind.OPERATION] = None
     """CPU threads of an update in closed form; None: as many as help, at most the worker's."""
 

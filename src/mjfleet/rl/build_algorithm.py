@@ -3,6 +3,8 @@
 Runs in a worker. The configuration's names are rsl_rl's.
 """
 
+import contextlib
+import io
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -151,7 +153,8 @@ def build_algorithm(
     sets = ["actor", "critic", *["rnd_state"] * (agent.algorithm.rnd_cfg is not None)]
     sizes = {"actor": env.num_actions, "critic": env.num_actions if agent.distils else 1}
     try:
-        groups = resolve_obs_groups(obs, config["obs_groups"], sets)
+        with contextlib.redirect_stdout(io.StringIO()):  # rsl_rl prints the groups.
+            groups = resolve_obs_groups(obs, config["obs_groups"], sets)
         settings = resolve_rnd_config(config["algorithm"], obs, groups, env)
         settings = resolve_symmetry_config(settings, env)
         del settings["class_name"]

@@ -6,6 +6,8 @@ captured.
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +17,7 @@ from mjfleet.sim.simulation import no_garbage_collection
 
 logger = logging.getLogger(__name__)
 
-CLOSE_SHARE = 0.99
-"""The share of the values that a graph writes that must be close to those of a call."""
+CLOSE_SHARE = 0.99  # Of the values that a graph writes, those close to a call's.
 Capture = Callable[[Callable[[], object]], Any]
 """`capture`, or what takes its place in tests without a GPU."""
 
@@ -36,13 +37,10 @@ class Captured:
         writes: Callable[[], Sequence[torch.Tensor]],
         capture: Capture | None,
     ) -> None:
-        """Describe the function.
+        """Take a function of tensors whose addresses do not change, and a `name` for messages.
 
-        Args:
-            name: what the function does, for the warning.
-            function: reads and writes tensors whose addresses do not change.
-            writes: returns all tensors that the function changes. It is asked at the capture.
-            capture: captures graphs. None: the function is always called.
+        `writes` returns all tensors that it changes, and is asked at the capture. `capture`
+        captures graphs. None: the function is always called.
         """
         self._name, self._function, self._writes = name, function, writes
         self._capture = capture
@@ -64,10 +62,9 @@ class Captured:
         self._graph, self._was_called = None, False
 
     def _capture_and_compare(self, capture: Capture) -> None:
-        tensors = self._writes()
+        tensors, graph, failure = self._writes(), None, ""
         device = str(tensors[0].device)
-        # Clones with a gradient's history would keep nodes of the default stream alive, which a
-        # capture on another stream must not touch.
+        # Detached: a capture on another stream must not touch autograd's nodes of this one.
         before = [tensor.detach().clone() for tensor in tensors]
         host, drawn = random_states("cpu"), random_states(device)
         try:
@@ -76,31 +73,25 @@ class Captured:
                 raise RuntimeError("random numbers are drawn on the host")
             graph.replay()
         except RuntimeError as error:
-            self._give_up(error)
-            graph = None
+            failure = str(error)
         found = [tensor.detach().clone() for tensor in tensors]
         with torch.no_grad():
-            for tensor, value in zip(tensors, before, strict=True):
-                tensor.copy_(value)
+            torch.ops.aten._foreach_copy_([tensor.detach() for tensor in tensors], before)
         restore_random_states(drawn, device)
         self._function()
-        pairs = zip(found, tensors, strict=True)
-        close = [torch.isclose(a, b, rtol=1e-3, atol=1e-5).flatten() for a, b in pairs]
-        share = torch.cat(close).float().mean().item()
-        if graph is not None and share < CLOSE_SHARE:
-            self._give_up(RuntimeError(f"a graph differs from a call in {1 - share:.0%} of values"))
-        elif graph is not None:
+        alike = partial(torch.isclose, rtol=1e-3, atol=1e-5)
+        close = torch.cat([x.flatten() for x in map(alike, found, tensors)])
+        if not failure and (share := close.float().mean().item()) < CLOSE_SHARE:
+            failure = f"a graph differs from a call in {1 - share:.0%} of values"
+        if failure:
+            logger.warning("%s is no CUDA graph, and slower for it: %s", self._name, failure)
+            self._capture = None
+        else:
             self._graph = graph
-
-    def _give_up(self, error: RuntimeError) -> None:
-        logger.warning("%s is no CUDA graph, and slower for it: %s", self._name, error)
-        self._capture = None
 
 
 def capture(function: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """Return a graph of the operations of `function`, which are not executed now.
-
-    `function` is called once, and must not wait for the device.
+    """Return a graph of what `function` does, which must not wait for the device. Nothing is done.
 
     Raises:
         RuntimeError: the function cannot be captured.
@@ -110,30 +101,20 @@ def capture(function: Callable[[], object]) -> torch.cuda.CUDAGraph:
         return _capture(function, pool)
     except BaseException:
         # Torch up to 2.13 leaves three things as they were during a capture that CUDA has ended:
-        # the current stream, which is not synchronised with warp's; the allocator, which records
-        # into the pool; and up to 2.11 the random generator, which only a capture that succeeds
-        # releases. It must stay the same, because other graphs draw from it.
+        # the current stream; the allocator, which records into the pool; and up to 2.11 the random
+        # generator, which other graphs draw from, and only a capture that succeeds releases.
         torch.cuda.set_stream(stream)
-        _stop_recording(pool)
+        device = torch.cuda.current_device()
+        with suppress(RuntimeError):  # Nothing is recorded into it.
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
         _capture(torch.zeros((), device="cuda").zero_, None)
         raise
 
 
 def _capture(function: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    with (
-        no_garbage_collection(),
-        torch.cuda.graph(graph, pool, capture_error_mode="thread_local"),
-    ):
+    thread_local = torch.cuda.graph(graph, pool, capture_error_mode="thread_local")
+    with no_garbage_collection(), thread_local:
         function()
     return graph
-
-
-def _stop_recording(pool: Any) -> None:
-    """Release the pool of a failed capture, if torch has not."""
-    device = torch.cuda.current_device()
-    try:
-        torch._C._cuda_endAllocateToPool(device, pool)
-    except RuntimeError:
-        return  # Nothing is recorded into it.
-    torch._C._cuda_releasePool(device, pool)

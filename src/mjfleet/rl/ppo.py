@@ -56,10 +56,8 @@ class PPO(Algorithm):
         storage, config, gradient = self.storage, self.config, self.gradient
         self.has_own_loss = type(self).loss is not PPO.loss
         self._capture = capture if not self.has_own_loss or self.captures else None
-        networks = self.actor, self.critic
-        self.equivariance = mirror and Equivariance(
-            mirror, networks, storage.observations[0], gradient
-        )
+        parts = (self.actor, self.critic), storage.observations[0], gradient
+        self.equivariance = mirror and Equivariance(mirror, *parts)
         self._is_gaussian = type(self.actor.distribution) in GAUSSIANS
         storage.distribution_params = self._distribution = room_for_distribution(
             self.actor, storage
@@ -256,9 +254,12 @@ class PPO(Algorithm):
         total.backward()
         with torch.no_grad():
             self._totals += torch.stack([parts[name] for name in self._loss_names])
-            # Otherwise the distribution would hold on to autograd's nodes. They belong to the
-            # stream of this call, with which a capture on another stream cannot synchronise.
+            # No node of autograd's may stay alive: they belong to the stream of this call, with
+            # which a capture on another stream cannot synchronise.
             actor.distribution.update(actor.mlp(batch.actor_inputs[:1]))
+            for name, value in vars(self).items() if self.has_own_loss else ():
+                if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                    setattr(self, name, value.detach())
 
     def _apply_gradients(self) -> None:
         """Adapt the learning rate, clip the gradients, and step."""

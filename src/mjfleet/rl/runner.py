@@ -21,7 +21,7 @@ from mjfleet.rl.captured import Capture
 from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.device_clock import DeviceClock
-from mjfleet.rl.divergence import DivergedError, StdWarning, find_trouble, slower
+from mjfleet.rl.divergence import DivergedError, find_trouble, slower
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.gpu_usage import read_usage
 from mjfleet.rl.phase import HeartbeatBase, Phase
@@ -92,7 +92,6 @@ class Runner:
         self.warnings: list[str] = []
         """What the newest iteration warns of. Rank 0 knows it."""
         self._warnings = SimulationWarnings()
-        self._std_warning = StdWarning(agent)
         self._evaluator = evaluator
         self.judged_by = evaluator.judged_by if evaluator else None  # See Evaluator.
         self._guard = RolloutGuard(env, agent.num_steps_per_env, dump_to)
@@ -328,5 +327,4 @@ class Runner:
         if is_first_rank:
             nan_resets = round(sums["nan_resets"][0])
             self.warnings = self._warnings.describe(ranks, self.env.sim.buffer_use, nan_resets)
-            self._std_warning.look(row)
         return row

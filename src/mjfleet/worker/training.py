@@ -19,7 +19,6 @@ from mjfleet.registry import FoundTask
 from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.evaluator import Evaluator
-from mjfleet.rl.gpu_usage import IdleGpuWarning
 from mjfleet.rl.initial_networks import take_networks
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.checkpoints import INIT
@@ -98,7 +97,6 @@ def train_and_log(
     agent, begun = runner.agent, runner.current_learning_iteration
     view = "quiet" if args.config["quiet"] else "plain" if args.config["plain"] else "live"
     progress = ConsoleLogger(agent.max_iterations, begun, view, args.task)
-    idle_gpus = IdleGpuWarning()
     interval = args.config["video_interval"]
     with LoggerGroup(run_dir, agent, args.config, begun) as loggers:
         videos = None
@@ -111,7 +109,6 @@ def train_and_log(
                 adopt_attempt(run_dir, begun)
             with runner.heartbeat.excused():  # A terminal may be paused.
                 progress.iteration(row, runner.warnings)
-            idle_gpus.look(row)
             loggers.write(row)
             if videos:
                 videos.iteration(iteration)
