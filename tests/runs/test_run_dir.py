@@ -1,19 +1,20 @@
 """`--run-dir D` begins a run in D, or continues the one that is there, by the same command."""
 
 import ctypes
+import itertools
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mjfleet.cli import start
 from mjfleet.cli.train import configure
 from mjfleet.errors import UserError
 from mjfleet.runs.run_json import read_record, write_record
-from mjfleet.runs.run_lock import lock_run
+from mjfleet.runs.run_lock import REQUEUE_SECONDS, lock_run
 from mjfleet.runs.run_lookup import is_of_this_user
 
 from ..conftest import Run, rows
@@ -35,7 +36,7 @@ def test_the_same_command_begins_continues_and_is_done(run: Run, tmp_path: Path)
     assert [row["iteration"] for row in rows(tmp_path / "d")] == [*map(str, range(1, 9))]
     # The longer length is recorded, and needs not be typed again.
     again = run("train", TASK, "--run-dir", "d")
-    assert "has all of --agent.max-iterations 8" in again.stdout
+    assert "has all 8 iterations" in again.stdout
     before = (tmp_path / "d/run.json").read_bytes()
     refused = run(*command, "--seed", "2", "--agent.algorithm.gamma", "0.5")
     assert refused.returncode == 2
@@ -148,24 +149,27 @@ def test_the_run_of_another_user_is_forked(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_command_waits_for_its_predecessor_and_leaves_nothing(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    is_new: bool,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_new: bool
 ) -> None:
     add_checkpoint(run_dir := make_run(tmp_path, "d"), 4)
     write_record(run_dir, host="node7", pid=7)
     lock = lock_run(run_dir)
-    monkeypatch.setattr(start, "REQUEUE_SECONDS", 3.5)
-    command = [TASK, "--run-dir", str(run_dir)]
+    clock = itertools.count(0, 25).__next__
     with pytest.raises(UserError, match="is being trained by process 7 on node7"):
-        configure(command)
-    assert "waiting up to 3.5 s for process 7 on node7" in capsys.readouterr().out
-    lock.close()
+        lock_run(run_dir, REQUEUE_SECONDS, clock)
+    assert "waiting up to 60 s for process 7 on node7" in capsys.readouterr().out
+    assert clock() == 100  # It has asked at 25, 50 and 75 seconds.
+
+    def until_it_ends() -> Iterator[float]:
+        yield 0.0
+        lock.close()
+        yield 59.0
+
+    lock_run(run_dir, REQUEUE_SECONDS, until_it_ends().__next__).close()
     if is_new:
         (run_dir / ".lock").unlink()
     with pytest.raises(UserError, match="Leave these out"):
-        configure([*command, "--seed", "9"])
+        configure([TASK, "--run-dir", str(run_dir), "--seed", "9"])
     assert (run_dir / ".lock").exists() is not is_new
 
 

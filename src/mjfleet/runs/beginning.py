@@ -21,7 +21,7 @@ from mjfleet.runs.resume_choice import Resume, find_trained, read_run
 from mjfleet.runs.run_json import is_group
 from mjfleet.runs.run_lock import lock_run
 from mjfleet.runs.run_lookup import find_run, is_of_this_user
-from mjfleet.runs.task_snapshot import changes_since, read_code
+from mjfleet.runs.task_snapshot import changes_since
 
 INIT_STD = "agent.actor.distribution.init_std"
 Values = Mapping[str, tuple[Any, Any]]
@@ -189,7 +189,7 @@ def _code_changes(resume: Resume, task_folder: Path) -> tuple[str, ...]:
     """Return how the task's code differs from what a checkpoint was trained with, if it does."""
     if resume.checkpoint is None or resume.networks_only:
         return ()
-    changes = changes_since(resume.checkpoint, read_code(task_folder))
+    changes = changes_since(resume.checkpoint, task_folder)
     return (changes,) if changes else ()
 
 

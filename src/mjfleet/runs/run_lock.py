@@ -8,6 +8,7 @@ import fcntl
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from weakref import finalize
@@ -50,8 +51,14 @@ class RunLock:
         self._release()
 
 
-def lock_run(run_dir: Path, patience: float = BRIEF_SECONDS) -> RunLock:
+def lock_run(
+    run_dir: Path,
+    patience: float = BRIEF_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+) -> RunLock:
     """Lock a run directory or a group's folder; wait `patience` seconds for another process.
+
+    `clock` measures them.
 
     Raises:
         UserError: another process trains there, has removed the directory, or the lock's file
@@ -63,12 +70,12 @@ def lock_run(run_dir: Path, patience: float = BRIEF_SECONDS) -> RunLock:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}.") from None
-    deadline, is_announced = time.monotonic() + patience, False
+    deadline, is_announced = clock() + patience, False
     try:
         while (has_lock := _try_lock(file)) is False or (has_lock is None and _is_trained(run_dir)):
             record = read_record(run_dir) or read_record(run_dir, GROUP_FILE)
             trainer = f"process {record.get('pid')} on {record.get('host')}"
-            if time.monotonic() > deadline:
+            if clock() > deadline:
                 raise UserError(f"{run_dir} is being trained by {trainer}. Stop it first.")
             if patience > BRIEF_SECONDS and not is_announced:
                 print_line(f"waiting up to {patience:g} s for {trainer}, which trains in {run_dir}")

@@ -3,11 +3,11 @@
 A snapshot is `task/<beginning of its hash>/` in the run directory. Imports nothing heavy.
 """
 
-import difflib
 import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,6 @@ from mjfleet.utils.safe_read import open_regular
 
 FOLDER = "task"
 MAX_BYTES = 64 << 20  # Of a snapshot; the largest files are left out.
-SHOWN_LINES, SHOWN_COLUMNS = 40, 120  # Of a difference.
 
 
 @dataclass(frozen=True)
@@ -81,18 +80,22 @@ def keep(code: TaskCode, run_dir: Path, place: Path) -> None:
         aside.rename(folder)
 
 
-def changes_since(source: Path, now: TaskCode) -> str | None:
-    """Return how code differs from that of a checkpoint, or of a run's newest attempt, as lines.
+def changes_since(source: Path, task_folder: Path) -> str | None:
+    """Return in which files a task differs from that of a checkpoint, or of a run's newest attempt.
 
     None if it is the same, or if that code is not recorded.
     """
-    then = _hash_in(source)
+    then, now = _hash_in(source), read_code(task_folder)
     if then in ("", now.hash):
         return None
     kept = _folder(run_dir_of(source), then)
     if not kept.is_dir():
         return f"the task's code is not that of {source.name}, of which the run keeps none"
-    return f"the task's code has changed since {source.name}: {difference(kept, now)}"
+    old = read_code(kept).files
+    names = [n for n in sorted({*old, *now.files}) if old.get(n) != now.files.get(n)]
+    changed = printable(", ".join(names)) or "files of which there is no copy"
+    command = shlex.join(["diff", "-r", str(kept), str(task_folder)])
+    return f"the task's code has changed since {source.name}: {changed}; `{command}` shows how"
 
 
 def snapshot_of(source: Path) -> Snapshot:
@@ -146,22 +149,6 @@ def code_of_restart(run_dir: Path, task_folder: Path) -> Path:
     """
     is_same = read_code(task_folder).hash == _hash_in(run_dir)
     return task_folder if is_same else snapshot_of(run_dir).folder
-
-
-def difference(then: Path, now: TaskCode) -> str:
-    """Return in which files a snapshot differs from code, and a unified diff, in a few lines."""
-    old = read_code(then).files
-    changed = [n for n in sorted({*old, *now.files}) if old.get(n) != now.files.get(n)]
-    lines = [", ".join(changed) or "files of which there is no copy"]
-    for name in changed:
-        texts = [files.get(name, b"").decode(errors="replace") for files in (old, now.files)]
-        if "\0" not in "".join(texts):  # It is text.
-            was, is_now = (text.splitlines() for text in texts)
-            names = f"trained/{name}", f"now/{name}"
-            lines += difflib.unified_diff(was, is_now, *names, n=1, lineterm="")
-    if len(lines) > SHOWN_LINES:
-        lines[SHOWN_LINES:] = [f"... and {len(lines) - SHOWN_LINES} more lines"]
-    return "\n".join(printable(line).expandtabs(4)[:SHOWN_COLUMNS] for line in lines)
 
 
 def run_dir_of(source: Path) -> Path:

@@ -14,7 +14,7 @@ from mjfleet.runs.config_yaml import CONFIG_FILE, from_file, read_config
 from mjfleet.runs.own_runs import note_of, tasks_dir_of
 from mjfleet.runs.pretrained import config_in, describe, find_pretrained
 from mjfleet.runs.resume_choice import Trained, find_trained
-from mjfleet.runs.task_snapshot import changes_since, own_snapshot, read_code, run_dir_of
+from mjfleet.runs.task_snapshot import changes_since, own_snapshot, run_dir_of
 from mjfleet.utils.console import print_line
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def find_policy(
         snapshot = own_snapshot(checkpoint, name, as_trained)
         found = find_task(name, snapshot.folder)
         data = read_config(str(snapshot.config), "--resume")
-    elif changes := changes_since(checkpoint, read_code(found.folder)):
+    elif changes := changes_since(checkpoint, found.folder):
         print_line(f"{changes}\n--as-trained uses the code as it was\n")
     run_dir = run_dir_of(checkpoint)
     file = f"{run_dir}: its {CONFIG_FILE}" if (run_dir / CONFIG_FILE).exists() else str(checkpoint)
