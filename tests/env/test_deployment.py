@@ -184,7 +184,7 @@ def test_what_the_task_says_is_added(env: LegEnv) -> None:
             {"observations": {"actor": [{"name": "leg", "size": 1}]}},
             "add up to 1, but its size is 9",
         ),
-        ({"observations": {"actr": []}}, "groups that the task lacks: actr"),
+        ({"observations": {"actr": []}}, "parts by group: actor, critic, speeds"),
         ({"pose": float("nan")}, "plain JSON data"),
     ],
 )

@@ -41,22 +41,15 @@ def describe(env: Env[Any], groups: Sequence[str]) -> dict[str, Any]:
         own = json.loads(json.dumps(dict(own), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise UserError(f"{what} must return a dictionary of plain JSON data: {error}.") from None
-    layouts = own.pop("observations", {})
-    if not isinstance(layouts, dict):
-        raise UserError(f"{what}: `observations` must hold a list of parts for each group.")
-    sizes = observation_sizes(env)
-    if unknown := layouts.keys() - sizes.keys():
-        raise UserError(
-            f"{what} describes groups that the task lacks: {', '.join(sorted(unknown))}."
-        )
+    layouts, sizes = own.pop("observations", {}), observation_sizes(env)
+    if not (isinstance(layouts, dict) and layouts.keys() <= sizes.keys()):
+        raise UserError(f"{what}: `observations` must hold parts by group: {', '.join(sizes)}.")
     images = [name for name in groups if isinstance(sizes[name], tuple)]
-    observations: list[dict[str, Any]] = [
-        {"name": name, "size": sizes[name]} for name in groups if name not in images
-    ]
-    for group in observations:
-        if group["name"] in layouts:
-            group["parts"] = layouts[group["name"]]
-        _check_part(group, what)
+    observations: list[dict[str, Any]] = []
+    for name in (name for name in groups if name not in images):
+        parts = {"parts": layouts[name]} if name in layouts else {}
+        observations.append({"name": name, "size": sizes[name], **parts})
+        _check_part(observations[-1], what)
     return {
         "control_rate": round(1 / env.step_dt, 6),
         "timestep": float(env.sim.model.opt.timestep),
