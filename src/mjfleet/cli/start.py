@@ -22,7 +22,7 @@ from mjfleet.runs.resume_choice import Resume, read_run
 from mjfleet.runs.resumed_attempt import undone_checkpoint
 from mjfleet.runs.run_directory import refuse_written
 from mjfleet.runs.run_json import RECORD_FILE, is_group, record_of
-from mjfleet.runs.run_lock import REQUEUE_SECONDS, lock_run
+from mjfleet.runs.run_lock import REQUEUE_SECONDS, lock_again
 from mjfleet.runs.run_lookup import find_run
 from mjfleet.runs.task_snapshot import own_snapshot, snapshot_of
 
@@ -152,7 +152,7 @@ def _run_in(run_dir: Path, dry_run: bool) -> Resume | None:
         refuse_written(run_dir)
         return None
     refuse_other_user(run_dir, flag)
-    lock = None if dry_run else lock_run(run_dir, REQUEUE_SECONDS)
+    lock = None if dry_run else lock_again(run_dir, REQUEUE_SECONDS)
     if has_learned(run_dir):
         return replace(read_run(run_dir, flag), lock=lock)
     record = record_of(run_dir)

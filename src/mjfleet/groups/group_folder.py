@@ -63,7 +63,6 @@ class GroupFolder:
             placement: what the note says besides the configuration's own.
             entries: of group.json, besides those of every group.
         """
-        self._lock.keep()
         run_id, started = id_of(self.path), {"started": now()} if self.is_new else {}
         entries |= {"id": run_id, "argv": without_values(argv), "host": os.uname().nodename}
         entries |= {"pid": os.getpid(), "status": "running", "ended": None}

@@ -19,7 +19,7 @@ from mjfleet.runs.checkpoints import checkpoints_in
 from mjfleet.runs.config_yaml import differences
 from mjfleet.runs.resume_choice import Resume, find_trained, read_run
 from mjfleet.runs.run_json import is_group
-from mjfleet.runs.run_lock import lock_run
+from mjfleet.runs.run_lock import lock_again
 from mjfleet.runs.run_lookup import find_run, is_of_this_user
 from mjfleet.runs.task_snapshot import changes_since
 
@@ -46,7 +46,7 @@ def continue_run(
 ) -> Resume:
     """Return the run with the checkpoint from which it continues in place.
 
-    The run is locked, unless this is a dry run.
+    The run is locked, unless this is a dry run or no process has locked it yet.
 
     Args:
         named: the run.
@@ -68,7 +68,7 @@ def continue_run(
             f"Leave these out, or begin a run of its own with them: --resume {named.path} --fork"
         )
     refuse_other_user(run_dir, flag)
-    lock = named.lock or (None if config.dry_run else lock_run(run_dir))
+    lock = named.lock or (None if config.dry_run else lock_again(run_dir))
     resume = replace(named, lock=lock).with_checkpoint()
     changes = _code_changes(resume, task_folder)
     why = "its metrics continue with the new code" if changes else "what is learned is the same"

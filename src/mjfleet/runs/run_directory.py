@@ -28,7 +28,7 @@ from mjfleet.runs.own_runs import add_note, id_of, note_of, remove_note
 from mjfleet.runs.resume_choice import Parent
 from mjfleet.runs.resumed_attempt import PENDING
 from mjfleet.runs.run_json import RECORD_FILE, now, read_record, write_record
-from mjfleet.runs.run_lock import REQUEUE_SECONDS, RunLock, lock_run
+from mjfleet.runs.run_lock import LOCK_FILE, REQUEUE_SECONDS, RunLock, lock_run
 from mjfleet.runs.task_snapshot import FOLDER, TaskCode, keep, read_code
 from mjfleet.utils.console import in_a_line, print_error
 from mjfleet.utils.packages import stack_versions
@@ -119,7 +119,7 @@ class RunDirectory:
         """Undo everything, since nothing has run; failure records of before stay where they are."""
         if self._before is None:
             remove_note(self.path)
-            for path in written_in(self.path):
+            for path in (*written_in(self.path), self.path / LOCK_FILE):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         else:
             (self.path / RECORD_FILE).write_bytes(self._before)
@@ -143,7 +143,6 @@ class RunDirectory:
             status: "finished", "stopped" or "failed".
             details: more entries of the attempt, such as the cause of a failure.
         """
-        self._lock.keep()
         ended = {"status": status, "ended": now(), "iterations": completed_iterations(self.path)}
         kept: dict[str, Any] = {}
         if self._before is not None and (self.path / PENDING).exists():

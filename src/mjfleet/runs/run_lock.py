@@ -27,23 +27,14 @@ SILENT_SECONDS = 60.0  # A process that has not touched the file for so long has
 
 
 class RunLock:
-    """The right to train in a run directory or a group's folder, until it is closed.
+    """The right to train in a run directory or a group's folder, until it is closed."""
 
-    A file that was made for a lock goes with it unless the run is trained: a refusal leaves none.
-    """
-
-    def __init__(self, path: Path, file: int, has_lock: bool, is_new: bool) -> None:
-        self._file, self._closed = file, threading.Event()
-        self._release = finalize(self, _release, file, path if is_new else None, os.getpid())
+    def __init__(self, path: Path, file: int, has_lock: bool) -> None:
+        self._closed, self._release = threading.Event(), finalize(self, os.close, file)
         if not has_lock:
             _touch(path)
             arguments = path, self._closed
             threading.Thread(target=_touch_until, args=arguments, daemon=True).start()
-
-    def keep(self) -> None:
-        """Keep the lock's file, since the run has been trained."""
-        if self._release.detach():
-            self._release = finalize(self, _release, self._file, None, os.getpid())
 
     def close(self) -> None:
         """Let other processes train there."""
@@ -65,7 +56,6 @@ def lock_run(
             cannot be written.
     """
     path = run_dir / LOCK_FILE
-    is_new = not os.path.lexists(path)
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as error:
@@ -86,7 +76,12 @@ def lock_run(
     except BaseException:
         os.close(file)
         raise
-    return RunLock(path, file, has_lock is True, is_new)
+    return RunLock(path, file, has_lock is True)
+
+
+def lock_again(run_dir: Path, patience: float = BRIEF_SECONDS) -> RunLock | None:
+    """Lock a run as `lock_run` does; None if no process has locked it, so that no file is left."""
+    return lock_run(run_dir, patience) if os.path.lexists(run_dir / LOCK_FILE) else None
 
 
 def is_locked(run_dir: Path) -> bool:
@@ -104,12 +99,6 @@ def is_locked(run_dir: Path) -> bool:
     finally:
         os.close(file)
     return False
-
-
-def _release(file: int, unused: Path | None, owner: int) -> None:
-    if unused and os.getpid() == owner:  # Not in a fork that ends.
-        unused.unlink(missing_ok=True)
-    os.close(file)
 
 
 def _touch(path: Path) -> None:

@@ -21,7 +21,7 @@ from mjfleet.runs.own_runs import remove_note
 from mjfleet.runs.resume_choice import choose
 from mjfleet.runs.run_directory import WRITTEN
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
-from mjfleet.runs.run_lock import LOCK_FILE, is_locked, lock_run
+from mjfleet.runs.run_lock import LOCK_FILE, is_locked, lock_again
 from mjfleet.runs.run_lookup import group_of, groups_in, is_of_this_user, members_of, name_of
 from mjfleet.runs.run_summary import Summary
 from mjfleet.utils.console import print_error, print_line
@@ -118,13 +118,14 @@ def _remove(path: Path, files: Sequence[Path]) -> bool:
     try:
         with ExitStack() as locks:
             for folder in filter(None, (group_of(path), path)):
-                locks.callback(lock_run(folder).close)
+                if lock := lock_again(folder):
+                    locks.callback(lock.close)
             if is_whole := files[-1].name in (RECORD_FILE, GROUP_FILE):
                 remove_note(path)
             for file in files:
                 shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
             if is_whole:
-                (path / LOCK_FILE).unlink()
+                (path / LOCK_FILE).unlink(missing_ok=True)
                 if left := sorted(file.name for file in path.iterdir()):
                     print_line(f"{name_of(path)} keeps {', '.join(left)}")
                 else:
