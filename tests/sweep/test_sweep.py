@@ -84,7 +84,7 @@ def test_a_sweep_begins_with_the_defaults_and_keeps_the_best(
     monkeypatch.chdir(tmp_path)
     same = (TASK, *flags, "--run-dir", str(folder), "--as-trained")
     assert sweep([*same, "--dry-run"]) == 0
-    with pytest.raises(UserError, match=r"algorithm.lam .*could not be compared"):
+    with pytest.raises(UserError, match=r"algorithm.lam: .*could not be compared"):
         sweep(["--resume", "latest", "--agent.algorithm.lam", "0.5"])
     assert read_record(folder, "group.json")["status"] == "finished"
 

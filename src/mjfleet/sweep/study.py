@@ -146,12 +146,11 @@ class Study:
             if self.defaults:
                 self.record.enqueue_trial(self.defaults)
             self.record.set_user_attr(AGREED, agreed := self._agreed)
-        for key in agreed | self._agreed:
-            if agreed.get(key) != self._agreed.get(key):
-                raise UserError(
-                    f"the sweep {self.name} has begun with {key} {agreed.get(key, 'as usual')}: "
-                    "others could not be compared. Another --agent.run-name begins another sweep."
-                )
+        if wrong := [n for n in agreed | self._agreed if agreed.get(n) != self._agreed.get(n)]:
+            raise UserError(
+                f"the sweep {self.name} has begun with another {wrong[0]}: trials could not be "
+                "compared. Another --agent.run-name begins another sweep."
+            )
 
     def trials(self) -> list[FrozenTrial]:
         """Return the trials of all machines."""
