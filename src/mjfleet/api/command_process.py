@@ -6,13 +6,15 @@ The module is also that process's main module.
 import math
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from secrets import token_hex
+from tempfile import TemporaryFile, gettempdir
 
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.cli.run_command import run_command
@@ -32,7 +34,7 @@ class CommandProcess:
     Args:
         arguments: of the command.
         is_shown: whether its output is shown here; in a notebook, only warnings and errors are.
-        files: content of files that only it reads, by path in a folder that it removes.
+        files: content of files that only it reads, by path in a folder that is removed afterwards.
         place: where that folder is made, if it exists, or the nearest folder that does. None: where
             temporary files belong.
     """
@@ -44,9 +46,14 @@ class CommandProcess:
         files: Mapping[str, bytes] | None = None,
         place: Path | None = None,
     ) -> None:
+        place = place or Path(gettempdir())
+        while not place.is_dir():
+            place = place.parent
+        self._folder = place / f".mjfleet-{token_hex(8)}"
+        arguments = [argument.replace(FILES, f"{self._folder}/") for argument in arguments]
         sys.stdout.flush()
         with TemporaryFile() as given:
-            pickle.dump((files or {}, place), given)
+            pickle.dump((self._folder, files or {}), given)
             given.seek(0)
             self._child = ChildProcess(
                 python_module(__name__, *arguments),
@@ -54,7 +61,6 @@ class CommandProcess:
                 stdout=None if is_shown and not is_notebook() else subprocess.DEVNULL,
                 stderr=None if is_shown else KEEP,
             )
-        self.pid = self._child.pid
         self.errors = ""
         """What it has written to standard error, once it has ended; empty if that was shown."""
         self._code: int | None = None
@@ -65,6 +71,7 @@ class CommandProcess:
         if self._code is None and (code := self._child.exit_code()) is not None:
             self.errors, self._mistake = self._child.errors().strip(), self._child.mistake()
             self._child.end()
+            shutil.rmtree(self._folder, ignore_errors=True)  # It is there if it was killed.
             self._code = code if code >= 0 else 128 - code
         return self._code
 
@@ -111,17 +118,16 @@ def main() -> None:
     else:
         die_with_parent()
     del os.environ[PARENT_VARIABLE]  # Curves are drawn: somebody looks at them.
-    files, place = pickle.load(sys.stdin.buffer)
-    while place and not place.is_dir():
-        place = place.parent
-    with TemporaryDirectory(prefix=".mjfleet-", dir=place) as folder:
+    folder, files = pickle.load(sys.stdin.buffer)
+    folder.mkdir(mode=0o700)
+    try:
         for name, content in files.items():
-            path = Path(folder, name)
+            path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        arguments = [word.replace(FILES, f"{folder}/") for word in sys.argv[1:]]
-        code = run_command(mjfleet, arguments)
-    sys.exit(code)
+        sys.exit(run_command(mjfleet, sys.argv[1:]))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
