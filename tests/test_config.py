@@ -1,13 +1,11 @@
 """Configuration: what is refused, and that it survives being written and read."""
 
-import ast
 import inspect
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from hypothesis import given
@@ -24,11 +22,11 @@ from mjfleet.config import (
     SymmetryConfig,
     TrainConfig,
     WandbConfig,
-    agent_config,
     from_dict,
     to_dict,
-    train_config,
 )
+from mjfleet.config.field_kinds import leaves
+from mjfleet.config.flags import field_texts
 from mjfleet.config.train_config import field_kinds
 from mjfleet.errors import UserError
 from mjfleet.legged.config import CommandConfig, VelocityConfig, WeightsConfig
@@ -53,16 +51,12 @@ PLAIN: Any = {"torque": 0.0}  # In the place of a configuration.
             ["--env.weights", "WeightsConfig"],
         ),
         (lambda: PPOConfig(gamma=1.5), ["--agent.algorithm.gamma is 1.5", "between 0 and 1"]),
-        (lambda: PPOConfig(learning_rate=float("inf")), ["--agent.algorithm.learning-rate"]),
         (lambda: AgentConfig(run_name="a/b"), ["--agent.run-name is 'a/b'", "folder name"]),
-        (lambda: AgentConfig(seed=-1), ["--agent.seed is -1"]),
         (lambda: AgentConfig(logger=("wandb", "none")), ["--agent.logger is", "`none` alone"]),
         (lambda: WandbConfig(project="a/b"), ["--agent.wandb.project is 'a/b'", "none of /"]),
         (lambda: WandbConfig(tags=("a", "")), ["--agent.wandb.tags", "1 to 64 letters"]),
-        (lambda: ActorConfig(hidden_dims=(64, 0)), ["--agent.actor.hidden-dims"]),
         (lambda: ObsGroups(critic=()), ["--agent.obs-groups.critic"]),
         (lambda: TrainConfig(gpu_ids=[0] * 10**6), ["--gpu-ids", "1 to 1024 GPU indices"]),
-        (lambda: TrainConfig(log_root=""), ["--log-root"]),
         (
             lambda: TrainConfig(env=EnvConfig(num_envs=1), agent=AgentConfig(num_steps_per_env=2)),
             ["--agent.algorithm.num-mini-batches is 4", "2 samples"],
@@ -118,15 +112,6 @@ def test_ppo_has_every_parameter_of_rsl_rl() -> None:
     assert theirs - built_by_the_runner - {"grad_reduce_bucket_mb"} == ours - how_it_is_computed
 
 
-def hints_in(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name of each field and its type."""
-    for name, hint in get_type_hints(kind).items():
-        options = [hint, *get_args(hint)]
-        inner = [one for one in options if isinstance(one, type) and is_dataclass(one)]
-        if get_origin(hint) is not ClassVar:
-            yield from hints_in(inner[0], f"{prefix}{name}.") if inner else [(prefix + name, hint)]
-
-
 def may_be_any_text(hint: Any) -> bool:
     return hint is str or (
         get_origin(hint) is not Literal and any(map(may_be_any_text, get_args(hint)))
@@ -134,9 +119,8 @@ def may_be_any_text(hint: Any) -> bool:
 
 
 def test_a_field_that_may_name_a_file_is_not_set_by_any_file() -> None:
-    kinds, hints = field_kinds(), dict(hints_in(TrainConfig))
-    assert {*kinds} == {*hints}
-    texts = {name for name, hint in hints.items() if may_be_any_text(hint) and not kinds[name]}
+    kinds = field_kinds()
+    texts = {n.name for n in leaves(TrainConfig) if may_be_any_text(n.hint) and not n.kind}
     groups = {f"agent.obs_groups.{name}" for name in ("actor", "critic", "rnd_state")}
     # A function of the task's folder, and names of observations.
     function = "agent.algorithm.symmetry_cfg.data_augmentation_func"
@@ -146,28 +130,14 @@ def test_a_field_that_may_name_a_file_is_not_set_by_any_file() -> None:
 
 
 def test_every_field_is_documented_where_it_is_declared() -> None:
-    modules = [agent_config, train_config] + [
-        Path(str(f.folder)) for f in discover({}).tasks.values()
-    ]
-    undocumented, documented = [], 0
-    for module in modules:
-        file = module / "config.py" if isinstance(module, Path) else Path(str(module.__file__))
-        for node in ast.walk(ast.parse(file.read_text())):
-            if not (isinstance(node, ast.ClassDef) and node.decorator_list):
-                continue
-            for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
-                if isinstance(statement, ast.AnnAssign) and "ClassVar" not in ast.unparse(
-                    statement.annotation
-                ):
-                    text = following.value if isinstance(following, ast.Expr) else None
-                    documented += isinstance(text, ast.Constant)
-                    if not isinstance(text, ast.Constant):
-                        undocumented.append(f"{file}: {ast.unparse(statement)}")
-    assert documented > 50
-    assert not undocumented
+    for found in discover({}).tasks.values():
+        for leaf in leaves(TrainConfig, found.defaults()):
+            assert field_texts(leaf.owner).get(leaf.name.rpartition(".")[2]), leaf
 
 
-@pytest.mark.parametrize("name", discover({}).tasks)
+@pytest.mark.parametrize(
+    "name", {found.folder: name for name, found in discover({}).tasks.items()}.values()
+)
 def test_a_configuration_survives_its_file(name: str, tmp_path: Path) -> None:
     config = discover({}).find(name).defaults()
     assert from_dict(config, to_dict(config)) == config
@@ -222,7 +192,7 @@ GAITS = st.sampled_from(Gait)
 PUSHES = st.builds(Push, force=NUMBERS, axes=st.sampled_from([(), ("x",), ("x", "y")]))
 
 
-@drawn(100)
+@drawn(30)
 @given(
     st.builds(
         ManyKindsConfig,
@@ -282,18 +252,13 @@ def test_a_file_may_hold_only_some_values_and_yaml_may_spell_numbers_its_way() -
     ("data", "words"),
     [
         ({"env": {"nun_envs": 3}}, ["unknown key `env.nun_envs`", "num_envs"]),
-        ({"agents": {}}, ["unknown key `agents`", "agent"]),
-        ({"env": {"num_envs": 1.5}}, ["`env.num_envs` is 1.5", "an integer"]),
         ({"env": {"num_envs": True}}, ["`env.num_envs`", "an integer"]),
         ({"env": 3}, ["`env` is 3", "a mapping"]),
         ({"dry_run": 1}, ["`dry_run`", "true or false"]),
-        ({"agent": {"logger": "csv"}}, ["`agent.logger` is 'csv'", "'wandb'"]),
         ({"agent": {"actor": {"hidden_dims": [64, "x"]}}}, ["hidden_dims"]),
         ({"gpu_ids": "some"}, ["`gpu_ids` is 'some'", "'all'", "null"]),
-        ({"agent": {"algorithm": {"gamma": "high"}}}, ["gamma", "a number"]),
         ({"agent": {"algorithm": {"gamma": 3}}}, ["--agent.algorithm.gamma is 3.0"]),
         ({"agent": {"algorithm": {"rnd_cfg": {"weight": "x"}}}}, ["rnd_cfg.weight", "a number"]),
-        ({"env": {"weights": {"upright": "x"}}}, ["`env.weights.upright` is 'x'", "a number"]),
         ({"env": {"ranges": {"x": [0, 1]}}}, ["`env.ranges, key` is 'x'", "an integer"]),
         ({"env": {"gait": "RUN"}}, ["`env.gait` is 'RUN'", "'WALK' or 'TROT'"]),
         ({"env": {"table": 3}}, ["`env.table` is 3", "the name of a file or folder"]),
@@ -308,6 +273,7 @@ def test_wrong_data_is_refused_by_its_dotted_name(data: dict[str, Any], words: l
         assert word in str(error.value)
 
 
+@drawn(40)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.text(max_size=5),

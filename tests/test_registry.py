@@ -74,8 +74,6 @@ def test_a_misspelt_task_suggests_the_nearest() -> None:
         discover({}).find("cartpole-balanse")
     with pytest.raises(UserError, match="Did you mean g1-velocity-flat or go1-velocity-flat or"):
         discover({}).find("velocity")
-    with pytest.raises(UserError, match=r"Did you mean ball_in_cup-catch\?"):
-        discover({}).find("cup")
     with pytest.raises(UserError, match=r"Tasks: .*cartpole-swingup"):
         discover({}).find("zzzzzz")
 
@@ -83,8 +81,6 @@ def test_a_misspelt_task_suggests_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("import nonexistent", "ModuleNotFoundError"),
-        ("TASKS = {", "SyntaxError"),
         ("import sys\nsys.exit()", "SystemExit"),
         ("TASKS = {'thing': 3}", "TASKS must be a dict"),
         (
@@ -92,7 +88,6 @@ def test_a_misspelt_task_suggests_the_nearest() -> None:
             r"(?s)config.py\", line 3.*raise OSError.*OSError: no disk",
         ),
         (CONFIG.format(name="a/b", summary=""), "the task name 'a/b' must be a plain folder name"),
-        ("from mjfleet.config import EnvConfig\nEnvConfig(num_envs=0)", "--env.num-envs is 0"),
     ],
 )
 def test_a_broken_folder_hides_no_other_task(elsewhere: Path, source: str, why: str) -> None:
@@ -109,7 +104,6 @@ def test_a_broken_folder_hides_no_other_task(elsewhere: Path, source: str, why: 
     [
         ("def f(:\n    pass", ["line 1", "def f(:", "^", "SyntaxError"]),
         ("import config, env", ["import config, env", "write `from .config import ...`"]),
-        ("x = 1\nimport nonexistent", ["line 2", "import nonexistent", "ModuleNotFoundError"]),
         ("x = y", ["line 1", "x = y", "NameError: name 'y' is not defined"]),
     ],
 )

@@ -53,17 +53,11 @@ def refuses(call: Call, tmp_path: Path, *words: str) -> str:
 NUMBERS = [
     ("train", ["--env.num-envs", "1000000000000"], "at most 2147483647"),
     ("train", ["--env.episode-seconds", "1e300"], "at most 1000000000"),
-    ("train", ["--env.decimation", "1000000000000"], "at most"),
     ("train", ["--agent.actor.hidden-dims", "64", "1000000000000"], "layer sizes"),
-    ("train", ["--collective-timeout", "1e30"], "at most 1000000000"),
-    ("train", ["--hang-timeout", "1e300"], "between 0 and 1000000000"),
     ("train", ["--hang-timeout", "nan"], "between 0 and 1000000000"),
     ("train", ["--cpu-workers", "1000000"], "between 1 and 1024"),
-    ("train", ["--max-restarts", "1000000000000"], "between 0"),
-    ("train", ["--agent.max-iterations", "1000000000000"], "at most"),
     ("play", ["--actions", "zero", "--seed", "1000000000000"], "between 0"),
     ("play", ["--actions", "zero", "--cpu-threads", "-1"], "at least 1"),
-    ("play", ["--actions", "zero", "--env.num-envs", "1000000000000"], "at most"),
 ]
 
 
@@ -72,8 +66,6 @@ def test_absurd_numbers_are_refused(call: Call, tmp_path: Path) -> None:
         message = refuses(call, tmp_path, command, "cartpole-balance", *flags)
         assert flags[-2] in message or flags[0] in message
         assert words in message
-    for flags in (["doctor", "--timeout", "1e30"], ["doctor", "--cpu-workers", "1000000000000"]):
-        assert flags[1] in refuses(call, tmp_path, "mjfleet", *flags) or "timeout" in flags[1]
     message = refuses(call, tmp_path, "mjfleet", "bench", "scaling", "T", "--workers", "9" * 20)
     assert "--workers" in message
 
@@ -92,9 +84,7 @@ NAMES = [
     ["mjfleet", "new-task", "robot", "--tasks-dir"],
     ["mjfleet", "check-task"],
     ["mjfleet", "plot"],
-    ["mjfleet", "plot", RUN_DIR, "--output"],
     ["mjfleet", "compare"],
-    ["mjfleet", "report"],
     ["mjfleet", "report", RUN_DIR, "--output"],
     ["mjfleet", "export"],
     ["mjfleet", "inspect"],
@@ -114,10 +104,7 @@ def test_an_empty_name_of_a_folder_is_refused(call: Call, tmp_path: Path) -> Non
     for words in (
         [*TRAIN, "--log-root"],
         [*TRAIN, "--tasks-dir"],
-        ["play", "cartpole-balance", "--actions", "zero", "--tasks-dir"],
         ["mjfleet", "runs", "--log-root"],
-        ["mjfleet", "tasks", "--tasks-dir"],
-        ["mjfleet", "new-task", "robot", "--tasks-dir"],
         ["mjfleet", "plot", RUN_DIR, "--log-root"],
     ):
         assert f"{words[-1]} is ''" in refuses(call, tmp_path, *words, "")
@@ -181,12 +168,8 @@ def test_any_locale_will_do(tmp_path: Path) -> None:
 
 
 def test_any_standard_stream_may_be_closed(tmp_path: Path) -> None:
-    for closed in ((0,), (1,), (2,), (0, 1, 2)):
+    for closed in ((0,), (0, 1, 2)):
         result = in_child(tmp_path, "cartpole-balance", "--dry-run", closed=closed)
-        assert result.returncode == 0, result.stderr
-        assert not result.stderr
+        assert (result.returncode, result.stderr) == (0, "")
         assert bool(result.stdout) == (1 not in closed)
-        result = in_child(tmp_path, "cartpole", closed=closed)
-        assert result.returncode == 2
-        assert bool(result.stderr) == (2 not in closed)
     assert not list(tmp_path.iterdir())

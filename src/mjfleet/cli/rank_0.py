@@ -49,11 +49,10 @@ def choose_on_rank_0(rank: Rank, start: LaunchConfig, choose: Callable[[], Chose
     own = None if is_snapshot(folder) else discover(os.environ, start.tasks_dir).tasks.get(task)
     found = own or find_task(task, folder)
     config = from_dict(found.defaults(), decision["config"])
-    run_dir, checkpoint = (
-        Path(decision[name]) if decision[name] else None for name in ("run_dir", "checkpoint")
-    )
+    names = decision["run_dir"], decision["checkpoint"]
+    run_dir, checkpoint = (name and Path(name) for name in names)
     if (path := run_dir or checkpoint) is None:
         return found, config, None
-    parent = Parent(**decision["parent"]) if decision["parent"] else None
+    parent = decision["parent"] and Parent(**decision["parent"])
     resume = Resume(path=path, task=task, run_dir=run_dir, checkpoint=checkpoint, parent=parent)
     return found, config, resume

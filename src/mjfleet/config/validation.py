@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from inspect import get_annotations
-from typing import Annotated, Any, ClassVar, cast, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, cast
 
 from mjfleet.config.field_kinds import Kind
 from mjfleet.errors import UserError
@@ -22,11 +22,6 @@ class Rule:
 
 MOST = 2**31 - 1  # Of anything that is counted.
 LONGEST = 10**9  # Seconds: 31 years.
-
-
-def count(most: int) -> Rule:
-    """Accept whole numbers from 1 to `most`."""
-    return Rule(lambda v: 1 <= v <= most, f"at least 1, at most {most}")
 
 
 def at_least(low: float) -> Rule:
@@ -51,7 +46,7 @@ FOLDER_NAME = Rule(
     ),
     'a plain folder name (at most 100 bytes, no slashes, none of :*?"<>|, no space around it)',
 )  # fmt: skip
-COUNT = count(MOST)
+COUNT = Rule(lambda v: 1 <= v <= MOST, f"at least 1, at most {MOST}")
 NUMBER = Rule(lambda v: not (isinstance(v, float) and math.isnan(v)), "a number")
 Count = Annotated[int, COUNT]
 OptionalCount = Annotated[int | None, optional(COUNT)]
@@ -113,10 +108,9 @@ class Checked:
         for field in fields(cast(Any, self)):
             kind = field.default_factory
             if isinstance(kind, type) and is_dataclass(kind):
-                value = getattr(self, field.name)
-                if value is None and type(None) in get_args(get_type_hints(type(self))[field.name]):
-                    continue
-                must = Rule(lambda v, kind=kind: isinstance(v, kind), f"{kind.__name__}(...)")
+                must = Rule(
+                    lambda v, kind=kind: isinstance(v, kind | None), f"{kind.__name__}(...)"
+                )
                 check(self, **{field.name: must})
         for owner in type(self).__mro__:
             for name, hint in get_annotations(owner).items():

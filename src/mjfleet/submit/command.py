@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar
 from mjfleet.cli.train import configure
 from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, parse_known, typed_fields
 from mjfleet.config.launch_config import MAX_HOSTS, MAX_WORKERS
-from mjfleet.config.validation import Checked, Count, Rule, between, count, optional
+from mjfleet.config.validation import Checked, Count, Rule, between, optional
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.seeds import count_seeds
@@ -63,7 +63,7 @@ Time = Annotated[str | None, optional(TIMES)]
 class JobArguments(Checked):
     """What the job gets, on any cluster."""
 
-    nodes: Annotated[int, count(MAX_HOSTS)] = 1
+    nodes: Annotated[int, between(1, MAX_HOSTS)] = 1
     """Machines of a run."""
     gpus: Annotated[int | None, optional(between(0, MAX_WORKERS))] = None
     """GPUs of each machine, with a worker on each; `None`: as many as the command names, or one."""
