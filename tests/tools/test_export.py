@@ -216,7 +216,7 @@ def test_mistakes_are_answered(runs: dict[str, Path], run: Run, tmp_path: Path) 
     for arguments, prelude, code, message in (
         ([], POISON, 2, "RUN"),
         (["nowhere"], POISON, 2, "nowhere does not exist"),
-        (["empty"], POISON, 2, "empty is neither"),
+        (["empty"], POISON, 2, "empty is no run directory"),
         (["run/checkpoints/model_2.pt"], POISON, 2, "is damaged or no checkpoint"),
         (["run", "--output", "policy.pt"], POISON, 2, "must end in .onnx"),
         (["run", "--output", "other/policy.onnx"], POISON, 2, "not of an export of cartpole-bal"),
