@@ -176,9 +176,8 @@ def test_any_damage_is_answered(tmp_path_factory: pytest.TempPathFactory, data: 
     shutil.rmtree(root)
 
 
-@pytest.mark.parametrize("attempts", [[], [{"status": []}]])
-def test_attempts_that_say_nothing_are_kept(tmp_path: Path, run: Run, attempts: list[Any]) -> None:
-    run_dir = make_run(tmp_path)
+def test_attempts_that_say_nothing_are_kept(tmp_path: Path, run: Run) -> None:
+    run_dir, attempts = make_run(tmp_path), [{"status": []}]
     record = json.loads((run_dir / "run.json").read_text())
     (run_dir / "run.json").write_text(json.dumps(record | {"attempts": attempts}))
     result = run("train", TASK, "--resume", str(run_dir), "--agent.max-iterations", "4")

@@ -1,6 +1,5 @@
 """A configuration from somebody else says what is learned, not where or with whose code."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -127,37 +126,13 @@ def test_the_path_of_a_run_says_nothing_in_its_configuration(tmp_path: Path) -> 
     assert second == f"task: {TASK}"
 
 
-def test_an_id_on_wandb_is_used_only_by_the_user_who_had_it(tmp_path: Path, run: Run) -> None:
-    flags = ("--agent.logger", "wandb", "--agent.wandb.mode", "offline", "--agent.max-iterations")
-    first = run("train", TASK, "--env.num-envs", "8", *flags, "1")
-    assert first.returncode == 0, first.stderr
-    run_dir = only_run(tmp_path)
-    record = json.loads((run_dir / "run.json").read_text())
-    again = run("train", TASK, "--resume", "latest", "--agent.max-iterations", "2")
-    assert again.returncode == 0, again.stderr
-    assert json.loads((run_dir / "run.json").read_text())["id"] == record["id"]
-    assert len(list(run_dir.glob(f"wandb/offline-run-*-{record['id']}"))) == 2
-
-    write_record(run_dir, id="theirs")
-    foreign = run("train", TASK, "--resume", "latest", *flags, "3")
-    assert foreign.returncode == 0, foreign.stderr
-    assert "W&B: a new run, since" in foreign.stderr
-    assert json.loads((run_dir / "run.json").read_text())["id"] not in ("theirs", record["id"])
-    assert not list(run_dir.glob("wandb/*theirs*"))
-
-
-@pytest.mark.slow
-def test_without_a_home_nothing_is_noted(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+def test_without_a_state_folder_nothing_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     begin(tmp_path / "run", log_root="/data")
     assert note_of(tmp_path / "run") is None
-    # What a command begins by itself needs no more flags there.
-    few = ("--env.num-envs", "8", "--agent.max-iterations", "1", "--agent.logger", "none")
-    group = run("train", TASK, "--seeds", "1", *few)
-    assert group.returncode == 0, group.stdout
 
 
 def evil_run(tmp_path: Path, **values: Any) -> Path:

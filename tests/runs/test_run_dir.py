@@ -182,14 +182,14 @@ def test_restarts_of_torchrun_need_a_run_directory(run: Run, tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
-def test_run_json_is_written_first(run: Run, tmp_path: Path) -> None:
-    """A run that was killed after that begins again in the same place."""
-    result = run("train", TASK, *SMALL, "--run-dir", "d")
-    assert result.returncode == 0, result.stderr
-    record = read_record(tmp_path / "d")
-    shutil.rmtree(tmp_path / "d")
+def test_a_run_that_was_killed_at_once_begins_again_in_its_place(run: Run, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
-    (tmp_path / "d/run.json").write_text(json.dumps(record | {"status": "running"}))
+    record = {"id": "1", "task": TASK, "status": "running", "attempts": [{"status": "running"}]}
+    (tmp_path / "d/run.json").write_text(json.dumps(record))
     result = run("train", TASK, *SMALL, "--run-dir", "d")
     assert result.returncode == 0, result.stderr
     assert len(rows(tmp_path / "d")) == 6
+    assert [one["status"] for one in read_record(tmp_path / "d")["attempts"]] == [
+        "killed",
+        "finished",
+    ]

@@ -26,17 +26,20 @@ TASK = discover({}).find("cartpole-balance")
 PLAN = make_plan(TASK, TASK.defaults(), [Devices(cores=1)], {})
 
 
-def begin(path: Path, config: TrainConfig | None = None) -> RunDirectory:
-    attempt = Attempt(
+def attempt_of(config: TrainConfig) -> Attempt:
+    return Attempt(
         task=TASK.name,
         task_folder=TASK.folder,
-        config=config or TASK.defaults(),
+        config=config,
         defaults=TASK.defaults(),
         argv=["train"],
         plan=PLAN.record(),
         checkpoint=None,
     )
-    return RunDirectory.create(path, attempt, None)
+
+
+def begin(path: Path, config: TrainConfig | None = None) -> RunDirectory:
+    return RunDirectory.create(path, attempt_of(config or TASK.defaults()), None)
 
 
 def test_an_attempt_says_how_it_ended(tmp_path: Path) -> None:
@@ -52,12 +55,10 @@ def test_an_attempt_says_how_it_ended(tmp_path: Path) -> None:
     "spoil",
     [
         shutil.rmtree,
-        lambda path: path.rename(path.with_name("renamed")),
         lambda path: (path / "run.json").write_text("{"),
-        lambda path: (path / "run.json").write_text('{"attempts": 3}'),
         lambda path: (path / "run.json").write_text('{"attempts": []}'),
     ],
-    ids=["removed", "renamed", "no JSON", "a number", "no attempts"],
+    ids=["removed", "no JSON", "no attempts"],
 )
 def test_where_that_cannot_be_recorded_it_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], object]
@@ -71,7 +72,7 @@ def test_where_that_cannot_be_recorded_it_is_a_warning(
     assert str(path / "run.json") in record.getMessage()
 
 
-@pytest.mark.parametrize("error", [OSError(28, "no space left"), UserError("no"), MemoryError()])
+@pytest.mark.parametrize("error", [OSError(28, "no space left"), MemoryError()])
 def test_a_run_that_cannot_begin_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -92,6 +93,24 @@ def test_run_dir_may_be_a_folder_with_other_files_which_stay(tmp_path: Path) -> 
     assert {p.name for p in path.iterdir()} > {"notes.txt", "run.json", "config.yaml"}
     run.discard()
     assert [p.name for p in path.iterdir()] == ["notes.txt"]
+
+
+def test_an_id_on_wandb_is_used_only_by_the_installation_that_had_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    defaults = TASK.defaults()
+    config = replace(defaults, agent=replace(defaults.agent, logger=("wandb",)))
+    path = tmp_path / "run"
+    begin(path, config).close()
+    run_id = read_record(path)["id"]
+    RunDirectory.reopen(path, attempt_of(config), None, lock_run(path)).close()
+    assert read_record(path)["id"] == run_id
+    assert not capsys.readouterr().err
+    write_record(path, id="theirs")
+    RunDirectory.reopen(path, attempt_of(config), None, lock_run(path)).close()
+    assert read_record(path)["id"] not in ("theirs", run_id)
+    assert "W&B: a new run, since" in capsys.readouterr().err
 
 
 def test_one_process_at_a_time_trains_in_a_run_directory(tmp_path: Path) -> None:
