@@ -60,7 +60,7 @@ def _done(root: Path) -> list[int]:
 
 def _statuses(group: Path) -> Sequence[str]:
     runs = (read_record(group / f"seed_{seed}") for seed in (3, 5))
-    return read_record(group, "group.json")["status"], *(run["status"] for run in runs)
+    return read_record(group)["status"], *(run["status"] for run in runs)
 
 
 def test_seeds_are_runs_of_one_group_that_continue_as_one(
@@ -123,7 +123,7 @@ def test_seeds_are_stopped_and_resumed_as_one(run: Run, tmp_path: Path) -> None:
     (victim,) = (one for one in started.members if f"{folder}/seed_3" in " ".join(one.cmdline()))
     victim.kill()
     assert started.process.wait(PATIENCE) == 1
-    assert read_record(group, "group.json")["status"] == "failed"
+    assert read_record(group)["status"] == "failed"
     ended = run("train", TASK, "--resume", "latest")
     assert ended.returncode == 0, ended.stderr
     assert _statuses(group) == ("finished", "finished", "finished")

@@ -21,7 +21,7 @@ def test_changed_code_is_kept_and_nothing_else_and_no_program_runs(tmp_path: Pat
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-q", "-m", "begin")
-    assert git_state([task], with_diff=True)[str(tmp_path)].keys() == {"commit", "dirty"}
+    assert git_state([task])[str(tmp_path)].keys() == {"commit", "dirty"}
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     program.chmod(0o755)
@@ -30,10 +30,10 @@ def test_changed_code_is_kept_and_nothing_else_and_no_program_runs(tmp_path: Pat
     for name in names:
         (task / name).write_bytes(b"second \xe9\n")
     (task / "env.py").write_text("x" * 2 * DIFF_CHARACTERS)
-    (state,) = git_state([task, tmp_path], with_diff=True).values()
+    (state,) = git_state([task, tmp_path]).values()
     assert state["dirty"]
     assert len(state["diff"]) == DIFF_CHARACTERS
     assert "+second" in state["diff"]
     assert all(name not in state["diff"] for name in ("id_rsa", ".env"))
     assert not (tmp_path / "ran").exists()
-    assert git_state([Path("/proc")], with_diff=True) == {}
+    assert git_state([Path("/proc")]) == {}

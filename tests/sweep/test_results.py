@@ -31,7 +31,7 @@ def test_trials_are_recorded_the_best_first_with_the_importance_of_fields(tmp_pa
         study.record.add_trial(trial)
     write_record(tmp_path, "group.json", task="cartpole-balance")
     write_results(study, tmp_path)
-    results = read_record(tmp_path, "group.json")["results"]
+    results = read_record(tmp_path)["results"]
     first, last = results["trials"][0], results["trials"][-1]
     assert (results["metric"], results["best"]) == ("task/error", first["number"])
     assert [trial["value"] for trial in results["trials"]] == [6.0, 7.0, 8.0, 9.0, 10.0, None]

@@ -79,14 +79,14 @@ def test_a_sweep_begins_with_the_defaults_and_keeps_the_best(
     assert read_record(folder / "trial_0")["status"] == "finished"
     best = yaml.safe_load((folder / "best.yaml").read_text())
     assert best["agent"]["algorithm"]["learning_rate"] == 1e-3
-    (trial,) = read_record(folder, "group.json")["results"]["trials"]
+    (trial,) = read_record(folder)["results"]["trials"]
     assert (trial["number"], trial["status"], trial["params"]) == (0, "finished", {RATE: 1e-3})
     monkeypatch.chdir(tmp_path)
     same = (TASK, *flags, "--run-dir", str(folder), "--as-trained")
     assert sweep([*same, "--dry-run"]) == 0
     with pytest.raises(UserError, match=r"algorithm.lam: .*could not be compared"):
         sweep(["--resume", "latest", "--agent.algorithm.lam", "0.5"])
-    assert read_record(folder, "group.json")["status"] == "finished"
+    assert read_record(folder)["status"] == "finished"
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_a_metric_that_is_never_logged_ends_a_sweep(run: Run, tmp_path: Path) ->
     done = run("mjfleet", "sweep", TASK, *SPACE, *FLAGS, "--metric", "task/nothing:min")
     assert done.returncode == 2
     assert "mean_return" in done.stderr
-    assert read_record(only_run(tmp_path), "group.json")["status"] == "failed"
+    assert read_record(only_run(tmp_path))["status"] == "failed"
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_many_failures_in_a_row_stop_a_sweep_with_their_cause(run: Run, tmp_path
     done = run("mjfleet", "sweep", TASK, *rates, *FLAGS)
     assert done.returncode == 1
     assert re.search("stopped after 5 failed .*: DivergedError: ", done.stdout)
-    trials = read_record(only_run(tmp_path), "group.json")["results"]["trials"]
+    trials = read_record(only_run(tmp_path))["results"]["trials"]
     assert [trial["status"] for trial in trials] == ["failed"] * len(trials)
 
 
@@ -163,7 +163,7 @@ def test_two_machines_share_a_sweep_whose_processes_are_killed(
     assert len(ended) >= trials
     assert {trial.state.name for trial in ended} <= {"COMPLETE", "PRUNED"}
     sweeps = [folder / f"logs/{TASK}/sweep" for folder in folders]
-    owners = {read_record(path, "group.json")["folder_id"]: path for path in sweeps}
+    owners = {read_record(path)["folder_id"]: path for path in sweeps}
     for trial in ended:
         name = f"trial_{trial.number}"
         run_dir = owners[trial.user_attrs["folder"]] / name

@@ -24,7 +24,7 @@ class Policy:
     def read(cls, run: str, device: str) -> "Policy":
         """Read the policy of a run directory or a checkpoint."""
         found, config, trained = find_policy(run, Path("logs"))
-        runner = load_runner(found, config.with_num_envs(1), trained.checkpoint)
+        runner = load_runner(found, config.with_num_envs(1), trained.policy)
         return cls(runner.get_inference_policy(), device)
 
     @torch.inference_mode()

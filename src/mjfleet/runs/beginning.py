@@ -117,16 +117,16 @@ def begin_from(config: TrainConfig, meant: str | None = None) -> tuple[Resume, T
     flag = f"--init-from {config.init_from}"
     place = Path(config.log_root), config.agent.experiment_name
     named = read_run(find_run(meant or config.init_from or "", flag, *place), flag)
-    named, checkpoint = named.trained()
+    named = named.trained()
     resume = Resume(
         path=named.path,
         task="",
         run_dir=None,
-        checkpoint=checkpoint.resolve(),
+        checkpoint=named.policy.resolve(),
         notes=named.notes,
         parent=named.as_parent(config.init_from, networks_only=True),
     )
-    return resume, replace(config, init_from=str(checkpoint.resolve()))
+    return resume, replace(config, init_from=str(named.policy.resolve()))
 
 
 def first_meaning(here: Resume, flag: str, typed: str) -> str:
@@ -173,12 +173,12 @@ def with_teacher(config: TrainConfig, meant: str | None = None) -> TrainConfig:
             raise UserError("--agent.algorithm.name distillation needs --teacher RUN.")
         return config
     try:
-        _, trained = find_trained(meant or config.teacher, Path(config.log_root))
+        trained = find_trained(meant or config.teacher, Path(config.log_root))
         network = value_at(trained.config, "agent.actor")
         data = dict(network) if isinstance(network, dict) else {}
         if groups := value_at(trained.config, "agent.obs_groups.actor"):
             data["obs_groups"] = groups
-        data["checkpoint"] = str(trained.checkpoint.resolve())
+        data["checkpoint"] = str(trained.policy.resolve())
         teacher = from_dict(TeacherConfig(), data)
     except UserError as error:
         raise UserError(f"--teacher {config.teacher}: {error}") from None

@@ -10,11 +10,10 @@ CODE_FILES = ("*.py", "*.xml", "*.toml", "*.lock")
 """Files whose differences are recorded: not those that may hold passwords."""
 
 
-def git_state(folders: Iterable[Path], with_diff: bool = False) -> dict[str, dict[str, Any]]:
+def git_state(folders: Iterable[Path]) -> dict[str, dict[str, Any]]:
     """Return commit and dirtiness of the git repositories of these folders, by their root.
 
-    With `with_diff` also what differs from the commit in code that git knows: its first
-    DIFF_CHARACTERS.
+    `diff` is what differs in code that git knows: its first DIFF_CHARACTERS.
     """
     states = {}
     for folder in folders:
@@ -25,7 +24,7 @@ def git_state(folders: Iterable[Path], with_diff: bool = False) -> dict[str, dic
                 "commit": (_git(folder, "rev-parse", "HEAD") or "").strip() or None,
                 "dirty": None if changes is None else bool(changes),
             }
-            if changes and with_diff:
+            if changes:
                 options = ("--no-ext-diff", "--no-textconv", "--no-color")
                 diff = _git(Path(root), "diff", *options, "HEAD", "--", *CODE_FILES)
                 states[root]["diff"] = diff and diff[:DIFF_CHARACTERS]

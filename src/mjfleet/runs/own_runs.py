@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from platformdirs import user_state_path
 
-from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE, read_record
+from mjfleet.runs.run_json import read_record
 from mjfleet.utils.atomic_write import write_atomically
 
 
@@ -39,8 +39,7 @@ class Note:
 def note_of(folder: Path) -> Note | None:
     """Return the note of a run directory or a group's folder; None: it was not begun here."""
     try:
-        record = read_record(folder, RECORD_FILE) or read_record(folder, GROUP_FILE)
-        return Note(**json.loads(_file(record["id"]).read_bytes()))
+        return Note(**json.loads(_file(read_record(folder)["id"]).read_bytes()))
     except (OSError, LookupError, ValueError, TypeError):
         return None
 

@@ -69,21 +69,26 @@ class Resume:
             checkpoint = init
         return replace(self, checkpoint=checkpoint, notes=(*self.notes, *notes))
 
-    def trained(self) -> tuple[Self, Path]:
-        """Return the same with a checkpoint to use, and that; UserError if it has none."""
+    def trained(self) -> Self:
+        """Return the same with a checkpoint to use, `policy`; UserError if it has none."""
         chosen = self.with_checkpoint()
         if chosen.checkpoint is None or chosen.networks_only:
             raise UserError(f"{self.path} has no checkpoint yet.")
-        return chosen, chosen.checkpoint
+        return chosen
+
+    @property
+    def policy(self) -> Path:
+        """The checkpoint, where there is one."""
+        assert self.checkpoint is not None
+        return self.checkpoint
 
     def as_parent(self, named: str | None, **entries: Any) -> Parent:
         """Return the entry of run.json for a run that begins from the checkpoint."""
-        assert self.checkpoint is not None
         return Parent(
             named=named or "",
             run=self.run_name,
-            checkpoint=str(self.checkpoint.resolve()),
-            iteration=iterations_done(self.checkpoint),
+            checkpoint=str(self.policy.resolve()),
+            iteration=iterations_done(self.policy),
             **entries,
         )
 
@@ -118,31 +123,17 @@ def read_run(path: Path, name: str) -> Resume:
     return Resume(path=path, task=task, run_dir=None, config=config_in(path))
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A policy that a run has learned."""
-
-    run_dir: Path  # The current directory for a pretrained policy, which is in no run.
-    checkpoint: Path
-    config: dict[str, Any]
-    notes: tuple[str, ...] = ()  # What the user should know.
-    record: dict[str, Any] = field(default_factory=dict)  # The run's run.json.
-
-
-def find_trained(wanted: str, log_root: Path, task: str | None = None) -> tuple[str, Trained]:
-    """Return the task and the policy of a run, by a word or its checkpoint, or of a file alone.
+def find_trained(wanted: str, log_root: Path, task: str | None = None) -> Resume:
+    """Return a run with its policy, by a word or its checkpoint, or a checkpoint alone.
 
     `task` is what the user has typed, if anything. UserError if the run or file does not exist, is
     damaged, has no checkpoint, or is of another task.
     """
     named = read_run(find_run(wanted, wanted, log_root, task=task), wanted)
-    name = task or named.task
-    if not name:
+    if not (name := task or named.task):
         raise UserError(f"{named.path} does not name its task: type the task first.")
     check_task(named, name, flag="")
-    chosen, checkpoint = named.trained()
-    run_dir = named.run_dir or Path()
-    return name, Trained(run_dir, checkpoint, named.config, chosen.notes, named.record)
+    return replace(named.trained(), task=name)
 
 
 def check_task(resume: Resume, task: str, flag: str = FLAG) -> None:

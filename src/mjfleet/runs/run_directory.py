@@ -216,7 +216,7 @@ class RunDirectory:
             changed={n: {"value": v, "default": d} for n, (v, d) in different.items()},
             plan=attempt.plan,
             versions=stack_versions(*config.agent.packages),
-            git=git_state([package, attempt.task_folder], with_diff=True),
+            git=git_state([package, attempt.task_folder]),
             attempts=[*attempts, this],
         )
         shutil.rmtree(self.path / PENDING, ignore_errors=True)

@@ -45,27 +45,29 @@ def is_group(folder: Path) -> bool:
 
 def record_of(folder: Path) -> dict[str, Any]:
     """Return the record of a run or a group, which names its task; UserError without one."""
-    file = GROUP_FILE if is_group(folder) else RECORD_FILE
     try:
-        record = read_record(folder, file)
+        record = read_record(folder)
         if "task" not in record:
             raise ValueError("it names no task")
-    except OSError as error:
-        raise UserError(f"{folder / file}: {error.strerror}.") from None
-    except ValueError as error:
-        raise UserError(f"{folder / file}: {in_a_line(error)}.") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else in_a_line(error)
+        raise UserError(f"{folder / _file_in(folder)}: {why}.") from None
     return record
 
 
-def read_record(run_dir: Path, file: str = RECORD_FILE) -> dict[str, Any]:
-    """Return the entries of run.json, or of a group's `file`; none if it does not exist yet.
+def _file_in(folder: Path) -> str:
+    return GROUP_FILE if is_group(folder) else RECORD_FILE
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return the entries of run.json, or a group's; none if the file does not exist yet.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is not JSON, or is not built as `write_record` builds it.
     """
     try:
-        record = read_json(run_dir / file)
+        record = read_json(folder / _file_in(folder))
     except FileNotFoundError:
         return {}
     if not isinstance(record, dict):
@@ -82,7 +84,7 @@ def read_record(run_dir: Path, file: str = RECORD_FILE) -> dict[str, Any]:
 
 def write_record(run_dir: Path, file: str = RECORD_FILE, **entries: Any) -> None:
     """Add or change entries of run.json, or of a group's `file`. Paths are written as text."""
-    text = json.dumps(read_record(run_dir, file) | entries, indent=2, default=str) + "\n"
+    text = json.dumps(read_record(run_dir) | entries, indent=2, default=str) + "\n"
     write_atomically(run_dir / file, lambda opened: opened.write(text.encode()))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from weakref import finalize
 
 from mjfleet.errors import UserError
-from mjfleet.runs.run_json import GROUP_FILE, read_record
+from mjfleet.runs.run_json import read_record
 from mjfleet.utils.console import print_line
 
 LOCK_FILE = ".lock"
@@ -63,7 +63,7 @@ def lock_run(
     deadline, is_announced = clock() + patience, False
     try:
         while (has_lock := _try_lock(file)) is False or (has_lock is None and _is_trained(run_dir)):
-            record = read_record(run_dir) or read_record(run_dir, GROUP_FILE)
+            record = read_record(run_dir)
             trainer = f"process {record.get('pid')} on {record.get('host')}"
             if clock() > deadline:
                 raise UserError(f"{run_dir} is being trained by {trainer}. Stop it first.")
@@ -125,7 +125,7 @@ def _try_lock(file: int) -> bool | None:
 def _is_trained(run_dir: Path) -> bool:
     """Return whether a process trains there, by run.json and by when the file was touched last."""
     try:
-        record = read_record(run_dir) or read_record(run_dir, GROUP_FILE)
+        record = read_record(run_dir)
         touched = (run_dir / LOCK_FILE).stat().st_mtime
     except (OSError, ValueError):
         return False

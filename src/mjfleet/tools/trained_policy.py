@@ -12,8 +12,8 @@ from mjfleet.config import TrainConfig
 from mjfleet.registry import FoundTask, discover, find_task
 from mjfleet.runs.config_yaml import CONFIG_FILE, from_file, read_config
 from mjfleet.runs.own_runs import note_of, tasks_dir_of
-from mjfleet.runs.pretrained import config_in, describe, find_pretrained
-from mjfleet.runs.resume_choice import Trained, find_trained
+from mjfleet.runs.pretrained import describe, find_pretrained
+from mjfleet.runs.resume_choice import Resume, find_trained, read_run
 from mjfleet.runs.task_snapshot import changes_since, own_snapshot, run_dir_of
 from mjfleet.utils.console import print_line
 
@@ -30,7 +30,7 @@ def find_policy(
     task: str | None = None,
     is_pretrained: bool = False,
     as_trained: bool = False,
-) -> tuple[FoundTask, TrainConfig, Trained]:
+) -> tuple[FoundTask, TrainConfig, Resume]:
     """Return a policy, its task, and the configuration of its training; print what has changed.
 
     Args:
@@ -48,13 +48,13 @@ def find_policy(
         registry = discover(os.environ, tasks_dir)
         file = find_pretrained(registry, wanted)
         print_line(f"pretrained: {describe(file)}")
-        name, trained = wanted, Trained(Path(), file, config_in(file))
+        trained = read_run(file, wanted).trained()
     else:
-        name, trained = find_trained(wanted, log_root, task)
-        registry = discover(os.environ, tasks_dir or tasks_dir_of(trained.run_dir))
+        trained = find_trained(wanted, log_root, task)
+        registry = discover(os.environ, tasks_dir or tasks_dir_of(trained.run_dir or Path()))
     for note in trained.notes:
         print_line(note)
-    checkpoint, data = trained.checkpoint, trained.config
+    name, checkpoint, data = trained.task, trained.policy, trained.config
     found = None if as_trained else registry.tasks.get(name)
     if found is None:
         snapshot = own_snapshot(checkpoint, name, as_trained)

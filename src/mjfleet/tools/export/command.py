@@ -78,12 +78,12 @@ def export(arguments: Sequence[str]) -> int:
         is_pretrained=parsed.pretrained, as_trained=parsed.as_trained,
     )  # fmt: skip
     name = found.name if parsed.format == PRETRAINED else "policy"
-    output = output or trained.run_dir / "exported" / f"{name}{suffix}"
+    output = output or (trained.run_dir or Path()) / "exported" / f"{name}{suffix}"
     _refuse_to_replace(output, parsed.format, found.name)
-    print_line(f"exporting {trained.checkpoint}")
+    print_line(f"exporting {trained.policy}")
     prepare()
     few = config.with_num_envs(min(config.env.num_envs, MAX_ENVS))
-    runner = load_runner(found, few, trained.checkpoint)
+    runner = load_runner(found, few, trained.policy)
     if parsed.format == PRETRAINED:
         _write_pretrained(found.name, few, trained.record.get("git", {}), runner, output)
         return 0

@@ -28,7 +28,7 @@ from mjfleet.errors import UserError
 from mjfleet.launch.devices import choose_devices
 from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import FoundTask, discover
-from mjfleet.runs.resume_choice import Trained
+from mjfleet.runs.resume_choice import Resume
 from mjfleet.runs.run_lookup import LATEST
 from mjfleet.tools.output_file import check_output
 from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing
@@ -131,7 +131,7 @@ def play(arguments: Sequence[str]) -> int:
         found = registry.find(word)
         return _play(found, flags, start.viewer, found.defaults())
     try:
-        found, config, policy = find_policy(
+        found, config, run = find_policy(
             start.resume or word, Path(start.log_root), start.tasks_dir, task=word or None,
             is_pretrained=start.pretrained, as_trained=start.as_trained,
         )  # fmt: skip
@@ -142,7 +142,7 @@ def play(arguments: Sequence[str]) -> int:
             except UserError as no_task:
                 raise UserError(f"{no_task}\n{no_run}") from None
         raise
-    return _play(found, flags, start.viewer, config, policy)
+    return _play(found, flags, start.viewer, config, run)
 
 
 def _play(
@@ -150,7 +150,7 @@ def _play(
     flags: Sequence[str],
     viewer: Viewer | None,
     trained: TrainConfig,
-    policy: Trained | None = None,
+    run: Resume | None = None,
 ) -> int:
     """Play a policy, or the actions that the flags name, by the configuration of its training."""
     num_envs = min(trained.env.num_envs, MAX_ENVS[viewer])
@@ -170,24 +170,24 @@ def _play(
     if len(devices.names) > 1:
         raise UserError("--gpu-ids: `play` uses one GPU.")
     plan = make_plan(found, config, [devices], {})
-    played = policy.checkpoint if policy else parsed.actions
+    played = run.policy if run else parsed.actions
     assert played is not None
     name = played.name if isinstance(played, Path) else f"{played} actions"
     name = "pretrained" if parsed.pretrained else name
     print_line(f"playing {played}: {config.env.num_envs} environments, {plan.engine} engine")
     with StopRequest().installed(), playing(found, config, plan, played) as player:
         if parsed.viewer:
-            _show(player, name, parsed, policy)
+            _show(player, name, parsed, run)
         else:
             _play_episodes(player, f"{found.name}, {name.removesuffix('.pt')}", parsed)
     return 0
 
 
-def _show(player: Player, name: str, parsed: PlayArguments, policy: Trained | None) -> None:
+def _show(player: Player, name: str, parsed: PlayArguments, run: Resume | None) -> None:
     """Open a viewer until it is closed."""
     from mjfleet.tools.play.realtime_playback import Playback
 
-    folder = policy.checkpoint.parent if policy and policy.run_dir != Path() else None
+    folder = run.policy.parent if run and run.run_dir else None
     # A run that is named may still be training; a checkpoint stays.
     follows = parsed.resume is not None and not Path(parsed.resume).is_file()
     playback = Playback(player, name, folder, follows)
