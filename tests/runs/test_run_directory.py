@@ -150,3 +150,11 @@ def test_without_locks_a_process_that_touches_the_file_trains(
     run.close()
     os.utime(path / ".lock")
     assert not is_locked(path)
+
+
+def test_a_continuation_that_is_discarded_leaves_no_lock_of_its_own(tmp_path: Path) -> None:
+    begin(tmp_path / "run").close()
+    (tmp_path / "run/.lock").unlink()
+    before = sorted(tmp_path.rglob("*"))
+    RunDirectory.reopen(tmp_path / "run", attempt_of(TASK.defaults()), None, None).discard()
+    assert sorted(tmp_path.rglob("*")) == before

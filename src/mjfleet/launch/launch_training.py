@@ -219,7 +219,7 @@ def _create_run_dir(
         place = plan.run_dir, attempt, plan.logs
         try:
             if resume and resume.run_dir:
-                run_dir = RunDirectory.reopen(*place, resume.lock or lock_run(resume.run_dir))
+                run_dir = RunDirectory.reopen(*place, resume.lock)
             else:
                 run_dir = RunDirectory.create(*place)
             hash_ = run_dir.task_hash

@@ -77,6 +77,7 @@ class RunDirectory:
         self._made = made  # The folders that were made for this attempt, parents last.
         self._logs: Path | None = None  # That of the workers' output, if it is one of these.
         self._before, self._has_moved_failures = before, False
+        self._is_locked_first = before is None  # Whether the lock's file is of this attempt.
 
     @classmethod
     def create(cls, path: Path, attempt: Attempt, log_folder: Path | None) -> Self:
@@ -104,14 +105,18 @@ class RunDirectory:
         return run
 
     @classmethod
-    def reopen(cls, path: Path, attempt: Attempt, log_folder: Path | None, lock: RunLock) -> Self:
-        """Open the directory of a run that continues, whose lock is held.
+    def reopen(
+        cls, path: Path, attempt: Attempt, log_folder: Path | None, lock: RunLock | None
+    ) -> Self:
+        """Open the directory of a run that continues, and lock it unless its `lock` is held.
 
         Raises:
-            UserError: it holds a link, or cannot be written.
+            UserError: it holds a link, or cannot be locked or written.
         """
         check_folder(path)
-        run = cls(path, attempt, lock, [], (path / RECORD_FILE).read_bytes())
+        before = (path / RECORD_FILE).read_bytes()
+        run = cls(path, attempt, lock or lock_run(path), [], before)
+        run._is_locked_first = lock is None
         run._start(attempt, log_folder)
         return run
 
@@ -119,7 +124,7 @@ class RunDirectory:
         """Undo everything, since nothing has run; failure records of before stay where they are."""
         if self._before is None:
             remove_note(self.path)
-            for path in (*written_in(self.path), self.path / LOCK_FILE):
+            for path in written_in(self.path):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         else:
             (self.path / RECORD_FILE).write_bytes(self._before)
@@ -129,6 +134,8 @@ class RunDirectory:
                     record.unlink()
         if self._logs:
             shutil.rmtree(self._logs, ignore_errors=True)
+        if self._is_locked_first:
+            (self.path / LOCK_FILE).unlink(missing_ok=True)
         self._lock.close()
         remove_empty([self.path / "failures", *self._made])
 
