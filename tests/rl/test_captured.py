@@ -17,7 +17,7 @@ from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
 
-from ..env.test_env import BUNDLED, ENGINES
+from ..env.test_env import BUNDLED
 from ..helpers.cuda_graph_stub import CudaGraphStub
 
 TASKS = ["cartpole-swingup", pytest.param("go1-velocity-flat", marks=pytest.mark.slow)]
@@ -27,13 +27,13 @@ NUM_ENVS, STEPS, ITERATIONS = 8, 6, 6
 Between = Callable[[Runner, int], object]
 
 
-def build(found: Any, env_class: Any, engine: Any = "native") -> Env[Any]:
+def build(found: Any, env_class: Any) -> Env[Any]:
     """Build environments whose episodes last ten steps."""
     torch.manual_seed(0)
     cfg = replace(found.task.env, num_envs=NUM_ENVS)
     model = env_class.make_model(cfg)
     cfg = replace(cfg, episode_seconds=10 * cfg.decimation * model.opt.timestep)
-    sim = make_simulation(engine, model, NUM_ENVS, device="cpu")
+    sim = make_simulation("native", model, NUM_ENVS, device="cpu")
     return env_class(cfg, sim, 1)
 
 
@@ -62,11 +62,11 @@ def refuse(*arguments: Any, **keywords: Any) -> Any:
     raise RuntimeError("nothing is captured here")
 
 
-def assert_same(caplog: pytest.LogCaptureFixture, found: Any, engine: str = "native") -> None:
+def assert_same(caplog: pytest.LogCaptureFixture, found: Any) -> None:
     """Assert that learning by graphs is learning by calls."""
     env_class, results = found.load(found.task.env_class), []
     for by_graphs in (True, False):
-        env = build(found, env_class, engine)
+        env = build(found, env_class)
         stub = CudaGraphStub()
         runner = make_runner(found, env, stub.capture if by_graphs else refuse)
         results.append(learned(runner))
@@ -76,11 +76,9 @@ def assert_same(caplog: pytest.LogCaptureFixture, found: Any, engine: str = "nat
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("engine", [engine for engine, _ in ENGINES])
 @pytest.mark.parametrize("name", TASKS)
-def test_bundled_tasks(name: str, engine: str, caplog: pytest.LogCaptureFixture) -> None:
-    found = BUNDLED[name]
-    assert_same(caplog, found, engine)
+def test_bundled_tasks(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert_same(caplog, BUNDLED[name])
 
 
 @pytest.mark.slow

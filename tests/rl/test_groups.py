@@ -141,16 +141,13 @@ def test_an_update_learns_no_critic_and_follows_the_policys_gradient(backprop: s
     assert all(p.grad is None for p in alg.critic.parameters())
 
 
-@pytest.mark.parametrize("engine", [engine for engine, _ in ENGINES])
-def test_training_by_graphs_is_training_by_calls(
-    engine: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_training_by_graphs_is_training_by_calls(caplog: pytest.LogCaptureFixture) -> None:
     def refuse(*arguments: Any, **keywords: Any) -> Any:
         raise RuntimeError("nothing is captured here")
 
     found: list[Any] = []
     for by_graphs in (True, False):
-        env, config = build(NAME, engine), agent(6, backprop="autograd")
+        env, config = build(NAME), agent(6, backprop="autograd")
         stub, measured = CudaGraphStub(), list[Any]()
         capture = stub.capture if by_graphs else refuse
         seed_everything(1)

@@ -138,12 +138,6 @@ def named(name: str, value: Any) -> Any:
     return loss
 
 
-def ends_elsewhere(self: Any, minibatch: Minibatch) -> Any:
-    found = PPO.loss(self, minibatch)
-    self.actor.distribution.update(self.actor.mlp(minibatch.actor_inputs[:3]))
-    return found
-
-
 @pytest.mark.parametrize(
     ("members", "words"),
     [
@@ -152,9 +146,7 @@ def ends_elsewhere(self: Any, minibatch: Minibatch) -> Any:
         ({"loss": total(lambda value: value.expand(2))}, "shape .2,., and has to be a scalar"),
         ({"loss": lambda self, batch: {"value": 1.0}}, "return total, parts"),
         ({"loss": lambda self, batch: PPO.loss(self, batch)[0]}, "return total, parts"),
-        ({"loss": named("a/b", torch.ones(()))}, "'a/b' is no name"),
         ({"loss": named("mine", 1.0)}, "mine is 1.0, and has to be a scalar tensor"),
-        ({"loss": ends_elsewhere}, "distribution at other samples"),
         ({"modules": lambda self: {"actor": nn.Linear(1, 1)}}, "'actor' is no name .* or taken"),
         ({"modules": lambda self: {"keys": nn.Linear(1, 1)}}, "'keys' is no name .* or taken"),
         ({"modules": lambda self: [nn.Linear(1, 1)]}, "return a dictionary of networks"),
