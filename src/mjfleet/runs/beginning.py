@@ -46,13 +46,8 @@ def continue_run(
 ) -> Resume:
     """Return the run with the checkpoint from which it continues in place.
 
-    The run is locked, unless this is a dry run or no process has locked it yet.
-
-    Args:
-        named: the run.
-        config: what is to be trained now.
-        recorded: the configuration of the run.
-        task_folder: the task's code now.
+    It is locked, unless this is a dry run or no process has locked it yet. `config` is what is to
+    be trained now, `recorded` the run's own, and `task_folder` the task's code now.
 
     Raises:
         UserError: a value differs that decides what is learned, the run is another user's or is
