@@ -111,17 +111,11 @@ def begin_from(config: TrainConfig, meant: str | None = None) -> tuple[Resume, T
     """
     flag = f"--init-from {config.init_from}"
     place = Path(config.log_root), config.agent.experiment_name
-    named = read_run(find_run(meant or config.init_from or "", flag, *place), flag)
-    named = named.trained()
-    resume = Resume(
-        path=named.path,
-        task="",
-        run_dir=None,
-        checkpoint=named.policy.resolve(),
-        notes=named.notes,
-        parent=named.as_parent(config.init_from, networks_only=True),
-    )
-    return resume, replace(config, init_from=str(named.policy.resolve()))
+    named = read_run(find_run(meant or config.init_from or "", flag, *place), flag).trained()
+    parent = named.as_parent(config.init_from, networks_only=True)
+    checkpoint = named.policy.resolve()
+    resume = replace(named, task="", run_dir=None, checkpoint=checkpoint, parent=parent)
+    return resume, replace(config, init_from=str(checkpoint))
 
 
 def first_meaning(here: Resume, flag: str, typed: str) -> str:

@@ -64,7 +64,7 @@ class Resume:
         Raises:
             UserError: there are only damaged checkpoints.
         """
-        checkpoint, notes = choose(self.path, FLAG)
+        checkpoint, notes = choose(self.path)
         if checkpoint is None and (init := self.path / "checkpoints" / INIT).exists():
             checkpoint = init
         return replace(self, checkpoint=checkpoint, notes=(*self.notes, *notes))
@@ -159,12 +159,12 @@ def run_at(path: Path) -> Path | None:
     return folder.parent if is_checkpoint and has_record else None
 
 
-def choose(path: Path, flag: str = "") -> tuple[Path | None, tuple[str, ...]]:
+def choose(path: Path) -> tuple[Path | None, tuple[str, ...]]:
     """Return a checkpoint, or the newest undamaged one of a run directory, and notes about it."""
     if not path.is_dir():
         if damage := why_damaged(path):
             raise UserError(
-                f"{flag}{path} is damaged or no checkpoint: {damage}. Name the run directory for "
+                f"{path} is damaged or no checkpoint: {damage}. Name the run directory for "
                 "its newest good checkpoint."
             )
         return path, ()
@@ -177,6 +177,6 @@ def choose(path: Path, flag: str = "") -> tuple[Path | None, tuple[str, ...]]:
         notes.append(f"{checkpoint.name} is damaged and was skipped: {damage}")
     if found:
         raise UserError(
-            f"{flag}{path}: all of its {len(found)} checkpoints are damaged: {'; '.join(notes)}."
+            f"{path}: all of its {len(found)} checkpoints are damaged: {'; '.join(notes)}."
         )
     return None, (f"{path} has no checkpoint yet: it begins anew",)
