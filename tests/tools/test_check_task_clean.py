@@ -79,30 +79,6 @@ VARIATIONS: dict[str, list[Change]] = {
         term("swing", "self.phase.sin() * self.sim.qvel[:, 0]"),
         method("clock", "self.phase.sin().unsqueeze(1), self.phase.cos().unsqueeze(1)"),
     ],
-    "other masses, gains and damping, tables, a count of steps": [
-        ("import torch\n", "import numpy as np\nimport torch\n"),
-        after(
-            SETUP,
-            'self.sim.expand("body_mass")[:, 2] += self.uniform(1, 0.0, 0.1).squeeze(1)',
-            'self.sim.expand("actuator_gainprm")[:, :, 0] *= self.uniform(2, 0.8, 1.2)',
-            "self.sim.set_const()",
-            'self.damping = self.sim.expand("dof_damping")',
-            "self.nominal = self.damping.clone()",
-            "table = np.random.default_rng(0).uniform(0.9, 1.1, 2)",
-            "self.table = torch.as_tensor(table, dtype=torch.float32, device=self.device)",
-            'self.steps = self.add_state("steps", dtype=torch.long, shared=True)',
-            'self.smooth = self.add_state("smooth")',
-            "self.kind = self.env_ids % 3",
-        ),
-        after(
-            RESET,
-            "new = self.nominal * self.uniform(1, 0.5, 1.5)",
-            "self.damping[:] = torch.where(where, new, self.damping)",
-        ),
-        after(APPLY, "self.steps += 1", "self.smooth[:] = 0.9 * self.smooth + 0.1 * action[:, 0]"),
-        term("steady", "-self.table.sum() * self.smooth.square()"),
-        ('"critic": state}', '"critic": torch.cat((state, self.kind.unsqueeze(1)), dim=1)}'),
-    ],
     "levels, a start to get away from, a moving target, arrows, metrics": [
         (IMPORT, "from mjfleet.env import Env, Levels, Timer\n"),
         after(
@@ -135,33 +111,6 @@ VARIATIONS: dict[str, list[Change]] = {
         term("aim", "(self.sim.qvel * self.target).sum(dim=1) / (self.target.norm(dim=1) + 0.1)"),
         method("metrics", '{"level": self.levels.now.float()}'),
         method("debug_vis", '{"way": (self.sim.sensor("fingertip"), self.sim.xpos[:, 1])}'),
-    ],
-    "commands, one of which is switched off; a smooth action": [
-        after(
-            SETUP,
-            'self.command = self.add_state("command", 2, reset="keep")',
-            "self.use = torch.tensor([1.0, 0.0], device=self.device)",
-            'self.smooth = self.add_state("smooth", 2)',
-        ),
-        (
-            TARGET,
-            "        if not self.command_override:\n"
-            "            drawn = self.use * self.uniform(2, -1.0, 1.0)\n"
-            f"            self.command[:] = torch.where(where, drawn, self.command)\n{TARGET}",
-        ),
-        (
-            APPLY,
-            "        self.smooth[:] = 0.5 * self.smooth + 0.5 * action\n"
-            "        self.sim.ctrl[:] = self.smooth.clamp(-1.0, 1.0)\n",
-        ),
-        ("effort = self.sim.ctrl.square()", "effort = self.action.square()"),
-        (SEEN, f"{SEEN[:-1]}, self.command)"),
-        term("follow", "-(self.sim.qvel - self.command).square().sum(dim=1)"),
-        method(
-            "commands",
-            '{"one": (self.command[:, 0], -1.0, 1.0), "two": (self.command[:, 1], 0.0, 0.0)}',
-        ),
-        ('"actor": state + noise', '"actor": state'),
     ],
 }
 OFF = ("    effort_weight", '    off: float = 0.0\n    """Off."""\n    effort_weight')

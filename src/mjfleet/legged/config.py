@@ -149,11 +149,10 @@ class RoughVelocityConfig(VelocityConfig):
     terrain_seed: int = 0
     """Seed from which the ground is generated."""
     nconmax: int | None = 48
-    """Contacts per environment that the warp engine has room for: what a short run of a quadruped
-    also chooses."""
+    """Contacts per environment that the warp engine has room for."""
     njmax: int | None = 256
     """Constraint rows per environment that the warp engine has room for: twice what a short run
-    chooses, since it sees the easier ground alone."""
+    chooses, on the easier ground."""
 
 
 AGENT = AgentConfig(

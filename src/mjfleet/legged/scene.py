@@ -179,7 +179,7 @@ def _set_view(spec: mujoco.MjSpec, is_rough: bool) -> None:
     spec.stat.center, spec.stat.extent = (0.0, 0.0, 0.75 * height), 2.5 * height
     spec.stat.meansize = 0.15 * height
     view, light = spec.visual, spec.visual.headlight
-    light.ambient, light.diffuse, light.specular = [0.35] * 3, [0.25] * 3, [0.0] * 3
+    light.ambient, light.diffuse, light.specular = [0.4] * 3, [0.3] * 3, [0.0] * 3
     view.global_.offwidth, view.global_.offheight = 1280, 960
     view.quality.shadowsize, view.map.zfar = 4096, 200
     image = {"width": 256, "height": 256}

@@ -14,10 +14,9 @@ from typing import Any, ClassVar
 import mujoco
 import torch
 
-from mjfleet.env import Delay, History, Timer
+from mjfleet.env import Delay, Env, History, Timer
 from mjfleet.errors import UserError
 from mjfleet.legged import mirror
-from mjfleet.legged.commands import CommandedEnv
 from mjfleet.legged.config import RoughVelocityConfig, VelocityConfig
 from mjfleet.legged.scene import make_robot
 from mjfleet.legged.variation import vary_robots
@@ -42,13 +41,15 @@ class Part:
     meaning: str = ""
 
 
-class VelocityEnv(CommandedEnv):
+class VelocityEnv(Env[VelocityConfig]):
     """Actions move the joints' targets from the pose `home`; PD controllers follow.
 
     A robot's class sets `model_file` and, where its names differ, `base` and the attributes below.
     docs/tasks.md says what its model must have.
     """
 
+    base: ClassVar[str] = "trunk"
+    """The body that the free joint moves."""
     feet: ClassVar[tuple[str, ...]] = ("FR_foot", "FL_foot", "RR_foot", "RL_foot")
     """Names of geoms, or of bodies."""
     action_factors: ClassVar[Mapping[str, float]] = {}
@@ -87,7 +88,13 @@ class VelocityEnv(CommandedEnv):
         self.factors = {name: self.of_joints(name) for name in names}
         actions, pose = (torch.tensor(self.factors[name], device=self.device) for name in names)
         self.action_scale, self.pose_weight = cfg.action_scale * actions, pose
-        self.set_up_commands()
+        self.command = self.add_state("command", 3, reset="keep")
+        """Forward and lateral velocity (m/s), yaw rate (rad/s), in the base's frame."""
+        self.heading = self.add_state("heading", reset="keep")
+        """Commanded heading, where a command names one (rad)."""
+        self.has_heading = self.add_state("has_heading", dtype=torch.bool, reset="keep")
+        self.stands = self.add_state("stands", dtype=torch.bool, reset="keep")
+        self.next_command = Timer(self, *self.cfg.command.seconds)
         self.air_time = self.add_state("air_time", len(self.feet))
         """Seconds since each foot left the ground."""
         self.landed = self.add_state("landed", len(self.feet), persistent=False)
@@ -130,6 +137,59 @@ class VelocityEnv(CommandedEnv):
         self.air_time += self.step_dt
         self.landed.copy_(self.air_time * (touching & (self.air_time > 1.5 * self.step_dt)))
         self.air_time.masked_fill_(touching, 0.0)
+
+    def renew_commands(self, mask: torch.Tensor) -> None:
+        """Draw new commands where an episode begins, or where it is time for one; steer the others.
+
+        Called in every step. Isaac Lab computes the yaw rate from the heading's error, too.
+        """
+        if self.command_override:
+            return
+        cfg, where = self.cfg.command, mask | self.next_command.due
+        ranges = (cfg.forward, cfg.lateral, cfg.yaw)
+        drawn = torch.cat([self.uniform(1, *limits) for limits in ranges], dim=1)
+        kind = self.uniform(2, 0.0, 1.0)
+        stands = kind[:, 0] < cfg.standing_share
+        drawn = drawn.masked_fill(stands.unsqueeze(1), 0.0)
+        self.stands[:] = torch.where(where, stands, self.stands)
+        has_heading = (kind[:, 1] < cfg.heading_share) & ~stands
+        self.has_heading[:] = torch.where(where, has_heading, self.has_heading)
+        heading = self.uniform(1, -math.pi, math.pi).squeeze(1)
+        self.heading[:] = torch.where(where, heading, self.heading)
+        self.command[:] = torch.where(where.unsqueeze(1), drawn, self.command)
+        error = torch.remainder(self.heading - self.yaw() + math.pi, 2 * math.pi) - math.pi
+        rate = (0.5 * error).clamp(*cfg.yaw).to(self.command)
+        self.command[:, 2] = torch.where(self.has_heading, rate, self.command[:, 2])
+
+    def yaw(self) -> torch.Tensor:
+        """Return the base's heading, `(num_envs,)`, rad."""
+        w, x, y, z = self.sim.qpos[:, 3:7].unbind(dim=1)
+        return torch.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+
+    def errors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the errors from the command: `(num_envs, 2)`, m/s, and `(num_envs,)`, rad/s."""
+        return self.velocity[:, :2] - self.command[:, :2], self.gyro[:, 2] - self.command[:, 2]
+
+    def commands(self) -> dict[str, tuple[torch.Tensor, float, float]]:
+        """Return velocities in m/s, forward and to the left, and the yaw rate in rad/s."""
+        cfg = self.cfg.command
+        ranges = {"forward": cfg.forward, "left": cfg.lateral, "turn_left": cfg.yaw}
+        return {name: (self.command[:, i], *ranges[name]) for i, name in enumerate(ranges)}
+
+    def debug_vis(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Draw commanded and measured velocities and yaw rates, in proportion to the robot: 1 m/s
+        is twice as long as arrows are above its base, 1 rad/s as long."""
+        base = self.sim.model.body(self.base).id
+        frame = self.sim.xmat[:, base].view(-1, 3, 3)
+        above = self.sim.xpos[:, base] + self.above
+        scale = self.above[2]
+        ahead = above + 0.8 * scale * frame[:, :, 0]
+        return {
+            "command": (above, 2 * scale * _turned(frame, self.command[:, :2])),
+            "velocity": (above, 2 * scale * _turned(frame, self.velocity[:, :2])),
+            "commanded turn": (ahead, scale * frame[:, :, 1] * self.command[:, 2:]),
+            "turn": (ahead, scale * frame[:, :, 1] * self.gyro[:, 2:]),
+        }
 
     def frame_parts(self) -> list[Part]:
         """Return what the robot's sensors measure, of which the policy sees the newest frames.
@@ -294,3 +354,8 @@ class VelocityEnv(CommandedEnv):
     def _power(self) -> torch.Tensor:
         """Return the absolute mechanical power of the motors, `(num_envs,)`, W."""
         return (self.sim.actuator_force * self.speeds).abs().sum(dim=1)
+
+
+def _turned(frame: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """Rotate vectors in a frame's x-y plane, `(num_envs, 2)`, into the world frame."""
+    return (frame[:, :, :2] @ flat.to(frame).unsqueeze(2)).squeeze(2)
