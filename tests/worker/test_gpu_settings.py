@@ -37,17 +37,11 @@ def test_near_cores_are_the_allowed_ones_among_those_of_nvml() -> None:
 
 
 @pytest.mark.parametrize("engine", ["native", pytest.param("warp", marks=pytest.mark.slow)])
-def test_deterministic_training_learns_the_same_on_a_cpu(
+def test_no_step_of_training_lacks_a_deterministic_algorithm(
     run: Run, tmp_path: Path, engine: str
 ) -> None:
-    flags = ("--engine", engine, "--env.num-envs", "8", "--agent.max-iterations", "2")
-    flags = (*flags, "--gpu-ids", "None", "--eval-interval", "2", "--eval-envs", "2")
-    kept = ("mean_reward", "loss/value", "loss/surrogate", "loss/entropy")
-    seen = []
-    for more in ((), ("--deterministic",)):
-        folder = tmp_path / str(len(more))
-        folder.mkdir()
-        result = run("train", "cartpole-balance", *flags, *more, "--log-root", str(folder / "logs"))
-        assert result.returncode == 0, result.stderr
-        seen.append([{name: row[name] for name in kept} for row in rows(only_run(folder))])
-    assert seen[0] == seen[1]
+    flags = ("--engine", engine, "--gpu-ids", "None", "--env.num-envs", "8")
+    flags = (*flags, "--agent.max-iterations", "1", "--eval-interval", "1", "--eval-envs", "2")
+    result = run("train", "cartpole-balance", *flags, "--deterministic")
+    assert result.returncode == 0, result.stderr
+    assert len(rows(only_run(tmp_path))) == 1

@@ -52,6 +52,7 @@ def test_freed_memory_is_kept_unless_the_user_sets_thresholds(
     assert done.stdout == f"{maps}\n"
 
 
+@pytest.mark.slow
 def test_training_can_be_imported_where_there_is_no_git(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LEARN],

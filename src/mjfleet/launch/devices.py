@@ -89,8 +89,8 @@ def choose_devices(
         if not 0 <= index < len(visible):
             listed = f" ({VISIBLE}={environ[VISIBLE]})" if VISIBLE in environ else ""
             raise UserError(
-                f"{flag}: there is no GPU {index}. Visible: {_count(len(visible))}{listed}, "
-                f"index {', '.join(map(str, range(len(visible))))}."
+                f"{flag}: there is no GPU {index}. Visible{listed}: "
+                f"{', '.join(map(str, range(len(visible))))}."
             )
         if isinstance(request, list) and not can_share and indices.count(index) > 1:
             raise UserError(
@@ -141,9 +141,8 @@ def visible_gpus(environ: Mapping[str, str], num_gpus: int) -> list[str]:
             )
         if entry.isdecimal() and int(entry) >= num_gpus > 0:
             raise UserError(
-                f"{VISIBLE}={value}: there is no GPU {entry}; this machine has {_count(num_gpus)}, "
-                "numbered from 0. A part of a GPU (MIG) has no number: name it by its UUID, which "
-                "`nvidia-smi -L` prints."
+                f"{VISIBLE}={value}: there is no GPU {entry}; numbers of GPUs here are below "
+                f"{num_gpus}. Name a part of a GPU (MIG) by its UUID, see `nvidia-smi -L`."
             )
     if len(set(entries)) < len(entries):
         raise UserError(f"{VISIBLE}={value}: the same GPU is listed twice.")
@@ -154,10 +153,6 @@ def _check_started(what: str, devices: int, started: int | None) -> None:
     """Refuse a number of started workers that differs from the number of devices."""
     if started is not None and devices != started:
         raise UserError(
-            f"{what} is for {_count(devices, 'worker')} on this host, but {started} were started "
-            "(LOCAL_WORLD_SIZE): the two numbers must be equal."
+            f"{what} is for {devices} worker{'s' * (devices > 1)} on this host, but {started} were "
+            "started (LOCAL_WORLD_SIZE): the two numbers must be equal."
         )
-
-
-def _count(number: int, what: str = "GPU") -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -59,7 +59,7 @@ class HostAgent:
         self._address = ""
         self._listener: socket.socket | None = None
         self._workers: WorkerProcesses | None = None
-        self._inbox: queue.SimpleQueue[Message | OSError] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._channel = HostChannel(reader, writer, self._receive, patience)
 
     def serve(self) -> NoReturn:
@@ -71,8 +71,6 @@ class HostAgent:
                     self._channel.send(self._meet(address, port))
                 case WorkerArgs():
                     self._run(message)
-                case OSError():
-                    raise message
 
     def _receive(self, message: Message | None) -> None:
         """Take a message, in the channel's thread."""
@@ -82,11 +80,8 @@ class HostAgent:
                     self._workers.send_signal(signal.Signals(number))
             case FilePiece(name, data):
                 # Not in the inbox: all of a checkpoint would wait there while torch is imported.
-                try:
-                    with (self._folder / Path(name).name).open("ab") as file:
-                        file.write(data)
-                except OSError as error:
-                    self._inbox.put(error)
+                with (self._folder / Path(name).name).open("ab") as file:
+                    file.write(data)
             case None:  # The main thread may be inside a library.
                 if self._workers:
                     self._workers.close()

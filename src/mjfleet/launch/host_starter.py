@@ -122,7 +122,6 @@ class HostConnections:
             raise UserError("--hosts needs ssh, which is not installed here.")
         self._inbox: Inbox = queue.SimpleQueue()
         self._started: list[HostConnection] = []
-        self._left_out: set[HostConnection] = set()
         self.meeting: tuple[str, int] | None = None
         with ExitStack() as unless_started:
             unless_started.callback(self.__exit__)
@@ -142,7 +141,7 @@ class HostConnections:
             host.end(deadline)
 
     def __iter__(self) -> Iterator[HostConnection]:
-        return (host for host in self._started if host not in self._left_out)
+        return iter(self._started)
 
     def send(self, message: Message) -> None:
         for host in self:
@@ -172,4 +171,6 @@ class HostConnections:
         return {host: answers.get(host, missing) for host in requests}
 
     def leave_out(self, hosts: Iterable[HostConnection]) -> None:
-        self._left_out.update(hosts)
+        for host in hosts:
+            host.end(deadline=0.0)
+            self._started.remove(host)

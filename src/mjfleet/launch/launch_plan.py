@@ -260,14 +260,11 @@ def _divide_envs(config: TrainConfig, world_size: int) -> TrainConfig:
     total = config.total_envs
     if total is None:
         return config
-    each, rest = divmod(total, world_size)
-    if rest or not each:
-        near = [n for n in (each * world_size, (each + 1) * world_size) if n]
+    if total % world_size:
         raise UserError(
-            f"--total-envs is {total}; it must be a multiple of {world_size}, the number of "
-            f"workers, such as {' or '.join(map(str, near))}."
+            f"--total-envs is {total}; it must be a multiple of {world_size}, one part per worker."
         )
-    return config.with_num_envs(each)
+    return config.with_num_envs(total // world_size)
 
 
 def _notes(config: TrainConfig, hosts: Sequence[Devices], world_size: int) -> Iterator[str]:

@@ -94,7 +94,9 @@ def _attempt(
             connections = None
             names = choose_hosts(config, os.environ)
             if names == [LOCALHOST]:
-                hosts = [_devices_here(config)]
+                outer = Rank.from_environ(os.environ)
+                started = outer.local_world_size if outer else None
+                hosts = [choose_devices(config, os.environ, started=started)]
             else:
                 is_restart = bool(resume and resume.is_restart)
                 reached = reach_hosts(names, found, config, is_restart)
@@ -109,7 +111,8 @@ def _attempt(
                     )
                 return 0, None
             plan = name_files(plan, os.environ, datetime.now())
-            refuse_existing(plan.config, is_first and not plan.continues)
+            if config.run_dir and is_first and not plan.continues:
+                refuse_written(plan.run_dir)
             if config.dry_run:
                 if is_first:
                     print_line(describe(plan))
@@ -122,12 +125,6 @@ def _attempt(
                 _announce(plan, config.init_from)
         code = run_plan(plan, run_dir, connections)
         return code, plan if run_dir else None
-
-
-def _devices_here(config: TrainConfig) -> Devices:
-    """Return this host's devices: as many as there are workers, if something has started them."""
-    outer = Rank.from_environ(os.environ)
-    return choose_devices(config, os.environ, started=outer.local_world_size if outer else None)
 
 
 def _announce(plan: LaunchPlan, init_from: str | None) -> None:
@@ -165,11 +162,10 @@ def plan_size(
     """
     plan = make_plan(found, config, hosts, environ, resume)
     num_envs, size = plan.config.env.num_envs, plan.config.agent.algorithm.envs_per_group
-    if rest := num_envs % size:
-        near = [n for n in (num_envs - rest, num_envs - rest + size) if n]
+    if num_envs % size:
         raise UserError(
             f"--agent.algorithm.group-size is {size}; it must divide the {num_envs} environments "
-            f"of each worker: {' or '.join(map(str, near))} would be whole groups."
+            "of each worker."
         )
     return _with_iterations(plan, resume)
 
@@ -188,12 +184,6 @@ def _with_iterations(plan: LaunchPlan, resume: Resume | None) -> LaunchPlan:
     agent = replace(plan.config.agent, max_iterations=iterations)
     notes = (*plan.notes, f"--total-steps {total}: {iterations} iterations, of {each} steps each")
     return replace(plan, config=replace(plan.config, agent=agent), notes=notes)
-
-
-def refuse_existing(config: TrainConfig, is_new: bool = True) -> None:
-    """Raise an error if --run-dir, for a new run, holds what a run would write."""
-    if config.run_dir and is_new:
-        refuse_written(Path(config.run_dir))
 
 
 def _create_run_dir(
@@ -232,12 +222,8 @@ def _create_run_dir(
 def _how_to_continue(task: str, run_dir: Path) -> str:
     """Return the command that continues a run, with a change if it would fail again as it was."""
     *_, last = read_record(run_dir).get("attempts") or [{}]
-    command = f"resume with: {resume_command(task, run_dir)}"
-    if last.get("kind") != "DivergedError":
-        return command
-    if flags := last.get("flags"):
-        return f"it would fail again as it was; {command} {flags}"
-    return f"it would fail again as it was; once the task's numbers are smaller, {command}"
+    again = "it would fail again as it was; " if last.get("kind") == "DivergedError" else ""
+    return f"{again}resume with: {resume_command(task, run_dir)} {last.get('flags', '')}".rstrip()
 
 
 def resume_command(task: str, folder: Path) -> str:

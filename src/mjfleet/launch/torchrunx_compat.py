@@ -17,12 +17,12 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torchrunx.agent
 import torchrunx.launcher
@@ -32,11 +32,12 @@ from torchrunx.utils.errors import AgentFailedError
 
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent
+from mjfleet.utils.wait_until import wait_until
 
 T = TypeVar("T")
 FORK = multiprocessing.get_context("fork")
 AGENT_TIMEOUT_SECONDS = 600  # The agent may be silent so long, while its workers exit.
-WAIT_SECONDS = 0.1
+UNREAPED_SECONDS = 2.0  # For the watchdog to look at how workers have ended, before that is lost.
 ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT  # Look, but do not reap.
 
 
@@ -50,8 +51,8 @@ class ForkedAgent:
     From now on torchrunx starts this agent in this process, and talks to it through a pipe.
     """
 
-    def __init__(self, num_workers: int, environ: Mapping[str, str], log: Path) -> None:
-        self._arguments = num_workers, environ, log
+    def __init__(self, environ: Mapping[str, str], log: Path) -> None:
+        self._arguments = environ, log
         self._process: Any = None
         self._lock = threading.Lock()
         self._is_closed = False
@@ -105,42 +106,44 @@ class ForkedAgent:
 class ForkedWorkers:
     """The workers of this host, in place of the processes that torch spawns for torchrunx's agent.
 
-    They are forked before the agent has threads, and wait for what torchrunx has them run.
+    The agent has no threads when it forks them.
     """
 
-    def __init__(self, number: int) -> None:
-        self._pipes = [FORK.Pipe(duplex=False) for _ in range(number)]
-        self._processes = [
-            FORK.Process(target=_run_worker, args=(receiver,)) for receiver, _ in self._pipes
-        ]
-        for process in self._processes:
+    def __init__(
+        self,
+        *,
+        entrypoint: Callable[..., object],
+        args: Mapping[int, Sequence[object]],
+        **_: object,
+    ) -> None:
+        self._processes = {
+            local_rank: FORK.Process(target=entrypoint, args=arguments)
+            for local_rank, arguments in args.items()
+        }
+        for process in self._processes.values():
             process.start()
-        self.pids = [process.pid or 0 for process in self._processes]
-
-    def start(self, *, entrypoint: object, args: Mapping[int, object], **_: object) -> Self:
-        """Take the place of torch's `start_processes`."""
-        for local_rank, pipe in enumerate(self._pipes):
-            pipe[1].send((entrypoint, args[local_rank]))
-        return self
 
     def wait(self, timeout: float) -> SimpleNamespace | None:
-        """Return how the workers have ended, once all have; None after so many seconds.
-
-        None is reaped before: the watchdog looks at each as it has ended.
-        """
-        deadline = time.monotonic() + timeout
-        while any(os.waitid(os.P_PID, pid, ENDED) is None for pid in self.pids):
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(WAIT_SECONDS)
-        codes = dict(enumerate(process.exitcode for process in self._processes))
+        """Return how the workers have ended, once all have; None after so many seconds."""
+        pids = [process.pid for process in self._processes.values() if process.pid]
+        if not wait_until(lambda: all(map(_has_ended, pids)), timeout):
+            return None
+        time.sleep(UNREAPED_SECONDS)
+        codes = {rank: process.exitcode for rank, process in self._processes.items()}
         failures = {r: SimpleNamespace(message=f"exit code {c}") for r, c in codes.items() if c}
         return SimpleNamespace(return_values=dict.fromkeys(codes), failures=failures)
 
     def close(self) -> None:
         """Kill the workers that are left."""
-        for process in self._processes:
+        for process in self._processes.values():
             process.kill()
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, ENDED) is not None
+    except ChildProcessError:  # It ended while another one was started, which has reaped it.
+        return True
 
 
 class PipeGroup(LauncherAgentGroup[T]):
@@ -170,7 +173,7 @@ class PipeGroup(LauncherAgentGroup[T]):
         self.pipe.close()
 
 
-def _run_agent(pipe: Connection, num_workers: int, environ: Mapping[str, str], log: Path) -> None:
+def _run_agent(pipe: Connection, environ: Mapping[str, str], log: Path) -> None:
     with suppress(OSError):
         os.setpgid(0, 0)
     die_with_parent()
@@ -184,9 +187,12 @@ def _run_agent(pipe: Connection, num_workers: int, environ: Mapping[str, str], l
             log_records_to_socket=lambda **_: None,
             redirect_stdio_to_logger=lambda logger: None,
         )
-    start = ForkedWorkers(num_workers).start
-    processes = SimpleNamespace(start_processes=start, DefaultLogsSpecs=lambda log_dir: None)
-    _replace(torchrunx.agent, dist_mp=processes)
+    _replace(
+        torchrunx.agent,
+        dist_mp=SimpleNamespace(
+            start_processes=ForkedWorkers, DefaultLogsSpecs=lambda log_dir: None
+        ),
+    )
     file = log.open("a")
     for number in (1, 2):
         os.dup2(file.fileno(), number)
@@ -202,13 +208,6 @@ def _run_agent(pipe: Connection, num_workers: int, environ: Mapping[str, str], l
         hostname=LOCALHOST,
         agent_timeout=AGENT_TIMEOUT_SECONDS,
     )
-
-
-def _run_worker(receiver: Connection) -> None:
-    """Wait in a forked process for what it is to run, and run it."""
-    die_with_parent()
-    entrypoint, arguments = receiver.recv()
-    entrypoint(*arguments)
 
 
 def _replace(module: object, **names: object) -> None:

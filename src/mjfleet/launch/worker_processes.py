@@ -37,7 +37,7 @@ class WorkerProcesses:
         self.watchdog = WorkerWatchdog(args)
         # The agent leaves temporary files behind.
         variables = thread_variables(args.threads) | LOOPBACK_ALONE | {"TMPDIR": args.scratch}
-        self._agent = ForkedAgent(len(args.devices), variables, Path(args.agent_log))
+        self._agent = ForkedAgent(variables, Path(args.agent_log))
         self.send_signal, self.close = self._agent.send_signal, self._agent.close
         self._launcher = torchrunx.Launcher(
             hostnames=[LOCALHOST],

@@ -49,7 +49,7 @@ class WorkerWatchdog:
         """How training ended, once all workers are done."""
         if any(heart.phase != Phase.DONE for heart in self._hearts):
             return None
-        return Outcome(self._hearts[0].iteration, self._hearts[0].stopped_by)
+        return Outcome(self._hearts[0].stopped_by or None)
 
     def wait(self, seconds: float) -> None:
         """Wait, but no longer once a worker has ended: it has to be seen before it is reaped."""

@@ -30,13 +30,14 @@ class Heartbeat(ctypes.Structure, HeartbeatBase):
         ("iteration", ctypes.c_int64),
         ("_phase", ctypes.c_int64),
         ("excuses", ctypes.c_int64),
-        ("_stopped_by", ctypes.c_int64),
+        ("stopped_by", ctypes.c_int64),
         ("has_learned", ctypes.c_bool),
     )
     last_beat: float  # By the monotonic clock; 0 before the first.
     pid: int  # The worker's process number; 0 before it has started.
     iteration: int  # The current one, counted from 1; 0 before the first.
     excuses: int  # How many blocks of `excused` the worker is inside.
+    stopped_by: int  # In phase DONE: the signal that ended training early; 0: none did.
     has_learned: bool  # Whether an optimiser may have stepped.
 
     @classmethod
@@ -63,7 +64,7 @@ class Heartbeat(ctypes.Structure, HeartbeatBase):
 
     def finish(self, stopped_by: int | None) -> None:
         """Report the end, and the signal, if any, that ended training early."""
-        self._stopped_by = stopped_by or 0
+        self.stopped_by = stopped_by or 0
         self.enter(Phase.DONE)
 
     @contextmanager
@@ -83,11 +84,6 @@ class Heartbeat(ctypes.Structure, HeartbeatBase):
     @property
     def phase(self) -> Phase:
         return Phase(self._phase)
-
-    @property
-    def stopped_by(self) -> int | None:
-        """In phase DONE: the signal that ended training early, if one did."""
-        return self._stopped_by or None
 
     @property
     def has_begun(self) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from mjfleet.config.launch_config import MAX_WORKERS
 from mjfleet.errors import RankError
 
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -57,8 +56,6 @@ class Rank:
             local_world_size = int(environ.get("LOCAL_WORLD_SIZE", world_size))
             if not (0 <= local_rank <= rank < world_size and local_rank < local_world_size):
                 raise ValueError("these contradict each other")
-            if local_world_size > MAX_WORKERS:
-                raise ValueError(f"a host can have at most {MAX_WORKERS} workers")
             node = environ.get("GROUP_RANK", environ.get("SLURM_NODEID", rank // local_world_size))
             return cls(
                 rank=rank,

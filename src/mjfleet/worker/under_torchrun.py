@@ -86,16 +86,15 @@ def decided_by_rank_0(
         WorkerError: a worker has not come, or rank 0 has failed.
         SystemExit: rank 0 has ended.
     """
-    decision = ""
     problem: BaseException | None = None
+    kind = text = ""
     if rank.rank == 0:
         try:
-            decision = json.dumps(["", decide()])
+            text = decide()
         except BaseException as error:
-            problem = error
-            decision = json.dumps([type(error).__name__, str(error)])
+            problem, kind, text = error, type(error).__name__, str(error)
     try:
-        part, decision = meet(store, rank, timeout, decision)
+        part, decision = meet(store, rank, timeout, json.dumps([kind, text]))
         part.set(f"read{rank.rank}", "")
         if problem:  # The store may end with this process.
             _wait(

@@ -70,5 +70,4 @@ class WorkerArgs:
 class Outcome:
     """How a worker's training ended, if it did not fail."""
 
-    iterations: int  # How many were completed.
     stopped_by: int | None  # The signal that ended training early, if one did.

@@ -134,7 +134,7 @@ def train_worker(
             else:
                 stopped_by = runner.train(lambda _: None, stop.check, checkpointer.save)
             heartbeat.enter(Phase.CLOSE)
-    return Outcome(runner.current_learning_iteration, stopped_by)
+    return Outcome(stopped_by)
 
 
 def _import_libraries(args: WorkerArgs) -> None:
