@@ -1,17 +1,21 @@
 """The picture that the end of a run leaves."""
 
-import json
 import shutil
 from pathlib import Path
 
+import pytest
 from matplotlib import image
+
+from mjfleet.launch.planned_run import draw_curves
 
 from ..conftest import Run, only_run
 
 SHORT = ("--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8")
 
 
-def test_a_run_leaves_its_curves_and_does_well_without(run: Run, tmp_path: Path) -> None:
+def test_a_run_leaves_its_curves_and_does_well_without(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ten = run("train", "cartpole-balance", *SHORT, "--agent.max-iterations", "10")
     folder = only_run(tmp_path)
     assert (ten.returncode, ten.stderr) == (0, "")
@@ -22,9 +26,5 @@ def test_a_run_leaves_its_curves_and_does_well_without(run: Run, tmp_path: Path)
 
     shutil.rmtree(folder / "plots")
     (folder / "plots").touch()
-    more = ("--resume", "latest", "--agent.max-iterations", "11")
-    eleven = run("train", "cartpole-balance", *more)
-    assert eleven.returncode == 0
-    assert eleven.stderr.startswith("the run's curves were not drawn (`mjfleet plot`")
-    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
-    assert eleven.stdout.splitlines()[-1] == f"run directory: {shown}"
+    draw_curves(folder)
+    assert "the run's curves were not drawn (`mjfleet plot`" in caplog.text

@@ -85,9 +85,9 @@ class ForkedAgent:
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the agent and all workers, if they have been started."""
-        if self._process is not None:
+        if (process := self._process) is not None:  # Another thread may close it meanwhile.
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+                os.killpg(process.pid, number)
 
     def close(self) -> None:
         """Kill the agent and all workers; none is started afterwards. Any thread may call this."""
