@@ -116,6 +116,7 @@ def test_with_several_workers_too_and_leaves_room_for_the_launchers_lines(watch:
     assert sum(line.startswith("return ") for line in lines) == 1
 
 
+@pytest.mark.slow
 def test_plain_prints_a_line_for_each_iteration_and_quiet_none(
     watch: Watch, capsys: pytest.CaptureFixture[str]
 ) -> None:

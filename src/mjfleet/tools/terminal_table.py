@@ -2,12 +2,8 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from mjfleet.utils.console import printable
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 LONGEST = 200  # Characters of a cell.
 ONE_LINE = 400  # Columns of a table in a pipe.
@@ -18,19 +14,17 @@ def print_table(columns: Mapping[str, Sequence[str]], title: str = "") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else ONE_LINE)
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in columns:
-        table.add_column(_text(name), overflow="fold")
+    width = None if sys.stdout.isatty() else ONE_LINE
+    console = Console(width=width, markup=False, emoji=False, highlight=False)
+    table = Table(*map(_line, columns), box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
     for row in zip(*columns.values(), strict=True):
-        table.add_row(*map(_text, row))
+        table.add_row(*map(_line, row))
     if title:
-        console.print(_text(title, "bold"))
+        console.print(_line(title), style="bold")
     console.print(table)
 
 
-def _text(text: str, style: str = "") -> "Text":
-    """Return text of which nothing is markup, and that does not act on the terminal."""
-    from rich.text import Text
-
-    return Text(printable(text[:LONGEST]).replace("\n", " "), style)
+def _line(text: str) -> str:
+    return printable(text[:LONGEST]).replace("\n", " ")
