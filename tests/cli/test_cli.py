@@ -151,14 +151,12 @@ ERRORS = [
     (["--config", "my.yaml"], ["--config my.yaml: No such file"]),
     (["cartpole-balance", "--gpu-ids", "0"], ["--gpu-ids 0", "--gpu-ids None"]),
     (["cartpole-balance", "--gpu-ids"], ["--gpu-ids is []", "1 to 1024 GPU indices"]),
-    (["cartpole-balance", "--env.nun-envs", "3"], ["--env.nun-envs", "--env.num-envs"]),
     (["cartpole-balance", "--env.num-envs", "auto"], ["'auto'", "`mjfleet tune` measures"]),
     (
         ["cartpole-balance", "--total-envs", "64", "--env.num-envs", "32"],
         ["--total-envs and --env.num-envs"],
     ),
     (["cartpole-balance", "--cpu-threads", "9999"], ["--cpu-threads is 9999", "at most"]),
-    (["cartpole-balance", "--tasks-dir", "missing"], ["--tasks-dir names 'missing'"]),
     (["cartpole-balance", "--cpu-workers", "2", "--gpu-ids", "0", "1"], ["choose one of them"]),
     (["cartpole-balance", "--backend", "nccl", "--cpu-workers", "2"], ["connects GPUs only"]),
     (

@@ -58,9 +58,7 @@ def read_start(flags: Sequence[str]) -> LaunchConfig:
 class Sources:
     """The runs from which one starts."""
 
-    start: (
-        LaunchConfig  # With paths instead of words whose meaning the run in --run-dir has recorded.
-    )
+    start: LaunchConfig  # A word whose meaning the run in --run-dir has recorded is a path.
     here: Resume | None  # The run or group in --run-dir; None: a run begins there.
     named: Resume | None  # The run or group that continues, or the parent of a new run.
 
@@ -87,8 +85,8 @@ def find_sources(start: LaunchConfig, task: str | None) -> Sources:
             return Sources(start, here, here)
     if start.resume is None:
         return Sources(start, here, None)
-    name, place = f"--resume {start.resume}", (Path(start.log_root), None, task)
-    path = find_run(start.resume, name, *place, may_be_group=True)
+    name, log_root = f"--resume {start.resume}", Path(start.log_root)
+    path = find_run(start.resume, name, log_root, task=task, may_be_group=True)
     return Sources(start, here, read_run(path, name))
 
 
