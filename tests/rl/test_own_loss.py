@@ -24,7 +24,8 @@ from .test_own_classes import LEARNER, train
 from .test_ranks import weights
 
 Parts = dict[str, torch.Tensor]
-TASKS = ["cartpole-balance", pytest.param("go1-velocity-flat", marks=pytest.mark.slow)]
+SLOW = pytest.mark.slow
+TASKS = ["cartpole-balance", pytest.param("go1-velocity-flat", marks=SLOW)]
 documented = ModuleType("learner")
 exec(LEARNER, vars(documented))
 Auxiliary: type[PPO] = documented.Auxiliary
@@ -109,17 +110,30 @@ def test_it_is_captured_and_a_loss_that_does_not_say_so_is_called() -> None:
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
 
 
-def test_two_workers_learn_it_and_it_is_played(run: Run, tmp_path: Path) -> None:
-    task = shutil.copytree(BUNDLED["cartpole-balance"].folder, tmp_path / "tasks/pole")
-    config = task / "config.py"
-    config.write_text(config.read_text().replace("cartpole-", "pole-"))
-    (task / "learner.py").write_text(LEARNER)
-    own = ("--agent.algorithm.name", "learner:Auxiliary", "--cpu-workers", "2")
-    train(run, "pole-balance", 2, *own)
-    (run_dir,) = (tmp_path / "logs/pole-balance").iterdir()
-    assert all(float(row["loss/forecast"]) > 0 for row in rows(run_dir))
+@pytest.mark.parametrize(
+    ("robot", "task"),
+    [("cartpole", "cartpole-balance"), pytest.param("go1", "go1-velocity-flat", marks=SLOW)],
+)
+def test_two_workers_learn_it_resume_and_it_is_played(
+    robot: str, task: str, run: Run, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(BUNDLED[task].folder, tmp_path / f"tasks/{robot}")
+    (folder / "learner.py").write_text(LEARNER)
+    config, task = folder / "config.py", task.replace(robot, "own")
+    config.write_text(config.read_text().replace(f'"{robot}', '"own'))
+    own = ("--agent.algorithm.name", "learner:Auxiliary", "--cpu-workers", "2", "--run-dir")
+    train(run, task, 2, *own, "whole")
+    for iterations in (1, 2):
+        train(run, task, iterations, *own, "parts")
+    assert all(float(row["loss/forecast"]) > 0 for row in rows(tmp_path / "parts"))
+    whole, parts = (
+        torch.load(tmp_path / name / "checkpoints/model_2.pt", weights_only=True)
+        for name in ("whole", "parts")
+    )
+    for part in ("actor_state_dict", "critic_state_dict", "extra_state_dict"):
+        assert all(torch.equal(whole[part][key], value) for key, value in parts[part].items())
     few = ("--env.num-envs", "2", "--episodes", "2")
-    assert run("play", "pole-balance", "--resume", "latest", *few).returncode == 0
+    assert run("play", task, "--resume", "parts", *few).returncode == 0
 
 
 def total(change: Callable[[torch.Tensor], Any]) -> Any:
@@ -138,6 +152,12 @@ def named(name: str, value: Any) -> Any:
     return loss
 
 
+def ends_elsewhere(self: Any, minibatch: Minibatch) -> Any:
+    found = PPO.loss(self, minibatch)
+    self.actor.distribution.update(self.actor.mlp(minibatch.actor_inputs[:3]))
+    return found
+
+
 @pytest.mark.parametrize(
     ("members", "words"),
     [
@@ -146,7 +166,9 @@ def named(name: str, value: Any) -> Any:
         ({"loss": total(lambda value: value.expand(2))}, "shape .2,., and has to be a scalar"),
         ({"loss": lambda self, batch: {"value": 1.0}}, "return total, parts"),
         ({"loss": lambda self, batch: PPO.loss(self, batch)[0]}, "return total, parts"),
+        ({"loss": named("a/b", torch.ones(()))}, "'a/b' is no name"),
         ({"loss": named("mine", 1.0)}, "mine is 1.0, and has to be a scalar tensor"),
+        ({"loss": ends_elsewhere}, "distribution at other samples"),
         ({"modules": lambda self: {"actor": nn.Linear(1, 1)}}, "'actor' is no name .* or taken"),
         ({"modules": lambda self: {"keys": nn.Linear(1, 1)}}, "'keys' is no name .* or taken"),
         ({"modules": lambda self: [nn.Linear(1, 1)]}, "return a dictionary of networks"),

@@ -1,5 +1,6 @@
 """Tries the loss of a subclass of PPO before it is learned from. Runs in a worker."""
 
+import re
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
 from mjfleet.rl.minibatches import Minibatch
 from mjfleet.rl.ppo import PPO
+
+NAME = re.compile(r"[A-Za-z0-9_]+")
 
 
 def check(alg: PPO, observations: TensorDict) -> None:
@@ -52,12 +55,21 @@ def _check_loss(alg: PPO, minibatch: Minibatch) -> tuple[str, ...]:
             raise UserError(f"{where}: {name} is {_kind(value)}, and has to be a scalar tensor.")
         if not value.isfinite():
             raise UserError(f"{where}: {name} is {value.item()} at first.")
+    for name in parts:
+        if not NAME.fullmatch(name):
+            raise UserError(f"{where}: {name!r} is no name of a part: take letters, digits and _.")
     learned = alg.gradient.parameters
     gradients = (None,)
     if total.requires_grad:
         gradients = torch.autograd.grad(total, learned, allow_unused=True)
     if all(gradient is None for gradient in gradients):
         raise UserError(f"{where}: the total has no gradient by any parameter of the networks.")
+    now = alg.actor.output_distribution_params
+    if [p.shape for p in now] != [p.shape for p in minibatch.distribution]:
+        raise UserError(
+            f"{where} ends with the actor's distribution at other samples than the minibatch's: "
+            "call `super().loss(minibatch)` last, or update the distribution again."
+        )
     with torch.no_grad():  # Autograd's nodes would stay alive in it.
         alg.actor.distribution.update(alg.actor.mlp(minibatch.actor_inputs[:1]))
     return tuple(parts)
