@@ -262,7 +262,8 @@ def _divide_envs(config: TrainConfig, world_size: int) -> TrainConfig:
         return config
     if total % world_size:
         raise UserError(
-            f"--total-envs is {total}; it must be a multiple of {world_size}, one part per worker."
+            f"--total-envs is {total}; it must be a multiple of {world_size}, one part per worker, "
+            f"such as {total + -total % world_size}."
         )
     return config.with_num_envs(total // world_size)
 

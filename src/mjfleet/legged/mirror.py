@@ -1,6 +1,7 @@
 """A robot's mirror image: left and right change places. Which joints do follows from the model."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,22 @@ Map = tuple[list[int], list[float]]
 
 Image = Map | Callable[[Any], Map]
 """A map, or what returns it for an environment whose model it depends on."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Numbers of an observation, and what they are."""
+
+    name: str
+    read: Callable[[], torch.Tensor]
+    """Returns their current values, `(num_envs, size)`."""
+    image: Image
+    """Their values in the robot's mirror image."""
+    noise: float = 0.0
+    """Largest noise on what the policy observes, of either sign."""
+    unit: str = "1"
+    meaning: str = ""
+
 
 SAME: Map = [0], [1.0]
 VECTOR: Map = [0, 1, 2], [1.0, -1.0, 1.0]

@@ -7,9 +7,10 @@ from mjfleet.env import Levels
 from mjfleet.errors import UserError
 from mjfleet.legged import mirror
 from mjfleet.legged.config import RoughVelocityConfig, VelocityConfig
+from mjfleet.legged.mirror import Part
 from mjfleet.legged.scene import make_robot
 from mjfleet.legged.terrain import Terrain, heights_at, make_terrain
-from mjfleet.legged.velocity_env import Part, VelocityEnv
+from mjfleet.legged.velocity_env import VelocityEnv
 
 ROWS, COLUMNS = 11, 7
 """Points at which the value network sees the ground's height: 1 m x 0.6 m, every 0.1 m."""

@@ -3,6 +3,8 @@
 Runs where a model is compiled.
 """
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +203,19 @@ def _set_view(spec: mujoco.MjSpec, is_rough: bool) -> None:
             name=SUN, type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, dir=(-0.5, 0.6, -0.6),
             diffuse=(0.45, 0.44, 0.42), specular=(0.1, 0.1, 0.1), castshadow=False,
         )  # fmt: skip
+
+
+def joint_factors(env_class: Any, attribute: str, model: mujoco.MjModel) -> list[float]:
+    """Return a factor of each joint: that of the last pattern that it matches, or 1."""
+    joints = [model.joint(i).name for i in range(1, model.njnt)]
+    values = [1.0] * len(joints)
+    for pattern, factor in getattr(env_class, attribute).items():
+        found = [i for i, joint in enumerate(joints) if re.search(pattern, joint)]
+        if not found or not math.isfinite(factor):
+            raise UserError(
+                f"{env_class.__name__}.{attribute} has {pattern!r}: {factor!r}; write a pattern "
+                f"that matches joints, and a number. The joints are {', '.join(joints)}."
+            )
+        for i in found:
+            values[i] = float(factor)
+    return values

@@ -6,9 +6,7 @@ and MuJoCo Playground (github.com/google-deepmind/mujoco_playground). Each says 
 """
 
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import mujoco
@@ -18,27 +16,13 @@ from mjfleet.env import Delay, Env, History, Timer
 from mjfleet.errors import UserError
 from mjfleet.legged import mirror
 from mjfleet.legged.config import RoughVelocityConfig, VelocityConfig
-from mjfleet.legged.scene import make_robot
+from mjfleet.legged.mirror import Part
+from mjfleet.legged.scene import joint_factors, make_robot
 from mjfleet.legged.variation import vary_robots
 
 GRAVITY = 9.81
 LARGEST_SPEED = 100.0
 """Speed beyond which a simulation diverges, m/s or rad/s; motors reach a third of it."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Numbers of an observation, and what they are."""
-
-    name: str
-    read: Callable[[], torch.Tensor]
-    """Returns their current values, `(num_envs, size)`."""
-    image: mirror.Image
-    """Their values in the robot's mirror image."""
-    noise: float = 0.0
-    """Largest noise on what the policy observes, of either sign."""
-    unit: str = "1"
-    meaning: str = ""
 
 
 class VelocityEnv(Env[VelocityConfig]):
@@ -85,7 +69,7 @@ class VelocityEnv(Env[VelocityConfig]):
         self.contacts = sim.sensor("robot_contact")
         self.masses = vary_robots(self, self.base, self.feet)
         names = "action_factors", "pose_factors"
-        self.factors = {name: self.of_joints(name) for name in names}
+        self.factors = {name: joint_factors(type(self), name, model) for name in names}
         actions, pose = (torch.tensor(self.factors[name], device=self.device) for name in names)
         self.action_scale, self.pose_weight = cfg.action_scale * actions, pose
         self.command = self.add_state("command", 3, reset="keep")
@@ -139,10 +123,7 @@ class VelocityEnv(Env[VelocityConfig]):
         self.air_time.masked_fill_(touching, 0.0)
 
     def renew_commands(self, mask: torch.Tensor) -> None:
-        """Draw new commands where an episode begins, or where it is time for one; steer the others.
-
-        Called in every step. Isaac Lab computes the yaw rate from the heading's error, too.
-        """
+        """Draw new commands where an episode begins, or where it is time. Called in each step."""
         if self.command_override:
             return
         cfg, where = self.cfg.command, mask | self.next_command.due
@@ -157,8 +138,13 @@ class VelocityEnv(Env[VelocityConfig]):
         heading = self.uniform(1, -math.pi, math.pi).squeeze(1)
         self.heading[:] = torch.where(where, heading, self.heading)
         self.command[:] = torch.where(where.unsqueeze(1), drawn, self.command)
+
+    def steer(self) -> None:
+        """Turn towards commanded headings, at a rate from the error, as in Isaac Lab."""
+        if self.command_override:
+            return
         error = torch.remainder(self.heading - self.yaw() + math.pi, 2 * math.pi) - math.pi
-        rate = (0.5 * error).clamp(*cfg.yaw).to(self.command)
+        rate = (0.5 * error).clamp(*self.cfg.command.yaw).to(self.command)
         self.command[:, 2] = torch.where(self.has_heading, rate, self.command[:, 2])
 
     def yaw(self) -> torch.Tensor:
@@ -227,6 +213,7 @@ class VelocityEnv(Env[VelocityConfig]):
 
     def observe(self) -> dict[str, torch.Tensor]:
         """Return what the robot's sensors measure; the value network observes more."""
+        self.steer()
         frame = torch.cat([part.read() for part in self.frame], dim=1).float()
         noisy = frame + self.noise * self.uniform(frame.shape[1], -1.0, 1.0)
         truth = [part.read() for part in self.truth]
@@ -324,23 +311,6 @@ class VelocityEnv(Env[VelocityConfig]):
             "targets": "default_pose + action_scale * actions, in rad, without delay or limits; PD "
             "controllers with kp and kv follow them",
         }
-
-    def of_joints(self, attribute: str) -> list[float]:
-        """Return the factor of each joint, 1 or that of the last pattern that it matches, of the
-        mapping `attribute`."""
-        joints = [self.sim.model.joint(i).name for i in range(1, self.sim.model.njnt)]
-        values = [1.0] * len(joints)
-        for pattern, factor in getattr(self, attribute).items():
-            found = [i for i, joint in enumerate(joints) if re.search(pattern, joint)]
-            if not found or not math.isfinite(factor):
-                raise UserError(
-                    f"{type(self).__name__}.{attribute} has {pattern!r}: {factor!r}; it must be a "
-                    f"regular expression that matches joints, and a number. The joints are "
-                    f"{', '.join(joints)}."
-                )
-            for i in found:
-                values[i] = float(factor)
-        return values
 
     def of_feet(self, name: str, size: int) -> torch.Tensor:
         """Return a view of the values of all feet's sensors, `(num_envs, feet, size)`."""
