@@ -112,11 +112,7 @@ class Registry:
     broken: dict[Path, str] = field(default_factory=dict)
 
     def find(self, name: str) -> FoundTask:
-        """Return the task with a name.
-
-        Raises:
-            UserError: it does not exist. The message suggests similar names, or lists all.
-        """
+        """Return the task with a name; a UserError suggests similar names, or lists all."""
         if name in self.tasks:
             return self.tasks[name]
         near = [task for task in self.tasks if name and name in task][:MOST_LISTED]
@@ -153,11 +149,7 @@ class Registry:
 
 
 def discover(environ: Mapping[str, str], tasks_dir: str | None = None) -> Registry:
-    """Read the config.py of every task folder, in the order of the search.
-
-    Args:
-        environ: environment variables. MJFLEET_TASKS lists folders as PATH does.
-        tasks_dir: the value of --tasks-dir, searched first.
+    """Read every task folder's config.py: of --tasks-dir, MJFLEET_TASKS, ./tasks, packages, ours.
 
     Raises:
         UserError: a requested folder does not exist, or two tasks have the same name.
@@ -177,10 +169,7 @@ def find_task(name: str, folder: Path) -> FoundTask:
 
 
 def _last_own_line(error: BaseException, folder: Path) -> str:
-    """Return an exception with the last line of a folder's own code that led to it.
-
-    A syntax error names its line itself. A module of the folder must be imported with a dot.
-    """
+    """Return an exception with the last line of a folder's own code that led to it."""
     hint = ""
     if isinstance(error, ModuleNotFoundError) and error.name:
         module = error.name.partition(".")[0]
@@ -224,10 +213,7 @@ def bundled_tasks() -> Path:
 
 
 def _import_package(folder: Path) -> str:
-    """Make `folder` importable as a package without changing sys.path; return its name.
-
-    The name depends on the whole path, so that folders with the same name do not collide.
-    """
+    """Make `folder` importable as a package; return its name, which depends on the whole path."""
     folder = folder.resolve()
     stem = "".join(c if c.isalnum() else "_" for c in folder.name)
     name = f"mjfleet_task_{stem}_{zlib.crc32(os.fsencode(folder)):08x}"

@@ -60,7 +60,6 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
 
 
 def _print_versions() -> int:
-    """Print the versions of mjfleet and of what it stands on, and this machine's devices."""
     for name, version in stack_versions().items():
         print(name, version)
     print("CPU", cpu_name())

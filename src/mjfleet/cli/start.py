@@ -113,11 +113,7 @@ def start_from(
 
 
 def find_code(registry: Registry, task: str, sources: Sources) -> FoundTask:
-    """Return a task as it is now, or the copy of its code that a run keeps.
-
-    That is used if the user has asked for it, if the task is nowhere else, and if something has
-    started a run again that this installation has begun.
-    """
+    """Return a task, or its run's copy: asked for, nowhere else, or a restart of an own run."""
     named, as_trained = sources.named, sources.start.as_trained
     if not (named and named.run_dir and named.task == task) or is_group(named.path):
         return registry.find(task)
@@ -138,11 +134,7 @@ def is_restart(environ: Mapping[str, str]) -> bool:
 
 
 def _run_in(run_dir: Path, dry_run: bool) -> Resume | None:
-    """Return the run or the group in a directory; None if a run can begin there.
-
-    The run is locked before it is read, unless this is a dry run. The configuration of one that has
-    learned nothing does not count.
-    """
+    """Return the run, which is locked, or the group in a directory; None if one can begin there."""
     flag = f"--run-dir {run_dir}"
     if is_group(run_dir):
         return read_run(run_dir, flag)

@@ -1,7 +1,4 @@
-"""The command `train`, also `mjfleet train` and `python -m mjfleet.cli.train`.
-
-Runs in the launcher, and in each worker that torchrun, srun or mpirun has started.
-"""
+"""The command `train`, also `mjfleet train` and `python -m mjfleet.cli.train`."""
 
 import os
 import sys
@@ -144,11 +141,7 @@ def _split_task(arguments: Sequence[str]) -> tuple[str | None, Sequence[str]]:
 def settle(found: FoundTask, config: TrainConfig, is_given: Callable[[str], bool]) -> TrainConfig:
     """Return a configuration with what follows from its values, and from those that were given.
 
-    Args:
-        found: the task.
-        config: the configuration.
-        is_given: whether the user has given a field now, by its dotted name; the others come from
-            the task or a file.
+    `is_given` says whether the user has given a field now, by its dotted name.
 
     Raises:
         UserError: two fields were given that say the same.
@@ -192,7 +185,6 @@ def _print_help(task: str | None, flags: Sequence[str]) -> None:
 
 
 def _tasks(registry: Registry) -> str:
-    """Return the list of tasks that `train --help` begins with."""
     width = max(map(len, registry.tasks), default=0)
     tasks = [f"  {name:<{width}}  {found.task.summary}" for name, found in registry.tasks.items()]
     tasks += [indent(text, "  ") for text in registry.broken.values()]

@@ -248,7 +248,6 @@ class AgentConfig(Checked, flags="agent."):
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether a network has a memory."""
         return "RNNModel" in (self.actor.class_name, self.critic.class_name)
 
     @property
@@ -268,7 +267,6 @@ class AgentConfig(Checked, flags="agent."):
 
     @property
     def distils(self) -> bool:
-        """Whether the policy imitates a teacher."""
         return self.algorithm.name == "distillation"
 
     def _unknown_elsewhere(self) -> str | None:

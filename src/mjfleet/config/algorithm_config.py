@@ -134,7 +134,6 @@ class PPOConfig(Checked, flags="agent.algorithm."):
 
     @property
     def ties_weights(self) -> bool:
-        """Whether the networks are equivariant."""
         return self.symmetry_cfg is not None and self.symmetry_cfg.use_equivariant_networks
 
     @property
@@ -145,5 +144,4 @@ class PPOConfig(Checked, flags="agent.algorithm."):
 
     @property
     def learns_values(self) -> bool:
-        """Whether a critic learns to predict returns."""
         return self.name != "grpo"

@@ -120,7 +120,6 @@ def _convert(hint: Any, value: Any, default: Any, path: str) -> Any:
 
 
 def _fits(hint: Any, value: Any, default: Any, path: str) -> Iterator[Any]:
-    """Yield `value` as the type `hint`; nothing if it is of another one."""
     origin, args = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, UnionType):
         # The name of an enumeration's member would also fit where text is allowed.
@@ -174,7 +173,7 @@ def _fitting_leaf(hint: Any, value: Any) -> Iterator[Any]:
 
 
 def _convert_key(hint: Any, key: Any, path: str) -> Any:
-    """Return a key of a mapping. JSON has made text of a number."""
+    """Return a mapping's key, of which JSON may have made text."""
     with suppress(ValueError):
         if isinstance(key, str) and hint in (int, float):
             key = hint(key)
@@ -182,7 +181,6 @@ def _convert_key(hint: Any, key: Any, path: str) -> Any:
 
 
 def _is_fixed(origin: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether a type is of tuples of one length."""
     return origin is tuple and bool(args) and args[-1] is not Ellipsis
 
 

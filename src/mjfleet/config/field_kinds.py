@@ -1,8 +1,6 @@
-"""The fields of a configuration: their names, types, and what each is.
+"""The fields of a configuration, and the kind of each: a marker in its `Annotated`.
 
-A field's kind is a marker in its `Annotated`, where it is declared. A field without one decides
-what is learned, as a task's own fields do: any file may set it, and a run that is resumed with
-another value becomes one of its own.
+A field without one decides what is learned: any file may set it, and a fork alone may change it.
 """
 
 from collections.abc import Iterator
@@ -37,7 +35,6 @@ class Leaf:
 
     @property
     def kind(self) -> Kind | None:
-        """The marker of the field."""
         markers = getattr(self.hint, "__metadata__", ())
         return next((one for one in markers if isinstance(one, Kind)), None)
 

@@ -10,12 +10,7 @@ def rank_seed(seed: int, rank: int) -> int:
 
 
 def seeds_apart(first: int, number: int, workers: int) -> range:
-    """Return the seeds of that many runs, so far apart that their workers share no seed.
-
-    Examples:
-        >>> list(seeds_apart(1, 3, workers=2))
-        [1, 3, 5]
-    """
+    """Return the seeds of that many runs, so far apart that their workers share no seed."""
     return range(first, first + number * workers, workers)
 
 

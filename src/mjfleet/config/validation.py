@@ -91,8 +91,7 @@ class Checked:
     """A dataclass whose fields are flags, each with the rules in its annotation.
 
     `class EnvConfig(Checked, flags="env.")` names the prefix of the flags. Rules also hold where a
-    subclass declares the field again. NaN is rejected, and so is a nested configuration of the
-    wrong class.
+    subclass declares the field again.
 
     Raises:
         UserError: a value breaks a rule.

@@ -1,8 +1,4 @@
-"""The host agent: the process on each host of a run that starts its workers and reports on them.
-
-The launcher is at the other end of its standard input and output. When the launcher is gone, the
-host agent ends, with all that it has started.
-"""
+"""The process on each host that starts its workers, and ends with them if the launcher is gone."""
 
 import os
 import queue
@@ -48,8 +44,7 @@ STATUS_SECONDS = 1.0  # How often the status of the workers is sent.
 class HostAgent:
     """Does what the launcher asks for, one thing after another; what cannot wait, at once.
 
-    The folder is for files of this run: heartbeats, and what is sent to the launcher. For the rest
-    see `HostChannel`.
+    The folder is for files of this run: heartbeats, and what is sent to the launcher.
     """
 
     def __init__(self, reader: int, writer: int, folder: Path, patience: float | None) -> None:
@@ -114,8 +109,7 @@ class HostAgent:
     def _run(self, args: WorkerArgs) -> None:
         """Run this host's workers to their end, and report how they have ended.
 
-        Relative paths are those of files that only the launcher's host keeps: they are made in the
-        folder, and sent.
+        Files with relative paths are made in the folder, and sent to the launcher's host.
         """
         _import_for_workers(args.engine, args.threads)
         from mjfleet.launch.worker_processes import WorkerProcesses
@@ -156,7 +150,7 @@ class GrowingFiles:
         self._sent = {path: 0 for path in map(Path, paths) if folder in path.parents}
 
     def send_new(self) -> bool:
-        """Send what is new in each file, a piece at most; return whether there was anything."""
+        """Send at most a piece of each file; return whether anything was new."""
         found = False
         for path, sent in self._sent.items():
             if path.exists() and not self._channel.is_full:
@@ -177,10 +171,7 @@ class GrowingFiles:
 
 
 def _network(address: str) -> dict[str, str]:
-    """Return the variables by which gloo and NCCL use the interface of an address.
-
-    What the user has set wins.
-    """
+    """Return the variables by which gloo and NCCL use an address's interface; the user's win."""
     found = [
         interface
         for interface, known in psutil.net_if_addrs().items()
@@ -201,11 +192,7 @@ def _import_for_workers(engine: str, threads: int) -> None:
 
 
 def main(is_over_ssh: bool = False) -> NoReturn:
-    """Serve the launcher, which is at the other end of standard input and output.
-
-    Over ssh a launcher that is silent for LOST_SECONDS counts as gone; on this host it may be
-    suspended for as long as the user likes.
-    """
+    """Serve the launcher at standard input and output; over ssh its silence means it is gone."""
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # For processes that this one starts.
     # Only the launcher decides when the run ends. Workers inherit what is ignored, and handle the
     # first two themselves: in this process a handler does nothing.

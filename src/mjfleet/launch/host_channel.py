@@ -1,8 +1,4 @@
-"""The channel between the launcher and a host agent: messages both ways, over two pipes.
-
-Over ssh each side sends at least a heartbeat every second: a cut cable does not close a connection.
-A message is a line of JSON. AskFacts, HostFacts, WorkerArgs, Failure and Outcome are messages too.
-"""
+"""The channel between launcher and host agent: lines of JSON, over two pipes, and heartbeats."""
 
 import base64
 import json
@@ -32,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Meet:
-    """Asks the first host to listen where workers will meet, another one to connect to its port."""
+    """Asks the first host to listen where workers will meet, another one to connect there."""
 
     address: str
     port: int | None = None
@@ -102,8 +98,7 @@ class HostChannel:
         reader: the file descriptor to read from. The channel closes both in the end.
         writer: the one to write to.
         receive: called with each message, in a thread; with None once the peer has disconnected.
-        patience: seconds of silence after which the peer counts as gone; None: only a closed pipe
-            does, because the peer runs on this host.
+        patience: seconds of silence after which the peer counts as gone; None: any number.
     """
 
     def __init__(
@@ -128,15 +123,10 @@ class HostChannel:
         return self._queue.qsize() > FULL and not self.is_disconnected
 
     def send(self, message: Message) -> None:
-        """Queue a message. It is dropped if the peer has disconnected."""
         self._queue.put([encode(message)])
 
     def send_file(self, name: str, file: BinaryIO) -> None:
-        """Queue a whole file, which is closed afterwards.
-
-        Each piece is read once the one before has been sent: a checkpoint is larger than what
-        should wait in memory for each host.
-        """
+        """Queue a whole file, of which one piece at a time is in memory, and close it."""
 
         def pieces() -> Iterator[bytes]:
             with file:

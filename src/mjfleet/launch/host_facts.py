@@ -1,4 +1,4 @@
-"""What a host has: versions, code, GPUs, cores. Asked by the host agent and by the launcher."""
+"""What a host has: versions, code, GPUs, cores."""
 
 import os
 import platform

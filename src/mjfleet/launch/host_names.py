@@ -18,10 +18,7 @@ def temporary_name(pid: int) -> str:
 
 
 def choose_hosts(config: LaunchConfig, environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the run's hosts, the first one with rank 0.
-
-    Returns:
-        `[LOCALHOST]` where this host is the only one.
+    """Return the names of the run's hosts, rank 0's first; `[LOCALHOST]` if this is the only one.
 
     Raises:
         UserError: SLURM does not say, this host has two of the names, or something else has

@@ -1,8 +1,6 @@
 """Starts a host agent on each host of a run and holds the channel to it. Runs in the launcher.
 
-A host agent here is a child process with two pipes. Elsewhere OpenSSH's own client starts it, with
-the user's configuration and known hosts. Environment variables travel inside the connection, not
-in a command line that others on that host could read.
+Environment variables travel inside the connection: others could read a command line.
 """
 
 import json
@@ -44,10 +42,7 @@ _BOOT = (
 
 
 class HostConnection(HostChannel):
-    """A host of the run, and the channel to the host agent on it.
-
-    `inbox` receives each message with this connection, and None after the last one.
-    """
+    """A host of the run, and the channel to its host agent; `inbox` gets messages, then None."""
 
     def __init__(self, name: str, config: LaunchConfig, inbox: "Inbox") -> None:
         self.name = name
@@ -79,7 +74,6 @@ class HostConnection(HostChannel):
         return self.name
 
     def why_lost(self) -> str:
-        """Return why the host agent has disconnected."""
         if self.error:
             return f"its messages cannot be read ({self.error!r})"
         if self.is_silent:
@@ -94,7 +88,6 @@ class HostConnection(HostChannel):
         return f"its host agent has ended ({self._process.how_it_ended()}): {last}".rstrip(": ")
 
     def end(self, deadline: float) -> None:
-        """Wait until it has ended; at the deadline, end the process here, which ends the rest."""
         if not self.is_silent:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         self._process.end()
@@ -148,7 +141,7 @@ class HostConnections:
             host.send(message)
 
     def receive(self, seconds: float) -> tuple[HostConnection, Message | None] | None:
-        """Return the next message and its sender; None instead of a message is a sender's last."""
+        """Return the next sender and message; the last of each is None."""
         try:
             return self._inbox.get(timeout=max(0.0, seconds))
         except queue.Empty:

@@ -1,7 +1,4 @@
-"""The launch plan: which worker runs where, with what. Pure functions; --dry-run prints the plan.
-
-Run in the launcher, and for commands that need one worker.
-"""
+"""The launch plan, which --dry-run prints: which worker runs where, with what. Pure functions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -56,12 +53,10 @@ class LaunchPlan:
 
     @property
     def steps_per_iteration(self) -> int:
-        """Environment steps of all workers in one iteration."""
         return self.world_size * self.config.env.num_envs * self.config.agent.num_steps_per_env
 
     @property
     def device(self) -> str:
-        """torch's name of the first worker's device."""
         return self.hosts[0].names[0]
 
     @property
@@ -70,10 +65,7 @@ class LaunchPlan:
         return self.hosts[0].threads
 
     def worker_args(self, node: int = 0) -> WorkerArgs:
-        """Return what the workers of a host need to know.
-
-        Paths are absolute: a task's code may change the working directory.
-        """
+        """Return what a host's workers need; paths are absolute, since tasks may change folder."""
         return WorkerArgs(
             task=self.task,
             task_folder=str(self.task_folder),
@@ -174,7 +166,6 @@ def name_files(plan: LaunchPlan, environ: Mapping[str, str], when: datetime) -> 
 
 
 def log_name(host: str, local_rank: int = 0) -> str:
-    """Return the name of a worker's log file."""
     return f"{host}[{local_rank}].log"
 
 
@@ -222,7 +213,6 @@ def describe(plan: LaunchPlan) -> str:
 def _refuse_contradictions(
     config: TrainConfig, hosts: Sequence[Devices], outer: Rank | None
 ) -> None:
-    """Raise an error for flags that do not fit the hosts, or who has started the workers."""
     first, *_ = hosts
     without = [devices.host for devices in hosts if not devices.indices]
     if first.indices and without:

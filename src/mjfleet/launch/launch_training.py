@@ -1,8 +1,4 @@
-"""`launch_training`: from a configuration to a run that has ended. Runs in the launcher.
-
-One worker that is not to be started again trains in this process, as do workers that torchrun or
-srun has started. All others are started by a host agent on each host.
-"""
+"""Trains from a configuration until the run has ended. Runs in the launcher."""
 
 import math
 import os
@@ -44,8 +40,7 @@ def launch_training(
 ) -> int:
     """Train until the run has ended for good; return the exit code.
 
-    With `dry_run` the plan is printed and nothing is run. `resume` is the run that continues, if
-    one does; the command's arguments are for the run's record.
+    `resume` is the run that continues, if one does; the arguments are for the run's record.
 
     Raises:
         UserError: the configuration asks for what cannot be had.
@@ -72,10 +67,7 @@ def launch_training(
 
 
 def _where_it_was(task: str, run_dir: Path) -> Resume:
-    """Return where a run continues after a fault, locked.
-
-    That is its newest checkpoint, or the last attempt's if that attempt did no iteration.
-    """
+    """Lock a run and return where it continues after a fault."""
     lock = lock_run(run_dir)
     path = undone_checkpoint(run_dir) or run_dir
     resume = Resume(path=path, task=task, run_dir=run_dir, lock=lock, is_restart=True)
@@ -85,10 +77,7 @@ def _where_it_was(task: str, run_dir: Path) -> Resume:
 def _attempt(
     found: FoundTask, config: TrainConfig, resume: Resume | None, arguments: Sequence[str]
 ) -> tuple[int, LaunchPlan | None]:
-    """Plan, create the run directory and train; return the exit code.
-
-    The plan is returned too, if this process has made the run directory or opened it again.
-    """
+    """Train once; return the exit code, and the plan if this process opened the run directory."""
     with ExitStack() as stack:
         with StopRequest().installed():
             connections = None
@@ -122,27 +111,18 @@ def _attempt(
             run_dir = None
             if is_first:
                 plan, run_dir = _create_run_dir(plan, found, arguments, resume)
-                _announce(plan, config.init_from)
+                for line in (f"run directory: {plan.run_dir}", *plan.notes):
+                    print_line(line)
+                if plan.checkpoint:
+                    is_init = plan.checkpoint.name == INIT
+                    how = "beginning with networks of" if is_init else "continuing from"
+                    print_line(f"{how} {(is_init and config.init_from) or plan.checkpoint}")
         code = run_plan(plan, run_dir, connections)
         return code, plan if run_dir else None
 
 
-def _announce(plan: LaunchPlan, init_from: str | None) -> None:
-    """Tell the user which run begins or continues."""
-    for line in (f"run directory: {plan.run_dir}", *plan.notes):
-        print_line(line)
-    if plan.checkpoint:
-        is_init = plan.checkpoint.name == INIT
-        how = "beginning with networks of" if is_init else "continuing from"
-        print_line(f"{how} {(is_init and init_from) or plan.checkpoint}")
-
-
 def plan_here(found: FoundTask, config: TrainConfig) -> LaunchPlan:
-    """Return the plan of a new run on this host.
-
-    Raises:
-        UserError: the configuration asks for what cannot be had.
-    """
+    """Return the plan of a new run on this host; raise UserError where it cannot be had."""
     with StopRequest().installed():
         plan = plan_size(found, config, [choose_devices(config, os.environ)], os.environ)
     return name_files(plan, os.environ, datetime.now())
@@ -167,11 +147,6 @@ def plan_size(
             f"--agent.algorithm.group-size is {size}; it must divide the {num_envs} environments "
             "of each worker."
         )
-    return _with_iterations(plan, resume)
-
-
-def _with_iterations(plan: LaunchPlan, resume: Resume | None) -> LaunchPlan:
-    """Replace --agent.max-iterations by the iterations that --total-steps needs, if it is given."""
     total, each = plan.config.total_steps, plan.steps_per_iteration
     if total is None:
         return plan
@@ -189,10 +164,7 @@ def _with_iterations(plan: LaunchPlan, resume: Resume | None) -> LaunchPlan:
 def _create_run_dir(
     plan: LaunchPlan, found: FoundTask, arguments: Sequence[str], resume: Resume | None
 ) -> tuple[LaunchPlan, RunDirectory]:
-    """Create or reopen the run directory.
-
-    A new one is named by the next second if another run has taken the same name.
-    """
+    """Create or reopen the run directory; a name that is taken becomes that of a later second."""
     when = datetime.now()
     while True:
         attempt = Attempt(

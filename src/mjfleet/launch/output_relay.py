@@ -18,9 +18,8 @@ logger = logging.getLogger(__name__)
 class OutputRelay:
     """Copies rank 0's output to this process's own, byte by byte, and into its log file.
 
-    The worker opens one channel for standard output and one for standard error. A channel is a
-    pseudo-terminal if this process writes to a terminal, so that the worker draws as it would
-    there, otherwise a pipe. What a worker wrote before it was killed still comes out of it.
+    Standard output and standard error have a channel each: a pseudo-terminal if this process writes
+    to a terminal, otherwise a pipe.
     """
 
     def __init__(self, log_file: Path | None) -> None:
@@ -50,10 +49,7 @@ class OutputRelay:
         return out, error
 
     def pass_on(self, stream: int, data: bytes) -> None:
-        """Write output of rank 0 to the log file and to this process's own output.
-
-        What cannot be written to is left out from then on: otherwise rank 0 would wait for ever.
-        """
+        """Write output of rank 0 to both; a failure is a warning, since rank 0 must not wait."""
         if self._log:
             try:
                 self._log.write(data)
@@ -94,7 +90,6 @@ def _channel(stream: int) -> tuple[int, int]:
 
 
 def _pass_on_size(stream: int, writer: int) -> None:
-    """Give a worker's pseudo-terminal the size of this process's terminal, if there is one."""
     with suppress(OSError):  # A pipe, or a terminal that has gone away.
         size = fcntl.ioctl(stream, termios.TIOCGWINSZ, bytes(8))
         fcntl.ioctl(writer, termios.TIOCSWINSZ, size)

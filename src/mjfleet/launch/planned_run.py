@@ -34,8 +34,7 @@ def run_plan(
 ) -> int:
     """Train by the plan, record how that ends, and return the exit code.
 
-    There is no run directory on ranks other than 0 that something else has started. The connections
-    lead to the host agents; None: this process is the worker.
+    Without a run directory this is no rank 0; without connections, this process is the worker.
 
     Raises:
         UserError: a worker found a mistake of the user's; the run directory is as it was before.
@@ -69,10 +68,7 @@ def run_plan(
 def _finish(
     plan: LaunchPlan, run_dir: RunDirectory | None, stop: StopRequest, end: Outcome | Failure
 ) -> int:
-    """Record on rank 0, and print, how the attempt ended; return the exit code.
-
-    After a mistake of the user's the run directory is left as it was before.
-    """
+    """Record on rank 0, and print, how the attempt ended; return the exit code."""
     if isinstance(end, Failure):
         if end.mistake:
             if run_dir is None:

@@ -1,7 +1,4 @@
-"""Checks that the hosts of a run fit together and reach each other, before anything starts.
-
-Runs in the launcher.
-"""
+"""Checks that the hosts of a run fit together and reach each other. Runs in the launcher."""
 
 import ipaddress
 import socket
@@ -40,8 +37,7 @@ def reach_hosts(
 ) -> Iterator[tuple[HostConnections, list[Devices]]]:
     """Connect to all hosts for the length of the block; yield what of them the run uses, too.
 
-    When a run starts again, hosts that cannot be reached and are needed have AWAY_SECONDS to come
-    back: a host that boots takes minutes.
+    When a run starts again, hosts that it needs have AWAY_SECONDS to come back, as after a boot.
 
     Raises:
         UserError: see `preflight`.
@@ -169,10 +165,7 @@ def _refuse(
 
 
 def _token(config: LaunchConfig) -> IO[bytes]:
-    """Make a file for a moment, at the log root or where that would be made.
-
-    A host that sees the file shares the folder.
-    """
+    """Make a file, for a moment, that only a host sees that shares the log root's folder."""
     root = Path(config.log_root).absolute()
     folder = next(path for path in (root, *root.parents) if path.is_dir())
     try:
@@ -182,7 +175,6 @@ def _token(config: LaunchConfig) -> IO[bytes]:
 
 
 def _differences(seen: HostFacts, here: HostFacts, found: FoundTask) -> Iterator[str]:
-    """Yield what a host has that differs from this one, for a message."""
     for name, version in here.versions.items():
         if (there := seen.versions[name]) != version:
             has = f"{name} is missing there" if there == "missing" else f"it has {name} {there}"

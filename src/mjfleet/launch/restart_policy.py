@@ -16,10 +16,7 @@ LONGEST_PAUSE_SECONDS = 60.0
 
 
 def wait_for_restart(run_dir: Path, max_restarts: int) -> int | None:
-    """Wait until a run that has failed is to start again; return None then.
-
-    The exit code is returned if it is not to start again.
-    """
+    """Return None when a failed run is to start again, the exit code if it is not."""
     if reason := why_not(run_dir, max_restarts):
         print_line(f"not started again: {reason}")
         return 1

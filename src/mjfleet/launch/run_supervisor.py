@@ -1,8 +1,4 @@
-"""Follows a run on all its hosts: who is done, who failed, who is lost. Runs in the launcher.
-
-The host agent on each host watches the workers there. What none of them can see is decided here:
-which failure came first, and whether a host is lost.
-"""
+"""Follows a run on all its hosts: which failure came first, which host is lost, who is done."""
 
 import logging
 import math
@@ -40,9 +36,7 @@ END_SECONDS = 10.0  # For host agents to end their workers and to send what thes
 def supervise(
     plan: LaunchPlan, connections: HostConnections, stop: StopRequest
 ) -> Outcome | Failure:
-    """Run all workers of all hosts until they are done or one has failed.
-
-    All host agents have ended afterwards.
+    """Run all workers of all hosts until they are done or one has failed; end the host agents.
 
     Raises:
         Stopped: a signal arrived before training had begun, or a second one.
@@ -84,8 +78,7 @@ class RunSupervisor:
     def _args(self, node: int, host: HostConnection) -> WorkerArgs:
         """Return all that a host agent needs to run its workers; send it the checkpoint.
 
-        Rank 0's host shares the folder of the run. The files of other hosts' workers come to this
-        host through the channel: their names are relative to a folder there.
+        The files of other hosts' workers come through the channel: their names are relative there.
         """
         args = self._plan.worker_args(node)
         checkpoint, logs = self._plan.checkpoint, self._plan.logs
@@ -150,7 +143,6 @@ class RunSupervisor:
             self._receive(LOOK_SECONDS)
 
     def _receive(self, seconds: float) -> None:
-        """Take one message, if one comes within so many seconds, and all that have come already."""
         while received := self._connections.receive(seconds):
             if received[0] in self._hosts:  # Not one that was left out.
                 self._take(*received)

@@ -44,11 +44,9 @@ ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT  # Look, but do not reap.
 class ForkedAgent:
     """torchrunx's agent, forked from this process, and its workers: a process group of their own.
 
-    A fork has imported what this process has, and shares its memory. In this process, CUDA is not
-    initialised, and torch has no threads. `environ` is added to the environment variables of the
-    agent and the workers; the agent logs to the file `log`.
-
-    From now on torchrunx starts this agent in this process, and talks to it through a pipe.
+    In this process, CUDA is not initialised, and torch has no threads. `environ` is added to the
+    environment variables of agent and workers; the agent logs to the file `log`. From now on
+    torchrunx in this process starts this agent.
     """
 
     def __init__(self, environ: Mapping[str, str], log: Path) -> None:
@@ -104,10 +102,7 @@ class ForkedAgent:
 
 
 class ForkedWorkers:
-    """The workers of this host, in place of the processes that torch spawns for torchrunx's agent.
-
-    The agent has no threads when it forks them.
-    """
+    """This host's workers, which torchrunx's agent forks, without threads, instead of spawning."""
 
     def __init__(
         self,

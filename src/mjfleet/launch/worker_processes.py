@@ -1,8 +1,4 @@
-"""This host's workers, started through torchrunx. Runs in the host agent, which imports torch here.
-
-torchrunx starts an agent, which starts the workers and waits until all have ended: the watchdog
-sees failures and hangs.
-"""
+"""This host's workers, started through torchrunx's agent. Runs in the host agent; imports torch."""
 
 import os
 import threading

@@ -1,7 +1,4 @@
-"""Watches the workers of this host: who is done, who failed, who hangs. Runs in the host agent.
-
-It looks at the records of failures that workers write, their processes, and their heartbeats.
-"""
+"""Watches this host's workers by records of failures, processes, heartbeats, in the host agent."""
 
 import os
 import select
@@ -106,11 +103,7 @@ class WorkerWatchdog:
         return None
 
     def _hang(self) -> Failure | None:
-        """Record the stacks of all workers; return the failure of the one that others wait for.
-
-        With several hosts, there is none if all workers of this host wait for others: the host of
-        those finds it, or a collective times out.
-        """
+        """Record all stacks; return the failure of the worker that others wait for, if here."""
         # Before stacks are asked for: a process that was only stopped continues then.
         is_stopped = [_state(heart.pid)[0] == "T" for heart in self._hearts]
         silences = [heart.silence for heart in self._hearts]
@@ -152,10 +145,7 @@ class WorkerWatchdog:
 
 
 def _state(pid: int) -> tuple[str, int]:
-    """Return a process's state and, once it is "Z", its wait status; "X": it is gone.
-
-    From proc(5): psutil does not know how the child of another process has ended.
-    """
+    """Return a process's state, "X" if it is gone, and at "Z" its wait status; from proc(5)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,7 +1,4 @@
-"""Why a worker ended early: the contents of failures/rank<r>.json.
-
-Written by workers and by processes that watch them. Imports nothing heavy.
-"""
+"""Why a worker ended early: the contents of failures/rank<r>.json. Imports nothing heavy."""
 
 import json
 import logging
@@ -99,13 +96,11 @@ class Failure:
 
     @property
     def headline(self) -> str:
-        """Who failed, and where."""
         when = f"iteration {self.iteration}, {self.phase}" if self.iteration else self.phase
         return f"rank {self.rank} on {self.host} ({self.device}), {when}"
 
     @property
     def summary(self) -> str:
-        """Who failed, where and why, in one line."""
         return f"{self.headline}: {self.kind}: {self.message}"
 
     @property
@@ -120,7 +115,6 @@ class Failure:
         return f"{self.headline}: {self.message}{last}"
 
     def path(self, run_dir: Path) -> Path:
-        """Return where a run directory has the record."""
         return run_dir / "failures" / f"rank{self.rank}.json"
 
     def write(self, run_dir: Path) -> Path | None:
@@ -144,10 +138,7 @@ def read_failures(run_dir: Path) -> list[Failure]:
 
 
 def hang_message(limit: float, stacks: str) -> str:
-    """Say that nothing moved for `limit` seconds, and where the main thread is.
-
-    faulthandler writes the main thread last, its newest call first.
-    """
+    """Say that nothing moved for `limit` seconds, and where the main thread, which is last, is."""
     frames = re.findall(r'\(most recent call first\):\n  File "(.+)", line (\d+) in (.+)', stacks)
     where = ", in {2} ({0}, line {1})".format(*frames[-1]) if frames else ""
     return f"no step for {limit:g} s (--hang-timeout){where}"
@@ -159,7 +150,6 @@ def only_waits(stacks: str) -> bool:
 
 
 def _is_lost_connection(error: BaseException, message: str) -> bool:
-    """Return whether the error says that the connection to another rank is gone."""
     if not isinstance(error, (RuntimeError, OSError)):
         return False
     from torch.distributed import DistError, DistNetworkError

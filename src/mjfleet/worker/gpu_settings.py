@@ -10,10 +10,7 @@ from mjfleet.config import TrainConfig
 
 
 def apply_settings(config: TrainConfig, device: str) -> None:
-    """Apply `--agent.tf32`, `--deterministic` and `--numa` to this process.
-
-    Call it before anything is computed on the GPU.
-    """
+    """Apply `--agent.tf32`, `--deterministic` and `--numa`, before a GPU computes anything."""
     # Once `fp32_precision` is set, torch refuses to read these, which its own compiler does.
     torch.backends.cuda.matmul.allow_tf32 = config.agent.tf32
     torch.backends.cudnn.allow_tf32 = config.agent.tf32
@@ -29,10 +26,7 @@ def apply_settings(config: TrainConfig, device: str) -> None:
 
 
 def _use_near_cores(device: str) -> None:
-    """Keep to the cores of the GPU's NUMA node, of those that this process may use.
-
-    Nothing changes where NVML does not know them, or none of them may be used.
-    """
+    """Keep to the cores of the GPU's NUMA node, where NVML knows them and they may be used."""
     try:
         pynvml.nvmlInit()
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"

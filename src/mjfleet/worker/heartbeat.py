@@ -1,7 +1,4 @@
-"""A worker's heartbeat: its phase, iteration and last step, in memory that its launcher can read.
-
-Imports nothing heavy.
-"""
+"""A worker's phase, iteration and last step, in shared memory. Imports nothing heavy."""
 
 import ctypes
 import mmap
@@ -19,10 +16,7 @@ ASLEEP_SECONDS = 5.0  # After a longer gap between two looks, the process that l
 
 
 class Heartbeat(ctypes.Structure, HeartbeatBase):
-    """Written by one worker, read by processes of the same host that watch it.
-
-    Without a file, only this process sees it. Each number is aligned, and so written in one piece.
-    """
+    """Written by one worker, read by processes of its host; each number is written in one piece."""
 
     _fields_ = (
         ("last_beat", ctypes.c_double),
@@ -48,7 +42,6 @@ class Heartbeat(ctypes.Structure, HeartbeatBase):
             return cls.from_buffer(mmap.mmap(file.fileno(), 0))
 
     def start(self) -> None:
-        """Begin to beat, as this process."""
         self.beat()
         self.pid = os.getpid()
 
@@ -109,7 +102,6 @@ class HangDetector:
         self.start_again()
 
     def start_again(self) -> None:
-        """Forget the silence until now."""
         self._looked = self._since = time.monotonic()
 
     def hangs(self) -> bool:

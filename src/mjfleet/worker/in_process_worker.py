@@ -16,7 +16,6 @@ from mjfleet.worker.failure_record import Failure, hang_message, only_waits
 from mjfleet.worker.heartbeat import HangDetector, Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
-from mjfleet.worker.under_torchrun import is_from_torchrun
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 from mjfleet.worker.worker_main import run_worker
 
@@ -35,7 +34,7 @@ def train_in_process(
     Raises:
         Stopped: a signal arrived.
     """
-    if is_from_torchrun():
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun's variable.
         die_with_parent()
     heartbeat = Heartbeat()
     heartbeat.start()
@@ -56,7 +55,6 @@ def train_in_process(
 def _ended_when_it_hangs(
     args: WorkerArgs, rank: Rank, heartbeat: Heartbeat, on_hang: Callable[[Failure], object]
 ) -> Iterator[None]:
-    """End the process when the heartbeat is silent for the hang time-out."""
     limit: float = args.config["hang_timeout"]
     detector, over = HangDetector([heartbeat], limit), threading.Event()
 
@@ -78,7 +76,6 @@ def _ended_when_it_hangs(
 
 
 def _stacks() -> str:
-    """Return the Python stacks of all threads of this process."""
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

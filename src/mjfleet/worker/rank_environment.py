@@ -1,7 +1,4 @@
-"""A worker's place among all workers, read from the variables of torchrun, srun or mpirun.
-
-Runs in the launching process and in workers. Imports nothing heavy.
-"""
+"""A worker's place among all workers, read from the variables of torchrun, srun or mpirun."""
 
 import re
 import zlib
@@ -89,14 +86,7 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_srun(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a task of a SLURM step.
-
-    Workers meet on the first host of the step, at a port from 20000 to 39999 computed from the
-    numbers of job and step.
-
-    Raises:
-        RankError: SLURM's variables cannot be understood.
-    """
+    """Return the variables of a task of a SLURM step; the port is computed from job and step."""
     if environ.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return {}
     # Nothing else here needs the package, which a machine with few packages may lack.
@@ -127,11 +117,7 @@ def _of_srun(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_mpirun(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a process that a launcher of MPI programs has started.
-
-    Processes of one host meet on it, at a port from 20000 to 39999 computed from Open MPI's name
-    of the job. Others need MASTER_ADDR and MASTER_PORT.
-    """
+    """Return those of an MPI launcher's process; on one host Open MPI's job name gives the port."""
     for launcher, names in MPI.items():
         pairs = zip(PLACE, names, strict=True)
         found = {ours: environ[theirs] for ours, theirs in pairs if theirs in environ}

@@ -1,7 +1,4 @@
-"""Signals that ask a run to stop. Used by every process that a person or a scheduler may signal.
-
-Imports nothing heavy.
-"""
+"""Signals by which a person or a scheduler asks a run to stop. Imports nothing heavy."""
 
 import math
 import signal
@@ -61,10 +58,7 @@ class StopRequest:
 
     @contextmanager
     def deferred(self, is_announced: bool = True) -> Iterator[None]:
-        """Let the block, which asks `check`, finish what it is doing after the first signal.
-
-        With `is_announced`, a line says that this iteration is still finished.
-        """
+        """Let the block, which asks `check`, finish this iteration after the first signal."""
         before = self._is_deferred, self._is_announced
         self._is_deferred, self._is_announced = True, is_announced
         try:

@@ -1,8 +1,4 @@
-"""Settings of a worker's process that must be made before torch and mujoco are imported.
-
-Thread counts, OpenMP's wait policy, malloc's thresholds, torch's cache, MUJOCO_GL. Imports nothing
-heavy.
-"""
+"""Settings of a worker's process that must be made before torch and mujoco are imported."""
 
 import ctypes
 import os
@@ -16,10 +12,7 @@ THRESHOLDS = {
     "MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20),
     "MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1),
 }
-"""mallopt(3)'s number and our value (bytes) of what an environment variable sets otherwise.
-
-Allocations up to the first keep their memory when they are freed; this is glibc's upper limit.
-"""
+"""mallopt(3)'s number and our value (bytes) of what an environment variable sets otherwise."""
 
 
 def prepare() -> None:

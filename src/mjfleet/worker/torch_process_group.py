@@ -1,7 +1,4 @@
-"""Joins the workers of a run in a torch.distributed process group, and has them take turns.
-
-Runs in each worker.
-"""
+"""Joins the workers of a run in a torch.distributed process group, and has them take turns."""
 
 import os
 from collections.abc import Iterator
@@ -30,8 +27,6 @@ STORE = "store"  # The file at which the workers of one host meet.
 @contextmanager
 def process_group(args: WorkerArgs, rank: Rank, timeout_seconds: float) -> Iterator[Collectives]:
     """Join the other workers for the length of the block; a single worker has no process group.
-
-    A collective waits `timeout_seconds` for a rank.
 
     After an error NCCL's group is left to the end of the process, which has to follow: destroying
     it would wait for the other ranks, which wait for this one.
@@ -62,11 +57,7 @@ def process_group(args: WorkerArgs, rank: Rank, timeout_seconds: float) -> Itera
 
 
 def _store(args: WorkerArgs, rank: Rank, timeout: timedelta) -> Store:
-    """Return the store at which the workers meet.
-
-    Workers that we started meet on one host in a file that only the user can read, on several ones
-    at rank 0. The store of torchrun may hold what earlier workers of the run have left.
-    """
+    """Return where workers meet: torchrun's store, a file on one host, rank 0 on several hosts."""
     if not args.local:
         store = meeting_store(rank)
         store.set_timeout(timeout)
@@ -90,10 +81,7 @@ def _store(args: WorkerArgs, rank: Rank, timeout: timedelta) -> Store:
 def local_rank_0_compiles_first(
     store: Store, rank: Rank, timeout: timedelta, heartbeat: Heartbeat
 ) -> Iterator[None]:
-    """Enter the block in the others of a host only when its local rank 0 has left it.
-
-    So one worker of each host compiles warp's kernels, and the others find them in its cache. They
-    meet at the store of the process group.
+    """Enter the block in a host's others after its local rank 0, which compiles warp's kernels.
 
     Raises:
         TimeoutError: local rank 0 was not done in time.

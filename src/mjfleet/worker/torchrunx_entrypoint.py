@@ -25,10 +25,8 @@ FLUSH_SECONDS = 5.0  # How long a worker that has failed may take to write what 
 def train_as_torchrunx_worker(args: WorkerArgs) -> None:
     """Train as one of the workers that torchrunx has started.
 
-    The launcher follows this process by its heartbeat. A failure is recorded, and the process ends
-    at once: torchrunx would hold an exception back until all workers end, while the others wait
-    for this one in a collective. Nothing is printed about it: the launcher, which sees the failures
-    of all ranks, reports the first.
+    A failure is recorded, and the process ends at once: torchrunx would hold an exception back
+    until all workers end, while these wait in a collective. The launcher reports the first failure.
     """
     die_with_parent()
     rank = args.rank_of(int(os.environ["LOCAL_RANK"]))
@@ -93,7 +91,6 @@ def _redirect_output(stdout: str, stderr: str) -> None:
 
 
 def _end(code: int) -> NoReturn:
-    """End this process now, without waiting for threads, its parent, or long for a reader."""
     threading.Timer(FLUSH_SECONDS, os._exit, (code,)).start()
     sys.stdout.flush()
     sys.stderr.flush()

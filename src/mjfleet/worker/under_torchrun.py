@@ -1,8 +1,4 @@
-"""How workers that something else has started meet, and what they tell each other.
-
-torchrun's agent starts its workers again after a failure, or when hosts come and go. It keeps a
-store, at which they meet. Imports nothing heavy before a store is needed.
-"""
+"""How workers that torchrun, srun or mpirun has started meet, and what rank 0 tells the others."""
 
 import json
 import os
@@ -21,10 +17,6 @@ if TYPE_CHECKING:
 
 READ_TIMEOUT = timedelta(seconds=10)  # For the others to read why rank 0 ends.
 FIRST = "mjfleet/first"  # The store's key for the name of rank 0.
-
-
-def is_from_torchrun() -> bool:
-    return "TORCHELASTIC_ERROR_FILE" in os.environ
 
 
 @cache

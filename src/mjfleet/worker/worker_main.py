@@ -1,7 +1,4 @@
-"""One worker's life: device, seed, process group, build, train, close; how it ended.
-
-Importing this imports nothing heavy; `train_worker` does.
-"""
+"""One worker's life, and how it ended. Imports nothing heavy before `train_worker` is called."""
 
 import sys
 import tempfile
