@@ -284,12 +284,12 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
-def drawn(few: int, share: float = 1.0) -> "settings":
-    """Return the settings of a property test with `few` examples, or a share of `--draws`."""
+def drawn(few: int) -> "settings":
+    """Return the settings of a property test with `few` examples, or `--draws`."""
     from hypothesis import HealthCheck, settings
 
     is_asked = settings.get_current_profile_name() == "draws"
-    number = round(settings().max_examples * share) if is_asked else few
+    number = settings().max_examples if is_asked else few
     checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
     return settings(deadline=None, suppress_health_check=checks, max_examples=number)
 

@@ -116,3 +116,8 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+def refuse(*arguments: Any, **keywords: Any) -> Any:
+    """Take the place of `capture` where nothing can be captured."""
+    raise RuntimeError("nothing is captured here")

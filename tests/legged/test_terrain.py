@@ -3,11 +3,9 @@
 from typing import Any
 
 import mujoco
-import mujoco_warp as mjw
 import numpy as np
 import pytest
 import torch
-import warp as wp
 
 from mjfleet.legged.scene import make_robot
 from mjfleet.legged.terrain import heights_at, make_terrain
@@ -142,9 +140,3 @@ def test_it_stands_where_it_starts(
     assert np.linalg.norm(data.qpos[:2] - place[:2]) < 0.05
     assert data.qpos[2] - place[2] == pytest.approx(0.3, abs=0.015)
     assert data.sensor("base_up").data[2] > 0.99
-
-
-def test_warp_takes_the_model(model: mujoco.MjModel) -> None:
-    with wp.ScopedDevice("cpu"):
-        field = mjw.put_model(model).hfield_data.numpy()
-    assert (field == model.hfield_data).all()

@@ -17,9 +17,9 @@ from mjfleet.rl.groups import group_advantages
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
 
-from ..conftest import Run, only_run, rows
+from ..conftest import Run
 from ..env.test_env import BUNDLED, ENGINES, no_host_synchronisation
-from ..helpers.cuda_graph_stub import CudaGraphStub
+from ..helpers.cuda_graph_stub import CudaGraphStub, refuse
 from .test_checkpoints import load, same, train
 from .test_ranks import weights
 
@@ -142,9 +142,6 @@ def test_an_update_learns_no_critic_and_follows_the_policys_gradient(backprop: s
 
 
 def test_training_by_graphs_is_training_by_calls(caplog: pytest.LogCaptureFixture) -> None:
-    def refuse(*arguments: Any, **keywords: Any) -> Any:
-        raise RuntimeError("nothing is captured here")
-
     found: list[Any] = []
     for by_graphs in (True, False):
         env, config = build(NAME), agent(6, backprop="autograd")
@@ -210,17 +207,3 @@ def test_groups_divide_the_environments_of_a_worker(
     assert result.returncode == 2
     assert all(word in result.stderr for word in words), result.stderr
     assert not (tmp_path / "logs").exists()
-
-
-@pytest.mark.slow
-def test_two_workers_learn_are_evaluated_and_played(run: Run, tmp_path: Path) -> None:
-    many = ("--cpu-workers", "2", "--env.num-envs", "64", "--env.episode-seconds", "5")
-    enough = ("--agent.max-iterations", "30", "--eval-interval", "30")
-    result = run("train", NAME, "--agent.algorithm.name", "grpo", *many, *enough)
-    assert result.returncode == 0, result.stderr
-    found = rows(only_run(tmp_path))
-    assert float(found[-1]["mean_reward"]) > 2 * float(found[2]["mean_reward"])
-    assert float(found[-1]["eval/length"]) == 100
-    assert "loss/value" not in found[-1]
-    played = run("play", NAME, "--resume", "latest", "--env.num-envs", "3", "--gpu-ids", "None")
-    assert played.returncode == 0, played.stderr

@@ -17,7 +17,7 @@ from mjfleet.rl.runner import Runner
 
 from ..conftest import REPOSITORY
 from ..env.test_env import BUNDLED, build_task
-from ..helpers.cuda_graph_stub import CudaGraphStub
+from ..helpers.cuda_graph_stub import CudaGraphStub, refuse
 from ..helpers.operation_counts import ITERATIONS, STEPS, Counts, of_last_iteration, of_rsl_rl
 
 
@@ -32,10 +32,6 @@ def ours(task: str, captures: bool) -> Any:
     return of_last_iteration(
         counts, lambda note: runner.train(lambda m: note(m["iteration"]), lambda: None)
     )
-
-
-def refuse(*arguments: Any, **keywords: Any) -> Any:
-    raise RuntimeError("nothing is captured here")
 
 
 def rsl_rls(task: str) -> Any:

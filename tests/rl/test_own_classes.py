@@ -56,43 +56,12 @@ class Named(PPO):
         return {**super().update(), "pull": self.pull}
 
 
-class Squashed(distribution.GaussianDistribution):
-    def sample(self) -> torch.Tensor:
-        return torch.tanh(super().sample())
-
-
-class Laplacian(distribution.GaussianDistribution):
-    def update(self, mlp_output: torch.Tensor) -> None:
-        super().update(mlp_output)
-        self._distribution = torch.distributions.Laplace(self.mean, self.std)
-
-
-class Wide(distribution.GaussianDistribution):
-    """A Gaussian, whose deviations are at least 1."""
-
-    def update(self, mlp_output: torch.Tensor) -> None:
-        self._distribution = torch.distributions.Normal(mlp_output, 1 + self.std_param.square())
-
-
 class Betas(MLPModel):
-    """A network with any of these distributions."""
-
-    kind = distribution.BetaDistribution
+    """A network with a Beta distribution."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings | {"distribution_cfg": {"class_name": self.kind}})
-
-
-class Squashes(Betas):
-    kind = Squashed
-
-
-class Laplacians(Betas):
-    kind = Laplacian
-
-
-class Wides(Betas):
-    kind = Wide
+        beta = {"class_name": distribution.BetaDistribution}
+        super().__init__(*args, **settings | {"distribution_cfg": beta})
 
 
 number = 3
@@ -174,25 +143,6 @@ def test_classes_of_a_task_train_resume_play_and_are_exported(
     assert run("mjfleet", "export", "latest").returncode == 0
     refused = run("mjfleet", "export", "latest", "--format", "torchscript")
     assert (refused.returncode, "as_jit()" in refused.stderr) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "words"),
-    [
-        pytest.param(
-            "--agent.actor.class-name", "nope:Net", "No module named 'nope'", marks=pytest.mark.slow
-        ),
-        ("--agent.algorithm.name", "nets:Residual", "subclass of rsl_rl.algorithms.ppo.PPO"),
-    ],
-)
-def test_a_wrong_class_is_one_message_and_leaves_nothing(
-    flag: str, value: str, words: str, pole: FoundTask, run: Run, tmp_path: Path
-) -> None:
-    done = run("train", "pole-balance", *SMALL, "--gpu-ids", "None", flag, value)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert done.stderr.count("error: ") == 1
-    assert not (tmp_path / "logs").exists()
 
 
 @pytest.mark.parametrize(

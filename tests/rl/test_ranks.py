@@ -31,7 +31,7 @@ from mjfleet.sim.unread import read
 
 from ..conftest import PATIENCE, REPOSITORY
 from ..env.test_env import BUNDLED, build_task
-from ..helpers.cuda_graph_stub import CudaGraphStub
+from ..helpers.cuda_graph_stub import CudaGraphStub, refuse
 
 WORLD_SIZE = 2
 FOUND = BUNDLED["cartpole-balance"]
@@ -71,10 +71,6 @@ class Ranks:
 
     def captured_runner(self, config: AgentConfig, captures: bool) -> tuple[Runner, CudaGraphStub]:
         """One with a stand-in for CUDA graphs, or one for which nothing can be captured."""
-
-        def refuse(*arguments: Any, **keywords: Any) -> Any:
-            raise RuntimeError("nothing is captured here")
-
         torch.manual_seed(self.rank)
         env = build_task("cartpole-balance", "native", "cpu", num_envs=8)
         stub = CudaGraphStub()

@@ -171,8 +171,6 @@ class SpoiltEnv(Env):
 
     def observe(self):
         state = self.sim.qpos.clone()
-        if self.steps == SPOIL_AT:
-            state[3] = torch.nan
         return {"actor": state, "critic": state}
 
     def rewards(self):
@@ -180,10 +178,10 @@ class SpoiltEnv(Env):
 """
 
 
-def write_spoilt(folder: Path, raise_at: int = -1, spoil_at: int = -1, actions: int = 2) -> Path:
+def write_spoilt(folder: Path, raise_at: int = -1, actions: int = 2) -> Path:
     """Write a task that fails at a given step; returns the file of its environment."""
     model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
-    env = SPOILT_ENV.replace("RAISE_AT", str(raise_at)).replace("SPOIL_AT", str(spoil_at))
+    env = SPOILT_ENV.replace("RAISE_AT", str(raise_at))
     config = SPOILT_CONFIG.replace("ACTIONS", str(actions))
     write_task(folder / "tasks", "spoilt", config, env, model)
     return folder / "tasks/spoilt/env.py"
@@ -211,13 +209,6 @@ def test_an_exception_fails_the_run_with_its_traceback(spoilt: Any, tmp_path: Pa
     assert record["ended"]
 
 
-@pytest.mark.parametrize("step", [30, 48])  # Amid the second rollout, and after its last step.
-def test_training_ends_at_numbers_that_are_not_finite(spoilt: Any, step: int) -> None:
-    result = spoilt(spoil_at=step)
-    assert result.returncode == 1
-    assert "observation/actor[0] is not finite in 1 of 8 worlds (3)" in result.stderr
-
-
 def test_declared_sizes_are_checked_when_the_environment_is_built(
     spoilt: Any, tmp_path: Path
 ) -> None:
@@ -238,7 +229,7 @@ def mirror(env, obs, actions):
 
 def test_symmetry_is_a_function_of_the_task_folder(run: Run, tmp_path: Path) -> None:
     model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
-    env = SPOILT_ENV.replace("RAISE_AT", "-1").replace("SPOIL_AT", "-1") + MIRROR
+    env = SPOILT_ENV.replace("RAISE_AT", "-1") + MIRROR
     write_task(tmp_path / "tasks", "spoilt", SPOILT_CONFIG.replace("ACTIONS", "2"), env, model)
     (tmp_path / "mirror.yaml").write_text(
         "agent: {algorithm: {symmetry_cfg: {data_augmentation_func: 'env:mirror'}}}"
@@ -249,12 +240,11 @@ def test_symmetry_is_a_function_of_the_task_folder(run: Run, tmp_path: Path) -> 
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert all(float(row["loss/symmetry"]) > 0 for row in rows(only_run(tmp_path, "spoilt")))
-    for name in ("env:torch", "env:__name__", "env:SpoiltEnv"):
-        flag = "agent: {algorithm: {symmetry_cfg: {data_augmentation_func: '%s'}}}"
-        (tmp_path / "mirror.yaml").write_text(flag % name)
-        result = run("train", "spoilt", "--config", "mirror.yaml")
-        assert result.returncode == 2
-        assert f"{name}: it must be a function" in result.stderr
+    mirror = tmp_path / "mirror.yaml"
+    mirror.write_text(mirror.read_text().replace("env:mirror", "env:SpoiltEnv"))
+    result = run("train", "spoilt", "--config", "mirror.yaml")
+    assert result.returncode == 2
+    assert "env:SpoiltEnv: it must be a function" in result.stderr
 
 
 CROWDED = """
@@ -271,7 +261,7 @@ CROWDED = """
 
 def test_lost_contacts_are_told_and_then_have_room(run: Run, tmp_path: Path) -> None:
     config = SPOILT_CONFIG.replace("ACTIONS", "2")
-    env = SPOILT_ENV.replace("RAISE_AT", "-1").replace("SPOIL_AT", "-1")
+    env = SPOILT_ENV.replace("RAISE_AT", "-1")
     write_task(tmp_path / "tasks", "spoilt", config, env, CROWDED)
     result = run(
         "train", "spoilt", "--engine", "warp", "--env.nconmax", "1", "--agent.max-iterations", "3"
@@ -287,18 +277,6 @@ def test_lost_contacts_are_told_and_then_have_room(run: Run, tmp_path: Path) -> 
     assert f"{math.ceil(float(first['contacts']))} would have sufficed" in told[0]
 
 
-def test_a_run_that_has_trained_is_kept_whatever_the_task_raises(run: Run, tmp_path: Path) -> None:
-    model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
-    raised = "from mjfleet.errors import UserError; raise UserError('late')"
-    env = SPOILT_ENV.replace('raise RuntimeError("the gripper broke")', raised)
-    env = env.replace("RAISE_AT", "30").replace("SPOIL_AT", "-1")
-    write_task(tmp_path / "tasks", "spoilt", SPOILT_CONFIG.replace("ACTIONS", "2"), env, model)
-    result = run("train", "spoilt", "--agent.save-interval", "1")
-    assert result.returncode == 1
-    checkpoints = only_run(tmp_path, "spoilt") / "checkpoints"
-    assert [path.name for path in checkpoints.iterdir()] == ["model_1.pt"]
-
-
 FAULTS = {
     "not a subclass of Env": {"env.py": "class SpoiltEnv: pass"},
     "has no `SpoiltEnv`": {"env.py": "import torch"},
@@ -309,12 +287,6 @@ FAULTS = {
     "no actuator": {"model.xml": "<mujoco><worldbody/></mujoco>"},
     "qvel is not finite where episodes begin": {
         "env.py": SPOILT_ENV.replace("        pass", "        self.sim.qvel[:] = torch.nan")
-    },
-    "add_state('late') is called outside `setup`": {
-        "env.py": SPOILT_ENV.replace("self.sim.ctrl[:] = action", "self.add_state('late')")
-    },
-    "is (7,) on cpu; it must be a tensor (8,)": {
-        "env.py": SPOILT_ENV.replace("self.num_envs)}", "7)}")
     },
 }
 
@@ -327,30 +299,15 @@ def test_a_fault_in_a_task_folder_is_one_message_and_leaves_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     arm = (Path(__file__).parents[1] / "models/arm.xml").read_text()
-    env = SPOILT_ENV.replace("RAISE_AT", "-1").replace("SPOIL_AT", "-1")
+    env = SPOILT_ENV.replace("RAISE_AT", "-1")
     config = SPOILT_CONFIG.replace("ACTIONS", "None")
     folder = write_task(tmp_path / "tasks", "spoilt", config, env, arm)
     for name, text in FAULTS[message].items():
-        (folder / name).write_text(text.replace("RAISE_AT", "-1").replace("SPOIL_AT", "-1"))
+        (folder / name).write_text(text.replace("RAISE_AT", "-1"))
     monkeypatch.chdir(tmp_path)
     assert run_command(train, ["spoilt", "--gpu-ids", "None"]) == 2
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
-
-
-def test_a_config_file_knows_where_its_task_was_found(
-    spoilt: Any, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert spoilt(raise_at=1).returncode == 1
-    (tmp_path / "tasks").rename(tmp_path / "robots")
-    small = ("--tasks-dir", "robots", "--agent.max-iterations", "1", "--log-root", "first")
-    run("train", "spoilt", *small)
-    ((run_dir,),) = [list(e.iterdir()) for e in (tmp_path / "first").iterdir()]
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    config = str(run_dir / "config.yaml")
-    assert run_command(train, ["spoilt", "--config", config, "--dry-run"]) == 0
 
 
 def wait_for_iteration(process: WarmCommand, number: int) -> None:
@@ -405,16 +362,6 @@ def test_a_second_signal_stops_at_once(start: Start, tmp_path: Path) -> None:
     assert "SIGINT: stopping at once" in rest
     record = json.loads((only_run(tmp_path, "spoilt") / "run.json").read_text())
     assert (record["status"], record["iterations"]) == ("stopped", 1)
-
-
-def test_training_outlives_whoever_reads_its_output(start: Start, tmp_path: Path) -> None:
-    process = start("train", "cartpole-balance", *SMALL)
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.wait() == 0
-    assert process.stderr.read() == ""
-    process.stderr.close()
-    assert json.loads((only_run(tmp_path) / "run.json").read_text())["status"] == "finished"
 
 
 @pytest.mark.slow

@@ -223,32 +223,3 @@ def test_a_link_between_attempts_is_not_followed(tmp_path: Path) -> None:
     (run_dir / "failures/attempt_1").symlink_to(outside)
     assert call("report", str(run_dir), "--output", str(tmp_path / "page.html"))[0] == 0
     assert "elsewhere" not in (tmp_path / "page.html").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@drawn(1, share=0.02)
-@given(data=st.data())
-def test_a_damaged_run_goes_on_or_is_refused(run: Run, tmp_path: Path, data: Any) -> None:
-    root = tmp_path
-    for path in root.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    run_dir, other = make_run(root), make_run(root, "2026-01-02_00-00-00")
-    outside = root / "outside"
-    outside.mkdir()
-    (outside / "model_9.pt").write_bytes(b"precious")
-    damage(data.draw, run_dir, other, outside)
-    models = {path.read_bytes() for path in run_dir.glob("checkpoints/*.pt") if path.is_file()}
-    before = everything(root)
-    result = run("train", TASK, "--resume", str(run_dir), "--agent.max-iterations", "4")
-    said = result.stdout + result.stderr
-    assert result.returncode in (0, 2), said
-    assert "Traceback" not in said
-    after = everything(root)
-    if result.returncode == 2:
-        assert after == before
-    is_own = f"logs/{TASK}/{run_dir.name}"
-    assert {k: v for k, v in after.items() if not k.startswith(is_own)} == {
-        k: v for k, v in before.items() if not k.startswith(is_own)
-    }
-    assert models <= {path.read_bytes() for path in run_dir.rglob("*.pt") if path.is_file()}

@@ -170,38 +170,6 @@ def test_tasks_of_somebody_else_run_only_if_a_flag_names_their_folder(
     assert ran.exists()
 
 
-def test_classes_of_somebody_else_are_of_the_task_alone(run: Run, tmp_path: Path) -> None:
-    agent = yaml.safe_load((RUN / "config.yaml").read_text())["agent"]
-    agent["actor"]["class_name"] = "os:system"
-    run_dir = evil_run(tmp_path, agent=agent)
-    words = "does not decide agent.actor.class_name, since no run that was begun here has it"
-    for command in (
-        ("train", TASK, "--resume", str(run_dir), "--agent.max-iterations", "9"),
-        ("play", TASK, "--episodes", "1", "--resume", str(run_dir)),
-    ):
-        result = run(*command)
-        assert (result.returncode, words in result.stderr) == (2, True), result.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
-
-
-def test_hosts_and_variables_of_somebody_else_are_not_used(run: Run, tmp_path: Path) -> None:
-    ran = tmp_path / "ran"
-    (tmp_path / "ssh").write_text(f"Host *\n  ProxyCommand touch {ran}\n")
-    (tmp_path / "sitecustomize.py").write_text(f"open({str(ran)!r}, 'w')\n")
-    where = {"hosts": ["localhost", "elsewhere"], "ssh_config": str(tmp_path / "ssh")}
-    theirs = where | {"env_var": [f"PYTHONPATH={tmp_path}"], "cpu_workers": 2}
-    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(theirs))
-    command = ("train", TASK, "--config", "theirs.yaml", "--dry-run")
-    result = run(*command)
-    assert result.returncode == 2
-    for flag in ("--hosts localhost elsewhere", f"--ssh-config={tmp_path}/ssh", "--env-var PYTHON"):
-        assert flag in result.stderr
-    own = ("--hosts", "localhost", "--ssh-config", "None", "--env-var", "HOME")
-    assert run(*command, *own).returncode == 0
-    assert not ran.exists()
-    assert not (tmp_path / "logs").exists()
-
-
 def test_ones_own_run_goes_on_without_a_flag(run: Run, tmp_path: Path) -> None:
     flags = ("--env.num-envs", "8", "--agent.max-iterations", "1", "--torchrunx-log-dir", "there")
     first = run("train", TASK, *flags)

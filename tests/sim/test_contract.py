@@ -93,15 +93,6 @@ def test_engines_agree_on_a_trajectory(
     assert error <= tolerance * native.qpos.abs().max()
 
 
-def test_native_result_does_not_depend_on_threads(model: mujoco.MjModel) -> None:
-    one = make_simulation("native", model, WORLDS, num_threads=1)
-    two = make_simulation("native", model, WORLDS, num_threads=2)
-    for sim in (one, two):
-        start_apart(sim)
-        sim.step(50)
-    assert torch.equal(one.qpos, two.qpos)
-
-
 @pytest.mark.parametrize("read_before", [True, False])
 def test_derived_fields_are_those_of_the_new_state_after_step(
     engine: str, model: mujoco.MjModel, read_before: bool
@@ -328,19 +319,6 @@ def test_buffers_for_which_there_is_no_memory_stay_as_they_were() -> None:
     assert [value.data_ptr() for value in sim.state().values()][:-1] == places
     sim.step()
     assert sim.warnings().keys() == found.keys(), "they are told again"
-
-
-def test_a_restored_state_brings_its_room_along() -> None:
-    small, ample = (make_simulation("warp", load("box"), WORLDS, nconmax=n) for n in (1, 32))
-    ample.step(20)
-    small.restore({name: value.clone() for name, value in ample.state().items()})
-    for sim in (small, ample):
-        sim.step(20)
-    assert small.warnings() == {}
-    assert torch.equal(small.qpos, ample.qpos)
-    room = small.state()["room"]
-    small.restore(make_simulation("warp", load("box"), WORLDS, nconmax=1).state())
-    assert torch.equal(small.state()["room"], room), "room is never taken away"
 
 
 @pytest.mark.parametrize("reset", [False, True])

@@ -112,20 +112,6 @@ def test_commands_keep_their_ranges_and_change() -> None:
     assert (env.command[moved, :2] != before[moved, :2]).any(dim=1).all()
 
 
-def test_a_command_lasts_as_long_as_it_is_told_to_from_an_episodes_start_on() -> None:
-    steady = {"seconds": (0.4, 0.4), "heading_share": 0.0, "standing_share": 0.0}
-    env: Any = build("go1-velocity-flat", 2, parts={"command": steady, "random": CALM})
-    assert env.step_dt == pytest.approx(0.02)
-    env.episode_length_buf[1] = env.max_episode_length - 7
-    changes: list[list[int]] = [[], []]
-    for step in range(1, 50):
-        before = env.command.clone()
-        run(env, env.step_dt)
-        for world in (env.command != before).any(dim=1).nonzero().flatten().tolist():
-            changes[world].append(step)
-    assert changes == [[20, 40], [7, 27, 47]]
-
-
 def test_a_commanded_heading_is_steered_for() -> None:
     env: Any = build("go1-velocity-flat", 64, parts={"command": {"heading_share": 1.0}})
     turning = ~env.stands
