@@ -1,28 +1,14 @@
 """The bundled cart-pole against the published task."""
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 import torch
 
-from mjfleet.env import Env
-from mjfleet.registry import discover
-from mjfleet.sim import make_simulation
-
-BUNDLED = discover({}).tasks
-
-
-def build(name: str, num_envs: int) -> Env[Any]:
-    found = BUNDLED[name]
-    env_class = found.load(found.task.env_class)
-    cfg = replace(found.task.env, num_envs=num_envs)
-    return env_class(cfg, make_simulation("native", env_class.make_model(cfg), num_envs), seed=3)
+from .test_env import build_task
 
 
 @pytest.mark.parametrize("name", ["cartpole-balance", "cartpole-swingup"])
 def test_episodes_have_a_thousand_steps_of_a_twentieth_second(name: str) -> None:
-    env = build(name, 1)
+    env = build_task(name, "native", "cpu", 1)
     assert env.max_episode_length == 1000
     assert env.step_dt == pytest.approx(0.05)
 
@@ -32,7 +18,7 @@ def test_episodes_have_a_thousand_steps_of_a_twentieth_second(name: str) -> None
     [("cartpole-balance", 0.0, 0.034), ("cartpole-swingup", 3.14, 0.06)],
 )
 def test_start_distributions(name: str, center: float, spread: float) -> None:
-    env = build(name, 4096)
+    env = build_task(name, "native", "cpu", 4096)
     angle = env.sim.qpos[:, 1]
     assert (angle - center).abs().max() <= spread
     assert angle.std() > 0.005
@@ -53,7 +39,7 @@ def test_start_distributions(name: str, center: float, spread: float) -> None:
     ],
 )
 def test_reward_is_the_published_product(state: tuple[float, ...], reward: float) -> None:
-    env = build("cartpole-balance", 1)
+    env = build_task("cartpole-balance", "native", "cpu", 1)
     cart, angle, control, speed = state
     env.sim.qpos[:] = torch.tensor([[cart, angle]])
     env.sim.qvel[:] = torch.tensor([[0.0, speed]])
@@ -63,6 +49,6 @@ def test_reward_is_the_published_product(state: tuple[float, ...], reward: float
 
 
 def test_actions_beyond_the_range_push_no_harder() -> None:
-    env = build("cartpole-balance", 2)
+    env = build_task("cartpole-balance", "native", "cpu", 2)
     env.apply(torch.tensor([[1.0], [7.0]]))
     assert env.sim.ctrl.flatten().tolist() == [1.0, 1.0]

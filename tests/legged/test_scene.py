@@ -15,7 +15,6 @@ from ..conftest import REPOSITORY
 
 GO2 = (REPOSITORY / "tasks/go2/go2.xml").read_text()
 FEET = ("FR_foot", "FL_foot", "RR_foot", "RL_foot")
-HOME = """qpos="0 0 0.3235  1 0 0 0  -0.1 0.8 -1.5  0.1 0.8 -1.5  -0.1 1 -1.5  0.1 1 -1.5\""""
 FR_INERTIA = """pos="-0.0054 -0.00194 -0.000105"
                   fullinertia="0.00048 """
 SWAPPED = [3, 4, 5, 0, 1, 2, 9, 10, 11, 6, 7, 8]
@@ -35,19 +34,14 @@ def make(folder: Path, *changes: tuple[str, str], feet: tuple[str, ...] = FEET) 
     ("change", "said"),
     [
         (('key name="home"', 'key name="stand"'), "no keyframe 'home' with a qpos of all"),
-        ((HOME, 'qpos="0 0"'), "no keyframe 'home' with a qpos of all"),
         (('body name="trunk"', 'body name="base"'), "no body 'trunk'.* `base` of"),
         (('geom name="RL_foot"', 'geom name="RL_toe"'), "'RL_foot', .* `feet` of"),
-        (('<freejoint name="base"/>', ""), "invalid qpos size"),
         (('name="FR_hip" class="hip_joint" joint="FR_hip_joint"',
           'name="FR_hip" joint="FL_hip_joint"'), "in the order of the joints"),
         (('<position name="FR_hip" class="hip_joint"', '<motor name="FR_hip"'),
          "actuator of FR_hip_joint must be of the kind <position>"),
         (('name="FL_hip" class="hip_joint"', 'name="FL_hip" class="hip_joint" gear="3"'),
          "of FL_hip_joint must .* no gear"),
-        (('name="FL_hip" class="hip_joint"', 'class="hip_joint" kv="0"'), "of FL_hip_joint must"),
-        (('name="FL_hip" class="hip_joint"',
-          'name="FL_hip" class="hip_joint" forcelimited="false"'), "of FL_hip_joint must"),
         (("0.3235  1 0 0 0", "0.3235  0.9 0.3 0 0"), "z of the base does not point up"),
         (("1 0 0 0  -0.1 0.8 -1.5", "1 0 0 0  -6 46 -86"), "FR_hip_joint is at -6 rad"),
         (("0 0 0.3235", "0 0 32.35"), "FR_foot is more than 0.03 m above the .* at 32.35 m"),
@@ -84,13 +78,10 @@ def test_joints_and_feet_find_their_mirror_images(tmp_path: Path) -> None:
     [
         (('body name="FR_calf" pos="0 0 -0.213"', 'body name="FR_calf" pos="0 0 -0.24"'),
          "FR_calf_joint is not the mirror image of any joint.* FL_calf_joint"),
-        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" axis="1 0 1"'),
-         "FR_hip_joint is not .* another place or axis. If this is"),
         (("1 0 0 0  -0.1 0.8", "1 0 0 0  0.3 0.8"), "angle in the pose `home` .* of FR_hip_joint"),
         (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" range="-1 0.5"'),
          r"range \(rad\) of FR_hip_joint is .* FL_hip_joint"),
         (('name="FR_hip" class="hip_joint"', 'name="FR_hip" class="hip_joint" kp="30"'), "the kp"),
-        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" damping="3"'), "the damping"),
         (('<body name="FR_thigh"',
           '<body><geom size="0.01" mass="1"/></body><body name="FR_thigh"'), "mass of the body"),
         ((FR_INERTIA, FR_INERTIA.replace("0.00048", "0.0006")), "inertia"),

@@ -283,17 +283,6 @@ def test_a_reset_world_has_failed_and_its_statistics_stay_finite(
     assert math.isfinite(statistics["reward"][0])
 
 
-def test_a_world_that_is_never_seen_well_is_reset_again_and_again() -> None:
-    env = make_runner(SpoiltEnv, "native", at=0, spoil="observation", on_nan="reset").env
-    env.forever = True  # pyright: ignore[reportAttributeAccessIssue]
-    for step in range(3):
-        observations, reward, dones, _ = env.step(torch.zeros(8, 1))
-        assert observations["critic"][3].tolist() == [0.0] * 5
-        assert dones.tolist() == [False] * 3 + [step > 0] + [False] * 4
-        assert (reward[3] == 0) == (step > 0)
-    assert [env.take_statistics()["nan_resets"][0] for _ in range(2)] == [2, 0]
-
-
 class HugeEnv(CartpoleEnv):
     """Observes a number that is finite, and whose square is not."""
 

@@ -101,24 +101,6 @@ def test_a_number_that_is_changed_in_the_algorithm_is_captured_anew() -> None:
     assert graphs == 4  # Two before the change, and two after it.
 
 
-@pytest.mark.slow
-def test_training_goes_on_by_calls_after_a_failure_inside_a_capture() -> None:
-    results = []
-    for fails_late in (True, False):
-        env = build(SWINGUP, SWINGUP_ENV)
-        stub = CudaGraphStub()
-
-        def fail(function: Any, *rest: Any, stub: CudaGraphStub = stub, **keywords: Any) -> Any:
-            def broken() -> None:
-                function()
-                raise RuntimeError("the last launch failed")
-
-            return stub.capture(broken, *rest, **keywords)
-
-        results.append(learned(make_runner(SWINGUP, env, fail if fails_late else refuse)))
-    assert results[0] == results[1]
-
-
 def test_no_gradient_of_another_stream_is_alive_when_a_capture_begins() -> None:
     """What autograd has recorded is bound to the stream of then, which CUDA refuses to capture."""
     env = build(SWINGUP, SWINGUP_ENV)

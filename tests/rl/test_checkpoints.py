@@ -201,10 +201,7 @@ def test_an_environment_that_has_changed_says_so(tmp_path: Path) -> None:
     ]
     assert runner.env.taken == 16
     # Another reward term: the sums of episodes that are under way would not fit.
-    cfg = replace(FOUND.task.env, num_envs=8)
-    sim = make_simulation("native", RewardingEnv.make_model(cfg), 8)
-    runner = Runner(RewardingEnv(cfg, sim, seed=1), agent(4), "cpu", 1, FOUND.load)
-    checkpointer = Checkpointer(runner, TASK, tmp_path, None)
+    runner, checkpointer = begin(tmp_path, RewardingEnv, 8, 4)
     (lost,) = checkpointer.resume(path)
     assert "begin anew (reward terms ['balance'], now ['balance', 'more'])" in lost
     assert len(train(runner, checkpointer)) == 2
@@ -364,14 +361,10 @@ def test_checkpoints_that_do_not_fit_are_refused(
     ("place", "value", "said"),
     [
         (("actor_state_dict", "mlp.0.weight"), torch.zeros(1).expand(10**11), "another network"),
-        (("actor_state_dict", "mlp.0.weight"), "text", "another network"),
-        (("actor_state_dict",), "text", "cannot be restored here"),
         (("optimizer_state_dict",), [], "cannot be restored here"),
         (("optimizer_state_dict", "state", 0, "exp_avg"), torch.zeros(7), "exp_avg"),
-        (("iter",), "text", "cannot be restored here"),
         (("mjfleet",), "text", "cannot be restored here"),
         (("mjfleet", "ranks", 0, "sim", "qpos"), torch.zeros(1, 7), "'qpos'"),
-        (("mjfleet", "ranks", 0, "env", "states"), 3, "cannot be restored here"),
         (("mjfleet", "ranks", 0, "env", "generator"), torch.zeros(3), "cannot be restored here"),
     ],
 )

@@ -19,7 +19,7 @@ from mjfleet.sim import make_simulation
 from mjfleet.tools.play.policy_episodes import sum_up
 
 from ..nan_dump.test_nan import SpoiltEnv
-from .test_checkpoints import FOUND, TASK, VARIANTS, agent, load, same
+from .test_checkpoints import FOUND, TASK, VARIANTS, agent, load, same, train
 
 CartpoleEnv: Any = FOUND.load(FOUND.task.env_class)
 STEPS = 15
@@ -60,12 +60,6 @@ def build(
     seed_everything(config.seed)
     runner = Runner(make_env(kind), config, "cpu", 1, FOUND.load, evaluator=evaluator)
     return runner, Checkpointer(runner, TASK, folder, keep)
-
-
-def train(runner: Runner, checkpointer: Checkpointer) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    runner.train(rows.append, lambda: None, checkpointer.save)
-    return rows
 
 
 def evaluations(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

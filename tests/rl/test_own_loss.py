@@ -23,7 +23,6 @@ from ..helpers.cuda_graph_stub import CudaGraphStub
 from .test_own_classes import LEARNER, train
 from .test_ranks import weights
 
-Parts = dict[str, torch.Tensor]
 SLOW = pytest.mark.slow
 TASKS = ["cartpole-balance", pytest.param("go1-velocity-flat", marks=SLOW)]
 documented = ModuleType("learner")

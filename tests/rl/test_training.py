@@ -1,7 +1,6 @@
 """Training from the command line: what a run leaves behind, and that it can be repeated."""
 
 import json
-import math
 import signal
 import subprocess
 import time
@@ -245,36 +244,6 @@ def test_symmetry_is_a_function_of_the_task_folder(run: Run, tmp_path: Path) -> 
     result = run("train", "spoilt", "--config", "mirror.yaml")
     assert result.returncode == 2
     assert "env:SpoiltEnv: it must be a function" in result.stderr
-
-
-CROWDED = """
-<mujoco>
-  <worldbody>
-    <geom type="plane" size="2 2 0.1"/>
-    <body pos="0 0 0.1"><joint name="lift" type="slide" axis="0 0 1"/>
-      <geom type="box" size="0.1 0.1 0.11"/></body>
-  </worldbody>
-  <actuator><motor joint="lift"/><motor joint="lift"/></actuator>
-</mujoco>
-"""
-
-
-def test_lost_contacts_are_told_and_then_have_room(run: Run, tmp_path: Path) -> None:
-    config = SPOILT_CONFIG.replace("ACTIONS", "2")
-    env = SPOILT_ENV.replace("RAISE_AT", "-1")
-    write_task(tmp_path / "tasks", "spoilt", config, env, CROWDED)
-    result = run(
-        "train", "spoilt", "--engine", "warp", "--env.nconmax", "1", "--agent.max-iterations", "3"
-    )
-    assert result.returncode == 0, result.stderr
-    first, *later = rows(only_run(tmp_path, "spoilt"))
-    assert int(first["sim_warnings"]) >= 8
-    assert float(first["contacts"]) > int(first["nconmax"]) == 1
-    assert [int(row["sim_warnings"]) for row in later] == [0, 0]
-    assert all(float(row["contacts"]) <= int(row["nconmax"]) for row in later)
-    told = [line for line in result.stdout.splitlines() if "--env.nconmax was 1" in line]
-    assert told
-    assert f"{math.ceil(float(first['contacts']))} would have sufficed" in told[0]
 
 
 FAULTS = {

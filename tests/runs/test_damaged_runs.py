@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.cli.run_command import run_command
 
-from ..conftest import TESTS, Run, drawn
+from ..conftest import TESTS, drawn
 
 TASK = "cartpole-balance"
 RUN = TESTS / "data" / "cartpole-balance-9159368"
@@ -176,23 +176,12 @@ def test_any_damage_is_answered(tmp_path_factory: pytest.TempPathFactory, data: 
     shutil.rmtree(root)
 
 
-def test_attempts_that_say_nothing_are_kept(tmp_path: Path, run: Run) -> None:
-    run_dir, attempts = make_run(tmp_path), [{"status": []}]
-    record = json.loads((run_dir / "run.json").read_text())
-    (run_dir / "run.json").write_text(json.dumps(record | {"attempts": attempts}))
-    result = run("train", TASK, "--resume", str(run_dir), "--agent.max-iterations", "4")
-    assert result.returncode == 0, result.stderr
-    now = json.loads((run_dir / "run.json").read_text())["attempts"]
-    assert (now[:-1], now[-1]["status"]) == (attempts, "finished")
-
-
 @pytest.mark.parametrize(
     ("file", "kind", "message"),
     [
         ("run.json", "pipe", "run.json: it is not a regular file"),
         ("config.yaml", "link", "config.yaml: it is not a regular file"),
         ("metrics.csv", "zero", "metrics.csv in it is a symbolic link"),
-        ("wandb", "link", "wandb in it is a symbolic link"),
         ("checkpoints", "link", "checkpoints in it is a symbolic link"),
         ("videos", "socket", "videos in it is not a regular file"),
     ],

@@ -10,6 +10,7 @@ import pytest
 from mjfleet.registry import discover
 
 from ..conftest import Run, only_run, rows
+from .test_damaged_runs import everything
 from .test_resume import SMALL
 
 TASK = "mine-balance"
@@ -35,16 +36,6 @@ def edit(task: Path, setup: str = "pass", apply: str = "pass", reward: str = "ba
     (task / "env.py").write_text(text.replace('{"balance":', f'{{"{reward}":'))
 
 
-def contents(run_dir: Path, without: tuple[str, ...] = ()) -> dict[str, bytes]:
-    """The bytes of all files, and the names of all folders, by their paths in a run directory."""
-    found = {str(path.relative_to(run_dir)): path for path in run_dir.rglob("*")}
-    return {
-        name: b"" if path.is_dir() else path.read_bytes()
-        for name, path in found.items()
-        if not name.startswith(without)
-    }
-
-
 def record(run_dir: Path) -> dict[str, Any]:
     return json.loads((run_dir / "run.json").read_text())
 
@@ -60,7 +51,7 @@ def test_a_resume_that_fails_at_its_start_adds_an_attempt_and_changes_nothing_el
     assert run("train", TASK, *SMALL, *more).returncode == 0
     run_dir = only_run(tmp_path, TASK)
     older = f"{run_dir}/checkpoints/model_3.pt"
-    before, was = contents(run_dir), record(run_dir)
+    before, was = everything(run_dir), record(run_dir)
     config = task / "config.py"
     good = config.read_text()
     config.write_text(
@@ -77,7 +68,7 @@ def test_a_resume_that_fails_at_its_start_adds_an_attempt_and_changes_nothing_el
         edit(task, **changes)
         result = run(*resume, *flags)
         assert result.returncode == 2, result.stderr
-        assert contents(run_dir) == before
+        assert everything(run_dir) == before
         assert [path.name for path in (tmp_path / "logs" / TASK).iterdir()] == [run_dir.name]
     assert "its rewards were ['balance'], and are ['other'] now" in result.stderr
 
@@ -95,7 +86,10 @@ def test_a_resume_that_fails_at_its_start_adds_an_attempt_and_changes_nothing_el
         edit(task, **changes)
         result = run(*resume, *flags)
         assert result.returncode in (1, 143), result.stderr
-        assert contents(run_dir, own) == contents_without(before, own)
+        after = everything(run_dir)
+        assert {name: after[name] for name in after if not name.startswith(own)} == {
+            name: before[name] for name in before if not name.startswith(own)
+        }
         now = record(run_dir)
         assert len(now["attempts"]) == number
         assert now["attempts"][-1]["status"] == ("failed" if number < 5 else "stopped")
@@ -111,17 +105,13 @@ def test_a_resume_that_fails_at_its_start_adds_an_attempt_and_changes_nothing_el
     result = run(*resume)
     assert result.returncode == 0, result.stderr
     assert [row["iteration"] for row in rows(run_dir)] == [*map(str, range(1, 9))]
-    assert (run_dir / "configs/attempt_5.yaml").read_bytes() == before["config.yaml"]
+    assert (run_dir / "configs/attempt_5.yaml").read_bytes() == before["config.yaml"][1]
     assert (record(run_dir)["status"], len(record(run_dir)["attempts"])) == ("finished", 6)
     assert {p.name for p in run_dir.glob("checkpoints/replaced_*/*")} == {
         "model_6.pt",
         "metrics.csv",
     }
     assert not list(run_dir.rglob("*.tmp"))
-
-
-def contents_without(found: dict[str, bytes], without: tuple[str, ...]) -> dict[str, bytes]:
-    return {name: data for name, data in found.items() if not name.startswith(without)}
 
 
 @pytest.mark.slow

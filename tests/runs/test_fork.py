@@ -18,6 +18,7 @@ from mjfleet.runs.config_yaml import write_config
 from mjfleet.runs.resume_choice import Resume, read_run
 
 from ..conftest import Run, rows
+from .test_damaged_runs import everything
 from .test_resume import SMALL, TASK, add_checkpoint, make_run
 
 FOUND = discover({}).tasks[TASK]
@@ -91,27 +92,23 @@ def test_a_policy_that_has_begun_cannot_begin_otherwise(tmp_path: Path) -> None:
         resume(tmp_path, fork=True, agent={"actor": {"distribution": {"init_std": 0.5}}})
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_the_parent_stays_and_the_run_of_its_own_uses_what_its_configuration_says(
     run: Run, tmp_path: Path
 ) -> None:
     flags = (*SMALL, "--agent.save-interval", "2", "--eval-interval", "2", "--eval-envs", "4")
     assert run("train", TASK, *flags, "--agent.run-name", "base").returncode == 0
     (base,) = (tmp_path / "logs" / TASK).iterdir()
-    before = contents(base)
+    before = everything(base)
 
     best = f"{base}/checkpoints/best.pt"
     changes = ("--agent.run-name", "variant", "--agent.seed", "9", "--env.num-envs", "8")
     changes = (*changes, "--agent.max-iterations", "8")
     result = run("train", TASK, "--resume", best, *changes)
     assert result.returncode == 2
-    assert contents(base) == before
+    assert everything(base) == before
     result = run("train", TASK, "--resume", best, "--fork", *changes)
     assert result.returncode == 0, result.stderr
-    assert contents(base) == before
+    assert everything(base) == before
     assert "a run of its own" in result.stdout
     assert "random states, which begin anew" in result.stdout
     (fork,) = (tmp_path / "logs" / TASK).glob("*_variant")

@@ -116,16 +116,6 @@ def test_a_task_s_own_placement_holds_whatever_a_file_says(tmp_path: Path) -> No
     assert from_dict(config, to_dict(config)) == config
 
 
-def test_the_path_of_a_run_says_nothing_in_its_configuration(tmp_path: Path) -> None:
-    run_dir = tmp_path / "x\nhosts: [evil]\r\x85\u2028y"
-    begin(run_dir)
-    file = run_dir / "config.yaml"
-    assert read_config(str(file))["hosts"] == []
-    first, second, *_ = file.read_text().split("\n")
-    assert first.endswith("\\nhosts: [evil]\\r\\x85\\u2028y/config.yaml")
-    assert second == f"task: {TASK}"
-
-
 def test_without_a_state_folder_nothing_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

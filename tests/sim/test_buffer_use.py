@@ -35,3 +35,5 @@ def test_the_first_rank_that_overflowed_is_named_with_its_world_and_what_would_d
     (alone,) = overflow_texts([USE], [{"NJMAX_NNZ": 1}]).values()
     assert "rank" not in alone
     assert overflow_texts([None], [{"BADQPOS": 1}]) == {}
+    (full,) = overflow_texts([replace(USE, is_full=True)], [{"NEFC": 1}]).values()
+    assert "--env.njmax stays 64, because the device has no memory for 512" in full

@@ -1,8 +1,5 @@
 """One contract, every engine: what a task author may rely on."""
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,6 @@ import torch
 
 from mjfleet.errors import UserError
 from mjfleet.sim import FIELDS, Simulation, make_simulation
-from mjfleet.sim.buffer_use import overflow_texts
 from mjfleet.sim.simulation import DERIVED_FIELDS, STATE_FIELDS
 
 from ..conftest import REPOSITORY, TESTS
@@ -266,17 +262,6 @@ def test_buffers_that_overflow_are_enlarged_and_all_else_stays(device: str) -> N
     assert torch.equal(small.sensordata, ample.sensordata)
 
 
-@contextmanager
-def no_more_memory() -> Iterator[None]:
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**24, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
-
-
 BODY = "<body><joint/><geom size='0.1'/><site name='tip'/>{}</body>"
 LACKS = {
     "dof=quadratic": BODY.format("") + """
@@ -298,27 +283,6 @@ def test_what_warp_lacks_is_named_with_the_engine_that_has_it(what: str, device:
     flags = ("--gpu-ids None " if device != "cpu" else "") + "--engine native"
     with pytest.raises(UserError, match=f"^[^\n]*{what}[^\n]*: {flags}$"):
         make_simulation("warp", model, WORLDS, device=device)
-
-
-def test_buffers_for_which_there_is_no_memory_stay_as_they_were() -> None:
-    sim = make_simulation("warp", load("box"), WORLDS, nconmax=8, njmax=4)
-    sim.step(40)
-    before = {name: value.clone() for name, value in sim.state().items()}
-    places = [value.data_ptr() for value in sim.state().values()][:-1]
-    unread = sim.unread_warnings()
-    *counts, _, world, contacts = unread.numbers.tolist()
-    needs = 2**24
-    with no_more_memory():
-        found = unread.decode([*counts, needs, world, contacts])
-        with pytest.raises(UserError, match=rf"--env.njmax {needs}; use fewer --env.num-envs"):
-            sim.restore(before | {"room": torch.tensor((8, needs))})
-    (text,) = overflow_texts([sim.buffer_use], [found]).values()
-    for words in ("--env.njmax stays 4", f"no memory for {needs}", f"{needs} would have sufficed"):
-        assert words in text
-    assert all(torch.equal(sim.state()[name], value) for name, value in before.items())
-    assert [value.data_ptr() for value in sim.state().values()][:-1] == places
-    sim.step()
-    assert sim.warnings().keys() == found.keys(), "they are told again"
 
 
 @pytest.mark.parametrize("reset", [False, True])

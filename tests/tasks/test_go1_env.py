@@ -198,17 +198,3 @@ def test_a_fall_leads_to_no_harder_ground_however_far_the_robot_came(steps_left:
     (dones,) = run(env, env.step_dt)
     assert dones.tolist() == [True] * 3 + [steps_left == 1]
     assert env.levels.now.tolist() == [before, before, before - 1, before + (steps_left == 1)]
-
-
-def test_arrows_point_where_the_robot_is_told_to_go() -> None:
-    env: Any = build("go1-velocity-flat", 2, parts={"random": CALM})
-    half = math.pi / 4
-    env.sim.qpos[:, 3:7] = torch.tensor([math.cos(half), 0.0, 0.0, math.sin(half)])  # Faces +y.
-    env.sim.forward()
-    env.command[:] = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    start, along = env.debug_vis()["command"]
-    length = 2 * env.above[2]
-    assert torch.allclose(
-        along.float(), length * torch.tensor([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0]]), atol=1e-6
-    )
-    assert (start[:, 2] > env.sim.qpos[:, 2]).all()

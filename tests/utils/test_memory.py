@@ -11,7 +11,6 @@ from mjfleet.utils.memory import check_fits, enough_memory
     "error",
     [
         MemoryError(),
-        MemoryError("Unable to allocate 7.28 TiB"),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
         RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
         RuntimeError("Failed to allocate 123 bytes on device 'cuda:0'"),
