@@ -77,7 +77,7 @@ def test_any_command_line_is_answered(
     names = data.draw(st.sets(st.sampled_from(sorted(VARIABLES)), max_size=2))
     environ = {name: data.draw(st.sampled_from(VARIABLES[name])) for name in sorted(names)}
     if "--output" in words:
-        return  # What is asked for is written there; test_damaged_runs.py looks at that.
+        return  # What is asked for is written there.
     before = everything(folder)
     with chdir(folder), mock.patch.dict(os.environ, environ):
         code, said = call(*words)

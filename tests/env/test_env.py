@@ -288,11 +288,3 @@ def test_wrong_shapes_are_refused_before_training(what: str, message: str) -> No
     kind = type("Wrong", (Misshapen,), {"what": what, "model_file": str(TESTS / "models/arm.xml")})
     with pytest.raises(UserError, match=message):
         kind(cfg, make_simulation("native", kind.make_model(cfg), 2), seed=0)
-
-
-def test_rsl_rls_runner_may_replace_the_lengths_of_episodes() -> None:
-    env = reach(episode_steps=50, num_envs=8)
-    lengths = env.episode_length_buf
-    env.episode_length_buf = torch.randint_like(lengths, 50)  # As its `learn` begins.
-    assert env.episode_length_buf is lengths
-    assert lengths.any()

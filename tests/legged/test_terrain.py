@@ -39,13 +39,6 @@ def tile(terrain: Any, level: int, column: int) -> np.ndarray:
     return look_up(terrain, grid) - z
 
 
-def stand_at(model: mujoco.MjModel, place: np.ndarray) -> mujoco.MjData:
-    data = mujoco.MjData(model)
-    mujoco.mj_resetDataKeyframe(model, data, model.key("home").id)
-    data.qpos[:3] += place
-    return data
-
-
 def test_the_lookup_is_the_surface_that_mujoco_has(terrain: Any, model: mujoco.MjModel) -> None:
     data = mujoco.MjData(model)
     data.qpos[2] = 50
@@ -124,19 +117,3 @@ def test_any_number_of_levels_and_columns() -> None:
     assert np.ptp(tile(small, 1, 8)) == pytest.approx(np.ptp(tile(small, 1, 0)), abs=0.005)
     model = make_robot(GO1, "trunk", FEET, small)
     assert model.hfield_size[0, :2] == pytest.approx([20 + 8, 20 + 36])
-
-
-@pytest.mark.parametrize(("level", "column"), [(0, 0), (3, 5), (7, 2), (7, 4)])
-def test_it_stands_where_it_starts(
-    terrain: Any, model: mujoco.MjModel, level: int, column: int
-) -> None:
-    place = terrain.origins[level, column] + np.array([0.4, -0.4, 0.0])
-    data = stand_at(model, place)
-    while data.time < 1.5:
-        mujoco.mj_step(model, data)
-    floor = model.geom("floor").id
-    touching = {model.geom(geom).name for geom in data.contact.geom.ravel() if geom != floor}
-    assert touching == {*FEET}
-    assert np.linalg.norm(data.qpos[:2] - place[:2]) < 0.05
-    assert data.qpos[2] - place[2] == pytest.approx(0.3, abs=0.015)
-    assert data.sensor("base_up").data[2] > 0.99

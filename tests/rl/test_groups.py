@@ -19,9 +19,7 @@ from mjfleet.sim import make_simulation
 
 from ..conftest import Run
 from ..env.test_env import BUNDLED, ENGINES, no_host_synchronisation
-from ..helpers.cuda_graph_stub import CudaGraphStub, refuse
 from .test_checkpoints import load, same, train
-from .test_ranks import weights
 
 SIZE = 4
 NAME = "cartpole-balance"
@@ -139,25 +137,6 @@ def test_an_update_learns_no_critic_and_follows_the_policys_gradient(backprop: s
     assert losses.keys() == {"surrogate", "entropy"}
     assert same(critic, dict(alg.critic.state_dict()))
     assert all(p.grad is None for p in alg.critic.parameters())
-
-
-def test_training_by_graphs_is_training_by_calls(caplog: pytest.LogCaptureFixture) -> None:
-    found: list[Any] = []
-    for by_graphs in (True, False):
-        env, config = build(NAME), agent(6, backprop="autograd")
-        stub, measured = CudaGraphStub(), list[Any]()
-        capture = stub.capture if by_graphs else refuse
-        seed_everything(1)
-        runner = Runner(env, config, "cpu", 1, BUNDLED[NAME].load, capture=capture)
-        runner.train(measured.append, lambda: None)
-        of_clocks = ("second", "seconds")
-        measured = [{k: v for k, v in m.items() if not k.endswith(of_clocks)} for m in measured]
-        found.append((measured, weights(runner.alg)))
-        if by_graphs:
-            assert caplog.records == []
-            assert [graph.replays > 1 for graph in stub.graphs] == [True, True]
-    assert found[0][0] == found[1][0]
-    assert same(found[0][1], found[1][1])
 
 
 @pytest.mark.parametrize("engine", [engine for engine, _ in ENGINES])

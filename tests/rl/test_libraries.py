@@ -116,10 +116,7 @@ def test_a_run_with_another_library_is_a_run_like_any(
     ("library", "flags", "missing"),
     [
         ("skrl-jax", ("--agent.actor.class-name", "RNNModel"), None),
-        ("skrl-jax", ("--agent.algorithm.optimizer", "sgd"), None),
-        ("rl_games", ("--agent.algorithm.use-mixed-precision",), None),
         ("rl_games", ("--agent.algorithm.backprop", "autograd"), None),
-        ("skrl-jax", (), "jax"),
         ("rl_games", (), "rl_games"),
     ],
 )

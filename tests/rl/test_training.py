@@ -124,26 +124,6 @@ def test_a_checkpoint_loads_into_rsl_rls_own_runner(run: Run, tmp_path: Path) ->
     assert all(torch.equal(saved[k], v) for k, v in stock.alg.actor.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--agent.actor.class-name", "RNNModel", "--agent.critic.class-name", "RNNModel",
-         "--agent.actor.rnn-hidden-dim", "8", "--agent.critic.rnn-hidden-dim", "8"),
-        ("--agent.algorithm.use-mixed-precision", "--agent.actor.obs-normalization",
-         "--agent.algorithm.optimizer", "adamw"),
-        ("--agent.actor.distribution.class-name", "HeteroscedasticGaussianDistribution",
-         "--agent.algorithm.schedule", "fixed", "--agent.no-init-at-random-ep-len"),
-        ("--config", "rnd.yaml"),
-    ],
-)  # fmt: skip
-def test_what_rsl_rl_offers_can_be_chosen(run: Run, tmp_path: Path, flags: tuple[str, ...]) -> None:
-    (tmp_path / "rnd.yaml").write_text("agent: {algorithm: {rnd_cfg: {weight: 0.5}}}")
-    result = run("train", "cartpole-balance", *SMALL, *flags)
-    assert result.returncode == 0, result.stderr
-    if "rnd.yaml" in flags:
-        assert float(rows(only_run(tmp_path))[-1]["loss/rnd"]) > 0
-
-
 SPOILT_CONFIG = """
 from mjfleet.config import EnvConfig, Task
 TASKS = {"spoilt": Task(summary="Spoilt.", env=EnvConfig(num_envs=8, decimation=2),
@@ -287,10 +267,8 @@ def wait_for_iteration(process: WarmCommand, number: int) -> None:
 @pytest.mark.parametrize(
     ("number", "code", "times"),
     [
-        (signal.SIGINT, 130, 1),
         (signal.SIGINT, 130, 2),
         (signal.SIGTERM, 143, 1),
-        (signal.SIGHUP, 129, 1),
         (signal.SIGUSR1, 143, 1),  # As a scheduler announces the end of a job.
     ],
 )
@@ -314,23 +292,6 @@ def test_a_signal_finishes_the_iteration_and_saves_it(
     assert (run_dir / "checkpoints" / f"model_{done}.pt").exists()
     command = f"train cartpole-balance --resume {run_dir.relative_to(tmp_path)}"
     assert rest.splitlines()[-1].endswith(command)
-
-
-def test_a_second_signal_stops_at_once(start: Start, tmp_path: Path) -> None:
-    env = write_spoilt(tmp_path, raise_at=30)
-    lines = "import time; print('stuck', flush=True)\n            while True: time.sleep(0.1)"
-    env.write_text(env.read_text().replace('raise RuntimeError("the gripper broke")', lines))
-    process = start("train", "spoilt")
-    for line in ("stuck", "SIGINT: stopping after"):
-        while line not in process.stdout.readline():
-            assert process.poll() is None
-        time.sleep(0.6)  # Sooner, it would be the same signal.
-        process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate()
-    assert process.returncode == 130
-    assert "SIGINT: stopping at once" in rest
-    record = json.loads((only_run(tmp_path, "spoilt") / "run.json").read_text())
-    assert (record["status"], record["iterations"]) == ("stopped", 1)
 
 
 @pytest.mark.slow

@@ -64,8 +64,6 @@ def test_length_devices_logging_and_saving_leave_it_the_same_run(
     ("changes", "name", "value", "was"),
     [
         ({"agent": {"run_name": ""}}, "agent.run_name", "", "base"),
-        ({"agent": {"experiment_name": "other"}}, "agent.experiment_name", "other", TASK),
-        ({"agent": {"seed": 9}}, "agent.seed", 9, 1),
         ({"env": {"swing_up": True}}, "env.swing_up", True, False),
         ({"total_envs": 128}, "total_envs", 128, 64),
     ],

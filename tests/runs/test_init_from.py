@@ -103,12 +103,3 @@ def test_what_cannot_be_begun_with_is_named(
         with pytest.raises(UserError, match=words):
             train([OTHER, *SMALL, *flags])
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def test_somebody_elses_configuration_does_not_name_a_file_to_begin_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "theirs.yaml").write_text("init_from: /somewhere/model_1.pt\n")
-    with pytest.raises(UserError, match=r"does not decide init_from.*/somewhere/model_1\.pt"):
-        train([TASK, "--config", "theirs.yaml", "--dry-run"])

@@ -85,16 +85,6 @@ def test_a_run_that_cannot_begin_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_run_dir_may_be_a_folder_with_other_files_which_stay(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    path.mkdir()
-    (path / "notes.txt").write_text("mine")
-    run = begin(path, replace(TASK.defaults(), run_dir=str(path)))
-    assert {p.name for p in path.iterdir()} > {"notes.txt", "run.json", "config.yaml"}
-    run.discard()
-    assert [p.name for p in path.iterdir()] == ["notes.txt"]
-
-
 def test_an_id_on_wandb_is_used_only_by_the_installation_that_had_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

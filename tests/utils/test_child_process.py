@@ -4,13 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from mjfleet.utils.child_process import ChildProcess, python_module
+from mjfleet.utils.child_process import ChildProcess
 
 PARENT = """
 import sys, time
@@ -65,16 +64,6 @@ def test_a_signal_reaches_the_child_or_all_of_its_group() -> None:
         assert child.wait(30.0) == -signal.SIGTERM
         assert child.how_it_ended() == "killed by SIGTERM"
     child.send_signal(signal.SIGTERM)  # Its number may be another process's by now.
-
-
-def test_a_module_imports_nothing_from_the_current_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "this.py").write_text("print('not this')")
-    monkeypatch.chdir(tmp_path)
-    with ChildProcess(python_module("this")) as child:
-        child.wait()
-        assert b"Zen of Python" in child.output()
 
 
 @pytest.mark.parametrize("ours", [True, False])
