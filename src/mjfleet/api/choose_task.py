@@ -41,14 +41,8 @@ def choose_task(
 ) -> tuple[FoundTask, TrainConfig]:
     """Return the task, and its configuration: its defaults, changed by `config`, then `changes`.
 
-    Args:
-        task: its name, or a subclass of Env.
-        name: of the task of a class. None: the class's, `ReachEnv` becomes `reach`.
-        config: a configuration, a part of one, or a file as `train --config` reads it.
-        changes: fields of TrainConfig; `env` and `agent` may be mappings of what changes.
-
-    Raises:
-        UserError: there is no such task, or a value is not allowed.
+    The arguments are those of `mjfleet.train`. UserError if there is no such task, or a value is
+    not allowed.
     """
     changed = plain(changes)
     given, place = by_dotted_name(changed), None
@@ -75,7 +69,6 @@ def choose_task(
 
 
 def _by_value(env_class: type, name: str | None, changes: Mapping[str, Any]) -> ClassTask:
-    """Return the task of a class."""
     from mjfleet.env import Env
 
     if not (isinstance(env_class, type) and issubclass(env_class, Env)):

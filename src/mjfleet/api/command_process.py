@@ -31,12 +31,9 @@ FILES = "FILES:"
 class CommandProcess:
     """A command that runs.
 
-    Args:
-        arguments: of the command.
-        is_shown: whether its output is shown here; in a notebook, only warnings and errors are.
-        files: content of files that only it reads, by path in a folder that is removed afterwards.
-        place: where that folder is made, if it exists, or the nearest folder that does. None: where
-            temporary files belong.
+    Where it `is_shown`, a notebook gets only warnings and errors. `files` have the content of files
+    that only it reads, by path in a folder that is removed afterwards. That is made in `place` or
+    the nearest folder above it that exists; None: where temporary files belong.
     """
 
     def __init__(
@@ -85,10 +82,7 @@ class CommandProcess:
     ) -> int | None:
         """Wait until it has ended, or for so many seconds; return `exit_code`.
 
-        KeyboardInterrupt, Ctrl-C or a notebook's "interrupt kernel", is passed on to it.
-
-        Raises:
-            UserError: it has found a mistake of the user's.
+        Ctrl-C is passed on to it. UserError if it has found a mistake of the user's.
         """
         deadline = time.monotonic() + seconds
         while self.exit_code is None and time.monotonic() < deadline:

@@ -60,8 +60,7 @@ def plan_in_process(
 ) -> tuple[FoundTask, LaunchPlan]:
     """Choose device, engine and threads of one worker in this process, as `train` does.
 
-    Raises:
-        UserError: the arguments ask for what cannot be had, or for what only `train` does.
+    UserError if the arguments ask for what cannot be had, or for what only `train` does.
     """
     if wrong := [name for name in changes if name in OF_TRAIN]:
         raise UserError(f"{wrong[0]}: only `mjfleet.train` or the command `train` can do that.")

@@ -43,11 +43,7 @@ class ClassTask(FoundTask):
         return self.env_class if reference == ENV else super().load(reference, base)
 
     def files(self) -> dict[str, bytes]:
-        """Return the files of a task folder with this task, by path in the folder `tasks`.
-
-        Raises:
-            UserError: the class cannot be pickled.
-        """
+        """Return the files of a folder `tasks` by path; UserError if the class has no pickle."""
         class_name = self.env_class.__name__
         files = {
             "config.py": CONFIG_PY.format(name=self.name).encode(),

@@ -33,13 +33,9 @@ class TimedChild:
 def run_timed(
     command: Sequence[str], scratch: Path, environ: Mapping[str, str] | None = None
 ) -> TimedChild:
-    """Run a command until it ends, with its temporary files in `scratch`.
+    """Run a command until it ends, with temporary files in `scratch`, and further variables.
 
-    `environ` are environment variables besides those of this process.
-
-    Raises:
-        UserError: it is a command of ours that has found a mistake of the user's.
-        WorkerError: it failed otherwise; the message holds the end of its output.
+    UserError if it has found a mistake of the user's; WorkerError with its output for any other.
     """
     # With PYTHONDONTWRITEBYTECODE every process would compile all that it imports.
     variables = {"TMPDIR": str(scratch), "PYTHONDONTWRITEBYTECODE": None, **(environ or {})}
@@ -72,9 +68,8 @@ def train_timed(
 ) -> tuple[list[dict[str, float]], TimedChild]:
     """Train by the command `train`, with further `flags`; the run directory is removed again.
 
-    Returns:
-        The rows of metrics.csv without what is missing, each with the `seconds` from the start of
-        the process to its report; and the process.
+    Returns the rows of metrics.csv without what is missing, each with the `seconds` from the start
+    of the process to its report; and the process.
     """
     file, run_dir = scratch / "config.yaml", scratch / "run"
     config = replace(config, log_root=str(scratch))

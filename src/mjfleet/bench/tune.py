@@ -1,7 +1,4 @@
-"""`mjfleet tune TASK`: measures how many environments train fastest.
-
-Runs in the launcher: `train` itself, in a child process for each number, is what is measured.
-"""
+"""`mjfleet tune TASK`: measures how many environments train fastest, by `train` in processes."""
 
 import math
 from collections.abc import Sequence
@@ -43,11 +40,7 @@ class Point:
 
 
 def tune(arguments: Sequence[str]) -> int:
-    """Measure, print the curve and the flag to give; return the exit code.
-
-    Raises:
-        UserError: the arguments are wrong, or the task does not train with the smallest number.
-    """
+    """Measure, print the curve and the flag to give; return the exit code."""
     if not arguments or HELP & set(arguments):
         print_line(USAGE)
         return 0 if arguments else 2

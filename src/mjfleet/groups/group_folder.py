@@ -30,12 +30,7 @@ class GroupFolder:
     """The folder of a group whose members are being trained, locked until `close`."""
 
     def __init__(self, found: FoundTask, config: TrainConfig, existing: Path | None) -> None:
-        """Make the folder of a new group, or lock that of an `existing` one.
-
-        Raises:
-            UserError: the folder cannot be made, another process trains its members, or it holds a
-                link or belongs to another user.
-        """
+        """Make the folder of a new group, or lock that of an `existing` one; UserError if not."""
         self.found, self.is_new, self._made = found, existing is None, list[Path]()
         self.path = existing or new_folder(config, datetime.now())
         if existing:
@@ -57,11 +52,8 @@ class GroupFolder:
     ) -> None:
         """Write group.json, then config.yaml; note that this installation trains the group.
 
-        Args:
-            config: what all members have in common. W&B shows them together by the folder's name.
-            argv: the command.
-            placement: what the note says besides the configuration's own.
-            entries: of group.json, besides those of every group.
+        `placement` and `entries` are those of the note and of group.json besides every group's.
+        W&B shows the members together by the folder's name.
         """
         run_id, started = id_of(self.path), {"started": now()} if self.is_new else {}
         entries |= {"id": run_id, "argv": without_values(argv), "host": os.uname().nodename}
@@ -87,5 +79,4 @@ class GroupFolder:
             remove_empty(self._made)
 
     def close(self) -> None:
-        """Release the lock."""
         self._lock.close()

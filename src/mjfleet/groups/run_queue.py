@@ -34,9 +34,7 @@ MISTAKE = 2  # The exit code of `train` after a mistake of the user's.
 class Member:
     """A run of the group, and the process that trains it, which dies with this one.
 
-    Args:
-        name: of its run directory in the group's folder.
-        flags: of `train`, besides those of all members.
+    `name` is its run directory's in the group's folder; `flags` are its own, for `train`.
     """
 
     share: Share
@@ -63,7 +61,6 @@ class Member:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its process has ended."""
         return self._child.exit_code() is not None
 
     def stop(self, number: int = signal.SIGTERM, at_once: bool = False) -> None:
@@ -105,21 +102,12 @@ def run_members(
     ended: Callable[[M], object],
     look: Callable[[Sequence[M]], object] = lambda running: None,
 ) -> int | None:
-    """Train members until there are no more, or until a signal has stopped them.
+    """Train members until there are no more, or a signal has stopped them; return the signal.
 
     The first signal is passed on, so that members save and stop; a second one ends them at once.
-
-    Args:
-        group: the folder in which a member's run directory is begun or continued.
-        config: what all members have in common, as in the group's config.yaml.
-        shares: the devices of each member that trains at the same time.
-        next_member: returns what to train next, or None: nothing now, and nothing more once all
-            members have ended. It is called again and again while a share is free.
-        ended: takes note of how a member ended.
-        look: sees the members that are being trained, a few times per second; it may stop some.
-
-    Returns:
-        The signal, or None.
+    `next_member` is called while a share is free; None is nothing now, and nothing more once all
+    members have ended. `ended` takes note of how a member ended. `look` sees the members that are
+    being trained, a few times per second, and may stop some.
     """
     flags = placement_flags(config, group.found.defaults())
     common = [group.found.name, "--config", str(group.config_file), *flags]

@@ -35,15 +35,9 @@ def train_seeds(
 ) -> int:
     """Train a seed group; return the exit code.
 
-    Args:
-        found: the task.
-        config: what all runs have in common.
-        argv: the command's arguments, for group.json.
-        group: the group that continues; None: a new one.
-
-    Raises:
-        UserError: the configuration asks for what cannot be had, or changes what the group learns;
-            or all runs were refused. Of a new group, nothing is left then.
+    `config` is what all runs have in common; `group` continues, None begins one. UserError if what
+    it asks for cannot be had or changes what the group learns, or all runs were refused: of a new
+    group, nothing is left then.
     """
     config = group_config(config, group, ONE_EACH)
     seeds = _recorded_seeds(found, config, group) if group else None
@@ -104,9 +98,8 @@ def _common_mistake(members: Sequence[Member]) -> str:
 def group_config(config: TrainConfig, group: Resume | None, otherwise: str) -> TrainConfig:
     """Return what the runs of a group have in common, with the variables of --env-var set here.
 
-    Raises:
-        UserError: workers are on other hosts, or something else has started this process. The
-            message ends with what to do `otherwise`.
+    UserError, which ends with what to do `otherwise`, if workers are on other hosts or something
+    else has started this process.
     """
     is_worker = Rank.from_environ(os.environ | torchrun_variables(os.environ))
     if is_worker or choose_hosts(config, os.environ) != [LOCALHOST]:

@@ -12,13 +12,9 @@ from mjfleet.utils.console import print_line
 
 
 class ConsoleLogger:
-    """Shows each iteration.
+    """Shows each iteration, of which an earlier part of the run has completed `begun`.
 
-    Args:
-        max_iterations: number of iterations of the run.
-        begun: number of iterations that an earlier part of the run has completed.
-        view: `live` needs a terminal; without one the view is plain.
-        task: title of the live view.
+    `live` needs a terminal; without one the view is plain. `task` is the title of the live view.
     """
 
     def __init__(
@@ -67,7 +63,6 @@ class ConsoleLogger:
         return " ".join(f"{name}={_short(value)}" for name, value in shown.items())
 
     def close(self) -> None:
-        """End the live view."""
         if self._live:
             self._live.close()
 

@@ -31,14 +31,8 @@ logger = logging.getLogger(__name__)
 class LoggerGroup:
     """metrics.csv always, TensorBoard and W&B according to `agent.logger`, from the first row on.
 
-    Use it as a context, which closes the loggers.
-
-    Args:
-        run_dir: the run directory, which all parts of a resumed run share.
-        agent: chooses the loggers, and configures W&B.
-        config: the run's whole configuration, for W&B.
-        resumed_from: number of iterations in the checkpoint from which training continues. Rows
-            of later iterations are dropped from the files, since they are trained again.
+    Use it as a context, which closes the loggers. `config` is the whole configuration, for W&B.
+    Rows after iteration `resumed_from`, from which training continues, are dropped from the files.
     """
 
     def __init__(
@@ -60,7 +54,6 @@ class LoggerGroup:
         self._put(lambda logger: logger.video(path, iteration))
 
     def checkpoint(self, path: Path, iteration: int) -> None:
-        """Queue a checkpoint."""
         self._put(lambda logger: logger.checkpoint(path, iteration))
 
     def _put(self, action: Callable[[Logger], object]) -> None:

@@ -1,7 +1,6 @@
 """`mjfleet submit CLUSTER ... -- train ...`: runs a command on a cluster, or prints the file.
 
-A job is planned once from the command, for whichever cluster; the clusters have flags of their own,
-and a template each. Runs in the process that the user started. Imports nothing heavy.
+A job is planned once, for whichever cluster; each has flags and a template of its own.
 """
 
 import re
@@ -170,12 +169,9 @@ def submit(arguments: Sequence[str]) -> int:
 
 
 def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
-    """Return the job that runs a `train` or `sweep` command.
+    """Return the job that runs a `train` or `sweep` command, planned as by `train --dry-run`.
 
-    The command is checked as `train` checks it, and planned as `train --dry-run` does.
-
-    Raises:
-        UserError: a flag, task or number is wrong; what the command asks for does not fit the job.
+    UserError if a flag, task or number is wrong, or what is asked for does not fit the job.
     """
     is_sweep, words = command[0] == "sweep", list(command)
     own, rest = parse_known(SweepArguments, words[1:], PROG) if is_sweep else (None, words[1:])
@@ -251,9 +247,7 @@ def _is_array(arguments: JobArguments) -> bool:
 def _file(cluster: str, arguments: JobArguments, job: ClusterJob, typed: Sequence[str]) -> str:
     """Return the file that the cluster's template makes of a job, and of what the user typed.
 
-    Raises:
-        UserError: the run directory would not be in the volume, no GPU is named, or nothing says
-            what to install.
+    UserError if the run directory is not in the volume, no GPU or nothing to install is named.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

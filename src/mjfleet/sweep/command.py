@@ -68,11 +68,7 @@ def sweep(argv: Sequence[str]) -> int:
 
 
 def define_sweep(wanted: SweepArguments, found: FoundTask, config: TrainConfig) -> "Study":
-    """Return the study that the flags describe; nothing is created.
-
-    Raises:
-        UserError: a value is not allowed.
-    """
+    """Return the study that the flags describe; UserError for a bad value. Creates nothing."""
     need_extra("sweep", PROG, ["optuna", "cmaes"])
     if config.seeds:
         raise UserError("--seeds: leave it out, or vary the seed: --try agent.seed=1,2,3.")

@@ -28,9 +28,7 @@ is written as JSON, since Optuna has only scalars."""
 def read_space(tried: Sequence[str], config: TrainConfig) -> tuple[Space, dict[str, str]]:
     """Return the values that texts `name=values` try, also as they are typed.
 
-    Raises:
-        UserError: a field of the configuration is unknown, cannot be tried, or does not allow some
-            of the values.
+    UserError if a field is unknown, cannot be tried, or does not allow some of the values.
     """
     if not tried:
         raise UserError("nothing is to vary: give --try NAME=VALUES.")
@@ -48,11 +46,7 @@ def read_space(tried: Sequence[str], config: TrainConfig) -> tuple[Space, dict[s
 
 
 def with_values(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
-    """Return the configuration with a trial's values.
-
-    Raises:
-        UserError: they are not allowed, alone or together.
-    """
+    """Return the configuration with a trial's values; UserError if they are not allowed."""
     nested: dict[str, Any] = {}
     for name, value in values.items():
         *parents, last = name.split(".")

@@ -43,16 +43,7 @@ AGREED = "mjfleet"
 
 
 class Study:
-    """A sweep, as its flags describe it. After `open` it has trials.
-
-    Args:
-        wanted: the flags of the sweep.
-        found: the task.
-        config: of all trials, but for what they try.
-
-    Raises:
-        UserError: a value is not allowed.
-    """
+    """A sweep, as its flags describe it; after `open` it has trials. UserError for a bad value."""
 
     record: optuna.Study
 
@@ -112,16 +103,10 @@ class Study:
                 self._agreed[name] = value
 
     def open(self, place: str, folder_id: str, is_new: bool) -> None:
-        """Begin or continue Optuna's record.
+        """Begin or continue Optuna's record in a file or a database, named by its URL.
 
-        Args:
-            place: a database's URL or a file.
-            folder_id: a random word that marks the trials of one folder.
-            is_new: whether to begin the record if it is not there.
-
-        Raises:
-            UserError: the place cannot be used, the study of that name is another sweep, or it is
-                not there.
+        `folder_id` marks the trials of one folder. UserError if the place cannot be used, the study
+        of that name is another sweep, or it is not there although it is not new.
         """
         self._folder_id = folder_id
         optuna.logging.set_verbosity(optuna.logging.ERROR)

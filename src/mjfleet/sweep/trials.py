@@ -42,8 +42,7 @@ FEWEST_RESULTS = 4
 def run_trials(group: GroupFolder, study: Study, shares: Sequence[Share]) -> int:
     """Train until there are enough trials on all machines; return the exit code.
 
-    Raises:
-        UserError: runs never log the metric. All processes have ended.
+    UserError if runs never log the metric: all processes have ended.
     """
     print_line(f"sweep: {group.path}")
     trials = Trials(study, group.path)
@@ -136,10 +135,8 @@ class Trials:
     def _report(self, run: TrialRun, is_over: bool = False) -> float | None:
         """Report the metric's mean over each new interval; return that of the last one, if any.
 
-        An interval counts once it is complete, the last one also if the run `is_over`.
-
-        Raises:
-            UserError: runs never log the metric.
+        An interval counts once it is complete, the last one also if the run `is_over`. UserError if
+        runs never log the metric.
         """
         study, mean = self._study, None
         columns, rows = read_rows(run.run_dir / METRICS_FILE)

@@ -1,7 +1,4 @@
-"""`mjfleet inspect RUN`: shows which number of which world went bad first, and what led to it.
-
-Runs in the process that the user started. Importing this file imports nothing heavy.
-"""
+"""`mjfleet inspect RUN`: shows which number of which world went bad first, and what led to it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

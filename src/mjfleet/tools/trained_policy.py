@@ -1,7 +1,4 @@
-"""A trained policy with its task and environments: for `play`, `export` and `Run.policy`.
-
-Runs in the process that the user started. Importing this file imports nothing heavy.
-"""
+"""A trained policy with its task and environments: for `play`, `export` and `Run.policy`."""
 
 import os
 from dataclasses import replace
@@ -33,16 +30,10 @@ def find_policy(
 ) -> tuple[FoundTask, TrainConfig, Resume]:
     """Return a policy, its task, and the configuration of its training; print what has changed.
 
-    Args:
-        wanted: a word for a run, a checkpoint or a pretrained policy's file.
-        log_root: where runs are looked for.
-        tasks_dir: a folder of tasks. None: that of the run.
-        task: the one that the user has typed, if any.
-        is_pretrained: whether `wanted` is the name of a task, whose pretrained policy is meant.
-        as_trained: whether to use the run's own copy of the task's code.
-
-    Raises:
-        UserError: there is no such policy, task or copy, or they do not fit each other.
+    `wanted` is a word for a run, a checkpoint or a pretrained policy's file; with `is_pretrained`,
+    a task that has one. `task` is the one that the user has typed, if any. `as_trained` uses the
+    run's own copy of the task's code. UserError if there is no such policy, task or copy, or they
+    do not fit each other.
     """
     if is_pretrained:
         registry = discover(os.environ, tasks_dir)

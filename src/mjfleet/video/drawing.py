@@ -1,7 +1,4 @@
-"""Draws a recording as an MP4 video, in the child process of render_process.py.
-
-Viewers draw arrows, and follow a robot, by the same functions.
-"""
+"""Draws a recording as an MP4 video, and for viewers arrows, in the same way."""
 
 import io
 from collections.abc import Iterator

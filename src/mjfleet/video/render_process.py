@@ -1,7 +1,4 @@
-"""A child process that draws a recording into an MP4 file: its parent's side, and its own.
-
-Rank 0 or `play` starts it. Importing this imports nothing heavy.
-"""
+"""A child process that draws a recording into an MP4 file: its parent's side, and its own."""
 
 import os
 import pickle

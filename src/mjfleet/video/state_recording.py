@@ -1,7 +1,4 @@
-"""The states of some environments, from which another process draws a video.
-
-Recorded by rank 0 or `play`.
-"""
+"""The states of some environments, from which another process draws a video."""
 
 import math
 from collections.abc import Mapping

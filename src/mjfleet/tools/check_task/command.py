@@ -1,8 +1,4 @@
-"""`mjfleet check-task <task>`: finds common mistakes in a task before it is trained.
-
-Runs the task in the process that the user started, on both engines. Importing this file imports
-nothing heavy.
-"""
+"""`mjfleet check-task <task>`: finds common mistakes in a task. Imports nothing heavy."""
 
 import os
 import traceback

@@ -121,9 +121,8 @@ def stale_constants(build: Build) -> Iterator[Finding]:
 
 def _has_changed(before: np.ndarray, after: np.ndarray) -> bool:
     """Return whether constants differ by more than rounding."""
-    if not before.size:
-        return False
-    return bool(np.abs(after - before).max() > 1e-3 * np.abs(before).max() + 1e-9)
+    most = 1e-3 * np.abs(before).max(initial=0.0) + 1e-9
+    return bool(np.abs(after - before).max(initial=0.0) > most)
 
 
 def disagreements(one: Subject, other: Subject) -> Iterator[Finding]:

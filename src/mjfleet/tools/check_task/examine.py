@@ -19,7 +19,6 @@ class Examination:
     """Examines a task on one engine after the other."""
 
     def __init__(self, found: FoundTask, config: TrainConfig) -> None:
-        """Examine a task with a configuration."""
         self._found, self._config = found, config
 
     def on_native(self) -> Iterator[Finding]:
@@ -48,7 +47,6 @@ class Examination:
         return build_env(*where, rank=rank, group_size=comparisons.TWINS)
 
     def _random_steps(self, subject: Subject) -> Iterator[Finding]:
-        """Take the steps, and yield what they show."""
         env, check = subject.env, subject.check
         generators = GlobalGenerators()
         run = roll(env, subject.actions(signals.STEPS))

@@ -27,7 +27,6 @@ class GlobalGenerators:
     """Notices draws from the generators of torch, NumPy and Python."""
 
     def __init__(self) -> None:
-        """Remember their states."""
         self._before = look(_generators())
 
     def findings(self, where: str) -> Iterator[Finding]:

@@ -1,7 +1,4 @@
-"""An environment under examination: it acts, and goes back to an earlier state.
-
-Two futures can thus be compared that begin in the same state.
-"""
+"""An environment under examination, which acts and goes back to an earlier state."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -38,7 +35,6 @@ class Subject:
     """A task's environment, and how it is trained."""
 
     def __init__(self, env: Env[Any], agent: AgentConfig) -> None:
-        """Examine `env`; its state of now is that to which checks go back."""
         self.env, self.agent = env, agent
         self.everywhere = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
         self.keep()

@@ -1,7 +1,4 @@
-"""`mjfleet doctor [flags]`: one line for each thing that training on this machine needs.
-
-Runs in the process that the user started and imports nothing heavy; each check is a child process.
-"""
+"""`mjfleet doctor`: checks what training on this machine needs, each in a child process."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""`mjfleet export RUN`: writes a trained policy as a file that runs without mjfleet.
-
-Runs in the process that the user started. Importing this file imports nothing heavy.
-"""
+"""`mjfleet export RUN`: writes a trained policy as a file. Importing it imports nothing heavy."""
 
 import json
 import re

@@ -30,10 +30,7 @@ def make_graph(policy: Any, sizes: Sequence[int], kind: Format, metadata: str) -
     output in ONNX, `(layers, batch, size)`; in TorchScript the graph holds it, for a batch of one,
     and `reset()` clears it. Images are further inputs, in TorchScript one list. `policy` is the
     actor, one of rsl_rl's models, on the CPU; `sizes` are those of its observation groups;
-    `metadata` is put into the file.
-
-    Raises:
-        UserError: the policy is of a class for which there is no graph.
+    `metadata` is put into the file. UserError if there is no graph for the policy's class.
     """
     if not policy.obs_groups:
         raise UserError("a policy that observes images alone cannot be exported.")

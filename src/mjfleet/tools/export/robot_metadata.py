@@ -1,7 +1,4 @@
-"""What a robot's runtime needs to know to run a policy, as plain JSON data.
-
-docs/deploy.md explains each entry.
-"""
+"""What a robot's runtime needs to run a policy, as plain JSON data; see docs/deploy.md."""
 
 import json
 from collections.abc import Sequence
@@ -30,11 +27,8 @@ and `general/site` in MuJoCo's XML reference.
 def describe(env: Env[Any], groups: Sequence[str]) -> dict[str, Any]:
     """Return the model's entries, with those of the task's `deployment()` added or replacing them.
 
-    `groups` are the policy's observation groups, in order.
-
-    Raises:
-        UserError: `deployment()` does not return plain JSON data, or describes an observation by
-            parts of another total size.
+    `groups` are the policy's observation groups, in order. UserError if `deployment()` returns no
+    plain JSON data, or describes an observation by parts of another total size.
     """
     own, what = env.deployment(), f"{type(env).__name__}.deployment()"
     try:

@@ -1,7 +1,4 @@
-"""`play <task or run> [flags]`: shows how well a policy does, in whole episodes or a viewer.
-
-Runs in the process that the user started. Importing this file imports nothing heavy.
-"""
+"""`play`: shows a policy, in whole episodes or a viewer. Importing it imports nothing heavy."""
 
 import json
 import os
@@ -91,15 +88,6 @@ class PlayArguments(Checked):
             raise UserError(
                 "--episodes, --output and --video: no viewer has them; it plays until it is closed."
             )
-        is_web = self.viewer == "web"
-        for name, needs, has in (
-            ("video_seconds", "--video FILE", self.video),
-            ("host", "--viewer web", is_web),
-            ("port", "--viewer web", is_web),
-            ("as_trained", "a trained policy", not self.actions),
-        ):
-            if not has and getattr(self, name) != getattr(PlayArguments, name):
-                raise UserError(f"--{name.replace('_', '-')} is for {needs}.")
 
 
 def main() -> None:

@@ -1,7 +1,4 @@
-"""An environment with a policy acting in it, and the table of its whole episodes.
-
-Runs in the process that the user started. Importing this file imports nothing heavy.
-"""
+"""An environment with a policy acting in it, and the table of its whole episodes."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,8 +1,4 @@
-"""`mjfleet report`, `plot` and `compare`: runs as a page, as a picture, and as tables.
-
-They run in the process that the user started and import nothing heavy; matplotlib and jinja2 are
-imported once something is drawn.
-"""
+"""`mjfleet report`, `plot` and `compare`: runs as a page, as a picture, and as tables."""
 
 import json
 from collections.abc import Sequence
@@ -47,7 +43,8 @@ class Selection(Checked):
         root = Path(self.log_root)
         folders = {name: find_run(name, name, root, may_be_group=True) for name in self.runs}
         rows = read_named(folders)
-        return folders, rows, select(self.columns, known_in(rows))
+        known = dict.fromkeys(n for row in rows.values() for run in row for n in run.columns)
+        return folders, rows, select(self.columns, list(known))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,11 +123,6 @@ def compare(arguments: Sequence[str]) -> int:
         print_table({"": list(table), **cells}, title)
         print()
     return 0
-
-
-def known_in(rows: Rows) -> list[str]:
-    """Return the columns that some run of the rows has."""
-    return list(dict.fromkeys(name for row in rows.values() for run in row for name in run.columns))
 
 
 def _draw(output: Path, rows: Rows, columns: Sequence[str], x: str) -> None:

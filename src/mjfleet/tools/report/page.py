@@ -30,9 +30,7 @@ def write_page(output: Path, folders: Sequence[Path], rows: Rows, columns: Seque
     """Write a page about run directories and groups, and the rows of their runs with iterations.
 
     Where no columns are named, all that change are drawn. Of a single folder, all files are shown.
-
-    Raises:
-        UserError: the page cannot be written, or a single folder holds nothing that can be read.
+    UserError if the page cannot be written, or a single folder holds nothing that can be read.
     """
     import jinja2
 
