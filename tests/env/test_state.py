@@ -1,6 +1,7 @@
 """State is declared: where it is written, what a reset fills, and what is not declared."""
 
 import math
+import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -154,7 +155,11 @@ UNDECLARED: dict[str, tuple[Method, Method]] = {
     "count": (lambda env: None, increment),
     "one": (lambda env: vars(env).update(one=torch.zeros(1), other=torch.zeros(1)), swap),
     "table": (lambda env: vars(env).update(table=np.zeros(2)), lambda env: env.table.fill(1)),
+    "name": (lambda env: vars(env).update(name="a"), lambda env: vars(env).update(name="b")),
     "seen": (lambda env: vars(env).update(seen=deque([1])), lambda env: env.seen.append(2)),
+    "held": (lambda env: vars(env).update(held={"a": torch.zeros(2)}),
+             lambda env: env.held["a"].add_(1)),
+    "dice": (lambda env: vars(env).update(dice=random.Random(1)), lambda env: env.dice.random()),
     "noise": (lambda env: vars(env).update(noise=np.random.default_rng(1)),
               lambda env: env.noise.random()),
     "torch_noise": (lambda env: vars(env).update(torch_noise=torch.Generator()),

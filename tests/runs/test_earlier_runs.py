@@ -46,3 +46,15 @@ def test_it_resumes_in_its_own_directory(run: Run, run_dir: Path) -> None:
     record = json.loads((run_dir / "run.json").read_text())
     assert (record["status"], record["iterations"], len(record["attempts"])) == ("finished", 5, 2)
     assert (run_dir / "checkpoints" / "model_5.pt").is_file()
+
+
+def test_without_its_checkpoints_it_begins_anew_and_keeps_its_metrics(
+    run: Run, run_dir: Path
+) -> None:
+    shutil.rmtree(run_dir / "checkpoints")
+    result = run("train", "cartpole-balance", "--resume", "latest", "--agent.max-iterations", "1")
+    assert result.returncode == 0, result.stderr
+    (replaced,) = (run_dir / "checkpoints").glob("replaced_*")
+    assert (replaced / "metrics.csv").read_bytes() == (EARLIER / "metrics.csv").read_bytes()
+    assert replaced.name in result.stdout
+    assert [row["iteration"] for row in rows(run_dir)] == ["1"]
