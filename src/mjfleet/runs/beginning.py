@@ -1,9 +1,4 @@
-"""Decides from where a run starts: from its own newest checkpoint, from another run's, or anew.
-
-A run continues in place only with the values that have decided what it has learned. With others,
---fork begins a run of its own from its checkpoint. A new run may also begin with the networks of
-another, or imitate its policy. Runs in the process that the user started.
-"""
+"""Decides from where a run starts: from its own newest checkpoint, from another run's, or anew."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,7 +19,6 @@ from mjfleet.runs.run_lookup import find_run, is_of_this_user
 from mjfleet.runs.task_snapshot import changes_since
 
 INIT_STD = "agent.actor.distribution.init_std"
-Values = Mapping[str, tuple[Any, Any]]
 
 
 def has_learned(run_dir: Path) -> bool:
@@ -47,11 +41,8 @@ def continue_run(
     """Return the run with the checkpoint from which it continues in place.
 
     It is locked, unless this is a dry run or no process has locked it yet. `config` is what is to
-    be trained now, `recorded` the run's own, and `task_folder` the task's code now.
-
-    Raises:
-        UserError: a value differs that decides what is learned, the run is another user's or is
-            being trained, or its checkpoints are damaged.
+    be trained now, `recorded` the run's own. UserError if a value differs that decides what is
+    learned, the run is another user's or is being trained, or its checkpoints are damaged.
     """
     run_dir = named.run_dir
     assert run_dir is not None
@@ -76,10 +67,8 @@ def continue_run(
 def fork(named: Resume, config: TrainConfig, recorded: TrainConfig, task_folder: Path) -> Resume:
     """Return a new run that begins from the checkpoint of another, which stays as it is.
 
-    The arguments are as for `continue_run`; `named` may also be a checkpoint outside of any run.
-
-    Raises:
-        UserError: there is no checkpoint, or a value differs with which a policy can only begin.
+    `named` may also be a checkpoint outside of any run. UserError if there is no checkpoint, or a
+    value differs with which a policy can only begin.
     """
     resume = named.with_checkpoint()
     if resume.checkpoint is None:
@@ -121,10 +110,8 @@ def begin_from(config: TrainConfig, meant: str | None = None) -> tuple[Resume, T
 def first_meaning(here: Resume, flag: str, typed: str) -> str:
     """Return what a flag meant at the first start of the run in --run-dir.
 
-    `latest` may mean another run by now. `flag` is resume, init_from or teacher.
-
-    Raises:
-        UserError: the run has learned, and has not begun from what the flag names.
+    `latest` may mean another run by now. `flag` is resume, init_from or teacher. UserError if the
+    run has learned, and has not begun from what the flag names.
     """
     known = here.record.get("teacher" if flag == "teacher" else "parent") or {}
     is_same = known.get("named") == typed and isinstance(known.get("checkpoint"), str)
@@ -142,12 +129,8 @@ def first_meaning(here: Resume, flag: str, typed: str) -> str:
 def with_teacher(config: TrainConfig, meant: str | None = None) -> TrainConfig:
     """Return the configuration with checkpoint and network of the run that `--teacher` names.
 
-    Without the flag it keeps the teacher that it has; without a distillation it has none. `meant`
-    is what the flag means if it has been found before.
-
-    Raises:
-        UserError: the run does not exist or has no checkpoint, or there is no teacher where one is
-            needed, or no use for one.
+    `meant` is what the flag means if it has been found before. UserError if the run cannot be
+    used, or there is no teacher where one is needed, or no use for one.
     """
     agent = config.agent
     if not agent.distils:
@@ -189,7 +172,7 @@ def _differences(config: TrainConfig, recorded: TrainConfig) -> dict[str, tuple[
     return different
 
 
-def _listed(values: Values) -> str:
+def _listed(values: Mapping[str, tuple[Any, Any]]) -> str:
     """Return differing values as text: `--agent.seed is 9, was 1`."""
     shown = {n: [value if value != "" else "empty" for value in both] for n, both in values.items()}
     return "; ".join(f"--{n.replace('_', '-')} is {a}, was {b}" for n, (a, b) in shown.items())

@@ -35,13 +35,8 @@ NOT_RECORDED = (
 def read_config(path: str, name: str | None = None, task: str | None = None) -> dict[str, Any]:
     """Return the content of a YAML or JSON file, which may be a part of a configuration.
 
-    Args:
-        path: the file.
-        name: how messages name the file. None: `--config` and its path.
-        task: the task that the configuration is wanted for; None: the one that it is of.
-
-    Raises:
-        UserError: the file cannot be read, is not a mapping of names, or is of another task.
+    Messages call it `name`, or `--config` and its path. UserError if it cannot be read, is not a
+    mapping of names, or is of another task than `task`.
     """
     name, is_typed = name or f"--config {path}", name is None
     data = _read(path, name, is_typed)
@@ -79,10 +74,8 @@ def from_file(
     task's config.py or the note says the same; see `Kind`.
 
     Args:
-        found: the task.
         data: what `read_config` has read.
         name: how messages name the file.
-        note: this installation's note of the run whose file it is.
         is_given: whether the command line gives a field. None: the command trains nothing.
         default: the configuration that the file changes. None: the task's.
 

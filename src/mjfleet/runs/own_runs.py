@@ -1,7 +1,7 @@
 """Notes that this installation keeps, in the user's state folder, of the runs that it began.
 
-A file in a run directory may be anybody's: it says what is learned. Where, as whom and with whose
-code a run is trained counts only if the note of the run says the same. Runs in the launcher.
+A file in a run directory may be anybody's: where, as whom and with whose code a run is trained
+counts only if the note of the run says the same.
 """
 
 import hashlib

@@ -1,7 +1,6 @@
 """Policies that task folders hold ready to be played: `pretrained/<task>.pt`. Imports no torch.
 
-Such a file is a checkpoint without value network and optimiser. What it says of itself, as JSON, is
-its task, iteration, version, commit, configuration, and the table that `play` printed.
+Such a file is a checkpoint without value network and optimiser.
 """
 
 from pathlib import Path

@@ -59,10 +59,8 @@ class Resume:
     def with_checkpoint(self) -> Self:
         """Return the same with the checkpoint that was named, or the newest undamaged one.
 
-        A run without one begins again with the networks with which it has begun.
-
-        Raises:
-            UserError: there are only damaged checkpoints.
+        A run without one begins again with the networks with which it has begun. UserError if
+        there are only damaged checkpoints.
         """
         checkpoint, notes = choose(self.path)
         if checkpoint is None and (init := self.path / "checkpoints" / INIT).exists():
@@ -86,24 +84,15 @@ class Resume:
         """Return the entry of run.json for a run that begins from the checkpoint."""
         return Parent(
             named=named or "",
-            run=self.run_name,
+            run=name_of(self.run_dir.resolve()) if self.run_dir else None,
             checkpoint=str(self.policy.resolve()),
             iteration=iterations_done(self.policy),
             **entries,
         )
 
-    @property
-    def run_name(self) -> str | None:
-        """Experiment and name of the run, if it is one."""
-        return name_of(self.run_dir.resolve()) if self.run_dir else None
-
 
 def read_run(path: Path, name: str) -> Resume:
-    """Return what a path leads to: a run, a group of runs or a checkpoint.
-
-    Raises:
-        UserError: there is none of these, or it cannot be read. Messages call it `name`.
-    """
+    """Return the run, group or checkpoint of a path; UserError, which calls it `name`, if none."""
     run_dir = run_at(path)
     if path.name == INIT:
         raise UserError(f"{name} is what the run began with: name the run itself.")

@@ -1,8 +1,6 @@
-"""Lets the files of a run that continues be those of the new attempt. Runs in rank 0's worker.
+"""Lets the files of a run that continues be those of the new attempt once it has done an iteration.
 
-Until the first iteration is done, the new config.yaml and the task's code wait in a folder of their
-own, and all other files are as the last attempt left them: an attempt that fails before changes
-nothing but run.json, its failure records and its logs.
+An attempt that fails before changes nothing but run.json, its failure records and its logs.
 """
 
 import shutil

@@ -15,13 +15,7 @@ from mjfleet.config import TrainConfig, to_dict
 from mjfleet.config.dict_conversion import value_at
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoints import INIT
-from mjfleet.runs.config_yaml import (
-    CONFIG_FILE,
-    TEACHER,
-    differences,
-    placement_of,
-    write_config,
-)
+from mjfleet.runs.config_yaml import CONFIG_FILE, TEACHER, differences, placement_of, write_config
 from mjfleet.runs.git_state import git_state
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
 from mjfleet.runs.own_runs import add_note, id_of, note_of, remove_note
@@ -83,11 +77,8 @@ class RunDirectory:
     def create(cls, path: Path, attempt: Attempt, log_folder: Path | None) -> Self:
         """Make the directory of a new run; --run-dir may be a folder that holds no run.
 
-        `log_folder` is that of the workers' output.
-
-        Raises:
-            FileExistsError: another run has taken the name.
-            UserError: a folder cannot be made or written.
+        `log_folder` is that of the workers' output. UserError if a folder cannot be made or
+        written, FileExistsError if another run has taken the name.
         """
         made = make_folder(path, "--run-dir" if attempt.config.run_dir else "--log-root")
         if path not in made and not attempt.config.run_dir:
@@ -110,8 +101,7 @@ class RunDirectory:
     ) -> Self:
         """Open the directory of a run that continues, and lock it unless its `lock` is held.
 
-        Raises:
-            UserError: it holds a link, or cannot be locked or written.
+        UserError if it holds a link, or cannot be locked or written.
         """
         check_folder(path)
         before = (path / RECORD_FILE).read_bytes()
@@ -146,9 +136,7 @@ class RunDirectory:
     def end(self, status: str, **details: Any) -> None:
         """Record how this attempt ended; if that cannot be, log a warning instead.
 
-        Args:
-            status: "finished", "stopped" or "failed".
-            details: more entries of the attempt, such as the cause of a failure.
+        `status` is "finished", "stopped" or "failed"; `details` are more entries of the attempt.
         """
         ended = {"status": status, "ended": now(), "iterations": completed_iterations(self.path)}
         kept: dict[str, Any] = {}

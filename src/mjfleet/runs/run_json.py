@@ -1,7 +1,4 @@
-"""Reads and writes run.json: what was run, on which machine, and how each attempt ended.
-
-group.json, of a group of runs, is built alike.
-"""
+"""Reads and writes run.json: what was run, where, and how it ended; group.json is alike."""
 
 import json
 import os
@@ -89,10 +86,7 @@ def write_record(run_dir: Path, file: str = RECORD_FILE, **entries: Any) -> None
 
 
 def record_to_share(run_dir: Path, iteration: int) -> dict[str, Any]:
-    """Return what others may know of run.json: nothing of the machine, its folders and its code.
-
-    It is that of a run which was stopped now, after so many iterations.
-    """
+    """Return what others may know of a run that stops now: nothing of machine, folders or code."""
     record = read_record(run_dir)
     plan = record["plan"]
     workers = [{"device": worker["device"]} for worker in plan["workers"]]

@@ -1,7 +1,7 @@
-"""The lock of a run directory, by which one process at a time trains in it. Runs in the launcher.
+"""The lock of a run directory, by which one process at a time trains in it.
 
-The lock is that of a file. On a file system without locks, the process that trains touches the file
-instead, and what run.json says of that process decides.
+On a file system without locks, the process that trains touches the lock's file instead, and what
+run.json says of that process decides.
 """
 
 import fcntl
@@ -49,11 +49,8 @@ def lock_run(
 ) -> RunLock:
     """Lock a run directory or a group's folder; wait `patience` seconds for another process.
 
-    `clock` measures them.
-
-    Raises:
-        UserError: another process trains there, has removed the directory, or the lock's file
-            cannot be written.
+    UserError if it still trains there, has removed the directory, or the lock's file cannot be
+    written.
     """
     path = run_dir / LOCK_FILE
     try:

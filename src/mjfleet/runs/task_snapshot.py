@@ -1,7 +1,4 @@
-"""Keeps a task's folder as it was when a run was trained, and shows how another one differs.
-
-A snapshot is `task/<beginning of its hash>/` in the run directory. Imports nothing heavy.
-"""
+"""Keeps a task's folder as it was when a run was trained, and shows how another one differs."""
 
 import hashlib
 import json
@@ -22,7 +19,7 @@ from mjfleet.runs.run_json import record_of
 from mjfleet.utils.console import print_line, printable
 from mjfleet.utils.safe_read import open_regular
 
-FOLDER = "task"
+FOLDER = "task"  # In the run directory; a snapshot is `task/<beginning of its hash>`.
 MAX_BYTES = 64 << 20  # Of a snapshot; the largest files are left out.
 
 

@@ -12,9 +12,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
     The content goes to a temporary file, which is flushed to disk and then renamed. A link is
     replaced, not followed. A device or a pipe is written, because a file would take its place.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written.
+    OSError if the disk is full, or the folder cannot be written.
     """
     if path.exists() and not path.is_file() and not path.is_symlink():
         with path.open("wb") as file:
@@ -41,10 +39,7 @@ def extend(path: Path, length: int, data: bytes) -> int:
     """Write `data` after the first `length` bytes of a file, and return the new length.
 
     Bytes after `length` are cut off. On a failure the file ends after `length` bytes, so that no
-    reader finds half a row, and the same call can be tried again.
-
-    Raises:
-        OSError: the disk is full, or the file cannot be written.
+    reader finds half a row, and the same call can be tried again. OSError, as on a full disk.
     """
     try:
         with path.open("r+b") as file:
@@ -52,8 +47,7 @@ def extend(path: Path, length: int, data: bytes) -> int:
             file.seek(length)
             file.write(data)
     except OSError:
-        # A full disk may have taken the first part of `data`.
-        os.truncate(path, length)
+        os.truncate(path, length)  # A full disk may have taken the first part of `data`.
         raise
     return length + len(data)
 

@@ -20,9 +20,8 @@ def cpu_name() -> str:
 def usable_cores(root: Path = Path("/")) -> int:
     """Return how many CPU cores this process may use: by its affinity, and by CPU quotas.
 
-    A quota, as `docker --cpus` sets, is processor time per period: that of 1.5 cores counts as 2.
-    Those of all cgroups around this process hold, see "CPU" in the kernel's cgroup-v2.rst. `root`
-    is where /proc and /sys are.
+    A quota of 1.5 cores counts as 2; those of all cgroups around this process hold, see "CPU" in
+    the kernel's cgroup-v2.rst. `root` is where /proc and /sys are.
     """
     cores, mount = len(os.sched_getaffinity(0)), root / "sys/fs/cgroup"
     try:

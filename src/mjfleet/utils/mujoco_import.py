@@ -7,8 +7,7 @@ from importlib import import_module
 def import_mujoco() -> None:
     """Import mujoco without what draws, if MUJOCO_GL names a library that cannot be loaded.
 
-    Without the variable there is nothing to do. Videos are drawn by a process of their own: it
-    inherits the variable, and says what is wrong.
+    The process that draws videos inherits the variable, and says what is wrong.
     """
     if not (chosen := os.environ.get("MUJOCO_GL")):
         return

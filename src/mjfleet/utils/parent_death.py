@@ -1,7 +1,4 @@
-"""A process that ends with the one that started it, and tells it of the user's mistakes.
-
-Called in the child; imports nothing heavy.
-"""
+"""A process that ends with the one that started it, and tells it of the user's mistakes."""
 
 import ctypes
 import os

@@ -15,8 +15,7 @@ JSON_BYTES = 4 * 2**20
 def open_regular(path: Path, limit: int, may_link: bool = False) -> BinaryIO:
     """Open a regular file of at most `limit` bytes, to which a link leads only if it `may_link`.
 
-    Raises:
-        OSError: it does not exist, is something else or larger. Its `strerror` says which.
+    OSError, whose `strerror` says why, if it does not exist, is something else or larger.
     """
     about = path.stat(follow_symlinks=may_link)
     if not stat.S_ISREG(about.st_mode):
