@@ -182,7 +182,6 @@ def _last_own_line(error: BaseException, folder: Path) -> str:
 
 
 def _roots(environ: Mapping[str, str], tasks_dir: str | None) -> list[Path]:
-    """Return the folders to search, each once, in order."""
     asked = [(tasks_dir, "--tasks-dir")] if tasks_dir else []
     listed = environ.get(TASKS_VARIABLE, "").split(":")
     asked += [(folder, TASKS_VARIABLE) for folder in listed if folder]

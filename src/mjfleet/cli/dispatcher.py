@@ -47,7 +47,6 @@ class TasksArguments(Checked):
 
 
 def main() -> None:
-    """Run the command line `mjfleet`."""
     sys.exit(run_command(mjfleet, sys.argv[1:]))
 
 
@@ -66,7 +65,6 @@ def mjfleet(arguments: Sequence[str]) -> int:
 
 
 def tasks(arguments: Sequence[str]) -> int:
-    """Print the tasks as a table."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

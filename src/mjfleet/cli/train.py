@@ -38,7 +38,6 @@ EXCLUSIVE = {
 
 
 def main() -> None:
-    """Run the command line `train`."""
     sys.exit(run_command(train, sys.argv[1:]))
 
 

@@ -113,7 +113,6 @@ def _build(kind: type[T], default: T | None, data: Mapping[str, Any], path: str)
 
 
 def _convert(hint: Any, value: Any, default: Any, path: str) -> Any:
-    """Return `value` as the type `hint`. Nested configurations start from `default`."""
     for found in _fits(hint, value, default, path):
         return found
     raise _WrongTypeError(f"`{path}` is {value!r}; it must be {_words(hint)}.")

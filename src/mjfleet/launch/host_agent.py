@@ -164,7 +164,6 @@ class GrowingFiles:
         return found
 
     def send_rest(self, others: Iterable[Path]) -> None:
-        """Send all that is left of these files, and all of some others."""
         self._sent |= dict.fromkeys(others, 0)
         while self.send_new() or self._channel.is_full:
             time.sleep(0.01)
@@ -182,7 +181,7 @@ def _network(address: str) -> dict[str, str]:
 
 
 def _import_for_workers(engine: str, threads: int) -> None:
-    """Import what workers, forks of this process, need; the settings count while that happens."""
+    """Import what workers, forks of this process, need."""
     os.environ |= thread_variables(threads)
     # Without this, torch warns of each address that has no name.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

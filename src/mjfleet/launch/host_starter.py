@@ -126,7 +126,6 @@ class HostConnections:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End everything on all hosts, within END_SECONDS."""
         for host in self._started:
             host.close()
         deadline = time.monotonic() + END_SECONDS

@@ -61,7 +61,6 @@ class LaunchPlan:
 
     @property
     def threads(self) -> int:
-        """CPU threads of each worker on the first host."""
         return self.hosts[0].threads
 
     def worker_args(self, node: int = 0) -> WorkerArgs:
@@ -230,7 +229,6 @@ def _refuse_contradictions(
 
 
 def _threads(config: TrainConfig, host: Devices) -> int:
-    """Return the threads of each of a host's workers, at least one."""
     wanted, cores, workers = config.cpu_threads or host.cores, host.cores, len(host.names)
     if wanted > cores:
         raise UserError(
@@ -241,7 +239,6 @@ def _threads(config: TrainConfig, host: Devices) -> int:
 
 
 def _divide_envs(config: TrainConfig, world_size: int) -> TrainConfig:
-    """Return the configuration with the environments of each worker, if those of all were given."""
     if config.eval_interval is not None and config.eval_envs < world_size:
         raise UserError(
             f"--eval-envs is {config.eval_envs}; it must be at least {world_size}, the number of "

@@ -2,12 +2,9 @@
 
 Read in torchrunx 0.4.0. Each change could go if `torchrunx.Launcher` had an argument for it:
 
-- how it talks to its agent. It meets it at a port of all interfaces, and unpickles what whoever is
-  first there sends; here they have a pipe.
-- how an agent starts and ends. It runs a shell command, in which Python imports torch anew.
-- how an agent starts workers. It has torch spawn them, each of which imports everything anew.
-- that output is left alone. It goes through a log server, which unpickles what any user of the host
-  sends it, and whose event needs shared memory.
+- how it talks to its agent: it unpickles what comes to a port of all interfaces; here, a pipe.
+- how an agent and its workers start and end: each is a new Python that imports everything anew.
+- that output is left alone: it goes through a log server, which unpickles what any user sends it.
 """
 
 import logging

@@ -38,7 +38,6 @@ class WorkerWatchdog:
 
     @property
     def has_begun(self) -> bool:
-        """Whether training has begun on all workers."""
         return all(heart.has_begun for heart in self._hearts)
 
     @property
@@ -72,7 +71,6 @@ class WorkerWatchdog:
         return self._hang() if self._detector.hangs() else None
 
     def is_gone(self) -> bool:
-        """Return whether every worker that has started has ended."""
         return all(_state(heart.pid)[0] in "ZX" for heart in self._hearts if heart.pid)
 
     def _recorded(self) -> Failure | None:
@@ -154,7 +152,6 @@ def _state(pid: int) -> tuple[str, int]:
 
 
 def killed_by(number: int) -> str:
-    """Describe a death by a signal."""
     hint = {
         signal.SIGKILL: ", possibly out of memory (`dmesg` would say)",
         signal.SIGBUS: ", possibly out of shared memory or disk",

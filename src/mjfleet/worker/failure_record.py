@@ -145,7 +145,6 @@ def hang_message(limit: float, stacks: str) -> str:
 
 
 def only_waits(stacks: str) -> bool:
-    """Return whether a rank with these stacks waits for other ranks."""
     return any(file in stacks for file in WAITING_FILES)
 
 

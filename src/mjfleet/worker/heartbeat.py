@@ -56,7 +56,6 @@ class Heartbeat(ctypes.Structure, HeartbeatBase):
             self.iteration = iteration
 
     def finish(self, stopped_by: int | None) -> None:
-        """Report the end, and the signal, if any, that ended training early."""
         self.stopped_by = stopped_by or 0
         self.enter(Phase.DONE)
 

@@ -71,10 +71,7 @@ class Rank:
 
 
 def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return torchrun's variables for a process that srun or mpirun has started; {} for others.
-
-    Variables that are set already are left out: WORLD_SIZE says that the process has a place,
-    MASTER_ADDR and MASTER_PORT where workers meet.
+    """Return torchrun's variables, as far as missing, for a process of srun or mpirun; else {}.
 
     Raises:
         RankError: another launcher has started several processes, and they cannot find each other.

@@ -68,7 +68,6 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
 
 
 def _join_other_hosts(args: WorkerArgs, meeting: tuple[str, int], rank: Rank) -> None:
-    """Correct the variables that torchrunx has set, which knows this host alone."""
     for variable in LOOPBACK_ALONE:
         os.environ.pop(variable)
     os.environ |= {

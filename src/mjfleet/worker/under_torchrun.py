@@ -34,11 +34,9 @@ def meet(
 ) -> tuple["PrefixStore", str]:
     """Meet the workers that were started together with this one.
 
-    The store still holds what earlier workers with the same ranks have left. So each worker makes
-    up a new name, the others write theirs under rank 0's, and rank 0 answers each under its name.
-
-    Returns:
-        A part of the store that is theirs alone, and the text of rank 0.
+    The store still holds what earlier workers have left. So each worker makes up a new name, the
+    others write theirs under rank 0's, and rank 0 answers each under its name. What is returned is
+    a part of the store that is theirs alone, and the text of rank 0.
 
     Raises:
         TimeoutError: a worker has not come, or rank 0 has not answered.
@@ -71,7 +69,7 @@ def meet(
 def decided_by_rank_0(
     store: "Store", rank: Rank, decide: Callable[[], str], timeout: timedelta
 ) -> str:
-    """Return what rank 0 decides: it calls `decide`, and tells the others the text.
+    """Return what rank 0, which alone calls `decide`, decides.
 
     Raises:
         UserError: rank 0 has found a mistake of the user's.

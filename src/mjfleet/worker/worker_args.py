@@ -48,7 +48,6 @@ class WorkerArgs:
     """A folder that is gone after the run: heartbeats, stacks, the store of one host's workers."""
 
     def rank_of(self, local_rank: int) -> Rank:
-        """Return the place of one of this host's workers that we have started."""
         return Rank(
             rank=self.first_rank + local_rank,
             local_rank=local_rank,
@@ -58,11 +57,9 @@ class WorkerArgs:
         )
 
     def heartbeat_file(self, local_rank: int) -> Path:
-        """Return the file of the heartbeat of a worker that we started."""
         return Path(self.scratch, f"heartbeat{local_rank}")
 
     def stacks_file(self, local_rank: int) -> Path:
-        """Return the file to which a worker writes its Python stacks on SIGQUIT."""
         return Path(self.scratch, f"stacks{local_rank}")
 
 
