@@ -13,6 +13,8 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from mjfleet.config import WandbConfig
 from mjfleet.loggers.logger import Logger, Row
 from mjfleet.runs.config_yaml import CONFIG_FILE
@@ -129,6 +131,12 @@ class WandbLogger(Logger):
         letting_go = Thread(target=_let_go, name="W&B teardown", daemon=True)
         letting_go.start()
         letting_go.join(1)
+        # W&B's own process would outlive this one, with our terminal or pipe open. All that it has
+        # received is in the run directory.
+        for child in psutil.Process().children():
+            with suppress(psutil.NoSuchProcess):
+                if child.name() == "wandb-core":
+                    child.kill()
         return f"`wandb sync {self._run_dir}/wandb/*run-*` uploads what it has"
 
 
