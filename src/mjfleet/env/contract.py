@@ -1,8 +1,6 @@
-"""The environment contract: what a task author writes, and may use in it.
+"""The environment contract: what a task author writes, and may use in it."""
 
-Runs in a worker, and in every command that steps a task.
-"""
-
+import inspect
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +12,13 @@ from rsl_rl.env import VecEnv
 
 from mjfleet.config import EnvConfig
 from mjfleet.env.episode_statistics import Metrics
-from mjfleet.env.model_file import find_model
 from mjfleet.env.step_recorder import Arrows
 from mjfleet.errors import UserError
 from mjfleet.sim import Simulation
+from mjfleet.utils.packages import find_package, need_extra
 
 C = TypeVar("C", bound=EnvConfig)
+MENAGERIE = "menagerie:"
 
 
 class EnvContract(VecEnv, Generic[C]):
@@ -31,7 +30,8 @@ class EnvContract(VecEnv, Generic[C]):
     """
 
     model_file: ClassVar[str]
-    """The MJCF file, relative to the class's own; `package:path`; or `menagerie:<robot>`."""
+    """The MJCF file, relative to the class's own; `package:path`, in an installed package, which is
+    not imported; or `menagerie:<robot>`, or `menagerie:<robot>/<entry>`."""
 
     # rsl_rl declares the types of `cfg` and `max_episode_length` more widely.
     cfg: C  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -55,11 +55,32 @@ class EnvContract(VecEnv, Generic[C]):
 
     @classmethod
     def model_path(cls) -> Path:
-        """Return the path of `model_file`, or raise UserError if there is none."""
+        """Return the path of `model_file`.
+
+        Raises:
+            UserError: there is none, its package is not installed, or MuJoCo Menagerie has no such
+                robot, or can neither be found nor fetched.
+        """
         if not hasattr(cls, "model_file"):
             raise UserError(f"{cls.__name__} sets no model_file.")
-        owner = next(base for base in cls.__mro__ if "model_file" in vars(base))
-        return find_model(owner, cls.model_file)
+        owner, model_file = next(x for x in cls.__mro__ if "model_file" in vars(x)), cls.model_file
+        if not model_file.startswith(MENAGERIE):
+            package, _, file = model_file.rpartition(":")
+            folder = find_package(package) if package else Path(inspect.getfile(owner)).parent
+            return folder / file
+        what = f"{owner.__name__}: model_file {model_file!r}"
+        need_extra("menagerie", what, ["mujoco_menagerie"])
+        import mujoco_menagerie
+
+        robot, _, entry = model_file.removeprefix(MENAGERIE).partition("/")
+        try:
+            files = mujoco_menagerie.get(robot)
+            file = files.entry(entry or None).file  # Before anything is fetched for a wrong name.
+            return files.path() / file
+        except (mujoco_menagerie.MenagerieError, OSError) as error:
+            raise UserError(
+                f"{what}: {error}. MENAGERIE_ROOT may name a clone of MuJoCo Menagerie to look in."
+            ) from None
 
     def setup(self) -> None:
         """Look up ids and sensors, declare the task's state. Called before the first reset."""

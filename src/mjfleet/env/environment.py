@@ -1,7 +1,4 @@
-"""The step that is built from what a task author writes; see contract.py.
-
-Runs in a worker, and in every command that steps a task.
-"""
+"""The step that is built from what a task author writes; see contract.py."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

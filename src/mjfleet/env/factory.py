@@ -117,9 +117,7 @@ def _with_room(
 
 @contextmanager
 def on_device(engine: Literal["warp", "native"], device: str) -> Iterator[None]:
-    """Make `device` the default of torch, of rendering, and of warp where the engine is warp.
-
-    Enter it before anything is allocated.
+    """Make `device` the default of torch, rendering and warp, before anything is allocated.
 
     Raises:
         UserError: torch does not see the GPU.

@@ -1,7 +1,4 @@
-"""Checks what the methods of a task return when an environment is built.
-
-Otherwise torch would broadcast a wrong shape silently, or fail far from its cause.
-"""
+"""Checks what a task's methods return when it is built: torch would broadcast a wrong shape."""
 
 from typing import Any
 

@@ -1,8 +1,4 @@
-"""What an environment remembers: state that its `setup` declares. Runs in a worker.
-
-From the declarations follow what a reset fills, what a checkpoint holds, and what the environments
-of a GRPO group take over.
-"""
+"""State that an environment's `setup` declares: what resets fill, and checkpoints hold."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

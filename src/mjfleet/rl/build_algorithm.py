@@ -1,7 +1,4 @@
-"""Chooses the algorithm that a configuration names, and builds it with networks and storage.
-
-Runs in a worker. The configuration's names are rsl_rl's.
-"""
+"""Chooses the algorithm that a configuration names, and builds it with networks and storage."""
 
 import contextlib
 import io
@@ -172,10 +169,7 @@ def build_algorithm(
 
 
 def rsl_rl_config(agent: AgentConfig, load: Callable[..., Any]) -> dict[str, Any]:
-    """Return the nested dictionary that rsl_rl's runner takes; our fields have its names.
-
-    `load` finds `module:name`, see FoundTask.load.
-    """
+    """Return the nested dictionary that rsl_rl's runner takes; our fields have its names."""
     plain = to_dict(agent)
     own = ("name", "group_size", "backprop", "learning_threads", "gradient_length", "loss_type")
     algorithm = _without_added(plain["algorithm"], PPOConfig)
@@ -205,11 +199,7 @@ def rsl_rl_config(agent: AgentConfig, load: Callable[..., Any]) -> dict[str, Any
 
 
 def augmentation(symmetry: SymmetryConfig | None, load: Callable[..., Any]) -> Any:
-    """Return the function that mirrors samples, or None.
-
-    Raises:
-        UserError: it cannot be loaded, or is no function.
-    """
+    """Return the function that mirrors samples, or None; UserError if it is no function."""
     if symmetry is None:
         return None
     function = load(name := symmetry.data_augmentation_func)
@@ -220,11 +210,7 @@ def augmentation(symmetry: SymmetryConfig | None, load: Callable[..., Any]) -> A
 
 
 def model_class(name: str, load: Callable[..., Any]) -> type[models.MLPModel]:
-    """Return the class of a network: rsl_rl's of that name, or `module:Class`.
-
-    Raises:
-        UserError: that is not there, or is no subclass of rsl_rl's models.
-    """
+    """Return the class of a network: rsl_rl's of that name, or `module:Class`."""
     return load(name, models.MLPModel) if ":" in name else getattr(models, name)
 
 

@@ -1,10 +1,8 @@
 """Networks that commute with a mirror of the robot, by weights that are tied. Runs in a worker.
 
-A mirror permutes the numbers of observations and actions and changes some signs. Where each weight
-equals its mirror image, mirrored observations lead to mirrored actions and to the same value, and
-each sample teaches as much as two (van der Pol et al. 2020, arXiv:2006.16908). The mirror reverses
-the order of a hidden layer's units. Networks keep their form and cost: their weights are tied once,
-and gradients are averaged with their images.
+Where each weight equals its mirror image, mirrored observations lead to mirrored actions, and each
+sample teaches as much as two (van der Pol et al. 2020, arXiv:2006.16908). The mirror reverses the
+order of a hidden layer's units. Weights are tied once, and gradients averaged with their images.
 """
 
 from collections.abc import Callable, Mapping
@@ -107,20 +105,14 @@ class Equivariance:
 def read_mirrors(
     mirror: Callable[..., Any], sizes: Mapping[str, int], num_actions: int, device: torch.device
 ) -> tuple[dict[str, Mirror], Mirror]:
-    """Return the mirrors of groups of observations, whose `sizes` are given, and that of actions.
+    """Return the mirrors of groups of observations, and that of actions; UserError if none is."""
 
-    Raises:
-        UserError: `mirror` is none.
-    """
-    examples = {name: _example(size, device) for name, size in sizes.items()}
-    seen, done = mirror(
-        obs=TensorDict(examples, batch_size=1), actions=_example(num_actions, device)
-    )
+    def example(size: int) -> torch.Tensor:
+        return torch.arange(1.0, size + 1, device=device).unsqueeze(0)
+
+    examples = TensorDict({name: example(size) for name, size in sizes.items()}, batch_size=1)
+    seen, done = mirror(obs=examples, actions=example(num_actions))
     return {name: _read(name, seen[name]) for name in sizes}, _read("actions", done)
-
-
-def _example(size: int, device: torch.device) -> torch.Tensor:
-    return torch.arange(1.0, size + 1, device=device).unsqueeze(0)
 
 
 def _read(name: str, rows: torch.Tensor) -> Mirror:

@@ -1,11 +1,7 @@
-"""What other libraries' PPO have in common: they learn from rsl_rl's rollouts. Runs in a worker.
+"""What other libraries' PPO have in common, which learn from rsl_rl's rollouts. Runs in a worker.
 
-Networks, rollouts and checkpoints stay rsl_rl's, so collecting, saving, evaluating and exporting
-are the same, and a run can continue with another library. The library computes returns and
-advantages, minibatches, losses and gradients, and adapts the learning rate; the optimiser is ours.
-
-The library's own connection between ranks is switched off. Gradients and KL divergences are
-averaged by Collectives before they reach the optimiser and the library's schedule.
+Networks, optimiser and checkpoints stay ours, so that a run can continue with another library.
+Collectives average gradients and KL divergences; the library's own connection of ranks is off.
 """
 
 from abc import ABC, abstractmethod

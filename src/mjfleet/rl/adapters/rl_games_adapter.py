@@ -1,8 +1,4 @@
-"""rl_games' PPO; library_ppo.py has what it shares with other libraries. Runs in a worker.
-
-Its agent trains one epoch, as it calls a whole update, from our rollout: advantages, minibatches,
-losses, gradients and the adaptive learning rate are its own.
-"""
+"""rl_games' PPO: what it calls an epoch is a whole update from our rollout. Runs in a worker."""
 
 import contextlib
 import io

@@ -1,8 +1,4 @@
-"""Other algorithms of rsl_rl's in the place of our PPO. Runs in a worker.
-
-Each is held by an Algorithm that has the same networks, optimiser and storage. Gradients are
-averaged over the ranks by one all-reduce, wherever it calls `reduce_parameters`.
-"""
+"""Other algorithms of rsl_rl's, held by an Algorithm with the same networks. Runs in a worker."""
 
 from pathlib import Path
 from typing import Any
@@ -96,9 +92,9 @@ class OwnPPO(_Holder):
 class Distillation(_Holder):
     """A student imitates a teacher, which may observe more.
 
-    The student is the actor, so that it is played and exported like any policy. The teacher is in
-    the critic's place, also in checkpoints, and does not learn. The student acts, and learns what
-    the teacher would have done there (DAgger, Ross et al. 2011, arXiv:1011.0686).
+    The student is the actor; the teacher is in the critic's place, also in checkpoints. The student
+    acts, and learns what the teacher would have done there (DAgger, Ross et al. 2011,
+    arXiv:1011.0686).
     """
 
     def __init__(self, agent: AgentConfig, *parts: Any, device: str = "cpu", **settings: Any):

@@ -1,7 +1,4 @@
-"""skrl's PPO in PyTorch, from which skrl_jax_adapter.py derives the one in JAX. Runs in a worker.
-
-library_ppo.py has what skrl shares with other libraries.
-"""
+"""skrl's PPO in PyTorch, from which that in JAX is derived. Runs in a worker."""
 
 import os
 from contextlib import ExitStack
