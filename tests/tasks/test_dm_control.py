@@ -55,7 +55,7 @@ def definition(name: str) -> Callable[..., Any]:
 
 def random_states(env: Env[Any]) -> None:
     """Bring all worlds into states of their own, with contacts, from slow ones to fast ones."""
-    torch.manual_seed(5)
+    env.reset()
     speeds = torch.linspace(0.0, 10.0, env.num_envs).unsqueeze(1)
     for _ in range(20):
         env.step(2 * torch.rand_like(env.action) - 1)
@@ -83,11 +83,16 @@ def observed(step: Any) -> np.ndarray:
 
 def largest_error(env: Env[Any], oracle: Any) -> float:
     """Return by how much one step from random states differs, relative to numbers above 1."""
-    random_states(env)
+    torch.manual_seed(5)
     oracle.reset()
-    actions = 2 * torch.rand_like(env.action) - 1
-    steps = [oracle_step(oracle, env, i, actions[i].numpy()) for i in range(env.num_envs)]
-    theirs = [np.stack(column) for column in zip(*steps, strict=True)]
+    theirs, actions = [np.zeros(1)] * 4, env.action
+    for _ in range(9):
+        if theirs[1].std() > 0:
+            break  # Hoppers earn nothing where all have fallen.
+        random_states(env)
+        actions = 2 * torch.rand_like(env.action) - 1
+        steps = [oracle_step(oracle, env, i, actions[i].numpy()) for i in range(env.num_envs)]
+        theirs = [np.stack(column) for column in zip(*steps, strict=True)]
     rewards, dones = env.step(actions)[1:3]
     assert not dones.any()
     assert theirs[1].std() > 0  # Also of rewards that are 0 or 1.
