@@ -1,7 +1,4 @@
-"""Completes a robot's model: the sensors that the environment reads, and the ground.
-
-Runs where a model is compiled.
-"""
+"""Completes a robot's model by sensors and ground. Runs where a model is compiled."""
 
 import math
 import re
