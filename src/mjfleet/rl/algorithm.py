@@ -17,8 +17,6 @@ from mjfleet.rl.equivariance import Equivariance
 from mjfleet.rl.gradient_reduction import FlatGradient
 from mjfleet.sim.unread import Unread
 
-LEARNING_RATES = (1e-5, 1e-2)
-"""Limits of the adaptive schedule, as in rsl_rl."""
 TAKEN = "actor", "critic", "rnd", "extra"
 """Names that a checkpoint uses for other networks."""
 

@@ -196,10 +196,11 @@ class CpuBackprop:
             part = batch.rows(samples * i // parts, samples * (i + 1) // parts)
             calls += [partial(add, pair, part, samples) for add in self._parts]
         self._run(calls)
-        for pair in self._pairs[1:]:
-            self._pairs[0].flat.add_(pair.flat)
-        losses = torch.stack([pair.losses for pair in self._pairs]).sum(dim=0)
-        return losses[-1 - len(self._parts) :]
+        first, *others = self._pairs
+        for pair in others:
+            first.flat.add_(pair.flat)
+            first.losses.add_(pair.losses)
+        return first.losses[-1 - len(self._parts) :]
 
     def policy_output(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the action means `(samples, num_actions)` of normalised observations."""

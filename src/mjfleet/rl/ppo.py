@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from torch.distributions import Normal
 
 from mjfleet.rl import device_optimizer
-from mjfleet.rl.algorithm import LEARNING_RATES, Algorithm
+from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.captured import Capture, Captured
 from mjfleet.rl.cpu_backprop import choose_backprop
 from mjfleet.rl.equivariance import Equivariance
@@ -264,11 +264,8 @@ class PPO(Algorithm):
     def _apply_gradients(self) -> None:
         """Adapt the learning rate, clip the gradients, and step."""
         if self.is_adaptive:
-            (low, high), kl, rate = LEARNING_RATES, self.gradient.kl, self._rate
-            is_small = (kl < self.desired_kl / 2.0) & (kl > 0.0)
-            lower, higher = (rate / 1.5).clamp(min=low), (rate * 1.5).clamp(max=high)
-            others = torch.where(is_small, higher, rate)
-            rate.copy_(torch.where(kl > self.desired_kl * 2.0, lower, others))
+            adapt = device_optimizer.adapt if self._cpu is None else device_optimizer.adapt_on_host
+            adapt(self._rate, self.gradient.kl, self.desired_kl)
         if self.equivariance:
             self.equivariance.tie_gradients()
         for part in self._clipped:
