@@ -106,7 +106,7 @@ def add_contents(app: Sphinx, docname: str, source: list[str]) -> None:
     """Add the reading order of docs/index.md to the front page, as the side bar's contents."""
     if docname != root_doc:
         return
-    for section in INDEX.read_text().split("\n**")[1:]:
+    for section in INDEX.read_text().split("\n| **")[1:]:
         caption, _, text = section.partition("**")
         pages = [os.path.normpath(f"docs/{link}") for link in LINK.findall(text)]
         if caption == "Start":

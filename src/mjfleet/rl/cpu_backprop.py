@@ -1,8 +1,7 @@
 """PPO's loss gradients in closed form, computed by several CPU threads. Runs in a worker.
 
-They exist for networks of linear layers and a Gaussian with one standard deviation per action.
-They need neither autograd nor new large tensors, and threads meet once per minibatch.
-
+They exist for networks of linear layers and a Gaussian with one standard deviation per action, and
+need neither autograd nor new large tensors.
 Notation: z = (action - mean) / std, so that log p = -|z|^2 / 2 - sum(log std) + constant. Its
 derivatives are z / std by the mean and (z^2 - 1) / std by the standard deviation.
 """
