@@ -91,6 +91,16 @@ def test_no_module_changes_another_package() -> None:
     assert not {path: found for path, found in changes.items() if found}
 
 
+def test_the_search_for_changes_finds_each_kind() -> None:
+    code = (
+        "import sys, os, torch\nfrom torch import nn\n"
+        "sys.modules['wandb'] = None\ntorch.compile = None\nsetattr(nn, 'ELU', None)\n"
+        "del sys.modules['wandb']\nos.sched_yield()\n"
+    )
+    assert len(list(changes_to_others(ast.parse(code)))) == 5
+    assert not list(changes_to_others(ast.parse("import os\nos.environ['A'] = '1'\n")))
+
+
 def test_each_module_says_what_it_is_for_and_is_short_enough_to_read() -> None:
     assert not [path for path, tree in trees() if not ast.get_docstring(tree)]
     assert not [path for path in MODULES if path.read_text().count("\n") > 350]

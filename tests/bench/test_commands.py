@@ -4,16 +4,23 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import torch
 
+from mjfleet.bench.throughput_child import built_task
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.cli.run_command import run_command
+from mjfleet.config import from_dict, to_dict
 from mjfleet.utils.wait_until import wait_until
+from mjfleet.worker.worker_args import WorkerArgs
 
 from ..conftest import PATIENCE, POISON, Run
+from ..env.test_env import BUNDLED
 from .tiny import measured
 
 
@@ -70,6 +77,24 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     assert not [child for child in children if child.is_running()]
     assert not list(scratch.iterdir())
     assert list(tmp_path.iterdir()) == [scratch]
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_benchmarks_compute_as_precisely_as_training(
+    request: pytest.FixtureRequest, tf32: bool
+) -> None:
+    backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    for backend in backends:
+        request.addfinalizer(partial(setattr, backend, "allow_tf32", backend.allow_tf32))
+        backend.allow_tf32 = not tf32
+    found = BUNDLED["cartpole-balance"]
+    config = from_dict(found.defaults(), {"agent": {"tf32": tf32}, "env": {"num_envs": 2}})
+    worker = WorkerArgs(
+        task=found.name, task_folder=str(found.folder), config=to_dict(config), devices=("cpu",),
+        engine="native", threads=1, run_dir="",
+    )  # fmt: skip
+    with built_task(worker):
+        assert [backend.allow_tf32 for backend in backends] == [tf32, tf32]
 
 
 def test_help_is_light(run: Run) -> None:

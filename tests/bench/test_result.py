@@ -10,9 +10,9 @@ from mjfleet.bench.result import Result, Spread, Table, our_commit, show
 
 
 def test_a_table_has_a_row_of_spreads_for_each_key() -> None:
-    measured = [(256, [1.0, 5.0]), (1024, [2.0, 6.0]), (256, [3.0, 5.0])]
+    measured = [(256, [3.0, 5.0]), (1024, [2.0, 6.0]), (256, [1.0, 6.0]), (256, [10.0, 5.0])]
     assert Table.of("Speed", ["environments", "steps", "waiting"], measured).rows == [
-        ["256", Spread(2.0, 1.0, 3.0), Spread(5.0, 5.0, 5.0)],
+        ["256", Spread(3.0, 1.0, 10.0), Spread(5.0, 5.0, 6.0)],
         ["1024", Spread(2.0, 2.0, 2.0), Spread(6.0, 6.0, 6.0)],
     ]
 

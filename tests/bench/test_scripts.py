@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from mjfleet.cli.run_command import run_command
 from mjfleet.config import AgentConfig, EnvConfig, TrainConfig, to_dict
 
 from ..conftest import Run
-from .tiny import BENCHMARKS, measured
+from .tiny import BENCHMARKS, measured, run_script
 
 STAND_INS = {
     "rsl_rl/utils/logger.py": """
@@ -166,6 +167,17 @@ def test_a_mistake_is_told_and_leaves_nothing(
 
 
 @pytest.mark.slow
+def test_a_metric_that_does_not_exist_is_named_before_training(tmp_path: Path) -> None:
+    result = run_script(
+        tmp_path, "learning.py", "--gpu-ids", "None", "--num-envs", "16", "--peer", "none",
+        "--iterations", "1000000", "--until", "mean_reward > 2", "task/speed < 1",
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert all(name in result.stderr for name in ("task/speed", "mean_reward", "loss/value"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
 def test_stock_rsl_rl_trains_the_same_in_turn(run: Run, tmp_path: Path) -> None:
     data = measured(run, tmp_path, "peer.py", "rsl_rl", "--num-envs", "16")
     (sample,) = data["samples"]
@@ -267,3 +279,27 @@ def test_a_run_is_good_once_it_stays_so(monkeypatch: pytest.MonkeyPatch) -> None
     assert until_good([early, late], 0.9, "samples") == Spread(0.002, 0.001, 0.003)
     assert until_good([early, never], 0.9, "seconds") == "1 of 2 did: 2"
     assert until_good([never], 0.9, "seconds") == "0 of 1 did"
+
+
+def test_a_condition_holds_for_the_mean_of_ten_iterations_and_all_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    learning = importlib.import_module("learning")
+
+    def when(conditions: list[str], **metrics: list[float]) -> int | None:
+        rows = [dict(zip(metrics, row, strict=True)) for row in zip(*metrics.values(), strict=True)]
+        return learning.reached([learning.condition(text) for text in conditions], rows)
+
+    below = ["error < 0.5"]
+    assert when(below, error=[1.0] * 10 + [0.0] + [1.0] * 9) is None
+    # Six of ten below, from iteration 15 on.
+    assert when(below, error=[1.0] * 10 + [0.0] * 10) == 15
+    assert when(below, error=[0.5] * 20) is None
+    assert when(below, error=[0.0] * 10) == 9
+    assert when(below, error=[math.nan] * 2 + [0.0] * 12) == 11
+
+    both = ["up>-1e-1", " down <+2. "]
+    apart = {"up": [0.0] * 10 + [-1.0] * 20, "down": [5.0] * 20 + [0.0] * 10}
+    assert when(both, **apart) is None
+    assert when(both, up=[0.0] * 30, down=[5.0] * 15 + [0.0] * 15) == 21

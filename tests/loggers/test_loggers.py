@@ -103,6 +103,15 @@ def test_a_resumed_run_has_every_iteration_once(tmp_path: Path) -> None:
     assert read_scalars(tmp_path, "value") == expected
 
 
+def test_a_run_that_starts_over_in_its_directory_forgets_the_first_attempt(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        with LoggerGroup(tmp_path, FILES, {}) as loggers:
+            for iteration in (1, 2):
+                loggers.write({"iteration": iteration, "value": value})
+    assert [float(row["value"]) for row in read_csv(tmp_path)] == [2.0, 2.0]
+    assert read_scalars(tmp_path, "value") == [(1, 2.0), (2, 2.0)]
+
+
 def test_rows_that_are_not_sound_are_dropped_on_resume(tmp_path: Path) -> None:
     lines = [
         b"iteration,a", b"1,0.5", b"2", b'3,"0.5', b"\x00\x00\xff,0.5", b"4,0.1", b"4,0.2",
@@ -144,7 +153,7 @@ def limit(size):
 
 # A file that may not grow fails as on a full disk: what still fits is written, then an OSError.
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-before, resumed_from = int(sys.argv[2]), int(sys.argv[3])
+before, full, resumed_from = map(int, sys.argv[2:])
 logger = CsvLogger(Path(sys.argv[1]) / "metrics.csv", resumed_from)
 if before == 0:
     limit(0)
@@ -153,7 +162,7 @@ first = resumed_from + 1
 for iteration in range(first, first + 100):
     if iteration == first + before:
         limit(1000)
-    if iteration == first + 60:
+    if iteration == first + before + full:
         limit(resource.RLIM_INFINITY)
     logger.write({"iteration": iteration, "value": 1 / iteration, "none": None})
 logger.close(False)
@@ -161,24 +170,38 @@ print("trained")
 """
 
 
-@pytest.mark.parametrize(("before", "resumed_from"), [(5, 0), (0, 3)])
-def test_no_row_is_lost_to_a_disk_that_is_full_for_a_while(
-    tmp_path: Path, before: int, resumed_from: int
-) -> None:
-    if resumed_from:
-        with LoggerGroup(tmp_path, CSV, {}) as first:
-            for iteration in range(1, 10):
-                first.write({"iteration": iteration, "value": 1 / iteration, "none": None})
-    arguments = [str(tmp_path), str(before), str(resumed_from)]
+def on_a_full_disk(run_dir: Path, before: int, full: int, resumed_from: int = 0) -> str:
+    """Write 100 rows, of which `full` do not fit after `before` of them; return the warnings."""
+    arguments = map(str, (run_dir, before, full, resumed_from))
     result = subprocess.run(
         [sys.executable, "-c", FULL_DISK, *arguments],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert result.stdout == "trained\n"
-    warnings = result.stderr
+    return result.stderr
+
+
+@pytest.mark.parametrize(("before", "full", "resumed_from"), [(5, 55, 0), (0, 60, 3)])
+def test_no_row_is_lost_to_a_disk_that_is_full_for_a_while(
+    tmp_path: Path, before: int, full: int, resumed_from: int
+) -> None:
+    if resumed_from:
+        with LoggerGroup(tmp_path, CSV, {}) as first:
+            for iteration in range(1, 10):
+                first.write({"iteration": iteration, "value": 1 / iteration, "none": None})
+    warnings = on_a_full_disk(tmp_path, before, full, resumed_from)
     iterations = list(range(1, resumed_from + 101))
     assert [int(row["iteration"]) for row in read_csv(tmp_path)] == iterations
     assert len(warnings.splitlines()) == 1
+
+
+def test_a_disk_that_stays_full_leaves_whole_rows_and_one_warning(tmp_path: Path) -> None:
+    warnings = on_a_full_disk(tmp_path, before=5, full=100)
+    assert len(warnings.splitlines()) == 1
+    assert (tmp_path / "metrics.csv").read_bytes().endswith(b"\n")
+    iterations = [int(row["iteration"]) for row in read_csv(tmp_path)]
+    assert 5 <= len(iterations) < 100
+    assert iterations == list(range(1, len(iterations) + 1))
 
 
 @pytest.fixture

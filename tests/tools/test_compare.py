@@ -1,6 +1,7 @@
 """Several runs side by side: tables, pages and pictures of runs that were written by hand."""
 
 import json
+import os
 import pty
 import re
 import shutil
@@ -138,6 +139,10 @@ def test_tables_fit_80_columns_and_a_row_is_a_line_in_a_pipe(
     ):
         assert line in lines, piped.stdout
 
+    listed = run("mjfleet", "runs", prelude=POISON)
+    assert listed.returncode == 0, listed.stderr
+    assert "cartpole/ab finished 2/2 runs" in " ".join(listed.stdout.split())
+
     reader, writer = pty.openpty()
     with open(reader, "rb", buffering=0) as screen, open(writer, "w") as terminal:
         monkeypatch.setenv("COLUMNS", "80")
@@ -145,6 +150,14 @@ def test_tables_fit_80_columns_and_a_row_is_a_line_in_a_pipe(
             assert run_command(mjfleet, ["compare", *runs]) == 0
         shown = re.sub(r"\x1b\[[0-9;]*m", "", screen.read(4000).decode()).splitlines()
     assert max(map(len, shown)) <= 80
+
+
+def test_nobody_reads_the_tables(runs: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe, redirect_stdout(pipe), pytest.raises(SystemExit):
+        run_command(mjfleet, ["compare", *runs])
+    assert capfd.readouterr().err == ""
 
 
 def test_a_sweep_has_a_row_for_each_trial_and_its_page_the_results(
