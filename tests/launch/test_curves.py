@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from matplotlib import image
 
+from mjfleet.launch import planned_run
 from mjfleet.launch.planned_run import draw_curves
 
 from ..conftest import Run, only_run
@@ -14,7 +15,7 @@ SHORT = ("--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-step
 
 
 def test_a_run_leaves_its_curves_and_does_well_without(
-    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ten = run("train", "cartpole-balance", *SHORT, "--agent.max-iterations", "10")
     folder = only_run(tmp_path)
@@ -28,3 +29,8 @@ def test_a_run_leaves_its_curves_and_does_well_without(
     (folder / "plots").touch()
     draw_curves(folder)
     assert "the run's curves were not drawn (`mjfleet plot`" in caplog.text
+
+    # Drawing that takes too long is given up.
+    monkeypatch.setattr(planned_run, "DRAW_SECONDS", 0.0)
+    draw_curves(folder)
+    assert "it takes longer than 0 s" in caplog.text

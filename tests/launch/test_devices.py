@@ -3,12 +3,14 @@
 import doctest
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mjfleet.config import LaunchConfig
 from mjfleet.config.launch_config import GpuRequest
 from mjfleet.errors import UserError
 from mjfleet.launch import devices
-from mjfleet.launch.devices import Devices, choose_devices
+from mjfleet.launch.devices import Devices, choose_devices, visible_gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
@@ -62,6 +64,7 @@ def test_selection(request_, visible, gpus, indices, physical) -> None:
         ("all", "0,one", 4, ["cannot read the entry 'one'", UUID[:4]]),
         ("auto", "0,1,2,3", 2, ["no GPU 2", "below 2", "MIG", "nvidia-smi -L"]),
         ("all", "0,00", 4, ["the same GPU is listed twice"]),
+        ("all", f"{MIG},{MIG}0", 2, ["one part of a GPU (MIG)", "one UUID alone"]),
     ],
 )
 def test_errors_say_what_is_wrong_and_what_is_allowed(request_, visible, gpus, named) -> None:
@@ -70,6 +73,35 @@ def test_errors_say_what_is_wrong_and_what_is_allowed(request_, visible, gpus, n
         select_devices(request_, environ, gpus)
     for word in named:
         assert word in str(error.value)
+
+
+def _listed(numbers: list[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+@given(
+    request_=st.one_of(
+        st.none(), st.sampled_from(["auto", "all"]), st.lists(st.integers(-2, 9), min_size=1)
+    ),
+    visible=st.one_of(st.none(), st.text(max_size=12), st.lists(st.integers(-1, 9)).map(_listed)),
+    gpus=st.integers(0, 8),
+)
+def test_any_request_is_answered_by_devices_that_are_visible_or_by_a_user_error(
+    request_, visible, gpus
+) -> None:
+    environ = {} if visible is None else {VISIBLE: visible}
+    try:
+        selected = select_devices(request_, environ, gpus)
+    except UserError:
+        return
+    assert len(selected.indices) == len(selected.physical) == len(set(selected.physical))
+    if selected.indices:
+        assert request_ is not None
+        seen = visible_gpus(environ, gpus)
+        assert [seen[i] for i in selected.indices] == list(selected.physical)
+        assert not selected.note
+    if isinstance(request_, list):
+        assert list(selected.indices) == request_
 
 
 def test_workers_on_the_cpu() -> None:

@@ -3,15 +3,18 @@
 import io
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from mjfleet.config import LaunchConfig
+from mjfleet.launch import host_starter
 from mjfleet.launch.host_channel import Answer, Meet
 from mjfleet.launch.host_facts import AskFacts, HostFacts, host_facts
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.launch.host_starter import HostConnections
+from mjfleet.worker.worker_args import WorkerArgs
 
 from ..conftest import PATIENCE
 
@@ -48,6 +51,34 @@ def test_it_answers_questions_and_leaves_nothing(folder: Path) -> None:
         refused = connections.ask({host: Meet("192.0.2.1")}, PATIENCE)[host]
         assert isinstance(refused, Answer)
         assert "assign requested address" in refused.error
+    assert not list((folder / "tmp").glob("mjfleet-*"))
+
+
+def test_on_this_host_it_waits_for_a_silent_launcher(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient = "import mjfleet.launch.host_channel as channel; channel.LOST_SECONDS = 0.1; "
+    monkeypatch.setattr(host_starter, "HOST_AGENT", impatient + host_starter.HOST_AGENT)
+    question = AskFacts(str(folder), ())
+    with HostConnections([LOCALHOST], LaunchConfig()) as connections:
+        (host,) = connections
+        connections.ask({host: question}, PATIENCE)
+        time.sleep(0.5)  # Heartbeats come less often.
+        assert isinstance(connections.ask({host: question}, PATIENCE)[host], HostFacts)
+
+
+def test_one_that_imports_torch_ends_with_the_launcher_and_leaves_nothing(folder: Path) -> None:
+    args = WorkerArgs(
+        task="cartpole-balance", task_folder="", config={}, devices=("cpu",), engine="native",
+        threads=1, run_dir="run",
+    )  # fmt: skip
+    with HostConnections([LOCALHOST], LaunchConfig()) as connections:
+        (host,) = connections
+        assert isinstance(connections.ask({host: AskFacts("", ())}, PATIENCE)[host], HostFacts)
+        host.send(args)
+        host.close()
+        assert connections.receive(PATIENCE) == (host, None)
+        assert "exit code 0" in host.why_lost()
     assert not list((folder / "tmp").glob("mjfleet-*"))
 
 

@@ -1,5 +1,6 @@
 """The channel between launcher and host agent, over pipes of this process."""
 
+import io
 import json
 import os
 import queue
@@ -9,6 +10,7 @@ import pytest
 
 from mjfleet.launch.host_channel import (
     MARK,
+    PIECE,
     Answer,
     FilePiece,
     HostChannel,
@@ -17,6 +19,7 @@ from mjfleet.launch.host_channel import (
     decode,
     encode,
 )
+from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.worker_args import WorkerArgs
 
 from ..conftest import PATIENCE
@@ -64,6 +67,30 @@ def test_messages_arrive_in_order_other_lines_are_ignored_and_none_is_last(pair:
     assert arrived == [*map(SendSignal, range(3)), None]
     assert pair.second.is_disconnected
     assert not pair.second.is_silent
+
+
+class CountedFile(io.BytesIO):
+    """Counts how often it was read."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.reads += 1
+        return super().read(size)
+
+
+def test_no_more_of_a_file_is_read_than_the_peer_takes() -> None:
+    ours, theirs = os.pipe(), os.pipe()
+    channel = HostChannel(theirs[0], ours[1], lambda message: None)
+    file = CountedFile(bytes(8 * PIECE))
+    channel.send_file("model_1.pt", file)
+    assert wait_until(lambda: file.reads > 0, PATIENCE)
+    assert not wait_until(lambda: file.reads > 1, 0.2)
+    os.close(ours[0])  # The peer ends before it has the file.
+    os.close(theirs[1])
+    channel.close()
+    assert wait_until(lambda: channel.is_disconnected and file.closed, PATIENCE)
+    assert file.reads == 1
 
 
 def test_a_message_that_cannot_be_read_ends_the_channel_and_is_its_error(pair: Pair) -> None:

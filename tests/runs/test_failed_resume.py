@@ -115,6 +115,39 @@ def test_a_resume_that_fails_at_its_start_adds_an_attempt_and_changes_nothing_el
 
 
 @pytest.mark.slow
+def test_a_task_may_leave_the_working_directory(run: Run, tmp_path: Path) -> None:
+    task, elsewhere = write_task(tmp_path), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    leave = f"import os; os.chdir({str(elsewhere)!r})"
+    edit(task, setup=leave, apply=leave)
+    (task / "config.py").write_text(f"{leave}\n{(task / 'config.py').read_text()}")
+    result = run("train", TASK, *SMALL)
+    assert result.returncode == 0, result.stderr
+    run_dir = only_run(tmp_path, TASK)
+    shown = run_dir.relative_to(tmp_path)
+    assert result.stdout.splitlines()[-1] == f"run directory: {shown}"
+    assert record(run_dir)["status"] == "finished"
+    assert len(rows(run_dir)) == 6
+    edit(task, setup=leave, reward="balance")
+    more = ("--agent.max-iterations", "7", "--cpu-workers", "2", "--torchrunx-log-dir", "workers")
+    result = run("train", TASK, "--resume", str(shown), *more)
+    assert result.returncode == 0, result.stderr
+    assert "continues in place: its metrics continue with the new code" in result.stdout
+    assert "nothing differs" not in result.stdout
+    assert result.stdout.count("the task's code has changed since model_6.pt: env.py") == 1
+    assert list(tmp_path.glob("workers/*/localhost*.log"))
+    for command in (
+        ("play", TASK, "--resume", "latest", "--episodes", "2", "--output", "table.json"),
+        ("mjfleet", "export", str(shown), "--format", "torchscript", "--output", "policy.pt"),
+    ):
+        result = run(*command)
+        assert result.returncode == 0, result.stderr
+    written = {path.name for path in tmp_path.glob("*.*")}
+    assert written == {"policy.pt", "policy.json", "policy.mjb", "table.json"}
+    assert not [*elsewhere.iterdir()]
+
+
+@pytest.mark.slow
 def test_a_restart_uses_the_code_with_which_the_run_began(run: Run, tmp_path: Path) -> None:
     task = write_task(tmp_path)
     once = (

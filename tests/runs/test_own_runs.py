@@ -1,5 +1,6 @@
 """A configuration from somebody else says what is learned, not where or with whose code."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +9,17 @@ from typing import Any
 import pytest
 import yaml
 
+from mjfleet.cli.train import configure
 from mjfleet.config import TrainConfig, from_dict, to_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
-from mjfleet.runs.config_yaml import from_file, placement_of, read_config, write_config
+from mjfleet.runs.config_yaml import (
+    from_file,
+    placement_flags,
+    placement_of,
+    read_config,
+    write_config,
+)
 from mjfleet.runs.own_runs import add_note, id_of, note_of, tasks_dir_of
 from mjfleet.runs.run_json import write_record
 
@@ -114,6 +122,32 @@ def test_what_only_a_command_says_counts_in_no_file(tmp_path: Path) -> None:
             read(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("agent: {actor: {class_name: 'os:system'}}", "--agent.actor.class-name=os:system"),
+        ("env_var: [PYTHONPATH=/theirs]", "--env-var PYTHONPATH=/theirs"),
+        ("ssh_config: /theirs", "--ssh-config=/theirs"),
+    ],
+)
+def test_classes_variables_and_hosts_of_somebody_else_are_flags_to_give(
+    tmp_path: Path, line: str, flag: str
+) -> None:
+    (tmp_path / "config.yaml").write_text(f"{line}\n")
+    with pytest.raises(UserError, match=f"does not decide .*{re.escape(flag)}"):
+        read(tmp_path)
+
+
+def test_the_path_of_a_run_says_nothing_in_its_configuration(tmp_path: Path) -> None:
+    run_dir = tmp_path / "x\nhosts: [evil]\r\x85\u2028y"
+    begin(run_dir)
+    file = run_dir / "config.yaml"
+    assert read_config(str(file))["hosts"] == []
+    first, second, *_ = file.read_text().split("\n")
+    assert first.endswith("\\nhosts: [evil]\\r\\x85\\u2028y/config.yaml")
+    assert second == f"task: {TASK}"
+
+
 def test_a_task_s_own_placement_holds_whatever_a_file_says(tmp_path: Path) -> None:
     agent = replace(FOUND.task.agent, logger=("wandb",))
     found = replace(FOUND, task=replace(FOUND.task, agent=agent))
@@ -128,8 +162,13 @@ def test_without_a_state_folder_nothing_is_noted(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    begin(tmp_path / "run", log_root="/data")
+    begun = begin(tmp_path / "run", log_root="/data", env_var=["HOME=/data"])
     assert note_of(tmp_path / "run") is None
+    # What a command begins by itself, such as the runs of a group, needs no more flags there.
+    given = ("--config", str(tmp_path / "run/config.yaml"))
+    given = (*given, *placement_flags(begun, FOUND.defaults()))
+    _, config, _ = configure([TASK, *given])
+    assert replace(config, config=None) == begun
 
 
 def evil_run(tmp_path: Path, **values: Any) -> Path:

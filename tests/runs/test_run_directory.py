@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mjfleet.config import TrainConfig
-from mjfleet.errors import UserError
+from mjfleet.errors import Stopped, UserError
 from mjfleet.launch.devices import Devices
 from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import discover
@@ -72,17 +72,29 @@ def test_where_that_cannot_be_recorded_it_is_a_warning(
     assert str(path / "run.json") in record.getMessage()
 
 
-@pytest.mark.parametrize("error", [OSError(28, "no space left"), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "no space left"), MemoryError(), Stopped(15)], ids=repr
+)
 def test_a_run_that_cannot_begin_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     def fail(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(run_directory, "write_config", fail)
-    with pytest.raises(MemoryError if isinstance(error, MemoryError) else UserError):
+    with pytest.raises(UserError if isinstance(error, OSError) else type(error)):
         begin(tmp_path / "logs/run")
     assert not list(tmp_path.iterdir())
+
+
+def test_run_dir_may_be_a_folder_with_other_files_which_stay(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "notes.txt").write_text("mine")
+    run = begin(path, replace(TASK.defaults(), run_dir=str(path)))
+    assert {p.name for p in path.iterdir()} > {"notes.txt", "run.json", "config.yaml"}
+    run.discard()
+    assert [p.name for p in path.iterdir()] == ["notes.txt"]
 
 
 def test_an_id_on_wandb_is_used_only_by_the_installation_that_had_it(

@@ -43,7 +43,8 @@ def choose_devices(
     torchrun, may have `started` workers on it.
 
     Raises:
-        UserError: flags, visible GPUs and started workers do not fit each other.
+        UserError: a GPU was asked for that is not visible, or one twice, CUDA_VISIBLE_DEVICES
+            cannot be understood, or the number of devices is not that of the started workers.
 
     Examples:
         >>> choose_devices(LaunchConfig(gpu_ids=[1]), {"CUDA_VISIBLE_DEVICES": "2,3"}, 4).physical
@@ -115,6 +116,10 @@ def visible_gpus(environ: Mapping[str, str], num_gpus: int) -> list[str]:
 
     The entries are numbers, GPU UUIDs or MIG UUIDs, see "CUDA Environment Variables" in NVIDIA's
     CUDA C++ Programming Guide. `-1` and `NoDevFiles`, which some schedulers set, mean none.
+
+    Raises:
+        UserError: an entry cannot be read, names a GPU that is not there, or one that another
+            entry names, or a part of a GPU (MIG) is not the only entry.
     """
     value = environ.get(VISIBLE)
     if value is None:
@@ -135,6 +140,11 @@ def visible_gpus(environ: Mapping[str, str], num_gpus: int) -> list[str]:
             )
     if len(set(entries)) < len(entries):
         raise UserError(f"{VISIBLE}={value}: the same GPU is listed twice.")
+    if len(entries) > 1 and any(entry.startswith("MIG-") for entry in entries):
+        raise UserError(
+            f"{VISIBLE}={value}: CUDA uses only one part of a GPU (MIG) in a process: list one "
+            "UUID alone."
+        )
     return entries if num_gpus else []
 
 
