@@ -113,9 +113,9 @@ def compare(setup: Setup, options: PeerOptions) -> Result:
 
 
 def find_peer(name: str, setup: Setup) -> Peer:
-    """Return stock rsl_rl, or mjlab, which is installed where it is not.
+    """Return stock rsl_rl, or mjlab, which is installed first where it is missing.
 
-    UserError if mjlab has no such task.
+    UserError if mjlab has no such task; for mjlab also what `install_mjlab` raises.
     """
     if name == "rsl_rl":
         return Peer(name, [sys.executable, "-P"])

@@ -67,9 +67,9 @@ class Setup:
     ) -> TrainConfig:
         """Return the task's configuration with settings of the agent, and environments per worker.
 
-        None: as many as the task has. The workers are on the first of the devices, and share
-        `threads`; None: --cpu-threads. They train for --warmup and --iterations, unless `agent`
-        says otherwise.
+        Without `num_envs` it has as many as the task's. The workers are on the first of the
+        devices and share `threads`, or --cpu-threads. They train for --warmup and --iterations,
+        unless `agent` says otherwise.
         """
         options, gpus = self.options, self.devices.indices
         values = {
@@ -104,8 +104,8 @@ class Setup:
     ) -> list[dict[str, Any]]:
         """Call `measure` with every key in turn, `--repeats` times: noise then affects all alike.
 
-        Returns the keys and figures of each measurement. `label`, with the names in a key in
-        braces, is what standard error says of it.
+        Returns the keys and figures of each measurement. Before it, `label` is printed to standard
+        error, with the values of the key in the place of their names in braces.
         """
         samples = []
         for number in range(1, self.options.repeats + 1):

@@ -68,8 +68,8 @@ def train_timed(
 ) -> tuple[list[dict[str, float]], TimedChild]:
     """Train by the command `train`, with further `flags`; the run directory is removed again.
 
-    Returns the rows of metrics.csv without what is missing, each with the `seconds` from the start
-    of the process to its report; and the process.
+    Returns the rows of metrics.csv without empty cells, each with the `seconds` from the start of
+    the process to its report; and the process. Raises what `run_timed` does.
     """
     file, run_dir = scratch / "config.yaml", scratch / "run"
     config = replace(config, log_root=str(scratch))

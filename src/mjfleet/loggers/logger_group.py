@@ -54,6 +54,7 @@ class LoggerGroup:
         self._put(lambda logger: logger.video(path, iteration))
 
     def checkpoint(self, path: Path, iteration: int) -> None:
+        """Queue a checkpoint, which may have been removed when a logger comes to it."""
         self._put(lambda logger: logger.checkpoint(path, iteration))
 
     def _put(self, action: Callable[[Logger], object]) -> None:

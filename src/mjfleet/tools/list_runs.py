@@ -1,7 +1,6 @@
 """`mjfleet runs`: the runs under a log root and their status. Imports nothing heavy."""
 
 import json
-import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -57,10 +56,8 @@ def runs(arguments: Sequence[str]) -> int:
     if parsed.sort == "name":
         summaries.sort(key=lambda summary: summary.run)
     elif parsed.sort != "started":
-        numbers = [KEYS[parsed.sort](summary) for summary in summaries]
-        known = [-math.inf if number is None else number for number in numbers]
-        order = sorted(range(len(known)), key=known.__getitem__, reverse=True)
-        summaries = [summaries[place] for place in order]
+        number = KEYS[parsed.sort]  # Runs without it come last.
+        summaries.sort(key=lambda s: (number(s) is not None, number(s) or 0.0), reverse=True)
     if parsed.json:
         print(json.dumps([asdict(summary) for summary in summaries], indent=2))
         return 0

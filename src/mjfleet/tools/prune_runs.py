@@ -114,7 +114,10 @@ def _bytes(files: Sequence[Path]) -> int:
 
 
 def _remove(path: Path, files: Sequence[Path]) -> bool:
-    """Remove files of a run or a group, and its folder if that is then empty; return whether."""
+    """Remove files of a run or a group, and its folder if that is then empty.
+
+    Returns whether that could be done; a reason why not is printed.
+    """
     try:
         with ExitStack() as locks:
             for folder in filter(None, (group_of(path), path)):

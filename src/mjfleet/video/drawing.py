@@ -1,4 +1,4 @@
-"""Draws a recording as an MP4 video, and for viewers arrows, in the same way."""
+"""Draws a recording as an MP4 video; viewers use its arrows and its choice of the robot."""
 
 import io
 from collections.abc import Iterator

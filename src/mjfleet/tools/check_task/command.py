@@ -48,7 +48,7 @@ def check_task(arguments: Sequence[str]) -> int:
 
 
 def examine(found: FoundTask, device: str) -> tuple[list[str], list[str]]:
-    """Return mistakes, and what may be one, each as a line. Say what is going on meanwhile."""
+    """Return lines about mistakes and about what may be one; print which engine runs."""
     from mjfleet.tools.check_task.examine import Examination
     from mjfleet.tools.check_task.signals import STEPS
 

@@ -24,7 +24,7 @@ INERTIAL = ("body_mass", "body_inertia", "body_ipos", "body_iquat", "dof_armatur
 
 
 def seeds(subject: Subject, build: Build) -> Iterator[Finding]:
-    """Find that equal seeds give other environments, other ranks the same ones, or twins differ.
+    """Find that equal seeds give unequal environments, other ranks equal ones, or twins differ.
 
     Twins are in the same state, act the same, and draw the same random numbers.
     """

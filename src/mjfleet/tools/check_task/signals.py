@@ -1,4 +1,4 @@
-"""What steps with random actions tell: observations, rewards, actions and ends of episodes."""
+"""Checks steps with random actions: observations, rewards, actions and ends of episodes."""
 
 import copy
 from collections.abc import Iterator

@@ -15,7 +15,7 @@ from mjfleet.tools.check_task.subject import Finding, Subject, differs, is_equal
 RESETS = 30  # After which a change that adds up has grown.
 GROWTH = 2.5  # Factor by which it must have grown.
 BEYOND = 0.1  # Share of a joint's range by which a start may be outside of it.
-OFTEN = 0.05  # Share of environments in which something must be wrong before it is told.
+OFTEN = 0.05  # Share of environments in which something must be wrong before it is reported.
 WRITERS = {
     "rewards": "after_physics()", "terminated": "after_physics()", "metrics": "after_physics()",
     "debug_vis": "after_physics()", "commands": "reset_worlds()",
@@ -30,7 +30,7 @@ class GlobalGenerators:
         self._before = look(_generators())
 
     def findings(self, where: str) -> Iterator[Finding]:
-        """Find which have been drawn from since, in a method or a step."""
+        """Find those that have been drawn from since; `where` names the code that did so."""
         for owner in changes(self._before, look(_generators())):
             yield Finding(
                 f"{where} draws from {owner} global generator, which the learner draws from too: "

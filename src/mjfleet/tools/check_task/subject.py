@@ -40,7 +40,7 @@ class Subject:
         self.keep()
 
     def keep(self) -> None:
-        """Let the state of now be that to which `restore` goes back."""
+        """Keep the present state, to which `restore` goes back."""
         self._restores = self.env.sim.keep(), self.env.keep()
         self._host = random_states(str(self.env.device))
 
@@ -51,7 +51,7 @@ class Subject:
         restore_random_states(self._host, str(self.env.device))
 
     def check(self, check: Callable[..., Iterator[Finding]], *arguments: Any) -> list[Finding]:
-        """Return what a check finds, which may do anything to the environment meanwhile."""
+        """Return what a check finds, and undo what it does to the environment."""
         self.keep()
         findings = list(check(self, *arguments))
         self.restore()
@@ -120,7 +120,7 @@ class Subject:
 def roll(env: Env[Any], actions: torch.Tensor) -> Outcome:
     """Take the steps of `actions` `(steps, num_envs, number of actions)`.
 
-    The first row of what is returned is that of now: no step leads to it. Observations are those
+    The first row of what is returned is the present state, before any step. Observations are those
     after resets, states those before.
     """
 

@@ -82,7 +82,7 @@ def export(arguments: Sequence[str]) -> int:
     few = config.with_num_envs(min(config.env.num_envs, MAX_ENVS))
     runner = load_runner(found, few, trained.policy)
     if parsed.format == PRETRAINED:
-        _write_pretrained(found.name, few, trained.record.get("git", {}), runner, output)
+        _write_pretrained(found.name, config, trained.record.get("git", {}), runner, output)
         return 0
     return _write_graph(found.name, runner, parsed.format, output)
 

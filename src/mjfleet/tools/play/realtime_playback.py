@@ -118,7 +118,8 @@ class Playback:
     def numbers(self) -> tuple[list[tuple[str, float, float]], dict[str, float]]:
         """Return reward terms and metrics of the shown environment; waits for the device.
 
-        A reward term is a name, the value in the newest step, and the sum over the episode.
+        A reward term is its name, its value in the newest step, and its sum over the episode; a
+        metric is its value in the newest step.
         """
         env, shown = self.env, self.shown
         steps, sums = env.terms[:, shown].tolist(), self.sums[:, shown].tolist()
@@ -128,7 +129,10 @@ class Playback:
         return list(zip(env.reward_names, steps, sums, strict=True)), metrics
 
     def motion(self) -> dict[str, float]:
-        """Return how the shown robot moves, if it floats, in its own frame: m/s and rad/s."""
+        """Return how the shown robot moves in its own frame; waits for the device.
+
+        `forward` (x) and `left` (y) in m/s, `turn_left` in rad/s; empty if it does not float.
+        """
         if self._body is None:
             return {}
         sim = self.env.sim

@@ -29,9 +29,10 @@ STYLE = (
 
 
 def show_in_browser(playback: Playback, host: str, port: int, token: str = "") -> None:
-    """Serve a page to who knows the token, which is drawn if it is empty, until a signal arrives.
+    """Serve a page to whoever knows the token, until a signal arrives.
 
-    viser takes the next free port from `port` on. UserError if there is no such host.
+    An empty token is replaced by a random one; viser takes the next free port from `port` on.
+    UserError if there is no such host.
     """
     try:
         socket.create_server((host, 0)).close()
@@ -53,8 +54,8 @@ def show_in_browser(playback: Playback, host: str, port: int, token: str = "") -
 class WebDisplay:
     """A page that everybody who opens it shares.
 
-    A control is written by its callback alone, never to follow the task: a click that arrives at
-    the same moment would be undone.
+    Only a control's own callback writes its value. If it also followed the task, a click that
+    arrives at the same moment would be undone.
     """
 
     def __init__(self, server: viser.ViserServer, playback: Playback) -> None:

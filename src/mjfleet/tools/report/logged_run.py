@@ -77,13 +77,13 @@ def read_named(folders: Mapping[str, Path]) -> Rows:
     """
     rows: dict[str, list[LoggedRun]] = {}
     for name, folder in folders.items():
-        runs: list[LoggedRun] = []
-        for run in map(read_run, members_of(folder) if is_group(folder) else [folder]):
-            if run.record.get("status") == "failed" and run.folder != folder:
+        runs, is_one = list[LoggedRun](), not is_group(folder)
+        for run in map(read_run, [folder] if is_one else members_of(folder)):
+            if run.record.get("status") == "failed" and not is_one:
                 print_error(f"{run.folder} is left out, since it has failed")
             elif run.columns:
                 runs.append(run)
-        if read_run(folder).record.get("kind") == "sweep":
+        if not is_one and read_run(folder).record.get("kind") == "sweep":
             rows |= {f"{name}/{run.folder.name}": [run] for run in runs}
         elif runs:
             rows[name] = runs
