@@ -1,8 +1,10 @@
 """What an exported policy tells a robot."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import mujoco
+import numpy as np
 import pytest
 import torch
 
@@ -92,6 +94,101 @@ def test_actuators_are_described_in_the_order_of_actions(env: LegEnv) -> None:
     assert known["control_rate"] == 100.0
     assert known["observations"] == [{"name": "speeds", "size": 8}, {"name": "actor", "size": 9}]
     assert (known["observation_size"], known["action_size"]) == (17, 3)
+
+
+TRANSMISSIONS = """
+<mujoco>
+  <worldbody>
+    <body name="base" gravcomp="1">
+      <freejoint name="root"/>
+      <geom size="0.1"/>
+      <site name="jet"/>
+      <body pos="0 0 1">
+        <joint name="shoulder" type="ball"/>
+        <geom size="0.1"/>
+        <site name="hand"/>
+      </body>
+      <body pos="0 1 0">
+        <joint name="wheel"/>
+        <geom size="0.1"/>
+        <site name="crank" pos="0.1 0 0"/>
+      </body>
+      <body pos="1 0 0">
+        <joint name="rail" type="slide"/>
+        <geom size="0.1"/>
+        <site name="slider" pos="-0.5 1 0" zaxis="1 0 0"/>
+      </body>
+    </body>
+  </worldbody>
+  <tendon>
+    <fixed name="cable" actuatorfrclimited="true" actuatorfrcrange="-5 9">
+      <joint joint="rail" coef="2"/>
+    </fixed>
+  </tendon>
+  <actuator>
+    <motor name="hinge" joint="wheel" gear="2 7" ctrlrange="-1 1"/>
+    <motor name="slide" jointinparent="rail" gear="-2" ctrlrange="-1 3"/>
+    <motor name="ball" joint="shoulder" gear="0 2 0" ctrlrange="-1 1"/>
+    <motor name="ball in parent" jointinparent="shoulder" gear="1 2 3 4" forcerange="-1 1"/>
+    <motor name="free" joint="root" gear="1 2 3 4 5 6" ctrlrange="-1 1"/>
+    <motor name="tendon" tendon="cable" gear="3" ctrlrange="-2 2"/>
+    <motor name="site" site="jet" gear="0 0 1 0 0 0.1" ctrlrange="-1 1"/>
+    <position name="site to site" site="hand" refsite="jet" gear="0 1 0 0 0 0" kp="5"
+        forcerange="-1 1"/>
+    <general name="slider-crank" cranksite="crank" slidersite="slider" cranklength="0.6" gear="4"
+        forcerange="-1 2"/>
+    <adhesion name="body" body="base" ctrlrange="0 1" gain="2"/>
+    <orientation name="orientation" joint="shoulder" kp="3" ctrlrange="-1 1"/>
+    <pid name="pid" joint="wheel" gear="6" kp="3" posrange="-1 1"/>
+  </actuator>
+</mujoco>
+"""
+KNOWN = {
+    "hinge": ("wheel", 2.0, [-2.0, 2.0]),
+    "slide": ("rail", -2.0, [-6.0, 2.0]),
+    "ball": (None, [0.0, 2.0, 0.0], None),
+    "ball in parent": (None, [1.0, 2.0, 3.0], None),
+    "free": (None, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], None),
+    "tendon": (None, 3.0, [-5.0, 6.0]),
+    "site": (None, [0.0, 0.0, 1.0, 0.0, 0.0, 0.1], None),
+    "site to site": (None, [0.0, 1.0, 0.0, 0.0, 0.0, 0.0], None),
+    "slider-crank": (None, 4.0, [-4.0, 8.0]),
+    "body": (None, None, None),
+    "orientation": (None, None, None),
+    "pid": ("wheel", 6.0, None),
+}
+"""Joint, gear and limits of each."""
+
+
+def test_each_transmission_has_the_gear_that_it_uses_or_none() -> None:
+    env = build(TRANSMISSIONS)
+    known = describe(env, ("actor",))
+    entries = (known[name] for name in ("joint_names", "gear", "torque_limits"))
+    found = dict(zip(known["actuator_names"], zip(*entries, strict=True), strict=True))
+    assert found == KNOWN
+    # Two actuators have several controls: a vector of rotation, a position and a speed.
+    ranges = [[-1, 1], [-1, 3], [-1, 1], None, [-1, 1], [-2, 2], [-1, 1], None, None, [0, 1]]
+    assert known["control_ranges"] == [*ranges, *3 * [[-1, 1]], [-1, 1], None]
+
+
+@pytest.mark.parametrize(
+    ("name", "dofs"),
+    [
+        ("free", range(6)),
+        ("site", range(6)),
+        ("ball", range(6, 9)),
+        ("hinge", [9]),
+        ("slide", [10]),
+    ],
+)
+def test_mujoco_applies_the_gear_that_is_exported(name: str, dofs: Sequence[int]) -> None:
+    model = mujoco.MjModel.from_xml_string(TRANSMISSIONS)
+    data = mujoco.MjData(model)
+    data.ctrl[model.actuator(name).id] = 1
+    mujoco.mj_forward(model, data)
+    expected = np.zeros(model.nv)
+    expected[dofs] = KNOWN[name][1]
+    np.testing.assert_allclose(data.qfrc_actuator, expected, atol=1e-12)
 
 
 def test_what_the_task_says_is_added(env: LegEnv) -> None:

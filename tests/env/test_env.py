@@ -109,6 +109,31 @@ def test_no_bundled_task_waits_for_a_gpu(name: str) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda t: t.sum().item(),
+        lambda t: t.cpu(),
+        lambda t: t.numpy(),
+        lambda t: t.nonzero(),
+        lambda t: bool(t.any()),
+        lambda t: t[t > 0],
+        lambda t: t.index_put_((t > 0,), torch.zeros(())),
+        lambda t: torch.where(t > 0),
+        lambda t: float(t.sum()),
+        lambda t: t.unique(),
+        lambda t: t.unique_consecutive(),
+        lambda t: t.unique(dim=0),
+        lambda t: t.repeat_interleave(torch.tensor([1, 2, 3])),
+        lambda t: t.long().bincount(),
+    ],
+)
+def test_the_check_for_waiting_finds_every_kind(wait: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.ones(3)
+    with pytest.raises(HostSynchronisationError), no_host_synchronisation(monkeypatch):
+        wait(tensor)
+
+
 class ReachEnv(Env[EnvConfig]):
     """An arm that fails in the worlds it is told to; rewards are easy to add up."""
 

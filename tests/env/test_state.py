@@ -178,6 +178,22 @@ def test_what_changes_and_is_not_declared_is_named(name: str) -> None:
     env.check_undeclared()
 
 
+def test_views_of_what_is_known_may_change() -> None:
+    def setup(env: Any) -> None:
+        env.add_state("level", 2)
+        env.views = [env.level[:, 0], env.sim.qpos, env.action]
+        env.masses = env.sim.expand("body_mass")
+        env.constant = torch.ones(3)
+
+    def each_step(env: Any) -> None:
+        env.level += 1
+        env.masses += 1
+
+    env = build(setup, each_step)
+    step(env)
+    env.check_undeclared()
+
+
 @pytest.mark.parametrize(
     "name", [n if n in KINDS else pytest.param(n, marks=pytest.mark.slow) for n in BUNDLED]
 )

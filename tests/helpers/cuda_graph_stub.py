@@ -55,6 +55,8 @@ class CudaGraphStub:
             for storage, before in reversed(recorder.before.values()):
                 storage.copy_(before)
             torch.set_rng_state(state)
+        if recorder.refused:  # The function has caught the exception.
+            raise CaptureRefusedError(recorder.refused)
         self.graphs.append(recorder.graph)
         return recorder.graph
 
@@ -67,6 +69,7 @@ class _Recorder(TorchDispatchMode):
         self.graph = RecordedGraph()
         self.before: dict[int, tuple[Any, Any]] = {}
         """The memory that was written, and what was in it, by its address."""
+        self.refused = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -74,7 +77,8 @@ class _Recorder(TorchDispatchMode):
         if "index" in func.__name__:
             asks = any(t.dtype == torch.bool for t in _tensors(args[1]))
         if asks or str(func).startswith("aten.normal.Tensor"):
-            raise CaptureRefusedError(f"{func} asks the device for a value")
+            self.refused = f"{func} asks the device for a value"
+            raise CaptureRefusedError(self.refused)
         # Without autograd's nodes, which would stay alive.
         args, kwargs = tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
         inputs = {_memory(value) for value in _tensors((args, kwargs))}

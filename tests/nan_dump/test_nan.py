@@ -283,6 +283,46 @@ def test_a_reset_world_has_failed_and_its_statistics_stay_finite(
     assert math.isfinite(statistics["reward"][0])
 
 
+class SteadyEnv(SpoiltEnv):
+    """Each step is worth 1, and so are the metrics, unless something goes wrong."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.max_episode_length = 5
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        super().rewards()  # May spoil a speed.
+        half = torch.full((self.num_envs,), 0.5)
+        if self.due("reward") or self.due("overflow"):  # Each is finite, but not their sum.
+            half = half.masked_fill(self.where, torch.nan if self.due("reward") else 3e38)
+        return {"half": half, "other half": half}
+
+    def metrics(self) -> dict[str, Any]:
+        one = (self.sim.qvel[:, 1] * 0 + 1).float()  # NaN where the speed is not finite.
+        return {"plain": one, "pair": (3 * one, 3 * one)}
+
+
+@pytest.mark.parametrize("spoil", ["observation", "reward", "overflow", "qvel"])
+def test_a_step_that_resets_its_world_counts_in_no_mean(spoil: str) -> None:
+    runner = make_runner(SteadyEnv, "native", spoil=spoil, on_nan="reset")
+    rows = train(runner)
+    assert [row["nan_resets"] for row in rows] == [0, 1, 0, 0]
+    for row in rows:
+        assert (row["mean_return"], row["mean_episode_length"]) == (5.0, 5.0)
+        assert (row["mean_reward"], row["task/plain"], row["task/pair"]) == (1.0, 1.0, 1.0)
+
+
+def test_a_world_that_is_never_seen_well_is_reset_again_and_again() -> None:
+    env = make_runner(SpoiltEnv, "native", at=0, spoil="observation", on_nan="reset").env
+    env.forever = True  # pyright: ignore[reportAttributeAccessIssue]
+    for step in range(3):
+        observations, reward, dones, _ = env.step(torch.zeros(8, 1))
+        assert observations["critic"][3].tolist() == [0.0] * 5
+        assert dones.tolist() == [False] * 3 + [step > 0] + [False] * 4
+        assert (reward[3] == 0) == (step > 0)
+    assert [env.take_statistics()["nan_resets"][0] for _ in range(2)] == [2, 0]
+
+
 class HugeEnv(CartpoleEnv):
     """Observes a number that is finite, and whose square is not."""
 
@@ -400,6 +440,24 @@ class FaultyEnv(Env):
 def faulty(tmp_path: Path) -> None:
     model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
     write_task(tmp_path / "tasks", "faulty", FAULTY_CONFIG, FAULTY_ENV, model)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("faulty")
+def test_only_the_rank_that_is_in_trouble_leaves_a_dump(run: Run, tmp_path: Path) -> None:
+    env = tmp_path / "tasks/faulty/env.py"
+    now = 'self.steps == 30 and __import__("os").environ["RANK"] == "1"'
+    env.write_text(env.read_text().replace("self.steps == 30", now))
+    result = run("train", "faulty", "--cpu-workers", "2")
+    assert result.returncode == 1
+    assert "on rank 1 term/reach is not finite in 1 of 8 worlds (5)" in result.stderr
+    dumps = list((only_run(tmp_path, "faulty") / "failures").glob("nan*"))
+    assert [dump.name for dump in dumps] == ["nan_rank1.npz"]
+    assert f"mjfleet inspect {dumps[0]}" in result.stderr
+    assert read_dump(dumps[0])["worlds"].tolist() == [5]
+    shown = run("mjfleet", "inspect", "latest")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "term/reach is nan" in shown.stdout
 
 
 @pytest.mark.usefixtures("faulty")

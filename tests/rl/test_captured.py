@@ -1,10 +1,13 @@
 """Training by captured updates is training by calls, on a stand-in for CUDA graphs."""
 
 import gc
+import itertools
+import random
 import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ import torch
 from mjfleet.config import from_dict
 from mjfleet.env import Env
 from mjfleet.loggers.logger import Row
+from mjfleet.rl.captured import Captured
 from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
@@ -99,6 +103,59 @@ def test_a_number_that_is_changed_in_the_algorithm_is_captured_anew() -> None:
         graphs += len(stub.graphs)
     assert results[0] == results[1]
     assert graphs == 4  # Two before the change, and two after it.
+
+
+@pytest.mark.parametrize("fault", ["late", "host", "other"])
+def test_what_is_captured_wrongly_is_called_and_leaves_nothing(
+    fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A capture fails late, draws random numbers on the host, or its graph writes other values."""
+    total, calls = torch.zeros(4), []
+
+    def add() -> None:
+        calls.append(1)
+        total.add_(torch.rand(4))
+
+    def capture(function: Callable[[], object]) -> Any:
+        function()
+        if fault == "late":
+            raise RuntimeError("the last launch failed")
+        if fault == "host":
+            random.random()
+        torch.set_rng_state(host)
+        return SimpleNamespace(replay=lambda: total.add_(100.0))
+
+    torch.manual_seed(1)
+    expected = list(itertools.accumulate(torch.rand(4) for _ in range(3)))
+    torch.manual_seed(1)
+    captured = Captured("adding", add, lambda: [total], capture)
+    for step in range(3):
+        host = torch.get_rng_state()
+        captured()
+        assert torch.equal(total, expected[step])
+    assert len(calls) == 4, "the capture is tried once"
+    (record,) = caplog.records
+    texts = {"late": "the last launch", "host": "drawn on the host", "other": "100% of values"}
+    assert record.message.startswith("adding is no CUDA graph")
+    assert texts[fault] in record.message
+
+
+def test_a_checkpoint_is_loaded_between_replays(caplog: pytest.LogCaptureFixture) -> None:
+    def between(runner: Runner, iteration: int) -> None:
+        if iteration == 1:
+            saved.clear()
+            saved.update(runner.alg.save())
+        elif iteration == 4:
+            runner.alg.load(saved, {"actor": True, "critic": True, "optimizer": True}, strict=True)
+
+    saved: dict[str, Any] = {}
+    results = []
+    for by_graphs in (True, False):
+        env = build(SWINGUP, SWINGUP_ENV)
+        capture = CudaGraphStub().capture if by_graphs else refuse
+        results.append(learned(make_runner(SWINGUP, env, capture), between))
+        assert by_graphs == (not caplog.records)
+    assert results[0] == results[1]
 
 
 def test_no_gradient_of_another_stream_is_alive_when_a_capture_begins() -> None:

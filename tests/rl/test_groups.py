@@ -17,9 +17,11 @@ from mjfleet.rl.groups import group_advantages
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
 
-from ..conftest import Run
+from ..conftest import Run, only_run, rows
 from ..env.test_env import BUNDLED, ENGINES, no_host_synchronisation
+from ..helpers.cuda_graph_stub import CudaGraphStub, refuse
 from .test_checkpoints import load, same, train
+from .test_ranks import weights
 
 SIZE = 4
 NAME = "cartpole-balance"
@@ -139,6 +141,24 @@ def test_an_update_learns_no_critic_and_follows_the_policys_gradient(backprop: s
     assert all(p.grad is None for p in alg.critic.parameters())
 
 
+def test_training_by_graphs_is_training_by_calls(caplog: pytest.LogCaptureFixture) -> None:
+    found: list[Any] = []
+    names = "mean_reward", "loss/surrogate", "loss/entropy"
+    for by_graphs in (True, False):
+        env, config = build(NAME), agent(6, backprop="autograd")
+        stub, measured = CudaGraphStub(), list[Any]()
+        seed_everything(1)
+        capture = stub.capture if by_graphs else refuse
+        runner = Runner(env, config, "cpu", 1, BUNDLED[NAME].load, capture=capture)
+        runner.train(measured.append, lambda: None)
+        found.append(([[row[n] for n in names] for row in measured], weights(runner.alg)))
+        if by_graphs:
+            assert caplog.records == []
+            assert [graph.replays > 1 for graph in stub.graphs] == [True, True]
+    assert found[0][0] == found[1][0]
+    assert same(found[0][1], found[1][1])
+
+
 @pytest.mark.parametrize("engine", [engine for engine, _ in ENGINES])
 def test_stopped_and_resumed_is_as_never_stopped(tmp_path: Path, engine: str) -> None:
     def make(folder: str, iterations: int) -> tuple[Runner, Checkpointer]:
@@ -186,3 +206,17 @@ def test_groups_divide_the_environments_of_a_worker(
     assert result.returncode == 2
     assert all(word in result.stderr for word in words), result.stderr
     assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.slow
+def test_two_workers_learn_are_evaluated_and_played(run: Run, tmp_path: Path) -> None:
+    many = ("--cpu-workers", "2", "--env.num-envs", "64", "--env.episode-seconds", "5")
+    enough = ("--agent.max-iterations", "30", "--eval-interval", "30")
+    result = run("train", NAME, "--agent.algorithm.name", "grpo", *many, *enough)
+    assert result.returncode == 0, result.stderr
+    found = rows(only_run(tmp_path))
+    assert float(found[-1]["mean_reward"]) > 2 * float(found[2]["mean_reward"])
+    assert float(found[-1]["eval/length"]) == 100
+    assert "loss/value" not in found[-1]
+    played = run("play", NAME, "--resume", "latest", "--env.num-envs", "3", "--gpu-ids", "None")
+    assert played.returncode == 0, played.stderr

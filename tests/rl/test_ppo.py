@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl import algorithms
+from rsl_rl.models import MLPModel
+from rsl_rl.modules import distribution
 from tensordict import TensorDict
 
 from mjfleet.config import AgentConfig, from_dict
@@ -77,7 +79,7 @@ def learn(
     alg: Any = None,
     *,
     perturbs: bool = True,
-    load: Callable[[str], Any] = str,
+    load: Callable[..., Any] = str,
 ) -> tuple[Any, dict[str, float]]:
     """Updates from random numbers, the same for every kind of algorithm; and the last losses.
 
@@ -134,6 +136,35 @@ def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str, tolerance: floa
     if "adaptive" in case:
         assert ours.learning_rate != config.algorithm.learning_rate
     torch.testing.assert_close(losses, their_losses, rtol=1e-4, atol=1e-5)
+
+
+class Squashed(distribution.GaussianDistribution):
+    def sample(self) -> torch.Tensor:
+        return torch.tanh(super().sample())
+
+
+class Laplacian(distribution.GaussianDistribution):
+    def update(self, mlp_output: torch.Tensor) -> None:
+        super().update(mlp_output)
+        laplace: Any = torch.distributions.Laplace(self.mean, self.std)
+        self._distribution = laplace
+
+
+@pytest.mark.parametrize("kind", [distribution.BetaDistribution, Squashed, Laplacian])
+def test_actions_are_of_the_actors_own_distribution_and_learned_from_as_in_rsl_rl(
+    kind: Any, tolerance: float
+) -> None:
+    class Net(MLPModel):
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings | {"distribution_cfg": {"class_name": kind}})
+
+    config = from_dict(
+        agent(algorithm={"schedule": "adaptive", "desired_kl": 0.002}),
+        {"actor": {"class_name": "own:Net"}},
+    )
+    ours, theirs = (learn(x, config, 1, load=lambda *_: Net)[0] for x in (PPO, None))
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=tolerance, atol=tolerance)
+    assert ours.learning_rate == pytest.approx(theirs.learning_rate)
 
 
 def test_mixed_precision_rounds_gradients_and_no_more() -> None:

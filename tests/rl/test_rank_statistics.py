@@ -1,9 +1,12 @@
 """Sums over ranks and what becomes of them: the newest episodes, and the rank that is slow."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
+import torch
 
 from mjfleet.env.episode_statistics import Sums, means
 from mjfleet.rl.gpu_usage import read_usage, usage_columns
@@ -69,6 +72,14 @@ def test_sums_are_added_over_ranks_and_values_are_read_as_they_are() -> None:
     }  # fmt: skip
 
 
+READINGS = {
+    "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=2**31),
+    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=40),
+    "nvmlDeviceGetTemperature": 50,
+}
+"""What NVML's functions return."""
+
+
 def usage(memory: float, utilization: float, temperature: float) -> dict[str, float]:
     names = "gpu_memory", "gpu_utilization", "gpu_temperature"
     return dict(zip(names, (memory, utilization, temperature), strict=True))
@@ -81,6 +92,26 @@ def test_the_usage_of_all_gpus_is_in_columns_of_their_own() -> None:
     assert usage_columns([unknown]) == dict.fromkeys(both)
     assert usage_columns([first, unknown | {"gpu_temperature": 80.0}]) == usage(3, 50, 80)
     assert usage_columns([{}, {}]) == {}
+
+
+@pytest.mark.parametrize("lacks", [None, *READINGS])
+def test_a_reading_that_nvml_lacks_is_unknown_and_the_others_are_taken(
+    monkeypatch: pytest.MonkeyPatch, lacks: str | None
+) -> None:
+    """No GPU is here: NVML's functions, and the UUID that torch knows, are stand-ins."""
+
+    def fail(*_: Any) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    for name, value in READINGS.items():
+        monkeypatch.setattr(pynvml, name, fail if name == lacks else lambda *_, value=value: value)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
+    properties = SimpleNamespace(uuid=f"without {lacks}")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    numbers = zip(READINGS, (2.0, 40.0, 50.0), strict=True)
+    expected = usage(*(math.nan if name == lacks else number for name, number in numbers))
+    assert str(read_usage("cuda:0")) == str(expected)  # NaN is not equal to itself.
 
 
 @pytest.mark.gpu

@@ -1,6 +1,7 @@
 """Training from the command line: what a run leaves behind, and that it can be repeated."""
 
 import json
+import math
 import signal
 import subprocess
 import time
@@ -226,6 +227,48 @@ def test_symmetry_is_a_function_of_the_task_folder(run: Run, tmp_path: Path) -> 
     assert "env:SpoiltEnv: it must be a function" in result.stderr
 
 
+CROWDED = """
+<mujoco>
+  <worldbody>
+    <geom type="plane" size="2 2 0.1"/>
+    <body pos="0 0 0.1"><joint name="lift" type="slide" axis="0 0 1"/>
+      <geom type="box" size="0.1 0.1 0.11"/></body>
+  </worldbody>
+  <actuator><motor joint="lift"/><motor joint="lift"/></actuator>
+</mujoco>
+"""
+
+
+def test_lost_contacts_are_reported_and_then_have_room(run: Run, tmp_path: Path) -> None:
+    config = SPOILT_CONFIG.replace("ACTIONS", "2")
+    env = SPOILT_ENV.replace("RAISE_AT", "-1")
+    write_task(tmp_path / "tasks", "spoilt", config, env, CROWDED)
+    result = run(
+        "train", "spoilt", "--engine", "warp", "--env.nconmax", "1", "--agent.max-iterations", "3"
+    )
+    assert result.returncode == 0, result.stderr
+    first, *later = rows(only_run(tmp_path, "spoilt"))
+    assert int(first["sim_warnings"]) >= 8
+    assert float(first["contacts"]) > int(first["nconmax"]) == 1
+    assert [int(row["sim_warnings"]) for row in later] == [0, 0]
+    assert all(float(row["contacts"]) <= int(row["nconmax"]) for row in later)
+    told = [line for line in result.stdout.splitlines() if "--env.nconmax was 1" in line]
+    assert told
+    assert f"{math.ceil(float(first['contacts']))} would have sufficed" in told[0]
+
+
+def test_a_run_that_has_trained_is_kept_whatever_the_task_raises(run: Run, tmp_path: Path) -> None:
+    model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
+    raised = "from mjfleet.errors import UserError; raise UserError('late')"
+    env = SPOILT_ENV.replace('raise RuntimeError("the gripper broke")', raised)
+    env = env.replace("RAISE_AT", "30")
+    write_task(tmp_path / "tasks", "spoilt", SPOILT_CONFIG.replace("ACTIONS", "2"), env, model)
+    result = run("train", "spoilt", "--agent.save-interval", "1")
+    assert result.returncode == 1
+    checkpoints = only_run(tmp_path, "spoilt") / "checkpoints"
+    assert [path.name for path in checkpoints.iterdir()] == ["model_1.pt"]
+
+
 FAULTS = {
     "not a subclass of Env": {"env.py": "class SpoiltEnv: pass"},
     "has no `SpoiltEnv`": {"env.py": "import torch"},
@@ -257,6 +300,21 @@ def test_a_fault_in_a_task_folder_is_one_message_and_leaves_nothing(
     assert run_command(train, ["spoilt", "--gpu-ids", "None"]) == 2
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
+
+
+def test_a_config_file_knows_where_its_task_was_found(
+    spoilt: Any, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert spoilt(raise_at=1).returncode == 1
+    (tmp_path / "tasks").rename(tmp_path / "robots")
+    small = ("--tasks-dir", "robots", "--agent.max-iterations", "1", "--log-root", "first")
+    run("train", "spoilt", *small)
+    ((run_dir,),) = [list(e.iterdir()) for e in (tmp_path / "first").iterdir()]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    config = str(run_dir / "config.yaml")
+    assert run_command(train, ["spoilt", "--config", config, "--dry-run"]) == 0
 
 
 def wait_for_iteration(process: WarmCommand, number: int) -> None:
@@ -292,6 +350,33 @@ def test_a_signal_finishes_the_iteration_and_saves_it(
     assert (run_dir / "checkpoints" / f"model_{done}.pt").exists()
     command = f"train cartpole-balance --resume {run_dir.relative_to(tmp_path)}"
     assert rest.splitlines()[-1].endswith(command)
+
+
+def test_a_second_signal_stops_at_once(start: Start, tmp_path: Path) -> None:
+    env = write_spoilt(tmp_path, raise_at=30)  # In the second iteration.
+    slow = 'print("asleep", flush=True); __import__("time").sleep(600)'
+    env.write_text(env.read_text().replace('raise RuntimeError("the gripper broke")', slow))
+    process = start("train", "spoilt", "--gpu-ids", "None")
+    for text in ("asleep", "SIGINT: stopping after"):
+        while text not in process.stdout.readline():
+            assert process.poll() is None
+        time.sleep(0.6)  # Sooner, the second would be the same signal.
+        process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate()
+    assert process.returncode == 130
+    assert "SIGINT: stopping at once" in rest
+    record = json.loads((only_run(tmp_path, "spoilt") / "run.json").read_text())
+    assert (record["status"], record["iterations"]) == ("stopped", 1)
+
+
+def test_training_outlives_whoever_reads_its_output(start: Start, tmp_path: Path) -> None:
+    process = start("train", "cartpole-balance", *SMALL)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait() == 0
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert json.loads((only_run(tmp_path) / "run.json").read_text())["status"] == "finished"
 
 
 @pytest.mark.slow

@@ -1,5 +1,8 @@
 """One contract, every engine: what a task author may rely on."""
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import torch
 
 from mjfleet.errors import UserError
 from mjfleet.sim import FIELDS, Simulation, make_simulation
+from mjfleet.sim.buffer_use import overflow_texts
 from mjfleet.sim.simulation import DERIVED_FIELDS, STATE_FIELDS
 
 from ..conftest import REPOSITORY, TESTS
@@ -87,6 +91,15 @@ def test_engines_agree_on_a_trajectory(
         each.step(steps)
     error = (native.qpos - sim.qpos.cpu()).abs().max()
     assert error <= tolerance * native.qpos.abs().max()
+
+
+def test_native_result_does_not_depend_on_threads(model: mujoco.MjModel) -> None:
+    one = make_simulation("native", model, WORLDS, num_threads=1)
+    two = make_simulation("native", model, WORLDS, num_threads=2)
+    for sim in (one, two):
+        start_apart(sim)
+        sim.step(50)
+    assert torch.equal(one.qpos, two.qpos)
 
 
 @pytest.mark.parametrize("read_before", [True, False])
@@ -260,6 +273,51 @@ def test_buffers_that_overflow_are_enlarged_and_all_else_stays(device: str) -> N
     assert small.warnings() == ample.warnings() == {}
     assert torch.equal(small.qpos, ample.qpos)
     assert torch.equal(small.sensordata, ample.sensordata)
+
+
+@contextmanager
+def no_more_memory() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**24, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def test_buffers_for_which_there_is_no_memory_stay_as_they_were() -> None:
+    sim = make_simulation("warp", load("box"), WORLDS, nconmax=8, njmax=4)
+    sim.step(40)
+    before = {name: value.clone() for name, value in sim.state().items()}
+    places = [value.data_ptr() for value in sim.state().values()][:-1]
+    unread = sim.unread_warnings()
+    *counts, _, world, contacts = unread.numbers.tolist()
+    needs = 2**24
+    with no_more_memory():
+        found = unread.decode([*counts, needs, world, contacts])
+        with pytest.raises(UserError, match=rf"--env.njmax {needs}; use fewer --env.num-envs"):
+            sim.restore(before | {"room": torch.tensor((8, needs))})
+    (text,) = overflow_texts([sim.buffer_use], [found]).values()
+    for words in ("--env.njmax stays 4", f"no memory for {needs}", f"{needs} would have sufficed"):
+        assert words in text
+    assert all(torch.equal(sim.state()[name], value) for name, value in before.items())
+    assert [value.data_ptr() for value in sim.state().values()][:-1] == places
+    sim.step()
+    assert sim.warnings().keys() == found.keys(), "they are reported again"
+
+
+def test_a_restored_state_brings_its_room_along() -> None:
+    small, ample = (make_simulation("warp", load("box"), WORLDS, nconmax=n) for n in (1, 32))
+    ample.step(20)
+    small.restore({name: value.clone() for name, value in ample.state().items()})
+    for sim in (small, ample):
+        sim.step(20)
+    assert small.warnings() == {}
+    assert torch.equal(small.qpos, ample.qpos)
+    room = small.state()["room"]
+    small.restore(make_simulation("warp", load("box"), WORLDS, nconmax=1).state())
+    assert torch.equal(small.state()["room"], room), "room is never taken away"
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
