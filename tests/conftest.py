@@ -117,6 +117,31 @@ def slowness(warm: "subprocess.Popen[str]") -> float:
 
 
 @pytest.fixture
+def refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Return the one line with which `mjfleet` refuses arguments on a machine without a GPU.
+
+    Nothing else is printed, and nothing is created.
+    """
+    from mjfleet.cli.dispatcher import mjfleet
+    from mjfleet.cli.run_command import run_command
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    def refuse(*arguments: str) -> str:
+        assert run_command(mjfleet, arguments) == 2
+        shown = capsys.readouterr()
+        assert shown.err.count("\n") == 1
+        assert not shown.out
+        assert not list(tmp_path.iterdir())
+        return shown.err
+
+    return refuse
+
+
+@pytest.fixture
 def run(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
     """Run a command, one of MODULES, in an empty folder, without this process's settings."""
 

@@ -1,5 +1,6 @@
 """`mjfleet tune`: which number of environments is the answer, and what cannot be measured."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mjfleet.bench.tune import GAIN, Point, choose, is_done
-from mjfleet.cli.dispatcher import mjfleet
-from mjfleet.cli.run_command import run_command
 
 from ..conftest import POISON, Run
 from ..launch.workers import write_noisy
@@ -73,24 +72,19 @@ def test_a_task_that_does_not_train_is_one_message(run: Run, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
 
 
-def test_a_mistake_is_one_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    for arguments, words in (
-        ([], "usage: mjfleet tune TASK"),
+def test_a_mistake_is_one_message(refusal: Callable[..., str]) -> None:
+    for arguments, problem in (
         (["cartpole"], "no task `cartpole`"),
         (["cartpole-balance", "--cpu-workers", "0"], "--cpu-workers is 0"),
         (["cartpole-balance", "--seeds", "3"], "leave out --resume, --run-dir, --seeds"),
         (["cartpole-balance", "--gpu-ids", "7"], "--gpu-ids 7"),
     ):
-        assert run_command(mjfleet, ["tune", *arguments]) == 2
-        assert words in "".join(capsys.readouterr())
-    assert not list(tmp_path.iterdir())
+        assert problem in refusal("tune", *arguments)
 
 
 def test_help_says_what_is_measured(run: Run) -> None:
     result = run("mjfleet", "tune", "cartpole-balance", "--help", prelude=POISON)
     assert result.returncode == 0
     assert "[--gpu-ids ...] [--cpu-workers N]" in result.stdout
+    alone = run("mjfleet", "tune", prelude=POISON)
+    assert (alone.returncode, alone.stdout) == (2, result.stdout)

@@ -68,7 +68,6 @@ def is_done(curve: Sequence[Point]) -> bool:
 
 def _measure(found: FoundTask, config: TrainConfig, folder: Path) -> list[Point]:
     """Measure more and more environments; print a line for each number."""
-    print_line("environments per worker      steps/s      memory")
     group = config.agent.algorithm.envs_per_group
     num_envs, iterations, curve = math.ceil(SMALLEST / group) * group, 10, list[Point]()
     while num_envs <= LARGEST and not is_done(curve):
@@ -80,6 +79,8 @@ def _measure(found: FoundTask, config: TrainConfig, folder: Path) -> list[Point]
                 raise UserError(problem) from None
             print_line(f"{num_envs:23}  {str(error).splitlines()[0]}")
             break
+        if not curve:
+            print_line("environments per worker      steps/s      memory")
         curve.append(point)
         speed = f"{point.steps_per_second:,.0f}"
         print_line(f"{num_envs:23}  {speed:>11}  {point.memory:6.1f} GiB")
