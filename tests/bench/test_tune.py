@@ -62,13 +62,22 @@ def test_numbers_for_which_there_is_no_memory_end_the_curve(run: Run, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_task_that_does_not_train_is_one_message(run: Run, tmp_path: Path) -> None:
-    write_noisy(tmp_path, 'raise RuntimeError("Failed to allocate 8 bytes")')
+@pytest.mark.parametrize(
+    ("setup", "problem"),
+    [
+        ('raise RuntimeError("Failed to allocate 8 bytes")', "there is too little memory"),
+        ("self.motor", "has no attribute 'motor'"),
+    ],
+)
+def test_a_task_that_does_not_train_is_one_message(
+    run: Run, tmp_path: Path, setup: str, problem: str
+) -> None:
+    write_noisy(tmp_path, setup)
     result = run(*TUNE, RANK="0")
     assert result.returncode == 2
     assert result.stderr.startswith("error: noisy does not train with 256 environments: ")
     assert result.stderr.count("error: ") == 1
-    assert "there is too little memory" in result.stderr
+    assert problem in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
 
 
