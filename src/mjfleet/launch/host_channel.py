@@ -123,6 +123,7 @@ class HostChannel:
         return self._queue.qsize() > FULL and not self.is_disconnected
 
     def send(self, message: Message) -> None:
+        """Queue a message. It is dropped if the peer has disconnected."""
         self._queue.put([encode(message)])
 
     def send_file(self, name: str, file: BinaryIO) -> None:

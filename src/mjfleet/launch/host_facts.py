@@ -36,8 +36,8 @@ class HostFacts:
     cores: int  # CPU cores that a process may use.
     identity: str  # Differs from that of any other host.
     has_token: bool  # Whether the file that the launcher has just made exists there.
-    launcher_address: str  # From where somebody is logged in: over ssh, it is the launcher.
-    address: str  # The address of the host that this login has reached.
+    launcher_address: str  # From which ssh has reached it; elsewhere it means nothing.
+    address: str  # At which ssh has reached it; elsewhere it means nothing.
 
 
 def host_facts(asked: AskFacts) -> HostFacts:

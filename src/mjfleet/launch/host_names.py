@@ -13,6 +13,7 @@ LOCALHOST = "localhost"  # The one host of a run without --hosts, also in names 
 
 
 def temporary_name(pid: int) -> str:
+    """Return how the name of a host agent's folder for temporary files begins."""
     return f"mjfleet-{pid}-{socket.gethostname()}-"
 
 

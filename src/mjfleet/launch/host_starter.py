@@ -74,6 +74,7 @@ class HostConnection(HostChannel):
         return self.name
 
     def why_lost(self) -> str:
+        """Return why the host agent has disconnected."""
         if self.error:
             return f"its messages cannot be read ({self.error!r})"
         if self.is_silent:
@@ -88,6 +89,7 @@ class HostConnection(HostChannel):
         return f"its host agent has ended ({self._process.how_it_ended()}): {last}".rstrip(": ")
 
     def end(self, deadline: float) -> None:
+        """Wait until it has ended; at the deadline, of the monotonic clock, kill what is here."""
         if not self.is_silent:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         self._process.end()
@@ -126,6 +128,7 @@ class HostConnections:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End everything on all hosts, within END_SECONDS."""
         for host in self._started:
             host.close()
         deadline = time.monotonic() + END_SECONDS
@@ -140,7 +143,10 @@ class HostConnections:
             host.send(message)
 
     def receive(self, seconds: float) -> tuple[HostConnection, Message | None] | None:
-        """Return the next sender and message; the last of each is None."""
+        """Return the next message with its sender; None if none comes in so many seconds.
+
+        None instead of a message is a sender's last.
+        """
         try:
             return self._inbox.get(timeout=max(0.0, seconds))
         except queue.Empty:
@@ -163,6 +169,7 @@ class HostConnections:
         return {host: answers.get(host, missing) for host in requests}
 
     def leave_out(self, hosts: Iterable[HostConnection]) -> None:
+        """Disconnect from hosts that the run does without."""
         for host in hosts:
             host.end(deadline=0.0)
             self._started.remove(host)

@@ -53,18 +53,24 @@ class LaunchPlan:
 
     @property
     def steps_per_iteration(self) -> int:
+        """Environment steps of all workers in one iteration."""
         return self.world_size * self.config.env.num_envs * self.config.agent.num_steps_per_env
 
     @property
     def device(self) -> str:
+        """torch's name of the first worker's device."""
         return self.hosts[0].names[0]
 
     @property
     def threads(self) -> int:
+        """CPU threads of each worker on the first host."""
         return self.hosts[0].threads
 
     def worker_args(self, node: int = 0) -> WorkerArgs:
-        """Return what a host's workers need; paths are absolute, since tasks may change folder."""
+        """Return what the workers of a host need to know.
+
+        Paths are absolute: a task's code may change the working directory.
+        """
         return WorkerArgs(
             task=self.task,
             task_folder=str(self.task_folder),
@@ -229,6 +235,7 @@ def _refuse_contradictions(
 
 
 def _threads(config: TrainConfig, host: Devices) -> int:
+    """Return the CPU threads of each of a host's workers."""
     wanted, cores, workers = config.cpu_threads or host.cores, host.cores, len(host.names)
     if wanted > cores:
         raise UserError(
@@ -239,6 +246,7 @@ def _threads(config: TrainConfig, host: Devices) -> int:
 
 
 def _divide_envs(config: TrainConfig, world_size: int) -> TrainConfig:
+    """Return the configuration with the environments of each worker, if those of all were given."""
     if config.eval_interval is not None and config.eval_envs < world_size:
         raise UserError(
             f"--eval-envs is {config.eval_envs}; it must be at least {world_size}, the number of "

@@ -40,7 +40,8 @@ def launch_training(
 ) -> int:
     """Train until the run has ended for good; return the exit code.
 
-    `resume` is the run that continues, if one does; the arguments are for the run's record.
+    With --dry-run the plan is printed and nothing is run. `resume` is the run that continues, if
+    one does; the arguments are for the run's record.
 
     Raises:
         UserError: the configuration asks for what cannot be had.

@@ -34,7 +34,8 @@ def run_plan(
 ) -> int:
     """Train by the plan, record how that ends, and return the exit code.
 
-    Without a run directory this is no rank 0; without connections, this process is the worker.
+    `run_dir` is None on other ranks than 0. `connections` lead to the host agents; None: this
+    process is the worker.
 
     Raises:
         UserError: a worker found a mistake of the user's; the run directory is as it was before.

@@ -129,10 +129,11 @@ def find_meeting(
         source = f"the address by which {others[0]} knows this host"
     if others and ipaddress.ip_address(address).is_loopback:
         known = [f"{facts[host].launcher_address} by {host}" for host in others if not host.is_here]
+        seen_as = f"; this host is seen as {', '.join(known)}" if known else ""
         raise UserError(
             f"{source} is {address}, a loopback address: other hosts cannot reach {first} there. "
-            "Set --launcher-address to an address that they can reach; this host is seen as "
-            f"{', '.join(known) or 'nothing else'}."
+            "Debian's /etc/hosts gives a host's own name such an address. "
+            f"Set --launcher-address to one that they can reach{seen_as}."
         )
     answer = connections.ask({first: Meet(address)}, CONNECT_SECONDS)[first]
     assert isinstance(answer, Answer)

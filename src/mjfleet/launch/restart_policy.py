@@ -16,7 +16,7 @@ LONGEST_PAUSE_SECONDS = 60.0
 
 
 def wait_for_restart(run_dir: Path, max_restarts: int) -> int | None:
-    """Return None when a failed run is to start again, the exit code if it is not."""
+    """Wait until a failed run is to start again; return the exit code if it is not, else None."""
     if reason := why_not(run_dir, max_restarts):
         print_line(f"not started again: {reason}")
         return 1
@@ -34,7 +34,8 @@ def wait_for_restart(run_dir: Path, max_restarts: int) -> int | None:
 def why_not(run_dir: Path, max_restarts: int) -> str | None:
     """Return why a run that has failed does not start again; None: it does.
 
-    A worker that was killed before the first iteration, in two attempts, was only unlucky twice.
+    A fault that comes back in the same iteration would come back for ever. But a worker that was
+    killed before the first iteration, in two attempts, was only unlucky twice.
     """
     if not (attempts := read_record(run_dir).get("attempts")):
         return "its run directory is gone, or its run.json"

@@ -41,9 +41,9 @@ ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT  # Look, but do not reap.
 class ForkedAgent:
     """torchrunx's agent, forked from this process, and its workers: a process group of their own.
 
-    In this process, CUDA is not initialised, and torch has no threads. `environ` is added to the
-    environment variables of agent and workers; the agent logs to the file `log`. From now on
-    torchrunx in this process starts this agent.
+    They share what this process has imported; it must not have initialised CUDA or torch's threads.
+    `environ` is added to the environment variables of agent and workers; the agent logs to the file
+    `log`. From now on torchrunx starts this agent in this process.
     """
 
     def __init__(self, environ: Mapping[str, str], log: Path) -> None:

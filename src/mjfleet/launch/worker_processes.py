@@ -72,8 +72,8 @@ class WorkerProcesses:
             lambda: self.watchdog.outcome or self.watchdog.failure(), AGENT_GONE_SECONDS
         ):
             error = self._ended.exception() if self._ended.done() else None
-            log = self._args.agent_log
-            return self._agent_failed(f"has ended ({error!r}); its log is {log}")
+            why = f" ({error!r})" if error else ""
+            return self._agent_failed(f"has ended{why}; its log is {self._args.agent_log}")
         return None
 
     def _launch(self) -> None:

@@ -74,8 +74,10 @@ def from_file(
     task's config.py or the note says the same; see `Kind`.
 
     Args:
+        found: the task.
         data: what `read_config` has read.
         name: how messages name the file.
+        note: this installation's note of the run whose file it is; None: there is none.
         is_given: whether the command line gives a field. None: the command trains nothing.
         default: the configuration that the file changes. None: the task's.
 

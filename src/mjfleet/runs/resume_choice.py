@@ -76,7 +76,7 @@ class Resume:
 
     @property
     def policy(self) -> Path:
-        """The checkpoint, where there is one."""
+        """The checkpoint of what `trained` has returned."""
         assert self.checkpoint is not None
         return self.checkpoint
 
@@ -149,7 +149,10 @@ def run_at(path: Path) -> Path | None:
 
 
 def choose(path: Path) -> tuple[Path | None, tuple[str, ...]]:
-    """Return a checkpoint, or the newest undamaged one of a run directory, and notes about it."""
+    """Return a checkpoint, or the newest undamaged one of a run directory, and notes about it.
+
+    None if a run directory has no checkpoint. UserError if all are damaged.
+    """
     if not path.is_dir():
         if damage := why_damaged(path):
             raise UserError(

@@ -1,4 +1,4 @@
-"""Lets the files of a run that continues be those of the new attempt once it has done an iteration.
+"""Replaces the files of a run that continues, once the new attempt has done an iteration.
 
 An attempt that fails before changes nothing but run.json, its failure records and its logs.
 """
@@ -63,4 +63,7 @@ def _keep_aside(run_dir: Path, begun: int) -> None:
             shutil.copy(run_dir / METRICS_FILE, aside)
         for path in newer:
             path.replace(aside / path.name)
-        print_line(f"iterations after {begun} will be repeated; what there was of them is {aside}")
+        print_line(
+            f"iterations after {begun} will be repeated; their checkpoints and {METRICS_FILE} are "
+            f"in {aside}"
+        )

@@ -111,7 +111,10 @@ class RunDirectory:
         return run
 
     def discard(self) -> None:
-        """Undo everything, since nothing has run; failure records of before stay where they are."""
+        """Undo everything, since nothing has run.
+
+        Failure records of earlier attempts stay in their folders, `failures/attempt_<n>`.
+        """
         if self._before is None:
             remove_note(self.path)
             for path in written_in(self.path):

@@ -77,7 +77,7 @@ def lock_run(
 
 
 def lock_again(run_dir: Path, patience: float = BRIEF_SECONDS) -> RunLock | None:
-    """Lock a run as `lock_run` does; None if no process has locked it, so that no file is left."""
+    """Lock a run as `lock_run` does; return None, and make no file, if it was never locked."""
     return lock_run(run_dir, patience) if os.path.lexists(run_dir / LOCK_FILE) else None
 
 

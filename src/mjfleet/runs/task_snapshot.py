@@ -121,7 +121,7 @@ def own_snapshot(source: Path, task: str, is_asked: bool = False) -> Snapshot:
     """Return the snapshot of a checkpoint or a run, for use instead of the task's own folder.
 
     `is_asked` is whether the user has given --as-trained, which is the consent to run the code.
-    UserError without it if this installation did not begin the run, and as by `snapshot_of`.
+    UserError if nobody asked and this installation did not begin the run, or as by `snapshot_of`.
     """
     snapshot = snapshot_of(source)
     if not is_asked and not snapshot.is_own:

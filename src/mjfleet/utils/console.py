@@ -55,7 +55,10 @@ def print_error(text: str) -> None:
 
 
 def printable(text: str) -> str:
-    r"""Return text with escapes, as `\x1b`, for what cannot be printed, except breaks and tabs."""
+    r"""Return text with escapes such as `\x1b` instead of what a terminal would obey.
+
+    These are all characters that cannot be printed, except line breaks and tabs.
+    """
     return re.sub(r"[^\n\t -~]", lambda found: _escaped(found[0]), text)
 
 

@@ -138,13 +138,17 @@ def read_failures(run_dir: Path) -> list[Failure]:
 
 
 def hang_message(limit: float, stacks: str) -> str:
-    """Say that nothing moved for `limit` seconds, and where the main thread, which is last, is."""
+    """Say that nothing moved for `limit` seconds, and where the main thread is.
+
+    faulthandler writes the main thread last, its newest call first.
+    """
     frames = re.findall(r'\(most recent call first\):\n  File "(.+)", line (\d+) in (.+)', stacks)
     where = ", in {2} ({0}, line {1})".format(*frames[-1]) if frames else ""
     return f"no step for {limit:g} s (--hang-timeout){where}"
 
 
 def only_waits(stacks: str) -> bool:
+    """Return whether a worker with these stacks waits for other ranks."""
     return any(file in stacks for file in WAITING_FILES)
 
 

@@ -101,6 +101,7 @@ class HangDetector:
         self.start_again()
 
     def start_again(self) -> None:
+        """Count silence from now on."""
         self._looked = self._since = time.monotonic()
 
     def hangs(self) -> bool:

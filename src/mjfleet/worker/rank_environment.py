@@ -71,10 +71,13 @@ class Rank:
 
 
 def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return torchrun's variables, as far as missing, for a process of srun or mpirun; else {}.
+    """Return torchrun's variables for a process that srun or mpirun has started; {} for others.
+
+    Variables that are set already are left out.
 
     Raises:
-        RankError: another launcher has started several processes, and they cannot find each other.
+        RankError: SLURM's variables cannot be understood, or an MPI launcher has started several
+            processes, and they cannot find each other.
     """
     if "WORLD_SIZE" in environ:
         return {}
@@ -83,7 +86,10 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_srun(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a task of a SLURM step; the port is computed from job and step."""
+    """Return the variables of a task of a SLURM step.
+
+    Workers meet on the step's first host, at a port (20000 to 39999) made of job and step.
+    """
     if environ.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return {}
     # Nothing else here needs the package, which a machine with few packages may lack.
@@ -114,7 +120,11 @@ def _of_srun(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_mpirun(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return those of an MPI launcher's process; on one host Open MPI's job name gives the port."""
+    """Return the variables of a process that a launcher of MPI programs has started.
+
+    Processes of one host meet on it, at a port (20000 to 39999) made of Open MPI's name of the job.
+    Others need MASTER_ADDR and MASTER_PORT.
+    """
     for launcher, names in MPI.items():
         pairs = zip(PLACE, names, strict=True)
         found = {ours: environ[theirs] for ours, theirs in pairs if theirs in environ}

@@ -28,6 +28,8 @@ STORE = "store"  # The file at which the workers of one host meet.
 def process_group(args: WorkerArgs, rank: Rank, timeout_seconds: float) -> Iterator[Collectives]:
     """Join the other workers for the length of the block; a single worker has no process group.
 
+    A collective waits `timeout_seconds` for a rank, and raises an error then.
+
     After an error NCCL's group is left to the end of the process, which has to follow: destroying
     it would wait for the other ranks, which wait for this one.
     """
@@ -81,7 +83,9 @@ def _store(args: WorkerArgs, rank: Rank, timeout: timedelta) -> Store:
 def local_rank_0_compiles_first(
     store: Store, rank: Rank, timeout: timedelta, heartbeat: Heartbeat
 ) -> Iterator[None]:
-    """Enter the block in a host's others after its local rank 0, which compiles warp's kernels.
+    """Have local rank 0 of each host run the block first; the others wait for it.
+
+    So one worker of a host compiles warp's kernels, and the others find them in its cache.
 
     Raises:
         TimeoutError: local rank 0 was not done in time.

@@ -68,6 +68,7 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
 
 
 def _join_other_hosts(args: WorkerArgs, meeting: tuple[str, int], rank: Rank) -> None:
+    """Correct the variables that torchrunx has set, which knows this host alone."""
     for variable in LOOPBACK_ALONE:
         os.environ.pop(variable)
     os.environ |= {
@@ -90,6 +91,7 @@ def _redirect_output(stdout: str, stderr: str) -> None:
 
 
 def _end(code: int) -> NoReturn:
+    """End this process now, without waiting for threads, its parent, or long for a reader."""
     threading.Timer(FLUSH_SECONDS, os._exit, (code,)).start()
     sys.stdout.flush()
     sys.stderr.flush()

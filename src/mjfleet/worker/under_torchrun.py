@@ -35,8 +35,10 @@ def meet(
     """Meet the workers that were started together with this one.
 
     The store still holds what earlier workers have left. So each worker makes up a new name, the
-    others write theirs under rank 0's, and rank 0 answers each under its name. What is returned is
-    a part of the store that is theirs alone, and the text of rank 0.
+    others write theirs under rank 0's, and rank 0 answers each under its name.
+
+    Returns:
+        A part of the store that is theirs alone, and the text of rank 0.
 
     Raises:
         TimeoutError: a worker has not come, or rank 0 has not answered.
@@ -69,7 +71,7 @@ def meet(
 def decided_by_rank_0(
     store: "Store", rank: Rank, decide: Callable[[], str], timeout: timedelta
 ) -> str:
-    """Return what rank 0, which alone calls `decide`, decides.
+    """Have rank 0 call `decide`, and return its text on all ranks.
 
     Raises:
         UserError: rank 0 has found a mistake of the user's.

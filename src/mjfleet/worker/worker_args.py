@@ -48,6 +48,7 @@ class WorkerArgs:
     """A folder that is gone after the run: heartbeats, stacks, the store of one host's workers."""
 
     def rank_of(self, local_rank: int) -> Rank:
+        """Return the place of one of this host's workers among all."""
         return Rank(
             rank=self.first_rank + local_rank,
             local_rank=local_rank,
@@ -60,6 +61,7 @@ class WorkerArgs:
         return Path(self.scratch, f"heartbeat{local_rank}")
 
     def stacks_file(self, local_rank: int) -> Path:
+        """Return the file to which a worker writes its Python stacks on SIGQUIT."""
         return Path(self.scratch, f"stacks{local_rank}")
 
 
