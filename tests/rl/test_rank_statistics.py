@@ -94,6 +94,15 @@ def test_the_usage_of_all_gpus_is_in_columns_of_their_own() -> None:
     assert usage_columns([{}, {}]) == {}
 
 
+def test_the_room_for_contacts_and_what_was_needed_are_the_largest_of_all_ranks() -> None:
+    sums: Sums = {"nan_resets": (0.0, 1.0), "reward": (0.0, 1.0)}
+    numbers = {"contacts": 20.25, "nconmax": 16.0, "constraints": 300.0, "njmax": 64.0}
+    ranks = [{"collective_seconds": 0.0, **numbers} for _ in range(2)]
+    ranks[1] |= {"contacts": 3.0, "nconmax": 32.0}
+    row = make_row(1, 1, 1.0, 0.1, EpisodeWindow([]).add(ended(0, 0.0)), sums, ranks)
+    assert {name: row[name] for name in numbers} == numbers | {"nconmax": 32}
+
+
 @pytest.mark.parametrize("lacks", [None, *READINGS])
 def test_a_reading_that_nvml_lacks_is_unknown_and_the_others_are_taken(
     monkeypatch: pytest.MonkeyPatch, lacks: str | None
