@@ -39,7 +39,8 @@ class Env(StatefulEnv[C]):
     One step calls `apply`, steps the physics `cfg.decimation` times, and calls `after_physics`,
     `rewards`, `terminated` and `metrics`. Where an environment is done, `end_episode` reads what
     the episode has left, the simulation and the declared state are reset, and `reset_worlds` writes
-    where the next one begins. `observe` thus returns the first observation of that.
+    where the next one begins. `observe` comes last: an environment that is done thus observes the
+    beginning of its next episode. An episode of `max_episode_length` steps ends as a time-out.
     """
 
     reward_names: tuple[str, ...]

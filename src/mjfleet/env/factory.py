@@ -40,8 +40,16 @@ def build_env(
 ) -> Env[Any]:
     """Build a task's environment; call it inside `on_device`.
 
-    Training environments of each `rank` have a seed of their own; `shard` and `group_size`: see
-    Env. `while_compiling` surrounds what may compile kernels.
+    Args:
+        found: the task.
+        config: its configuration.
+        engine: steps the simulation.
+        device: torch's name of the device.
+        num_threads: CPU threads of the native engine.
+        rank: number of the worker, whose training environments have a seed of their own.
+        shard: see Env; None: for training.
+        group_size: see Env.
+        while_compiling: surrounds what may compile kernels.
 
     Raises:
         UserError: the task's class, or its sizes, are not what they have to be, or a package that

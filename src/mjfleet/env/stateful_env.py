@@ -123,7 +123,8 @@ class StatefulEnv(EnvContract[C]):
             own.draw_from(torch.cat(others))
 
     def keep(self) -> Callable[[], None]:
-        """Return a function that restores declared state, observations and generator of now."""
+        """Return a function that restores declared state, observations and the random generator as
+        they are now."""
         generator, observations = self.generator.get_state(), self._observations
         buffers = [(one, one.clone()) for one in self._states.buffers()]
 

@@ -31,7 +31,8 @@ class StepRecorder:
         """By "start/<field>" and "end/<field>": `(num_steps, num_envs, ...)` in the engine's
         precision. By "terms": `(num_steps, num_envs, num terms)`, float32."""
         self.shown = 0
-        """Number of environments, the first ones, whose arrows are recorded."""
+        """Number of environments, the first ones, whose arrows are recorded. Set it before the
+        first step, for which memory is allocated."""
         self.arrows: dict[str, torch.Tensor] = {}
         """Start points and vectors of arrows, `(num_steps, shown, 2, 3)`."""
 

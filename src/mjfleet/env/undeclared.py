@@ -12,10 +12,10 @@ import torch
 
 
 def look(values: Mapping[str, Any], owned: Collection[int] = ()) -> dict[str, Any]:
-    """Return what is equal as long as values do not change; NotImplemented: it is not seen.
+    """Return, by name, what stays equal until the value changes; NotImplemented: it is not seen.
 
-    It sees tensors, arrays, numbers, text and random generators, also in a list, tuple, set, deque
-    or dictionary, and follows no other object. `owned` are addresses of memory that may change.
+    Tensors, arrays, numbers, text and random generators are seen, also in a list, tuple, set, deque
+    or dictionary. No other object is followed. `owned` are addresses of memory that may change.
     """
     return {name: _look_at(value, owned) for name, value in values.items()}
 

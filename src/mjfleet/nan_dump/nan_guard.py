@@ -24,7 +24,7 @@ class RolloutGuard:
         self._dump_to = dump_to
         self.recorder = env.recorder = StepRecorder(num_steps)
         self.is_finite = torch.ones((), dtype=torch.bool, device=env.device)
-        """Whether all is finite that `check` has looked at."""
+        """Whether everything that `check` has looked at is finite."""
 
     def begin(self) -> None:
         """Start a rollout, which overwrites the recording of the one before."""

@@ -74,7 +74,11 @@ def make_algorithm(
 def choose_algorithm(
     agent: AgentConfig, load: Callable[..., Any]
 ) -> tuple[type[algorithms.PPO], str]:
-    """Return the class that `agent` names, and what is slower than our PPO."""
+    """Return the class that `agent` names, and why it is slower than our PPO, if it is another.
+
+    Raises:
+        UserError: it cannot be loaded, or lacks something that `agent` asks for.
+    """
     name, missing = agent.algorithm.name, _missing(agent, load)
     if is_class_path(name):
         own = load(name, algorithms.PPO)
@@ -169,7 +173,13 @@ def build_algorithm(
 
 
 def rsl_rl_config(agent: AgentConfig, load: Callable[..., Any]) -> dict[str, Any]:
-    """Return the nested dictionary that rsl_rl's runner takes; our fields have its names."""
+    """Return the nested dictionary that rsl_rl's runner takes; our fields have its names.
+
+    `load` finds `module:name`, see FoundTask.load.
+
+    Raises:
+        UserError: a class or a function cannot be loaded, or there is no teacher to distil.
+    """
     plain = to_dict(agent)
     own = ("name", "group_size", "backprop", "learning_threads", "gradient_length", "loss_type")
     algorithm = _without_added(plain["algorithm"], PPOConfig)
@@ -199,7 +209,11 @@ def rsl_rl_config(agent: AgentConfig, load: Callable[..., Any]) -> dict[str, Any
 
 
 def augmentation(symmetry: SymmetryConfig | None, load: Callable[..., Any]) -> Any:
-    """Return the function that mirrors samples, or None; UserError if it is no function."""
+    """Return the function that mirrors samples, or None.
+
+    Raises:
+        UserError: it cannot be loaded, or is no function.
+    """
     if symmetry is None:
         return None
     function = load(name := symmetry.data_augmentation_func)
@@ -210,7 +224,11 @@ def augmentation(symmetry: SymmetryConfig | None, load: Callable[..., Any]) -> A
 
 
 def model_class(name: str, load: Callable[..., Any]) -> type[models.MLPModel]:
-    """Return the class of a network: rsl_rl's of that name, or `module:Class`."""
+    """Return the class of a network: rsl_rl's of that name, or `module:Class`.
+
+    Raises:
+        UserError: that is not there, or is no subclass of rsl_rl's models.
+    """
     return load(name, models.MLPModel) if ":" in name else getattr(models, name)
 
 

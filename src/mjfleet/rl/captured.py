@@ -39,7 +39,7 @@ class Captured:
     ) -> None:
         """Take a function of tensors whose addresses do not change, and a `name` for messages.
 
-        `writes` returns all tensors that it changes, and is asked at the capture. `capture`
+        `writes` returns all tensors that it changes; it is called at the capture. `capture`
         captures graphs. None: the function is always called.
         """
         self._name, self._function, self._writes = name, function, writes

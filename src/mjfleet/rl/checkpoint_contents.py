@@ -96,7 +96,8 @@ class Checkpointer:
             return paths if self._schedule.write(paths, data, is_last=is_last) else []
 
     def packed(self, ranks: list[dict[str, Any]] | None = None) -> bytes:
-        """Return a checkpoint as of now, given the states of all ranks. None: there is one rank."""
+        """Return a checkpoint of the current state. `ranks`: the states of all ranks; None: there
+        is one rank."""
         runner, learning = self._runner, self._runner.agent.algorithm
         task = {"task": self._task, "task_hash": self._task_hash}
         own = {

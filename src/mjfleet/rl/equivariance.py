@@ -105,7 +105,11 @@ class Equivariance:
 def read_mirrors(
     mirror: Callable[..., Any], sizes: Mapping[str, int], num_actions: int, device: torch.device
 ) -> tuple[dict[str, Mirror], Mirror]:
-    """Return the mirrors of groups of observations, and that of actions; UserError if none is."""
+    """Return the mirrors of groups of observations, whose `sizes` are given, and that of actions.
+
+    Raises:
+        UserError: `mirror` is none.
+    """
 
     def example(size: int) -> torch.Tensor:
         return torch.arange(1.0, size + 1, device=device).unsqueeze(0)

@@ -45,7 +45,7 @@ class Evaluator:
         self._begin_sim = env.sim.keep()
         width = 1 + len(env.reward_names) + 2 * len(env.metric_names)
         self.nothing = self._sums(torch.full((env.num_envs, width), torch.nan))
-        """What `evaluate` returns, without any episode."""
+        """What `evaluate` returns if no episode is played."""
 
     def evaluate(self, policy: Any, beat: Callable[[], object]) -> Sums:
         """Play the episodes with the policy's mean actions, and return their sums.
@@ -68,7 +68,8 @@ class Evaluator:
         return self._sums(episodes)
 
     def _sums(self, episodes: torch.Tensor) -> Sums:
-        """Return what `env.take_statistics` does of some `Episodes`, and `level/<n>`: returns."""
+        """Return the sums of what `Episodes` returned, by the names of `env.take_statistics`, and
+        the returns on each level as `level/<n>`."""
         env, is_counted = self._env, episodes[:, 0].isfinite()
         counted = episodes[is_counted].double()
         lengths, *rest = counted.sum(dim=0).tolist()

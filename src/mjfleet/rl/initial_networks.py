@@ -18,7 +18,7 @@ LABELS = {"observes": "what it observes", "outputs": "the number of outputs"}
 
 
 def describe_networks(runner: Runner) -> dict[str, dict[str, Any]]:
-    """Return what a checkpoint tells of its policy, and of its critic, if it learns."""
+    """Return what a checkpoint says about its policy, and about its critic if that learns."""
     agent, values = runner.agent, to_dict(runner.agent)
     observed = runner.env.get_observations().items()
     shapes = {group: list(rows.shape[1:]) for group, rows in observed}

@@ -41,15 +41,14 @@ def _check_loss(alg: PPO, minibatch: Minibatch) -> tuple[str, ...]:
         UserError: the loss cannot be learned from.
     """
     where = f"{type(alg).__name__}.loss"
-    found = alg.loss(minibatch)
-    match found:
-        case (torch.Tensor() as total, dict() as parts):
-            pass
-        case _:
-            raise UserError(
-                f"{where} returns {_kind(found)}: it has to return the total, a tensor, and a "
-                "dictionary of its parts: `return total, parts`."
-            )
+    found: Any = alg.loss(minibatch)
+    is_pair = isinstance(found, tuple) and len(found) == 2
+    if not is_pair or not all(map(isinstance, found, (torch.Tensor, dict))):
+        raise UserError(
+            f"{where} returns {_kind(found)}: it has to return the total, a tensor, and a "
+            "dictionary of its parts: `return total, parts`."
+        )
+    total, parts = found
     for name, value in {"the total": total, **parts}.items():
         if not isinstance(value, torch.Tensor) or value.numel() != 1 or value.dim():
             raise UserError(f"{where}: {name} is {_kind(value)}, and has to be a scalar tensor.")

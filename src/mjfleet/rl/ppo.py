@@ -73,8 +73,12 @@ class PPO(Algorithm):
         dtype = torch.float64 if self.device == "cpu" else torch.float32
         self._rate = torch.tensor(self.learning_rate, dtype=dtype, device=self.device)
         device_optimizer.prepare(self.optimizer, self._rate)
-        written = lambda: [gradient.flat, self._totals]  # noqa: E731
-        self._backward = Captured("backward", self._compute_gradients, written, self._capture)
+        self._backward = Captured(
+            "backward",
+            self._compute_gradients,
+            lambda: [gradient.flat, self._totals],
+            self._capture,
+        )
         self._step = Captured("the step", self._apply_gradients, self._stepped, self._capture)
         self._numbers = [getattr(self, name) for name in NUMBERS]
 

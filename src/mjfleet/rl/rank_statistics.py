@@ -1,7 +1,7 @@
-"""Adds up an iteration's numbers over all ranks, and makes them a row of metrics.csv. In a worker.
+"""Adds up an iteration's numbers over all ranks, for a row of metrics.csv. Runs in a worker.
 
-Every number is a sum with its count, named as its mean is, or a rank's own value that is read as it
-is.
+A number is either a sum with its count, which has the name of its mean, or a value of one rank,
+which is not added up.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from mjfleet.rl.gpu_usage import usage_columns
 def gather(
     collectives: Collectives, sums: Sums, values: Mapping[str, float]
 ) -> tuple[Sums, list[dict[str, float]]]:
-    """Return the sums over all ranks, and the values of each. All ranks pass the same names."""
+    """Return the sums over all ranks, and each rank's values. All ranks pass the same names."""
     flat = [number for pair in sums.values() for number in pair]
     gathered = collectives.all_gather([*flat, *values.values()])
     totals = iter([sum(column, 0.0) for column in zip(*gathered, strict=True)])

@@ -11,7 +11,7 @@ class RunnerHook:
 
     Each rank has one. What changes parameters must do the same on all ranks: they are compared
     after each iteration. `runner.env`, `runner.alg` and `runner.agent` are environment, algorithm
-    and configuration; `runner.current_learning_iteration` counts on when a run is resumed.
+    and configuration; `runner.current_learning_iteration` continues where a resumed run has ended.
     """
 
     def __init__(self, runner: Any) -> None:

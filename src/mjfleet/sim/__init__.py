@@ -20,10 +20,20 @@ def make_simulation(
     njmax: int | None = None,
     deterministic: bool = False,
 ) -> Simulation:
-    """Build `num_envs` worlds of a model: `native` on the CPU with threads, `warp` on `device`.
+    """Build the worlds. Imports the chosen engine only.
 
-    Warp has room for `nconmax` contacts and `njmax` constraint rows per world; None: estimated from
-    the model. If `deterministic`, it computes the same bits each time on a GPU, as on a CPU.
+    Args:
+        engine: `native` for the CPU with `num_threads` threads, `warp` for `device`.
+        model: the compiled model, shared by all worlds.
+        num_envs: number of worlds.
+        device: torch's name of the device, such as "cuda:0".
+        num_threads: threads of the native engine.
+        nconmax: contacts per world that warp has room for; None: estimated from the model.
+        njmax: constraint rows per world that warp has room for; None: estimated.
+        deterministic: whether warp computes the same bits each time on a GPU, as it does on a CPU.
+
+    Raises:
+        UserError: the model uses something that MuJoCo-Warp lacks.
     """
     if engine == "native":
         from mjfleet.sim.native_engine import NativeSimulation

@@ -1,4 +1,4 @@
-"""What other libraries' PPO have in common, which learn from rsl_rl's rollouts. Runs in a worker.
+"""Lets the PPO of another library learn from rsl_rl's rollouts. Runs in a worker.
 
 Networks, optimiser and checkpoints stay ours, so that a run can continue with another library.
 Collectives average gradients and KL divergences; the library's own connection of ranks is off.

@@ -103,13 +103,15 @@ class Distillation(_Holder):
         teacher.requires_grad_(False)
         super().__init__(agent, *parts, device=device, **settings)
         config, steps, actions = agent.algorithm, agent.num_steps_per_env, storage.actions
+        first = storage.observations[0]
         rollout = RolloutStorage(
-            *("distillation", storage.num_envs, steps, storage.observations[0]),
-            *(actions.shape[2:], device),
+            "distillation", storage.num_envs, steps, first, actions.shape[2:], device
         )
         rollout.distribution_params = torch.zeros_like(actions), torch.zeros_like(actions)
         inner = algorithms.Distillation(
-            *(student, teacher, rollout),
+            student,
+            teacher,
+            rollout,
             num_learning_epochs=config.num_learning_epochs,
             gradient_length=config.gradient_length,
             learning_rate=config.learning_rate,
