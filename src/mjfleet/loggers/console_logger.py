@@ -63,6 +63,7 @@ class ConsoleLogger:
         return " ".join(f"{name}={_short(value)}" for name, value in shown.items())
 
     def close(self) -> None:
+        """End the live view, which stays on the terminal."""
         if self._live:
             self._live.close()
 

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class LiveView(Progress):
-    """Draws the newest iteration; an earlier part of the run has completed `begun` of them."""
+    """Draws the newest iteration; an earlier part of the run has completed `begun` iterations."""
 
     def __init__(self, task: str, max_iterations: int, begun: int) -> None:
         self._drawn: RenderableType = ""

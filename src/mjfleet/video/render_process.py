@@ -46,7 +46,12 @@ class RenderProcess(ChildProcess):
 
 
 def render(recording: "StateRecording", path: Path) -> None:
-    """Draw a recording and wait for the file; raise a WorkerError if nothing can be drawn."""
+    """Draw a recording and wait for the file.
+
+    Raises:
+        WorkerError: it cannot be drawn; the message says why.
+        OSError: there is no room for a temporary file, or no process can be started.
+    """
     with RenderProcess(recording, path) as process:
         process.wait()
         process.is_done()

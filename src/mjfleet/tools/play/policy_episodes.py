@@ -111,7 +111,7 @@ class EpisodeSums:
 
     @property
     def table(self) -> str:
-        """All of it as a table."""
+        """The numbers as a table of lines for a terminal."""
         text = [f"{self.episodes} episodes, {self.minutes:.4g} minutes of simulated time", ""]
         text.append("{:<26}{:>10}{:>11}{:>10}{:>10}".format("", *COLUMNS))
         for name, numbers in self.numbers.items():
@@ -122,7 +122,7 @@ class EpisodeSums:
 
 
 def sum_up(env: "Env[Any]", rows: "torch.Tensor") -> EpisodeSums:
-    """Return the sums of the rows of `Episodes.play`, of those that count."""
+    """Sum up the rows of `Episodes.play`, except those that do not count."""
     counts, num_rows, num_terms = rows[:, 0].isfinite(), len(rows), len(env.reward_names)
     rows = rows[counts].double()
     lengths, terms, parts = rows[:, 0], rows[:, 1 : 1 + num_terms], rows[:, 1 + num_terms :]

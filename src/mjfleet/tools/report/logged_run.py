@@ -34,7 +34,7 @@ class LoggedRun:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """What decides how well it learns, except the seed; UserError if that cannot be read."""
+        """Settings that decide what is learned, except the seed; UserError without config.yaml."""
         if self.problem:
             raise UserError(f"{self.folder}: {self.problem}")
         workers = self.columns["world_size"][-1] if "world_size" in self.columns else None
@@ -47,7 +47,7 @@ class LoggedRun:
 
 
 Rows = Mapping[str, Sequence[LoggedRun]]
-"""By name a run, the runs of a seed group, or a trial of a sweep: a line of a table, a curve."""
+"""By name the runs of a table's line and of a curve: one run, a sweep's trial, a seed group."""
 
 
 def read_run(folder: Path) -> LoggedRun:

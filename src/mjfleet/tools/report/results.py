@@ -43,7 +43,7 @@ def _returns(runs: Sequence[LoggedRun]) -> Mapping[str, Any]:
 
 
 def numbers(runs: Sequence[LoggedRun], column: str, *keys: str) -> dict[str, list[float | None]]:
-    """Return what a column of metrics.csv is summarised to in each run, by `OF` of each key."""
+    """Summarise a column of metrics.csv in each run by `OF[key]`; None for a run without values."""
     values = [run.columns.get(column, np.empty(0)) for run in runs]
     known = [some[~np.isnan(some)] for some in values]
     return {key: [float(OF[key](some)) if len(some) else None for some in known] for key in keys}
