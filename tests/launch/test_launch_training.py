@@ -1,13 +1,16 @@
 """What `train` does before workers start: how long training is, and signals meanwhile."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from mjfleet.cli.train import train
 from mjfleet.errors import UserError
+from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import TESTS
+from ..conftest import PATIENCE, TESTS, Start
 
 TRAINED = str(TESTS / "data/cartpole-balance-9159368")  # 3 iterations of 256 steps.
 SMALL = ("--env.num-envs", "8", "--agent.num-steps-per-env", "32", "--gpu-ids", "None")
@@ -46,3 +49,22 @@ def test_a_length_in_iterations_replaces_a_files_length_in_steps(
     assert " 7\n" in capsys.readouterr().out
     with pytest.raises(UserError, match="give one"):
         train(["cartpole-balance", *SMALL, *both, "--total-steps", "9", "--dry-run"])
+
+
+def test_a_signal_while_git_runs_leaves_nothing(tmp_path: Path, start: Start) -> None:
+    """Here git takes as long as on a slow network disk."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    slow = programs / "git"
+    # Its parent has to be out of the call that starts it: a signal there leaves it behind.
+    slow.write_text('#!/bin/sh\nsleep 1\necho $$ > "$0.pid"\nexec sleep 600\n')
+    slow.chmod(0o755)
+    environ = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    process = start("train", "cartpole-balance", *SMALL, environ=environ)
+    assert wait_until(Path(f"{slow}.pid").exists, PATIENCE)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(PATIENCE)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not errors
+    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+    assert not Path("/proc", Path(f"{slow}.pid").read_text().strip()).exists()
