@@ -123,6 +123,16 @@ def test_a_reading_that_nvml_lacks_is_unknown_and_the_others_are_taken(
     assert str(read_usage("cuda:0")) == str(expected)  # NaN is not equal to itself.
 
 
+def test_without_nvml_the_usage_of_a_gpu_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    properties = SimpleNamespace(uuid="without NVML")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    assert str(read_usage("cuda:0")) == str(usage(*[math.nan] * 3))
+
+
 @pytest.mark.gpu
 def test_nvml_knows_the_usage_of_a_gpu() -> None:
     found = read_usage("cuda:0")

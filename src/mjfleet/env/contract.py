@@ -45,7 +45,11 @@ class EnvContract(VecEnv, Generic[C]):
 
     @classmethod
     def make_model(cls, cfg: C) -> mujoco.MjModel:
-        """Return the model, compiled from `model_file`. Override to build it from `cfg`."""
+        """Return the model, compiled from `model_file`. Override to build it from `cfg`.
+
+        Raises:
+            UserError: `model_path` has no file, or MuJoCo cannot compile it.
+        """
         del cfg
         path = cls.model_path()
         try:

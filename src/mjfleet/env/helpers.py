@@ -25,7 +25,11 @@ class Delay:
         self.steps = env.add_state("delay.steps", dtype=torch.long, reset=draw)
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        """Take the current values `(num_envs, size)` and return the delayed ones."""
+        """Take the current values `(num_envs, size)` and return the delayed ones.
+
+        Raises:
+            UserError: the values have another shape.
+        """
         _check_values(self, values)
         self.past.copy_(torch.cat((values.unsqueeze(1), self.past[:, :-1]), dim=1))
         index = self.steps.view(-1, 1, 1).expand(-1, 1, values.shape[1])
@@ -44,7 +48,12 @@ class History:
         self.is_new = env.add_state("history.is_new", dtype=torch.bool, reset=True)
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        """Take the newest observation; return `(num_envs, length * size)`, the oldest first."""
+        """Take the newest observation `(num_envs, size)`; return `(num_envs, length * size)`, the
+        oldest first.
+
+        Raises:
+            UserError: the observation has another shape.
+        """
         _check_values(self, values)
         newest = values.to(self.past.dtype).unsqueeze(1)
         shifted = torch.cat((self.past[:, 1:], newest), dim=1)

@@ -1,11 +1,12 @@
 """Proximal policy optimisation for feed-forward policies, on CPU and GPU. Runs in a worker.
 
 A subclass may override `loss`, and add networks by `modules`: docs/networks.md. GRPO is the same
-update with other advantages, see groups.py, and leaves the critic as it was drawn.
+update with other advantages, see groups.py, and leaves the critic as it was initialised.
 
 It computes the same parameters as rsl_rl's PPO, except for rounding, in another order: values, and
-log-probabilities of Gaussians, for all steps at once; each sample is normalised once per update.
-Losses, KL divergence and learning rate stay on the device until an iteration ends.
+of Gaussians also log-probabilities, are computed for all steps at once; samples are normalised once
+per update, not once per epoch. Losses, KL divergence and learning rate stay on the device until an
+iteration ends.
 """
 
 from collections.abc import Callable, Sequence

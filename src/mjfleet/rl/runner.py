@@ -69,6 +69,10 @@ class Runner:
             dump_to: where environments with numbers that are not finite are dumped. None: nowhere.
             evaluator: evaluates the policy at intervals. None: there are no evaluations.
             capture: captures updates. `auto`: on a GPU, as `agent.cuda_graphs` says. None: nothing.
+
+        Raises:
+            UserError: a rollout does not fit in memory, or a class of the user's cannot be loaded
+                or does not fit the others.
         """
         self.env, self.agent, self.device = env, agent, device
         self.heartbeat = heartbeat or HeartbeatBase()
