@@ -3,9 +3,11 @@
 from typing import Any
 
 import mujoco
+import mujoco_warp as mjw
 import numpy as np
 import pytest
 import torch
+import warp as wp
 
 from mjfleet.legged.scene import make_robot
 from mjfleet.legged.terrain import heights_at, make_terrain
@@ -37,6 +39,13 @@ def tile(terrain: Any, level: int, column: int) -> np.ndarray:
     steps = np.arange(-40, 41) * 0.1
     grid = np.stack(np.meshgrid(x + steps, y + steps), axis=-1)
     return look_up(terrain, grid) - z
+
+
+def stand_at(model: mujoco.MjModel, place: np.ndarray) -> mujoco.MjData:
+    data = mujoco.MjData(model)
+    mujoco.mj_resetDataKeyframe(model, data, model.key("home").id)
+    data.qpos[:3] += place
+    return data
 
 
 def test_the_lookup_is_the_surface_that_mujoco_has(terrain: Any, model: mujoco.MjModel) -> None:
@@ -105,6 +114,13 @@ def test_the_hardest_level_has_the_published_figures(terrain: Any) -> None:
     assert np.abs(obstacles).max() == pytest.approx(0.14, abs=1e-4)
 
 
+def test_a_seed_gives_one_terrain(terrain: Any) -> None:
+    again = make_terrain()
+    assert (again.heights == terrain.heights).all()
+    assert (again.origins == terrain.origins).all()
+    assert (make_terrain(seed=1).heights != terrain.heights).any()
+
+
 def test_all_heights_are_scaled() -> None:
     plain, low = (make_terrain(levels=2, columns=9, scale=scale) for scale in (1.0, 0.5))
     assert low.heights == pytest.approx(0.5 * plain.heights)
@@ -117,3 +133,25 @@ def test_any_number_of_levels_and_columns() -> None:
     assert np.ptp(tile(small, 1, 8)) == pytest.approx(np.ptp(tile(small, 1, 0)), abs=0.005)
     model = make_robot(GO1, "trunk", FEET, small)
     assert model.hfield_size[0, :2] == pytest.approx([20 + 8, 20 + 36])
+
+
+@pytest.mark.parametrize(("level", "column"), [(0, 0), (3, 5), (7, 2), (7, 4)])
+def test_it_stands_where_it_starts(
+    terrain: Any, model: mujoco.MjModel, level: int, column: int
+) -> None:
+    place = terrain.origins[level, column] + np.array([0.4, -0.4, 0.0])
+    data = stand_at(model, place)
+    while data.time < 1.5:
+        mujoco.mj_step(model, data)
+    floor = model.geom("floor").id
+    touching = {model.geom(geom).name for geom in data.contact.geom.ravel() if geom != floor}
+    assert touching == {*FEET}
+    assert np.linalg.norm(data.qpos[:2] - place[:2]) < 0.05
+    assert data.qpos[2] - place[2] == pytest.approx(0.3, abs=0.015)
+    assert data.sensor("base_up").data[2] > 0.99
+
+
+def test_warp_takes_the_model(model: mujoco.MjModel) -> None:
+    with wp.ScopedDevice("cpu"):
+        field = mjw.put_model(model).hfield_data.numpy()
+    assert (field == model.hfield_data).all()

@@ -78,6 +78,42 @@ def test_masses_and_limits_are_the_published_ones(model: mujoco.MjModel) -> None
     assert model.actuator_ctrlrange == pytest.approx(model.jnt_range[:8])
 
 
+def test_motors_bear_the_arms_weight_within_their_limits(model: mujoco.MjModel) -> None:
+    data = mujoco.MjData(model)
+    for angles in random_angles(model, 5):
+        data.qpos[:7] = data.ctrl[:7] = angles.clip(-1.5, 2.0)
+        data.qvel[:] = 0.0
+        mujoco.mj_forward(model, data)
+        assert data.qacc[:7] == pytest.approx(0, abs=1e-6)
+        assert data.qfrc_actuator[:7] == pytest.approx(data.qfrc_bias[:7])
+        data.ctrl[:7] += 3.0
+        data.ctrl[:] = data.ctrl.clip(*model.actuator_ctrlrange.T)
+        mujoco.mj_forward(model, data)
+        assert (np.abs(data.qfrc_actuator[:7]) <= TORQUES + 1e-9).all()
+        assert (np.abs(data.qfrc_actuator[:4]) > 86.9).any()
+
+
+def test_the_arm_touches_the_table_and_the_fingers_the_cube(model: mujoco.MjModel) -> None:
+    data, seen = mujoco.MjData(model), set()
+    for angles in random_angles(model, 400):
+        data.qpos[:7] = angles
+        mujoco.mj_forward(model, data)
+        seen |= {frozenset(model.geom(i).name for i in pair) for pair in data.contact.geom}
+    arm = {"forearm", "forearm_side", "wrist", "flange", "hand", "left_pad", "right_pad"}
+    on_table = {frozenset((part, "table")) for part in {"cube", *arm}}
+    assert (
+        on_table
+        <= seen
+        <= on_table | {frozenset((part, "cube")) for part in ("hand", "left_pad", "right_pad")}
+    )
+    data.qpos[:7], data.qpos[9:12] = model.key("home").qpos[:7], (0.5, 0, 0.2)
+    data.qpos[7:9] = 0.0199
+    mujoco.mj_forward(model, data)
+    assert {model.geom(i).name for i in data.contact.geom.ravel()} == {
+        "cube", "left_pad", "right_pad",
+    }  # fmt: skip
+
+
 def test_every_commanded_pose_is_reached_by_some_motion_which_is_rewarded() -> None:
     env: Any = build("panda-reach", 24)
     steps = TASKS["panda-lift"].load("lift:damped_least_squares")
