@@ -245,6 +245,24 @@ def test_a_log_root_that_cannot_be_made_is_refused(run: Run, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_help_fits_a_terminal_of_any_width(run: Run) -> None:
+    for arguments in (["--help"], ["cartpole-balance", "--help"], ["--no-such-flag"]):
+        result = run("train", *arguments, COLUMNS="2")
+        assert result.returncode == (0 if "--help" in arguments else 2)
+        assert "--help" not in arguments or "--dry-run" in result.stdout
+
+
+def test_output_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
+    mjfleet = [sys.executable, "-m", "mjfleet.cli.dispatcher"]
+    for arguments in (["tasks"], ["train", "--help"], ["runs", "--log-root", str(tmp_path)]):
+        with Path("/dev/full").open("w") as full:
+            result = subprocess.run(
+                [*mjfleet, *arguments], check=False, stdout=full, stderr=subprocess.PIPE, text=True
+            )
+        assert result.returncode == 1
+        assert result.stderr.splitlines() == ["error: standard output: No space left on device"]
+
+
 def test_nothing_is_said_once_the_reader_of_a_pipe_has_gone() -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -277,3 +295,23 @@ def test_versions_are_printed_and_a_module_is_a_command() -> None:
         assert f"usage: {command}" in output_of(folder / command, "--help")
     asked = output_of(sys.executable, "-m", "mjfleet", "tasks", "--help")
     assert "usage: mjfleet tasks" in asked
+
+
+INTERRUPTED = """
+import os, signal, sys
+from mjfleet.cli.entry import train
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == sys.argv[-1]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+train()
+"""
+
+
+@pytest.mark.parametrize("module", ["mjfleet.cli.train", "tyro", "mjfleet.cli.help"])
+def test_ctrl_c_shows_no_traceback_while_a_command_is_imported(module: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, module]
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (128 + signal.SIGINT, "")

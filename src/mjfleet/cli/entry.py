@@ -1,15 +1,25 @@
 """What `train`, `play` and `mjfleet` start with: each imports its own command alone."""
 
+import sys
 from importlib import import_module
 
 
 def train() -> None:
-    import_module("mjfleet.cli.train").main()
+    _run("mjfleet.cli.train")
 
 
 def play() -> None:
-    import_module("mjfleet.tools.play.command").main()
+    _run("mjfleet.tools.play.command")
 
 
 def mjfleet() -> None:
-    import_module("mjfleet.cli.dispatcher").main()
+    _run("mjfleet.cli.dispatcher")
+
+
+def _run(module: str) -> None:
+    """Run a module's `main`. Ctrl-C while it is imported ends the process without a traceback."""
+    try:
+        main = import_module(module).main
+    except KeyboardInterrupt:
+        sys.exit(130)
+    main()

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import sys
 import time
@@ -13,6 +14,7 @@ from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name
 from mjfleet.utils.packages import stack_versions
 from mjfleet.utils.parent_death import mistakes_for_parent
 
+MIN_COLUMNS = 20  # In a narrower terminal, tyro lays out help for ever.
 LOCAL_RANK_0_SECONDS = 3.0
 """How long the other workers of a host leave its first one to print the error they all have."""
 WRONG_PATH = {
@@ -27,6 +29,8 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
     signal's number for a signal. Their text is printed without a traceback.
     """
     open_streams()
+    if shutil.get_terminal_size().columns < MIN_COLUMNS:
+        os.environ["COLUMNS"] = str(MIN_COLUMNS)
     tell_parent = mistakes_for_parent()
     try:
         try:
@@ -53,10 +57,18 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
             return 2
         try:
             print(flush=True)
-        except BrokenPipeError:  # As after `| head -1`.
-            discard(sys.stdout)
-            return 128 + signal.SIGPIPE
+        except OSError as output:
+            return _give_up_output(output)
         raise
+
+
+def _give_up_output(error: OSError) -> int:
+    """Return the exit code of a command whose standard output cannot be written."""
+    discard(sys.stdout)
+    if isinstance(error, BrokenPipeError):  # As after `| head -1`.
+        return 128 + signal.SIGPIPE
+    print_error(f"error: standard output: {error.strerror}")
+    return 1
 
 
 def _print_versions() -> int:
