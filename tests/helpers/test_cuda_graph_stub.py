@@ -33,6 +33,26 @@ def test_a_capture_refuses_what_asks_for_a_value(what: str) -> None:
         CAPTURE(REFUSED[what])
 
 
+def test_what_a_capture_allows_is_not_refused() -> None:
+    values, order = torch.zeros(6), torch.arange(6).flip(0)
+
+    def allowed() -> None:
+        values[0] = 1.0
+        values[order[:2]] = X[:2] * 2.0
+        values.copy_(torch.where(values > 1.0, values, 0.5))
+        values.add_(X[torch.randperm(6)])
+        values.masked_fill_(MASK, 3.0).to(torch.float64)
+
+    torch.manual_seed(1)
+    graph = CAPTURE(allowed)
+    allowed()
+    expected = values.clone()
+    values.zero_()
+    torch.manual_seed(1)
+    graph.replay()
+    assert torch.equal(values, expected)
+
+
 def test_a_refusal_that_the_function_catches_still_ends_the_capture() -> None:
     def ask() -> None:
         try:

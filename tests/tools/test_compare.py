@@ -126,6 +126,25 @@ def test_curves_are_means_where_runs_have_values(tmp_path: Path) -> None:
     assert curves["million steps"] == [pytest.approx([STEPS / 1e6 * n for n in range(1, 13)])]
 
 
+def test_what_stays_the_same_is_not_drawn(tmp_path: Path) -> None:
+    # The second seed never succeeds: a mean over both counts its zeros.
+    rising, never = [0.1 * i for i in range(10)], [0.0] * 10
+    same = {"wait_seconds": never, "loss/nan": ["nan"] * 10, "huge": ["1e300"] * 10}
+    folder = tmp_path / "cartpole/group"
+    for seed, successes in ((1, rising), (2, never)):
+        columns = {"task/success": successes, **same}
+        trained(folder / f"seed_{seed}", [5.0] * 10, columns, seed=seed)
+    group(folder)
+    for run, drawn in ((folder, ["task/success"]), (folder / "seed_2", [])):
+        assert run_command(mjfleet, ["report", str(run)]) == 0
+        page = run / "report.html"
+        assert re.findall('data-column="(.*?)"', page.read_text()) == drawn
+        assert "<code>mean_return</code>" in page.read_text()  # In the table of all numbers.
+        if drawn:
+            mean = entries(page)[0]["task/success"][0]
+            assert mean == pytest.approx([value / 2 for value in rising])
+
+
 def test_tables_fit_80_columns_and_a_row_is_a_line_in_a_pipe(
     run: Run, runs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
