@@ -1,5 +1,6 @@
 """Input mistakes on every command: one message, exit code 2, nothing created."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mjfleet.cli.run_command import run_command
+from mjfleet.errors import Stopped, WorkerError
 
 from ..conftest import MODULES, TESTS
 
@@ -98,6 +100,26 @@ def test_names_that_cannot_be_are_refused(call: Call, tmp_path: Path) -> None:
     for words in (["train"], ["mjfleet"], [*TRAIN, "--resume"], ["mjfleet", "plot"]):
         for name in ("\x1b[31mx", os.fsdecode(b"\xff")):
             assert "\x1b" not in refuses(call, tmp_path, *words, name)
+
+
+def test_how_a_command_ends_is_its_exit_code(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def raises(error: BaseException) -> int:
+        def command(_: Sequence[str]) -> int:
+            raise error
+
+        return run_command(command, [])
+
+    missing = tmp_path / "gone"
+    assert run_command(lambda _: len(missing.read_text()), []) == 2
+    assert capfd.readouterr().err == f"error: {missing}: No such file or directory.\n"
+    ends = {WorkerError("lost"): 1, Stopped(15): 143, KeyboardInterrupt(): 130}
+    assert [raises(error) for error in ends] == [*ends.values()]
+    assert capfd.readouterr().err == "lost\n"
+    for fault in (OSError(errno.ENOSPC, "full", "file"), OSError(errno.ENOENT, "no file")):
+        with pytest.raises(OSError, match=r"full|no file"):
+            raises(fault)
 
 
 def test_an_empty_name_of_a_folder_is_refused(call: Call, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The picture that the end of a run leaves."""
 
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,8 @@ def test_a_run_leaves_its_curves_and_does_well_without(
     monkeypatch.setattr(planned_run, "DRAW_SECONDS", 0.0)
     draw_curves(folder)
     assert "it takes longer than 0 s" in caplog.text
+
+    # So is drawing for which there is no room.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    draw_curves(folder)
+    assert "No such file or directory" in caplog.records[-1].getMessage()

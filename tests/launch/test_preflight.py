@@ -135,5 +135,11 @@ def test_a_host_that_cannot_reach_the_first_is_named(found: FoundTask) -> None:
     connections = cast("HostConnections", hosts)
     with pytest.raises(UserError, match=r"node2: it cannot reach node1 at 10\.0\.0\.1, port 4711"):
         find_meeting(connections, known, LaunchConfig())
-    with pytest.raises(UserError, match="a loopback address"):
-        find_meeting(connections, known, LaunchConfig(launcher_address="127.0.0.1"))
+    loopback = LaunchConfig(launcher_address="127.0.0.1")
+    with pytest.raises(UserError, match=r"a loopback address.* as 10\.0\.0\.9 by node2\.$"):
+        find_meeting(connections, known, loopback)
+    # This host's own variable is of the user's connection to it.
+    for host in hosts:
+        host.is_here = True
+    with pytest.raises(UserError, match=r"one that they can reach\.$"):
+        find_meeting(connections, known, loopback)

@@ -175,6 +175,16 @@ def test_a_link_between_attempts_is_not_followed(tmp_path: Path) -> None:
     assert "elsewhere" not in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.parametrize("file", ["run.json", "config.yaml"])
+def test_a_file_that_fits_no_memory_is_not_read(tmp_path: Path, file: str) -> None:
+    run_dir = make_run(tmp_path)
+    os.truncate(run_dir / file, 2**40)
+    with chdir(tmp_path):
+        assert call("runs")[0] == 0
+        code, said = call("train", TASK, "--resume", str(run_dir), "--agent.max-iterations", "9")
+    assert (code, f"{file}: it has {2**40:,} bytes; " in said) == (2, True), said
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @drawn(25)

@@ -138,6 +138,17 @@ def test_classes_variables_and_hosts_of_somebody_else_are_flags_to_give(
         read(tmp_path)
 
 
+def test_where_nothing_is_trained_only_classes_of_somebody_else_are_refused() -> None:
+    """As in `play`, which uses neither hosts nor folders."""
+    data = {"hosts": ["evil"], "env_var": ["PYTHONPATH=/theirs"], "agent": {"seed": 7}}
+    defaults = FOUND.defaults()
+    assert from_file(FOUND, data, "file") == replace(
+        defaults, agent=replace(defaults.agent, seed=7)
+    )
+    with pytest.raises(UserError, match=r"file does not decide agent\.actor\.class_name"):
+        from_file(FOUND, {"agent": {"actor": {"class_name": "os:system"}}}, "file")
+
+
 def test_the_path_of_a_run_says_nothing_in_its_configuration(tmp_path: Path) -> None:
     run_dir = tmp_path / "x\nhosts: [evil]\r\x85\u2028y"
     begin(run_dir)

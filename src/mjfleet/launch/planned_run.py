@@ -14,7 +14,7 @@ from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.runs.run_lookup import members_of
 from mjfleet.utils.child_process import ChildProcess, python_module
-from mjfleet.utils.console import print_line, printable
+from mjfleet.utils.console import in_a_line, print_line, printable
 from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.in_process_worker import train_in_process
@@ -118,12 +118,15 @@ def draw_curves(run_dir: Path) -> None:
     """Draw what `mjfleet plot` draws of a run or a group, in a child; a failure is a warning."""
     if max(map(completed_iterations, members_of(run_dir) or [run_dir])) < FEW_ITERATIONS:
         return
-    with ChildProcess(python_module("mjfleet.cli.dispatcher", "plot", str(run_dir))) as child:
-        code = child.wait(DRAW_SECONDS)
-        if code == 0:
-            print_line(child.output().decode(errors="replace").strip())
-            return
-        why = (child.errors().strip() or child.how_it_ended()).splitlines()[-1]
-        if code is None:
-            why = f"it takes longer than {DRAW_SECONDS:g} s"
+    try:
+        with ChildProcess(python_module("mjfleet.cli.dispatcher", "plot", str(run_dir))) as child:
+            code = child.wait(DRAW_SECONDS)
+            if code == 0:
+                print_line(child.output().decode(errors="replace").strip())
+                return
+            why = (child.errors().strip() or child.how_it_ended()).splitlines()[-1]
+            if code is None:
+                why = f"it takes longer than {DRAW_SECONDS:g} s"
+    except OSError as error:  # The run has ended well, whatever lacks here.
+        why = in_a_line(error)
     logger.warning("the run's curves were not drawn (`mjfleet plot` tries again): %s", why)

@@ -84,6 +84,7 @@ def find_run(
             name, its beginning, or a word in it, with the experiment in front or without, or a run
             on W&B, which is downloaded.
         name: how messages name it.
+        root: the log root.
         experiment: if given, `latest` is this experiment's, and its runs take precedence.
         task: of which alone `latest` is; None: any.
         may_be_group: whether a group may be meant. `latest` is then the group of the member that
